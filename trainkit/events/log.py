@@ -1,0 +1,115 @@
+"""Appending to and tailing `events.jsonl`.
+
+A line is written by one unbuffered `write` on a file opened for appending, so it is there for every reader at once, and
+survives the death of the process that wrote it. A line torn by a crash is closed by the next writer and skipped by readers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from trainkit.events.schema import FIELDS, Event
+
+NAME = "events.jsonl"
+
+
+class EventLog:
+    """The writer. `echo` is called with every event written, for projections in the same process."""
+
+    def __init__(self, run_directory: Path, *, attempt: int, echo: Callable[[Event], None] | None = None) -> None:
+        self.attempt = attempt
+        self._echo = echo
+        path = run_directory / NAME
+        torn = _ends_torn(path)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        if torn:
+            os.write(self._fd, b"\n")
+
+    def write(self, kind: str, *, step: int, **fields: Any) -> None:
+        """Append one event. `fields` are those that `schema.FIELDS` lists for this kind, all of them."""
+        assert fields.keys() == FIELDS[kind], f"{kind} has {sorted(FIELDS[kind])}, not {sorted(fields)}"
+        event: Event = {"type": kind, "t": round(time.time(), 3), "step": step, "attempt": self.attempt, **fields}
+        if "metrics" in event:
+            event["metrics"] = {name: _number(value) for name, value in event["metrics"].items()}
+        os.write(self._fd, json.dumps(event, ensure_ascii=False, allow_nan=False).encode(errors="replace") + b"\n")
+        if self._echo:
+            self._echo(event)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class Tail:
+    """Reads a log as it grows: `poll()` returns the events that have been completed since the last call."""
+
+    def __init__(self, run_directory: Path, *, offset: int = 0) -> None:
+        self._path = run_directory / NAME
+        #: Bytes consumed; a later Tail that starts here continues without a gap.
+        self.offset = offset
+
+    def poll(self, *, limit_bytes: int = 1 << 24) -> list[Event]:
+        """New whole lines, at most about `limit_bytes` of them; empty where there are none or no log yet."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self.offset)
+                chunk = file.read(limit_bytes)
+        except FileNotFoundError:
+            return []
+        end = chunk.rfind(b"\n") + 1
+        self.offset += end
+        return list(_parse(chunk[:end]))
+
+
+def read(run_directory: Path) -> list[Event]:
+    """All events of a log, torn lines skipped; of what a resumed attempt did again, only the last telling is kept."""
+    tail, events = Tail(run_directory), []
+    while batch := tail.poll():
+        events.extend(batch)
+    return current(events)
+
+
+def current(events: list[Event]) -> list[Event]:
+    """Without the events of earlier attempts beyond the step from which a later one resumed."""
+    kept: list[Event] = []
+    for event in events:
+        if event["type"] == "run_started":
+            resumed_from = event.get("resumed_from") or 0
+            kept = [e for e in kept if e["step"] <= resumed_from or e["type"] in ("run_started", "alert", "log")]
+        kept.append(event)
+    return kept
+
+
+def number(value: float | int | str) -> float:
+    """A metric as it is read: the strings that stand for not finite numbers become those numbers."""
+    return float(value)
+
+
+def _number(value: float | int) -> float | int | str:
+    return value if math.isfinite(value) else str(value)
+
+
+def _parse(chunk: bytes) -> Iterator[Event]:
+    for line in chunk.splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and {"type", "t", "step", "attempt"} <= event.keys():
+            yield event
+
+
+def _ends_torn(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            if file.seek(0, os.SEEK_END) == 0:
+                return False
+            file.seek(-1, os.SEEK_END)
+            return file.read(1) != b"\n"
+    except FileNotFoundError:
+        return False

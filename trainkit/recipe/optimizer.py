@@ -1,0 +1,34 @@
+"""[optimizer]: the update rule, and which parameters are treated otherwise."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from trainkit.recipe.spec import NotNegative, Positive, Spec
+
+
+class Group(Spec):
+    """Parameters whose path matches; a later group overrules an earlier one. A group that matches none is an error."""
+
+    match: str
+    """A glob over parameter paths, such as `*.bias` or `blocks.*`."""
+    weight_decay: NotNegative | None = None
+    """Overrules the optimiser's; the way to have norms, biases or embeddings decayed after all."""
+    learning_rate_factor: NotNegative = 1.0
+    """Multiplies the learning rate; 0 leaves these parameters as they are."""
+
+
+class AdamW(Spec):
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019). Norms, biases and embeddings are not decayed."""
+
+    type: Literal["adamw"] = "adamw"
+    learning_rate: Positive
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    eps: Positive = 1e-8
+    weight_decay: NotNegative = 0.1
+    groups: tuple[Group, ...] = ()
+
+
+Optimizer = AdamW

@@ -1,0 +1,54 @@
+"""A whole recipe."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from trainkit.recipe.data import Data
+from trainkit.recipe.machine import Parallel, Precision
+from trainkit.recipe.model import Model
+from trainkit.recipe.optimizer import Optimizer
+from trainkit.recipe.schedule import Cosine, Schedule
+from trainkit.recipe.spec import Spec
+from trainkit.recipe.task import CausalLM, Task
+from trainkit.recipe.tokenizer import Tokenizer
+from trainkit.recipe.train import Train
+from trainkit.recipe.upkeep import Checkpoint, Evaluate, Sample, Track
+
+
+class Run(Spec):
+    name: str | None = None
+    """Name of the run and of its directory; the recipe file's name where not given."""
+    seed: int = 0
+    """Everything random derives from it."""
+    directory: str = "runs"
+    """Where runs are kept."""
+
+
+class Recipe(Spec):
+    schema_: Annotated[Literal[1], Field(alias="schema")]
+    """Version of the recipe language."""
+    run: Run = Run()
+    model: Model
+    tokenizer: Tokenizer
+    task: Task = CausalLM()
+    data: Data
+    train: Train
+    optimizer: Optimizer
+    schedule: Schedule = Cosine()
+    precision: Precision = Precision()
+    parallel: Parallel = Parallel()
+    checkpoint: Checkpoint = Checkpoint()
+    evaluate: Evaluate = Evaluate()
+    sample: Sample | None = None
+    """No samples where the section is absent."""
+    track: Track = Track()
+
+    def fingerprint(self) -> str:
+        """Hash of every value in it; two recipes with the same fingerprint ask for the same training."""
+        text = json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]

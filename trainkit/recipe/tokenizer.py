@@ -1,0 +1,33 @@
+"""[tokenizer]: one that exists, or one trained on the run's own text."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from trainkit.recipe.spec import Count, Spec
+
+
+class TrainTokenizer(Spec):
+    """A byte-level BPE (Sennrich et al. 2016; Radford et al. 2019) trained on the training documents only."""
+
+    vocab_size: Annotated[int, Field(ge=257)]
+    """Entries, the 256 bytes and the end-of-text token included."""
+    max_bytes: Count = 50_000_000
+    """It is trained on the first documents up to this many bytes."""
+
+
+class Tokenizer(Spec):
+    """Exactly one of `path` and `train`."""
+
+    path: str | None = None
+    """A `tokenizer.json`, a directory that holds one, or a Hugging Face hub id."""
+    train: TrainTokenizer | None = None
+    """Train one: `{ vocab_size = 4096 }`."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Tokenizer:
+        if (self.path is None) == (self.train is None):
+            raise ValueError("give exactly one of path = \"…\" and train = { vocab_size = … }")
+        return self
