@@ -1,1 +1,5 @@
-"""Room."""
+"""Tasks: a batch to (sum of losses, sum of weights), and what an evaluation reports. A task knows no loop."""
+
+from trainkit.tasks.build import Task, build
+
+__all__ = ["Task", "build"]

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import small
+from jax.sharding import PartitionSpec
+
+from trainkit import optim
+from trainkit.errors import TrainkitError
+from trainkit.optim import groups
+from trainkit.parallel.mesh import batch_sharding, make_mesh, partition, replicated, state_shardings
+from trainkit.recipe.optimizer import AdamW, Group
+from trainkit.recipe.schedule import Constant, Cosine, Linear
+
+
+@pytest.mark.parametrize("accumulation", [2, 4, 8])
+def test_accumulated_equals_full_batch(accumulation: int) -> None:
+    full, expected = small.jitted()(small.state(), small.batch(0))
+    parts, metrics = small.jitted()(small.state(), small.batch(0, accumulation=accumulation))
+    for name, value in expected.items():
+        np.testing.assert_allclose(metrics[name], value, rtol=2e-5, err_msg=name)
+    # the first moment is the gradient, scaled; the parameters themselves hang on the sign of gradients near zero
+    small.trees_close(full.optimizer[0].mu, parts.optimizer[0].mu, atol=2e-8)
+
+
+def test_tokens_of_weight_zero_change_nothing() -> None:
+    batch = small.batch(0)
+    other = dict(batch, targets=np.where(batch["weights"] == 0, 5, batch["targets"]))
+    assert (other["targets"] != batch["targets"]).any()
+    step = small.jitted()
+    left, right = step(small.state(), batch), step(small.state(), other)
+    np.testing.assert_array_equal(left[1]["train/loss"], right[1]["train/loss"])
+    for a, b in zip(jax.tree.leaves(left[0].params), jax.tree.leaves(right[0].params), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(("data", "fsdp"), [(8, 1), (1, 8), (2, 4)])
+def test_sharded_equals_single(data: int, fsdp: int) -> None:
+    single, sharded = small.state(), small.state()
+    mesh = make_mesh(data=data, fsdp=fsdp)
+    shardings = state_shardings(mesh, jax.eval_shape(small.state))
+    sharded = jax.device_put(sharded, shardings)
+    one = small.jitted()
+    many = jax.jit(small.step(), donate_argnums=0, out_shardings=(shardings, replicated(mesh)))
+    for seed in range(4):
+        batch = small.batch(seed)
+        single, expected = one(single, batch)
+        sharded, metrics = many(sharded, jax.device_put(batch, batch_sharding(mesh)))
+        np.testing.assert_allclose(metrics["train/loss"], expected["train/loss"], rtol=1e-5)
+    small.trees_close(single.params, sharded.params, atol=2e-3)
+    embedding = sharded.params.token_embedding
+    assert embedding.addressable_shards[0].data.size == embedding.size // fsdp
+    assert sharded.optimizer[0].mu.token_embedding.sharding == embedding.sharding
+
+
+def test_only_large_arrays_are_sharded_along_a_dimension_that_divides() -> None:
+    assert partition((97, 32), 8) == PartitionSpec(None, "fsdp")
+    assert partition((4, 128, 384), 8) == PartitionSpec(None, None, "fsdp")
+    assert partition((97, 31), 8) == partition((32,), 8) == partition((97, 32), 1) == PartitionSpec()
+
+
+def test_the_gradient_is_clipped_to_the_given_norm_and_reported_unclipped() -> None:
+    step, loose = small.jitted(max_grad_norm=1e-3), small.jitted(max_grad_norm=0)
+    clipped, metrics = step(small.state(), small.batch(0))
+    free, expected = loose(small.state(), small.batch(0))
+    assert metrics["gradients/norm"] == expected["gradients/norm"] > 0.1
+    moment = jnp.sqrt(sum(jnp.square(m).sum() for m in jax.tree.leaves(clipped.optimizer[0].mu)))
+    np.testing.assert_allclose(moment, 0.1 * 1e-3, rtol=1e-4)  # the first moment is (1 - beta1) x the gradient
+    ratio = free.optimizer[0].mu.final_norm.bias / clipped.optimizer[0].mu.final_norm.bias
+    np.testing.assert_allclose(ratio, float(metrics["gradients/norm"]) / 1e-3, rtol=1e-3)
+
+
+def test_a_step_donates_the_state_and_compiles_once() -> None:
+    step = jax.jit(small.step(), donate_argnums=0)
+    state = small.state()
+    first = state.params.token_embedding
+    for seed in range(3):
+        state, _ = step(state, small.batch(seed))
+    assert first.is_deleted()
+    assert step._cache_size() == 1
+
+
+def test_norms_biases_and_embeddings_are_not_decayed() -> None:
+    decays = groups.weight_decays(AdamW(learning_rate=1.0, weight_decay=0.3), small.names())
+    by_name = dict(zip(jax.tree.leaves(small.names()), jax.tree.leaves(decays), strict=True))
+    assert {name for name, decay in by_name.items() if decay} == {
+        f"blocks.{part}.weight" for part in ("attention.qkv", "attention.output", "mlp_in", "mlp_out")
+    }
+
+
+def test_groups_decay_what_is_asked_and_the_last_one_decides() -> None:
+    spec = AdamW(
+        learning_rate=1.0,
+        groups=(
+            Group(match="*embedding", weight_decay=0.5),
+            Group(match="*.bias", learning_rate_factor=0.0),
+            Group(match="position*", weight_decay=0.25),
+        ),
+    )
+    names = small.names()
+    assert groups.weight_decays(spec, names).token_embedding == 0.5
+    assert groups.weight_decays(spec, names).position_embedding == 0.25
+    before = small.state(spec=spec)
+    after, _ = jax.jit(small.step(spec))(before, small.batch(0))
+    np.testing.assert_array_equal(after.params.final_norm.bias, before.params.final_norm.bias)
+    assert (after.params.final_norm.weight != before.params.final_norm.weight).any()
+
+
+def test_a_group_that_matches_nothing_is_an_error_that_lists_the_parameters() -> None:
+    spec = AdamW(learning_rate=1.0, groups=(Group(match="*.biass"),))
+    with pytest.raises(TrainkitError, match="biass") as error:
+        optim.build(spec, small.names())
+    assert "blocks.mlp_in.bias" in error.value.hint
+
+
+@pytest.mark.parametrize("schedule", [Cosine(min_ratio=0.1), Linear(type="linear", min_ratio=0.1)])
+def test_the_rate_rises_to_the_peak_and_falls_to_the_ratio(schedule: Cosine | Linear) -> None:
+    rate = optim.learning_rate(schedule, peak=2.0, steps=1000)
+    rates = np.array([rate(step) for step in (0, 19, 20, 1000)])
+    np.testing.assert_allclose(rates, [0.1, 2.0, 2.0, 0.2], rtol=1e-5)
+
+
+def test_warmup_is_steps_where_it_is_an_integer() -> None:
+    rate = optim.learning_rate(Constant(type="constant", warmup=4), peak=1.0, steps=10)
+    assert [float(rate(step)) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]

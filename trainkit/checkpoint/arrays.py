@@ -1,0 +1,190 @@
+"""Arrays on disk: zarr3 through TensorStore, one directory an array, crc32c in every chunk. Knows no jax.
+
+TensorStore is imported where it is used: it takes half a second that the first step need not wait for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from trainkit.checkpoint.manifest import Leaf, sync_directory
+
+#: start and stop along each axis
+Box: TypeAlias = tuple[tuple[int, int], ...]
+
+#: Larger shards are cut, so that memory stays bounded and a reader on another mesh need not read all of them.
+CHUNK_BYTES = 64 << 20
+#: What may be on its way to or from the disk at once.
+IN_FLIGHT_BYTES = 256 << 20
+
+
+class Window:
+    """Futures on their way, oldest first, bounded by the bytes that they hold. Leaving it waits for all of them.
+
+    On an error it still waits: what a write refers to must outlive it, and its directory can be removed only after it.
+    """
+
+    def __init__(self, done: Callable[[Any, Any], None] | None = None) -> None:
+        self._waiting: deque[tuple[Any, Any, int]] = deque()
+        self._bytes = 0
+        self._done = done
+
+    def add(self, future: Any, size: int, label: Any = None) -> None:
+        """Raises what the oldest futures raise, where there is no room before they are done."""
+        self._waiting.append((future, label, size))
+        self._bytes += size
+        while self._bytes > IN_FLIGHT_BYTES:
+            self._finish_oldest()
+
+    def _finish_oldest(self) -> None:
+        future, label, size = self._waiting.popleft()
+        self._bytes -= size
+        result = future.result()
+        if self._done:
+            self._done(label, result)
+
+    def __enter__(self) -> Window:
+        return self
+
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
+        try:
+            while error_type is None and self._waiting:
+                self._finish_oldest()
+        finally:
+            for future, _label, _size in self._waiting:
+                future.exception()
+
+
+def chunk_shape(shard: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """The shard, or an even part of it of at most CHUNK_BYTES where cutting one axis gives such a part.
+
+    It divides the shard, so that no two devices write to one chunk.
+    """
+    whole = tuple(max(1, size) for size in shard)
+    pieces = math.ceil(math.prod(whole) * itemsize / CHUNK_BYTES)
+    cuts = ((n, axis) for n in range(pieces, 8 * pieces) for axis, size in enumerate(whole) if size % n == 0)
+    n, axis = next(cuts, (1, 0))
+    return tuple(size // n if i == axis else size for i, size in enumerate(whole))
+
+
+def create(root: Path, leaves: dict[str, tuple[Leaf, tuple[int, ...]]]) -> dict[str, Any]:
+    """New arrays, by name, from (what it is, shape of a shard). Raises ValueError or OSError of TensorStore."""
+    import tensorstore as ts
+
+    # A context of its own each time: one that lives on grows. The caps leave processors to the training step.
+    context = ts.Context({"file_io_concurrency": {"limit": 4}, "data_copy_concurrency": {"limit": 1}})
+    opening = {}
+    with Window() as window:
+        for name, (leaf, shard) in leaves.items():
+            chunk = chunk_shape(shard, ts.dtype(leaf.dtype).numpy_dtype.itemsize)
+            spec = {**_spec(root / name), "metadata": _metadata(leaf, chunk)}
+            # Without these two a chunk that was deleted reads as zeros.
+            spec |= {"store_data_equal_to_fill_value": True, "fill_missing_data_reads": False}
+            opening[name] = ts.open(spec, create=True, open=False, context=context)
+            window.add(opening[name], 0)
+    return {name: future.result() for name, future in opening.items()}
+
+
+def write(root: Path, arrays: dict[str, Any], parts: Iterable[tuple[str, Box, np.ndarray]]) -> None:
+    """Write parts into arrays made by `create`, and make all of it durable.
+
+    The parts must not change before this returns; they are not copied, and not held afterwards.
+    """
+    with Window() as window:
+        for name, box, part in parts:
+            if part.size:
+                target = _at(arrays[name], box)
+                window.add(target.write(part, can_reference_source_data_indefinitely=True), part.nbytes)
+    # TensorStore syncs the files; that they are there at all is the directories' business
+    for directory in (*(root / name for name in arrays), root):
+        sync_directory(directory)
+
+
+def open_all(root: Path, leaves: dict[str, Leaf]) -> tuple[dict[str, Any], list[str]]:
+    """Existing arrays by name, and what is wrong with the others, one sentence each."""
+    import tensorstore as ts
+
+    # the cache lets several parts of one chunk be cut from one read of it
+    context = ts.Context({"cache_pool": {"total_bytes_limit": IN_FLIGHT_BYTES}})
+    opening = {
+        name: ts.open({**_spec(root / name), "fill_missing_data_reads": False}, read=True, context=context)
+        for name in leaves
+    }
+    arrays, problems = {}, []
+    for name, future in opening.items():
+        leaf = leaves[name]
+        if error := future.exception():
+            problems.append(f"{name}: {said(error)}")
+            continue
+        array = future.result()
+        if (array.shape, array.dtype.name) == (leaf.shape, leaf.dtype):
+            arrays[name] = array
+        else:
+            found = describe(array.shape, array.dtype.name)
+            problems.append(f"{name}: the array is {found}, the manifest says {describe(leaf.shape, leaf.dtype)}")
+    return arrays, problems
+
+
+def read_part(array: Any, box: Box) -> Any:
+    """A future of the numpy array in a box; its `result()` raises ValueError where a chunk is missing or damaged."""
+    return _at(array, box).read(order="C")
+
+
+def damage(array: Any) -> list[str]:
+    """Read every chunk, a few at a time; one sentence for each that is missing or damaged."""
+    found: list[str] = []
+    waiting: deque[Any] = deque()
+    for box in _chunks(array.shape, array.chunk_layout.read_chunk.shape or ()):
+        waiting.append(read_part(array, box))
+        if len(waiting) * CHUNK_BYTES >= IN_FLIGHT_BYTES:
+            found += _failed(waiting.popleft())
+    for future in waiting:
+        found += _failed(future)
+    return found
+
+
+def describe(shape: tuple[int, ...], dtype: str) -> str:
+    return f"{dtype}[{', '.join(map(str, shape))}]"
+
+
+def said(error: BaseException) -> str:
+    """What TensorStore said, without the spec and the source locations that it appends."""
+    return str(error).split(" [", 1)[0]
+
+
+def _failed(future: Any) -> list[str]:
+    error = future.exception()
+    return [said(error)] if error else []
+
+
+def _chunks(shape: tuple[int, ...], chunk: tuple[int, ...]) -> Iterator[Box]:
+    if 0 in shape:
+        return
+    axes = [[(start, min(start + c, n)) for start in range(0, n, c)] for n, c in zip(shape, chunk, strict=True)]
+    yield from itertools.product(*axes)
+
+
+def _at(array: Any, box: Box) -> Any:
+    return array[tuple(slice(start, stop) for start, stop in box)] if box else array
+
+
+def _spec(path: Path) -> dict[str, Any]:
+    return {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path}/"}}
+
+
+def _metadata(leaf: Leaf, chunk: tuple[int, ...]) -> dict[str, Any]:
+    return {
+        "shape": leaf.shape,
+        "data_type": leaf.dtype,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk}},
+        # c.0.1 instead of c/0/1: no directories within an array
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
+        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}],
+    }

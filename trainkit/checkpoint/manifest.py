@@ -1,0 +1,102 @@
+"""`manifest.json`: what a checkpoint holds and what it was made from. A directory without one is no checkpoint."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from trainkit.errors import FAILED, TrainkitError
+
+NAME = "manifest.json"
+FORMAT = 1
+
+#: In ascending order of how much a person wants to keep it. `requested` was asked for by a command or a signal.
+KINDS = ("rolling", "requested", "permanent", "final")
+Kind = Literal["rolling", "requested", "permanent", "final"]
+
+
+class DamagedCheckpoint(TrainkitError):
+    """What is on disk is not what was written. An older checkpoint may be whole."""
+
+    def __init__(self, problem: str, *, where: str) -> None:
+        hint = "the checkpoint before it may be whole: `trainkit verify RUN` checks them all"
+        super().__init__(problem, where=where, hint=hint, exit_code=FAILED)
+
+
+class Leaf(BaseModel):
+    """One array on disk. A PRNG key is kept as its key data (these shape and dtype) and the name of its PRNG."""
+
+    model_config = ConfigDict(frozen=True)
+    shape: tuple[int, ...]
+    dtype: str
+    kind: Literal["array", "key"] = "array"
+    impl: str | None = None
+
+
+class Manifest(BaseModel):
+    # metrics that are not finite are written as "NaN" and "Infinity", which JSON has no numbers for
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
+    format: int
+    step: int
+    """Updates done."""
+    kind: Kind
+    created: float
+    """Unix seconds."""
+    attempt: int
+    recipe: str
+    """Fingerprint of the recipe."""
+    data: str
+    """Fingerprint of the ledger."""
+    aim_run: str | None
+    metrics: dict[str, float]
+    versions: dict[str, str]
+    devices: list[str]
+    """Kind of every device that held a part of it."""
+    mesh: dict[str, int]
+    """Axis name to size; empty where the state lay on one device without a mesh."""
+    bytes: int
+    leaves: dict[str, Leaf]
+
+
+def read(directory: Path) -> Manifest:
+    """The manifest of a checkpoint. Raises DamagedCheckpoint where it is missing or unreadable."""
+    path = directory / NAME
+    try:
+        text = path.read_text(encoding="utf-8")
+        manifest = Manifest.model_validate_json(text)
+    except FileNotFoundError:
+        raise DamagedCheckpoint("there is no manifest.json in it", where=str(directory)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DamagedCheckpoint(f"it cannot be read: {error}", where=str(path)) from error
+    except ValidationError as error:
+        found = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'text'}: {e['msg']}" for e in error.errors()[:3])
+        raise DamagedCheckpoint(f"it is not a manifest: {found}", where=str(path)) from None
+    if manifest.format != FORMAT:
+        problem = f"it has format {manifest.format}, this trainkit reads format {FORMAT}"
+        raise TrainkitError(problem, where=str(path), hint="use the trainkit that wrote it", exit_code=FAILED)
+    if directory.name.isdecimal() and manifest.step != int(directory.name):
+        raise DamagedCheckpoint(f"it says step {manifest.step}", where=str(path))
+    return manifest
+
+
+def write(directory: Path, manifest: Manifest) -> None:
+    """Write or replace it, durably and at once. Raises OSError."""
+    path, fresh = directory / NAME, directory / f".{NAME}"
+    with fresh.open("w", encoding="utf-8") as file:
+        file.write(manifest.model_dump_json(indent=1) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    sync_directory(directory)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in a directory survive a power cut, as fsync does for the contents of a file."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

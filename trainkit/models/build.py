@@ -1,0 +1,64 @@
+"""From spec to model, and what is done with every model."""
+
+from __future__ import annotations
+
+from typing import Protocol, assert_never
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+
+from trainkit.models.gpt2 import Gpt2
+from trainkit.models.layers import KeyValues
+from trainkit.parallel.devices import AttentionImplementation
+from trainkit.recipe import model as spec
+
+
+class LanguageModel(Protocol):
+    """What tasks and generation ask of a family; shapes as in `layers.py`."""
+
+    @property
+    def context_length(self) -> int: ...
+
+    def hidden(
+        self,
+        tokens_BT: Int[Array, "B T"],
+        *,
+        positions_BT: Int[Array, "B T"] | None = None,
+        cache: KeyValues | None = None,
+    ) -> tuple[Float[Array, "B T D"], KeyValues | None]: ...
+
+    def unembedding(self) -> Float[Array, "D V"]: ...
+
+    def empty_cache(self, batch: int, length: int) -> KeyValues: ...
+
+
+def build(
+    model: spec.Model,
+    *,
+    vocab_size: int,
+    sequence_length: int,
+    implementation: AttentionImplementation,
+    key: PRNGKeyArray,
+) -> LanguageModel:
+    """A freshly initialised model, in float32."""
+    match model:
+        case spec.Gpt2():
+            return Gpt2.init(
+                model, vocab_size=vocab_size, sequence_length=sequence_length, implementation=implementation, key=key
+            )
+        case _:
+            assert_never(model)
+
+
+def cast(tree: PyTree, dtype: jnp.dtype) -> PyTree:
+    """Floating-point arrays in `dtype`, all else as it is."""
+    return jax.tree.map(lambda x: x.astype(dtype) if eqx.is_inexact_array(x) else x, tree)
+
+
+def leaf_names(tree: PyTree) -> PyTree[str]:
+    """The tree with every leaf replaced by its path, such as `blocks.attention.qkv.weight`."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, _: jax.tree_util.keystr(path, simple=True, separator="."), tree
+    )
