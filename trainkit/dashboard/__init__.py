@@ -1,1 +1,1 @@
-"""Room."""
+"""The terminal dashboard: a projection of the event log. Importing this alone imports no textual."""

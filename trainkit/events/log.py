@@ -1,7 +1,8 @@
 """Appending to and tailing `events.jsonl`.
 
 A line is written by one unbuffered `write` on a file opened for appending, so it is there for every reader at once, and
-survives the death of the process that wrote it. A line torn by a crash is closed by the next writer and skipped by readers.
+survives the death of the process that wrote it. A line torn by a crash is closed by the next writer, and skipped by
+readers.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ class EventLog:
 
     def __init__(self, run_directory: Path, *, attempt: int, echo: Callable[[Event], None] | None = None) -> None:
         self.attempt = attempt
+        #: Of the last event written.
+        self.step = 0
         self._echo = echo
         path = run_directory / NAME
         torn = _ends_torn(path)
@@ -31,9 +34,10 @@ class EventLog:
         if torn:
             os.write(self._fd, b"\n")
 
-    def write(self, kind: str, *, step: int, **fields: Any) -> None:
+    def write(self, kind: str, /, *, step: int, **fields: Any) -> None:
         """Append one event. `fields` are those that `schema.FIELDS` lists for this kind, all of them."""
         assert fields.keys() == FIELDS[kind], f"{kind} has {sorted(FIELDS[kind])}, not {sorted(fields)}"
+        self.step = step
         event: Event = {"type": kind, "t": round(time.time(), 3), "step": step, "attempt": self.attempt, **fields}
         if "metrics" in event:
             event["metrics"] = {name: _number(value) for name, value in event["metrics"].items()}
@@ -59,6 +63,8 @@ class Tail:
             with self._path.open("rb") as file:
                 file.seek(self.offset)
                 chunk = file.read(limit_bytes)
+                while chunk and b"\n" not in chunk and (more := file.read(limit_bytes)):
+                    chunk += more
         except FileNotFoundError:
             return []
         end = chunk.rfind(b"\n") + 1
@@ -74,13 +80,20 @@ def read(run_directory: Path) -> list[Event]:
     return current(events)
 
 
+def last_attempt(run_directory: Path) -> int:
+    """Number of the attempt that wrote the newest event; 0 where there is none."""
+    tail = Tail(run_directory, offset=max(0, _size(run_directory / NAME) - (1 << 16)))
+    return max((event["attempt"] for event in tail.poll()), default=0)
+
+
 def current(events: list[Event]) -> list[Event]:
     """Without the events of earlier attempts beyond the step from which a later one resumed."""
     kept: list[Event] = []
     for event in events:
         if event["type"] == "run_started":
-            resumed_from = event.get("resumed_from") or 0
-            kept = [e for e in kept if e["step"] <= resumed_from or e["type"] in ("run_started", "alert", "log")]
+            resumed_from = event["resumed_from"]
+            done = -1 if resumed_from is None else resumed_from
+            kept = [e for e in kept if e["step"] <= done or e["type"] in ("run_started", "alert", "log")]
         kept.append(event)
     return kept
 
@@ -102,6 +115,10 @@ def _parse(chunk: bytes) -> Iterator[Event]:
             continue
         if isinstance(event, dict) and {"type", "t", "step", "attempt"} <= event.keys():
             yield event
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _ends_torn(path: Path) -> bool:

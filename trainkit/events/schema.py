@@ -1,7 +1,8 @@
 """The kinds of event and their fields. One event is one JSON object on one line of `events.jsonl`.
 
-Every event has `type`, `t` (Unix seconds), `step` (updates done when it happened) and `attempt` (from 1). The first event
-of every attempt is `run_started`, which also carries `schema`. Readers ignore kinds and fields that they do not know.
+Every event has `type`, `t` (Unix seconds), `step` (updates done when it happened) and `attempt` (from 1). The first
+event of an attempt is `run_started`, which also carries `schema`; it is written again where the attempt has to go on
+from further back than it meant to. Readers ignore kinds and fields that they do not know.
 
 Metric names are paths, the same here, in the dashboard, in Aim and in the docs: `train/loss`, `validation/NAME/loss`,
 `validation/NAME/perplexity`, `validation/NAME/bits_per_byte`, `optimizer/learning_rate`, `gradients/norm`,
@@ -19,8 +20,8 @@ Event: TypeAlias = dict[str, Any]
 
 #: kind -> its own fields, beside type, t, step and attempt.
 FIELDS: dict[str, frozenset[str]] = {
-    # schema: int; name: str; pid: int; process_started: Unix seconds or None, to tell a living trainer from a reused pid;
-    # host: str; recipe: fingerprint; resumed_from: the step of the checkpoint, or None; versions: {package: version}
+    # schema: int; name: str; pid: int; process_started: Unix seconds or None, which tells a living trainer from a reused
+    # pid; host: str; recipe: fingerprint; resumed_from: the step of the checkpoint, or None; versions: {package: version}
     "run_started": frozenset(
         {"schema", "name", "pid", "process_started", "host", "recipe", "resumed_from", "versions"}
     ),
@@ -32,6 +33,8 @@ FIELDS: dict[str, frozenset[str]] = {
     "compiled": frozenset({"what", "seconds"}),
     # metrics: {path: number}; not finite ones are written as the strings "nan", "inf", "-inf"
     "step": frozenset({"metrics"}),
+    # name: of the validation set
+    "evaluation_started": frozenset({"name"}),
     # name: of the validation set; metrics: {path: number}; seconds: float
     "evaluated": frozenset({"name", "metrics", "seconds"}),
     # prompt, text: str; seconds: float

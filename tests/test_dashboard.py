@@ -1,0 +1,286 @@
+"""The dashboard on real logs with a real control socket: keys, sizes, and text that wants to be obeyed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import fake_run
+import pytest
+from test_view import HOSTILE
+from textual.pilot import Pilot
+from textual.widget import Widget
+
+from trainkit.dashboard.app import Dashboard, export_svg, once, watch
+from trainkit.dashboard.screens import ConfirmStop, Help
+from trainkit.errors import TrainkitError
+from trainkit.events.control import Server
+from trainkit.events.log import NAME
+
+WATCH = [
+    sys.executable, "-c",
+    "import sys, pathlib; from trainkit.dashboard.app import watch; watch(pathlib.Path(sys.argv[1]))",
+]  # fmt: skip
+SIZES = [(200, 60), (120, 40), (110, 24), (80, 24), (60, 20), (30, 8), (1, 1)]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run in the middle of its training."""
+    events = fake_run.events(300, total=600)
+    late = time.time() - events[-1]["t"]
+    return fake_run.write(tmp_path / "quickstart", [{**event, "t": event["t"] + late} for event in events])
+
+
+@pytest.fixture
+def orders(run: Path) -> Iterator[list[str]]:
+    """What a trainer on `run` is told to do; it obeys at once."""
+    server, taken, over = Server(run), [], threading.Event()
+
+    def obey() -> None:
+        while not over.is_set():
+            for command in server.wait(0.05):
+                taken.append(command.command)
+                command.reply(True, f"{command.command} it is [bold]")
+
+    thread = threading.Thread(target=obey)
+    thread.start()
+    yield taken
+    over.set()
+    thread.join()
+    server.close()
+
+
+def drive(run: Path, steps: Callable[[Pilot[None], Dashboard], Awaitable[None]], *, size: tuple[int, int]) -> None:
+    async def drive_it() -> None:
+        dashboard = Dashboard(run)
+        async with dashboard.run_test(size=size) as pilot:
+            dashboard.load()
+            await pilot.pause()
+            await steps(pilot, dashboard)
+
+    asyncio.run(drive_it())
+
+
+async def until(condition: Callable[[], object], pilot: Pilot[None]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        await pilot.pause(0.02)
+
+
+def shown(widget: Widget) -> bool:
+    return widget.display and widget.size.area > 0
+
+
+def test_one_frame_tells_the_name_the_state_the_progress_and_the_loss(run: Path) -> None:
+    frame = once(run, width=120, height=40)
+    for told in ("quickstart", "● running", "step 300 / 600", "50%", "ETA", "tok/s", "ago"):
+        assert told in frame, told
+    for told in ("loss", "train", "held-out", "learning rate", "gradient norm", "3.20M", "16 = 8 × 2", "samples"):
+        assert told in frame, told
+    assert "evaluated held-out at step 300" in frame and "def main(argv=None):" in frame
+    assert sum(0x2800 < ord(c) < 0x2900 for c in frame) > 150
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_a_frame_has_the_size_asked_for_and_no_line_is_wider(run: Path, width: int, height: int) -> None:
+    lines = once(run, width=width, height=height).split("\n")
+    assert len(lines) == height and max(map(len, lines)) <= width
+
+
+def test_a_picture_is_written_as_svg(run: Path, tmp_path: Path) -> None:
+    export_svg(run, tmp_path / "picture.svg", width=100, height=30)
+    assert (tmp_path / "picture.svg").read_text().startswith("<svg")
+
+
+def test_resizing_from_wide_to_tiny_and_back_keeps_the_loss_in_sight(run: Path) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        for width, height in [*SIZES, *SIZES[::-1]]:
+            await pilot.resize_terminal(width, height)
+            await pilot.pause()
+            if width < 60:
+                continue
+            assert shown(dashboard.query_one("#loss")) and shown(dashboard.query_one("#log"))
+            assert shown(dashboard.query_one("#rate")) == (width >= 80)
+            assert shown(dashboard.query_one("#samples")) == (width >= 110)
+
+    drive(run, steps, size=(200, 60))
+
+
+def test_where_there_is_room_for_one_panel_tab_shows_the_next(run: Path) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        for expected in ("log", "samples", "machine", "log"):
+            panels = {name: dashboard.query_one(f"#{name}") for name in ("log", "samples", "machine")}
+            assert [name for name, panel in panels.items() if shown(panel)] == [expected]
+            await pilot.press("tab")
+            await pilot.pause()
+
+    drive(run, steps, size=(60, 20))
+
+
+@pytest.mark.parametrize(("key", "command"), [("c", "save"), ("e", "evaluate"), ("p", "pause")])
+def test_a_key_sends_its_order_and_the_answer_is_shown(run: Path, orders: list[str], key: str, command: str) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        await pilot.press(key)
+        await until(lambda: dashboard._notifications, pilot)
+        (told,) = dashboard._notifications
+        assert told.message == f"{command} it is [bold]" and told.severity == "information"
+
+    drive(run, steps, size=(100, 30))
+    assert orders == [command]
+
+
+def test_p_on_a_paused_run_lets_it_go_on(run: Path, orders: list[str]) -> None:
+    paused = '{"type": "control", "t": 2e9, "step": 300, "attempt": 1, "command": "pause", "detail": ""}\n'
+    with (run / NAME).open("a") as file:
+        file.write(paused)
+
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        assert dashboard.state == "paused"
+        await pilot.press("p")
+        await until(lambda: orders, pilot)
+
+    drive(run, steps, size=(100, 30))
+    assert orders == ["continue"]
+
+
+def test_stop_asks_first_and_takes_only_yes_for_a_yes(run: Path, orders: list[str]) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        for no in ("n", "escape", "enter", "q"):
+            await pilot.press("S")
+            await pilot.pause()
+            assert isinstance(dashboard.screen, ConfirmStop)
+            await pilot.press(no)
+            await pilot.pause()
+            assert not isinstance(dashboard.screen, ConfirmStop) and dashboard.is_running
+        await pilot.press("s", "y")
+        assert orders == []
+        await pilot.press("S", "y")
+        await until(lambda: orders, pilot)
+
+    drive(run, steps, size=(100, 30))
+    assert orders == ["stop"]
+
+
+def test_an_order_to_a_run_without_a_trainer_is_an_error_on_the_screen(run: Path) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        await pilot.press("c")
+        await until(lambda: dashboard._notifications, pilot)
+        assert [told.severity for told in dashboard._notifications] == ["error"]
+
+    drive(run, steps, size=(100, 30))
+
+
+@pytest.mark.parametrize("key", ["q", "ctrl+c", "ctrl+q"])
+def test_quitting_detaches_and_says_how_to_come_back(run: Path, orders: list[str], key: str) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        await pilot.press(key)
+        await pilot.pause()
+        assert not dashboard.is_running
+        assert f"trainkit watch {run}" in dashboard.farewell()
+
+    drive(run, steps, size=(100, 30))
+    assert orders == []
+
+
+def test_the_help_comes_and_goes_and_polling_goes_on_under_it(run: Path) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        await pilot.press("question_mark")
+        await pilot.pause()
+        assert isinstance(dashboard.screen, Help)
+        with (run / NAME).open("a") as file:
+            for event in fake_run.events(310, total=600)[-10:]:
+                file.write(fake_run.json.dumps(event) + "\n")
+        await until(lambda: dashboard._source.view.step == 310, pilot)
+        await pilot.press("escape")
+        await pilot.pause()
+        assert not isinstance(dashboard.screen, Help)
+
+    drive(run, steps, size=(100, 30))
+
+
+def test_a_log_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        assert dashboard.state == "waiting"
+        fake_run.write(tmp_path, fake_run.events(5, total=600))
+        await until(lambda: dashboard._source.view.step == 5, pilot)
+
+    drive(tmp_path, steps, size=(100, 30))
+
+
+def test_hostile_names_samples_and_messages_are_shown_and_not_obeyed(tmp_path: Path) -> None:
+    where = {"t": time.time(), "step": 0, "attempt": 1}
+    nan = {"train/loss": "nan", f"validation/{HOSTILE}/loss": 1.0}
+    run = fake_run.write(tmp_path / "hostile", [
+        {"type": "run_started", **where, **fake_run.started(HOSTILE)},
+        {"type": "planned", **where, "total_steps": 9, "plan": {}, "devices": [HOSTILE]},
+        {"type": "step", **where, "step": 1, "metrics": nan},
+        {"type": "sampled", **where, "step": 1, "prompt": HOSTILE, "text": HOSTILE, "seconds": 0.1},
+        {"type": "alert", **where, "step": 1, "kind": HOSTILE, "message": HOSTILE},
+        {"type": "log", **where, "step": 1, "level": "warning", "message": HOSTILE},
+    ])  # fmt: skip
+    frame = once(run, width=160, height=48)
+    assert all(c == "\n" or c.isprintable() for c in frame)
+    assert frame.count("[bold red]boo[/]") >= 3, "markup is shown as it is"
+    export_svg(run, tmp_path / "picture.svg")
+    assert "\x1b" not in (tmp_path / "picture.svg").read_text()
+
+
+def test_without_a_terminal_it_refuses_and_writes_no_escape(run: Path) -> None:
+    done = subprocess.run([*WATCH, run], capture_output=True, stdin=subprocess.DEVNULL, text=True)
+    assert done.returncode != 0 and "\x1b" not in done.stdout + done.stderr
+    assert "not a terminal" in done.stderr and "--once" in done.stderr
+
+
+def test_a_run_that_is_not_there_is_an_error_in_words(tmp_path: Path) -> None:
+    for show in (watch, once):
+        with pytest.raises(TrainkitError, match="no such run"):
+            show(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_restores_the_terminal_before_the_viewer_ends(run: Path, number: int) -> None:
+    terminal, inside = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color"}
+    viewer = subprocess.Popen([*WATCH, run], stdin=inside, stdout=inside, stderr=inside, env=environment)
+    os.close(inside)
+    written = _read_until(terminal, rb"quickstart")
+    viewer.send_signal(number)
+    written += _read_until(terminal, None)
+    os.close(terminal)
+    assert viewer.wait(60) == 128 + number
+    for on, off in ((b"\x1b[?1049h", b"\x1b[?1049l"), (b"\x1b[?1000h", b"\x1b[?1000l"), (b"\x1b[?25l", b"\x1b[?25h")):
+        assert on in written and written.rindex(off) > written.rindex(on)
+
+
+def _read_until(terminal: int, pattern: bytes | None) -> bytes:
+    """What the terminal is sent until `pattern` is in it, or, if that is None, until the other side closes."""
+    written, deadline = b"", time.monotonic() + 60
+    while pattern is None or not re.search(pattern, written):
+        assert time.monotonic() < deadline, written[-2000:]
+        if select.select([terminal], [], [], 0.2)[0]:
+            try:
+                chunk = os.read(terminal, 1 << 16)
+            except OSError:  # Linux says EIO where the other side has closed
+                chunk = b""
+            if not chunk:
+                break
+            written += chunk
+    return written
+
+
+def test_importing_the_package_alone_imports_no_textual_and_the_dashboard_no_jax() -> None:
+    program = "import sys, trainkit.dashboard; assert 'textual' not in sys.modules; import trainkit.dashboard.app; "
+    program += "assert 'textual' in sys.modules and 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,240 @@
+"""The reducer and the plain projection: what is computed from the log is the log's, however it was written and read."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import fake_run
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainkit.events import plain
+from trainkit.events.log import NAME, EventLog, Tail, current
+from trainkit.events.process import process_alive, process_started
+from trainkit.events.schema import Event
+from trainkit.events.series import Series
+from trainkit.events.view import View, alive, reduce, state
+
+HOSTILE = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202e[bold red]boo[/]\r\x7f\ud800 end"
+
+
+def folded(events: Iterable[Event]) -> View:
+    view = View()
+    for event in events:
+        reduce(view, event)
+    return view
+
+
+def content(view: View) -> dict[str, Any]:
+    """What of a view depends on the training alone, not on how many attempts it took."""
+    return {
+        "step": view.step,
+        "series": {name: (list(s.steps), list(s.values)) for name, s in view.series.items()},
+        "markers": [marker for marker in view.markers if marker.kind != "resume"],
+        "samples": list(view.samples),
+        "checkpoints": [c._replace(t=0) for c in view.checkpoints],
+    }
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_the_view_of_a_resumed_log_is_that_of_the_uninterrupted_one(data: st.DataObject) -> None:
+    total = data.draw(st.integers(1, 40), "steps")
+    log: list[Event] = []
+    resumed_from: int | None = None
+    for attempt in range(1, data.draw(st.integers(1, 3), "interruptions") + 1):
+        begun = fake_run.events(total, attempt=attempt, resumed_from=resumed_from, total=total)
+        log += begun[: data.draw(st.integers(0, len(begun)), "events before the kill")]
+        saved = [c.step for c in folded(log).checkpoints]
+        resumed_from = data.draw(st.sampled_from([None, *saved]), "resumed from")
+    log += fake_run.events(total, attempt=9, resumed_from=resumed_from, total=total)
+    whole = content(folded(fake_run.events(total, total=total)))
+    assert content(folded(log)) == whole
+    assert content(folded(current(log))) == whole
+
+
+@settings(max_examples=25, deadline=None)
+@given(cuts=st.lists(st.integers(0, 8000), max_size=8), limit=st.sampled_from([1, 100, 1 << 24]))
+def test_a_log_read_piece_by_piece_gives_the_view_of_the_log_read_at_once(cuts: list[int], limit: int) -> None:
+    import tempfile
+
+    text = "".join(json.dumps(event) + "\n" for event in fake_run.events(8)).encode()
+    with tempfile.TemporaryDirectory() as directory:
+        run, written = Path(directory), 0
+        tail, view = Tail(run), View()
+        for cut in [*sorted(min(cut, len(text)) for cut in cuts), len(text)]:
+            with (run / NAME).open("ab") as file:
+                file.write(text[written:cut])
+            written = cut
+            while batch := tail.poll(limit_bytes=limit):
+                for event in batch:
+                    reduce(view, event)
+    assert content(view) == content(folded(fake_run.events(8)))
+    assert len(view.series["train/loss"]) == 8
+
+
+def test_a_line_longer_than_the_limit_does_not_stop_the_reading(tmp_path: Path) -> None:
+    sample = {"type": "sampled", "t": 1.0, "step": 1, "attempt": 1, "prompt": "", "text": "x" * 5000, "seconds": 0.1}
+    fake_run.write(tmp_path, [sample, *fake_run.events(1)])
+    tail = Tail(tmp_path)
+    kinds = [event["type"] for _ in range(20) for event in tail.poll(limit_bytes=64)]
+    assert kinds[:2] == ["sampled", "run_started"]
+
+
+def test_a_line_torn_by_a_crash_loses_itself_and_nothing_else(tmp_path: Path) -> None:
+    fake_run.write(tmp_path, fake_run.events(3))
+    with (tmp_path / NAME).open("ab") as file:
+        file.write(b'{"type": "step", "step": 4, "met')
+    log = EventLog(tmp_path, attempt=2)
+    log.write("run_started", step=3, **fake_run.started(resumed_from=3))
+    log.write("step", step=4, metrics={"train/loss": float("nan")})
+    log.close()
+    view = folded(Tail(tmp_path).poll())
+    assert list(view.series["train/loss"].steps) == [1, 2, 3, 4]
+    assert np.isnan(view.last("train/loss"))
+
+
+def test_a_series_is_seen_by_numpy_without_a_copy_and_costs_16_bytes_a_point() -> None:
+    series = Series()
+    for step in range(1000):
+        series.add(step, step * 0.5)
+    seen = np.frombuffer(series.values)
+    assert not seen.flags.owndata and seen[-1] == 499.5
+    assert series.steps.itemsize + series.values.itemsize == 16
+
+
+def test_a_step_told_again_replaces_what_was_told_from_there_on() -> None:
+    series = Series()
+    for step, value in [(1, 1.0), (2, 2.0), (3, 3.0), (2, 9.0), (3, 8.0)]:
+        series.add(step, value)
+    assert list(series.steps) == [1, 2, 3] and list(series.values) == [1.0, 9.0, 8.0]
+
+
+def test_the_time_left_counts_steps_and_not_the_evaluations_between_them() -> None:
+    events = fake_run.events(100, total=200)
+    pause = 0.0
+    for event in events:
+        event.get("metrics", {}).pop("time/step", None)
+        event["t"] += pause
+        pause += 60.0 if event["type"] == "evaluated" else 0.0
+    assert folded(events).eta == pytest.approx(100 * 0.37, rel=0.05)
+    assert View().eta is None
+
+
+def test_states_are_told_from_events_and_the_process() -> None:
+    events = fake_run.events(5, total=600)
+    now = events[-1]["t"] + 1
+
+    def after(*more: tuple[str, dict[str, Any]], until: int | None = None) -> View:
+        told = [{"type": kind, "t": now, "step": 5, "attempt": 1, **fields} for kind, fields in more]
+        return folded([*events[:until], *told])
+
+    progress = {"what": "train", "documents": 1, "bytes": 1, "tokens": 1, "total_bytes": None}
+    order = {"detail": ""}
+    assert state(View(), now, False) == "waiting"
+    assert state(after(until=1), now, True) == "starting"
+    assert state(after(("cache_progress", {**progress, "done": False}), until=1), now, True) == "caching"
+    assert state(after(("cache_progress", {**progress, "done": True}), until=1), now, True) == "starting"
+    assert state(after(until=2), now, True) == "compiling"
+    assert state(after(), now, True) == "running"
+    assert state(after(), now, False) == "crashed"
+    assert state(after(), now + 3600, True) == "stalled"
+    assert state(after(until=2), events[0]["t"] + 300, True) == "compiling"
+    assert state(after(("checkpoint_started", {"kind": "final"})), now, True) == "saving"
+    assert state(after(("control", {"command": "pause", **order})), now + 3600, True) == "paused"
+    resumed = after(("control", {"command": "pause", **order}), ("control", {"command": "continue", **order}))
+    assert state(resumed, now, True) == "running"
+    assert state(after(("control", {"command": "stop", **order})), now, True) == "stopping"
+    for status in ("finished", "stopped", "interrupted", "failed"):
+        ended = after(("run_finished", {"status": status, "exit_code": 0, "message": ""}))
+        assert state(ended, now + 3600, False) == status
+
+
+def test_a_process_is_told_from_another_that_was_given_its_number() -> None:
+    started = process_started(os.getpid())
+    assert process_alive(os.getpid(), started) and process_alive(os.getpid(), None)
+    if started is not None:
+        assert not process_alive(os.getpid(), started - 60)
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    if started is not None:
+        assert not process_alive(child.pid, None), "a zombie does not train"
+    child.wait()
+    assert not process_alive(child.pid, None)
+
+
+def test_a_trainer_on_another_host_counts_as_alive_and_this_one_is_looked_up() -> None:
+    view = folded(fake_run.events(1))
+    assert alive(view)
+    view.process_started = (view.process_started or 0) - 1000
+    assert alive(view) is (process_started(os.getpid()) is None)
+    view.host = "elsewhere.invalid"
+    assert alive(view)
+
+
+def test_kinds_of_event_that_this_version_does_not_know_are_ignored() -> None:
+    unknown = {"type": "from_the_future", "t": 1.0, "step": 1, "attempt": 1}
+    assert plain.line(unknown) is None
+    before = content(folded(fake_run.events(3)))
+    assert content(folded([*fake_run.events(3), unknown])) == before
+
+
+@given(st.text())
+def test_nothing_that_a_terminal_obeys_gets_through(text: str) -> None:
+    for shown in (plain.inert(text), plain.inert(HOSTILE + text)):
+        assert all(c == "\n" or c.isprintable() for c in shown)
+    assert plain.inert("naïve 日本 [bold]\n  x") == "naïve 日本 [bold]\n  x"
+
+
+def test_a_hostile_sample_is_inert_in_lines_in_json_and_in_the_view() -> None:
+    event = {"type": "sampled", "t": 1.0, "step": 1, "attempt": 1, "prompt": HOSTILE, "text": HOSTILE, "seconds": 0.1}
+    shown = [plain.line(event) or "", folded([event]).samples[0].text]
+    for text in [*shown, plain.as_json(event)]:
+        assert "\x1b" not in text and "\x9b" not in text and "\u202e" not in text
+        text.encode()
+    assert "␛[2J" in shown[1] and "[bold red]boo[/]" in shown[1]
+    assert json.loads(plain.as_json(event)) == event
+
+
+def test_plain_lines_hold_the_first_and_last_step_and_few_between() -> None:
+    printer = plain.PlainLog(every=10.0)
+    lines = [line for event in fake_run.events(600) for line in printer.feed(event)]
+    steps = [line for line in lines if "  step " in line]
+    assert "step   1/600" in steps[0] and "step 600/600" in steps[-1]
+    assert len(steps) == pytest.approx(600 * 0.37 / 10, abs=3)
+    assert "loss" in steps[1] and "lr " in steps[1] and "norm" in steps[1] and "tok/s" in steps[1] and "ETA" in steps[1]
+    evaluated = next(line for line in lines if "evaluated" in line)
+    assert "loss" in evaluated and "perplexity" in evaluated and "bits per byte" in evaluated
+    assert any("    | def main(argv=None):" in line for line in lines)
+
+
+def test_a_run_that_is_stopped_early_still_tells_its_last_step() -> None:
+    printer = plain.PlainLog(every=1000.0)
+    end = {"type": "run_finished", "t": 2e9, "step": 37, "attempt": 1}
+    events = [*fake_run.events(37, total=600), {**end, "status": "stopped", "exit_code": 75, "message": ""}]
+    lines = [line for event in events for line in printer.feed(event)]
+    assert "step  37/600" in lines[-2] and lines[-1].endswith("stopped at step 37")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(0.04, "0.0 s"), (9.94, "9.9 s"), (9.96, "10 s"), (59.7, "1m 00s"), (3599.6, "1h 00m"), (90061, "1d 01h")],
+)
+def test_durations_have_two_units_at_most(seconds: float, told: str) -> None:
+    assert plain.duration(seconds) == told
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [(7, "7"), (950, "950"), (4096, "4,096"), (11_132, "11.1k"), (3_200_000, "3.20M"), (1.449e9, "1.45B")],
+)
+def test_counts_have_three_digits_and_a_unit(value: float, told: str) -> None:
+    assert plain.count(value) == told

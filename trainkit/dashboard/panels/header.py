@@ -1,0 +1,106 @@
+"""Two lines at the top: who, what, how far, how fast."""
+
+from __future__ import annotations
+
+from textual.content import Content
+from textual.widget import Widget
+
+from trainkit.dashboard import theme
+from trainkit.events import plain
+from trainkit.events.view import State, View
+
+Part = tuple[str, str]
+
+
+class Header(Widget):
+    """Name and state, pace and age; below, the progress."""
+
+    DEFAULT_CSS = "Header { height: 2; padding: 0 1; }"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._view = View()
+        self._state: State = "waiting"
+        self._now = 0.0
+        self._loading = False
+        self._told: object = None
+
+    def show(self, view: View, *, state: State, now: float, loading: bool) -> None:
+        """Show `view` as of `now` (Unix seconds); `loading` while the log is still being read."""
+        self._view, self._state, self._now, self._loading = view, state, now, loading
+        told = (self._facts(), view.step, view.total_steps, state, loading, tuple(view.cache.items()))
+        if told != self._told:
+            self._told = told
+            self.refresh()
+
+    def render(self) -> Content:
+        width = self.size.width
+        symbol, color = theme.STATES[self._state]
+        name = plain.inert(self._view.name) or "trainkit"
+        left: list[Part] = [(name, f"bold {theme.BRIGHT}"), (f"  {symbol} {self._state}", f"bold {color}")]
+        if self._loading:
+            left.append(("  reading the log …", theme.DIM))
+        elif self._view.message and self._view.finished == "failed":
+            left.append((f"  {self._view.message.splitlines()[0]}", theme.BAD))
+        facts = self._facts()
+        while facts and _width(left) + _width(_joined(facts)) + 2 > width:
+            facts = facts[:-1] if len(facts) > 1 else []
+        right = _joined(facts)
+        gap = max(1, width - _width(left) - _width(right))
+        first = Content.assemble(*left, " " * gap, *right).truncate(width, ellipsis=True)
+        return Content.assemble(first, "\n", self._progress(width))
+
+    def _facts(self) -> list[list[Part]]:
+        """The most important first: on a narrow screen the last ones go."""
+        view, facts = self._view, []
+        if self._state in ("running", "evaluating", "saving", "paused", "stalled", "stopping") and view.eta is not None:
+            facts.append([("ETA ", theme.DIM), (plain.duration(view.eta), theme.TEXT)])
+        if (speed := view.tokens_per_second) is not None:
+            facts.append([(plain.count(speed), theme.TEXT), (" tok/s", theme.DIM)])
+        if view.finished and view.started and view.last_event:
+            facts.append([("took ", theme.DIM), (plain.duration(view.last_event - view.started), theme.TEXT)])
+        elif view.last_event is not None:
+            facts.append([(plain.duration(max(0.0, self._now - view.last_event)), theme.TEXT), (" ago", theme.DIM)])
+        if view.attempt > 1:
+            facts.append([("attempt ", theme.DIM), (str(view.attempt), theme.TEXT)])
+        return facts
+
+    def _progress(self, width: int) -> Content:
+        view = self._view
+        caching = next((item for item in view.cache.items() if not item[1].done), None)
+        if self._state == "caching" and caching:
+            what, cache = plain.inert(caching[0]), caching[1]
+            share = cache.bytes / cache.total_bytes if cache.total_bytes else None
+            told = f"{what}  {plain.count(cache.documents)} documents  {plain.count(cache.tokens)} tokens"
+            return _bar(told, share, width=width, color=theme.BUSY)
+        if view.total_steps is None:
+            return Content("")
+        color = theme.STATES[self._state][1]
+        share = min(1.0, view.step / view.total_steps) if view.total_steps else 1.0
+        return _bar(f"step {view.step:,} / {view.total_steps:,}", share, width=width, color=color)
+
+
+def _bar(told: str, share: float | None, *, width: int, color: str) -> Content:
+    """`told ━━━━━╸──── 52%`, the bar as long as there is room for."""
+    if share is None:
+        return Content.styled(told, theme.TEXT).truncate(width, ellipsis=True)
+    percent = f" {share:4.0%}" if share < 1 else " 100%"
+    length = width - len(told) - len(percent) - 2
+    if length < 4:
+        return Content.styled(told + percent, theme.TEXT).truncate(width, ellipsis=True)
+    halves = int(2 * length * share)
+    full, half = divmod(halves, 2)
+    parts: list[Part] = [(told + "  ", theme.TEXT), ("━" * full + "╸" * half, color)]
+    parts += [("─" * (length - full - half), theme.EDGE), (percent, theme.TEXT)]
+    return Content.assemble(*parts)
+
+
+def _joined(facts: list[list[Part]]) -> list[Part]:
+    parts: list[Part] = []
+    for fact in facts:
+        parts += [("  ·  ", theme.FAINT), *fact] if parts else fact
+    return parts
+
+
+def _width(parts: list[Part]) -> int:
+    return sum(Content(text).cell_length for text, _ in parts)
