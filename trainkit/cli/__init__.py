@@ -1,1 +1,53 @@
-"""Room."""
+"""The command line. `main` is the console script; it turns what goes wrong into stderr and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+from trainkit.errors import DONE, FAILED, INTERRUPTED, TrainkitError
+
+
+def main() -> NoReturn:
+    """Run the command in `sys.argv` and leave with its exit code (see `trainkit.errors`).
+
+    Only results go to stdout. With `--debug` or `TRAINKIT_DEBUG=1` errors come with their traceback.
+    """
+    code = _run()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # whoever read our results has seen enough; without this the interpreter complains when it flushes at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def _run() -> int:
+    from trainkit.cli.app import app
+
+    try:
+        app(prog_name="trainkit")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else DONE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        return FAILED
+    except TrainkitError as error:
+        _tell(str(error))
+        return error.exit_code
+    except Exception as error:
+        _tell(f"{type(error).__name__}: {error}\nhint: this is a fault of trainkit; trainkit --debug … shows where")
+        return FAILED
+    return DONE
+
+
+def _tell(message: str) -> None:
+    if os.environ.get("TRAINKIT_DEBUG", "") not in ("", "0"):
+        import traceback
+
+        traceback.print_exc()
+    # a file's name or a recipe's text must not move the cursor
+    inert = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in message)
+    print(f"error: {inert}", file=sys.stderr)

@@ -20,8 +20,8 @@ Event: TypeAlias = dict[str, Any]
 
 #: kind -> its own fields, beside type, t, step and attempt.
 FIELDS: dict[str, frozenset[str]] = {
-    # schema: int; name: str; pid: int; process_started: Unix seconds or None, which tells a living trainer from a reused
-    # pid; host: str; recipe: fingerprint; resumed_from: the step of the checkpoint, or None; versions: {package: version}
+    # schema: int; name: str; pid: int; process_started: Unix seconds or None, tells a living trainer from a reused pid;
+    # host: str; recipe: fingerprint; resumed_from: the checkpoint's step, or None; versions: {package: version}
     "run_started": frozenset(
         {"schema", "name", "pid", "process_started", "host", "recipe", "resumed_from", "versions"}
     ),

@@ -1,1 +1,1 @@
-"""Room."""
+"""Using a model: generation with a cache of keys and values."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Field, Tag, model_validator
 
-from trainkit.recipe.spec import Count, Positive, Spec
+from trainkit.recipe.spec import Count, Positive, Spec, by_type
 
 
 class SourceSpec(Spec):
@@ -33,39 +33,36 @@ class Files(SourceSpec):
 
 
 class PythonStdlib(SourceSpec):
-    """Every `.py` of the running interpreter's standard library, without site-packages and tests: one document a file."""
+    """Every `.py` of the running interpreter's standard library, without site-packages and tests: one document
+    a file."""
 
     type: Literal["python-stdlib"]
 
 
-def _source_type(value: Any) -> str:
-    """Sources are told apart by `type`; one that has only a `path` is files."""
-    if isinstance(value, dict):
-        return str(value.get("type", "files"))
-    return str(getattr(value, "type", "files"))
-
-
-Source = Annotated[
-    Annotated[Files, Tag("files")] | Annotated[PythonStdlib, Tag("python-stdlib")], Discriminator(_source_type)
-]
+Source = Annotated[Annotated[Files, Tag("files")] | Annotated[PythonStdlib, Tag("python-stdlib")], by_type("files")]
+"""Sources are told apart by `type`; one that has only a `path` is files."""
 
 
 class Window(Spec):
     """Shuffle within windows of so many examples."""
 
     window: Count
+    """Examples in a window; training on one may start while later ones are still tokenised."""
 
 
 class Data(Spec):
     sequence_length: Count
     """Tokens in an example."""
     train: Annotated[tuple[Source, ...], Field(min_length=1)]
+    """What is trained on: one `[[data.train]]` a source."""
     validation: tuple[Source, ...] = ()
+    """What is evaluated on beside the held-out part: one `[[data.validation]]` a set."""
     held_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the training documents kept out of training, as the validation set `held-out`. Which ones depends on
     each document's own name and place only, so that adding documents moves none between the two."""
     shuffle: Literal["full", False] | Window = "full"
-    """`"full"`: a permutation of all examples, new each epoch; `{ window = N }`: within windows of N; `false`: as stored."""
+    """`"full"`: a permutation of all examples, new each epoch; `{ window = N }`: within windows of N; `false`: as
+    stored."""
     cache: str = "cache"
     """Directory of the token cache; shared by all recipes."""
     on_error: Literal["stop", "skip"] = "stop"

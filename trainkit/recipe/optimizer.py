@@ -25,10 +25,20 @@ class AdamW(Spec):
 
     type: Literal["adamw"] = "adamw"
     learning_rate: Positive
+    """The peak; the schedule says what share of it each step takes."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    """Decay of the averages of gradients and of their squares."""
     eps: Positive = 1e-8
+    """Added to the root of the second average."""
     weight_decay: NotNegative = 0.1
+    """Of matrices, times the learning rate, each step."""
     groups: tuple[Group, ...] = ()
+    """Parameters that are treated otherwise: one `[[optimizer.groups]]` each."""
+
+    @property
+    def state_per_parameter(self) -> int:
+        """Numbers kept for each parameter: the two moments."""
+        return 2
 
 
 Optimizer = AdamW

@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from trainkit.recipe.data import Data
 from trainkit.recipe.machine import Parallel, Precision
@@ -23,10 +23,17 @@ from trainkit.recipe.upkeep import Checkpoint, Evaluate, Sample, Track
 class Run(Spec):
     name: str | None = None
     """Name of the run and of its directory; the recipe file's name where not given."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Everything random derives from it."""
     directory: str = "runs"
     """Where runs are kept."""
+
+    @field_validator("name")
+    @classmethod
+    def _names_a_directory(cls, name: str | None) -> str | None:
+        if name is not None and (name.strip(".") == "" or any(c in "/\\" or not c.isprintable() for c in name)):
+            raise ValueError("the name of a run is the name of its directory: no slash, not empty, not only dots")
+        return name
 
 
 class Recipe(Spec):
@@ -47,6 +54,16 @@ class Recipe(Spec):
     sample: Sample | None = None
     """No samples where the section is absent."""
     track: Track = Track()
+
+    @model_validator(mode="after")
+    def _examples_fit_the_model(self) -> Recipe:
+        positions, length = self.model.context_length, self.data.sequence_length
+        if positions is not None and positions < length:
+            raise ValueError(
+                f"data.sequence_length = {length} is more than model.context_length = {positions}:"
+                f" make the first at most {positions} or the second at least {length}"
+            )
+        return self
 
     def fingerprint(self) -> str:
         """Hash of every value in it; two recipes with the same fingerprint ask for the same training."""

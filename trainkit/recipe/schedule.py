@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, Tag
 
-from trainkit.recipe.spec import Fraction, Spec
+from trainkit.recipe.spec import Fraction, Spec, by_type
 
 Span = Annotated[int, Field(ge=0)] | Fraction
 """An integer is steps, a float a fraction of the run."""
@@ -30,10 +30,14 @@ class Linear(Warmup):
 
     type: Literal["linear"]
     min_ratio: Fraction = 0.1
+    """Where it ends, as a share of the peak."""
 
 
 class Constant(Warmup):
     type: Literal["constant"]
 
 
-Schedule = Annotated[Cosine | Linear | Constant, Field(discriminator="type")]
+Schedule = Annotated[
+    Annotated[Cosine, Tag("cosine")] | Annotated[Linear, Tag("linear")] | Annotated[Constant, Tag("constant")],
+    by_type("cosine"),
+]

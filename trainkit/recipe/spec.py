@@ -1,10 +1,14 @@
-"""The base of every section: frozen, strict, and closed to unknown keys."""
+"""The base of every section: frozen, strict, and closed to unknown keys.
+
+The docstring below a field is its documentation: `language.py` finds it when somebody asks. (Pydantic could find it
+when the class is made, but would read every source file a second time for it, at every start.)
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field
 
 
 class Spec(BaseModel):
@@ -14,7 +18,6 @@ class Spec(BaseModel):
         frozen=True,
         extra="forbid",
         strict=True,
-        use_attribute_docstrings=True,
         allow_inf_nan=False,
         protected_namespaces=(),
     )
@@ -25,3 +28,23 @@ Count = Annotated[int, Field(gt=0)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+def by_type(default: str) -> Discriminator:
+    """Tells the members of a union apart by their `type`; one that has none is `default`."""
+
+    def tag(value: Any) -> str:
+        if isinstance(value, dict):
+            return str(value.get("type", default))
+        return str(getattr(value, "type", default))
+
+    return Discriminator(tag)
+
+
+def with_tuples(value: Any) -> Any:
+    """TOML's lists as tuples, which frozen specs hold and strict ones ask for."""
+    if isinstance(value, dict):
+        return {key: with_tuples(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return tuple(map(with_tuples, value))
+    return value

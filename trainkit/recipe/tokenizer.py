@@ -29,5 +29,5 @@ class Tokenizer(Spec):
     @model_validator(mode="after")
     def _one_of_two(self) -> Tokenizer:
         if (self.path is None) == (self.train is None):
-            raise ValueError("give exactly one of path = \"…\" and train = { vocab_size = … }")
+            raise ValueError('give exactly one of path = "…" and train = { vocab_size = … }')
         return self

@@ -22,6 +22,7 @@ class Evaluate(Spec):
     """Every validation set, at these steps and at the end."""
 
     every: Count | None = None
+    """Steps from one evaluation to the next; only at the end where not given."""
     batch_size: Count | None = None
     """Sequences at once; `train.batch_size` where not given."""
     max_batches: Count | None = None
@@ -32,8 +33,11 @@ class Sample(Spec):
     """Text from the model as it is now, at these steps and at the end."""
 
     every: Count | None = None
+    """Steps from one sample to the next; only at the end where not given."""
     prompts: Annotated[tuple[str, ...], Field(min_length=1)] = ("\n",)
+    """Each is continued."""
     max_tokens: Count = 100
+    """Tokens to continue with, at most."""
     temperature: NotNegative = 0.8
     """0 always takes the likeliest token."""
     top_k: Count | None = 50
@@ -46,3 +50,4 @@ class Track(Spec):
     repository: str = "."
     """Directory of the Aim repository (`.aim` is made in it)."""
     experiment: str = "trainkit"
+    """Under which Aim lists the run."""

@@ -1,0 +1,101 @@
+"""Texts, recipes and tokenizers for the tests of the data room, small enough to cache in a moment."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from trainkit.data import shards
+from trainkit.recipe import Recipe
+
+WORDS = ["alpha", "beta", "gamma\n", "delta", "Ωmega", "epsilon\n\n", "zeta", "naïve", "42", "  indented", "𝕏"]
+
+
+def text(seed: int, words: int = 40) -> str:
+    """Some text; another for each seed."""
+    return " ".join(WORDS[(seed * 7 + i * (seed % 5 + 1) + i // 3) % len(WORDS)] for i in range(words)) + f" {seed}"
+
+
+def write_texts(directory: Path, count: int, *, words: int = 40, first: int = 0) -> Path:
+    """`count` text files below `directory`, in two levels."""
+    for i in range(first, first + count):
+        path = directory / f"part{i % 3}" / f"{i:04d}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text(i, words), encoding="utf-8")
+    return directory
+
+
+def write_jsonl(path: Path, texts: list[str]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"text": t}) + "\n" for t in texts), encoding="utf-8")
+    return path
+
+
+@cache
+def tokenizer_json(vocab_size: int = 300) -> str:
+    """A byte-level BPE of few entries, as JSON."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([text(i) for i in range(50)], trainer)
+    return tokenizer.to_str()
+
+
+def tokenizer_file(directory: Path, vocab_size: int = 300) -> Path:
+    path = directory / f"tokenizer-{vocab_size}.json"
+    if not path.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        path.write_text(tokenizer_json(vocab_size), encoding="utf-8")
+    return path
+
+
+def recipe(
+    directory: Path,
+    *train: dict[str, Any] | str | Path,
+    tokenizer: dict[str, Any] | None = None,
+    sequence_length: int = 16,
+    batch_size: int = 4,
+    seed: int = 0,
+    **data: Any,
+) -> Recipe:
+    """A recipe with its cache in `directory`/cache; sources are tables or patterns."""
+    sources = tuple(source if isinstance(source, dict) else {"path": str(source)} for source in train)
+    return Recipe.model_validate(
+        {
+            "schema": 1,
+            "run": {"seed": seed},
+            "model": {"type": "gpt2", "layers": 1, "hidden": 16, "heads": 2},
+            "tokenizer": tokenizer or {"path": str(tokenizer_file(directory))},
+            "data": {
+                "sequence_length": sequence_length,
+                "train": sources,
+                "cache": str(directory / "cache"),
+                **data,
+            },
+            "train": {"steps": 1, "batch_size": batch_size},
+            "optimizer": {"type": "adamw", "learning_rate": 1e-3},
+        }
+    )
+
+
+def small_units(monkeypatch: Any = None) -> None:
+    """Units of about 1 to 4 KB, so that little text makes many shards."""
+    for name, value in (("SMALL", 1000), ("LARGE", 4000)):
+        if monkeypatch is None:
+            setattr(shards, name, value)
+        else:
+            monkeypatch.setattr(shards, name, value)
+
+
+def stored(directory: Path) -> dict[str, bytes]:
+    """Every file of tokens in a cache, by its name."""
+    return {path.name: path.read_bytes() for path in sorted((directory / "cache" / "shards").glob("*.tokens"))}

@@ -1,0 +1,92 @@
+"""Orders are pure functions of an index, and lose and double nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trainkit.data.order import MIXTURE_BLOCK, Mixture, Order, Permutation
+from trainkit.recipe.data import Window
+
+few = settings(max_examples=60, deadline=None)
+
+
+@few
+@given(size=st.integers(1, 3000), key=st.integers(0, 2**32))
+def test_a_permutation_reaches_every_number_once_at_every_size(size, key):
+    assert sorted(Permutation(size, key)(np.arange(size)).tolist()) == list(range(size))
+
+
+@few
+@given(size=st.integers(2**33, 2**45), key=st.integers(0, 99), first=st.integers(0, 2**32))
+def test_a_permutation_of_more_than_fits_in_memory_stays_inside_and_distinct(size, key, first):
+    images = Permutation(size, key)(np.arange(first, first + 500))
+    assert images.min() >= 0
+    assert images.max() < size
+    assert len(set(images.tolist())) == 500
+
+
+def test_a_permutation_leaves_hardly_a_neighbour_beside_its_neighbour_and_depends_on_its_key():
+    one, other = (Permutation(10_000, key)(np.arange(10_000)) for key in (1, 2))
+    assert (np.abs(np.diff(one)) == 1).sum() < 20
+    assert (one == other).sum() < 20
+    # the mean distance moved in a random permutation of n is n / 3
+    assert 3200 < np.abs(one - np.arange(10_000)).mean() < 3466
+
+
+@few
+@given(
+    examples=st.integers(1, 200),
+    shuffle=st.one_of(st.just("full"), st.just(False), st.integers(1, 250).map(lambda n: Window(window=n))),
+    seed=st.integers(0, 5),
+)
+def test_every_epoch_has_every_example_once(examples, shuffle, seed):
+    seen = Order(examples, shuffle=shuffle, seed=seed, name="x")(np.arange(3 * examples))
+    for epoch in range(3):
+        assert sorted(seen[epoch * examples : (epoch + 1) * examples].tolist()) == list(range(examples))
+
+
+@few
+@given(examples=st.integers(1, 9000), window=st.integers(1, 5000), cut=st.integers(1, 9000))
+def test_an_order_is_the_same_asked_at_once_or_in_parts(examples, window, cut):
+    index = np.arange(min(2 * examples, 9000))
+    order = Order(examples, shuffle=Window(window=window), seed=1, name="x")
+    parts = np.concatenate([order(index[:cut]), order(index[cut:])])
+    np.testing.assert_array_equal(parts, Order(examples, shuffle=Window(window=window), seed=1, name="x")(index))
+
+
+def test_a_window_is_seen_whole_before_the_next_begins():
+    seen = Order(100, shuffle=Window(window=30), seed=0, name="x")(np.arange(100))
+    for first in range(0, 100, 30):
+        part = seen[first : first + 30].tolist()
+        assert sorted(part) == list(range(first, min(first + 30, 100)))
+        assert part != sorted(part)
+
+
+def test_epochs_seeds_and_sources_have_orders_of_their_own():
+    def order(seed: int, name: str) -> np.ndarray:
+        return Order(500, shuffle="full", seed=seed, name=name)(np.arange(1000))
+
+    one = order(0, "source 0")
+    for other in (one[500:], order(1, "source 0")[:500], order(0, "source 1")[:500]):
+        assert (one[:500] == other).sum() < 20
+
+
+@few
+@given(weights=st.lists(st.floats(0.01, 10), min_size=1, max_size=6), block=st.integers(0, 1000))
+def test_a_mixture_has_exact_quotas_in_every_block_and_counts_without_a_gap(weights, block):
+    mixture = Mixture(weights, seed=3)
+    first = block * MIXTURE_BLOCK
+    sources, ranks = mixture(np.arange(first, first + 2 * MIXTURE_BLOCK))
+    for source, quota in enumerate(mixture.quotas.tolist()):
+        assert abs(quota - weights[source] / sum(weights) * MIXTURE_BLOCK) < 1
+        assert (sources[:MIXTURE_BLOCK] == source).sum() == quota
+        assert ranks[sources == source].tolist() == list(range(block * quota, (block + 2) * quota))
+
+
+def test_a_mixture_is_the_same_asked_in_any_parts():
+    index = np.arange(1000, 3000)
+    sources, ranks = Mixture([3, 1, 0.5], seed=0)(index)
+    for i in (0, 23, 24, 1047, 1999):
+        one_source, one_rank = Mixture([3, 1, 0.5], seed=0)(index[i : i + 1])
+        assert (one_source[0], one_rank[0]) == (sources[i], ranks[i])

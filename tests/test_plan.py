@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainkit.errors import TrainkitError
+from trainkit.plan import DataSize, Devices, make_plan
+from trainkit.recipe import Recipe
+
+DATA = DataSize(examples=1000, tokens=64_001, documents=10, bytes=300_000)
+modest = settings(max_examples=80, deadline=None)
+
+
+def recipe(train: dict[str, Any] | None = None, **sections: Any) -> Recipe:
+    values = {
+        "schema": 1,
+        "model": {"layers": 2, "hidden": 32, "heads": 4},
+        "tokenizer": {"train": {"vocab_size": 300}},
+        "data": {"sequence_length": 64, "train": ({"type": "python-stdlib"},)},
+        "train": {"steps": 10, "batch_size": 8, **(train or {})},
+        "optimizer": {"learning_rate": 1e-3},
+        **sections,
+    }
+    values["train"] = {key: value for key, value in values["train"].items() if value is not None}
+    return Recipe.model_validate(values)
+
+
+def plan(made: Recipe, *, devices: int = 1, data: DataSize | None = None, **device: Any):
+    return make_plan(made, devices=Devices(count=devices, **device), vocab_size=300, data=data)
+
+
+@given(
+    size=st.integers(1, 96),
+    micro=st.just("auto") | st.integers(1, 24),
+    devices=st.integers(1, 9),
+    fsdp=st.integers(1, 4),
+)
+@modest
+def test_a_batch_is_split_without_remainder_or_the_error_names_sizes_that_are(size, micro, devices, fsdp):
+    def split(**train: Any):
+        given_batch = {"batch_size": size, "micro_batch_size": micro, **train}
+        return plan(recipe(given_batch, parallel={"fsdp": fsdp}), devices=devices).batch
+
+    try:
+        batch = split()
+    except TrainkitError as error:
+        if error.where == "parallel.fsdp":
+            assert devices % fsdp
+            return
+        sizes, _, micros = error.hint.partition("; or ")
+        for text in re.findall(r"\d+", sizes):
+            assert split(batch_size=int(text)).global_size == int(text)
+        for text in re.findall(r"\d+", micros):
+            assert split(micro_batch_size=int(text)).micro == int(text)
+        assert re.search(r"\d", sizes)
+    else:
+        assert batch.micro * batch.accumulation * batch.replicas == batch.global_size == size
+        assert batch.replicas == devices
+
+
+@given(devices=st.integers(1, 64), fsdp=st.integers(1, 70))
+@modest
+def test_the_mesh_takes_every_device_or_the_error_names_an_fsdp_that_does(devices, fsdp):
+    def mesh(fsdp: int):
+        return plan(recipe({"batch_size": devices}, parallel={"fsdp": fsdp}), devices=devices)
+
+    try:
+        made = mesh(fsdp)
+    except TrainkitError as error:
+        for text in re.findall(r"\d+", error.hint):
+            assert mesh(int(text)).fsdp_axis == int(text)
+        assert re.search(r"\d", error.hint)
+    else:
+        assert made.data_axis * made.fsdp_axis == devices
+
+
+def test_more_replicas_than_devices_are_an_error_and_fewer_are_not():
+    assert plan(recipe(parallel={"data": 2}), devices=4).batch.replicas == 2
+    with pytest.raises(TrainkitError, match="needs 8 devices; found 4") as found:
+        plan(recipe(parallel={"data": 4, "fsdp": 2}), devices=4)
+    assert found.value.hint == "parallel.data = 2"
+
+
+@given(tokens=st.integers(1, 10**12), size=st.integers(1, 1000), length=st.integers(1, 5000))
+@modest
+def test_tokens_are_rounded_up_to_whole_steps(tokens, size, length):
+    data = {"sequence_length": length, "train": ({"type": "python-stdlib"},)}
+    made = plan(recipe({"steps": None, "tokens": tokens, "batch_size": size}, data=data))
+    assert 0 <= made.total_tokens - tokens < made.tokens_per_step
+    assert made.total_tokens == made.steps * size * length
+
+
+def test_epochs_need_to_know_the_data():
+    made = recipe({"steps": None, "epochs": 1.5})
+    assert plan(made, data=DATA).steps == 188  # 1.5 x 1000 / 8, rounded up
+    assert plan(made, data=DATA).epochs == pytest.approx(1.504)
+    with pytest.raises(TrainkitError, match="before the data is counted") as found:
+        plan(made)
+    assert "trainkit cache-data" in found.value.hint
+    assert plan(recipe()).epochs is None
+
+
+def test_data_that_does_not_fill_one_example_is_an_error():
+    empty = DataSize(examples=0, tokens=12, documents=1, bytes=40)
+    with pytest.raises(TrainkitError, match="does not fill one example of 64 tokens"):
+        plan(recipe(), data=empty)
+
+
+def test_the_micro_batch_is_the_largest_that_fits_the_memory():
+    made = recipe({"batch_size": 12})
+    assert plan(made).batch.micro == 12
+    whole = plan(made, platform="gpu", memory_bytes=10**12)
+    state = whole.total_bytes - whole.bytes["activations"] - whole.bytes["logits"]
+    one = (whole.total_bytes - state) // 12
+    for fitting, micro in ((12, 12), (11, 6), (5, 4), (1, 1), (0, 1)):
+        memory = int((state + (fitting + 0.5) * one) / 0.9)
+        small = plan(made, platform="gpu", memory_bytes=memory)
+        assert small.batch.micro == micro, fitting
+        assert small.fits == (fitting >= 1)
+
+
+def test_state_is_divided_by_fsdp_and_activations_are_not():
+    one, four = plan(recipe()), plan(recipe({"batch_size": 32}, parallel={"fsdp": 4}), devices=4)
+    for part in ("parameters", "gradients", "optimizer", "snapshot"):
+        assert four.bytes[part] == pytest.approx(one.bytes[part] / 4, abs=8)
+    assert four.bytes["activations"] == one.bytes["activations"]
+    assert one.bytes["parameters"] == 4 * one.parameters == 4 * sum(one.parameters_by_part.values())
+    assert one.bytes["optimizer"] == 8 * one.parameters
+
+
+def test_flops_count_every_matrix_once_and_attention_as_causal():
+    made = plan(recipe())
+    matrices = 2 * (4 * 32 * 32 + 2 * 32 * 128) + 300 * 32
+    attention = 2 * 2 * 2 * 32 * 65 // 2
+    assert made.flops_per_token == 6 * matrices + 3 * attention
+    assert made.total_flops == made.flops_per_token * 10 * 8 * 64
+
+
+@pytest.mark.parametrize(
+    ("asked", "platform", "found"),
+    [
+        ("auto", "cpu", "float32"),
+        ("auto", "gpu", "bfloat16"),
+        ("auto", "tpu", "bfloat16"),
+        ("float32", "gpu", "float32"),
+    ],
+)
+def test_compute_auto_is_bfloat16_where_that_is_fast(asked, platform, found):
+    assert plan(recipe(precision={"compute": asked}), platform=platform).compute == found
+
+
+def test_the_summary_is_plain_json():
+    import json
+
+    made = plan(recipe(), data=DATA)
+    told = json.loads(json.dumps(made.summary()))
+    assert told["batch"] == {"global_size": 8, "micro": 8, "accumulation": 1, "replicas": 1}
+    assert told["steps"] == 10 and told["total_bytes"] == made.total_bytes and told["fits"] is None

@@ -1,0 +1,460 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sample_recipe import TEXT, changed, line_of, write
+
+from trainkit.errors import WRONG_INPUT, TrainkitError
+from trainkit.recipe import Recipe, language
+from trainkit.recipe.foreign import FOREIGN
+from trainkit.recipe.load import Loaded, load
+from trainkit.recipe.locate import Key, dotted, locate
+from trainkit.recipe.write import differences, dumps, load_resolved, toml_value
+
+ROOT = Path(__file__).parent.parent
+modest = settings(max_examples=100, deadline=None)
+
+
+def wrong(path: Path, *overrides: str) -> str:
+    """What a person is told about a recipe that is wrong."""
+    with pytest.raises(TrainkitError) as found:
+        load(path, overrides)
+    assert found.value.exit_code == WRONG_INPUT
+    assert "pydantic" not in str(found.value) and "Input should" not in str(found.value)
+    return str(found.value)
+
+
+def told(tmp_path: Path, *changes: tuple[str, str]) -> str:
+    return wrong(write(tmp_path, changed(*changes)))
+
+
+# reading
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("recipes/**/*.toml")), ids=lambda path: path.name)
+def test_every_recipe_of_the_repository_is_right(path):
+    load(path)
+
+
+def test_every_value_has_an_origin(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    loaded = load(write(tmp_path), ["train.steps=5", "sample.prompts.0=x"])
+    assert loaded.origins["model.layers"] == f"sample.toml:{line_of(TEXT, 'layers')}"
+    assert loaded.origins["tokenizer.train.vocab_size"] == f"sample.toml:{line_of(TEXT, 'vocab_size')}"
+    assert loaded.origins["data.train.0.type"] == f"sample.toml:{line_of(TEXT, 'python-stdlib')}"
+    assert loaded.origins["train.steps"] == loaded.origins["sample.prompts"] == "--set"
+    assert loaded.origins["optimizer.betas"] == loaded.origins["task.type"] == "default"
+
+
+def test_a_run_is_called_after_its_file_where_it_has_no_name(tmp_path):
+    assert load(write(tmp_path, changed(('name = "sample"', "")), "mine.toml")).recipe.run.name == "mine"
+
+
+def test_paths_are_made_absolute_so_that_a_run_resumes_from_anywhere(tmp_path, monkeypatch):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    text = changed(
+        ('type = "python-stdlib"', 'path = ["a/*.txt", "~/b.txt"]'),
+        ("train = { vocab_size = 300 }", 'path = "tokenizer.json"'),
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/somebody")
+    recipe = load(write(tmp_path, text)).recipe
+    assert recipe.data.train[0].path == (f"{tmp_path}/a/*.txt", "/home/somebody/b.txt")
+    assert recipe.data.cache == f"{tmp_path}/cache"
+    assert recipe.run.directory == f"{tmp_path}/runs"
+    assert recipe.track.repository == str(tmp_path)
+    assert recipe.tokenizer.path == f"{tmp_path}/tokenizer.json"
+
+
+def test_the_id_of_a_tokenizer_on_the_hub_is_left_as_it_is(tmp_path):
+    text = changed(("train = { vocab_size = 300 }", 'path = "openai-community/gpt2"'))
+    assert load(write(tmp_path, text)).recipe.tokenizer.path == "openai-community/gpt2"
+
+
+# extends
+
+
+def test_tables_merge_and_lists_replace_and_the_file_wins_over_its_bases(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, name="base/one.toml")
+    write(tmp_path, "[model]\nheads = 8\n[sample]\nmax_tokens = 7\n", "base/two.toml")
+    top = write(tmp_path, 'extends = ["base/one.toml", "base/two.toml"]\n[sample]\nprompts = ["a", "b"]\n', "top.toml")
+    loaded = load(top)
+    assert (loaded.recipe.model.heads, loaded.recipe.model.hidden) == (8, 32)
+    assert loaded.recipe.sample.prompts == ("a", "b")
+    assert loaded.recipe.sample.max_tokens == 7
+    assert loaded.origins["model.heads"] == "base/two.toml:2"
+    assert loaded.origins["model.hidden"] == f"base/one.toml:{line_of(TEXT, 'hidden')}"
+    assert loaded.origins["sample.prompts"] == "top.toml:3"
+    assert load(top, ["model.heads=2"]).recipe.model.heads == 2
+
+
+def test_bases_are_found_beside_the_file_that_names_them(tmp_path):
+    write(tmp_path, name="a/b/deep.toml")
+    write(tmp_path, 'extends = "b/deep.toml"', "a/middle.toml")
+    assert load(write(tmp_path, 'extends = "a/middle.toml"', "top.toml")).recipe.model.layers == 2
+
+
+@pytest.mark.parametrize("key", ["epochs=2", "tokens=900"])
+def test_a_length_of_another_unit_takes_the_place_of_the_one_before(tmp_path, key):
+    path = write(tmp_path)
+    by_file = write(tmp_path, f'extends = "sample.toml"\n[train]\n{key}\n', "other.toml")
+    for recipe in (load(path, [f"train.{key}"]).recipe, load(by_file).recipe):
+        assert recipe.train.steps is None
+    assert "give exactly one" in wrong(by_file, "train={ steps = 1, tokens = 3, batch_size = 2 }")
+
+
+def test_a_recipe_that_extends_itself_or_nothing_names_the_chain(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, 'extends = "b.toml"', "a.toml")
+    write(tmp_path, 'extends = "a.toml"', "b.toml")
+    assert wrong(Path("a.toml")).startswith("a.toml -> b.toml -> a.toml: a recipe extends itself")
+    write(tmp_path, 'extends = "bb.toml"', "c.toml")
+    assert wrong(Path("c.toml")) == "c.toml -> bb.toml: there is no such file\nhint: did you mean b.toml?"
+    write(tmp_path, "\nextends = [1]", "d.toml")
+    assert "d.toml:2: extends takes a path" in wrong(Path("d.toml"))
+
+
+# --set
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "value"),
+    [
+        ("run.name=foo", "run.name", "foo"),
+        ('run.name="foo"', "run.name", "foo"),
+        ("run.name=a b=c", "run.name", "a b=c"),
+        ("optimizer.learning_rate=1", "optimizer.learning_rate", 1.0),
+        ("optimizer.betas=[0.5, 0.6]", "optimizer.betas", (0.5, 0.6)),
+        ("data.shuffle={window = 9}", "data.shuffle.window", 9),
+        ("data.train.0={path = '/x'}", "data.train.0.path", "/x"),
+        ("data.train.0.weight=2.0", "data.train.0.weight", 2.0),
+        ("track.aim=true", "track.aim", True),
+        ("parallel.fsdp=2", "parallel.fsdp", 2),
+    ],
+)
+def test_an_override_is_toml_or_else_a_bare_string(tmp_path, override, key, value):
+    found: Any = load(write(tmp_path), [override]).recipe.model_dump()
+    for part in key.split("."):
+        found = found[int(part)] if part.isdecimal() else found[part]
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("train.stepz=4", "--set train.stepz: train.stepz = 4: no such key\nhint: did you mean steps?"),
+        ("train.steps=many", '--set train.steps: train.steps = "many": expected a whole number of at least 1'),
+        ("train.steps", "--set train.steps: an override is written KEY=VALUE"),
+        ("train..steps=4", "--set train..steps=4: an override is written KEY=VALUE"),
+        ("data.train.3.weight=1.0", "--set data.train.3.weight=1.0: data.train is a list of 1"),
+        ("model.heads.x=1", "--set model.heads.x=1: model.heads is a value"),
+        ("run.name=4", 'hint: write a string: name = "4"'),
+    ],
+)
+def test_a_wrong_override_is_named(tmp_path, override, said):
+    assert said in wrong(write(tmp_path), override)
+
+
+# files that cannot be read
+
+
+def test_what_is_no_recipe_file_is_told_with_those_that_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path)
+    assert wrong(Path("simple.toml")) == "simple.toml: there is no such file\nhint: did you mean sample.toml?"
+    assert wrong(Path("x/y.toml")).startswith("x/y.toml: there is no such file")
+    assert wrong(Path(".")).startswith(".: is a directory, not a recipe\nhint: recipes here: sample.toml")
+    (tmp_path / "bytes.toml").write_bytes(b"schema = 1\nname = '\xff'\n")
+    assert wrong(Path("bytes.toml")).startswith("bytes.toml:2: is not UTF-8 text")
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("layers = two", 'strings stand in quotes: layers = "two"'),
+        ("layers: 2", "write = between key and value"),
+        ("layers = 2,", "no comma after it"),
+        ("layers = ", "leave out a key that has no value"),
+        ("layers = None", "leave out a key that has no value"),
+        ("layers = True", "write true"),
+        ('layers = "two', "a string is not closed"),
+        ('layers = "C:\\new\\x"', "a backslash begins an escape"),
+        ("hidden = 32\nhidden = 33", "given before"),
+    ],
+)
+def test_a_syntax_error_shows_the_line_and_what_was_meant(tmp_path, monkeypatch, line, hint):
+    monkeypatch.chdir(tmp_path)
+    text = changed(("layers = 2", line))
+    said = wrong(write(tmp_path, text))
+    number = line_of(text, line.splitlines()[-1].rstrip())
+    assert re.match(rf"sample.toml:{number}:\d+: not TOML: ", said), said
+    assert line.splitlines()[-1] in said and hint in said
+
+
+# mistakes
+
+
+def test_all_mistakes_are_told_at_once_each_with_its_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = changed(
+        ("layers = 2", "layer = 2"),
+        ("heads = 4", "heads = 5"),
+        ("batch_size = 8", "batch_size = 0"),
+        ("learning_rate = 1e-3", "learning_rate = -1"),
+        ("steps = 20", 'steps = "20"'),
+        ('type = "cosine"', 'type = "cosin"'),
+        ('prompts = ["def main("]', 'prompts = "def main("'),
+        ("[track]", "[trak]"),
+        ("aim = false", 'aim = "no"'),
+    )
+    said = wrong(write(tmp_path, text))
+    assert said.startswith("sample.toml: 9 mistakes\n")
+    for part, problem, hint in (
+        ("layer =", "model.layer = 2: no such key", "did you mean layers?"),
+        ("heads =", "[model]: heads = 5 does not divide hidden = 32; the nearest that do: 2, 4, 8", ""),
+        ("steps =", 'train.steps = "20": expected a whole number of at least 1, found a string', "without quotes"),
+        ("batch_size =", "train.batch_size = 0: expected a whole number of at least 1", ""),
+        ("learning_rate =", "optimizer.learning_rate = -1: expected a number greater than 0", ""),
+        ('"cosin"', 'schedule.type = "cosin": expected "cosine" or "linear" or "constant"', 'did you mean "cosine"?'),
+        ("prompts =", 'sample.prompts = "def main(": expected a list', 'write a list: prompts = ["def main("]'),
+        ("[trak]", "[trak]: no such section", "did you mean track?"),
+        ('"no"', 'track.aim = "no": expected true or false, found a string', "write aim = false"),
+    ):
+        block = next(b for b in said.split("\n\n") if b.startswith(f"sample.toml:{line_of(text, part)}: "))
+        assert problem in block and hint in block
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ([("steps = 20", "")], "give exactly one of steps, epochs and tokens; found none"),
+        ([("steps = 20", "steps = 20\nepochs = 1")], "found steps and epochs"),
+        ([("hidden = 32", "")], "model.hidden is missing"),
+        ([("schema = 1", "")], "begin the recipe with: schema = 1"),
+        ([("schema = 1", "schema = 2")], "schema = 2: expected 1"),
+        ([("[[data.train]]", "[data.train]")], "double the brackets: [[data.train]]"),
+        ([("layers = 2", "layers = 2.0")], "write it without a point or exponent: layers = 2"),
+        (
+            [("layers = 2", "layers = true")],
+            "layers = true: expected a whole number of at least 1, found true or false",
+        ),
+        ([("held_out = 0.1", "held_out = 1.0")], "expected a number of at least 0 and less than 1"),
+        (
+            [("held_out = 0.1", "shuffle = { windw = 4 }")],
+            "data.shuffle.windw = 4: no such key\nhint: did you mean window?",
+        ),
+        ([("held_out = 0.1", "shuffle = 4")], 'expected "full" or false or a table of window'),
+        ([('name = "sample"', 'name = "a/b"')], "the name of a run is the name of its directory"),
+        ([('name = "sample"', 'name = ".."')], "the name of a run is the name of its directory"),
+        ([('name = "sample"', 'name = ""')], "the name of a run is the name of its directory"),
+        ([('type = "python-stdlib"', 'type = "python"')], 'did you mean "python-stdlib"?'),
+        (
+            [('type = "python-stdlib"', 'path = "x"\nweight = 0')],
+            "data.train.0.weight = 0: expected a number greater than 0",
+        ),
+        (
+            [("heads = 4", "heads = 4\ncontext_length = 32")],
+            "data.sequence_length = 64 is more than model.context_length = 32",
+        ),
+        (
+            [("min_ratio = 0.1", "max_ratio = 0.2")],
+            "schedule.max_ratio = 0.2: no such key\nhint: did you mean min_ratio?",
+        ),
+        ([('type = "cosine"', 'type = "constant"')], 'min_ratio goes with type = "cosine" or "linear"'),
+        ([("seed = 3", "batch_size = 3")], "did you mean train.batch_size or evaluate.batch_size?"),
+        ([("seed = 3", "qwertz = 3")], "here may stand: name, seed, directory"),
+        ([("every = 10", "every = nan")], "expected a whole number of at least 1"),
+        ([("aim = false", "aim = 1979-05-27")], "expected true or false, found a date or time"),
+    ],
+)
+def test_a_mistake_is_told_once_and_with_the_way_out(tmp_path, changes, said):
+    found = told(tmp_path, *changes)
+    assert said in found
+    assert "mistakes" not in found, found
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "key", "word"),
+    [
+        ("train", "lr", "optimizer.learning_rate", ""),
+        ("train", "num_train_epochs", "epochs", ""),
+        ("train", "per_device_train_batch_size", "batch_size", "global"),
+        ("train", "gradient_accumulation_steps", "train.micro_batch_size", "follows from"),
+        ("train", "bf16", "precision.compute", "bfloat16"),
+        ("train", "output_dir", "run.directory", ""),
+        ("model", "n_layer", "layers", ""),
+        ("schedule", "warmup_ratio", "warmup", ""),
+        ("data", "block_size", "data.sequence_length", ""),
+    ],
+)
+def test_the_names_of_other_trainers_are_answered_with_ours(tmp_path, section, name, key, word):
+    path = write(tmp_path, f'extends = "sample.toml"\n\n[{section}]\n{name} = 1\n', "foreign.toml")
+    write(tmp_path)
+    said = wrong(path)
+    assert f"foreign.toml:4: {section}.{name} = 1: no such key" in said
+    assert key.removeprefix(f"{section}.") in said and word in said
+
+
+@pytest.mark.parametrize("name", sorted(FOREIGN))
+def test_a_foreign_name_leads_to_a_key_that_exists(name):
+    key = FOREIGN[name].key
+    assert not key or language.node_at(tuple(key.split(".")), {}) is not None
+    assert key or FOREIGN[name].note
+
+
+def test_every_key_says_what_it_means():
+    silent = [dotted(key) for key in language.leaves() if key[-1] != "type" and len(key) > 1]
+    silent = [key for key in silent if not language.meaning(language.node_at(tuple(key.split(".")), {}) or {})]
+    assert silent == []
+
+
+@given(st.data())
+@modest
+def test_whatever_one_value_is_changed_to_the_answer_is_a_recipe_or_names_that_key(tmp_path_factory, data):
+    table = tomli.loads(TEXT)
+    keys = [key for key in _keys(table) if len(key) > 1]
+    key = data.draw(st.sampled_from(keys))
+    values = st.none() | st.booleans() | st.integers(-3, 3) | st.floats() | st.text(max_size=3) | st.just([])
+    target: Any = table
+    for part in key[:-1]:
+        target = target[part]
+    if (value := data.draw(values)) is None:
+        del target[key[-1]]
+    else:
+        target[key[-1]] = value
+    path = write(tmp_path_factory.getbasetemp(), "\n".join(f"{k} = {toml_value(v)}" for k, v in table.items()))
+    try:
+        load(path)
+    except TrainkitError as error:
+        name = next(part for part in reversed(key) if isinstance(part, str))
+        assert name in str(error) and "mistakes" not in str(error)
+
+
+# where things stand
+
+
+def _keys(value: Any, key: Key = ()) -> list[Key]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [*([key] if key else []), *(found for part, child in inner for found in _keys(child, (*key, part)))]
+
+
+names = st.text("ab_-1", min_size=1, max_size=2) | st.text(min_size=0, max_size=3).filter(lambda s: s.isprintable())
+strings = st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=6)
+scalars = st.integers() | st.booleans() | st.floats(allow_nan=False) | st.dates() | strings
+values = st.recursive(scalars, lambda v: st.lists(v, max_size=3) | st.dictionaries(names, v, max_size=3), max_leaves=6)
+tables = st.dictionaries(
+    names, values | st.lists(st.dictionaries(names, values, max_size=2), min_size=1, max_size=3), max_size=4
+)
+
+
+def _toml(table: dict[str, Any], draw: Any, path: tuple[str, ...] = ()) -> str:
+    """The table, each value in one of the ways in which TOML can say it."""
+    noise = st.sampled_from(["", "\n", "# ] [ } \" '''\n", "\t\n  # = \n"])
+    simple, nested = [], []
+    for name, value in table.items():
+        key = toml_value(name)
+        if isinstance(value, dict) and draw(st.booleans()):
+            head = ".".join(map(toml_value, (*path, name)))
+            nested.append(f"{draw(noise)} [ {head} ] # {draw(noise)!r}\n{_toml(value, draw, (*path, name))}")
+        elif isinstance(value, list) and value and all(isinstance(v, dict) for v in value) and draw(st.booleans()):
+            head = ".".join(map(toml_value, (*path, name)))
+            nested += [f"{draw(noise)}[[{head}]]\n{_toml(v, draw, (*path, name))}" for v in value]
+        else:
+            simple.append(f"{draw(noise)} {key}\t= {_value(value, draw)} # end\n")
+    return "".join([*simple, *nested])
+
+
+def _value(value: Any, draw: Any) -> str:
+    if isinstance(value, list):
+        gap = draw(st.sampled_from(["", "\n", " # ,]\n "]))
+        return f"[{gap}{''.join(f'{_value(v, draw)}{gap},{gap}' for v in value)}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{toml_value(k)} = {_value(v, draw)}" for k, v in value.items()) + "}"
+    if isinstance(value, str) and draw(st.booleans()):
+        return '"""\n' + toml_value(value)[1:-1].replace("\\n", "\n") + '"""'
+    return toml_value(value)
+
+
+@given(st.data())
+@modest
+def test_every_key_that_tomli_finds_has_a_line_and_that_line_holds_it(data):
+    table = data.draw(tables)
+    text = _toml(table, data.draw)
+    read = tomli.loads(text)
+    assert read == table
+    lines = locate(text)
+    assert set(lines) == set(_keys(read))
+    shown = text.split("\n")
+    for key, line in lines.items():
+        if isinstance(key[-1], str):
+            assert toml_value(key[-1]) in shown[line - 1]
+
+
+def test_every_way_of_writing_a_key_is_found():
+    text = 'a.b = 1\n[x.y]\n"q.r" = [1,\n 2, # ]\n {z = """\n}"""""}]\n'
+    text += "[[d.t]]\np = 1\n[[d.t]]\n[d.t.u]\nv = 1979-05-27 07:32:00\n"
+    assert {dotted(key): line for key, line in locate(text).items()} == {
+        "a": 1, "a.b": 1, "x": 2, "x.y": 2, "x.y.q.r": 3, "x.y.q.r.0": 3, "x.y.q.r.1": 4, "x.y.q.r.2": 5,
+        "x.y.q.r.2.z": 5, "d": 7, "d.t": 7, "d.t.0": 7, "d.t.0.p": 8, "d.t.1": 9, "d.t.1.u": 10, "d.t.1.u.v": 11,
+    }  # fmt: skip
+
+
+# writing
+
+
+def test_a_written_recipe_says_where_each_value_came_from_and_reads_back_equal(tmp_path):
+    overrides = [
+        'sample.prompts=["\\u001b[31m\\u007f\\n", "”"]',
+        "optimizer.groups=[{match = '*.bias', weight_decay = 0.0}, {match = 'x'}]",
+        "data.shuffle={window = 5}",
+        "data.validation=[{path = '/a', name = 'a'}, {path = ['/b', '/c']}]",
+        "checkpoint.keep_every=[3, 5]",
+        "schedule={type = 'linear', warmup = 1.0}",
+    ]
+    loaded = load(write(tmp_path), overrides)
+    text = dumps(loaded)
+    for line in text.splitlines():
+        assert re.fullmatch(r"# resolved by .*|\[.*\]||\S+ = .*  # (.*sample\.toml:\d+|--set|default)", line), line
+    copy = write(tmp_path, text, "copy/recipe.toml")
+    assert load_resolved(copy) == loaded.recipe
+    assert load_resolved(copy).fingerprint() == loaded.recipe.fingerprint()
+    assert _without_none(json.loads(loaded.recipe.model_dump_json(by_alias=True))) == tomli.loads(text)
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
+    return [_without_none(inner) for inner in value] if isinstance(value, list) else value
+
+
+@given(values)
+@modest
+def test_a_value_is_written_so_that_it_reads_back(value):
+    assert tomli.loads(f"value = {toml_value(value)}") == {"value": value}
+
+
+def test_differences_are_told_key_by_key(tmp_path):
+    old = load(write(tmp_path)).recipe
+    new = load(write(tmp_path), ["train.epochs=2", "data.train.0.weight=1.0", "sample.prompts=['x', 'y']"]).recipe
+    assert [str(d) for d in differences(old, new)] == [
+        "data.train.0.weight: not given -> 1.0",
+        "train.steps: 20 -> not given",
+        "train.epochs: not given -> 2.0",
+        'sample.prompts: ["def main("] -> ["x", "y"]',
+    ]
+    assert differences(old, old) == []
+
+
+def test_a_loaded_recipe_is_frozen(tmp_path):
+    loaded = load(write(tmp_path))
+    assert isinstance(loaded, Loaded) and isinstance(loaded.recipe, Recipe)
+    with pytest.raises(ValueError, match="frozen"):
+        loaded.recipe.train.steps = 3

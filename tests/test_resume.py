@@ -1,0 +1,155 @@
+"""Nothing is lost, and resuming changes nothing."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from trainer import Trainer, arrays, losses, trainkit, workplace
+
+from trainkit.events.log import read
+
+STEPS = 24
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run from beginning to end, and the workplace that it was made in."""
+    directory = workplace(tmp_path_factory.mktemp("uninterrupted"))
+    done = trainkit(directory, "run", "tiny.toml", "--plain")
+    assert done.returncode == 0, done.stderr
+    return directory / "runs" / "tiny"
+
+
+def ended_alike(run: Path, uninterrupted: Path) -> None:
+    assert losses(run) == losses(uninterrupted)
+    assert arrays(run, STEPS) == arrays(uninterrupted, STEPS)
+    evaluated = [[e["step"], e["metrics"]] for e in read(run) if e["type"] == "evaluated"]
+    assert evaluated == [[e["step"], e["metrics"]] for e in read(uninterrupted) if e["type"] == "evaluated"]
+    samples = [e["text"] for e in read(run) if e["type"] == "sampled"]
+    assert samples == [e["text"] for e in read(uninterrupted) if e["type"] == "sampled"]
+
+
+def test_a_run_trains_evaluates_samples_and_saves(uninterrupted: Path) -> None:
+    kinds = [event["type"] for event in read(uninterrupted)]
+    assert kinds[0] == "run_started" and kinds[-1] == "run_finished"
+    assert kinds.count("step") == STEPS and kinds.count("evaluated") == 3 and kinds.count("sampled") == 2
+    by_step = losses(uninterrupted)
+    assert by_step[STEPS] < by_step[1] - 1
+    saved = sorted(int(path.name) for path in (uninterrupted / "checkpoints").iterdir())
+    assert saved == [6, 12, 18, 24]
+
+
+def test_killed_while_caching_in_a_step_and_in_a_save_it_ends_bit_for_bit_as_if_it_had_not_been(
+    tmp_path: Path, uninterrupted: Path
+) -> None:
+    workplace(tmp_path)
+    chance = random.Random()
+    in_a_step = chance.randrange(1, STEPS)
+    print("killed in step", in_a_step)
+    moments = [
+        lambda e: e["type"] == "cache_progress",
+        lambda e: e["type"] == "step" and e["step"] >= in_a_step,
+        lambda e: e["type"] == "checkpoint_started",
+        lambda e: e["type"] == "evaluated",
+    ]
+    for i, moment in enumerate(moments):
+        how = ["run", "tiny.toml", "--plain"] if i == 0 else ["resume", "runs/tiny", "--plain"]
+        with Trainer(tmp_path, *how) as trainer:
+            assert trainer.until(moment), (tmp_path / "output.txt").read_text()
+            trainer.kill()
+    done = trainkit(tmp_path, "resume", "runs/tiny", "--plain")
+    assert done.returncode == 0, done.stderr
+    ended_alike(tmp_path / "runs" / "tiny", uninterrupted)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_a_signal_finishes_the_step_saves_and_says_how_it_ended(
+    tmp_path: Path, uninterrupted: Path, number: int, code: int
+) -> None:
+    workplace(tmp_path)
+    run = tmp_path / "runs" / "tiny"
+    with Trainer(tmp_path, "run", "tiny.toml", "--plain") as trainer:
+        assert trainer.until(lambda e: e["type"] == "step" and e["step"] == 3)
+        trainer.process.send_signal(number)
+        assert trainer.end() == code
+    finished = read(run)[-1]
+    assert finished["type"] == "run_finished" and finished["exit_code"] == code
+    stopped_at = finished["step"]
+    assert (run / "checkpoints" / str(stopped_at) / "manifest.json").exists()
+    done = trainkit(tmp_path, "resume", "tiny", "--json")
+    assert done.returncode == 0, done.stderr
+    assert f"going on from step {stopped_at}" in done.stderr
+    ended_alike(run, uninterrupted)
+
+
+def test_a_damaged_newest_checkpoint_is_told_of_and_the_one_before_it_is_used(
+    tmp_path: Path, uninterrupted: Path
+) -> None:
+    shutil.copytree(uninterrupted.parent.parent, tmp_path, dirs_exist_ok=True)
+    run = tmp_path / "runs" / "tiny"
+    resolved = (run / "recipe.toml").read_text()
+    (run / "recipe.toml").write_text(resolved.replace(str(uninterrupted.parent.parent), str(tmp_path)))
+    chunk = max((run / "checkpoints/24/arrays").rglob("*"), key=lambda p: p.stat().st_size if p.is_file() else 0)
+    torn = bytearray(chunk.read_bytes())
+    torn[len(torn) // 2] ^= 1
+    chunk.write_bytes(torn)
+    done = trainkit(
+        tmp_path, "resume", "tiny", "--set", "train.steps=24", "--set", "evaluate.max_batches=99", "--plain"
+    )
+    assert "finished" in done.stderr and done.returncode == 2
+    shutil.rmtree(run / "checkpoints/18")
+    (run / "checkpoints/24/manifest.json").write_text(
+        (run / "checkpoints/24/manifest.json").read_text().replace('"final"', '"rolling"')
+    )
+    done = trainkit(tmp_path, "resume", "tiny", "--plain")
+    assert done.returncode == 0, done.stderr
+    alerts = [e["message"] for e in read(run) if e["type"] == "alert"]
+    assert len(alerts) == 1 and "24" in alerts[0] and "damaged" in alerts[0]
+    assert losses(run) == losses(uninterrupted) and arrays(run, 24) == arrays(uninterrupted, 24)
+
+
+def test_resume_says_what_differs_and_refuses_what_would_be_wrong(tmp_path: Path) -> None:
+    workplace(tmp_path)
+    assert trainkit(tmp_path, "run", "tiny.toml", "--plain", "--set", "train.steps=3").returncode == 0
+    run = tmp_path / "runs" / "tiny"
+    before = (run / "recipe.toml").read_text()
+
+    again = trainkit(tmp_path, "resume", "tiny", "--plain")
+    assert again.returncode == 2 and "finished" in again.stderr and "train.steps" in again.stderr
+    for override in ("train.batch_size=16", "run.seed=3", "model.layers=1", "data.sequence_length=16"):
+        refused = trainkit(tmp_path, "resume", "tiny", "--plain", "--set", "train.steps=5", "--set", override)
+        assert refused.returncode == 2 and override.split("=")[0] in refused.stderr
+    assert (run / "recipe.toml").read_text() == before
+
+    (tmp_path / "text" / "000.txt").write_text("another text altogether")
+    other = trainkit(tmp_path, "resume", "tiny", "--plain", "--set", "train.steps=5")
+    assert other.returncode == 2 and "the data is not what this run was trained on" in other.stderr
+
+
+def test_resuming_a_longer_run_goes_on_and_from_an_older_step_sets_the_newer_aside(
+    tmp_path: Path, uninterrupted: Path
+) -> None:
+    workplace(tmp_path)
+    assert trainkit(tmp_path, "run", "tiny.toml", "--plain").returncode == 0
+    run = tmp_path / "runs" / "tiny"
+    back = trainkit(tmp_path, "resume", "runs/tiny/12", "--plain", "--set", "optimizer.learning_rate=1e-3")
+    assert back.returncode == 0, back.stderr
+    assert "optimizer.learning_rate: 0.01 -> 0.001" in back.stderr
+    now, before = losses(run), losses(uninterrupted)
+    assert [now[i] for i in range(1, 13)] == [before[i] for i in range(1, 13)] and now[24] != before[24]
+    aside = [path.relative_to(run / "checkpoints") for path in (run / "checkpoints").glob("set-aside-*/*")]
+    assert sorted(path.name for path in aside) == ["18", "24"]
+
+
+def test_two_trainers_cannot_train_one_run(tmp_path: Path) -> None:
+    workplace(tmp_path)
+    with Trainer(tmp_path, "run", "tiny.toml", "--plain", "--set", "train.steps=100000") as trainer:
+        assert trainer.until(lambda e: e["type"] == "step")
+        second = trainkit(tmp_path, "resume", "tiny", "--plain")
+        assert second.returncode == 2 and str(trainer.process.pid) in second.stderr and "watch" in second.stderr
+        anew = trainkit(tmp_path, "run", "tiny.toml", "--plain")
+        assert anew.returncode == 2 and "trainkit resume runs/tiny" in anew.stderr and "--name tiny-2" in anew.stderr

@@ -1,0 +1,150 @@
+"""Real trainers in processes of their own, on a recipe that is done in seconds."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from trainkit.events.log import Tail, read
+from trainkit.events.schema import Event
+
+WORDS = (
+    "the cat sat on a mat and saw one dog run far from home while rain fell over all old roads near us".split()  # noqa: SIM905
+)
+LIMIT = 240.0
+
+RECIPE = """
+schema = 1
+[run]
+name = "tiny"
+[model]
+type = "gpt2"
+layers = 2
+hidden = 32
+heads = 2
+[tokenizer]
+train = { vocab_size = 300 }
+[data]
+sequence_length = 32
+held_out = 0.1
+[[data.train]]
+path = "text/*.txt"
+[train]
+steps = 24
+batch_size = 8
+micro_batch_size = 1
+[optimizer]
+learning_rate = 1e-2
+[schedule]
+type = "cosine"
+[checkpoint]
+keep_every = 6
+[evaluate]
+every = 10
+[sample]
+every = 12
+prompts = ["the cat"]
+max_tokens = 8
+[track]
+aim = false
+"""
+
+
+def workplace(directory: Path, recipe: str = RECIPE, *, documents: int = 60) -> Path:
+    """A directory with a recipe and text that is the same every time."""
+    chance = random.Random(0)
+    (directory / "text").mkdir(parents=True)
+    for i in range(documents):
+        text = "\n".join(" ".join(chance.choices(WORDS, k=12)) for _ in range(chance.randrange(4, 30)))
+        (directory / "text" / f"{i:03}.txt").write_text(text)
+    (directory / "tiny.toml").write_text(recipe)
+    return directory
+
+
+def environment(*, devices: int = 1) -> dict[str, str]:
+    """One CPU device, or so many fake ones."""
+    kept = {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"}
+    return kept | ({"JAX_NUM_CPU_DEVICES": str(devices)} if devices > 1 else {})
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "trainkit", *arguments]
+
+
+def trainkit(directory: Path, *arguments: str, devices: int = 1) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end in `directory`."""
+    return subprocess.run(
+        command(*arguments),
+        cwd=directory,
+        env=environment(devices=devices),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+class Trainer:
+    """A trainer that can be watched through its log and killed. Always killed in the end."""
+
+    def __init__(self, directory: Path, *arguments: str, run: str = "tiny") -> None:
+        self.run = directory / "runs" / run
+        self._tail = Tail(self.run, offset=self._size())
+        self._output = (directory / "output.txt").open("a")
+        self.process = subprocess.Popen(
+            command(*arguments), cwd=directory, env=environment(), stdout=self._output, stderr=self._output
+        )
+
+    def until(self, wanted: Callable[[Event], bool]) -> Event | None:
+        """The first event that is wanted; None where the process ended before there was one."""
+        for event in self._events():
+            if wanted(event):
+                return event
+        return None
+
+    def kill(self) -> None:
+        """As the kernel does when memory runs out: no handler, no goodbye."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(LIMIT)
+
+    def end(self) -> int:
+        return self.process.wait(LIMIT)
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.wait(LIMIT)
+        self._output.close()
+
+    def _size(self) -> int:
+        log = self.run / "events.jsonl"
+        return log.stat().st_size if log.exists() else 0
+
+    def _events(self) -> Iterator[Event]:
+        deadline = time.monotonic() + LIMIT
+        while time.monotonic() < deadline:
+            ended = self.process.poll() is not None
+            events = self._tail.poll()
+            yield from events
+            if ended and not events:
+                return
+            time.sleep(0.001)
+        raise TimeoutError(f"the trainer wrote nothing that was waited for in {LIMIT} s")
+
+
+def losses(run: Path) -> dict[int, float]:
+    return {event["step"]: event["metrics"]["train/loss"] for event in read(run) if event["type"] == "step"}
+
+
+def arrays(run: Path, step: int) -> dict[str, bytes]:
+    """Every file of a checkpoint but its manifest: equal where all of the state is equal, bit for bit."""
+    root = run / "checkpoints" / str(step) / "arrays"
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}

@@ -1,0 +1,5 @@
+"""`python -m trainkit`"""
+
+from trainkit.cli import main
+
+main()

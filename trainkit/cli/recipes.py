@@ -1,0 +1,98 @@
+"""`trainkit check`, `explain` and `schema`: recipes, without training anything. Imports no numpy and no jax."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainkit.errors import TrainkitError
+from trainkit.plan import Devices, make_plan
+from trainkit.recipe.load import Loaded, load, located
+from trainkit.recipe.locate import Key, dotted
+
+
+def check(path: Path, overrides: Sequence[str]) -> str:
+    """One line on a recipe that is right. Raises TrainkitError with all that is wrong."""
+    loaded = load(path, overrides)
+    recipe = loaded.recipe
+    told = [f"{recipe.model.type}"]
+    if recipe.tokenizer.train is not None and recipe.train.epochs is None:
+        vocab_size = recipe.tokenizer.train.vocab_size
+        try:
+            # as one device sees it; whether the batch divides over more is for trainkit plan, which knows the devices
+            plan = make_plan(recipe, devices=Devices(count=recipe.parallel.fsdp), vocab_size=vocab_size, data=None)
+        except TrainkitError as error:
+            raise located(error, loaded) from error
+        told += [f"{plan.parameters:,} parameters", f"{plan.steps:,} steps of {plan.tokens_per_step:,} tokens"]
+    else:
+        told.append(_length(loaded))
+    return f"ok: {recipe.run.name}: {', '.join(told)}"
+
+
+def explain(path: Path, key: str, overrides: Sequence[str]) -> str:
+    """Value, origin, meaning and allowed values of a key; of a section, of each key in it."""
+    from trainkit.recipe import language
+
+    loaded = load(path, overrides)
+    values = loaded.recipe.model_dump(by_alias=True)
+    parts: Key = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
+    node = language.node_at(parts, values)
+    if node is None:
+        known = [dotted(leaf) for leaf in language.leaves()]
+        near = difflib.get_close_matches(key, known, n=3) or [
+            k for k in known if k.split(".")[-1] == key.split(".")[-1]
+        ]
+        raise TrainkitError(
+            f"a recipe has no key '{key}'",
+            hint=f"did you mean {' or '.join(near)}?" if near else "trainkit schema lists all keys",
+        )
+    value = _value(values, parts)
+    lines = [_line(key, value, loaded)]
+    if meaning := language.meaning(node):
+        lines.append(f"  {meaning}")
+    lines.append(f"  allowed: {language.describe(node)}")
+    if "default" in node and node["default"] is not None and not isinstance(node["default"], dict):
+        lines.append(f"  default: {json.dumps(node['default'])}")
+    for name, child in language.keys_of(node, value).items():
+        inner = f"{key}.{name}"
+        lines += ["", "  " + _line(inner, _value(values, (*parts, name)), loaded)]
+        lines.append(f"    {language.meaning(child)}".rstrip() or f"    {language.describe(child)}")
+    return "\n".join(lines)
+
+
+def schema() -> str:
+    from trainkit.recipe import language
+
+    return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **language.schema()}, indent=2)
+
+
+def _length(loaded: Loaded) -> str:
+    train = loaded.recipe.train
+    for unit, number in (("steps", train.steps), ("tokens", train.tokens)):
+        if number is not None:
+            return f"{number:,} {unit}"
+    return f"{train.epochs:g} epochs"
+
+
+def _line(key: str, value: Any, loaded: Loaded) -> str:
+    from trainkit.recipe.write import toml_value
+
+    if isinstance(value, dict) or (isinstance(value, tuple) and value and isinstance(value[0], dict)):
+        return f"[{key}]"
+    said = "not given" if value is None else toml_value(value)
+    origin = loaded.origins.get(key)
+    return f"{key} = {said}" + (f"  ({origin})" if origin and value is not None else "")
+
+
+def _value(values: Any, key: Key) -> Any:
+    for part in key:
+        if isinstance(values, dict):
+            values = values.get(part)
+        elif isinstance(values, tuple) and isinstance(part, int) and part < len(values):
+            values = values[part]
+        else:
+            return None
+    return values

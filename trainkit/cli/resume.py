@@ -1,0 +1,19 @@
+"""`trainkit resume`: says what differs, refuses what would be wrong, and goes on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from trainkit.cli.run import Output, follow
+from trainkit.cli.where import find_run
+from trainkit.run.resume import prepare
+
+
+def resume(run: str, overrides: Sequence[str], reset_optimizer: bool, output: Output | None, detach: bool) -> int:
+    """Go on with a run; the exit code."""
+    directory, step = find_run(run)
+    resumption = prepare(directory, step=step, overrides=overrides, reset_optimizer=reset_optimizer)
+    for note in resumption.notes:
+        print(note, file=sys.stderr)
+    return follow(directory, resumption.start, output, detach)

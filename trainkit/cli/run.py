@@ -1,0 +1,56 @@
+"""`trainkit run`: a recipe becomes a run, and the run is trained and followed."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from trainkit.errors import DONE
+from trainkit.recipe.load import load
+from trainkit.run.attempt import Start, attempt
+from trainkit.run.directory import create
+
+Output = Literal["dashboard", "plain", "json"]
+
+#: What `--smoke` puts over a recipe: every part once, nothing kept.
+SMOKE = ("train.steps=2", "evaluate.every=2", "evaluate.max_batches=1", "track.aim=false")
+
+
+def run(
+    recipe: Path, overrides: Sequence[str], name: str | None, output: Output | None, detach: bool, smoke: bool
+) -> int:
+    """Make the run and train it; the exit code."""
+    given = [*overrides, *([f"run.name={name}"] if name else [])]
+    with contextlib.ExitStack() as stack:
+        if smoke:
+            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="trainkit-smoke-"))
+            given += [*SMOKE, f"run.directory={directory}"]
+            if load(recipe, given).recipe.sample:
+                given.append("sample.max_tokens=8")
+            output, detach = output or "plain", False
+        return follow(create(load(recipe, given)), Start(), output, detach)
+
+
+def follow(directory: Path, start: Start, output: Output | None, detach: bool) -> int:
+    """Train the run in `directory` and show it: here as lines, or in a process of its own under the dashboard."""
+    terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if not detach and (output or ("dashboard" if terminal else "plain")) != "dashboard":
+        from trainkit.cli.lines import Lines
+
+        with Lines(directory, as_json=output == "json") as lines:
+            return attempt(directory, start, echo=lines)
+    from trainkit.run.process import spawn
+
+    trainer = spawn(directory, start)
+    if detach:
+        print(f"{directory.name} is training as process {trainer.pid}: trainkit watch {directory}", file=sys.stderr)
+        return DONE
+    from trainkit.dashboard.app import watch
+
+    watch(directory)
+    code = trainer.poll()
+    return DONE if code is None else code

@@ -1,0 +1,97 @@
+"""Training a byte-level BPE on the training documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from trainkit.data import jobs
+from trainkit.data.digests import Digests, of_value
+from trainkit.data.documents import read_all
+from trainkit.data.jobs import Stop
+from trainkit.data.progress import Reporter
+from trainkit.data.shards import split_of
+from trainkit.data.sources import SourceFile
+from trainkit.data.storage import writing
+from trainkit.data.vocabulary import END_OF_TEXT
+from trainkit.errors import TrainkitError
+from trainkit.recipe.data import Data
+from trainkit.recipe.tokenizer import TrainTokenizer
+
+#: Raise it when the same text would give another tokenizer than before.
+_FORMAT = 1
+
+
+def path_of(data: Data, spec: TrainTokenizer, files: Sequence[SourceFile], digests: Digests) -> Path:
+    """Where the tokenizer that is trained on these files is kept: named by all that it depends on."""
+    first = [(f.name, digests[f.path], f.kind, f.text_key) for f in _first(files, spec.max_bytes)]
+    key = of_value([_FORMAT, spec.vocab_size, spec.max_bytes, data.held_out, first])
+    return Path(data.cache) / "tokenizers" / key / "tokenizer.json"
+
+
+def train(path: Path, data: Data, spec: TrainTokenizer, files: Sequence[SourceFile], reporter: Reporter) -> None:
+    """Train a tokenizer and keep it at `path`.
+
+    It sees the training documents, without the held-out ones, of the first files that have `max_bytes` on disk, and of
+    their text the first `max_bytes`. Pairs that occur once are not merged, so that little text gives a vocabulary
+    smaller than asked for.
+
+    Raises:
+        TrainkitError: there is no text, or a document cannot be read and `on_error` is "stop".
+    """
+
+    def job(stop: Stop) -> str:
+        return _train(data, spec, files, reporter, stop)
+
+    # in a thread of its own, because Rust does not look for Ctrl-C while it trains
+    (content,) = jobs.run([job], workers=1, tick=reporter.tick)
+    with writing(path) as out:
+        out.write(content.encode())
+
+
+def _train(data: Data, spec: TrainTokenizer, files: Sequence[SourceFile], reporter: Reporter, stop: Stop) -> str:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    trainer = trainers.BpeTrainer(
+        vocab_size=spec.vocab_size,
+        min_frequency=2,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    texts = _Texts(data, spec.max_bytes, files, reporter, stop)
+    tokenizer.train_from_iterator(iter(texts), trainer)
+    if not texts.bytes:
+        raise TrainkitError("the training documents hold no text to train a tokenizer on", where="data.train")
+    return tokenizer.to_str()
+
+
+class _Texts:
+    def __init__(self, data: Data, most: int, files: Sequence[SourceFile], reporter: Reporter, stop: Stop) -> None:
+        self._data, self._most, self._files, self._reporter, self._stop = data, most, files, reporter, stop
+        self.bytes = 0
+
+    def __iter__(self) -> Iterator[str]:
+        skipped: list[tuple[str, str]] = []
+        pieces = read_all(_first(self._files, self._most), on_error=self._data.on_error, skipped=skipped)
+        for file, piece in pieces:
+            self._stop.check()
+            if split_of(file, piece, self._data.held_out) == "held-out":
+                continue
+            if self.bytes >= self._most:
+                return
+            self.bytes += piece.bytes
+            self._reporter.add(documents=piece.last, bytes=piece.bytes)
+            yield piece.text
+
+
+def _first(files: Sequence[SourceFile], most: int) -> Sequence[SourceFile]:
+    size = 0
+    for i, file in enumerate(files):
+        size += file.size
+        if size >= most:
+            return files[: i + 1]
+    return files

@@ -1,0 +1,87 @@
+"""Running jobs in threads, in a way that Ctrl-C ends at once.
+
+Tokenising spends its time in Rust with Python's lock released, and `encode_batch_fast` divides a batch among all cores
+by itself. Measured on 2 cores, November 2026, on the 12 MB of the standard library, best of three on a busy machine:
+threads that call it 1.8-2.0 M tokens/s, with its own parallelism off 1.1 (one thread) and 1.9 (two), spawned processes
+1.6. So: threads, which also share one huge file among all cores, and start in no time.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Stopped(Exception):
+    """Raised within a job once its work is not wanted any more; never seen outside."""
+
+
+class Stop:
+    """Asks the jobs to end; they call `check` every so often."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def check(self) -> None:
+        if self._event.is_set():
+            raise Stopped
+
+    def set(self) -> None:
+        self._event.set()
+
+
+class _Outcome(Generic[T]):
+    def __init__(self, index: int, result: T | None, error: BaseException | None) -> None:
+        self.index, self.result, self.error = index, result, error
+
+
+def run(
+    jobs: Sequence[Callable[[Stop], T]], *, workers: int, tick: Callable[[], None], interval: float = 0.2
+) -> list[T]:
+    """The results of all jobs, in their order. `tick` is called every `interval` seconds, in the caller's thread.
+
+    The first error ends the others and is raised here; so does KeyboardInterrupt, without waiting for a long job.
+    """
+    stop = Stop()
+    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+    done: queue.SimpleQueue[_Outcome[T]] = queue.SimpleQueue()
+    for index in range(len(jobs)):
+        waiting.put(index)
+
+    def work() -> None:
+        while True:
+            try:
+                stop.check()
+                index = waiting.get_nowait()
+            except (Stopped, queue.Empty):
+                return
+            try:
+                done.put(_Outcome(index, jobs[index](stop), None))
+            except BaseException as error:  # handed to the caller's thread, which raises it
+                done.put(_Outcome(index, None, error))
+
+    # daemons: a job that is deep in Rust must not keep the process from ending
+    threads = [threading.Thread(target=work, name="data", daemon=True) for _ in range(min(workers, len(jobs)))]
+    results: dict[int, T] = {}
+    try:
+        for thread in threads:
+            thread.start()
+        while len(results) < len(jobs):
+            try:
+                outcome = done.get(timeout=interval)
+            except queue.Empty:
+                tick()
+                continue
+            if outcome.error is not None:
+                raise outcome.error
+            results[outcome.index] = outcome.result  # type: ignore[assignment]
+            tick()
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(timeout=2)
+    return [results[index] for index in range(len(jobs))]

@@ -1,0 +1,135 @@
+"""In which order examples are seen: keyed permutations, evaluated by index, so that there is no state to keep."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from itertools import pairwise
+from math import isqrt
+
+import numpy as np
+
+from trainkit.recipe.data import Window
+
+_ROUNDS = 8
+#: Consecutive indices that are permuted together and remembered: one by one costs as much as a thousand.
+_BLOCK = 4096
+#: Indices within which the shares of a mixture are exact.
+MIXTURE_BLOCK = 1024
+
+
+class Permutation:
+    """A keyed bijection of 0 … size - 1.
+
+    A Feistel network on pairs (left, right) of numbers below a and b with a * b >= size, with addition modulo a and b
+    in turn; results outside are sent through again until they are inside (Black and Rogaway 2002, Ciphers with
+    Arbitrary Finite Domains: the generalised Feistel cipher, and cycle walking). The round function is the finaliser
+    of SplitMix64 (Steele et al. 2014). It shuffles; it keeps no secrets.
+    """
+
+    def __init__(self, size: int, *key: int | str) -> None:
+        assert size >= 1
+        self.size = size
+        self._a = np.uint64(isqrt(size - 1) + 1)
+        self._b = np.uint64(-(-size // int(self._a)))
+        digest = hashlib.blake2b(repr(key).encode(), digest_size=8 * _ROUNDS).digest()
+        self._keys = np.frombuffer(digest, "<u8").astype(np.uint64)
+
+    def __call__(self, index: np.ndarray) -> np.ndarray:
+        """Where each of `index`, integers in 0 … size - 1 of any shape, is sent; int64."""
+        result = self._once(index.astype(np.uint64))
+        while (outside := result >= self.size).any():
+            result[outside] = self._once(result[outside])
+        return result.astype(np.int64)
+
+    def _once(self, index: np.ndarray) -> np.ndarray:
+        left: np.ndarray = index % self._a
+        right: np.ndarray = index // self._a
+        for i, key in enumerate(self._keys):
+            if i % 2:
+                right = (right + _mix(left ^ key) % self._b) % self._b
+            else:
+                left = (left + _mix(right ^ key) % self._a) % self._a
+        return left + right * self._a
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+class Order:
+    """The order of `examples` examples over all epochs: a pure function of (shuffle, seed, name, index).
+
+    `shuffle` is that of the recipe: "full" is a permutation of all, another one each epoch; a window of N permutes
+    0 … N - 1, then N … 2N - 1, and so on, so that the first N indices need the first N examples only; False is as
+    stored.
+    """
+
+    def __init__(self, examples: int, *, shuffle: str | bool | Window, seed: int, name: str) -> None:
+        assert examples >= 1
+        self._examples, self._key = examples, (seed, name)
+        self._window = shuffle.window if isinstance(shuffle, Window) else examples
+        self._shuffled = shuffle is not False
+        self._block = lru_cache(maxsize=8)(self._permuted)
+
+    def __call__(self, index: np.ndarray) -> np.ndarray:
+        """Which example comes at each of `index`, (n,), counted over all epochs; int64."""
+        epoch, place = np.divmod(index, self._examples)
+        if not self._shuffled:
+            return place
+        window, inside = np.divmod(place, self._window)
+        block, offset = np.divmod(inside, _BLOCK)
+        result = np.empty(len(index), np.int64)
+        where = np.stack([epoch, window, block])
+        # the indices of a batch follow one another, so that there is seldom more than one run of the same block
+        cuts = [0, *(np.flatnonzero((where[:, 1:] != where[:, :-1]).any(axis=0)) + 1).tolist(), len(index)]
+        for start, end in pairwise(cuts):
+            result[start:end] = self._block(*where[:, start].tolist())[offset[start:end]]
+        return result
+
+    def _permuted(self, epoch: int, window: int, block: int) -> np.ndarray:
+        first = window * self._window
+        size = min(self._window, self._examples - first)
+        places = np.arange(block * _BLOCK, min(size, (block + 1) * _BLOCK))
+        return first + Permutation(size, *self._key, epoch, window)(places)
+
+
+class Mixture:
+    """Which source comes when: in every `MIXTURE_BLOCK` consecutive indices each has exactly its quota.
+
+    The quotas are the shares rounded by largest remainders; within a block the order is a keyed permutation.
+    """
+
+    def __init__(self, weights: list[float], *, seed: int) -> None:
+        self._seed = seed
+        self.quotas = _quotas(weights)
+        self._sources = np.repeat(np.arange(len(weights)), self.quotas)
+        self._block = lru_cache(maxsize=8)(self._drawn)
+
+    def __call__(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """For each of `index`, (n,): the source, and how many examples of that source come before."""
+        block, offset = np.divmod(index, MIXTURE_BLOCK)
+        sources, ranks = np.empty((2, len(index)), np.int64)
+        for one in np.unique(block).tolist():
+            here = block == one
+            drawn, rank = self._block(one)
+            sources[here], ranks[here] = drawn[offset[here]], rank[offset[here]]
+        return sources, ranks + block * self.quotas[sources]
+
+    def _drawn(self, block: int) -> tuple[np.ndarray, np.ndarray]:
+        places = Permutation(MIXTURE_BLOCK, self._seed, "mixture", block)(np.arange(MIXTURE_BLOCK))
+        sources = self._sources[places]
+        ranks = np.empty(MIXTURE_BLOCK, np.int64)
+        for source, quota in enumerate(self.quotas.tolist()):
+            ranks[sources == source] = np.arange(quota)
+        return sources, ranks
+
+
+def _quotas(weights: list[float]) -> np.ndarray:
+    shares = np.array(weights) / sum(weights) * MIXTURE_BLOCK
+    quotas = np.floor(shares).astype(np.int64)
+    remainders = np.argsort(-(shares - quotas), kind="stable")
+    quotas[remainders[: MIXTURE_BLOCK - quotas.sum()]] += 1
+    return quotas

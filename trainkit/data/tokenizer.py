@@ -1,0 +1,119 @@
+"""The recipe's tokenizer, from wherever it comes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from trainkit.data import bpe, reading
+from trainkit.data.digests import Digests, of_value
+from trainkit.data.progress import Progress, Reporter
+from trainkit.data.sources import SourceFile
+from trainkit.data.storage import writing
+from trainkit.data.vocabulary import LoadedTokenizer, load
+from trainkit.errors import TrainkitError
+from trainkit.recipe import Recipe
+
+__all__ = ["LoadedTokenizer", "load", "open_tokenizer", "peek_vocab_size"]
+
+_HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
+
+
+def open_tokenizer(recipe: Recipe, *, progress: Callable[[Progress], None] | None = None) -> LoadedTokenizer:
+    """The recipe's tokenizer. One that is to be trained is trained at the first call, and kept in the cache.
+
+    Raises:
+        TrainkitError: it cannot be found, fetched or trained, or has no end-of-text token.
+    """
+    if recipe.tokenizer.path is not None:
+        return _given(recipe, recipe.tokenizer.path)
+    listing = reading.survey(Path(recipe.data.cache), recipe.data.train, progress)
+    files = [file for group in listing.files for file in group]
+    return for_files(recipe, files, listing.digests, progress=progress)
+
+
+def for_files(
+    recipe: Recipe, files: Sequence[SourceFile], digests: Digests, *, progress: Callable[[Progress], None] | None
+) -> LoadedTokenizer:
+    """The same where the files of the training sources are known. Raises TrainkitError."""
+    spec = recipe.tokenizer.train
+    if spec is None:
+        return open_tokenizer(recipe)
+    path = bpe.path_of(recipe.data, spec, files, digests)
+    if not path.exists():
+        reporter = Reporter("tokenizer", None, progress)
+        bpe.train(path, recipe.data, spec, files, reporter)
+        reporter.done()
+    return load(path)
+
+
+def cached(recipe: Recipe, files: Sequence[SourceFile], digests: Digests) -> LoadedTokenizer | None:
+    """The same without training or fetching: None where that would be needed. Raises TrainkitError."""
+    if recipe.tokenizer.train is not None:
+        path = bpe.path_of(recipe.data, recipe.tokenizer.train, files, digests)
+    else:
+        path = _local(recipe) or _fetched(recipe)
+    return load(path) if path.exists() else None
+
+
+def peek_vocab_size(recipe: Recipe) -> int | None:
+    """The size of the vocabulary without training or fetching anything; None where it must be fetched first.
+
+    One that is still to be trained has at most this size. Raises TrainkitError where a local file is no tokenizer.
+    """
+    if recipe.tokenizer.train is not None:
+        return recipe.tokenizer.train.vocab_size
+    path = _local(recipe) or _fetched(recipe)
+    return load(path).vocab_size if path.exists() else None
+
+
+def _given(recipe: Recipe, name: str) -> LoadedTokenizer:
+    path = _local(recipe)
+    if path is None:
+        path = _fetched(recipe)
+        if not path.exists():
+            content = _fetch(name)
+            with writing(path) as out:
+                out.write(content.encode())
+    return load(path)
+
+
+def _local(recipe: Recipe) -> Path | None:
+    """The `tokenizer.json` that `tokenizer.path` means, or None where it means one on the hub."""
+    assert recipe.tokenizer.path is not None
+    path = Path(recipe.tokenizer.path).expanduser()
+    if path.is_dir():
+        inside = path / "tokenizer.json"
+        if not inside.is_file():
+            raise TrainkitError("the directory holds no tokenizer.json", where=str(path), hint="name the file itself")
+        return inside
+    if path.exists():
+        return path
+    if path.suffix == ".json" or not _HUB_ID.fullmatch(recipe.tokenizer.path):
+        raise TrainkitError(
+            "no such file",
+            where=str(path.absolute()),
+            hint='tokenizer.path is a tokenizer.json, a directory that holds one, or a hub id such as "gpt2"',
+        )
+    return None
+
+
+def _fetched(recipe: Recipe) -> Path:
+    """Where one from the hub is kept, so that a run goes on with the one that it began with, network or not."""
+    return Path(recipe.data.cache) / "tokenizers" / of_value(["hub", recipe.tokenizer.path]) / "tokenizer.json"
+
+
+def _fetch(name: str) -> str:
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_pretrained(name).to_str()
+    # the hub's client, its HTTP library and tokenizers (a bare Exception) each raise what they like
+    except Exception as error:
+        raise TrainkitError(
+            f"'{name}' is no local file, and could not be fetched from the Hugging Face hub: {str(error).strip()}",
+            where="tokenizer.path",
+            hint="give a local tokenizer.json or a directory that holds one, or train one on your own text:"
+            " [tokenizer] train = { vocab_size = 4096 }",
+        ) from error

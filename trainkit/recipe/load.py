@@ -1,0 +1,235 @@
+"""Reading a recipe: the file, what it extends, `--set` over all; then checked, and every value with its origin."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli
+from pydantic import ValidationError
+
+from trainkit.errors import TrainkitError
+from trainkit.recipe import Recipe
+from trainkit.recipe.locate import Key, Origin, dotted, locate
+from trainkit.recipe.spec import with_tuples
+from trainkit.recipe.syntax import not_toml, unreadable
+from trainkit.recipe.write import flat
+
+SET = Origin("--set")
+DEFAULT = Origin("default")
+
+#: Of these keys a table has one; a file or `--set` that gives one takes back the others given before it.
+ONE_OF: dict[Key, frozenset[str]] = {
+    ("train",): frozenset({"steps", "epochs", "tokens"}),
+    ("tokenizer",): frozenset({"path", "train"}),
+}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A recipe, where it was read, and for each dotted key (`data.train.0.path`) where its value was written:
+    `recipes/quickstart.toml:14`, `--set` or `default`."""
+
+    recipe: Recipe
+    origins: dict[str, str]
+    path: Path
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Loaded:
+    """Read `path`, put `overrides` (`"train.steps=10"`) over it, and check all of it.
+
+    Relative paths in it are made absolute against the working directory, so that a run can be resumed from anywhere.
+
+    Raises:
+        TrainkitError: a file is missing or not TOML, or the recipe is wrong; then all that is wrong is told at once.
+    """
+    layer = _file(path, ())
+    for override in overrides:
+        _override(layer, override)
+    try:
+        recipe = Recipe.model_validate(with_tuples(layer.table))
+    except ValidationError as error:
+        from trainkit.recipe.diagnose import diagnose
+
+        raise diagnose(layer.table, error, origin=layer.origin, name=_shown(path)) from None
+    recipe = _complete(recipe, path)
+    origins = {dotted(key): str(layer.leaf_origin(key)) for key in flat(recipe)}
+    return Loaded(recipe=recipe, origins=origins, path=path)
+
+
+class _Layer:
+    """A table, and where each part of it was written."""
+
+    def __init__(self, table: dict[str, Any], origins: dict[Key, Origin], fallback: Origin) -> None:
+        self.table = table
+        self.origins = origins
+        self.fallback = fallback
+
+    def origin(self, key: Key) -> Origin:
+        """Where `key` or the nearest table around it was written."""
+        while key and key not in self.origins:
+            key = key[:-1]
+        found = self.origins.get(key, self.fallback)
+        return Origin(f"{SET} {dotted(key)}") if found == SET else found
+
+    def leaf_origin(self, key: Key) -> Origin:
+        """Where a value was written; a list that was changed in one place was written there."""
+        inner = [origin for known, origin in self.origins.items() if known[: len(key)] == key]
+        return SET if SET in inner else self.origins.get(key, DEFAULT)
+
+    def put(self, over: _Layer) -> None:
+        """Merge another layer over this one."""
+        self._merge(self.table, over.table, (), over)
+
+    def _merge(self, base: dict[str, Any], over: dict[str, Any], key: Key, layer: _Layer) -> None:
+        self.take_back_rivals(base, key, over.keys())
+        for name, value in over.items():
+            path = (*key, name)
+            if isinstance(value, dict) and isinstance(base.get(name), dict):
+                self.origins[path] = layer.origins[path]
+                self._merge(base[name], value, path, layer)
+            else:
+                base[name] = value
+                self.forget(path)
+                self.origins |= {known: o for known, o in layer.origins.items() if known[: len(path)] == path}
+
+    def take_back_rivals(self, table: dict[str, Any], key: Key, given: Set[str]) -> None:
+        """Of the keys that exclude each other, remove those that were given before `given` are."""
+        rivals = ONE_OF.get(key, frozenset())
+        if rivals & given:
+            for name in rivals & table.keys() - given:
+                del table[name]
+                self.forget((*key, name))
+
+    def forget(self, key: Key) -> None:
+        """The origins of what stood at `key`."""
+        self.origins = {known: origin for known, origin in self.origins.items() if known[: len(key)] != key}
+
+
+def _file(path: Path, chain: tuple[Path, ...]) -> _Layer:
+    """A file merged over what it extends; `chain` are the files that led here."""
+    shown = _shown(path)
+    led_here = " -> ".join([*map(_shown, chain), shown])
+    resolved = path.resolve()
+    if resolved in [known.resolve() for known in chain]:
+        raise TrainkitError("a recipe extends itself", where=led_here, hint="take one of these out of an extends")
+    try:
+        text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable(path, error, where=led_here) from error
+    try:
+        table = tomli.loads(text)
+    except (tomli.TOMLDecodeError, RecursionError) as error:
+        raise not_toml(text, error, shown) from error
+    lines = {key: Origin(shown, line) for key, line in locate(text).items()}
+    own = _Layer(table, lines, Origin(shown))
+    merged = _Layer({}, {}, Origin(shown))
+    for base in _extends(own):
+        merged.put(_file(path.parent / base, (*chain, path)))
+    merged.put(own)
+    return merged
+
+
+def _extends(layer: _Layer) -> list[str]:
+    value = layer.table.pop("extends", [])
+    bases = [value] if isinstance(value, str) else value
+    if not (isinstance(bases, list) and all(isinstance(base, str) and base for base in bases)):
+        raise TrainkitError(
+            "extends takes a path or a list of paths, relative to this file",
+            where=str(layer.origin(("extends",))),
+            hint='extends = ["base/small-gpt.toml"]',
+        )
+    return bases
+
+
+def _override(layer: _Layer, override: str) -> None:
+    """Put one `a.b=c` over the table; `c` is TOML, or a bare string where it is not."""
+    name, equals, text = override.partition("=")
+    key: Key = tuple(part.strip() for part in name.split("."))
+    where = f"--set {override}"
+    if not equals or not all(key):
+        raise TrainkitError("an override is written KEY=VALUE", where=where, hint="--set train.steps=100")
+    table: Any = layer.table
+    at: Key = ()
+    for part in key[:-1]:
+        place = _place(table, str(part), where, at)
+        at = (*at, place)
+        if isinstance(table, dict) and place not in table:
+            table[place] = {}
+            layer.origins[at] = SET
+        table = table[place]
+    place = _place(table, str(key[-1]), where, at)
+    if isinstance(table, dict):
+        layer.take_back_rivals(table, at, {str(place)})
+    at = (*at, place)
+    table[place] = value = _override_value(text)
+    layer.forget(at)
+    layer.origins |= {known: SET for known in _all_keys(value, at)}
+
+
+def _place(table: Any, part: str, where: str, at: Key) -> Any:
+    """The part of an override's key as it is used in `table`."""
+    if isinstance(table, dict):
+        return part
+    if isinstance(table, list):
+        if part.isdecimal() and int(part) < len(table):
+            return int(part)
+        found = f"{dotted(at)} is a list of {len(table)}"
+        raise TrainkitError(f"{found}; '{part}' is none of its places", where=where, hint="places count from 0")
+    raise TrainkitError(f"{dotted(at)} is a value and has no '{part}' in it", where=where, hint=f"--set {dotted(at)}=…")
+
+
+def _override_value(text: str) -> Any:
+    try:
+        table = tomli.loads(f"value = {text}")
+    except (tomli.TOMLDecodeError, RecursionError):
+        return text
+    return table["value"] if table.keys() == {"value"} else text
+
+
+def _all_keys(value: Any, key: Key) -> list[Key]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [key, *(found for part, child in inner for found in _all_keys(child, (*key, part)))]
+
+
+def _complete(recipe: Recipe, path: Path) -> Recipe:
+    """With a name, and with absolute paths."""
+    values = recipe.model_dump(by_alias=True)
+    run, data, tokenizer = values["run"], values["data"], values["tokenizer"]
+    if run["name"] is None:
+        run["name"] = path.stem
+    _absolute(run, "directory")
+    _absolute(data, "cache")
+    _absolute(values["track"], "repository")
+    if tokenizer["path"] is not None and os.path.exists(os.path.expanduser(tokenizer["path"])):
+        _absolute(tokenizer, "path")
+    for source in (*data["train"], *data["validation"]):
+        if "path" in source:
+            _absolute(source, "path")
+    return Recipe.model_validate(values)
+
+
+def _absolute(table: dict[str, Any], key: str) -> None:
+    def absolute(path: str) -> str:
+        return os.path.abspath(os.path.expanduser(path))
+
+    value = table[key]
+    table[key] = absolute(value) if isinstance(value, str) else tuple(map(absolute, value))
+
+
+def _shown(path: Path) -> str:
+    """Relative where that is shorter to read: below the working directory."""
+    try:
+        return str(path.absolute().relative_to(Path.cwd()))
+    except ValueError:
+        return os.path.normpath(path)
+
+
+def located(error: TrainkitError, loaded: Loaded) -> TrainkitError:
+    """An error about a key of the recipe (such as those of a plan), with the file and line where its value stands."""
+    origin = loaded.origins.get(error.where)
+    where = error.where if origin in (None, str(DEFAULT)) else f"{origin}: {error.where}"
+    return TrainkitError(error.problem, where=where, hint=error.hint, exit_code=error.exit_code)

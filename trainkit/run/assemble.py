@@ -1,0 +1,301 @@
+"""Recipe → plan → dataset, model, optimizer, state → loop: the design's picture in code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jaxtyping import PyTree
+
+from trainkit import models, optim
+from trainkit.checkpoint import restore, store
+from trainkit.checkpoint.manifest import Manifest
+from trainkit.checkpoint.saver import Facts
+from trainkit.data import cache as caches
+from trainkit.data.dataset import EvalSet, TrainSet
+from trainkit.errors import TrainkitError
+from trainkit.events.control import Server
+from trainkit.events.log import EventLog
+from trainkit.infer.sampler import Sampler
+from trainkit.parallel import devices, mesh
+from trainkit.plan import DataSize, Plan, make_plan
+from trainkit.recipe import Recipe
+from trainkit.recipe.load import Loaded
+from trainkit.run.attempt import Start, announce
+from trainkit.tasks import Task
+from trainkit.tasks import build as build_task
+from trainkit.track.sidecar import Sidecar
+from trainkit.train.evaluate import Evaluator
+from trainkit.train.feed import Feed
+from trainkit.train.loop import Job, Look
+from trainkit.train.loop import train as run_loop
+from trainkit.train.meter import Meter
+from trainkit.train.obey import Orders
+from trainkit.train.saving import Saving
+from trainkit.train.state import State, init
+from trainkit.train.step import Step, make_step
+from trainkit.train.stop import StopSignal
+
+#: How long the end of a run waits for Aim.
+SIDECAR_SECONDS = 60.0
+
+
+class Built(NamedTuple):
+    """What follows from recipe, plan and devices, before any state exists."""
+
+    mesh: Mesh
+    task: Task
+    compute: jnp.dtype
+    step: Step
+    initial: Callable[[jax.Array], State]
+    shardings: PyTree[Any]
+
+
+def train(
+    directory: Path,
+    loaded: Loaded,
+    start: Start,
+    *,
+    signal: StopSignal,
+    log: EventLog,
+    afterwards: contextlib.ExitStack,
+) -> bool:
+    """Train to the last step (True) or to where the run is stopped (False), with a checkpoint either way.
+
+    What has to wait until the end of the attempt is in the log is pushed on `afterwards`.
+    """
+    recipe = loaded.recipe
+    use_compile_cache()
+    cache = caches.build(recipe, progress=partial(_tell_progress, log))
+    data = TrainSet(cache, recipe)
+    plan = plan_of(recipe, cache, data)
+    log.write(
+        "planned",
+        step=log.step,
+        total_steps=plan.steps,
+        plan=plan.summary(),
+        devices=[f"{device.platform}:{device.id} {device.device_kind}" for device in jax.devices()],
+    )
+    built = build(recipe, plan)
+    state = _state(directory, loaded, start, built, data_fingerprint=cache.fingerprint, log=log)
+    step = compile_step(built, state, plan, data, log=log)
+
+    sidecar = _sidecar(directory, recipe, log, afterwards)
+    saving = Saving(
+        directory, recipe.checkpoint, log=log, facts=partial(_facts, recipe, cache.fingerprint, sidecar, log)
+    )
+    server = Server(directory)
+    orders = Orders(server=server, signal=signal, log=log)
+    meter = Meter(log, tokens_per_step=plan.tokens_per_step)
+    signal.training_begins()
+    first = int(state.step)
+    feed = Feed(data.batch, first=first, last=plan.steps, split=plan.batch, sharding=mesh.batch_sharding(built.mesh))
+    job = Job(
+        recipe=recipe,
+        total_steps=plan.steps,
+        step=step,
+        feed=feed,
+        meter=meter,
+        orders=orders,
+        saving=saving,
+        evaluate=_evaluator(recipe, cache, built, plan, orders=orders, log=log),
+        sample=_sampler(recipe, cache, built, plan, log=log),
+        watch_helpers=lambda step: _watch(sidecar, log, step),
+    )
+    try:
+        meter.restart_clock()
+        _, last = run_loop(state, job)
+    finally:
+        feed.close()
+        server.close()
+    return last == plan.steps
+
+
+def use_compile_cache() -> None:
+    """Keep compiled programs across processes, the small ones too (FACTS: it saves a third of a start)."""
+    if jax.config.jax_compilation_cache_dir is None:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        jax.config.update("jax_compilation_cache_dir", str(base / "trainkit" / "jax"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def build(recipe: Recipe, plan: Plan) -> Built:
+    """Model, optimiser, task and step for the plan's devices; nothing is allocated."""
+    compute, kept = jnp.dtype(plan.compute), jnp.dtype(recipe.precision.params)
+    head_width = recipe.model.hidden // recipe.model.heads
+    attention = devices.attention_implementation(plan.devices.platform, compute, head_width)
+
+    def model(key: jax.Array) -> models.LanguageModel:
+        length = recipe.data.sequence_length
+        fresh = models.build(
+            recipe.model, vocab_size=plan.vocab_size, sequence_length=length, implementation=attention, key=key
+        )
+        return models.cast(fresh, kept)
+
+    trainable = eqx.filter_eval_shape(lambda key: eqx.filter(model(key), eqx.is_inexact_array), jax.random.key(0))
+    optimizer = optim.build(recipe.optimizer, models.leaf_names(trainable))
+    rate = optim.learning_rate(recipe.schedule, peak=recipe.optimizer.learning_rate, steps=plan.steps)
+    task = build_task(recipe.task)
+    step = make_step(
+        task=task,
+        optimizer=optimizer,
+        learning_rate=rate,
+        compute=compute,
+        max_grad_norm=recipe.train.max_grad_norm,
+    )
+    initial = partial(init, model=model, optimizer=optimizer)
+    device_mesh = mesh.make_mesh(data=plan.data_axis, fsdp=plan.fsdp_axis)
+    shardings = mesh.state_shardings(device_mesh, jax.eval_shape(initial, jax.random.key(0)))
+    return Built(device_mesh, task, compute, step, initial, shardings)
+
+
+def plan_of(recipe: Recipe, cache: caches.Cache, data: TrainSet) -> Plan:
+    train = cache.train
+    size = DataSize(examples=data.examples, tokens=train.tokens, documents=train.documents, bytes=train.bytes)
+    return make_plan(recipe, devices=devices.local(), vocab_size=cache.tokenizer.vocab_size, data=size)
+
+
+def _state(
+    directory: Path, loaded: Loaded, start: Start, built: Built, *, data_fingerprint: str, log: EventLog
+) -> State:
+    """A new state, or that of the checkpoint from which to go on."""
+
+    def on_damaged(path: Path, error: TrainkitError) -> None:
+        message = f"the checkpoint {path.name} is damaged and was passed over: {error.problem}"
+        log.write("alert", step=log.step, kind="checkpoint", message=message)
+
+    key = jax.random.key(loaded.recipe.run.seed)
+    fresh = jax.jit(built.initial, out_shardings=built.shardings)
+    template = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        jax.eval_shape(built.initial, key),
+        built.shardings,
+    )
+
+    def read(path: Path) -> State:
+        if not start.reset_optimizer:
+            return restore.restore(path, template)
+        kept = {name: getattr(template, name) for name in ("params", "frozen", "step", "key")}
+        found = {name: restore.restore(path, part, under=name) for name, part in kept.items()}
+        return State(optimizer=fresh(key).optimizer, **found)
+
+    if start.step is None:
+        restored = restore.restore_newest(directory, read, on_damaged=on_damaged)
+    else:
+        info = store.find(directory, start.step)
+        restored = read(info.directory), info.manifest
+    if restored is None:
+        if log.step:
+            announce(log, loaded, resumed_from=None)
+        return fresh(key)
+    state, manifest = restored
+    _check_data(directory, manifest, data_fingerprint)
+    if manifest.step != log.step:
+        announce(log, loaded, resumed_from=manifest.step)
+    for step in store.set_aside(directory, beyond=manifest.step) if start.step is not None else []:
+        log.write("log", step=log.step, level="info", message=f"the checkpoint of step {step} was set aside")
+    return state
+
+
+def _check_data(directory: Path, manifest: Manifest, found: str) -> None:
+    if manifest.data != found:
+        raise TrainkitError(
+            f"the data is not what this run was trained on: its checkpoint knows {manifest.data}, found {found}; "
+            "going on would change the order of what is seen",
+            where=str(directory),
+            hint="bring the source files and the tokenizer back as they were, or begin a new run",
+        )
+
+
+def compile_step(built: Built, state: State, plan: Plan, data: TrainSet, *, log: EventLog) -> Step:
+    """The step, compiled for the shapes of this run before it begins: a call can no longer compile anything."""
+    started = time.perf_counter()
+    micro = plan.batch.micro * plan.batch.replicas
+    sharding = mesh.batch_sharding(built.mesh)
+    batch = {
+        name: jax.ShapeDtypeStruct((plan.batch.accumulation, micro, *array.shape[1:]), array.dtype, sharding=sharding)
+        for name, array in data.batch(int(state.step)).items()
+    }
+    outputs = (built.shardings, mesh.replicated(built.mesh))
+    compiled = jax.jit(built.step, donate_argnums=0, out_shardings=outputs).lower(state, batch).compile()
+    log.write("compiled", step=log.step, what="train step", seconds=round(time.perf_counter() - started, 3))
+    return compiled
+
+
+def _evaluator(
+    recipe: Recipe, cache: caches.Cache, built: Built, plan: Plan, *, orders: Orders, log: EventLog
+) -> Evaluator:
+    size = recipe.evaluate.batch_size or plan.batch.micro * plan.batch.replicas
+    sets = {
+        name: EvalSet(
+            stream,
+            sequence_length=recipe.data.sequence_length,
+            batch_size=size,
+            max_batches=recipe.evaluate.max_batches,
+        )
+        for name, stream in cache.validation.items()
+    }
+    return Evaluator(
+        sets,
+        task=built.task,
+        compute=built.compute,
+        sharding=mesh.batch_sharding(built.mesh),
+        log=log,
+        interrupted=lambda: orders.interrupted,
+    )
+
+
+def _sampler(recipe: Recipe, cache: caches.Cache, built: Built, plan: Plan, *, log: EventLog) -> Look:
+    if recipe.sample is None:
+        return lambda state, step: None
+    sampler = Sampler(
+        recipe.sample,
+        codec=cache.tokenizer,
+        context_length=recipe.model.context_length or recipe.data.sequence_length,
+        compute=built.compute,
+        log=log,
+    )
+    return lambda state, step: sampler(state.params, state.frozen, key=state.key, step=step)
+
+
+def _facts(recipe: Recipe, data_fingerprint: str, sidecar: Sidecar | None, log: EventLog) -> Facts:
+    return Facts(
+        recipe=recipe.fingerprint(),
+        data=data_fingerprint,
+        attempt=log.attempt,
+        aim_run=sidecar.run_hash() if sidecar else None,
+    )
+
+
+def _sidecar(directory: Path, recipe: Recipe, log: EventLog, afterwards: contextlib.ExitStack) -> Sidecar | None:
+    """Started only now, so that it does not take the processor from compiling."""
+    if not recipe.track.aim:
+        return None
+    sidecar = Sidecar.start(directory, recipe.track)
+
+    def finish() -> None:
+        if message := sidecar.finish(timeout=SIDECAR_SECONDS):
+            log.write("alert", step=log.step, kind="aim", message=message)
+
+    afterwards.callback(finish)
+    return sidecar
+
+
+def _watch(sidecar: Sidecar | None, log: EventLog, step: int) -> None:
+    if sidecar and (message := sidecar.poll()):
+        log.write("alert", step=step, kind="aim", message=message)
+
+
+def _tell_progress(log: EventLog, progress: caches.Progress) -> None:
+    log.write("cache_progress", step=log.step, **asdict(progress))

@@ -1,0 +1,102 @@
+"""One attempt at a run: one process, one lock, and an end that the log tells of whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from trainkit.checkpoint import store
+from trainkit.errors import DONE, FAILED, INTERRUPTED, STOPPED_EARLY, TrainkitError
+from trainkit.events.log import EventLog, last_attempt
+from trainkit.events.process import process_started
+from trainkit.events.schema import SCHEMA, Event
+from trainkit.recipe.load import Loaded
+from trainkit.run.directory import locked, recipe_of
+from trainkit.train.stop import StopBeforeTraining, StopSignal
+
+#: Whose versions are part of what a run is: bits may differ where they do.
+PACKAGES = ("trainkit", "jax", "jaxlib", "equinox", "optax", "numpy", "tensorstore", "tokenizers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """From where to go on: from the checkpoint of `step`, or, where that is None, from the newest good one, if any."""
+
+    step: int | None = None
+    reset_optimizer: bool = False
+
+
+def attempt(directory: Path, start: Start, *, echo: Callable[[Event], None] | None = None) -> int:
+    """Train the run in `directory` to its end, or to where it is stopped; the exit code.
+
+    Everything that happens is written to the run's event log, and `echo` is called with each event.
+
+    Raises:
+        TrainkitError: the recipe, the data or the machine will not do; the log says so too.
+    """
+    signal = StopSignal()
+    with locked(directory):
+        loaded = recipe_of(directory)
+        log = EventLog(directory, attempt=last_attempt(directory) + 1, echo=echo)
+        with contextlib.ExitStack() as afterwards:
+            afterwards.callback(log.close)
+            return _to_the_end(directory, loaded, start, signal=signal, log=log, afterwards=afterwards)
+
+
+def announce(log: EventLog, loaded: Loaded, *, resumed_from: int | None) -> None:
+    """Write `run_started`. It is written again where the attempt has to begin further back than it meant to."""
+    log.write(
+        "run_started",
+        step=resumed_from or 0,
+        schema=SCHEMA,
+        name=loaded.recipe.run.name,
+        pid=os.getpid(),
+        process_started=process_started(os.getpid()),
+        host=socket.gethostname(),
+        recipe=loaded.recipe.fingerprint(),
+        resumed_from=resumed_from,
+        versions={package: version(package) for package in PACKAGES},
+    )
+
+
+def _to_the_end(
+    directory: Path,
+    loaded: Loaded,
+    start: Start,
+    *,
+    signal: StopSignal,
+    log: EventLog,
+    afterwards: contextlib.ExitStack,
+) -> int:
+    def end(status: str, code: int, message: str) -> int:
+        log.write("run_finished", step=log.step, status=status, exit_code=code, message=message)
+        return code
+
+    store.clean(directory)
+    newest = store.newest(directory)
+    announce(log, loaded, resumed_from=start.step if start.step is not None else newest.step if newest else None)
+    try:
+        from trainkit.run.assemble import train
+
+        finished = train(directory, loaded, start, signal=signal, log=log, afterwards=afterwards)
+    except StopBeforeTraining:
+        return end(_status(signal.exit_code), signal.exit_code, "stopped before training began")
+    except TrainkitError as error:
+        end("failed", error.exit_code, str(error))
+        raise
+    except BaseException as error:
+        end("failed", FAILED, f"{type(error).__name__}: {error}")
+        raise
+    if finished:
+        return end("finished", DONE, "")
+    code = signal.exit_code if signal.received else STOPPED_EARLY
+    return end(_status(code), code, f"stopped after step {log.step}; the checkpoint is written")
+
+
+def _status(code: int) -> str:
+    return "interrupted" if code == INTERRUPTED else "stopped"

@@ -1,0 +1,101 @@
+"""A run's directory: made whole or not at all, and trained in by one process at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from trainkit.errors import TrainkitError
+from trainkit.recipe.load import Loaded, load
+from trainkit.recipe.write import dumps
+
+RECIPE = "recipe.toml"
+CHECKPOINTS = "checkpoints"
+
+
+def create(loaded: Loaded) -> Path:
+    """Make `DIRECTORY/NAME` with the resolved recipe in it.
+
+    Raises:
+        TrainkitError: the run exists already, or cannot be written.
+    """
+    runs, name = Path(loaded.recipe.run.directory), str(loaded.recipe.run.name)
+    directory = runs / name
+    if directory.exists():
+        raise TrainkitError(
+            f"the run '{name}' exists already",
+            where=str(directory),
+            hint=f"go on with it: trainkit resume {_typed(directory)}"
+            f"   or begin another: --name {_free_name(runs, name)}",
+        )
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=runs))
+    except OSError as error:
+        raise TrainkitError(f"the run's directory cannot be made: {error.strerror}", where=str(directory)) from error
+    try:
+        draft.chmod(0o755)
+        (draft / RECIPE).write_text(dumps(loaded))
+        draft.rename(directory)
+    except OSError as error:
+        raise TrainkitError(f"the recipe cannot be written: {error.strerror}", where=str(directory)) from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return directory
+
+
+def recipe_of(directory: Path) -> Loaded:
+    """The recipe as the run's directory holds it."""
+    return load(directory / RECIPE)
+
+
+def replace_recipe(directory: Path, loaded: Loaded, *, attempt: int) -> None:
+    """Put a changed recipe in place; the one of the attempts before stays beside it as `recipe.before-ATTEMPT.toml`."""
+    new = directory / f".{RECIPE}.new"
+    new.write_text(dumps(loaded))
+    shutil.copy2(directory / RECIPE, directory / f"recipe.before-{attempt}.toml")
+    os.replace(new, directory / RECIPE)
+
+
+@contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Hold the run's lock. The kernel lets go of it when the process ends, however it ends.
+
+    Raises:
+        TrainkitError: another process is training this run.
+    """
+    fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 32, 0).decode().strip()
+            raise TrainkitError(
+                f"process {holder or '?'} is training this run",
+                where=str(directory),
+                hint=f"look at it: trainkit watch {_typed(directory)}"
+                f"   or end it: trainkit send {_typed(directory)} stop",
+            ) from None
+        os.truncate(fd, 0)
+        os.pwrite(fd, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _typed(directory: Path) -> str:
+    """The path as a person would type it here."""
+    here = Path.cwd()
+    return str(directory.relative_to(here) if directory.is_relative_to(here) else directory)
+
+
+def _free_name(runs: Path, name: str) -> str:
+    number = 2
+    while (runs / f"{name}-{number}").exists():
+        number += 1
+    return f"{name}-{number}"

@@ -1,0 +1,106 @@
+"""Going on with a run: what differs from before, and what must not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from importlib.metadata import version
+from pathlib import Path
+
+from trainkit.checkpoint import store
+from trainkit.errors import TrainkitError
+from trainkit.events.log import last_attempt
+from trainkit.recipe import Recipe
+from trainkit.recipe.load import load
+from trainkit.recipe.write import Difference, differences
+from trainkit.run.attempt import Start
+from trainkit.run.directory import RECIPE, locked, recipe_of, replace_recipe
+
+#: What the state or the data order hangs on: changed, the run would be another run.
+FIXED = (
+    "schema",
+    "run.*",
+    "model.*",
+    "tokenizer.*",
+    "task.*",
+    "data.sequence_length",
+    "data.train.*",
+    "data.held_out",
+    "data.shuffle*",
+    "data.on_error",
+    "train.batch_size",
+    "precision.params",
+)
+#: Changed, the optimiser's state no longer fits.
+FIXED_FOR_OPTIMIZER = ("optimizer.type",)
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """How a run will go on, and what a person should know before it does, a line each."""
+
+    start: Start
+    notes: tuple[str, ...]
+
+
+def prepare(directory: Path, *, step: int | None, overrides: Sequence[str], reset_optimizer: bool) -> Resumption:
+    """Check that the run can go on from `step` (None: the newest checkpoint) and put its changed recipe in place.
+
+    Raises:
+        TrainkitError: someone trains it, it is finished, the checkpoint does not exist, or what changed cannot change.
+    """
+    with locked(directory):
+        old = recipe_of(directory)
+        new = load(directory / RECIPE, overrides)
+        changed = differences(old.recipe, new.recipe)
+        _refuse(changed, reset_optimizer=reset_optimizer)
+        info = store.find(directory, step) if step is not None else store.newest(directory)
+        if info and info.manifest.kind == "final" and not _goes_further(new.recipe, info.step, changed):
+            raise TrainkitError(
+                f"the run is finished: its last step was {info.step}",
+                where=str(directory),
+                hint="make it longer: --set train.steps=…   or go on from an earlier checkpoint: RUN/STEP",
+            )
+        if changed:
+            replace_recipe(directory, new, attempt=last_attempt(directory))
+        notes = [f"recipe: {difference}" for difference in changed]
+        if info:
+            notes += [f"versions: {line}" for line in _version_changes(info.manifest.versions)]
+            notes.insert(0, f"going on from step {info.step}")
+        else:
+            notes.insert(0, "there is no checkpoint: beginning at step 0")
+    return Resumption(Start(step=step, reset_optimizer=reset_optimizer), tuple(notes))
+
+
+def _refuse(changed: list[Difference], *, reset_optimizer: bool) -> None:
+    wrong = [d for d in changed if any(fnmatchcase(d.key, pattern) for pattern in FIXED)]
+    if wrong:
+        raise TrainkitError(
+            "these cannot change within a run:\n" + "\n".join(f"  {difference}" for difference in wrong),
+            hint="begin a new run with the changed recipe: trainkit run RECIPE --name NAME",
+        )
+    wrong = [d for d in changed if any(fnmatchcase(d.key, pattern) for pattern in FIXED_FOR_OPTIMIZER)]
+    if wrong and not reset_optimizer:
+        raise TrainkitError(
+            "\n".join(map(str, wrong)), hint="the optimiser's state does not fit another optimiser: --reset-optimizer"
+        )
+
+
+def _goes_further(recipe: Recipe, step: int, changed: list[Difference]) -> bool:
+    if recipe.train.steps is not None:
+        return recipe.train.steps > step
+    return any(d.key in ("train.epochs", "train.tokens") for d in changed)
+
+
+def _version_changes(then: dict[str, str]) -> Iterator[str]:
+    for package, before in then.items():
+        now = _version(package)
+        if now != before:
+            yield f"{package} {before} -> {now}"
+
+
+def _version(package: str) -> str:
+    import platform
+
+    return platform.python_version() if package == "python" else version(package)

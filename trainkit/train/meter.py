@@ -1,0 +1,91 @@
+"""Metrics from device to log, a step late, so that the host never makes the device wait."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import jax
+
+from trainkit.events.log import EventLog
+from trainkit.train.guard import check_finite
+from trainkit.train.step import Metrics
+
+#: Seconds between looks at the machine; steps can be much shorter.
+MACHINE_EVERY = 1.0
+
+
+class Meter:
+    """Writes one `step` event for every step, with what the step computed and how long it took."""
+
+    def __init__(self, log: EventLog, *, tokens_per_step: int) -> None:
+        self._log = log
+        self._tokens = tokens_per_step
+        self._pending: tuple[int, Metrics, float] | None = None
+        self._machine = Machine()
+        self._last_done: float | None = None
+
+    def add(self, step: int, metrics: Metrics, *, waited: float) -> None:
+        """Take the metrics of `step`, just dispatched, and log those of the step before.
+
+        Raises:
+            TrainkitError: a loss or gradient is not finite.
+        """
+        previous, self._pending = self._pending, (step, metrics, waited)
+        if previous:
+            self._write(*previous)
+
+    def flush(self) -> None:
+        """Log what is pending: waits for the device."""
+        if self._pending:
+            pending, self._pending = self._pending, None
+            self._write(*pending)
+
+    def restart_clock(self) -> None:
+        """The time since the last step was spent on something else: it is not the next step's."""
+        self._last_done = time.perf_counter()
+
+    def _write(self, step: int, metrics: Metrics, waited: float) -> None:
+        values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        done = time.perf_counter()
+        values["time/data_wait"] = round(waited, 6)
+        if self._last_done is not None:
+            seconds = done - self._last_done
+            values["time/step"] = round(seconds, 6)
+            values["throughput/tokens_per_second"] = round(self._tokens / seconds, 1)
+        self._last_done = done
+        values.update(self._machine.look(done))
+        self._log.write("step", step=step, metrics=values)
+        check_finite(step, values)
+
+
+class Machine:
+    """Memory and processor time of this process and its devices."""
+
+    def __init__(self) -> None:
+        self._looked = time.perf_counter()
+        self._cpu = sum(os.times()[:2])
+
+    def look(self, now: float) -> dict[str, float]:
+        """Metrics, or nothing where the last look was less than `MACHINE_EVERY` ago."""
+        elapsed = now - self._looked
+        if elapsed < MACHINE_EVERY:
+            return {}
+        cpu = sum(os.times()[:2])
+        metrics = {"host/cpu": round((cpu - self._cpu) / elapsed, 2)}
+        self._looked, self._cpu = now, cpu
+        if (resident := _resident_bytes()) is not None:
+            metrics["memory/host"] = resident
+        for device in jax.local_devices():
+            if statistics := device.memory_stats():
+                metrics[f"memory/device/{device.id}"] = statistics["bytes_in_use"]
+        return metrics
+
+
+def _resident_bytes() -> int | None:
+    """Resident memory of this process; None on systems without /proc."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except FileNotFoundError:
+        return None

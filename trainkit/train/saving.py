@@ -1,0 +1,66 @@
+"""When checkpoints are written, and what the log says of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from trainkit.checkpoint import store
+from trainkit.checkpoint.manifest import Kind
+from trainkit.checkpoint.saver import Facts, Saved, Saver
+from trainkit.events.log import EventLog
+from trainkit.recipe.upkeep import Checkpoint
+from trainkit.train.state import State
+
+
+class Saving:
+    """Saves as the recipe asks, as people ask, and always at the end."""
+
+    def __init__(self, directory: Path, spec: Checkpoint, *, facts: Callable[[], Facts], log: EventLog) -> None:
+        self._spec = spec
+        self._facts = facts
+        self._log = log
+        self._saver = Saver(directory, on_saved=self._saved)
+        self._last = time.monotonic()
+
+    def is_due(self, step: int) -> bool:
+        """Whether the recipe asks for a checkpoint after this step."""
+        return self._kind(step) is not None
+
+    def save(self, state: State, step: int, *, last: bool, requested: bool, stopping: bool) -> None:
+        """Save, if there is any reason to: returns when the state may be donated, and writes in the background.
+
+        Raises:
+            TrainkitError: the save before this one could not be written.
+        """
+        due = self._kind(step)
+        kind: Kind | None = "final" if last else due if due == "permanent" else "requested" if requested else due
+        if stopping and kind is None:
+            kind = "rolling"
+        if kind is None:
+            return
+        self._log.write("checkpoint_started", step=step, kind=kind)
+        self._saver.save(state, step=step, kind=kind, facts=self._facts())
+        self._last = time.monotonic()
+
+    def report(self, step: int) -> None:
+        """Log a save that has ended since; raises TrainkitError where it failed. Does not wait."""
+        self._saver.poll()
+
+    def finish(self, step: int) -> None:
+        """Return once everything is on disk."""
+        self._saver.close()
+
+    def _kind(self, step: int) -> Kind | None:
+        return store.due(self._spec, step=step, last_saved_time=self._last, now=time.monotonic())
+
+    def _saved(self, saved: Saved) -> None:
+        self._log.write(
+            "checkpoint_saved",
+            step=saved.step,
+            kind=saved.kind,
+            path=saved.path,
+            bytes=saved.bytes,
+            seconds=round(saved.seconds, 3),
+        )

@@ -1,0 +1,35 @@
+"""All that resumes is one pytree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Int, PRNGKeyArray, PyTree
+
+from trainkit.models.build import LanguageModel
+
+
+class State(eqx.Module):
+    """What one step hands to the next."""
+
+    params: PyTree
+    """The trainable part of the model, None in place of the rest."""
+    frozen: PyTree
+    """The rest of the model, None in place of the trainable part."""
+    optimizer: optax.OptState
+    step: Int[Array, ""]
+    """Updates done."""
+    key: PRNGKeyArray
+    """Never consumed: what is random in a step derives from (key, step, purpose) by `fold_in`."""
+
+
+def init(
+    key: PRNGKeyArray, *, model: Callable[[PRNGKeyArray], LanguageModel], optimizer: optax.GradientTransformation
+) -> State:
+    """The state before the first step. `model` makes the initial model, in the dtype in which it is kept."""
+    params, frozen = eqx.partition(model(jax.random.fold_in(key, 0)), eqx.is_inexact_array)
+    return State(params, frozen, optimizer.init(params), jnp.int32(0), key)
