@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
+
 from trainkit.data.tokenizer import open_tokenizer, peek_vocab_size
 from trainkit.data.vocabulary import LoadedTokenizer
 from trainkit.errors import TrainkitError

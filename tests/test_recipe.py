@@ -424,8 +424,11 @@ def test_a_written_recipe_says_where_each_value_came_from_and_reads_back_equal(t
     for line in text.splitlines():
         assert re.fullmatch(r"# resolved by .*|\[.*\]||\S+ = .*  # (.*sample\.toml:\d+|--set|default)", line), line
     copy = write(tmp_path, text, "copy/recipe.toml")
-    assert load_resolved(copy) == loaded.recipe
-    assert load_resolved(copy).fingerprint() == loaded.recipe.fingerprint()
+    again = load_resolved(copy)
+    assert again.recipe == loaded.recipe and again.recipe.fingerprint() == loaded.recipe.fingerprint()
+    assert again.origins == loaded.origins
+    changed = load_resolved(copy, ["train.batch_size=3"])
+    assert {key for key in changed.origins if changed.origins[key] != loaded.origins[key]} == {"train.batch_size"}
     assert _without_none(json.loads(loaded.recipe.model_dump_json(by_alias=True))) == tomli.loads(text)
 
 

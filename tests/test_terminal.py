@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from trainer import LIMIT, environment, workplace
+
 from trainkit.events.log import read
 
 pytestmark = pytest.mark.skipif(
@@ -74,8 +75,8 @@ def test_it_draws_resizes_detaches_attaches_again_and_stops(tmp_path: Path, term
     run = tmp_path / "runs" / "tiny"
     trainkit = f"{shlex.quote(sys.executable)} -m trainkit"
     terminal.type(f"{trainkit} run tiny.toml --set train.steps=1000000; echo ended with $?")
-    screen = terminal.until(lambda screen: "● running" in screen and "⠤" in screen or "⣀" in screen)
-    assert "tiny" in screen and "1,000,000" in screen.replace(" ", "") or "1000000" in screen
+    screen = terminal.until(lambda screen: ("● running" in screen and "⠤" in screen) or "⣀" in screen)
+    assert ("tiny" in screen and "1,000,000" in screen.replace(" ", "")) or "1000000" in screen
 
     terminal.resize(70, 24)
     narrow = terminal.until(lambda screen: "running" in screen and len(screen.splitlines()[0]) <= 70)

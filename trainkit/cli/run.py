@@ -11,6 +11,7 @@ from typing import Literal
 
 from trainkit.errors import DONE
 from trainkit.recipe.load import load
+from trainkit.recipe.write import toml_value
 from trainkit.run.attempt import Start, attempt
 from trainkit.run.directory import create
 
@@ -24,11 +25,11 @@ def run(
     recipe: Path, overrides: Sequence[str], name: str | None, output: Output | None, detach: bool, smoke: bool
 ) -> int:
     """Make the run and train it; the exit code."""
-    given = [*overrides, *([f"run.name={name}"] if name else [])]
+    given = [*overrides, *([f"run.name={toml_value(name)}"] if name is not None else [])]
     with contextlib.ExitStack() as stack:
         if smoke:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="trainkit-smoke-"))
-            given += [*SMOKE, f"run.directory={directory}"]
+            given += [*SMOKE, f"run.directory={toml_value(directory)}"]
             if load(recipe, given).recipe.sample:
                 given.append("sample.max_tokens=8")
             output, detach = output or "plain", False

@@ -3,7 +3,7 @@
 Tokenising spends its time in Rust with Python's lock released, and `encode_batch_fast` divides a batch among all cores
 by itself. Measured on 2 cores, November 2026, on the 12 MB of the standard library, best of three on a busy machine:
 threads that call it 1.8-2.0 M tokens/s, with its own parallelism off 1.1 (one thread) and 1.9 (two), spawned processes
-1.6. So: threads, which also share one huge file among all cores, and start in no time.
+1.6-1.7. So: threads, which also share one huge file among all cores, and start in no time.
 """
 
 from __future__ import annotations

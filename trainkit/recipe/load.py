@@ -54,7 +54,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Loaded:
     except ValidationError as error:
         from trainkit.recipe.diagnose import diagnose
 
-        raise diagnose(layer.table, error, origin=layer.origin, name=_shown(path)) from None
+        raise diagnose(layer.table, error, origin=layer.origin, name=as_shown(path)) from None
     recipe = _complete(recipe, path)
     origins = {dotted(key): str(layer.leaf_origin(key)) for key in flat(recipe)}
     return Loaded(recipe=recipe, origins=origins, path=path)
@@ -111,8 +111,8 @@ class _Layer:
 
 def _file(path: Path, chain: tuple[Path, ...]) -> _Layer:
     """A file merged over what it extends; `chain` are the files that led here."""
-    shown = _shown(path)
-    led_here = " -> ".join([*map(_shown, chain), shown])
+    shown = as_shown(path)
+    led_here = " -> ".join([*map(as_shown, chain), shown])
     resolved = path.resolve()
     if resolved in [known.resolve() for known in chain]:
         raise TrainkitError("a recipe extends itself", where=led_here, hint="take one of these out of an extends")
@@ -220,7 +220,7 @@ def _absolute(table: dict[str, Any], key: str) -> None:
     table[key] = absolute(value) if isinstance(value, str) else tuple(map(absolute, value))
 
 
-def _shown(path: Path) -> str:
+def as_shown(path: Path) -> str:
     """Relative where that is shorter to read: below the working directory."""
     try:
         return str(path.absolute().relative_to(Path.cwd()))

@@ -15,7 +15,7 @@ from trainkit.errors import DONE, FAILED, INTERRUPTED, STOPPED_EARLY, TrainkitEr
 from trainkit.events.log import EventLog, last_attempt
 from trainkit.events.process import process_started
 from trainkit.events.schema import SCHEMA, Event
-from trainkit.recipe.load import Loaded
+from trainkit.recipe.load import Loaded, located
 from trainkit.run.directory import locked, recipe_of
 from trainkit.train.stop import StopBeforeTraining, StopSignal
 
@@ -86,9 +86,10 @@ def _to_the_end(
         finished = train(directory, loaded, start, signal=signal, log=log, afterwards=afterwards)
     except StopBeforeTraining:
         return end(_status(signal.exit_code), signal.exit_code, "stopped before training began")
-    except TrainkitError as error:
+    except TrainkitError as unplaced:
+        error = located(unplaced, loaded)
         end("failed", error.exit_code, str(error))
-        raise
+        raise error from unplaced
     except BaseException as error:
         end("failed", FAILED, f"{type(error).__name__}: {error}")
         raise

@@ -6,13 +6,13 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from trainkit.errors import TrainkitError
-from trainkit.recipe.load import Loaded, load
-from trainkit.recipe.write import dumps
+from trainkit.recipe.load import Loaded
+from trainkit.recipe.write import dumps, load_resolved
 
 RECIPE = "recipe.toml"
 CHECKPOINTS = "checkpoints"
@@ -40,7 +40,7 @@ def create(loaded: Loaded) -> Path:
         raise TrainkitError(f"the run's directory cannot be made: {error.strerror}", where=str(directory)) from error
     try:
         draft.chmod(0o755)
-        (draft / RECIPE).write_text(dumps(loaded))
+        (draft / RECIPE).write_text(dumps(loaded), encoding="utf-8")
         draft.rename(directory)
     except OSError as error:
         raise TrainkitError(f"the recipe cannot be written: {error.strerror}", where=str(directory)) from error
@@ -49,15 +49,15 @@ def create(loaded: Loaded) -> Path:
     return directory
 
 
-def recipe_of(directory: Path) -> Loaded:
-    """The recipe as the run's directory holds it."""
-    return load(directory / RECIPE)
+def recipe_of(directory: Path, overrides: Sequence[str] = ()) -> Loaded:
+    """The recipe as the run's directory holds it, with `overrides` put over it. Raises TrainkitError."""
+    return load_resolved(directory / RECIPE, overrides)
 
 
 def replace_recipe(directory: Path, loaded: Loaded, *, attempt: int) -> None:
     """Put a changed recipe in place; the one of the attempts before stays beside it as `recipe.before-ATTEMPT.toml`."""
     new = directory / f".{RECIPE}.new"
-    new.write_text(dumps(loaded))
+    new.write_text(dumps(loaded), encoding="utf-8")
     shutil.copy2(directory / RECIPE, directory / f"recipe.before-{attempt}.toml")
     os.replace(new, directory / RECIPE)
 

@@ -12,10 +12,9 @@ from trainkit.checkpoint import store
 from trainkit.errors import TrainkitError
 from trainkit.events.log import last_attempt
 from trainkit.recipe import Recipe
-from trainkit.recipe.load import load
 from trainkit.recipe.write import Difference, differences
 from trainkit.run.attempt import Start
-from trainkit.run.directory import RECIPE, locked, recipe_of, replace_recipe
+from trainkit.run.directory import locked, recipe_of, replace_recipe
 
 #: What the state or the data order hangs on: changed, the run would be another run.
 FIXED = (
@@ -52,7 +51,7 @@ def prepare(directory: Path, *, step: int | None, overrides: Sequence[str], rese
     """
     with locked(directory):
         old = recipe_of(directory)
-        new = load(directory / RECIPE, overrides)
+        new = recipe_of(directory, overrides)
         changed = differences(old.recipe, new.recipe)
         _refuse(changed, reset_optimizer=reset_optimizer)
         info = store.find(directory, step) if step is not None else store.newest(directory)

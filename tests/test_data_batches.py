@@ -1,0 +1,214 @@
+"""Batches are pure functions of seed, tokens and step, and have every token once an epoch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import data_room as room
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from trainkit.data import cache as caches
+from trainkit.data import shards
+from trainkit.data.dataset import EvalSet, TrainSet
+from trainkit.errors import TrainkitError
+
+
+def _documents(sizes: list[int]) -> list[str]:
+    return [room.text(i, words=max(1, size)) for i, size in enumerate(sizes)]
+
+
+def _stored(directory: Path) -> np.ndarray:
+    """All training tokens of a cache with one ledger, read file by file as the ledger says."""
+    (path,) = (directory / "cache" / "ledgers").iterdir()
+    ledger = json.loads(path.read_bytes())
+    files = [directory / "cache" / "shards" / f"{shard['key']}.tokens" for shard in ledger["shards"]]
+    return np.frombuffer(b"".join(file.read_bytes() for file in files), ledger["dtype"])
+
+
+few = settings(max_examples=25, deadline=None)
+sizes = st.lists(st.integers(1, 60), min_size=3, max_size=25)
+
+
+@few
+@given(sizes=sizes, length=st.integers(1, 200), batch=st.integers(1, 9))
+def test_every_token_is_a_target_once_an_epoch_but_the_very_first(tmp_path_factory, sizes, length, batch):
+    directory = tmp_path_factory.mktemp("batches")
+    for i, text in enumerate(_documents(sizes)):  # files, so that there are several shards
+        (directory / f"{i:03d}.txt").write_text(text, encoding="utf-8")
+    recipe = room.recipe(directory, directory / "*.txt", sequence_length=length, batch_size=batch)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards, "LARGE", 1)  # every file becomes a shard, and examples lie across several
+        cache = caches.build(recipe)
+    assume(cache.train.tokens > length)
+    data = TrainSet(cache, recipe)
+    tokens = _stored(directory)
+    assert len(list((directory / "cache/shards").glob("*.tokens"))) == len(sizes)
+
+    targets, inputs = [], []
+    steps = -(-data.examples // batch)
+    for step in range(steps):
+        made = data.batch(step)
+        assert made["tokens"].shape == made["targets"].shape == made["weights"].shape == (batch, length)
+        rows = min(batch, data.examples - step * batch)  # what is beyond belongs to the next epoch
+        counted = made["weights"][:rows] == 1
+        targets += made["targets"][:rows][counted].tolist()
+        inputs += made["tokens"][:rows][counted].tolist()
+        assert not made["targets"][made["weights"] == 0].any()
+    assert sorted(targets) == sorted(tokens[1:].tolist())
+    assert sorted(inputs) == sorted(tokens[:-1].tolist())
+
+
+@few
+@given(sizes=sizes, length=st.integers(1, 40), batch=st.integers(1, 9))
+def test_a_validation_set_is_every_example_in_order_once_in_batches_of_one_shape(
+    tmp_path_factory, sizes, length, batch
+):
+    directory = tmp_path_factory.mktemp("evaluation")
+    room.write_jsonl(directory / "a.jsonl", _documents(sizes))
+    recipe = room.recipe(directory, directory / "a.jsonl")
+    cache = caches.build(recipe)
+    tokens = _stored(directory)
+    data = EvalSet(cache.train, sequence_length=length, batch_size=batch)
+    batches = [data.batch(i) for i in range(len(data))]
+    assert {b["targets"].shape for b in batches} == {(batch, length)}
+    assert np.concatenate([b["targets"][b["weights"] == 1] for b in batches]).tolist() == tokens[1:].tolist()
+    assert np.concatenate([b["tokens"][b["weights"] == 1] for b in batches]).tolist() == tokens[:-1].tolist()
+    assert (data.tokens, data.bytes) == (cache.train.tokens, sum(len(t.encode()) for t in _documents(sizes)))
+
+    part = EvalSet(cache.train, sequence_length=length, batch_size=batch, max_batches=2)
+    assert len(part) == min(2, len(data))
+    assert (part.tokens, part.bytes) == (data.tokens, data.bytes)
+
+
+def test_not_shuffled_the_first_batch_is_the_beginning_of_the_text(tmp_path):
+    room.write_jsonl(tmp_path / "a.jsonl", _documents([200]))
+    recipe = room.recipe(tmp_path, tmp_path / "a.jsonl", sequence_length=8, batch_size=2, shuffle=False)
+    cache = caches.build(recipe)
+    batch = TrainSet(cache, recipe).batch(0)
+    expected = cache.tokenizer.encode(_documents([200])[0])
+    assert batch["tokens"].reshape(-1).tolist() == expected[:16]
+    assert batch["targets"].reshape(-1).tolist() == expected[1:17]
+
+
+SCRIPT = """
+import hashlib, sys
+from trainkit.recipe import Recipe
+from trainkit.data.cache import find
+from trainkit.data.dataset import TrainSet
+recipe = Recipe.model_validate_json(sys.stdin.read())
+data = TrainSet(find(recipe), recipe)
+for step in (1000, 3, 7):
+    batch = data.batch(step)
+    print(step, hashlib.sha256(b"".join(batch[name].tobytes() for name in sorted(batch))).hexdigest())
+"""
+
+
+@pytest.mark.parametrize("weights", [(None, None), (3.0, 1.0)])
+def test_batches_are_equal_in_another_process_and_asked_in_another_order(tmp_path, weights):
+    sources = []
+    for name, weight in zip("ab", weights, strict=True):
+        path = room.write_jsonl(tmp_path / f"{name}.jsonl", _documents([50, 60, 70, len(name)]))
+        sources.append({"path": str(path)} | ({"weight": weight} if weight else {}))
+    recipe = room.recipe(tmp_path, *sources, seed=5)
+    data = TrainSet(caches.build(recipe), recipe)
+    for step in (7, 3, 2, 1000):
+        batch = data.batch(step)
+        digest = hashlib.sha256(b"".join(batch[name].tobytes() for name in sorted(batch))).hexdigest()
+        if step == 2:
+            continue
+        there = subprocess.run(
+            [sys.executable, "-c", SCRIPT],
+            input=recipe.model_dump_json(by_alias=True),
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        assert f"{step} {digest}\n" in there
+
+
+def test_another_seed_gives_another_order_of_the_same_examples(tmp_path):
+    room.write_jsonl(tmp_path / "a.jsonl", _documents([100] * 10))
+    recipes = [room.recipe(tmp_path, tmp_path / "a.jsonl", seed=seed, batch_size=40) for seed in (0, 1)]
+    one, other = (TrainSet(caches.build(r), r).batch(0)["tokens"] for r in recipes)
+    assert not np.array_equal(one, other)
+
+
+def test_a_mixture_takes_each_source_by_its_weight_and_each_goes_through_its_own_epochs(tmp_path):
+    paths = {}
+    for name, letter, count in (("a", "x", 30), ("b", "y", 400)):
+        paths[name] = room.write_jsonl(tmp_path / f"{name}.jsonl", [f"{letter * 9}{i}" for i in range(count)])
+    sources = [{"path": str(paths["a"]), "weight": 3.0}, {"path": str(paths["b"]), "weight": 1.0}]
+    recipe = room.recipe(tmp_path, *sources, sequence_length=8, batch_size=256)
+    cache = caches.build(recipe)
+    data = TrainSet(cache, recipe)
+    x, y = (cache.tokenizer.encode(letter)[0] for letter in "xy")
+    rows = np.concatenate([data.batch(step)["tokens"] for step in range(4)])  # one block of the mixture
+    has_x, has_y = (rows == x).any(axis=1), (rows == y).any(axis=1)
+    assert not (has_x & has_y).any()
+    assert (has_x.sum(), has_y.sum()) == (768, 256)
+
+    examples = cache.sources[0].examples(8)
+    assert data.examples == examples + cache.sources[1].examples(8)
+    seen = [row.tobytes() for row in rows[has_x]]
+    epochs = [seen[i * examples : (i + 1) * examples] for i in range(len(seen) // examples)]
+    assert len(epochs) > 3
+    assert all(sorted(epoch) == sorted(epochs[0]) for epoch in epochs)
+    assert epochs[0] != epochs[1]
+
+
+def test_a_mixture_that_is_not_shuffled_takes_every_source_in_its_stored_order(tmp_path):
+    sources = []
+    for name in "ab":
+        path = room.write_jsonl(tmp_path / f"{name}.jsonl", [f"{name}{i}" for i in range(2000)])
+        sources.append({"path": str(path), "weight": 1.0})
+    recipe = room.recipe(tmp_path, *sources, sequence_length=16, batch_size=512, shuffle=False)
+    cache = caches.build(recipe)
+    rows = TrainSet(cache, recipe).batch(0)["tokens"]
+    for letter, stream in zip("ab", cache.sources, strict=True):
+        mine = rows[(rows == cache.tokenizer.encode(letter)[0]).any(axis=1)]
+        whole = np.zeros(mine.size, stream.dtype)
+        stream.read_into([whole], np.array([0]))
+        assert mine.reshape(-1).tolist() == whole.tolist()
+
+
+def test_a_weight_too_small_for_a_block_is_told(tmp_path):
+    path = str(room.write_jsonl(tmp_path / "a.jsonl", _documents([50])))
+    recipe = room.recipe(tmp_path, {"path": path, "weight": 1.0}, {"path": path, "weight": 0.0001})
+    cache = caches.build(recipe)
+    with pytest.raises(TrainkitError, match="too small: less than one example in 1024") as caught:
+        TrainSet(cache, recipe)
+    assert caught.value.where == "data.train.1.weight"
+
+
+def test_too_little_text_for_one_example_is_told_with_the_length_that_fits(tmp_path):
+    room.write_jsonl(tmp_path / "a.jsonl", ["abc"])
+    recipe = room.recipe(tmp_path, tmp_path / "a.jsonl", sequence_length=100)
+    cache = caches.build(recipe)
+    with pytest.raises(TrainkitError, match="do not fill one example") as caught:
+        TrainSet(cache, recipe)
+    fits = cache.train.tokens - 1
+    assert f"at most {fits}" in caught.value.hint
+    smaller = room.recipe(tmp_path, tmp_path / "a.jsonl", sequence_length=fits)
+    assert TrainSet(caches.build(smaller), smaller).examples == 1
+
+
+def test_reading_batches_loads_neither_jax_nor_pyarrow_nor_datasets(tmp_path):
+    room.write_jsonl(tmp_path / "a.jsonl", _documents([100]))
+    recipe = room.recipe(tmp_path, tmp_path / "a.jsonl")
+    caches.build(recipe)
+    script = SCRIPT + "print(sorted({'jax', 'pyarrow', 'datasets', 'huggingface_hub'} & sys.modules.keys()))"
+    out = subprocess.run(
+        [sys.executable, "-c", script],
+        input=recipe.model_dump_json(by_alias=True),
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert out.splitlines()[-1] == "[]"
