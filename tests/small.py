@@ -52,8 +52,13 @@ def jitted(*, max_grad_norm: float = 1.0):
     return jax.jit(step(max_grad_norm=max_grad_norm))
 
 
-@cache
 def state(seed: int = 0, spec: AdamW | None = None) -> State:
+    """One's own to donate."""
+    return jax.tree.map(jnp.copy, _state(seed, spec))
+
+
+@cache
+def _state(seed: int, spec: AdamW | None) -> State:
     return jax.jit(partial(init, model=model, optimizer=optimizer(spec)))(jax.random.key(seed))
 
 

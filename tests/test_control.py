@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from trainkit.errors import TrainkitError
+from trainkit.errors import WRONG_INPUT, TrainkitError
 from trainkit.events.control import COMMANDS, NAME, Server, send
 
 
@@ -46,9 +46,23 @@ def test_an_order_reaches_the_loop_and_its_answer_the_client(server: Server, tmp
 
 
 def test_an_unknown_order_is_refused_at_once_and_the_loop_never_sees_it(server: Server, tmp_path: Path) -> None:
-    reply = send(tmp_path, "explode", timeout=20)
-    assert not reply.ok and "'explode'" in reply.detail and "save, pause, continue, evaluate, stop" in reply.detail
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(20)
+        client.connect(str(tmp_path / NAME))
+        client.sendall(b'{"command": "explode"}\n')
+        answer = json.loads(client.recv(4096))
+    assert not answer["ok"]
+    assert "'explode'" in answer["detail"] and "save, pause, continue, evaluate, stop" in answer["detail"]
     assert server.take() == []
+
+
+@pytest.mark.parametrize(("command", "hint"), [("sav", "did you mean 'save'?"), ("explode", "")])
+def test_a_misspelt_order_is_told_whether_or_not_a_trainer_lives(tmp_path: Path, command: str, hint: str) -> None:
+    with pytest.raises(TrainkitError) as caught:
+        send(tmp_path / "never-was", command)
+    assert caught.value.problem == f"'{command}' is no command; there are save, pause, continue, evaluate, stop"
+    assert caught.value.hint == hint
+    assert caught.value.exit_code == WRONG_INPUT
 
 
 def test_many_clients_are_all_answered(server: Server, tmp_path: Path) -> None:

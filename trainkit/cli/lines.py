@@ -24,7 +24,8 @@ class Lines:
         self._reader_is_there = True
 
     def __enter__(self) -> Self:
-        self._file = self._path.open("a", encoding="utf-8")
+        # without a buffer, in which something would be left that a full disk refuses a second time
+        self._file = self._path.open("ab", buffering=0)
         return self
 
     def __exit__(
@@ -34,7 +35,7 @@ class Lines:
 
     def __call__(self, event: Event) -> None:
         for line in self._plain.feed(event) if self._plain else [as_json(event)]:
-            print(line, file=self._file, flush=True)
+            self._file.write(f"{line}\n".encode(errors="replace"))
             if self._reader_is_there:
                 try:
                     print(line, flush=True)

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from trainkit.errors import DONE
+from trainkit.errors import DONE, WRONG_INPUT, TrainkitError
 from trainkit.recipe.load import load
 from trainkit.recipe.write import toml_value
 from trainkit.run.attempt import Start, attempt
-from trainkit.run.directory import create
+from trainkit.run.directory import create, discard, typed
 
 Output = Literal["dashboard", "plain", "json"]
 
@@ -33,7 +33,13 @@ def run(
             if load(recipe, given).recipe.sample:
                 given.append("sample.max_tokens=8")
             output, detach = output or "plain", False
-        return follow(create(load(recipe, given)), Start(), output, detach)
+        made = create(load(recipe, given))
+        try:
+            return follow(made, Start(), output, detach)
+        except TrainkitError as error:
+            if error.exit_code == WRONG_INPUT:
+                discard(made)
+            raise
 
 
 def follow(directory: Path, start: Start, output: Output | None, detach: bool) -> int:
@@ -48,7 +54,8 @@ def follow(directory: Path, start: Start, output: Output | None, detach: bool) -
 
     trainer = spawn(directory, start)
     if detach:
-        print(f"{directory.name} is training as process {trainer.pid}: trainkit watch {directory}", file=sys.stderr)
+        how = f"trainkit watch {typed(directory)}"
+        print(f"{directory.name} is training as process {trainer.pid}; look at it: {how}", file=sys.stderr)
         return DONE
     from trainkit.dashboard.app import watch
 

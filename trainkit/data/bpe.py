@@ -12,8 +12,8 @@ from trainkit.data.digests import Digests, of_value
 from trainkit.data.documents import read_all
 from trainkit.data.jobs import Stop
 from trainkit.data.progress import Reporter
-from trainkit.data.shards import split_of
 from trainkit.data.sources import SourceFile
+from trainkit.data.splits import divide, treatment
 from trainkit.data.storage import writing
 from trainkit.data.vocabulary import END_OF_TEXT
 from trainkit.errors import TrainkitError
@@ -26,7 +26,10 @@ _FORMAT = 1
 
 def path_of(data: Data, spec: TrainTokenizer, files: Sequence[SourceFile], digests: Digests) -> Path:
     """Where the tokenizer that is trained on these files is kept: named by all that it depends on."""
-    first = [(f.name, digests[f.path], f.kind, f.text_key) for f in _first(files, spec.max_bytes)]
+    first = [
+        (file.name, digests[file.path], treatment(file, data.held_out), file.text_key)
+        for file in _first(files, spec.max_bytes)
+    ]
     key = of_value([_FORMAT, spec.vocab_size, spec.max_bytes, data.held_out, first])
     return Path(data.cache) / "tokenizers" / key / "tokenizer.json"
 
@@ -34,7 +37,7 @@ def path_of(data: Data, spec: TrainTokenizer, files: Sequence[SourceFile], diges
 def train(path: Path, data: Data, spec: TrainTokenizer, files: Sequence[SourceFile], reporter: Reporter) -> None:
     """Train a tokenizer and keep it at `path`.
 
-    It sees the training documents, without the held-out ones, of the first files that have `max_bytes` on disk, and of
+    It sees the training text, without what is held out, of the first files that have `max_bytes` on disk, and of
     their text the first `max_bytes`. Pairs that occur once are not merged, so that little text gives a vocabulary
     smaller than asked for.
 
@@ -65,7 +68,11 @@ def _train(data: Data, spec: TrainTokenizer, files: Sequence[SourceFile], report
     texts = _Texts(data, spec.max_bytes, files, reporter, stop)
     tokenizer.train_from_iterator(iter(texts), trainer)
     if not texts.bytes:
-        raise TrainkitError("the training documents hold no text to train a tokenizer on", where="data.train")
+        raise TrainkitError(
+            "the training documents hold no text to train a tokenizer on",
+            where="data.train",
+            hint="give files that are not empty" + (", or a smaller data.held_out" if data.held_out else ""),
+        )
     return tokenizer.to_str()
 
 
@@ -77,14 +84,14 @@ class _Texts:
     def __iter__(self) -> Iterator[str]:
         skipped: list[tuple[str, str]] = []
         pieces = read_all(_first(self._files, self._most), on_error=self._data.on_error, skipped=skipped)
-        for file, piece in pieces:
+        for split, piece in divide(pieces, self._data.held_out):
             self._stop.check()
-            if split_of(file, piece, self._data.held_out) == "held-out":
+            if split == "held-out":
                 continue
             if self.bytes >= self._most:
                 return
             self.bytes += piece.bytes
-            self._reporter.add(documents=piece.last, bytes=piece.bytes)
+            self._reporter.add(documents=piece.first, bytes=piece.bytes)
             yield piece.text
 
 

@@ -17,14 +17,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from trainkit.data import jobs, ledger, reading, shards, storage, tokenizer
+from trainkit.data import jobs, ledger, reading, shards, splits, storage, tokenizer
 from trainkit.data.encode import encode
 from trainkit.data.jobs import Stop
 from trainkit.data.ledger import Ledger
 from trainkit.data.progress import Progress, Reporter
 from trainkit.data.reading import Listing
-from trainkit.data.shards import Encoding, Shard, Split, Unit
+from trainkit.data.shards import Encoding, Shard, Unit
 from trainkit.data.sources import SourceFile
+from trainkit.data.splits import Split
 from trainkit.data.stream import Stream
 from trainkit.data.tokenizer import LoadedTokenizer
 from trainkit.errors import TrainkitError
@@ -250,10 +251,12 @@ def _check_not_empty(recipe: Recipe, cache: Cache) -> None:
         )
     for name, stream in cache.validation.items():
         if not stream.tokens and name == "held-out":
+            documents = f"{cache.train.documents:,} document{'s' if cache.train.documents > 1 else ''}"
             raise TrainkitError(
-                f"held_out = {data.held_out} of {cache.train.documents:,} documents holds none out",
+                f"held_out = {data.held_out} of {documents} holds none out: each is held out whole or not at all, but"
+                f" for text files of at least {splits.shortest_divided(data.held_out):,} characters",
                 where="data.held_out",
-                hint="raise it, give a [[data.validation]] of its own instead, or set it to 0",
+                hint="raise it, give more text, give a [[data.validation]] of its own instead, or set it to 0",
             )
         if not stream.tokens:
             raise TrainkitError(f"the validation set '{name}' holds no text", where="data.validation")

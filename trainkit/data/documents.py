@@ -29,7 +29,10 @@ class Piece:
     text: str
     bytes: int
     """Of the text in UTF-8."""
+    first: bool
+    """Whether the document begins with it."""
     last: bool
+    """Whether the document ends with it."""
 
 
 @dataclass(frozen=True)
@@ -195,14 +198,14 @@ def _parquet(file: SourceFile, refuse: Refuse) -> Iterator[Piece]:
 
 def _pieces(index: int, parts: Iterable[str]) -> Iterator[Piece]:
     """A document that comes in parts, cut where tokenisers cut too: after a line end that a non-space follows."""
-    waiting = ""
+    waiting, first = "", True
     for part in parts:
         waiting += part
         while len(waiting) > PIECE:
             cut = _cut(waiting)
-            yield Piece(index, waiting[:cut], len(waiting[:cut].encode()), last=False)
-            waiting = waiting[cut:]
-    yield Piece(index, waiting, len(waiting.encode()), last=True)
+            yield Piece(index, waiting[:cut], len(waiting[:cut].encode()), first=first, last=False)
+            waiting, first = waiting[cut:], False
+    yield Piece(index, waiting, len(waiting.encode()), first=first, last=True)
 
 
 def _cut(text: str) -> int:

@@ -13,7 +13,8 @@ from trainkit.data import shards
 from trainkit.data.documents import Piece, read_all
 from trainkit.data.jobs import Stop
 from trainkit.data.progress import Reporter
-from trainkit.data.shards import Encoding, Shard, Split, Unit
+from trainkit.data.shards import Encoding, Shard, Unit
+from trainkit.data.splits import Split, divide
 from trainkit.data.storage import writing
 from trainkit.data.tokenizer import LoadedTokenizer
 
@@ -28,20 +29,18 @@ class _Output:
         self._file, self._dtype = file, np.dtype(dtype).newbyteorder("<")
         self._texts: list[str] = []
         self._ends: list[bool] = []
-        self.waiting = 0
+        self._begun = self.waiting = 0
         self.tokens = self.documents = self.bytes = self.crc32 = self.empty = 0
-        self._in_document = False
 
     def add(self, piece: Piece) -> None:
-        if piece.last and not piece.text and not self._in_document:
+        if not piece.text:
             self.empty += 1
             return
-        self._in_document = not piece.last
         self._texts.append(piece.text)
         self._ends.append(piece.last)
         self.waiting += piece.bytes
         self.bytes += piece.bytes
-        self.documents += piece.last
+        self._begun += piece.first
 
     def flush(self, tokenizer: LoadedTokenizer, reporter: Reporter) -> None:
         ids: list[int] = []
@@ -53,8 +52,9 @@ class _Output:
         self._file.write(data)
         self.crc32 = zlib.crc32(data, self.crc32)
         self.tokens += len(ids)
-        reporter.add(documents=sum(self._ends), bytes=self.waiting, tokens=len(ids))
-        self._texts, self._ends, self.waiting = [], [], 0
+        self.documents += self._begun
+        reporter.add(documents=self._begun, bytes=self.waiting, tokens=len(ids))
+        self._texts, self._ends, self._begun, self.waiting = [], [], 0, 0
 
 
 def encode(
@@ -67,7 +67,9 @@ def encode(
     reporter: Reporter,
     stop: Stop,
 ) -> dict[Split, Shard]:
-    """Make the shards of all splits of a unit; every document is followed by the end-of-text token.
+    """Make the shards of all splits of a unit.
+
+    Every document is followed by the end-of-text token, and so is every part of one that does not go on in its split.
 
     Raises:
         TrainkitError: a file cannot be read or was changed, a document cannot be read and `on_error` is "stop", or the
@@ -78,9 +80,9 @@ def encode(
     with contextlib.ExitStack() as files:
         paths = {split: shards.tokens_path(cache, unit.key(split, encoding)) for split in encoding.splits}
         outputs = {s: _Output(files.enter_context(writing(path)), encoding.dtype) for s, path in paths.items()}
-        for file, piece in read_all(unit.files, on_error=on_error, skipped=skipped):
+        for split, piece in divide(read_all(unit.files, on_error=on_error, skipped=skipped), encoding.held_out):
             stop.check()
-            output = outputs[shards.split_of(file, piece, encoding.held_out)]
+            output = outputs[split]
             output.add(piece)
             if output.waiting >= _BATCH_BYTES:
                 output.flush(tokenizer, reporter)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from trainkit.data import shards
 from trainkit.data.digests import of_value
-from trainkit.data.shards import Encoding, Shard, Split, Unit
+from trainkit.data.shards import Encoding, Shard, Unit
+from trainkit.data.splits import Split
 from trainkit.data.storage import sync_directory, writing
 
 

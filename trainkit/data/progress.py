@@ -16,7 +16,7 @@ class Progress:
 
     `what` is "files" (being read for their digests), "tokenizer" (being trained), "train" or the name of a validation
     set (being tokenised). `bytes` are those of the files for "files", else of the text in UTF-8; their total is known
-    only where every file is plain text.
+    only where every file is plain text. A document that is held out in parts counts in both splits.
     """
 
     what: str

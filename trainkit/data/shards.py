@@ -16,11 +16,11 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from trainkit.data.digests import Digests, of_value
-from trainkit.data.documents import Piece
 from trainkit.data.sources import SourceFile
+from trainkit.data.splits import Split, treatment
 from trainkit.data.storage import writing
 
 #: Raise it when the same files and tokenizer would give other tokens than before.
@@ -29,8 +29,6 @@ FORMAT = 1
 SMALL, LARGE = 1 << 20, 8 << 20
 #: Of the skipped documents of a shard so many are told with place and reason.
 EXAMPLES = 20
-
-Split = Literal["all", "train", "held-out"]
 
 
 @dataclass(frozen=True)
@@ -53,13 +51,19 @@ class Unit:
 
     def key(self, split: Split, encoding: Encoding) -> str:
         """The name of its shard."""
-        files = [(f.name, digest, f.kind, f.text_key) for f, digest in zip(self.files, self.digests, strict=True)]
+        files = [
+            (file.name, digest, treatment(file, encoding.held_out), file.text_key)
+            for file, digest in zip(self.files, self.digests, strict=True)
+        ]
         return of_value([FORMAT, split, encoding.held_out, encoding.tokenizer, encoding.dtype, files])
 
 
 @dataclass(frozen=True)
 class Shard:
-    """What a finished shard holds. `bytes` are those of the documents' text in UTF-8."""
+    """What a finished shard holds. `bytes` are those of the documents' text in UTF-8.
+
+    A document that is in two splits in parts is one of the `documents` of each.
+    """
 
     key: str
     tokens: int
@@ -102,15 +106,6 @@ def _unit(files: list[SourceFile], digests: Digests) -> Unit:
 
 def _ends_a_unit(file: SourceFile) -> bool:
     return hashlib.blake2b(file.name.encode(errors="surrogateescape"), digest_size=1).digest()[0] < 64
-
-
-def split_of(file: SourceFile, piece: Piece, held_out: float) -> Split:
-    """In which split a document is: by a hash of its own name and place, so that no other document matters."""
-    if not held_out:
-        return "all"
-    name = f"{file.name}\0{piece.index}".encode(errors="surrogateescape")
-    draw = hashlib.blake2b(name, digest_size=8, key=b"trainkit held-out").digest()
-    return "held-out" if int.from_bytes(draw, "little") < held_out * 2**64 else "train"
 
 
 def tokens_path(cache: Path, key: str) -> Path:

@@ -7,6 +7,7 @@ client waits for its answer.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import os
 import queue
@@ -121,15 +122,19 @@ class Server:
             case "save" | "pause" | "continue" | "evaluate" | "stop":
                 self._orders.put(Command(name, connection))
             case _:
-                _answer(connection, False, f"{name[:60]!r} is no command; there are {', '.join(COMMANDS)}")
+                _answer(connection, False, _no_command(name))
 
 
 def send(run_directory: Path, command: str, *, timeout: float = 60.0) -> Reply:
     """Give an order to the trainer of a run and wait up to `timeout` seconds for its answer.
 
     Raises:
-        TrainkitError: no trainer lives there, it belongs to somebody else, or it does not answer in time.
+        TrainkitError: there is no such command, no trainer lives there, it belongs to somebody else, or it does not
+            answer in time.
     """
+    if command not in COMMANDS:
+        near = difflib.get_close_matches(command, COMMANDS, n=1)
+        raise TrainkitError(_no_command(command), hint=f"did you mean '{near[0]}'?" if near else "")
     gone = TrainkitError(
         "no trainer is at work on this run",
         where=str(run_directory),
@@ -274,6 +279,10 @@ def _parse(line: bytes) -> str:
         return str(order["command"])
     except (ValueError, TypeError, KeyError, RecursionError):
         return line.decode(errors="replace")
+
+
+def _no_command(name: str) -> str:
+    return f"{name[:60]!r} is no command; there are {', '.join(COMMANDS)}"
 
 
 def _answer(connection: socket.socket, ok: bool, detail: str) -> None:

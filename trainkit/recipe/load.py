@@ -230,6 +230,8 @@ def as_shown(path: Path) -> str:
 
 def located(error: TrainkitError, loaded: Loaded) -> TrainkitError:
     """An error about a key of the recipe (such as those of a plan), with the file and line where its value stands."""
-    origin = loaded.origins.get(error.where)
+    # a table has no line of its own here: the first value in it that somebody wrote stands for it
+    written = (o for key, o in loaded.origins.items() if key.startswith(f"{error.where}.") and o != str(DEFAULT))
+    origin = loaded.origins.get(error.where) or next(written, None)
     where = error.where if origin in (None, str(DEFAULT)) else f"{origin}: {error.where}"
     return TrainkitError(error.problem, where=where, hint=error.hint, exit_code=error.exit_code)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -27,6 +28,7 @@ from trainkit.errors import TrainkitError
 from trainkit.events.control import Server
 from trainkit.events.log import EventLog
 from trainkit.infer.sampler import Sampler
+from trainkit.models.build import LanguageModel
 from trainkit.parallel import devices, mesh
 from trainkit.plan import DataSize, Plan, make_plan
 from trainkit.recipe import Recipe
@@ -48,6 +50,10 @@ from trainkit.train.stop import StopSignal
 
 #: How long the end of a run waits for Aim.
 SIDECAR_SECONDS = 60.0
+#: How long the last checkpoint of a short run waits for Aim to say which of its runs this one is.
+AIM_HASH_SECONDS = 20.0
+#: In the run's directory: what its tokens mean, with or without the cache.
+TOKENIZER = "tokenizer.json"
 
 
 class Built(NamedTuple):
@@ -76,7 +82,10 @@ def train(
     """
     recipe = loaded.recipe
     use_compile_cache()
+    if caches.find(recipe) is None:
+        rehearse(recipe)
     cache = caches.build(recipe, progress=partial(_tell_progress, log))
+    _tell_left_out(cache, log)
     data = TrainSet(cache, recipe)
     plan = plan_of(recipe, cache, data)
     log.write(
@@ -88,6 +97,7 @@ def train(
     )
     built = build(recipe, plan)
     state = _state(directory, loaded, start, built, data_fingerprint=cache.fingerprint, log=log)
+    _keep_tokenizer(cache, directory)
     step = compile_step(built, state, plan, data, log=log)
 
     sidecar = _sidecar(directory, recipe, log, afterwards)
@@ -118,16 +128,26 @@ def train(
     finally:
         feed.close()
         server.close()
+        saving.finish()  # a save that is under way when training fails is still a good one
     return last == plan.steps
 
 
 def use_compile_cache() -> None:
     """Keep compiled programs across processes, the small ones too (FACTS: it saves a third of a start)."""
-    if jax.config.jax_compilation_cache_dir is None:
+    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         jax.config.update("jax_compilation_cache_dir", str(base / "trainkit" / "jax"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def rehearse(recipe: Recipe) -> None:
+    """Raise what is wrong with devices, batch or optimiser now, not after hours of tokenising.
+
+    Of the data nothing is known yet, and nothing that is looked at here hangs on it.
+    """
+    guess = DataSize(examples=1, tokens=1, documents=1, bytes=1)
+    build(recipe, make_plan(recipe, devices=devices.local(), vocab_size=1, data=guess))
 
 
 def build(recipe: Recipe, plan: Plan) -> Built:
@@ -136,7 +156,7 @@ def build(recipe: Recipe, plan: Plan) -> Built:
     head_width = recipe.model.hidden // recipe.model.heads
     attention = devices.attention_implementation(plan.devices.platform, compute, head_width)
 
-    def model(key: jax.Array) -> models.LanguageModel:
+    def model(key: jax.Array) -> LanguageModel:
         length = recipe.data.sequence_length
         fresh = models.build(
             recipe.model, vocab_size=plan.vocab_size, sequence_length=length, implementation=attention, key=key
@@ -269,12 +289,12 @@ def _sampler(recipe: Recipe, cache: caches.Cache, built: Built, plan: Plan, *, l
     return lambda state, step: sampler(state.params, state.frozen, key=state.key, step=step)
 
 
-def _facts(recipe: Recipe, data_fingerprint: str, sidecar: Sidecar | None, log: EventLog) -> Facts:
+def _facts(recipe: Recipe, data_fingerprint: str, sidecar: Sidecar | None, log: EventLog, last: bool) -> Facts:
     return Facts(
         recipe=recipe.fingerprint(),
         data=data_fingerprint,
         attempt=log.attempt,
-        aim_run=sidecar.run_hash() if sidecar else None,
+        aim_run=sidecar.run_hash(patience=AIM_HASH_SECONDS if last else 0.0) if sidecar else None,
     )
 
 
@@ -299,3 +319,21 @@ def _watch(sidecar: Sidecar | None, log: EventLog, step: int) -> None:
 
 def _tell_progress(log: EventLog, progress: caches.Progress) -> None:
     log.write("cache_progress", step=log.step, **asdict(progress))
+
+
+def _tell_left_out(cache: caches.Cache, log: EventLog) -> None:
+    if number := cache.skipped_documents:
+        one, many = "1 document cannot be read and was skipped", "documents cannot be read and were skipped, such as"
+        (where, why), *_ = cache.skipped
+        message = f"{one if number == 1 else f'{number:,} {many}'}: {where}: {why}"
+        log.write("log", step=log.step, level="warning", message=message)
+    if number := cache.empty_documents:
+        told = "1 document has no text and was" if number == 1 else f"{number:,} documents have no text and were"
+        log.write("log", step=log.step, level="info", message=f"{told} left out")
+
+
+def _keep_tokenizer(cache: caches.Cache, directory: Path) -> None:
+    """Put it in place whole. Where the run goes on, the data has been found to be the same, and so this too."""
+    draft = directory / f".{TOKENIZER}"
+    shutil.copyfile(cache.tokenizer.path, draft)
+    draft.replace(directory / TOKENIZER)

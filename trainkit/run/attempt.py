@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import NoReturn
 
 from trainkit.checkpoint import store
 from trainkit.errors import DONE, FAILED, INTERRUPTED, STOPPED_EARLY, TrainkitError
@@ -16,7 +17,7 @@ from trainkit.events.log import EventLog, last_attempt
 from trainkit.events.process import process_started
 from trainkit.events.schema import SCHEMA, Event
 from trainkit.recipe.load import Loaded, located
-from trainkit.run.directory import locked, recipe_of
+from trainkit.run.directory import locked, recipe_of, refusals
 from trainkit.train.stop import StopBeforeTraining, StopSignal
 
 #: Whose versions are part of what a run is: bits may differ where they do.
@@ -40,7 +41,7 @@ def attempt(directory: Path, start: Start, *, echo: Callable[[Event], None] | No
         TrainkitError: the recipe, the data or the machine will not do; the log says so too.
     """
     signal = StopSignal()
-    with locked(directory):
+    with refusals(directory), locked(directory):
         loaded = recipe_of(directory)
         log = EventLog(directory, attempt=last_attempt(directory) + 1, echo=echo)
         with contextlib.ExitStack() as afterwards:
@@ -77,6 +78,12 @@ def _to_the_end(
         log.write("run_finished", step=log.step, status=status, exit_code=code, message=message)
         return code
 
+    def fail(error: BaseException, code: int, message: str) -> NoReturn:
+        # a log that cannot be written any more must not hide why
+        with contextlib.suppress(OSError):
+            end("failed", code, message)
+        raise error
+
     store.clean(directory)
     newest = store.newest(directory)
     announce(log, loaded, resumed_from=start.step if start.step is not None else newest.step if newest else None)
@@ -87,12 +94,11 @@ def _to_the_end(
     except StopBeforeTraining:
         return end(_status(signal.exit_code), signal.exit_code, "stopped before training began")
     except TrainkitError as unplaced:
-        error = located(unplaced, loaded)
-        end("failed", error.exit_code, str(error))
-        raise error from unplaced
+        placed = located(unplaced, loaded)
+        placed.__cause__ = unplaced
+        fail(placed, placed.exit_code, str(placed))
     except BaseException as error:
-        end("failed", FAILED, f"{type(error).__name__}: {error}")
-        raise
+        fail(error, FAILED, f"{type(error).__name__}: {error}")
     if finished:
         return end("finished", DONE, "")
     code = signal.exit_code if signal.received else STOPPED_EARLY

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -10,12 +11,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from trainkit.errors import TrainkitError
+from trainkit.errors import FAILED, TrainkitError
+from trainkit.events.log import read
 from trainkit.recipe.load import Loaded
 from trainkit.recipe.write import dumps, load_resolved
 
 RECIPE = "recipe.toml"
 CHECKPOINTS = "checkpoints"
+#: What a disk says that takes no more: it is full, read-only, or not ours.
+_REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
+_MAKE_ROOM = "make room there or permit writing"
 
 
 def create(loaded: Loaded) -> Path:
@@ -30,20 +35,28 @@ def create(loaded: Loaded) -> Path:
         raise TrainkitError(
             f"the run '{name}' exists already",
             where=str(directory),
-            hint=f"go on with it: trainkit resume {_typed(directory)}"
+            hint=f"go on with it: trainkit resume {typed(directory)}"
             f"   or begin another: --name {_free_name(runs, name)}",
         )
     try:
         runs.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=runs))
     except OSError as error:
-        raise TrainkitError(f"the run's directory cannot be made: {error.strerror}", where=str(directory)) from error
+        raise TrainkitError(
+            f"the run's directory cannot be made: {error.strerror}",
+            where=str(directory),
+            hint=f'{_MAKE_ROOM}, or choose another place: --set run.directory="DIRECTORY"',
+        ) from error
     try:
         draft.chmod(0o755)
         (draft / RECIPE).write_text(dumps(loaded), encoding="utf-8")
         draft.rename(directory)
     except OSError as error:
-        raise TrainkitError(f"the recipe cannot be written: {error.strerror}", where=str(directory)) from error
+        raise TrainkitError(
+            f"the run's recipe cannot be written: {error.strerror}",
+            where=str(directory),
+            hint=f'{_MAKE_ROOM}, or choose another place: --set run.directory="DIRECTORY"',
+        ) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return directory
@@ -62,6 +75,28 @@ def replace_recipe(directory: Path, loaded: Loaded, *, attempt: int) -> None:
     os.replace(new, directory / RECIPE)
 
 
+def discard(directory: Path) -> None:
+    """Delete a run that could not begin, so that its name is free; one in which a step was trained is kept."""
+    if not any(event["type"] == "step" for event in read(directory)):
+        shutil.rmtree(directory)
+
+
+@contextmanager
+def refusals(directory: Path) -> Iterator[None]:
+    """Turns what a disk says that takes no more into a TrainkitError. Other errors of the system are let through."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _REFUSALS:
+            raise
+        raise TrainkitError(
+            f"the run cannot be written: {error.strerror}",
+            where=str(error.filename or directory),
+            hint=f"{_MAKE_ROOM}, then: trainkit resume {typed(directory)}",
+            exit_code=FAILED,
+        ) from error
+
+
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Hold the run's lock. The kernel lets go of it when the process ends, however it ends.
@@ -78,8 +113,8 @@ def locked(directory: Path) -> Iterator[None]:
             raise TrainkitError(
                 f"process {holder or '?'} is training this run",
                 where=str(directory),
-                hint=f"look at it: trainkit watch {_typed(directory)}"
-                f"   or end it: trainkit send {_typed(directory)} stop",
+                hint=f"look at it: trainkit watch {typed(directory)}"
+                f"   or end it: trainkit send {typed(directory)} stop",
             ) from None
         os.truncate(fd, 0)
         os.pwrite(fd, str(os.getpid()).encode(), 0)
@@ -88,7 +123,7 @@ def locked(directory: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _typed(directory: Path) -> str:
+def typed(directory: Path) -> str:
     """The path as a person would type it here."""
     here = Path.cwd()
     return str(directory.relative_to(here) if directory.is_relative_to(here) else directory)

@@ -14,7 +14,7 @@ from trainkit.events.log import last_attempt
 from trainkit.recipe import Recipe
 from trainkit.recipe.write import Difference, differences
 from trainkit.run.attempt import Start
-from trainkit.run.directory import locked, recipe_of, replace_recipe
+from trainkit.run.directory import locked, recipe_of, refusals, replace_recipe
 
 #: What the state or the data order hangs on: changed, the run would be another run.
 FIXED = (
@@ -49,7 +49,7 @@ def prepare(directory: Path, *, step: int | None, overrides: Sequence[str], rese
     Raises:
         TrainkitError: someone trains it, it is finished, the checkpoint does not exist, or what changed cannot change.
     """
-    with locked(directory):
+    with refusals(directory), locked(directory):
         old = recipe_of(directory)
         new = recipe_of(directory, overrides)
         changed = differences(old.recipe, new.recipe)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from trainkit.recipe.upkeep import Track
@@ -50,9 +51,13 @@ class Sidecar:
         problem, self._problem = self._problem, None
         return problem
 
-    def run_hash(self) -> str | None:
-        """Hash of the Aim run; None before the sidecar has opened it."""
-        found = progress.read(self._run)
+    def run_hash(self, *, patience: float = 0.0) -> str | None:
+        """Hash of the Aim run; None where the sidecar has not opened it within `patience` seconds, or died before."""
+        deadline = time.monotonic() + patience
+        while (found := progress.read(self._run)) is None and time.monotonic() < deadline:
+            if self._process is None or self._process.poll() is not None:
+                break
+            time.sleep(0.05)
         return found.run if found else None
 
     def finish(self, *, timeout: float) -> str | None:

@@ -7,10 +7,14 @@ from collections.abc import Mapping
 
 from trainkit.errors import FAILED, TrainkitError
 
+WATCHED = ("train/loss", "gradients/norm", "parameters/norm")
+
 
 def check_finite(step: int, metrics: Mapping[str, float]) -> None:
-    """Raise `TrainkitError` where the loss or the gradient is not a finite number: all that follows would be lost."""
-    wrong = [name for name in ("train/loss", "gradients/norm") if not math.isfinite(metrics[name])]
+    """Raise `TrainkitError` where the loss, the gradient or a parameter is not a finite number: all that follows would
+    be lost. The parameters are those after the step, so that none that are broken are ever saved.
+    """
+    wrong = [name for name in WATCHED if not math.isfinite(metrics[name])]
     if wrong:
         raise TrainkitError(
             " and ".join(f"{name} is {metrics[name]}" for name in wrong) + "; the run was stopped",

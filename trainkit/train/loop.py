@@ -23,7 +23,7 @@ class Look(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What the loop works with; `run.py` assembles it."""
+    """What the loop works with; `run/assemble.py` assembles it."""
 
     recipe: Recipe
     total_steps: int
@@ -56,7 +56,7 @@ def train(state: State, job: Job) -> tuple[State, int]:
         job.saving.report(step)
         job.watch_helpers(step)
     job.meter.flush()
-    job.saving.finish(step)
+    job.saving.finish()
     return state, step
 
 

@@ -17,7 +17,8 @@ from trainkit.train.state import State
 class Saving:
     """Saves as the recipe asks, as people ask, and always at the end."""
 
-    def __init__(self, directory: Path, spec: Checkpoint, *, facts: Callable[[], Facts], log: EventLog) -> None:
+    def __init__(self, directory: Path, spec: Checkpoint, *, facts: Callable[[bool], Facts], log: EventLog) -> None:
+        """`facts` is called with whether the checkpoint is the last."""
         self._spec = spec
         self._facts = facts
         self._log = log
@@ -41,15 +42,15 @@ class Saving:
         if kind is None:
             return
         self._log.write("checkpoint_started", step=step, kind=kind)
-        self._saver.save(state, step=step, kind=kind, facts=self._facts())
+        self._saver.save(state, step=step, kind=kind, facts=self._facts(last))
         self._last = time.monotonic()
 
     def report(self, step: int) -> None:
         """Log a save that has ended since; raises TrainkitError where it failed. Does not wait."""
         self._saver.poll()
 
-    def finish(self, step: int) -> None:
-        """Return once everything is on disk."""
+    def finish(self) -> None:
+        """Return once everything is on disk; raises TrainkitError where that failed."""
         self._saver.close()
 
     def _kind(self, step: int) -> Kind | None:
