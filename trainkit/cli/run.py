@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from trainkit.errors import DONE, WRONG_INPUT, TrainkitError
+from trainkit.events.log import read
 from trainkit.recipe.load import load
 from trainkit.recipe.write import toml_value
 from trainkit.run.attempt import Start, attempt
@@ -61,4 +62,6 @@ def follow(directory: Path, start: Start, output: Output | None, detach: bool) -
 
     watch(directory)
     code = trainer.poll()
+    if code == WRONG_INPUT:
+        raise TrainkitError(next(e["message"] for e in reversed(read(directory)) if e["type"] == "run_finished"))
     return DONE if code is None else code

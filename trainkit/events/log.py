@@ -25,7 +25,7 @@ class EventLog:
 
     def __init__(self, run_directory: Path, *, attempt: int, echo: Callable[[Event], None] | None = None) -> None:
         self.attempt = attempt
-        #: Of the last event written.
+        #: How far the attempt is. A checkpoint's end tells of an earlier step, and changes it not.
         self.step = 0
         self._echo = echo
         path = run_directory / NAME
@@ -37,7 +37,8 @@ class EventLog:
     def write(self, kind: str, /, *, step: int, **fields: Any) -> None:
         """Append one event. `fields` are those that `schema.FIELDS` lists for this kind, all of them."""
         assert fields.keys() == FIELDS[kind], f"{kind} has {sorted(FIELDS[kind])}, not {sorted(fields)}"
-        self.step = step
+        if kind != "checkpoint_saved":
+            self.step = step
         event: Event = {"type": kind, "t": round(time.time(), 3), "step": step, "attempt": self.attempt, **fields}
         if "metrics" in event:
             event["metrics"] = {name: _number(value) for name, value in event["metrics"].items()}

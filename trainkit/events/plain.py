@@ -203,8 +203,9 @@ def _cache(event: Event) -> str:
     size = bytes_(event["bytes"])
     if event["total_bytes"] and not event["done"]:
         size += f" of {bytes_(event['total_bytes'])} ({event['bytes'] / event['total_bytes']:.0%})"
-    told = f"{count(event['documents'])} documents, {size}, {count(event['tokens'])} tokens"
-    return f"{'cached' if event['done'] else 'caching'} {event['what']}: {told}"
+    documents = f"{count(event['documents'])} document{'s' * (event['documents'] != 1)}, " if event["documents"] else ""
+    tokens = f", {count(event['tokens'])} tokens" if event["tokens"] else ""
+    return f"{'cached' if event['done'] else 'caching'} {event['what']}: {documents}{size}{tokens}"
 
 
 def _indented(sample: str) -> str:
