@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import itertools
 import json
 import os
 import platform
 import pty
-import signal
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
 import time
 from collections.abc import Iterator
@@ -35,9 +37,11 @@ TRAINKIT = [sys.executable, "-m", "trainkit"]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", choices=["loop", "start", "quickstart", []], default=[])
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=180.0, help="for scripts/bare.py in quickstart")
     arguments = parser.parse_args()
+    # with it every start would compile trainkit's modules anew, which no user's does
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     print(
         f"# {time.strftime('%Y-%m-%d')}, {platform.machine()}, {os.cpu_count()} cores, Python {sys.version.split()[0]}"
     )
@@ -73,9 +77,9 @@ class _Prepared:
 
     def __init__(self, directory: Path) -> None:
         import jax
-        from trainkit.data.dataset import TrainSet
 
         from trainkit.data import cache as caches
+        from trainkit.data.dataset import TrainSet
         from trainkit.events.log import EventLog
         from trainkit.parallel import mesh
         from trainkit.recipe.load import load
@@ -131,7 +135,7 @@ class _Prepared:
         server = Server(self.directory)
         # measured is the loop between checkpoints, not the last one of each short measurement
         saving = SimpleNamespace(
-            is_due=lambda step: False, save=lambda *_, **__: None, report=lambda step: None, finish=lambda step: None
+            is_due=lambda step: False, save=lambda *_, **__: None, report=lambda step: None, finish=lambda: None
         )
         job = Job(
             recipe=self.recipe,
@@ -155,10 +159,17 @@ class _Prepared:
 @contextlib.contextmanager
 def _dashboard(run: Path) -> Iterator[None]:
     """`trainkit watch` in a terminal of its own, drawn and read like one."""
-    child, terminal = pty.fork()
-    if child == 0:
-        os.environ |= {"TERM": "xterm-256color", "COLUMNS": "160", "LINES": "48"}
-        os.execv(sys.executable, [*TRAINKIT, "watch", str(run)])
+    terminal, inside = pty.openpty()
+    fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 48, 160, 0, 0))
+    child = subprocess.Popen(
+        [*TRAINKIT, "watch", str(run)],
+        stdin=inside,
+        stdout=inside,
+        stderr=inside,
+        env=os.environ | {"TERM": "xterm-256color"},
+        start_new_session=True,
+    )
+    os.close(inside)
     drawn = threading.Event()
 
     def read() -> None:
@@ -172,8 +183,8 @@ def _dashboard(run: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        os.kill(child, signal.SIGTERM)
-        os.waitpid(child, 0)
+        child.terminate()
+        child.wait()
         os.close(terminal)
 
 
@@ -184,8 +195,9 @@ def start(directory: Path, arguments: argparse.Namespace) -> None:
         " app.command()(lambda: None); app()"
     )
     _pair("trainkit --help", [*TRAINKIT, "--help"], "bare typer --help", [sys.executable, "-c", typer, "--help"], 15)
-    imports = [sys.executable, "-c", "import pydantic, typer"]
-    _pair("trainkit check", [*TRAINKIT, "check", str(RECIPE)], "import pydantic, typer", imports, 15)
+    # both packages import lazily: the second line is what a program that uses pydantic cannot do without
+    for imports in ("import pydantic, typer", "import typer; from pydantic import BaseModel"):
+        _pair("trainkit check", [*TRAINKIT, "check", str(RECIPE)], imports, [sys.executable, "-c", imports], 15)
     caches = {"warm": directory / "compiled-trainkit", "bare": directory / "compiled-bare"}
     _first_step(directory, caches["warm"])
     _bare_first_step(caches["bare"])
