@@ -14,9 +14,9 @@ from sample_recipe import TEXT, changed, line_of, write
 from trainkit.errors import WRONG_INPUT, TrainkitError
 from trainkit.recipe import Recipe, language
 from trainkit.recipe.foreign import FOREIGN
-from trainkit.recipe.load import Loaded, load
+from trainkit.recipe.load import Loaded, load, load_resolved
 from trainkit.recipe.locate import Key, dotted, locate
-from trainkit.recipe.write import differences, dumps, load_resolved, toml_value
+from trainkit.recipe.write import differences, dumps, toml_value
 
 ROOT = Path(__file__).parent.parent
 modest = settings(max_examples=100, deadline=None)

@@ -124,6 +124,8 @@ def test_resume_says_what_differs_and_refuses_what_would_be_wrong(tmp_path: Path
         refused = trainkit(tmp_path, "resume", "tiny", "--plain", "--set", "train.steps=5", "--set", override)
         assert refused.returncode == 2 and override.split("=")[0] in refused.stderr
     assert (run / "recipe.toml").read_text() == before
+    reset = trainkit(tmp_path, "resume", "tiny/9", "--plain", "--set", "train.steps=5")
+    assert reset.returncode == 2 and "there are: 3" in reset.stderr
 
     (tmp_path / "text" / "000.txt").write_text("another text altogether")
     other = trainkit(tmp_path, "resume", "tiny", "--plain", "--set", "train.steps=5")
@@ -136,9 +138,14 @@ def test_resuming_a_longer_run_goes_on_and_from_an_older_step_sets_the_newer_asi
     workplace(tmp_path)
     assert trainkit(tmp_path, "run", "tiny.toml", "--plain").returncode == 0
     run = tmp_path / "runs" / "tiny"
-    back = trainkit(tmp_path, "resume", "runs/tiny/12", "--plain", "--set", "optimizer.learning_rate=1e-3")
+    slower = ["--reset-optimizer", "--set", "optimizer.learning_rate=1e-3"]
+    back = trainkit(tmp_path, "resume", "runs/tiny/12", "--plain", *slower, devices=2)
     assert back.returncode == 0, back.stderr
     assert "optimizer.learning_rate: 0.01 -> 0.001" in back.stderr
+    assert "devices: 1 x cpu (data 1, fsdp 1) -> 2 x cpu (data 2, fsdp 1)" in back.stdout
+    # Adam without its past takes a whole step along the sign of the gradient
+    updates = {e["step"]: e["metrics"]["updates/norm"] for e in read(run) if e["type"] == "step"}
+    assert updates[13] > 1.2 * updates[14]
     now, before = losses(run), losses(uninterrupted)
     assert [now[i] for i in range(1, 13)] == [before[i] for i in range(1, 13)] and now[24] != before[24]
     aside = [path.relative_to(run / "checkpoints") for path in (run / "checkpoints").glob("set-aside-*/*")]

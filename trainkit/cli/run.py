@@ -13,8 +13,9 @@ from trainkit.errors import DONE, WRONG_INPUT, TrainkitError
 from trainkit.events.log import read
 from trainkit.recipe.load import load
 from trainkit.recipe.write import toml_value
-from trainkit.run.attempt import Start, attempt
+from trainkit.run.attempt import attempt
 from trainkit.run.directory import create, discard, typed
+from trainkit.run.start import Start
 
 Output = Literal["dashboard", "plain", "json"]
 

@@ -166,7 +166,8 @@ def _paint(
         banded = curve.band is not None and len(curve.series) > 2 * width
         cells = braille.cells(braille.line(reduced, y_range=scale.y, **size))
         palette.append(curve.band if banded and curve.band else curve.color)
-        bits |= cells
+        # a cell has one colour: dots of what lies below would be taken for this curve's
+        bits[cells > 0] = cells[cells > 0]
         paint[cells > 0] = len(palette) - 1
         if banded:
             cells = braille.cells(braille.trend(reduced, y_range=scale.y, **size))

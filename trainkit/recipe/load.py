@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +226,22 @@ def as_shown(path: Path) -> str:
         return str(path.absolute().relative_to(Path.cwd()))
     except ValueError:
         return os.path.normpath(path)
+
+
+def load_resolved(path: Path, overrides: Sequence[str] = ()) -> Loaded:
+    """Read what `write.dumps` wrote; origins are those that it wrote down, not the lines of this file.
+
+    Raises:
+        TrainkitError: the file is missing or is no valid recipe (any more).
+    """
+    loaded = load(path, overrides)
+    lines = path.read_text(encoding="utf-8").splitlines()
+
+    def first(origin: str) -> str:
+        file, _, line = origin.rpartition(":")
+        return lines[int(line) - 1].rpartition("  # ")[2] or origin if file == as_shown(path) else origin
+
+    return replace(loaded, origins={key: first(origin) for key, origin in loaded.origins.items()})
 
 
 def located(error: TrainkitError, loaded: Loaded) -> TrainkitError:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import trainkit
@@ -37,24 +36,6 @@ def dumps(loaded: Loaded) -> str:
     lines = [f"# resolved by trainkit {trainkit.__version__} from {_printable(str(loaded.path))}"]
     lines += _table(loaded.recipe.model_dump(by_alias=True), (), origin)
     return "\n".join(lines) + "\n"
-
-
-def load_resolved(path: Path, overrides: Sequence[str] = ()) -> Loaded:
-    """Read what `dumps` wrote; origins are those that it wrote down, not the lines of this file.
-
-    Raises:
-        TrainkitError: the file is missing or is no valid recipe (any more).
-    """
-    from trainkit.recipe.load import as_shown, load
-
-    loaded = load(path, overrides)
-    lines = path.read_text(encoding="utf-8").splitlines()
-
-    def first(origin: str) -> str:
-        file, _, line = origin.rpartition(":")
-        return lines[int(line) - 1].rpartition("  # ")[2] or origin if file == as_shown(path) else origin
-
-    return replace(loaded, origins={key: first(origin) for key, origin in loaded.origins.items()})
 
 
 def differences(old: Recipe, new: Recipe) -> list[Difference]:

@@ -19,12 +19,9 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from trainkit import models, optim
-from trainkit.checkpoint import restore, store
-from trainkit.checkpoint.manifest import Manifest
 from trainkit.checkpoint.saver import Facts
 from trainkit.data import cache as caches
 from trainkit.data.dataset import EvalSet, TrainSet
-from trainkit.errors import TrainkitError
 from trainkit.events.control import Server
 from trainkit.events.log import EventLog
 from trainkit.infer.sampler import Sampler
@@ -33,7 +30,8 @@ from trainkit.parallel import devices, mesh
 from trainkit.plan import DataSize, Plan, make_plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.load import Loaded
-from trainkit.run.attempt import Start, announce
+from trainkit.run.start import Start
+from trainkit.run.state import new_or_restored
 from trainkit.tasks import Task
 from trainkit.tasks import build as build_task
 from trainkit.track.sidecar import Sidecar
@@ -96,7 +94,15 @@ def train(
         devices=[f"{device.platform}:{device.id} {device.device_kind}" for device in jax.devices()],
     )
     built = build(recipe, plan)
-    state = _state(directory, loaded, start, built, data_fingerprint=cache.fingerprint, log=log)
+    state = new_or_restored(
+        directory,
+        loaded,
+        start,
+        initial=built.initial,
+        shardings=built.shardings,
+        data_fingerprint=cache.fingerprint,
+        log=log,
+    )
     _keep_tokenizer(cache, directory)
     step = compile_step(built, state, plan, data, log=log)
 
@@ -184,58 +190,6 @@ def plan_of(recipe: Recipe, cache: caches.Cache, data: TrainSet) -> Plan:
     train = cache.train
     size = DataSize(examples=data.examples, tokens=train.tokens, documents=train.documents, bytes=train.bytes)
     return make_plan(recipe, devices=devices.local(), vocab_size=cache.tokenizer.vocab_size, data=size)
-
-
-def _state(
-    directory: Path, loaded: Loaded, start: Start, built: Built, *, data_fingerprint: str, log: EventLog
-) -> State:
-    """A new state, or that of the checkpoint from which to go on."""
-
-    def on_damaged(path: Path, error: TrainkitError) -> None:
-        message = f"the checkpoint {path.name} is damaged and was passed over: {error.problem}"
-        log.write("alert", step=log.step, kind="checkpoint", message=message)
-
-    key = jax.random.key(loaded.recipe.run.seed)
-    fresh = jax.jit(built.initial, out_shardings=built.shardings)
-    template = jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        jax.eval_shape(built.initial, key),
-        built.shardings,
-    )
-
-    def read(path: Path) -> State:
-        if not start.reset_optimizer:
-            return restore.restore(path, template)
-        kept = {name: getattr(template, name) for name in ("params", "frozen", "step", "key")}
-        found = {name: restore.restore(path, part, under=name) for name, part in kept.items()}
-        return State(optimizer=fresh(key).optimizer, **found)
-
-    if start.step is None:
-        restored = restore.restore_newest(directory, read, on_damaged=on_damaged)
-    else:
-        info = store.find(directory, start.step)
-        restored = read(info.directory), info.manifest
-    if restored is None:
-        if log.step:
-            announce(log, loaded, resumed_from=None)
-        return fresh(key)
-    state, manifest = restored
-    _check_data(directory, manifest, data_fingerprint)
-    if manifest.step != log.step:
-        announce(log, loaded, resumed_from=manifest.step)
-    for step in store.set_aside(directory, beyond=manifest.step) if start.step is not None else []:
-        log.write("log", step=log.step, level="info", message=f"the checkpoint of step {step} was set aside")
-    return state
-
-
-def _check_data(directory: Path, manifest: Manifest, found: str) -> None:
-    if manifest.data != found:
-        raise TrainkitError(
-            f"the data is not what this run was trained on: its checkpoint knows {manifest.data}, found {found}; "
-            "going on would change the order of what is seen",
-            where=str(directory),
-            hint="bring the source files and the tokenizer back as they were, or begin a new run",
-        )
 
 
 def compile_step(built: Built, state: State, plan: Plan, data: TrainSet, *, log: EventLog) -> Step:

@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
 from collections.abc import Callable
-from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
 from trainkit.checkpoint import store
 from trainkit.errors import DONE, FAILED, INTERRUPTED, STOPPED_EARLY, TrainkitError
 from trainkit.events.log import EventLog, last_attempt
-from trainkit.events.process import process_started
-from trainkit.events.schema import SCHEMA, Event
+from trainkit.events.schema import Event
 from trainkit.recipe.load import Loaded, located
 from trainkit.run.directory import locked, recipe_of, refusals
+from trainkit.run.start import Start, announce
 from trainkit.train.stop import StopBeforeTraining, StopSignal
-
-#: Whose versions are part of what a run is: bits may differ where they do.
-PACKAGES = ("trainkit", "jax", "jaxlib", "equinox", "optax", "numpy", "tensorstore", "tokenizers")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Start:
-    """From where to go on: from the checkpoint of `step`, or, where that is None, from the newest good one, if any."""
-
-    step: int | None = None
-    reset_optimizer: bool = False
 
 
 def attempt(directory: Path, start: Start, *, echo: Callable[[Event], None] | None = None) -> int:
@@ -47,22 +32,6 @@ def attempt(directory: Path, start: Start, *, echo: Callable[[Event], None] | No
         with contextlib.ExitStack() as afterwards:
             afterwards.callback(log.close)
             return _to_the_end(directory, loaded, start, signal=signal, log=log, afterwards=afterwards)
-
-
-def announce(log: EventLog, loaded: Loaded, *, resumed_from: int | None) -> None:
-    """Write `run_started`. It is written again where the attempt has to begin further back than it meant to."""
-    log.write(
-        "run_started",
-        step=resumed_from or 0,
-        schema=SCHEMA,
-        name=loaded.recipe.run.name,
-        pid=os.getpid(),
-        process_started=process_started(os.getpid()),
-        host=socket.gethostname(),
-        recipe=loaded.recipe.fingerprint(),
-        resumed_from=resumed_from,
-        versions={package: version(package) for package in PACKAGES},
-    )
 
 
 def _to_the_end(

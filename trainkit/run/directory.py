@@ -13,8 +13,8 @@ from pathlib import Path
 
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.log import read
-from trainkit.recipe.load import Loaded
-from trainkit.recipe.write import dumps, load_resolved
+from trainkit.recipe.load import Loaded, load_resolved
+from trainkit.recipe.write import dumps
 
 RECIPE = "recipe.toml"
 CHECKPOINTS = "checkpoints"

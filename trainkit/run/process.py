@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 from trainkit.errors import TrainkitError
-from trainkit.run.attempt import Start, attempt
+from trainkit.run.attempt import attempt
+from trainkit.run.start import Start
 
 LOG = "trainer.log"
 

@@ -13,8 +13,8 @@ from trainkit.errors import TrainkitError
 from trainkit.events.log import last_attempt
 from trainkit.recipe import Recipe
 from trainkit.recipe.write import Difference, differences
-from trainkit.run.attempt import Start
 from trainkit.run.directory import locked, recipe_of, refusals, replace_recipe
+from trainkit.run.start import Start
 
 #: What the state or the data order hangs on: changed, the run would be another run.
 FIXED = (

@@ -1,0 +1,101 @@
+"""The state with which an attempt begins."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+from jaxtyping import PyTree
+
+from trainkit.checkpoint import restore, store
+from trainkit.checkpoint.manifest import Manifest
+from trainkit.errors import TrainkitError
+from trainkit.events.log import EventLog
+from trainkit.recipe.load import Loaded
+from trainkit.run.start import Start, announce
+from trainkit.train.state import State
+
+
+def new_or_restored(
+    directory: Path,
+    loaded: Loaded,
+    start: Start,
+    *,
+    initial: Callable[[jax.Array], State],
+    shardings: PyTree[Any],
+    data_fingerprint: str,
+    log: EventLog,
+) -> State:
+    """A new state, or that of the checkpoint from which to go on; what differs since then is told in the log.
+
+    Args:
+        initial: makes the state before the first step from the run's key.
+        shardings: where each array of it lies.
+
+    Raises:
+        TrainkitError: no checkpoint is whole, none has this step, or it was trained on other data.
+    """
+
+    def on_damaged(path: Path, error: TrainkitError) -> None:
+        message = f"the checkpoint {path.name} is damaged and was passed over: {error.problem}"
+        log.write("alert", step=log.step, kind="checkpoint", message=message)
+
+    key = jax.random.key(loaded.recipe.run.seed)
+    fresh = jax.jit(initial, out_shardings=shardings)
+    template = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        jax.eval_shape(initial, key),
+        shardings,
+    )
+
+    def read(path: Path) -> State:
+        if not start.reset_optimizer:
+            return restore.restore(path, template)
+        kept = {name: getattr(template, name) for name in ("params", "frozen", "step", "key")}
+        found = {name: restore.restore(path, part, under=name) for name, part in kept.items()}
+        return State(optimizer=fresh(key).optimizer, **found)
+
+    if start.step is None:
+        restored = restore.restore_newest(directory, read, on_damaged=on_damaged)
+    else:
+        info = store.find(directory, start.step)
+        restored = read(info.directory), info.manifest
+    if restored is None:
+        if log.step:
+            announce(log, loaded, resumed_from=None)
+        return fresh(key)
+    state, manifest = restored
+    _check_data(directory, manifest, data_fingerprint)
+    _tell_devices(manifest, jax.tree.leaves(shardings)[0].mesh, log)
+    if manifest.step != log.step:
+        announce(log, loaded, resumed_from=manifest.step)
+    for step in store.set_aside(directory, beyond=manifest.step) if start.step is not None else []:
+        log.write("log", step=log.step, level="info", message=f"the checkpoint of step {step} was set aside")
+    return state
+
+
+def _check_data(directory: Path, manifest: Manifest, found: str) -> None:
+    if manifest.data != found:
+        raise TrainkitError(
+            f"the data is not what this run was trained on: its checkpoint knows {manifest.data}, found {found}; "
+            "going on would change the order of what is seen",
+            where=str(directory),
+            hint="bring the source files and the tokenizer back as they were, or begin a new run",
+        )
+
+
+def _tell_devices(manifest: Manifest, mesh: Mesh, log: EventLog) -> None:
+    now = sorted(device.device_kind for device in mesh.devices.flat)
+    if (manifest.devices, manifest.mesh) != (now, dict(mesh.shape)):
+        before, after = _devices(manifest.devices, manifest.mesh), _devices(now, dict(mesh.shape))
+        message = f"devices: {before} -> {after}; the same to rounding, not bit for bit"
+        log.write("log", step=log.step, level="warning", message=message)
+
+
+def _devices(kinds: list[str], axes: dict[str, int]) -> str:
+    counted = ", ".join(f"{count} x {kind}" for kind, count in Counter(kinds).items())
+    return f"{counted} ({', '.join(f'{axis} {size}' for axis, size in axes.items())})"
