@@ -165,6 +165,7 @@ def test_a_plan_is_a_table_with_every_part(tmp_path):
 
 
 def test_debug_shows_the_traceback(call, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAINKIT_DEBUG", "0")  # and so it is put back, whatever --debug does to it
     assert "Traceback" in call("--debug", "check", "none.toml")[2]
     assert os.environ["TRAINKIT_DEBUG"] == "1", "so that a trainer in its own process hears of it"
     monkeypatch.setenv("TRAINKIT_DEBUG", "0")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -264,15 +263,22 @@ print(caches.build(Recipe.model_validate_json(sys.stdin.read()), workers=2).fing
 """
 
 
-def _start(recipe, *, sleep: float = 0.0, preexec=None) -> subprocess.Popen:
-    script = BUILD.format(tests=str(Path(__file__).parent), sleep=sleep)
+#: A write beyond it fails as on a full disk, though with another errno.
+LIMITED = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+"""
+
+
+def _start(recipe, *, sleep: float = 0.0, first: str = "") -> subprocess.Popen:
+    script = first + BUILD.format(tests=str(Path(__file__).parent), sleep=sleep)
     process = subprocess.Popen(
         [sys.executable, "-c", script],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=preexec,
     )
     process.stdin.write(recipe.model_dump_json(by_alias=True))
     process.stdin.close()
@@ -334,11 +340,7 @@ def test_a_disk_that_takes_no_more_is_told_with_the_path_and_nothing_half_writte
     (tmp_path / "a.txt").write_text(room.text(0, words=20_000), encoding="utf-8")
     recipe = room.recipe(tmp_path, tmp_path / "a.txt")
 
-    def limit() -> None:  # a write beyond it fails as on a full disk, though with another errno
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-
-    _, error = _start(recipe, preexec=limit).communicate(timeout=60)
+    _, error = _start(recipe, first=LIMITED).communicate(timeout=60)
     assert "TrainkitError" in error
     assert "cannot write the token cache: File too large" in error
     assert str(tmp_path / "cache/shards") in error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,7 @@ def test_killed_while_caching_in_a_step_and_in_a_save_it_ends_bit_for_bit_as_if_
         how = ["run", "tiny.toml", "--plain"] if i == 0 else ["resume", "runs/tiny", "--plain"]
         with Trainer(tmp_path, *how) as trainer:
             assert trainer.until(moment), (tmp_path / "output.txt").read_text()
+            time.sleep(chance.uniform(0, 0.03))  # a tiny step takes about 5 ms, a tiny save 100
             trainer.kill()
     done = trainkit(tmp_path, "resume", "runs/tiny", "--plain")
     assert done.returncode == 0, done.stderr

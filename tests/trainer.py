@@ -69,7 +69,8 @@ def workplace(directory: Path, recipe: str = RECIPE, *, documents: int = 60) -> 
 
 def environment(*, devices: int = 1) -> dict[str, str]:
     """One CPU device, or so many fake ones."""
-    kept = {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"}
+    ours = ("JAX_NUM_CPU_DEVICES", "TRAINKIT_DEBUG")
+    kept = {name: value for name, value in os.environ.items() if name not in ours}
     return kept | ({"JAX_NUM_CPU_DEVICES": str(devices)} if devices > 1 else {})
 
 
