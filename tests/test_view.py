@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -17,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit.events import plain
-from trainkit.events.log import NAME, EventLog, Tail, current
+from trainkit.events.log import NAME, EventLog, Tail, current, read
 from trainkit.events.process import process_alive, process_started
 from trainkit.events.schema import Event
 from trainkit.events.series import Series
@@ -238,3 +239,22 @@ def test_durations_have_two_units_at_most(seconds: float, told: str) -> None:
 )
 def test_counts_have_three_digits_and_a_unit(value: float, told: str) -> None:
     assert plain.count(value) == told
+
+
+def test_an_event_after_a_line_that_a_full_disk_tore_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = EventLog(tmp_path, attempt=1)
+    whole_write = os.write
+    taken: list[int] = []
+
+    def write(fd: int, data: bytes) -> int:
+        if taken:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        taken.append(whole_write(fd, data[:20]))
+        return taken[0]
+
+    monkeypatch.setattr(os, "write", write)
+    with pytest.raises(OSError, match="No space left"):
+        log.write("log", step=1, level="info", message="torn")
+    monkeypatch.setattr(os, "write", whole_write)
+    log.write("log", step=1, level="info", message="whole")
+    assert [event["message"] for event in read(tmp_path)] == ["whole"]

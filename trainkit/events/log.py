@@ -28,26 +28,32 @@ class EventLog:
         #: How far the attempt is. A checkpoint's end tells of an earlier step, and changes it not.
         self.step = 0
         self._echo = echo
-        path = run_directory / NAME
-        torn = _ends_torn(path)
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        if torn:
-            os.write(self._fd, b"\n")
+        self._path = run_directory / NAME
+        self._torn = _ends_torn(self._path)
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def write(self, kind: str, /, *, step: int, **fields: Any) -> None:
-        """Append one event. `fields` are those that `schema.FIELDS` lists for this kind, all of them."""
+        """Append one event. `fields` are all that `schema.FIELDS` lists for this kind. Raises OSError."""
         assert fields.keys() == FIELDS[kind], f"{kind} has {sorted(FIELDS[kind])}, not {sorted(fields)}"
         if kind != "checkpoint_saved":
             self.step = step
         event: Event = {"type": kind, "t": round(time.time(), 3), "step": step, "attempt": self.attempt, **fields}
         if "metrics" in event:
             event["metrics"] = {name: _number(value) for name, value in event["metrics"].items()}
-        os.write(self._fd, json.dumps(event, ensure_ascii=False, allow_nan=False).encode(errors="replace") + b"\n")
+        self._append(json.dumps(event, ensure_ascii=False, allow_nan=False).encode(errors="replace") + b"\n")
         if self._echo:
             self._echo(event)
 
     def close(self) -> None:
         os.close(self._fd)
+
+    def _append(self, line: bytes) -> None:
+        """Write a line; after one that was torn, on a line of its own. Raises OSError where the disk takes no more."""
+        line = b"\n" + line if self._torn else line
+        self._torn = True
+        while line:  # a disk that is nearly full takes a part, and says why only when it is asked again
+            line = line[os.write(self._fd, line) :]
+        self._torn = False
 
 
 class Tail:
