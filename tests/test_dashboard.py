@@ -284,3 +284,11 @@ def test_importing_the_package_alone_imports_no_textual_and_the_dashboard_no_jax
     program = "import sys, trainkit.dashboard; assert 'textual' not in sys.modules; import trainkit.dashboard.app; "
     program += "assert 'textual' in sys.modules and 'jax' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_tick_of_the_clock_while_the_app_closes_draws_nothing_and_fails_nothing(run: Path) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        await dashboard.screen_stack[0].query("*").remove()
+        dashboard.poll()
+
+    drive(run, steps, size=(120, 40))

@@ -130,6 +130,8 @@ class Dashboard(App[None]):
         """Draw the view; the charts only so often, unless `everything` is to be drawn."""
         view, now = self._source.view, time.time()
         screen = self.screen_stack[0]
+        if not screen.query(Header):
+            return  # the last tick of the clock while the app closes: its widgets have gone before it
         screen.query_one(Header).show(view, state=self._source.state(now), now=now, loading=loading)
         if not everything and time.monotonic() - self._drawn < DRAW:
             return
