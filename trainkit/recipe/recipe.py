@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import Annotated, Literal
 
@@ -67,5 +66,7 @@ class Recipe(Spec):
 
     def fingerprint(self) -> str:
         """Hash of every value in it; two recipes with the same fingerprint ask for the same training."""
+        import hashlib  # loads OpenSSL, which a recipe that is only checked has no use for
+
         text = json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]

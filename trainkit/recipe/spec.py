@@ -16,6 +16,7 @@ class Spec(BaseModel):
 
     model_config = ConfigDict(
         frozen=True,
+        defer_build=True,
         extra="forbid",
         strict=True,
         allow_inf_nan=False,
