@@ -1,5 +1,5 @@
 """`python -m trainkit`"""
 
-from trainkit.cli import main
+from trainkit.cli import program
 
-main()
+program()
