@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from trainkit.data import shards
+from trainkit.data import encode, engine, shards
+from trainkit.data.cache import Cache
+from trainkit.data.forms import Reading
+from trainkit.data.shards import Unit
+from trainkit.data.sources import Kind, SourceFile
+from trainkit.data.stream import Stream
 from trainkit.recipe import Recipe
 
+END = "<|endoftext|>"
 WORDS = ["alpha", "beta", "gamma\n", "delta", "Ωmega", "epsilon\n\n", "zeta", "naïve", "42", "  indented", "𝕏"]
 
 
@@ -97,6 +106,32 @@ def small_units(monkeypatch: Any = None) -> None:
             monkeypatch.setattr(shards, name, value)
 
 
+def a_file(name: str, kind: Kind = "text") -> SourceFile:
+    """A file that is not there, for what hangs on its name and kind alone."""
+    return SourceFile(name, name, kind, Reading(), (0, 0, 0, 0))
+
+
+def tokens_of(stream: Stream) -> np.ndarray:
+    """All tokens of a stream."""
+    return stream.windows(np.zeros(1, np.int64), stream.tokens)[0] if stream.tokens else np.zeros(0, stream.dtype)
+
+
+def text_of(cache: Cache, stream: Stream) -> str:
+    """All its text, documents ended by `END`."""
+    return cache.tokenizer.decode(tokens_of(stream).tolist())
+
+
+def before_each_unit(patch: pytest.MonkeyPatch, call: Callable[[Unit], object]) -> None:
+    """Have `call` called in the worker's thread before it tokenises a unit."""
+    original = encode.encode
+
+    def watched(unit, *args, **options):
+        call(unit)
+        return original(unit, *args, **options)
+
+    patch.setattr(engine, "encode", watched)
+
+
 def stored(directory: Path) -> dict[str, bytes]:
-    """Every file of tokens in a cache, by its name."""
-    return {path.name: path.read_bytes() for path in sorted((directory / "cache" / "shards").glob("*.tokens"))}
+    """Every shard of a cache, by its name."""
+    return {path.name: path.read_bytes() for path in sorted((directory / "cache" / "shards").glob("*.shard"))}

@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 
 from trainkit.data import cache as caches
 from trainkit.data import shards
-from trainkit.data.dataset import EvalSet, TrainSet
+from trainkit.data.dataset import TrainSet
+from trainkit.data.evalset import EvalSet
 from trainkit.errors import TrainkitError
+from trainkit.recipe import Recipe
 
 
 def _documents(sizes: list[int]) -> list[str]:
@@ -28,8 +30,15 @@ def _stored(directory: Path) -> np.ndarray:
     """All training tokens of a cache with one ledger, read file by file as the ledger says."""
     (path,) = (directory / "cache" / "ledgers").iterdir()
     ledger = json.loads(path.read_bytes())
-    files = [directory / "cache" / "shards" / f"{shard['key']}.tokens" for shard in ledger["shards"]]
-    return np.frombuffer(b"".join(file.read_bytes() for file in files), ledger["dtype"])
+    parts = []
+    for shard in ledger["shards"]:
+        content = (directory / "cache" / "shards" / f"{shard['key']}.shard").read_bytes()
+        parts.append(np.frombuffer(content, ledger["dtype"], count=shard["tokens"]))
+    return np.concatenate(parts)
+
+
+def _evaluation(cache: caches.Cache, recipe: Recipe, **options: int) -> EvalSet:
+    return EvalSet(cache.train, recipe.data.train[0], recipe.data, cache.directory, **options)
 
 
 few = settings(max_examples=25, deadline=None)
@@ -49,7 +58,7 @@ def test_every_token_is_a_target_once_an_epoch_but_the_very_first(tmp_path_facto
     assume(cache.train.tokens > length)
     data = TrainSet(cache, recipe)
     tokens = _stored(directory)
-    assert len(list((directory / "cache/shards").glob("*.tokens"))) == len(sizes)
+    assert len(list((directory / "cache/shards").glob("*.shard"))) == len(sizes)
 
     targets, inputs = [], []
     steps = -(-data.examples // batch)
@@ -72,17 +81,17 @@ def test_a_validation_set_is_every_example_in_order_once_in_batches_of_one_shape
 ):
     directory = tmp_path_factory.mktemp("evaluation")
     room.write_jsonl(directory / "a.jsonl", _documents(sizes))
-    recipe = room.recipe(directory, directory / "a.jsonl")
+    recipe = room.recipe(directory, directory / "a.jsonl", sequence_length=length)
     cache = caches.build(recipe)
     tokens = _stored(directory)
-    data = EvalSet(cache.train, sequence_length=length, batch_size=batch)
+    data = _evaluation(cache, recipe, batch_size=batch)
     batches = [data.batch(i) for i in range(len(data))]
     assert {b["targets"].shape for b in batches} == {(batch, length)}
     assert np.concatenate([b["targets"][b["weights"] == 1] for b in batches]).tolist() == tokens[1:].tolist()
     assert np.concatenate([b["tokens"][b["weights"] == 1] for b in batches]).tolist() == tokens[:-1].tolist()
     assert (data.tokens, data.bytes) == (cache.train.tokens, sum(len(t.encode()) for t in _documents(sizes)))
 
-    part = EvalSet(cache.train, sequence_length=length, batch_size=batch, max_batches=2)
+    part = _evaluation(cache, recipe, batch_size=batch, max_batches=2)
     assert len(part) == min(2, len(data))
     assert (part.tokens, part.bytes) == (data.tokens, data.bytes)
 
@@ -173,9 +182,7 @@ def test_a_mixture_that_is_not_shuffled_takes_every_source_in_its_stored_order(t
     rows = TrainSet(cache, recipe).batch(0)["tokens"]
     for letter, stream in zip("ab", cache.sources, strict=True):
         mine = rows[(rows == cache.tokenizer.encode(letter)[0]).any(axis=1)]
-        whole = np.zeros(mine.size, stream.dtype)
-        stream.read_into([whole], np.array([0]))
-        assert mine.reshape(-1).tolist() == whole.tolist()
+        assert mine.reshape(-1).tolist() == room.tokens_of(stream)[: mine.size].tolist()
 
 
 def test_a_weight_too_small_for_a_block_is_told(tmp_path):
@@ -187,16 +194,12 @@ def test_a_weight_too_small_for_a_block_is_told(tmp_path):
     assert caught.value.where == "data.train.1.weight"
 
 
-def test_too_little_text_for_one_example_is_told_with_the_length_that_fits(tmp_path):
-    room.write_jsonl(tmp_path / "a.jsonl", ["abc"])
-    recipe = room.recipe(tmp_path, tmp_path / "a.jsonl", sequence_length=100)
-    cache = caches.build(recipe)
-    with pytest.raises(TrainkitError, match="do not fill one example") as caught:
-        TrainSet(cache, recipe)
-    fits = cache.train.tokens - 1
-    assert f"at most {fits}" in caught.value.hint
-    smaller = room.recipe(tmp_path, tmp_path / "a.jsonl", sequence_length=fits)
-    assert TrainSet(caches.build(smaller), smaller).examples == 1
+def test_too_little_text_for_one_example_is_told(tmp_path):
+    room.write_jsonl(tmp_path / "a.jsonl", ["a"])
+    recipe = room.recipe(tmp_path, tmp_path / "a.jsonl", encoding={"eos": False})
+    with pytest.raises(TrainkitError, match="1 tokens in 1 documents make no example") as caught:
+        TrainSet(caches.build(recipe), recipe).batch(0)
+    assert caught.value.where == "data.train"
 
 
 def test_reading_batches_loads_neither_jax_nor_pyarrow_nor_datasets(tmp_path):

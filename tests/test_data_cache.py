@@ -14,7 +14,7 @@ import data_room as room
 import pytest
 
 from trainkit.data import cache as caches
-from trainkit.data import digests, encode
+from trainkit.data import digests, encode, engine
 from trainkit.data import sources as data_sources
 from trainkit.data.vocabulary import LoadedTokenizer
 from trainkit.errors import WRONG_INPUT, TrainkitError
@@ -35,7 +35,7 @@ def encoded(monkeypatch):
         names.extend(file.name for file in unit.files)
         return original(unit, *args, **kwargs)
 
-    monkeypatch.setattr(caches, "encode", watched)
+    monkeypatch.setattr(engine, "encode", watched)
     return names
 
 
@@ -43,13 +43,13 @@ def encoded(monkeypatch):
 def hashed(monkeypatch):
     """The names of the files that were read for their digests."""
     names: list[str] = []
-    original = digests._digest
+    original = digests._content
 
     def watched(file, *args):
         names.append(file.name)
         return original(file, *args)
 
-    monkeypatch.setattr(digests, "_digest", watched)
+    monkeypatch.setattr(digests, "_content", watched)
     return names
 
 
@@ -65,7 +65,7 @@ def test_any_number_of_workers_makes_the_same_bytes(tmp_path):
     for workers in (1, 2, 4):
         directory = tmp_path / str(workers)
         recipe = room.recipe(directory, tmp_path / "text/**/*.txt", held_out=0.2)
-        cache = caches.build(recipe, workers=workers)
+        cache = caches.build(recipe, engine=engine.threads(workers))
         made[workers] = (cache.fingerprint, room.stored(directory))
     assert made[1] == made[2] == made[4]
     assert len(made[1][1]) > 6
@@ -77,7 +77,7 @@ def test_documents_of_train_and_held_out_are_disjoint_and_together_all(tmp_path)
     cache = caches.build(room.recipe(tmp_path, tmp_path / "a.jsonl", held_out=0.2))
     parts = []
     for stream in (cache.train, cache.validation["held-out"]):
-        documents = _decoded(cache, stream).split("<|endoftext|>")
+        documents = room.text_of(cache, stream).split("<|endoftext|>")
         assert documents.pop() == ""
         assert len(documents) == len(set(documents)) == stream.documents
         assert stream.bytes == sum(map(len, documents))
@@ -90,21 +90,13 @@ def test_documents_of_train_and_held_out_are_disjoint_and_together_all(tmp_path)
 def test_what_is_held_out_stays_so_when_documents_are_added_and_wherever_the_files_lie(tmp_path):
     def held_out(directory: Path) -> set[str]:
         cache = caches.build(room.recipe(directory, directory / "text/**/*.txt", held_out=0.3))
-        return set(_decoded(cache, cache.validation["held-out"]).split("<|endoftext|>"))
+        return set(room.text_of(cache, cache.validation["held-out"]).split("<|endoftext|>"))
 
     room.write_texts(tmp_path / "a/text", 30)
     before = held_out(tmp_path / "a")
     room.write_texts(tmp_path / "b/text", 45)
     new = {room.text(i) for i in range(30, 45)}
     assert held_out(tmp_path / "b") - new == before
-
-
-def _decoded(cache, stream) -> str:
-    import numpy as np
-
-    whole = np.zeros(stream.tokens, stream.dtype)
-    stream.read_into([whole], np.array([0]))
-    return cache.tokenizer.decode(whole.tolist())
 
 
 def test_a_cache_that_is_there_is_found_and_nothing_is_read_again(tmp_path, encoded, hashed, settled):
@@ -149,7 +141,7 @@ def test_a_changed_file_is_tokenised_again_with_its_neighbours_and_no_other(tmp_
     assert changed.fingerprint != built.fingerprint
     assert "part1/0007.txt" in encoded
     assert len(encoded) < 30
-    assert "ALPHA" in _decoded(changed, changed.train)
+    assert "ALPHA" in room.text_of(changed, changed.train)
     # and back again: nothing is left to do
     encoded.clear()
     path.write_text(old, encoding="utf-8")
@@ -180,7 +172,7 @@ def test_the_same_size_and_time_do_not_hide_a_change_made_in_the_moment_of_readi
     table[str(path)][0] = list(data_sources.stat_of(path))
     memory.write_text(json.dumps(table))
     second = caches.build(recipe)
-    assert "THREE" in _decoded(second, second.train)
+    assert "THREE" in room.text_of(second, second.train)
     assert second.fingerprint != first.fingerprint
 
 
@@ -211,7 +203,7 @@ def test_a_damaged_cache_is_made_whole_again(tmp_path, damage):
     recipe = room.recipe(tmp_path, tmp_path / "text/**/*.txt")
     built = caches.build(recipe)
     before = room.stored(tmp_path)
-    shard = next((tmp_path / "cache/shards").glob("*.tokens"))
+    shard = next((tmp_path / "cache/shards").glob("*.shard"))
     match damage:
         case "missing tokens":
             shard.unlink()
@@ -234,9 +226,9 @@ def test_a_file_that_changes_while_it_is_read_is_told_and_nothing_of_it_is_kept(
     path.write_text("before", encoding="utf-8")
     original = LoadedTokenizer.encode_batch
 
-    def meanwhile(self, texts):
+    def meanwhile(self, texts, **options):
         path.write_text("after!", encoding="utf-8")
-        return original(self, texts)
+        return original(self, texts, **options)
 
     monkeypatch.setattr(encode, "_BATCH_BYTES", 1)
     monkeypatch.setattr(LoadedTokenizer, "encode_batch", meanwhile)
@@ -252,14 +244,15 @@ sys.path.insert(0, {tests!r})
 import data_room as room
 from trainkit.recipe import Recipe
 from trainkit.data import cache as caches
+from trainkit.data.engine import threads
 from trainkit.data.vocabulary import LoadedTokenizer
 room.small_units()
 encode_batch = LoadedTokenizer.encode_batch
-def slowly(self, texts):
+def slowly(self, texts, **options):
     time.sleep({sleep})
-    return encode_batch(self, texts)
+    return encode_batch(self, texts, **options)
 LoadedTokenizer.encode_batch = slowly
-print(caches.build(Recipe.model_validate_json(sys.stdin.read()), workers=2).fingerprint)
+print(caches.build(Recipe.model_validate_json(sys.stdin.read()), engine=threads(2)).fingerprint)
 """
 
 
@@ -383,8 +376,8 @@ def test_a_file_where_the_cache_should_be_is_told(tmp_path):
 
 def test_abandoned_temporary_files_are_swept_and_fresh_ones_are_not(tmp_path):
     room.write_texts(tmp_path / "text", 3)
+    caches.build(room.recipe(tmp_path, tmp_path / "text/**/*.txt"))
     directory = tmp_path / "cache/shards"
-    directory.mkdir(parents=True)
     for name, age in (("old", 3 * 24 * 3600), ("fresh", 60)):
         (directory / f".tmp-{name}").touch()
         os.utime(directory / f".tmp-{name}", (time.time() - age,) * 2)

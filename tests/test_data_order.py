@@ -79,10 +79,10 @@ def test_epochs_seeds_and_sources_have_orders_of_their_own():
 @few
 @given(weights=st.lists(st.floats(0.01, 10), min_size=1, max_size=6), block=st.integers(0, 1000))
 def test_a_mixture_has_exact_quotas_in_every_block_and_counts_without_a_gap(weights, block):
-    mixture = Mixture(weights, seed=3)
+    mixture = Mixture([(0, weights)], seed=3)
     first = block * MIXTURE_BLOCK
     sources, ranks = mixture(np.arange(first, first + 2 * MIXTURE_BLOCK))
-    for source, quota in enumerate(mixture.quotas.tolist()):
+    for source, quota in enumerate(mixture.quotas[0].tolist()):
         assert abs(quota - weights[source] / sum(weights) * MIXTURE_BLOCK) < 1
         assert (sources[:MIXTURE_BLOCK] == source).sum() == quota
         assert ranks[sources == source].tolist() == list(range(block * quota, (block + 2) * quota))
@@ -90,13 +90,45 @@ def test_a_mixture_has_exact_quotas_in_every_block_and_counts_without_a_gap(weig
 
 def test_a_mixture_is_the_same_asked_in_any_parts():
     index = np.arange(1000, 3000)
-    sources, ranks = Mixture([3, 1, 0.5], seed=0)(index)
+    sources, ranks = Mixture([(0, [3, 1, 0.5])], seed=0)(index)
     for i in (0, 23, 24, 1047, 1999):
-        one_source, one_rank = Mixture([3, 1, 0.5], seed=0)(index[i : i + 1])
+        one_source, one_rank = Mixture([(0, [3, 1, 0.5])], seed=0)(index[i : i + 1])
         assert (one_source[0], one_rank[0]) == (sources[i], ranks[i])
 
 
 def test_every_block_of_a_mixture_has_an_order_of_its_own():
-    sources, _ = Mixture([1, 1], seed=0)(np.arange(2 * MIXTURE_BLOCK))
+    sources, _ = Mixture([(0, [1, 1])], seed=0)(np.arange(2 * MIXTURE_BLOCK))
     # equal in about half of the places, as two unrelated orders are
     assert 400 < (sources[:MIXTURE_BLOCK] == sources[MIXTURE_BLOCK:]).sum() < 624
+
+
+weighed = st.lists(st.floats(0, 10), min_size=3, max_size=3).filter(lambda weights: sum(weights) > 0.1)
+
+
+@few
+@given(
+    lengths=st.lists(st.integers(1, 3000), max_size=4),
+    weights=st.lists(weighed, min_size=5, max_size=5),
+    seed=st.integers(0, 9),
+)
+def test_every_stage_of_a_mixture_has_its_quotas_and_each_source_goes_on_where_it_was(lengths, weights, seed):
+    begins = [0, *np.cumsum(lengths).tolist()]
+    mixture = Mixture(list(zip(begins, weights, strict=False)), seed=seed)
+    ends = [*begins[1:], begins[-1] + 3 * MIXTURE_BLOCK]
+    sources, ranks = mixture(np.arange(ends[-1]))
+    for stage, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+        for first in range(begin, end - MIXTURE_BLOCK + 1, MIXTURE_BLOCK):
+            block = np.bincount(sources[first : first + MIXTURE_BLOCK], minlength=3)
+            assert block.tolist() == mixture.quotas[stage].tolist()
+            assert np.abs(block - np.array(weights[stage]) / sum(weights[stage]) * MIXTURE_BLOCK).max() < 1
+    for source in range(3):
+        assert ranks[sources == source].tolist() == list(range((sources == source).sum()))
+    for index in (0, begins[-1], ends[-1] - 1, ends[-1] // 2):
+        assert mixture.drawn(index).tolist() == np.bincount(sources[:index], minlength=3).tolist()
+        one_source, one_rank = mixture(np.array([index]))
+        assert (one_source[0], one_rank[0]) == (sources[index], ranks[index])
+
+
+def test_the_shares_of_a_mixture_converge_to_its_weights():
+    sources, _ = Mixture([(0, [0.7, 0.2, 0.1])], seed=0)(np.arange(100 * MIXTURE_BLOCK))
+    np.testing.assert_allclose(np.bincount(sources) / len(sources), [0.7, 0.2, 0.1], atol=1 / MIXTURE_BLOCK)

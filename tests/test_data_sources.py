@@ -1,26 +1,35 @@
-"""Which files a source means, and what is in them; wrong input is told with its place."""
+"""Which files a source means; a source that means none is told with what there is."""
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
+import subprocess
+import sys
 import sysconfig
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import data_room as room
-import pyarrow
+import fsspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from pyarrow import parquet
 
 from trainkit.data import cache as caches
-from trainkit.data.documents import PIECE, read
-from trainkit.data.files import expand_braces, match_files
-from trainkit.data.sources import list_files
+from trainkit.data.documents import read
+from trainkit.data.patterns import expand_braces, match_files
+from trainkit.data.sources import SourceFile, list_files
 from trainkit.errors import WRONG_INPUT, TrainkitError
-from trainkit.recipe.data import Files, PythonStdlib
+from trainkit.recipe.source import Files, HuggingFace, PythonStdlib, Tokens
+
+NOWHERE = Path("no-cache")
+
+
+def listed(*patterns: Path | str, **options: Any) -> tuple[SourceFile, ...]:
+    paths = tuple(map(str, patterns))
+    return list_files(Files(path=paths if len(paths) > 1 else paths[0], **options), NOWHERE)
 
 
 @pytest.mark.parametrize(
@@ -45,29 +54,32 @@ def test_braces_are_expanded_as_a_shell_expands_them(pattern, expanded):
 
 def test_files_come_in_the_order_of_their_names_with_names_below_the_first_wildcard(tmp_path):
     room.write_texts(tmp_path / "text", 6)
-    files = list_files(Files(path=str(tmp_path / "text" / "**" / "*.txt")))
+    files = listed(tmp_path / "text" / "**" / "*.txt")
     assert [f.name for f in files] == sorted(f.name for f in files)
     assert files[0].name == "part0/0000.txt"
-    several = (str(tmp_path / "text" / "part1" / "0001.txt"), str(tmp_path / "text" / "{part0,part1}" / "*"))
-    assert [f.name for f in list_files(Files(path=several))] == [
-        "0001.txt",
-        "part0/0000.txt",
-        "part0/0003.txt",
-        "part1/0004.txt",
-    ]
+    several = tmp_path / "text" / "part1" / "0001.txt", tmp_path / "text" / "{part0,part1}" / "*"
+    assert [f.name for f in listed(*several)] == ["0001.txt", "part0/0000.txt", "part0/0003.txt", "part1/0004.txt"]
+
+
+def test_a_file_url_is_the_file(tmp_path):
+    room.write_texts(tmp_path, 3)
+    assert listed(f"file://{tmp_path}/*/*.txt") == listed(f"{tmp_path}/*/*.txt")
 
 
 def test_a_directory_whose_name_looks_like_a_pattern_is_taken_as_written(tmp_path):
     room.write_texts(tmp_path / "odd [1] {a,b}", 2)
-    assert len(match_files(str(tmp_path / "odd [1] {a,b}" / "*" / "*.txt"))[1]) == 2
+    assert len(match_files(str(tmp_path / "odd [1] {a,b}" / "*" / "*.txt"))) == 2
 
 
-def test_a_missing_part_of_a_numbered_set_is_told_though_others_are_there(tmp_path):
+def test_a_missing_part_of_a_numbered_set_is_told_though_others_are_there(tmp_path, store):
     for i in (0, 1, 3):
         (tmp_path / f"s-{i:02d}.txt").write_text("x", encoding="utf-8")
-    with pytest.raises(TrainkitError) as caught:
-        match_files(str(tmp_path / "s-{00..03}.txt"))
-    assert caught.value.problem == f"no such file: {tmp_path}/s-02.txt"
+        store.pipe(f"/sources/s-{i:02d}.txt", b"x")
+    for base in (str(tmp_path), "memory://sources"):
+        with pytest.raises(TrainkitError) as caught:
+            match_files(f"{base}/s-{{00..03}}.txt")
+        assert caught.value.problem == f"no such file: {base}/s-02.txt"
+        assert "holds s-00.txt, s-01.txt, s-03.txt" in caught.value.hint
 
 
 def test_a_pattern_that_matches_nothing_says_where_it_looked(tmp_path, monkeypatch):
@@ -75,7 +87,7 @@ def test_a_pattern_that_matches_nothing_says_where_it_looked(tmp_path, monkeypat
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "train.text").touch()
     with pytest.raises(TrainkitError) as caught:
-        list_files(Files(path="corpus/*.txt"))
+        listed("corpus/*.txt")
     assert f"no file matches {tmp_path}/corpus/*.txt" in str(caught.value)
     assert "train.text" in caught.value.hint
     assert caught.value.exit_code == WRONG_INPUT
@@ -83,16 +95,55 @@ def test_a_pattern_that_matches_nothing_says_where_it_looked(tmp_path, monkeypat
 
 def test_a_directory_and_an_unknown_suffix_are_told(tmp_path):
     with pytest.raises(TrainkitError, match="is a directory"):
-        list_files(Files(path=str(tmp_path)))
+        listed(tmp_path)
     (tmp_path / "a.doc").write_text("x", encoding="utf-8")
     with pytest.raises(TrainkitError, match=r"cannot tell the format of a '\.doc' file"):
-        list_files(Files(path=str(tmp_path / "a.doc")))
-    (file,) = list_files(Files(path=str(tmp_path / "a.doc"), format="text"))
+        listed(tmp_path / "a.doc")
+    (file,) = listed(tmp_path / "a.doc", format="text")
     assert [p.text for p in read(file, _never)] == ["x"]
 
 
+def _never(found):
+    raise AssertionError(found)
+
+
+def test_the_format_goes_by_the_suffix_before_that_of_the_compression(tmp_path):
+    kinds = {
+        "a.txt": "text", "a.md.gz": "text", "a.py": "text", "a.jsonl.zst": "jsonl", "a.ndjson": "jsonl",
+        "a.json.xz": "json", "a.csv.bz2": "csv", "a.TSV": "csv", "a.parquet": "parquet", "a.arrow": "arrow",
+    }  # fmt: skip
+    for name in kinds:
+        (tmp_path / name).touch()
+    assert {file.name: file.kind for file in listed(tmp_path / "*")} == kinds
+    assert {file.name for file in listed(tmp_path / "*") if file.compressed} == {
+        "a.md.gz", "a.jsonl.zst", "a.json.xz", "a.csv.bz2"
+    }  # fmt: skip
+    (tmp_path / "b.parquet.gz").touch()
+    for options in ({}, {"format": "parquet"}):
+        with pytest.raises(TrainkitError, match=r"a parquet file cannot be read through \.gz"):
+            listed(tmp_path / "b.parquet.gz", **options)
+    with pytest.raises(TrainkitError, match=r"cannot tell the format of a '\.jsonl\.zst' file of tokens"):
+        list_files(Tokens(type="tokens", path=str(tmp_path / "a.jsonl.zst")), NOWHERE)
+
+
+def test_a_document_of_keys_belongs_to_rows_and_a_bad_template_is_told_at_once(tmp_path):
+    (tmp_path / "a.txt").touch()
+    with pytest.raises(TrainkitError, match="is one text without rows"):
+        listed(tmp_path / "a.txt", document={"type": "template", "template": "{a}"})
+    with pytest.raises(TrainkitError, match="belongs to no key") as caught:
+        listed(tmp_path / "a.txt", document={"type": "template", "template": "{a"})
+    assert caught.value.where == "data.train"
+
+
+def test_texts_do_not_depend_on_keys_but_rows_do(tmp_path):
+    (tmp_path / "a.txt").touch()
+    (tmp_path / "a.jsonl").touch()
+    one, other = (listed(tmp_path / "a.*", text_key=key) for key in ("a", "b"))
+    assert [a.reading.signature == b.reading.signature for a, b in zip(one, other, strict=True)] == [False, True]
+
+
 def test_the_standard_library_is_all_of_it_without_tests_and_other_packages():
-    names = [file.name for file in list_files(PythonStdlib(type="python-stdlib"))]
+    names = [file.name for file in list_files(PythonStdlib(type="python-stdlib"), NOWHERE)]
     assert {"json/decoder.py", "os.py"} <= set(names)
     assert names == sorted(names)
     assert not [n for n in names if {"test", "tests", "site-packages", "idle_test"} & set(n.split("/"))]
@@ -100,139 +151,155 @@ def test_the_standard_library_is_all_of_it_without_tests_and_other_packages():
     assert all((root / name).is_file() for name in names)
 
 
-def _never(found):
-    raise AssertionError(found)
+@pytest.fixture
+def store():
+    found = fsspec.filesystem("memory")
+    found.makedirs("/sources", exist_ok=True)
+    yield found
+    found.rm("/sources", recursive=True)
 
 
-def _texts(path: Path, **options: str) -> list[str]:
-    (file,) = list_files(Files(path=str(path), **options))
-    documents: dict[int, str] = {}
-    for piece in read(file, _never):
-        documents[piece.index] = documents.get(piece.index, "") + piece.text
-    return list(documents.values())
-
-
-def _zst(data: bytes) -> bytes:
-    return pyarrow.compress(data, codec="zstd", asbytes=True)
-
-
-@settings(max_examples=25, deadline=None)
-@given(texts=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=30), min_size=1, max_size=8))
-def test_the_same_documents_are_read_from_every_format(tmp_path_factory, texts):
-    directory = tmp_path_factory.mktemp("formats")
-    lines = "".join(json.dumps({"id": 1, "text": t}) + "\n" for t in texts).encode()
-    (directory / "a.jsonl").write_bytes(lines)
-    (directory / "a.jsonl.gz").write_bytes(gzip.compress(lines))
-    # several frames, as parallel compressors write them
-    (directory / "a.jsonl.zst").write_bytes(_zst(lines[:20]) + _zst(lines[20:]))
-    parquet.write_table(pyarrow.table({"text": texts}), directory / "a.parquet", row_group_size=3)
-    for path in sorted(directory.iterdir()):
-        assert _texts(path) == texts, path.name
-    for suffix, packed in ((".txt", bytes), (".txt.gz", gzip.compress), (".md.zst", _zst)):
-        (directory / f"b{suffix}").write_bytes(packed(texts[0].encode()))
-        assert _texts(directory / f"b{suffix}") == [texts[0].removeprefix("\ufeff")], suffix
-
-
-def test_a_long_document_is_read_in_pieces_cut_at_line_ends_and_is_whole_together(tmp_path):
-    long = "".join(f"line {i} of é\n    indented\n" for i in range(90_000))
-    (tmp_path / "a.txt").write_text(long, encoding="utf-8")
-    (file,) = list_files(Files(path=str(tmp_path / "a.txt")))
-    pieces = list(read(file, _never))
-    assert "".join(p.text for p in pieces) == long
-    assert [p.last for p in pieces] == [False] * (len(pieces) - 1) + [True]
-    assert len(pieces) > 2
-    assert all(len(p.text) <= PIECE and p.text.endswith("\n") for p in pieces)
-    assert all(p.text.startswith("line") for p in pieces)
-    assert sum(p.bytes for p in pieces) == len(long.encode())
-
-
-def test_line_ends_and_blank_lines_of_jsonl_are_no_documents(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "a"}\r\n\n  \n{"text": "b\\u2028c"}')
-    assert _texts(tmp_path / "a.jsonl") == ["a", "b\u2028c"]
-
-
-GOOD = b'{"text": "good"}\n'
-CUT_GZIP = gzip.compress(GOOD * 5000)[:-20]
-CUT_ZST = _zst(os.urandom(3000).hex().encode())[:-20]
-WRONG = {
-    "not JSON": ("a.jsonl", GOOD + b'{"text": \n', ":2: is not JSON"),
-    "not an object": ("a.jsonl", GOOD + GOOD + b"[1]\n", ":3: is a list, not an object"),
-    "no such key": ("a.jsonl", b'{"txt": "a", "id": 1}\n', ":1: has no 'text'; found: 'txt', 'id'"),
-    "not a string": ("a.jsonl", GOOD + b'{"text": 5}\n', ":2: 'text' is a number, not a string"),
-    "half a pair": ("a.jsonl", b'{"text": "\\ud800"}\n', ":1: 'text' has half of a surrogate pair"),
-    "jsonl not UTF-8": ("a.jsonl", GOOD + b'{"text": "\xff"}\n', ":2: is not UTF-8"),
-    "text not UTF-8": ("a.txt", b"ab\xc3\xa9\xff", ":byte 4: is not UTF-8"),
-    "text cut in a character": ("a.txt", b"ab\xc3", ":byte 2: is not UTF-8"),
-    "UTF-16": ("a.txt", "ab".encode("utf-16"), ":byte 0: is not UTF-8"),
-    "cut gzip": ("a.jsonl.gz", CUT_GZIP, "is damaged or cut off"),
-    "cut gzip text": ("a.txt.gz", CUT_GZIP, "is damaged or cut off"),
-    "cut zst": ("a.txt.zst", CUT_ZST, "is damaged or cut off"),
-    "no gzip": ("a.txt.gz", b"plain", "is damaged or cut off"),
-    "no parquet": ("a.parquet", b"plain", "is damaged or cut off"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_a_document_that_cannot_be_read_stops_with_its_place_or_is_skipped_and_counted(tmp_path, case):
-    name, content, expected = WRONG[case]
-    (tmp_path / name).write_bytes(content)
-    (tmp_path / "zz.txt").write_text(room.text(1), encoding="utf-8")
-    sources = tmp_path / name, tmp_path / "zz.txt"
-
-    with pytest.raises(TrainkitError) as caught:
-        caches.build(room.recipe(tmp_path, *sources))
-    assert expected in str(caught.value)
-    assert str(tmp_path / name) in str(caught.value)
-    assert 'on_error = "skip"' in caught.value.hint
-    assert caught.value.exit_code == WRONG_INPUT
-    left = sorted(path.name for path in tmp_path.glob("cache/*/*") if path.parent.name in ("shards", "ledgers"))
-    cache = caches.build(room.recipe(tmp_path, *sources, on_error="skip"))
-    assert not [name for name in left if not name.endswith((".tokens", ".json"))]
-    assert len(left) in (0, 2), "only what was finished of the good file may stay"
-    assert cache.skipped_documents == 1
-    ((where, why),) = cache.skipped
-    assert f"{where}: {why}".startswith(name)
-    assert expected in f"{where}: {why}"
-
-    # what was made by skipping is not silently taken where nothing may be skipped
-    assert caches.find(room.recipe(tmp_path, *sources)) is None
-    with pytest.raises(TrainkitError, match=r"a\."):
-        caches.build(room.recipe(tmp_path, *sources))
-
-
-def test_a_wrong_text_key_suggests_the_right_one(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(b'{"contents": "a", "id": 1}\n')
-    with pytest.raises(TrainkitError) as caught:
-        caches.build(room.recipe(tmp_path, {"path": str(tmp_path / "a.jsonl"), "text_key": "content"}))
-    assert 'did you mean text_key = "contents"?' in caught.value.hint
+def test_files_of_a_store_have_the_order_and_names_of_the_same_files_here(tmp_path, store):
+    room.write_texts(tmp_path, 6)
+    store.put(str(tmp_path) + "/", "/sources/", recursive=True)
+    for tail in ("**/*.txt", "*/0*.txt", "part{0,1}/*", "part{0..2}/000*.txt", "part0/0003.txt"):
+        here, there = listed(tmp_path / tail), listed(f"memory://sources/{tail}")
+        assert [(f.name, f.size, f.kind) for f in there] == [(f.name, f.size, f.kind) for f in here], tail
+        assert all(f.local for f in here)
+        assert not any(f.local for f in there)
+    assert len(listed("memory://sources/part0/0003.txt", "memory://sources/*/*")) == 6
 
 
 @pytest.mark.parametrize(
-    ("table", "expected"),
+    ("url", "problem", "hint"),
     [
-        ({"body": ["a"]}, "has no 'text'; found: 'body'"),
-        ({"text": [1]}, "column 'text' holds int64, not strings"),
-        ({"text": ["a", None]}, ":row 1: 'text' is null"),
+        ("memory://sources/b*.txt", "no file matches", "memory://sources/ holds a.txt"),
+        ("memory://sources/part", "is a directory, not a file", "part/**/*.txt"),
+        ("memory://else/a.txt", "no such file: memory://else/a.txt", "memory://else/ does not exist either"),
+        ("s4://bucket/a.txt", "s4:// is no kind of URL that is known", "s3://"),
+        ("zip://a.txt::memory://sources/a.zip", "is a chain of URLs", ""),
     ],
 )
-def test_a_parquet_file_without_the_text_is_told(tmp_path, table, expected):
-    parquet.write_table(pyarrow.table(table), tmp_path / "a.parquet")
+def test_a_url_that_leads_nowhere_is_told(store, url, problem, hint):
+    store.pipe({"/sources/a.txt": b"a", "/sources/part/b.txt": b"b"})
     with pytest.raises(TrainkitError) as caught:
-        caches.build(room.recipe(tmp_path, tmp_path / "a.parquet"))
-    assert expected in str(caught.value)
+        listed(url)
+    assert problem in caught.value.problem
+    assert hint in caught.value.hint
+    assert caught.value.where.startswith(url)
+    assert caught.value.exit_code == WRONG_INPUT
 
 
-def test_of_a_cut_file_the_documents_before_the_cut_are_kept_when_skipping(tmp_path):
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(GOOD * 50_000)[:-30])
-    cache = caches.build(room.recipe(tmp_path, tmp_path / "a.jsonl.gz", on_error="skip"))
-    assert cache.skipped_documents == 1
-    assert 0 < cache.train.documents <= 50_000
+def test_a_store_whose_package_is_not_installed_is_told_with_the_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(TrainkitError, match=r"s3:// needs a package that is not installed: .*s3fs"):
+        listed("s3://bucket/a.txt")
+
+
+def test_files_of_a_web_server_are_read_as_the_files_here(tmp_path):
+    pytest.importorskip("aiohttp")
+    (tmp_path / "served").mkdir()
+    room.write_jsonl(tmp_path / "served" / "a.jsonl", ["a", "b"])
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "served"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        base = f"http://127.0.0.1:{server.server_port}"
+        for url in (f"{base}/a.jsonl", f"{base}/*.jsonl", f"{base}/a.jsonl?download=true"):
+            (file,) = listed(url)
+            assert (file.kind, file.local) == ("jsonl", False)
+            assert [piece.text for piece in read(file, _never)] == ["a", "b"]
+        with pytest.raises(TrainkitError, match="no such file"):
+            listed(f"{base}/b.jsonl")
+        server.shutdown()
+
+
+def test_a_remote_file_is_known_by_what_its_store_says_of_it(store, monkeypatch):
+    store.pipe("/sources/a.txt", b"a")
+    assert [file.identity for file in listed("memory://sources/a.txt")] == [None]
+    plain = type(store).info
+    monkeypatch.setattr(type(store), "info", lambda self, path: {**plain(self, path), "ETag": str(self.cat(path))})
+    identities = []
+    for content in (b"a", b"b", b"a"):
+        store.pipe("/sources/a.txt", content)
+        identities.append(listed("memory://sources/a.txt")[0].identity)
+    assert identities[0] == identities[2] != identities[1]
+    assert "size=1" in str(identities[0])
+
+
+def dataset(cache: Path, **options: Any) -> SourceFile:
+    (file,) = list_files(HuggingFace(type="huggingface", **options), cache)
+    return file
+
+
+def test_a_directory_of_a_dataset_is_another_when_its_files_change(tmp_path):
+    room.write_jsonl(tmp_path / "set" / "a.jsonl", ["a"])
+    first = dataset(tmp_path, id=str(tmp_path / "set"))
+    assert (first.kind, first.local, first.compressed, first.size) == ("huggingface", False, False, 0)
+    assert dataset(tmp_path, id=str(tmp_path / "set")) == first
+    room.write_jsonl(tmp_path / "set" / "b.jsonl", ["b"])
+    second = dataset(tmp_path, id=str(tmp_path / "set"))
+    os.utime(tmp_path / "set" / "b.jsonl", ns=(1, 1))
+    third = dataset(tmp_path, id=str(tmp_path / "set"))
+    test = dataset(tmp_path, id=str(tmp_path / "set"), split="test")
+    assert len({first.identity, second.identity, third.identity, test.identity}) == 4
+    assert not (tmp_path / "hub").exists()
+
+
+def test_without_the_hub_its_datasets_are_an_error_at_once_that_names_local_files(tmp_path):
+    with pytest.raises(TrainkitError, match="the hub cannot be reached") as caught:
+        dataset(tmp_path, id="owner/name")
+    assert caught.value.where == "dataset owner/name of the Hugging Face hub"
+    assert "path = " in caught.value.hint
+    assert caught.value.exit_code == WRONG_INPUT
+    for wrong in ("./nowhere", str(tmp_path / "nowhere"), "a/b/c"):
+        with pytest.raises(TrainkitError, match="no such directory"):
+            dataset(tmp_path, id=wrong)
+    assert not (tmp_path / "hub").exists(), "what failed is not remembered"
+
+
+def test_a_dataset_of_the_hub_stays_at_the_commit_that_it_was_first_seen_at(tmp_path, monkeypatch):
+    commits = iter(["a" * 40, "b" * 40])
+    monkeypatch.setattr("trainkit.data.formats.hub._ask", lambda source: next(commits))
+    first = dataset(tmp_path, id="owner/name", revision="main")
+    assert first.reading.hub and first.reading.hub.revision == "a" * 40
+    assert dataset(tmp_path, id="owner/name", revision="main") == first
+    assert dataset(tmp_path, id="owner/name").identity != first.identity
+    given = dataset(tmp_path, id="owner/name", revision="c" * 40)
+    assert given.reading.hub and given.reading.hub.revision == "c" * 40, "a commit needs no asking"
+    assert {json.loads(path.read_bytes())["commit"] for path in (tmp_path / "hub").iterdir()} == {"a" * 40, "b" * 40}
+
+
+def test_listing_loads_no_library_that_takes_long(tmp_path):
+    room.write_jsonl(tmp_path / "set" / "a.jsonl", ["a"])
+    program = (
+        "import sys; from pathlib import Path; from trainkit.data.sources import list_files;"
+        "from trainkit.recipe.source import Files, HuggingFace;"
+        f"list_files(HuggingFace(type='huggingface', id={str(tmp_path / 'set')!r}), Path({str(tmp_path)!r}));"
+        f"list_files(Files(path={str(tmp_path / 'set' / '*.jsonl')!r}), Path({str(tmp_path)!r}));"
+        "print([m for m in ('datasets', 'huggingface_hub', 'pyarrow', 'fsspec', 'jinja2', 'PIL') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_what_was_made_by_leaving_out_is_not_taken_where_nothing_may_be_left_out(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": \n')
+    (tmp_path / "zz.txt").write_text(room.text(1), encoding="utf-8")
+    sources = tmp_path / "a.jsonl", tmp_path / "zz.txt"
+    with pytest.raises(TrainkitError, match="is not JSON"):
+        caches.build(room.recipe(tmp_path, *sources))
+    cache = caches.build(room.recipe(tmp_path, *sources, on_error="skip"))
+    ((where, why),) = cache.left_out.examples
+    assert (where, why.partition(":")[0]) == ("a.jsonl:1", "is not JSON")
+    assert caches.find(room.recipe(tmp_path, *sources)) is None
+    with pytest.raises(TrainkitError, match="is not JSON"):
+        caches.build(room.recipe(tmp_path, *sources))
 
 
 def test_empty_files_are_left_out_and_counted_but_nothing_else_is_an_error(tmp_path):
     (tmp_path / "a.txt").touch()
     (tmp_path / "b.txt").write_text("some text", encoding="utf-8")
-    assert caches.build(room.recipe(tmp_path, tmp_path / "*.txt")).empty_documents == 1
+    assert caches.build(room.recipe(tmp_path, tmp_path / "*.txt")).left_out.empty == 1
     with pytest.raises(TrainkitError, match="holds no text: 1 empty and 0 unreadable"):
         caches.build(room.recipe(tmp_path, tmp_path / "a.txt"))
     with pytest.raises(TrainkitError, match="validation set 'validation' holds no text"):

@@ -5,30 +5,23 @@ from __future__ import annotations
 import gzip
 import itertools
 import re
-from pathlib import Path
 
 import data_room as room
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit.data import cache as caches
-from trainkit.data import documents, splits
-from trainkit.data.documents import Piece
-from trainkit.data.sources import SourceFile
+from trainkit.data import splits
+from trainkit.data.engine import threads
+from trainkit.data.pieces import PIECE, Piece, text_pieces
 from trainkit.data.splits import divide, shortest_divided, whole
 from trainkit.data.tokenizer import open_tokenizer
 from trainkit.errors import TrainkitError
 
-END = "<|endoftext|>"
 shares = st.sampled_from([0.001, 0.03, 0.05, 0.1, 0.3, 0.5, 0.9])
 #: What lines are made of: not indented, indented, no line ends at all, no spaces either, wider characters.
 line_kinds = st.sampled_from(["{} some words\n", "  {} indented\n", "{} all one line ", "{}x", "{} Ωmega 𝕏\r\n\r\n"])
-
-
-def a_file(name: str, kind: str = "text") -> SourceFile:
-    return SourceFile(Path(name), name, kind, "", (0, 0, 0, 0))
 
 
 def a_text(size: int, line: str = "{} some words\n") -> str:
@@ -36,7 +29,10 @@ def a_text(size: int, line: str = "{} some words\n") -> str:
 
 
 def divided(text: str, share: float, name: str = "input.txt", kind: str = "text") -> list[tuple[str, Piece]]:
-    return list(divide([(a_file(name, kind), piece) for piece in documents._pieces(0, [text])], share))
+    return [
+        (split, piece)
+        for split, _, piece in divide([(room.a_file(name, kind), piece) for piece in text_pieces(0, [text])], share)
+    ]
 
 
 def of_split(parts: list[tuple[str, Piece]], split: str) -> list[Piece]:
@@ -97,7 +93,7 @@ def test_text_added_at_the_end_moves_nothing_that_is_not_near_the_end(size, more
     text = a_text(size + more)
     before, after = (splits_of_lines(divided(t, share)) for t in (text[:size], text))
     # the old end may lie where a line end is looked for, at most half a part further on
-    near = size - documents.PIECE // 2 if size > documents.PIECE else size - splits.LONG_PART
+    near = size - PIECE // 2 if size > PIECE else size - splits.LONG_PART
     lines = text[: max(0, near)].count("\n")
     assert [before[i] for i in range(lines)] == [after[i] for i in range(lines)]
 
@@ -120,25 +116,19 @@ def test_short_texts_and_what_is_no_text_file_are_held_out_whole_or_not_at_all()
     for kind, size in (("text", 32_767), ("python", 500_000), ("jsonl", 2_500_000)):
         for name in "abcdefghij":
             ((split, _),) = itertools.groupby(divided(a_text(size), 0.3, name, kind), key=lambda part: part[0])
-            assert split == whole(a_file(name, kind), 0, 0.3)
+            assert split == whole(room.a_file(name, kind), 0, 0.3)
             both.add(split)
     assert both == {"train", "held-out"}
 
 
 def test_which_whole_documents_are_held_out_never_changes():
-    held_out = [i for i in range(60) if whole(a_file("a/b.txt"), i, 0.1) == "held-out"]
+    held_out = [i for i in range(60) if whole(room.a_file("a/b.txt"), i, 0.1) == "held-out"]
     assert held_out == [9, 12, 26, 39, 41, 54]
 
 
 def test_with_nothing_held_out_every_piece_is_as_it_was_read():
-    pieces = list(documents._pieces(0, [a_text(2_500_000)]))
+    pieces = list(text_pieces(0, [a_text(2_500_000)]))
     assert divided(a_text(2_500_000), 0.0) == [("all", piece) for piece in pieces]
-
-
-def decoded(cache: caches.Cache, stream: caches.Stream) -> str:
-    tokens = np.zeros(stream.tokens, stream.dtype)
-    stream.read_into([tokens], np.array([0]))
-    return cache.tokenizer.decode(tokens.tolist())
 
 
 @pytest.mark.parametrize(("size", "suffix"), [(40_000, ".txt"), (60_000, ".txt"), (700_000, ".txt.gz")])
@@ -149,11 +139,11 @@ def test_one_text_file_is_enough_and_no_sequence_goes_on_over_a_gap(tmp_path, si
     cache = caches.build(room.recipe(tmp_path, path, held_out=0.05))
     lines: list[int] = []
     for stream in (cache.train, cache.validation["held-out"]):
-        runs = decoded(cache, stream).split(END)
+        runs = room.text_of(cache, stream).split(room.END)
         assert runs.pop() == ""
         assert all(run in text for run in runs)
         assert stream.bytes == sum(map(len, runs))
-        assert stream.documents == 1, "one document, in parts"
+        assert stream.documents == 1 <= len(runs)
         numbers = [[int(line.split()[0]) for line in run.splitlines()] for run in runs]
         for one, following in itertools.pairwise(numbers):
             assert following[0] > one[-1] + 1, "there is an end of text only where something is missing"
@@ -171,9 +161,10 @@ def test_the_split_is_the_same_for_any_number_of_workers_and_batches(tmp_path, m
     room.small_units(monkeypatch)
     made = []
     for workers in (1, 3):
-        cache = caches.build(room.recipe(tmp_path / str(workers), tmp_path / "*.txt", held_out=0.1), workers=workers)
+        cache = caches.build(
+            room.recipe(tmp_path / str(workers), tmp_path / "*.txt", held_out=0.1), engine=threads(workers)
+        )
         made.append((cache.fingerprint, room.stored(tmp_path / str(workers))))
-        assert cache.train.documents == cache.validation["held-out"].documents == 6
     assert made[0] == made[1]
     assert len(made[0][1]) == 12
 

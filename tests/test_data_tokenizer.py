@@ -141,12 +141,9 @@ def test_a_tokenizer_is_trained_once_on_training_documents_only_and_the_same_in_
 
 
 def _is_held_out(root: Path, number: int) -> bool:
-    from trainkit.data.sources import SourceFile
     from trainkit.data.splits import whole
 
-    name = f"part{number % 3}/{number:04d}.txt"
-    file = SourceFile(root / name, name, "text", "", (0, 0, 0, 0))
-    return whole(file, 0, 0.1) == "held-out"
+    return whole(room.a_file(f"part{number % 3}/{number:04d}.txt"), 0, 0.1) == "held-out"
 
 
 def test_text_after_max_bytes_does_not_change_the_tokenizer(tmp_path):

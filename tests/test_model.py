@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from trainkit import models
 from trainkit.infer.generate import encode_prompts, generate
 from trainkit.models.build import cast
+from trainkit.parallel.devices import attention_implementation
 from trainkit.recipe.model import Gpt2
 
 
@@ -109,3 +110,22 @@ def test_of_a_prompt_that_is_too_long_the_end_is_kept() -> None:
     rows, lengths, new = encode_prompts(Letters(), ["abcdefghij", "", "ab"], context_length=8, new_tokens=3)
     assert new == 3 and lengths.tolist() == [5, 1, 2]
     assert Letters().decode(rows[0, :5].tolist()) == "fghij" and rows[1, 0] == 0
+
+
+@pytest.mark.parametrize(
+    ("platform", "compute", "head_width", "length", "expected"),
+    [
+        ("gpu", jnp.bfloat16, 64, 1024, "cudnn"),
+        ("gpu", jnp.float16, 128, None, "cudnn"),
+        ("gpu", jnp.float32, 64, 1024, "xla"),
+        ("gpu", jnp.bfloat16, 136, 1024, "xla"),
+        ("gpu", jnp.bfloat16, 60, 1024, "xla"),
+        ("gpu", jnp.bfloat16, 64, 1023, "xla"),
+        ("cpu", jnp.bfloat16, 64, 1024, "xla"),
+        ("tpu", jnp.bfloat16, 64, 1024, "xla"),
+    ],
+)
+def test_flash_attention_is_chosen_where_it_exists(
+    platform: str, compute: type, head_width: int, length: int | None, expected: str
+) -> None:
+    assert attention_implementation(platform, jnp.dtype(compute), head_width, length) == expected

@@ -133,7 +133,7 @@ def test_what_was_skipped_is_counted_and_named_in_the_log_and_by_cache_data(trai
     assert "1 document has no text and was left out" in (trained / "stdout").read_text()
     done = trainkit(trained, "cache-data", "tiny.toml")
     assert done.returncode == 0
-    assert "left out, because they cannot be read: 1 documents\n" in done.stdout
+    assert "1 document cannot be read and was skipped: latin.txt:byte 3" in done.stdout
     assert "latin.txt:byte 3: is not UTF-8" in done.stdout
 
 

@@ -32,9 +32,10 @@ class Devices:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSize:
-    """One epoch of the training data, from the cache's ledger."""
+    """One epoch of the training data, from the cache's ledger. `batches` is given where none lies in two epochs."""
 
     examples: int
+    batches: int | None = None
     tokens: int
     documents: int
     bytes: int
@@ -122,7 +123,7 @@ def make_plan(recipe: Recipe, *, devices: Devices, vocab_size: int, data: DataSi
     total_tokens = steps * train.batch_size * length
     return Plan(
         steps=steps,
-        epochs=steps * train.batch_size / data.examples if data else None,
+        epochs=steps / (data.batches or data.examples / train.batch_size) if data else None,
         batch=batch,
         sequence_length=length,
         tokens_per_step=train.batch_size * length,
@@ -208,7 +209,7 @@ def _steps(recipe: Recipe, data: DataSize | None) -> int:
             where="train.epochs",
             hint="count it first: trainkit cache-data RECIPE; or give train.steps or train.tokens",
         )
-    return math.ceil(train.epochs * data.examples / train.batch_size)
+    return math.ceil(train.epochs * (data.batches or data.examples / train.batch_size))
 
 
 def _compute(recipe: Recipe, devices: Devices) -> Literal["float32", "bfloat16"]:

@@ -27,6 +27,8 @@ def main() -> NoReturn:
 
     Only results go to stdout. With `--debug` or `TRAINKIT_DEBUG=1` errors come with their traceback.
     """
+    # looking for pydantic's plugins reads the metadata of every installed package; a recipe needs none
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
     code = _run()
     try:
         sys.stdout.flush()

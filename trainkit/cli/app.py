@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -32,6 +33,13 @@ Overrides = Annotated[
 Plain = Annotated[bool, typer.Option("--plain", help="Print lines instead of the dashboard; train in this process.")]
 Json = Annotated[bool, typer.Option("--json", help="Print events as JSON lines; train in this process.")]
 Detach = Annotated[bool, typer.Option("--detach", help="Train in the background; look with trainkit watch.")]
+
+
+class Engine(StrEnum):
+    """Who tokenises."""
+
+    LOCAL = "local"
+    RAY = "ray"
 
 
 def _print_version(wanted: bool) -> None:
@@ -132,11 +140,63 @@ def cache_data(
     recipe: RecipePath,
     overrides: Overrides = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Tokenise in so many workers.")] = None,
+    engine: Annotated[
+        Engine,
+        typer.Option(
+            help="Who tokenises: threads of this process, or a Ray cluster, all hosts of which must see the sources and"
+            " the cache directory (data.cache) under the same path."
+        ),
+    ] = Engine.LOCAL,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the Ray cluster: HOST:PORT, or auto. RAY_ADDRESS where not given, else one is started here.",
+            show_default=False,
+        ),
+    ] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Only compare the shards with their checksums.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="The same, and make damaged shards again.")] = False,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Throw away all of the cache first.")] = False,
+    show: Annotated[int, typer.Option(metavar="N", min=0, help="Print the first N examples.")] = 0,
+    export: Annotated[
+        Path | None, typer.Option(metavar="DIRECTORY", help="Write the tokens as Parquet.", show_default=False)
+    ] = None,
 ) -> None:
     """Tokenise the data of a recipe ahead of time."""
-    from trainkit.cli.cache import cache_data
+    from trainkit.cli import cache
 
-    print(cache_data(recipe, overrides or [], workers=workers))
+    if verify and not repair:
+        text, code = cache.verify(recipe, overrides or [])
+        print(text)
+        raise typer.Exit(code)
+    made = cache.cache_data(
+        recipe,
+        overrides or [],
+        workers=workers,
+        engine=engine.value,
+        address=address,
+        rebuild=rebuild,
+        repair=repair,
+        show=show,
+        export=export,
+    )
+    print(made)
+
+
+@app.command()
+def inspect(
+    what: Annotated[str, typer.Argument(metavar="RUN|RECIPE", help="A run, or a recipe file.")],
+    overrides: Overrides = None,
+    step: Annotated[int | None, typer.Option(min=0, help="The batch of this step.", show_default=False)] = None,
+    first: Annotated[int, typer.Option(min=1, help="The batches of the first steps.")] = 1,
+    rows: Annotated[int | None, typer.Option(min=1, help="So many rows of a batch.", show_default=False)] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print a JSON object a row.")] = False,
+) -> None:
+    """Print the exact batch of any step, past or future: text, what is learned, and where it comes from."""
+    from trainkit.cli.inspect import inspect
+
+    for line in inspect(what, overrides or [], step=step, first=first, rows=rows, as_json=json):
+        print(line)
 
 
 @app.command()

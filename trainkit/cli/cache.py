@@ -1,41 +1,121 @@
-"""`trainkit cache-data`: tokenise, with a bar on a terminal and with lines elsewhere, both on stderr."""
+"""`trainkit cache-data`: tokenise, with a bar on a terminal and with lines elsewhere, both on stderr; and look after
+what is tokenised."""
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from trainkit.errors import DONE, FAILED, TrainkitError
 from trainkit.events.plain import bytes_, count, duration
 from trainkit.recipe.load import load
 
 if TYPE_CHECKING:
     from trainkit.data.cache import Cache, Progress
+    from trainkit.data.engine import Engine
+    from trainkit.recipe import Recipe
 
 #: Seconds between two lines where there is no terminal.
 EVERY_SECONDS = 5.0
 
 
-def cache_data(path: Path, overrides: Sequence[str], *, workers: int | None) -> str:
-    """Build the cache, and return a table of what is in it.
+def cache_data(
+    path: Path,
+    overrides: Sequence[str],
+    *,
+    workers: int | None,
+    engine: Literal["local", "ray"] = "local",
+    address: str | None = None,
+    rebuild: bool = False,
+    repair: bool = False,
+    show: int = 0,
+    export: Path | None = None,
+) -> str:
+    """Build the cache, and return a table of what is in it, with what else is asked for.
 
     Raises:
-        TrainkitError: the recipe or its data is wrong, or the cache cannot be written.
+        TrainkitError: the recipe or its data is wrong, the cache cannot be written, or there is no Ray cluster.
     """
     recipe = load(path, overrides).recipe
+    from trainkit.data import storage
     from trainkit.data.cache import build
 
-    began = time.monotonic()
-    with _shown(sys.stderr.isatty()) as progress:
-        cache = build(recipe, workers=workers, progress=progress)
-    return "\n".join(_summary(cache, recipe.data.cache, time.monotonic() - began))
+    directory = Path(recipe.data.cache)
+    with _engine(engine, address, workers) as tokenise:
+        if rebuild:
+            storage.remove(directory)
+        lines = _repair(directory) if repair else []
+        began = time.monotonic()
+        with shown(sys.stderr.isatty()) as progress:
+            cache = build(recipe, engine=tokenise, progress=progress)
+    lines += _summary(cache, recipe, time.monotonic() - began)
+    if export is not None:
+        from trainkit.data.export import export as write
+
+        files = write(cache, export)
+        lines.append(f"exported {len(files)} files to {export}")
+    return "\n".join([*lines, *_examples(cache, recipe, show)])
 
 
 @contextmanager
-def _shown(terminal: bool) -> Iterator[Callable[[Progress], None]]:
+def _engine(name: Literal["local", "ray"], address: str | None, workers: int | None) -> Iterator[Engine]:
+    if name == "ray":
+        from trainkit.data.ray_engine import cluster
+
+        with cluster(address, workers=workers) as engine:
+            yield engine
+        return
+    if address is not None:
+        raise TrainkitError("is the address of a Ray cluster", where="--address", hint="add --engine ray")
+    from trainkit.data.engine import threads
+
+    yield threads(workers)
+
+
+def verify(path: Path, overrides: Sequence[str]) -> tuple[str, int]:
+    """Compare all shards of the recipe's cache with their checksums: what to print, and the exit code."""
+    directory = Path(load(path, overrides).recipe.data.cache)
+    from trainkit.data.verify import verify
+
+    with shown(sys.stderr.isatty()) as progress:
+        found = verify(directory, progress)
+    lines = [f"{file}: {problem}" for file, problem in found.damaged]
+    if lines:
+        lines.append(f"{len(lines)} of {found.shards} shards are damaged; make them again: --repair")
+        return "\n".join(lines), FAILED
+    return f"{found.shards} shards, {bytes_(found.bytes)}: all as they were written", DONE
+
+
+def _repair(directory: Path) -> list[str]:
+    from trainkit.data.verify import remove, verify
+
+    with shown(sys.stderr.isatty()) as progress:
+        found = verify(directory, progress)
+    remove(directory, found)
+    return [f"{file}: {problem}; made again" for file, problem in found.damaged]
+
+
+def _examples(cache: Cache, recipe: Recipe, number: int) -> Iterator[str]:
+    if not number:
+        return
+    from trainkit.cli.inspect import row_lines
+    from trainkit.data.dataset import TrainSet
+    from trainkit.data.show import show
+
+    data = TrainSet(cache, recipe)
+    rows = (row for step in itertools.count() for row in show(cache, data, step))
+    for row in itertools.islice(rows, number):
+        yield ""
+        yield from row_lines(row, colour=sys.stdout.isatty())
+
+
+@contextmanager
+def shown(terminal: bool) -> Iterator[Callable[[Progress], None]]:
     if not terminal:
         yield _Lines()
         return
@@ -87,14 +167,15 @@ class _Rate:
         return f"{documents}{bytes_(now.bytes)}{of}{speed}"
 
 
-def _summary(cache: Cache, directory: str, seconds: float) -> list[str]:
+def _summary(cache: Cache, recipe: Recipe, seconds: float) -> list[str]:
+    from trainkit.data.gate import look
+
     rows = [("SET", "DOCUMENTS", "BYTES", "TOKENS")]
     for name, stream in {"train": cache.train, **cache.validation}.items():
         rows.append((name, f"{stream.documents:,}", bytes_(stream.bytes), f"{stream.tokens:,}"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = [f"{row[0]:<{widths[0]}}  " + "  ".join(map(str.rjust, row[1:], widths[1:])) for row in rows]
-    for left_out, what in ((cache.skipped_documents, "cannot be read"), (cache.empty_documents, "have no text")):
-        if left_out:
-            table.append(f"left out, because they {what}: {left_out:,} documents")
-    table += [f"  {where}: {why}" for where, why in cache.skipped]
-    return [*table, f"vocabulary {cache.tokenizer.vocab_size:,}, {duration(seconds)}, in {directory}"]
+    table += [f"{finding.level}: {finding.message}" for finding in look(cache, recipe)]
+    if cache.left_out.refused:
+        table.append(f"all that was skipped is listed in {cache.list_rejected()}")
+    return [*table, f"vocabulary {cache.tokenizer.vocab_size:,}, {duration(seconds)}, in {cache.directory}"]

@@ -56,9 +56,13 @@ def _vocabulary_and_data(recipe: Recipe) -> tuple[int, DataSize | None]:
     from trainkit.data.tokenizer import peek_vocab_size
 
     if cache := find(recipe):
-        train = cache.train
+        train, batches = cache.train, TrainSet(cache, recipe)
         size = DataSize(
-            examples=TrainSet(cache, recipe).examples, tokens=train.tokens, documents=train.documents, bytes=train.bytes
+            examples=batches.examples,
+            batches=batches.batches,
+            tokens=train.tokens,
+            documents=train.documents,
+            bytes=train.bytes,
         )
         return cache.tokenizer.vocab_size, size
     vocab_size = peek_vocab_size(recipe)

@@ -8,7 +8,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from trainkit.data import jobs
-from trainkit.data.digests import Digests, of_value
+from trainkit.data.digests import Contents, of_value
 from trainkit.data.documents import read_all
 from trainkit.data.jobs import Stop
 from trainkit.data.progress import Reporter
@@ -24,10 +24,10 @@ from trainkit.recipe.tokenizer import TrainTokenizer
 _FORMAT = 1
 
 
-def path_of(data: Data, spec: TrainTokenizer, files: Sequence[SourceFile], digests: Digests) -> Path:
+def path_of(data: Data, spec: TrainTokenizer, files: Sequence[SourceFile], contents: Contents) -> Path:
     """Where the tokenizer that is trained on these files is kept: named by all that it depends on."""
     first = [
-        (file.name, digests[file.path], treatment(file, data.held_out), file.text_key)
+        (file.name, contents[file.path].digest, treatment(file, data.held_out), file.reading.signature)
         for file in _first(files, spec.max_bytes)
     ]
     key = of_value([_FORMAT, spec.vocab_size, spec.max_bytes, data.held_out, first])
@@ -82,11 +82,11 @@ class _Texts:
         self.bytes = 0
 
     def __iter__(self) -> Iterator[str]:
-        skipped: list[tuple[str, str]] = []
-        pieces = read_all(_first(self._files, self._most), on_error=self._data.on_error, skipped=skipped)
-        for split, piece in divide(pieces, self._data.held_out):
+        files = [(file, None) for file in _first(self._files, self._most)]
+        pieces = read_all(files, on_error=self._data.on_error, refused=[])
+        for split, _, piece in divide(pieces, self._data.held_out):
             self._stop.check()
-            if split == "held-out":
+            if split == "held-out" or piece.ids is not None:
                 continue
             if self.bytes >= self._most:
                 return

@@ -2,127 +2,237 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from trainkit.data.buckets import Buckets
 from trainkit.data.cache import Cache
-from trainkit.data.layout import Batch, next_token_batch
+from trainkit.data.examples import Examples, Framed, examples_of, lengths_of, padded
+from trainkit.data.frames import Counts
+from trainkit.data.layout import Batch, Layout
 from trainkit.data.order import MIXTURE_BLOCK, Mixture, Order
-from trainkit.data.stream import Stream
+from trainkit.data.stream import Place, Stream
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
+from trainkit.recipe.data import Data, Pad, Window
+from trainkit.recipe.source import Source
+
+
+class Row(NamedTuple):
+    """One row of a batch: which example of which source it is, and where each of its spans of tokens comes from."""
+
+    source: str
+    example: int
+    spans: tuple[tuple[Place, ...], ...]
 
 
 class TrainSet:
     """The training batches of a recipe.
 
-    A stream of tokens is cut into examples of T targets. Example i has the tokens from i * T to i * T + T, its last
-    being the first of the next, so that every token but the first is a target once an epoch. The last one is padded.
-
     Without weights all sources are one stream. With weights each source has an order and epochs of its own, and of
     every 1024 consecutive examples each has exactly its share.
 
-    Attributes:
-        examples: in one epoch. With weights: as many as all sources hold together, though in that time some are seen
-            more, and some less, than once.
+    The cache may still be growing: a batch waits until what it needs is there, and is the same as if all were.
     """
 
     def __init__(self, cache: Cache, recipe: Recipe) -> None:
-        """Raises TrainkitError where a source does not fill one example, or its weight is too small to be met."""
-        data, seed = recipe.data, recipe.run.seed
-        self._length, self._batch_size = data.sequence_length, recipe.train.batch_size
-        weights = [source.weight for source in data.train if source.weight is not None]
-        self._streams = cache.sources if weights else (cache.train,)
-        for number, stream in enumerate(self._streams):
-            _check_fills_an_example(stream, self._length, f"data.train.{number}" if weights else "data.train")
-        counts = [stream.examples(self._length) for stream in self._streams]
-        self.examples = sum(counts)
-        self._mixture = Mixture(weights, seed=seed) if weights else None
-        if self._mixture:
-            _check_shares(weights, self._mixture.quotas)
-        self._orders = [
-            Order(count, shuffle=data.shuffle, seed=seed, name=f"source {number}")
-            for number, count in enumerate(counts)
+        """Raises TrainkitError where a source's weight is too small to be met."""
+        self._data, self._seed = recipe.data, recipe.run.seed
+        self._batch_size = recipe.train.batch_size
+        self._all_rows = np.arange(self._batch_size)
+        weighted = recipe.data.train[0].weight is not None
+        self._streams = cache.sources if weighted else (cache.train,)
+        sources = recipe.data.train if weighted else recipe.data.train[:1]
+        self._sources = [
+            _Source(number, stream, source, cache.directory, recipe)
+            for number, (stream, source) in enumerate(zip(self._streams, sources, strict=True))
         ]
+        self._mixture = _mixture(recipe.data.train, self._batch_size, self._seed) if weighted else None
+        spec = recipe.data.encoding
+        self._buckets: Buckets | None = None
+        self._lengths = lengths_of(spec, recipe.data.sequence_length)
 
-    def batch(self, step: int) -> Batch:
-        """The batch of the update from `step` to `step` + 1, as `layout` says. Nothing else decides what is in it."""
-        index = np.arange(step * self._batch_size, (step + 1) * self._batch_size)
-        rows = np.zeros((len(index), self._length + 1), self._streams[0].dtype)
-        weights = np.ones((len(index), self._length), np.float32)
+    @property
+    def examples(self) -> int:
+        """In one epoch; waits for all of the cache. With weights: as many as all sources hold together, though in that
+        time some are seen more, and some less, than once. Raises TrainkitError where a source holds none."""
+        return sum(source.count() for source in self._sources)
+
+    @property
+    def batches(self) -> int | None:
+        """In one epoch where a batch holds examples of one bucket; else None: a batch may lie in two epochs."""
+        return self._bucketed().batches if len(self._lengths) > 1 else None
+
+    def batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
+        """The batch of the update from `step` to `step` + 1, as `layout` says. Nothing else decides what is in it.
+
+        Args:
+            rows: rising; only these rows of it are read, as one of several hosts does.
+
+        Raises:
+            TrainkitError: a source holds no example, or what is being tokenised cannot be.
+        """
+        if len(self._lengths) > 1:
+            which, length = self._bucketed()(step)
+            mine = which if rows is None else which[rows[rows < len(which)]]
+            return padded(self._sources[0].examples, mine, self._batch_size if rows is None else len(rows), length)
+        index = step * self._batch_size + (self._all_rows if rows is None else rows)
+        length = self._data.sequence_length
         if self._mixture is None:
-            _fill(self._streams[0], self._orders[0](index), list(rows), weights)
-            return next_token_batch(rows, weights)
+            return self._sources[0].read(index, length)
         sources, ranks = self._mixture(index)
+        batch: Batch = {}
         for source in np.unique(sources).tolist():
             here = np.flatnonzero(sources == source)
-            examples = self._orders[source](ranks[here])
-            part = weights[here]
-            _fill(self._streams[source], examples, [rows[i] for i in here.tolist()], part)
-            weights[here] = part
-        return next_token_batch(rows, weights)
+            for name, part in self._sources[source].read(ranks[here], length).items():
+                if name not in batch:
+                    batch[name] = np.empty((len(index), *part.shape[1:]), part.dtype)
+                batch[name][here] = part
+        return batch
+
+    def rows(self, step: int) -> Iterator[Row]:
+        """Where each row of the batch of `step` comes from."""
+        index = np.arange(step * self._batch_size, (step + 1) * self._batch_size)
+        if len(self._lengths) > 1:
+            for example in self._bucketed()(step)[0].tolist():
+                yield Row(self._sources[0].name, example, tuple(self._sources[0].examples.spans(example)))
+            return
+        sources, ranks = self._mixture(index) if self._mixture else (np.zeros_like(index), index)
+        for source, rank in zip(sources.tolist(), ranks.tolist(), strict=True):
+            example = int(self._sources[source].at(np.array([rank]))[0])
+            yield Row(self._sources[source].name, example, tuple(self._sources[source].examples.spans(example)))
+
+    def layouts(self) -> dict[int, Layout]:
+        """What batches look like, for every length that they have; known before anything is tokenised but
+        for buckets."""
+        lengths = self._bucketed().occurring if len(self._lengths) > 1 else self._lengths
+        nothing = np.zeros(0, np.int64)
+        empty = {length: self._sources[0].examples.read(nothing, length) for length in lengths}
+        return {
+            length: {name: ((self._batch_size, *array.shape[1:]), array.dtype) for name, array in batch.items()}
+            for length, batch in empty.items()
+        }
+
+    def epochs(self, step: int) -> dict[str, float]:
+        """How often each source has been seen after `step` updates, as far as that is known already."""
+        drawn = self._mixture.drawn(step * self._batch_size).tolist() if self._mixture else [step * self._batch_size]
+        if self._buckets:
+            drawn = [step / self._buckets.batches * self._sources[0].count()]
+        return {
+            source.name: examples / total
+            for source, examples in zip(self._sources, drawn, strict=True)
+            if (total := source.total)
+        }
+
+    def _bucketed(self) -> Buckets:
+        if self._buckets is None:
+            self._sources[0].count()
+            sizes = self._sources[0].examples.sizes()
+            shuffled = self._data.shuffle is not False
+            self._buckets = Buckets(sizes, self._lengths, self._batch_size, shuffled=shuffled, seed=self._seed)
+        return self._buckets
 
 
-class EvalSet:
-    """All examples of a set once, in order; the last batch is filled up with rows of weight 0.
+class _Source:
+    """One stream, its examples and their order.
 
     Attributes:
-        tokens, bytes: of the whole set, also where `max_batches` leaves some of it out: their ratio turns a loss per
-            token into bits per byte.
+        total: its examples in one epoch, once that is known.
     """
 
-    def __init__(
-        self, stream: Stream, *, sequence_length: int, batch_size: int, max_batches: int | None = None
-    ) -> None:
-        """Raises TrainkitError where there are fewer than two tokens: nothing can be predicted then."""
-        if stream.tokens < 2:
-            raise TrainkitError("a validation set holds no text", where="data.validation")
-        self._stream, self._length, self._batch_size = stream, sequence_length, batch_size
-        self._examples = stream.examples(sequence_length)
-        batches = -(-self._examples // batch_size)
-        self._batches = min(batches, max_batches) if max_batches else batches
-        self.tokens, self.bytes = stream.tokens, stream.bytes
+    def __init__(self, number: int, stream: Stream, source: Source, cache: Path, recipe: Recipe) -> None:
+        data = recipe.data
+        weighted = source.weight is not None
+        self._where = f"data.train.{number}" if weighted else "data.train"
+        self.name = (source.name or f"source-{number}") if weighted else "train"
+        self.examples: Examples = examples_of(stream, source, data, cache)
+        self._stream, self._length = stream, data.sequence_length
+        self._shuffle, self._seed, self._name = data.shuffle, recipe.run.seed, f"source {number}"
+        self.total: int | None = None
+        self._growing = None if data.shuffle == "full" else self._order(None)
+        self._final: Order | None = None
 
-    def __len__(self) -> int:
-        return self._batches
+    def count(self) -> int:
+        """Its examples in one epoch; waits until that is known."""
+        if self.total is None:
+            self._settle(self.examples.wait(None))
+        assert self.total is not None
+        return self.total
 
-    def batch(self, index: int, /) -> Batch:
-        """Batch 0 … len - 1; all of one shape."""
-        first = index * self._batch_size
-        examples = np.arange(first, min(first + self._batch_size, self._examples))
-        rows = np.zeros((self._batch_size, self._length + 1), self._stream.dtype)
-        weights = np.zeros((self._batch_size, self._length), np.float32)
-        weights[: len(examples)] = 1
-        _fill(self._stream, examples, list(rows[: len(examples)]), weights)
-        return next_token_batch(rows, weights)
+    def at(self, index: np.ndarray) -> np.ndarray:
+        """Which example comes at each of `index`, rising, counted over all epochs; waits until they are there."""
+        if self._final is None:
+            window = self._shuffle.window if isinstance(self._shuffle, Window) else 1
+            needed = None if self._growing is None else (int(index[-1]) // window + 1) * window
+            self._settle(self.examples.wait(needed))
+        order = self._final or self._growing
+        assert order is not None
+        return order(index)
+
+    def read(self, index: np.ndarray, length: int) -> Batch:
+        return self.examples.read(self.at(index), length)
+
+    def _settle(self, total: int | None) -> None:
+        if total is None:
+            return
+        check_fills_an_example(total, self._stream, self._length, self._where)
+        self.total, self._final = total, self._order(total)
+
+    def _order(self, total: int | None) -> Order:
+        return Order(total, shuffle=self._shuffle, seed=self._seed, name=self._name)
 
 
-def _fill(stream: Stream, examples: np.ndarray, rows: Sequence[np.ndarray], weights: np.ndarray) -> None:
-    """Read examples into `rows`, each (T + 1,); where one is short, the rest is left, and its weights become 0."""
-    width = len(rows[0])
-    starts = examples * (width - 1)
-    stream.read_into(rows, starts)
-    for row in np.flatnonzero(starts + width > stream.tokens).tolist():
-        weights[row, stream.tokens - int(starts[row]) - 1 :] = 0
+def may_start_early(recipe: Recipe) -> bool:
+    """Whether training can begin while its data is still being tokenised: the recipe alone decides, so that the order
+    of the data is the same either way."""
+    whole = recipe.data.shuffle == "full" or recipe.train.epochs is not None
+    return not whole and not (isinstance(recipe.data.encoding, Pad) and recipe.data.encoding.buckets)
 
 
-def _check_fills_an_example(stream: Stream, length: int, where: str) -> None:
-    if stream.tokens < length + 1:
+def counts_of(stream: Stream, source: Source, data: Data, cache: Path) -> Counts | None:
+    """What the encoding leaves out of a stream that is complete; None where it leaves out nothing."""
+    examples = examples_of(stream, source, data, cache)
+    if not isinstance(examples, Framed) or not examples.wait(None):
+        return None
+    return examples.counts
+
+
+def check_fills_an_example(count: int, stream: Stream, length: int, where: str) -> None:
+    """Raises TrainkitError where a stream that is complete makes no example."""
+    if count < 1 or stream.tokens < 2:
         raise TrainkitError(
-            f"{stream.tokens:,} tokens do not fill one example: sequence_length = {length} needs {length + 1:,}",
+            f"{stream.tokens:,} tokens in {stream.documents:,} documents make no example",
             where=where,
-            hint=f"give more text, or data.sequence_length of at most {stream.tokens - 1}"
-            if stream.tokens > 1
-            else "give more text",
+            hint="give more text, or a smaller data.encoding.min_length",
         )
 
 
-def _check_shares(weights: Sequence[float], quotas: np.ndarray) -> None:
-    for number, (weight, quota) in enumerate(zip(weights, quotas.tolist(), strict=True)):
-        if not quota:
-            raise TrainkitError(
-                f"weight = {weight} of {sum(weights):g} is too small: less than one example in {MIXTURE_BLOCK}",
-                where=f"data.train.{number}.weight",
-                hint=f"at least {sum(weights) / MIXTURE_BLOCK:.3g}, or leave the source out",
-            )
+def _mixture(sources: Sequence[Source], batch_size: int, seed: int) -> Mixture:
+    """Raises TrainkitError where a weight is too small to be met."""
+    stages: dict[int, list[float]] = {}
+    begins = sorted({step for source in sources if isinstance(source.weight, tuple) for step, _ in source.weight} | {0})
+    for begin in begins:
+        stages[begin] = [_weight_at(source, begin) for source in sources]
+    for begin, weights in stages.items():
+        if not any(weights):
+            raise TrainkitError(f"from step {begin} on every source has the weight 0", where="data.train")
+    mixture = Mixture([(begin * batch_size, weights) for begin, weights in stages.items()], seed=seed)
+    for (begin, weights), quotas in zip(stages.items(), mixture.quotas.tolist(), strict=True):
+        for number, (weight, quota) in enumerate(zip(weights, quotas, strict=True)):
+            if weight and not quota:
+                raise TrainkitError(
+                    f"weight = {weight} of {sum(weights):g} from step {begin} on is too small: less than one example in"
+                    f" {MIXTURE_BLOCK}",
+                    where=f"data.train.{number}.weight",
+                    hint=f"at least {sum(weights) / MIXTURE_BLOCK:.3g}, or leave the source out",
+                )
+    return mixture
+
+
+def _weight_at(source: Source, step: int) -> float:
+    if not isinstance(source.weight, tuple):
+        return source.weight or 0.0
+    return next(weight for begin, weight in reversed(source.weight) if begin <= step)

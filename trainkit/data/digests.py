@@ -2,7 +2,11 @@
 
 The digest of a file is remembered with its size, times and inode, and trusted while these stay. A file that was changed
 in the very moment in which it was read keeps its times on a coarse clock; so a digest is not trusted, and the file is
-read again, where the file was changed less than `RACY_NS` before (git's racy-git notes).
+read again, where the file was changed less than `RACY_NS` before (git's racy-git notes). A file that lies elsewhere is
+known by what its store says of it, where that says enough.
+
+A large file of lines has a digest for every few megabytes, so that its parts can be tokenised side by side, and so that
+lines added at its end leave the other parts as they are.
 """
 
 from __future__ import annotations
@@ -12,27 +16,47 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
+from trainkit.data.documents import row_spans
+from trainkit.data.files import chunks, open_raw
 from trainkit.data.jobs import Stop, run
+from trainkit.data.pieces import Span
 from trainkit.data.sources import SourceFile, stat_of
 from trainkit.data.storage import writing
 from trainkit.errors import TrainkitError
 
 #: The coarsest clock of a file system in use ticks every 2 s.
 RACY_NS = 2_000_000_000
+#: Bytes of a span of a file of lines, up to the end of the line.
+SPAN = 8 << 20
 
-Digests = dict[Path, str]
+
+@dataclass(frozen=True)
+class Content:
+    """What is in a file: a digest of all of it, and the parts that can be read by themselves, if there are several."""
+
+    digest: str
+    spans: tuple[Span, ...] = ()
+
+
+#: By the file's path.
+Contents = dict[str, Content]
 
 
 @dataclass(frozen=True)
 class _Entry:
     stat: tuple[int, ...]
-    digest: str
+    identity: str | None
+    content: Content
     read_at_ns: int
 
     def holds_for(self, file: SourceFile) -> bool:
+        if self.identity is not None or file.identity is not None:
+            return self.identity == file.identity
+        if not file.local:
+            return False
         _, modified, changed, _ = file.stat
         return self.stat == file.stat and max(modified, changed) + RACY_NS < self.read_at_ns
 
@@ -50,25 +74,25 @@ def of_value(value: object) -> str:
     return of_bytes(json.dumps(value, sort_keys=True, ensure_ascii=True).encode())
 
 
-def find(cache: Path, files: Iterable[SourceFile]) -> Digests | None:
-    """The digests, or None where a file has never been seen: then there is no use in reading the others.
+def find(cache: Path, files: Iterable[SourceFile]) -> Contents | None:
+    """What is in the files, or None where one has never been seen: then there is no use in reading the others.
 
     Writes nothing. Raises TrainkitError where a file cannot be read.
     """
     files = tuple(files)
     known = _load(_memory(cache, files))
-    if any(str(file.path) not in known for file in files):
+    if any(file.path not in known for file in files):
         return None
     return {
-        file.path: entry.digest if (entry := known[str(file.path)]).holds_for(file) else _digest(file, Stop(), _ignore)
+        file.path: entry.content if (entry := known[file.path]).holds_for(file) else _content(file, Stop(), _ignore)
         for file in files
     }
 
 
 def compute(
     cache: Path, files: Iterable[SourceFile], *, workers: int, progress: Callable[[int], None], tick: Callable[[], None]
-) -> Digests:
-    """The digests; those that had to be computed are remembered below `cache`.
+) -> Contents:
+    """What is in the files; what had to be computed is remembered below `cache`.
 
     `progress` is told of the bytes read, from several threads.
 
@@ -78,49 +102,94 @@ def compute(
     files = tuple(files)
     memory = _memory(cache, files)
     known = _load(memory)
-    stale = [f for f in files if not ((entry := known.get(str(f.path))) and entry.holds_for(f))]
+    stale = [file for file in files if not ((entry := known.get(file.path)) and entry.holds_for(file))]
     if stale:
         now = time.time_ns()
-        digests = run([_job(file, progress) for file in stale], workers=workers, tick=tick)
-        known |= {str(f.path): _Entry(f.stat, digest, now) for f, digest in zip(stale, digests, strict=True)}
-        here = {str(file.path) for file in files}
+        found = run([_job(file, progress) for file in stale], workers=workers, tick=tick)
+        known |= {f.path: _Entry(f.stat, f.identity, content, now) for f, content in zip(stale, found, strict=True)}
+        here = {file.path for file in files}
         _save(memory, {path: known[path] for path in known if path in here or os.path.exists(path)})
-    return {file.path: known[str(file.path)].digest for file in files}
+    return {file.path: known[file.path].content for file in files}
 
 
 def check_unchanged(file: SourceFile) -> None:
-    """Raises TrainkitError where a file is not any more what it was when it was listed."""
+    """Raises TrainkitError where a local file is not any more what it was when it was listed."""
+    if not file.local:
+        return
     try:
         unchanged = stat_of(file.path) == file.stat
     except FileNotFoundError:
         unchanged = False
     if not unchanged:
         raise TrainkitError(
-            "was changed while it was being read", where=str(file.path), hint="run again once nothing writes to it"
+            "was changed while it was being read", where=file.path, hint="run again once nothing writes to it"
         )
 
 
-def _job(file: SourceFile, progress: Callable[[int], None]) -> Callable[[Stop], str]:
-    return lambda stop: _digest(file, stop, progress)
+def _job(file: SourceFile, progress: Callable[[int], None]) -> Callable[[Stop], Content]:
+    return lambda stop: _content(file, stop, progress)
 
 
-def _digest(file: SourceFile, stop: Stop, progress: Callable[[int], None]) -> str:
+def _content(file: SourceFile, stop: Stop, progress: Callable[[int], None]) -> Content:
+    if file.identity is not None:
+        return Content(of_value(file.identity), row_spans(file))
+    lines = _Lines() if file.kind == "jsonl" and not file.compressed else None
     hasher = hashlib.blake2b(digest_size=16)
+    add = lines.add if lines else hasher.update
     try:
-        with file.path.open("rb") as stream:
-            while chunk := stream.read(1 << 20):
+        with open_raw(file.path) as stream:
+            for chunk in chunks(stream):
                 stop.check()
-                hasher.update(chunk)
+                add(chunk)
                 progress(len(chunk))
     except OSError as error:
-        raise TrainkitError(f"cannot read it: {error.strerror or error}", where=str(file.path)) from error
+        raise TrainkitError(f"cannot read it: {error.strerror or error}", where=file.path) from error
     check_unchanged(file)
-    return hasher.hexdigest()
+    if lines:
+        spans = lines.spans()
+        return Content(of_value([span.digest for span in spans]), spans if len(spans) > 1 and file.local else ())
+    return Content(hasher.hexdigest(), row_spans(file))
+
+
+class _Lines:
+    """Cuts a file of lines, as it goes by, after the first line end beyond every `SPAN` bytes."""
+
+    def __init__(self) -> None:
+        self._spans: list[Span] = []
+        self._start = self._size = self._first = self._lines = 0
+        self._hasher = hashlib.blake2b(digest_size=16)
+
+    def add(self, chunk: bytes) -> None:
+        while self._size + len(chunk) >= SPAN:
+            cut = chunk.find(b"\n", max(0, SPAN - self._size - 1)) + 1
+            if not cut:
+                break
+            self._take(chunk[:cut])
+            self._end()
+            chunk = chunk[cut:]
+        self._take(chunk)
+
+    def spans(self) -> tuple[Span, ...]:
+        """Those so far, the last one included."""
+        if self._size:
+            self._end()
+        return tuple(self._spans)
+
+    def _take(self, chunk: bytes) -> None:
+        self._hasher.update(chunk)
+        self._size += len(chunk)
+        self._lines += chunk.count(b"\n")
+
+    def _end(self) -> None:
+        end = self._start + self._size
+        self._spans.append(Span(self._start, end, self._first, self._hasher.hexdigest()))
+        self._start, self._size, self._first = end, 0, self._lines
+        self._hasher = hashlib.blake2b(digest_size=16)
 
 
 def _memory(cache: Path, files: tuple[SourceFile, ...]) -> Path:
     """One file for each tree of sources, so that adding to a tree does not forget the rest of it."""
-    roots = sorted({str(file.path).removesuffix(file.name) for file in files})
+    roots = sorted({file.path.removesuffix(file.name) for file in files})
     return cache / "digests" / f"{of_value(roots)}.json"
 
 
@@ -128,13 +197,19 @@ def _load(memory: Path) -> dict[str, _Entry]:
     """What is remembered; nothing where the file is missing or damaged, since everything can be read again."""
     try:
         found = json.loads(memory.read_bytes())
-        return {path: _Entry(tuple(stat), digest, at) for path, (stat, digest, at) in found.items()}
+        return {
+            path: _Entry(tuple(stat), identity, Content(digest, tuple(Span(*span) for span in spans)), at)
+            for path, (stat, identity, digest, spans, at) in found.items()
+        }
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
 
 
 def _save(memory: Path, entries: dict[str, _Entry]) -> None:
-    table = {path: (entry.stat, entry.digest, entry.read_at_ns) for path, entry in entries.items()}
+    table = {
+        path: (e.stat, e.identity, e.content.digest, [astuple(span) for span in e.content.spans], e.read_at_ns)
+        for path, e in entries.items()
+    }
     with writing(memory) as out:
         out.write(json.dumps(table).encode())
 

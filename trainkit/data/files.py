@@ -1,135 +1,139 @@
-"""Patterns of file names, and opening what may be compressed."""
+"""Opening what may be compressed, or lie elsewhere."""
 
 from __future__ import annotations
 
-import glob
+import bz2
+import contextlib
 import gzip
 import io
-import itertools
+import lzma
 import os
 import re
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from trainkit.errors import TrainkitError
 
-#: What reading a damaged compressed stream raises.
-DAMAGED = (EOFError, zlib.error, OSError)
+#: Suffixes of what is decompressed while it is read.
+COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+#: What opening and reading a damaged compressed stream raises. What the disk or the network does wrong is not among it.
+DAMAGED = (EOFError, zlib.error, lzma.LZMAError, OSError)
 
-_MAGIC = re.compile(r"[*?\[{]")
-_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
-
-
-def expand_braces(pattern: str) -> list[str]:
-    """`{a,b}` to each of its parts and `{000..127}` to each number, padded as written; from left to right, also nested.
-
-    Braces that hold neither a comma nor a range, and such as are not closed, stand for themselves, as in a shell.
-    """
-    for start in (i for i, c in enumerate(pattern) if c == "{"):
-        found = _closing(pattern, start)
-        if found is None:
-            continue
-        end, commas = found
-        head, inner, tail = pattern[:start], pattern[start + 1 : end], pattern[end + 1 :]
-        if commas:
-            cuts = [start, *commas, end]
-            parts = [pattern[a + 1 : b] for a, b in itertools.pairwise(cuts)]
-        elif match := _RANGE.fullmatch(inner):
-            parts = _numbers(*match.groups())
-        else:
-            continue
-        return [
-            head + middle + rest for part in parts for middle in expand_braces(part) for rest in expand_braces(tail)
-        ]
-    return [pattern]
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
-def _closing(pattern: str, start: int) -> tuple[int, list[int]] | None:
-    """Where the brace that opens at `start` closes, and its own commas."""
-    depth = 0
-    commas: list[int] = []
-    for i in range(start, len(pattern)):
-        depth += {"{": 1, "}": -1}.get(pattern[i], 0)
-        if depth == 0:
-            return i, commas
-        if pattern[i] == "," and depth == 1:
-            commas.append(i)
-    return None
+def is_remote(path: str) -> bool:
+    """Whether it is a URL, and none of this machine's files."""
+    return bool(_SCHEME.match(path)) and not path.startswith("file://")
 
 
-def _numbers(first: str, last: str) -> list[str]:
-    padded = any(len(text.lstrip("-")) > 1 and text.lstrip("-").startswith("0") for text in (first, last))
-    width = max(len(first), len(last)) if padded else 0
-    a, b = int(first), int(last)
-    return [f"{n:0{width}d}" for n in range(a, b + (1 if a <= b else -1), 1 if a <= b else -1)]
+def suffixes(path: str) -> tuple[str, str]:
+    """The suffix that says what is in a file, and that of its compression or nothing: `.jsonl` and `.gz`."""
+    if path.startswith(("http://", "https://")):
+        path = re.split(r"[?#]", path, maxsplit=1)[0]
+    bare, last = os.path.splitext(path.lower())
+    return (os.path.splitext(bare)[1], last) if last in COMPRESSED else (last, "")
 
 
-def match_files(pattern: str) -> tuple[Path, list[Path]]:
-    """The directory above the first wildcard of `pattern`, and the files that match, sorted by their names below it.
+@contextlib.contextmanager
+def store_of(url: str) -> Iterator[tuple[Any, str]]:
+    """The fsspec file system of a URL and the path in it; whatever goes wrong with it becomes a TrainkitError."""
+    if "::" in url:
+        raise TrainkitError("is a chain of URLs, which is not supported", where=url, hint="name the files themselves")
+    from fsspec.core import url_to_fs
+    from fsspec.registry import known_implementations
 
-    Hidden files match only what begins with a dot.
-
-    Raises:
-        TrainkitError: nothing matches, a file that is named outright is missing, or a directory is named.
-    """
-    absolute = Path(pattern).expanduser().absolute()
-    root, tail = _split(absolute)
-    found: set[Path] = set()
-    missing: list[Path] = []
-    for one in expand_braces(tail):
-        path = root / one
-        if path.is_file():
-            found.add(path)
-        elif path.is_dir():
+    scheme = cast(re.Match[str], _SCHEME.match(url))[1]
+    try:
+        yield url_to_fs(url)
+    except TrainkitError:
+        raise
+    except ImportError as error:
+        raise TrainkitError(
+            f"{scheme}:// needs a package that is not installed: {error}", where=url, hint="install it beside trainkit"
+        ) from error
+    except FileNotFoundError as error:
+        raise TrainkitError("no such file", where=url) from error
+    # every store has a library of its own, with errors of its own
+    except Exception as error:
+        if scheme not in known_implementations:
             raise TrainkitError(
-                "is a directory, not a file", where=str(path), hint=f'name its files: path = "{path}/**/*.txt"'
-            )
-        elif glob.has_magic(one):
-            names = glob.glob(one, root_dir=root, recursive=True)
-            found.update(file for name in names if (file := root / name).is_file())
-        else:
-            missing.append(path)
-    if missing:
-        shown = ", ".join(map(str, missing[:3])) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-        raise TrainkitError(f"no such file: {shown}", where=pattern, hint=_nearest_directory(missing[0]))
-    if not found:
-        raise TrainkitError(f"no file matches {absolute}", where=pattern, hint=_nearest_directory(absolute))
-    return root, sorted(found, key=lambda file: file.relative_to(root).parts)
+                f"{scheme}:// is no kind of URL that is known",
+                where=url,
+                hint="s3://, gs://, az://, hf:// and https:// are",
+            ) from error
+        raise TrainkitError(f"cannot be read: {type(error).__name__}: {error}", where=url) from error
 
 
-def _split(path: Path) -> tuple[Path, str]:
-    """The directories before the first wildcard, and the rest. Directories that exist as written are no wildcards."""
-    parts = path.parts
-    plain = 1
-    while plain < len(parts) - 1 and (not _MAGIC.search(parts[plain]) or Path(*parts[: plain + 1]).is_dir()):
-        plain += 1
-    return Path(*parts[:plain]), os.path.join(*parts[plain:]) if parts[plain:] else "."
+class _Watched(io.RawIOBase):
+    """A file of which a failure to be read, by the disk or the network, is told apart from a damaged content."""
+
+    def __init__(self, file: Any, path: str) -> None:
+        self._file, self._path = file, path
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return bool(self._file.seekable())
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return int(self._file.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            return int(self._file.readinto(buffer))
+        # every store has a library of its own, with errors of its own
+        except Exception as error:
+            raise TrainkitError(f"cannot read it: {error}", where=self._path) from error
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
-def _nearest_directory(path: Path) -> str:
-    """A hint: the deepest directory above `path` that exists, and some of what is in it."""
-    above = next(parent for parent in path.parents if parent.is_dir())
-    names = sorted(entry.name for entry in above.iterdir() if not entry.name.startswith("."))
-    shown = ", ".join(names[:6]) + (", …" if len(names) > 6 else "") if names else "nothing"
-    return f"{above} holds {shown}"
-
-
-def open_binary(path: Path) -> BinaryIO:
-    """The bytes of a file; those inside it where its name ends in `.gz` or `.zst`.
+def open_raw(path: str) -> io.BufferedReader:
+    """The bytes of a local file or a URL as they are stored.
 
     Raises:
-        OSError: as `open`. Reading a damaged stream raises one of `DAMAGED`.
+        TrainkitError: it cannot be opened; reading raises it too where the disk or the network fails.
     """
-    if path.suffix == ".gz":
-        return cast(BinaryIO, gzip.open(path, "rb"))
-    if path.suffix == ".zst":
-        import pyarrow
+    if is_remote(path):
+        with store_of(path) as (store, inside):
+            return io.BufferedReader(_Watched(store.open(inside, "rb"), path), 1 << 18)
+    try:
+        return io.BufferedReader(_Watched(open(path, "rb", buffering=0), path), 1 << 18)
+    except OSError as error:
+        raise TrainkitError(f"cannot read it: {error.strerror or error}", where=path) from error
 
-        stream = pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd")
-        return cast(BinaryIO, io.BufferedReader(stream, 1 << 18))
-    return path.open("rb")
+
+def open_binary(path: str) -> BinaryIO:
+    """The same; what is inside it where its name ends in `.gz`, `.zst`, `.bz2` or `.xz`, also of several members.
+
+    Raises:
+        TrainkitError: as `open_raw`.
+        one of `DAMAGED`: the compressed stream is damaged or cut off; reading raises it too.
+    """
+    raw = open_raw(path)
+    _, compression = suffixes(path)
+    if compression and not raw.peek(1):
+        raise EOFError("it is empty")
+    match compression:
+        case ".gz":
+            return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
+        case ".bz2":
+            return cast(BinaryIO, bz2.BZ2File(raw))
+        case ".xz":
+            return cast(BinaryIO, lzma.LZMAFile(raw))
+        case ".zst":
+            import pyarrow
+
+            return cast(BinaryIO, io.BufferedReader(pyarrow.CompressedInputStream(raw, "zstd"), 1 << 18))
+    return cast(BinaryIO, raw)
 
 
 def chunks(stream: BinaryIO, size: int = 1 << 20) -> Iterator[bytes]:

@@ -10,14 +10,22 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+#: Seconds before a job that another process does is looked at again.
+_LATER = 0.1
+
 
 class Stopped(Exception):
-    """Raised within a job once its work is not wanted any more; never seen outside."""
+    """Raised within a job once its work is not wanted any more."""
+
+
+class Later(Exception):
+    """Raised by a job that cannot be done now: it is tried again once the others are done or under way."""
 
 
 class Stop:
@@ -40,46 +48,72 @@ class _Outcome(Generic[T]):
 
 
 def run(
-    jobs: Sequence[Callable[[Stop], T]], *, workers: int, tick: Callable[[], None], interval: float = 0.2
+    jobs: Sequence[Callable[[Stop], T]],
+    *,
+    workers: int,
+    tick: Callable[[], None],
+    interval: float = 0.2,
+    on_result: Callable[[int, T], None] = lambda index, result: None,
+    stop: Stop | None = None,
 ) -> list[T]:
-    """The results of all jobs, in their order. `tick` is called every `interval` seconds, in the caller's thread.
+    """The results of all jobs, in their order.
 
-    The first error ends the others and is raised here; so does KeyboardInterrupt, without waiting for a long job.
+    `tick` is called every `interval` seconds, and `on_result` with each result as it comes, in the caller's thread.
+    Jobs begin in their order. Where one fails, those before it are finished, and the error of the first that failed is
+    raised: the same whatever the number of workers. KeyboardInterrupt is raised without waiting for a long job; and so
+    is `stop` where somebody sets it, as `Stopped`.
     """
-    stop = Stop()
+    stop = stop or Stop()
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     done: queue.SimpleQueue[_Outcome[T]] = queue.SimpleQueue()
     for index in range(len(jobs)):
         waiting.put(index)
+    limit = len(jobs)  # no job from there on is begun
 
     def work() -> None:
+        nonlocal limit
         while True:
             try:
                 stop.check()
                 index = waiting.get_nowait()
             except (Stopped, queue.Empty):
                 return
+            if index >= limit:
+                continue
             try:
                 done.put(_Outcome(index, jobs[index](stop), None))
+            except Later:
+                time.sleep(_LATER)
+                waiting.put(index)
             except BaseException as error:  # handed to the caller's thread, which raises it
+                limit = min(limit, index)
                 done.put(_Outcome(index, None, error))
 
     # daemons: a job that is deep in Rust must not keep the process from ending
     threads = [threading.Thread(target=work, name="data", daemon=True) for _ in range(min(workers, len(jobs)))]
     results: dict[int, T] = {}
+    wanted, failure = len(jobs), None
     try:
         for thread in threads:
             thread.start()
-        while len(results) < len(jobs):
+        while len(results) < wanted:
+            stop.check()
             try:
                 outcome = done.get(timeout=interval)
             except queue.Empty:
                 tick()
                 continue
+            if outcome.index >= wanted:
+                continue
             if outcome.error is not None:
-                raise outcome.error
-            results[outcome.index] = outcome.result  # type: ignore[assignment]
+                wanted, failure = outcome.index, outcome.error
+                results = {index: result for index, result in results.items() if index < wanted}
+            else:
+                results[outcome.index] = outcome.result  # type: ignore[assignment]
+                on_result(outcome.index, results[outcome.index])
             tick()
+        if failure is not None:
+            raise failure
     finally:
         stop.set()
         for thread in threads:

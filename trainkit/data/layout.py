@@ -1,14 +1,21 @@
 """The named arrays of a batch: what the encoders here make, and the losses in `tasks/` take.
 
-B sequences, T positions (`data.sequence_length`).
+B sequences, T positions (`data.sequence_length`, or a bucket of `pad`).
 
-| name      | shape  | dtype                      | meaning                                                     |
-|-----------|--------|----------------------------|-------------------------------------------------------------|
-| `tokens`  | (B, T) | as stored, uint16 or uint32 | inputs; cast on the device, so that fewer bytes go there    |
-| `targets` | (B, T) | as `tokens`                | at each position the token to be predicted, `tokens` one on |
-| `weights` | (B, T) | float32                    | how much each target counts; 0 where there is only padding  |
+| name        | shape        | dtype                       | meaning                                                   |
+|-------------|--------------|-----------------------------|-----------------------------------------------------------|
+| `tokens`    | (B, T)       | as stored, uint16 or uint32 | inputs; cast on the device, so that fewer bytes go there  |
+| `targets`   | (B, T)       | as `tokens`                 | at each position the token to be predicted                |
+| `weights`   | (B, T)       | float32                     | how much each target counts; 0 where it is not to be      |
+|             |              |                             | learned, or where there is only padding                   |
+| `segments`  | (B, T)       | int32                       | where attention keeps within documents: which of the row, |
+|             |              |                             | from 1; 0 is padding                                      |
+| `positions` | (B, T)       | int32                       | with `segments`: position within the document, from 0     |
+| `labels`    | (B,)         | int32                       | of labelled documents and images; -1 where there is none  |
+| `second`    | (B, T)       | uint8                       | of labelled documents: 1 in the second text of a pair     |
+| `images`    | (B, H, W, 3) | uint8                       | of images, which have no tokens; RGB                      |
 
-`tokens` and `targets` are overlapping views of one array of (B, T + 1). No array is ever written to again.
+A run has the same names in all its batches. Arrays may share memory; none is ever written to again.
 """
 
 from __future__ import annotations
@@ -18,8 +25,5 @@ from typing import TypeAlias
 import numpy as np
 
 Batch: TypeAlias = dict[str, np.ndarray]
-
-
-def next_token_batch(rows: np.ndarray, weights: np.ndarray) -> Batch:
-    """A batch for next-token prediction from `rows`, (B, T + 1), and `weights`, (B, T)."""
-    return {"tokens": rows[:, :-1], "targets": rows[:, 1:], "weights": weights}
+#: Name to (shape, dtype).
+Layout: TypeAlias = dict[str, tuple[tuple[int, ...], np.dtype]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from math import isqrt
@@ -64,19 +65,24 @@ class Order:
 
     `shuffle` is that of the recipe: "full" is a permutation of all, another one each epoch; a window of N permutes
     0 … N - 1, then N … 2N - 1, and so on, so that the first N indices need the first N examples only; False is as
-    stored.
+    stored. `examples` of None means that there are more than will be asked for: then it is all one epoch.
     """
 
-    def __init__(self, examples: int, *, shuffle: str | bool | Window, seed: int, name: str) -> None:
-        assert examples >= 1
+    def __init__(self, examples: int | None, *, shuffle: str | bool | Window, seed: int, name: str) -> None:
+        assert examples is None or examples >= 1
+        assert examples is not None or shuffle != "full"
         self._examples, self._key = examples, (seed, name)
-        self._window = shuffle.window if isinstance(shuffle, Window) else examples
+        self._window = shuffle.window if isinstance(shuffle, Window) else examples or 1
         self._shuffled = shuffle is not False
         self._block = lru_cache(maxsize=8)(self._permuted)
 
     def __call__(self, index: np.ndarray) -> np.ndarray:
         """Which example comes at each of `index`, (n,), counted over all epochs; int64."""
-        epoch, place = np.divmod(index, self._examples)
+        fast = self._within_one_block(int(index[0]), int(index[-1])) if len(index) else None
+        if fast is not None:
+            block, first = fast
+            return block[index - first]
+        epoch, place = np.divmod(index, self._examples) if self._examples else (np.zeros_like(index), index)
         if not self._shuffled:
             return place
         window, inside = np.divmod(place, self._window)
@@ -89,45 +95,72 @@ class Order:
             result[start:end] = self._block(*where[:, start].tolist())[offset[start:end]]
         return result
 
+    def _within_one_block(self, first: int, last: int) -> tuple[np.ndarray, int] | None:
+        """The block in which rising indices lie, and where it begins, if it is one: what nearly every batch asks."""
+        if not self._shuffled:
+            return None
+        epoch, place = divmod(first, self._examples) if self._examples else (0, first)
+        window, inside = divmod(place, self._window)
+        number, offset = divmod(inside, _BLOCK)
+        block = self._block(epoch, window, number)
+        return (block, first - offset) if last - first + offset < len(block) else None
+
     def _permuted(self, epoch: int, window: int, block: int) -> np.ndarray:
         first = window * self._window
-        size = min(self._window, self._examples - first)
+        size = self._window if self._examples is None else min(self._window, self._examples - first)
         places = np.arange(block * _BLOCK, min(size, (block + 1) * _BLOCK))
         return first + Permutation(size, *self._key, epoch, window)(places)
 
 
 class Mixture:
-    """Which source comes when: in every `MIXTURE_BLOCK` consecutive indices each has exactly its quota.
+    """Which source comes when: in every `MIXTURE_BLOCK` consecutive indices of a stage each has exactly its quota.
 
-    The quotas are the shares rounded by largest remainders; within a block the order is a keyed permutation.
+    A stage begins at an index and has weights of its own. The quotas are the shares rounded by largest remainders;
+    within a block the order is a keyed permutation.
     """
 
-    def __init__(self, weights: list[float], *, seed: int) -> None:
+    def __init__(self, stages: Sequence[tuple[int, Sequence[float]]], *, seed: int) -> None:
+        """`stages` are (index where it begins, weight of each source), the first from index 0 on."""
+        assert stages[0][0] == 0
         self._seed = seed
-        self.quotas = _quotas(weights)
-        self._sources = np.repeat(np.arange(len(weights)), self.quotas)
+        self._begins = np.array([begin for begin, _ in stages], np.int64)
+        self.quotas = np.stack([_quotas(weights) for _, weights in stages])
         self._block = lru_cache(maxsize=8)(self._drawn)
+        self._before = np.zeros_like(self.quotas)
+        for stage in range(1, len(stages)):
+            self._before[stage] = self.drawn(int(self._begins[stage]), stage - 1)
 
     def __call__(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """For each of `index`, (n,): the source, and how many examples of that source come before."""
-        block, offset = np.divmod(index, MIXTURE_BLOCK)
+        stage = np.searchsorted(self._begins, index, side="right") - 1
+        block, offset = np.divmod(index - self._begins[stage], MIXTURE_BLOCK)
         sources, ranks = np.empty((2, len(index)), np.int64)
-        for one in np.unique(block).tolist():
-            here = block == one
-            drawn, rank = self._block(one)
+        where = np.stack([stage, block])
+        for one in np.unique(where, axis=1).T.tolist():
+            here = (stage == one[0]) & (block == one[1])
+            drawn, rank = self._block(*one)
             sources[here], ranks[here] = drawn[offset[here]], rank[offset[here]]
-        return sources, ranks + block * self.quotas[sources]
+        return sources, ranks + block * self.quotas[stage, sources] + self._before[stage, sources]
 
-    def _drawn(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-        places = Permutation(MIXTURE_BLOCK, self._seed, "mixture", block)(np.arange(MIXTURE_BLOCK))
-        sources = self._sources[places]
+    def drawn(self, index: int, stage: int | None = None) -> np.ndarray:
+        """How many examples of each source come before `index`, (sources,)."""
+        if stage is None:
+            stage = int(np.searchsorted(self._begins, index, side="right")) - 1
+        blocks, offset = divmod(index - int(self._begins[stage]), MIXTURE_BLOCK)
+        part = np.bincount(self._block(stage, blocks)[0][:offset], minlength=self.quotas.shape[1])
+        return self._before[stage] + blocks * self.quotas[stage] + part
+
+    def _drawn(self, stage: int, block: int) -> tuple[np.ndarray, np.ndarray]:
+        quotas = self.quotas[stage]
+        places = Permutation(MIXTURE_BLOCK, self._seed, "mixture", stage, block)(np.arange(MIXTURE_BLOCK))
+        sources = np.repeat(np.arange(len(quotas)), quotas)[places]
         ranks = np.empty(MIXTURE_BLOCK, np.int64)
-        for source, quota in enumerate(self.quotas.tolist()):
+        for source, quota in enumerate(quotas.tolist()):
             ranks[sources == source] = np.arange(quota)
         return sources, ranks
 
 
-def _quotas(weights: list[float]) -> np.ndarray:
+def _quotas(weights: Sequence[float]) -> np.ndarray:
     shares = np.array(weights) / sum(weights) * MIXTURE_BLOCK
     quotas = np.floor(shares).astype(np.int64)
     remainders = np.argsort(-(shares - quotas), kind="stable")

@@ -15,8 +15,9 @@ class Progress:
     """So far, of one thing that is being done.
 
     `what` is "files" (being read for their digests), "tokenizer" (being trained), "train" or the name of a validation
-    set (being tokenised). `bytes` are those of the files for "files", else of the text in UTF-8; their total is known
-    only where every file is plain text. A document that is held out in parts counts in both splits.
+    set (being tokenised). `bytes` are those of the files for "files", else of the text in UTF-8; their total is
+    estimated from the share of the sources that is done, and None until there is one. A document that is held out in
+    parts counts in both splits.
     """
 
     what: str
@@ -29,12 +30,16 @@ class Progress:
 
 class Reporter:
     """Counts, from any thread; `tick` and `done`, in the caller's thread, pass on what is counted, at most 5 times a
-    second but for the end."""
+    second but for the end.
 
-    def __init__(self, what: str, total_bytes: int | None, callback: Callable[[Progress], None] | None) -> None:
-        self._what, self._total, self._callback = what, total_bytes, callback
+    `source` is what the sources measure, in any unit: of units that are done, the text's bytes are compared with it.
+    """
+
+    def __init__(self, what: str, source: int, callback: Callable[[Progress], None] | None) -> None:
+        self._what, self._source, self._callback = what, source, callback
         self._lock = threading.Lock()
         self._documents = self._bytes = self._tokens = 0
+        self._source_done = self._bytes_done = 0
         self._told = time.monotonic()
 
     def add(self, *, documents: int = 0, bytes: int = 0, tokens: int = 0) -> None:
@@ -42,6 +47,12 @@ class Reporter:
             self._documents += documents
             self._bytes += bytes
             self._tokens += tokens
+
+    def add_done(self, *, source: int, bytes: int) -> None:
+        """So much of the sources is done, and was so many bytes of text."""
+        with self._lock:
+            self._source_done += source
+            self._bytes_done += bytes
 
     @property
     def idle(self) -> bool:
@@ -59,4 +70,7 @@ class Reporter:
     def _tell(self, *, done: bool) -> None:
         if self._callback:
             now = (self._documents, self._bytes, self._tokens)
-            self._callback(Progress(self._what, *now, self._total, done))
+            total = None
+            if self._source_done and self._source:
+                total = max(self._bytes, round(self._bytes_done * self._source / self._source_done))
+            self._callback(Progress(self._what, *now, total, done))

@@ -1,4 +1,4 @@
-"""The files of several sources, each with the digest of its content."""
+"""The files of several sources, each with what is in it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainkit.data import digests
-from trainkit.data.digests import Digests
+from trainkit.data.digests import Contents
 from trainkit.data.progress import Progress, Reporter
 from trainkit.data.sources import SourceFile, list_files
 from trainkit.recipe.data import Source
@@ -21,14 +21,14 @@ class Listing:
     """`files` are those of each source, in the order of the sources."""
 
     files: tuple[tuple[SourceFile, ...], ...]
-    digests: Digests
+    contents: Contents
 
 
 def survey(cache: Path, sources: Sequence[Source], callback: Callable[[Progress], None] | None) -> Listing:
     """List the sources, and read what is not known yet. Raises TrainkitError."""
-    files = tuple(list_files(source) for source in sources)
-    known: Digests = {}
-    reporter = Reporter("files", None, callback)
+    files = tuple(list_files(source, cache) for source in sources)
+    known: Contents = {}
+    reporter = Reporter("files", 0, callback)
     for group in files:
         known |= digests.compute(
             cache, group, workers=_READERS, progress=lambda size: reporter.add(bytes=size), tick=reporter.tick
@@ -40,8 +40,8 @@ def survey(cache: Path, sources: Sequence[Source], callback: Callable[[Progress]
 
 def recall(cache: Path, sources: Sequence[Source]) -> Listing | None:
     """The same without writing anything; None where there are files that have never been read. Raises TrainkitError."""
-    files = tuple(list_files(source) for source in sources)
-    known: Digests = {}
+    files = tuple(list_files(source, cache) for source in sources)
+    known: Contents = {}
     for group in files:
         found = digests.find(cache, group)
         if found is None:

@@ -1,34 +1,48 @@
 """Units of work, and the shards that they become.
 
-A **unit** is some consecutive files of a source. It follows from the files alone, never from the number of workers. A
-unit ends where a file's name says so (content-defined boundaries, as in Muthitacharoen et al. 2001, LBFS), so that a
-file that is added or grows disturbs only its neighbourhood.
+A **unit** is some consecutive files of a source, or a part of a large one. It follows from the files alone, never from
+the number of workers. A unit of several files ends where a file's name says so (content-defined boundaries, as in
+Muthitacharoen et al. 2001, LBFS), so that a file that is added or grows disturbs only its neighbourhood.
 
-A **shard** is the tokens of one split of one unit, stored under the hash of everything that they depend on:
-`shards/KEY.tokens`, little-endian uint16 or uint32, and `shards/KEY.json`, written last. So nothing has to be compared
-to know that it is up to date, and two processes that make the same shard make the same file.
+A **shard** is what one split of a unit, or a part of it, has become. It is stored under the hash of everything that it
+depends on: `shards/KEY.shard`, and `shards/KEY.json`, written last. So nothing has to be compared to know that it is up
+to date, and two processes that make the same shard make the same file. Its arrays follow one another, little-endian:
+
+| array     | type                       | of each  | meaning                                                        |
+|-----------|----------------------------|----------|----------------------------------------------------------------|
+| tokens    | uint8, uint16 or uint32    | token    |                                                                |
+| ends      | uint32                     | document | where in the shard it ends (a long one may go on in the next)  |
+| documents | `DOCUMENT`                 | document | where it comes from, a hash of its content, its label          |
+| marks     | uint8, if `marked`         | token    | `LEARNED` is set where it is a target, `SECOND` in second texts|
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainkit.data.digests import Digests, of_value
+import numpy as np
+
+from trainkit.data.digests import Content, Contents, of_value
+from trainkit.data.pieces import Span
 from trainkit.data.sources import SourceFile
 from trainkit.data.splits import Split, treatment
 from trainkit.data.storage import writing
 
-#: Raise it when the same files and tokenizer would give other tokens than before.
-FORMAT = 1
+#: Raise it when the same files and tokenizer would give other shards than before.
+FORMAT = 2
 #: Bytes of the files of a unit: from so many on it may end, and with so many it does.
 SMALL, LARGE = 1 << 20, 8 << 20
-#: Of the skipped documents of a shard so many are told with place and reason.
+#: Of the documents of a shard that could not be used so many are told with place and reason.
 EXAMPLES = 20
+#: Of each document: which file of the unit, which document of that file, a hash of its content, its label or -1.
+DOCUMENT = np.dtype([("file", "<u4"), ("index", "<u4"), ("hash", "<u8"), ("label", "<i4")])
+#: Bits of the marks.
+LEARNED, SECOND = 1, 2
 
 
 @dataclass(frozen=True)
@@ -38,6 +52,8 @@ class Encoding:
     tokenizer: str
     dtype: str
     held_out: float
+    bos: bool = False
+    eos: bool = True
 
     @property
     def splits(self) -> tuple[Split, ...]:
@@ -47,86 +63,178 @@ class Encoding:
 @dataclass(frozen=True)
 class Unit:
     files: tuple[SourceFile, ...]
-    digests: tuple[str, ...]
+    contents: tuple[Content, ...]
+    span: Span | None = None
+    """Of its only file."""
+    spans: int = 1
+    """How many the file has."""
 
-    def key(self, split: Split, encoding: Encoding) -> str:
-        """The name of its shard."""
+    def key(self, split: Split, encoding: Encoding, part: int = 0) -> str:
+        """The name of its shard number `part`."""
         files = [
-            (file.name, digest, treatment(file, encoding.held_out), file.text_key)
-            for file, digest in zip(self.files, self.digests, strict=True)
+            (file.name, content.digest, treatment(file, encoding.held_out), file.reading.signature)
+            for file, content in zip(self.files, self.contents, strict=True)
         ]
-        return of_value([FORMAT, split, encoding.held_out, encoding.tokenizer, encoding.dtype, files])
+        if self.span and self.span.digest:
+            files = [(files[0][0], self.span.digest, *files[0][2:])]
+        span = self.span and (self.span.first if self.span.digest else (self.span.start, self.span.end))
+        return of_value([FORMAT, asdict(encoding), split, part, span, files])
+
+    @property
+    def marked(self) -> bool:
+        """Whether some of its tokens may be no targets, or in second texts."""
+        document = self.files[0].reading.document
+        return (document is not None and document.type in ("prompt", "chat", "labelled")) or (
+            any(file.kind == "array" and file.path.endswith(".parquet") for file in self.files)
+        )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Shard:
     """What a finished shard holds. `bytes` are those of the documents' text in UTF-8.
 
-    A document that is in two splits in parts is one of the `documents` of each.
+    A document that is in two splits in parts is one of the `documents` of each; one that goes on in another shard is
+    one of the shard in which it ends.
     """
 
     key: str
+    dtype: str
     tokens: int
     documents: int
+    entries: int
+    """Rows of the arrays of documents: of a long text that is held out in parts each part has one."""
     bytes: int
     crc32: int
+    marked: bool
+    learned: int
+    """Tokens that are targets."""
+    unknown: int
+    """Tokens by which the tokenizer says that it has none."""
+    highest: int
+    """The highest id."""
     empty: int
     """Documents without text; they are left out."""
-    skipped: int
+    refused: int
     """Documents that could not be read; counted with the unit's first split."""
+    filtered: int
+    """Documents that are shorter or longer than asked for."""
     examples: tuple[tuple[str, str], ...]
-    """Of the skipped ones, the first few: (where, why)."""
+    """Of the refused ones, the first few: (where, why)."""
+    pieces: int
+    """Of the unit, up to the end of this shard."""
+    last: bool
+    """Whether the unit ends with it."""
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> Shard:
         """Raises KeyError, TypeError or ValueError where it is none."""
         return Shard(**{**value, "examples": tuple((where, why) for where, why in value["examples"])})
 
+    @property
+    def size(self) -> int:
+        """Bytes of its file."""
+        width = np.dtype(self.dtype).itemsize
+        return self.tokens * (width + self.marked) + self.entries * (4 + DOCUMENT.itemsize)
 
-def units(files: Iterable[SourceFile], digests: Digests) -> Iterator[Unit]:
-    """Groups of consecutive small files, 1 to 8 MB together; a larger file is one of its own."""
+
+@dataclass(frozen=True)
+class Arrays:
+    """The arrays of a shard, mapped into memory; see the table above. `marks` is None where everything is learned."""
+
+    tokens: np.ndarray
+    ends: np.ndarray
+    documents: np.ndarray
+    marks: np.ndarray | None
+
+
+def units(files: Iterable[SourceFile], contents: Contents) -> Iterator[Unit]:
+    """Groups of consecutive small files, 1 to 8 MB together; a larger file is one of its own, or several."""
     group: list[SourceFile] = []
     size = 0
     for file in files:
-        if group and size + file.size > LARGE:
-            yield _unit(group, digests)
+        spans = contents[file.path].spans
+        if group and (spans or size + file.size > LARGE):
+            yield _unit(group, contents)
             group, size = [], 0
+        if spans:
+            digest = Content(contents[file.path].digest)  # a unit may travel far, and needs its own span only
+            yield from (Unit((file,), (digest,), span, len(spans)) for span in spans)
+            continue
         group.append(file)
         size += file.size
         if size >= SMALL and _ends_a_unit(file):
-            yield _unit(group, digests)
+            yield _unit(group, contents)
             group, size = [], 0
     if group:
-        yield _unit(group, digests)
+        yield _unit(group, contents)
 
 
-def _unit(files: list[SourceFile], digests: Digests) -> Unit:
-    return Unit(tuple(files), tuple(digests[file.path] for file in files))
+def _unit(files: list[SourceFile], contents: Contents) -> Unit:
+    return Unit(tuple(files), tuple(contents[file.path] for file in files))
 
 
 def _ends_a_unit(file: SourceFile) -> bool:
     return hashlib.blake2b(file.name.encode(errors="surrogateescape"), digest_size=1).digest()[0] < 64
 
 
-def tokens_path(cache: Path, key: str) -> Path:
-    return cache / "shards" / f"{key}.tokens"
+def path_of(cache: Path, key: str) -> Path:
+    return cache / "shards" / f"{key}.shard"
 
 
-def find(cache: Path, key: str, dtype: str) -> Shard | None:
+def rejected_path(cache: Path, key: str) -> Path:
+    """Where the documents that could not be used are listed, a JSON object a line; not there where there are none."""
+    return cache / "shards" / f"{key}.rejected.jsonl"
+
+
+def of_unit(cache: Path, unit: Unit, encoding: Encoding) -> list[Mapping[Split, Shard]]:
+    """The shards of a unit that are there, by their part, as far as there is no gap."""
+    found: list[Mapping[Split, Shard]] = []
+    while not found or not found[-1][encoding.splits[0]].last:
+        part = {s: find(cache, unit.key(s, encoding, len(found))) for s in encoding.splits}
+        there = {split: shard for split, shard in part.items() if shard is not None}
+        if len(there) < len(part):
+            break
+        found.append(there)
+    return found
+
+
+def may_be_used(shard: Shard, unit: Unit, on_error: str) -> bool:
+    """What was made leaving out unreadable documents will not do where none may be left out."""
+    return not shard.refused or on_error == "skip" or all(file.kind == "python" for file in unit.files)
+
+
+def find(cache: Path, key: str) -> Shard | None:
     """A shard that is there, whole; None where it is not. A file of the wrong size is not whole."""
     try:
         shard = Shard.from_json(json.loads((cache / "shards" / f"{key}.json").read_bytes()))
-        size = tokens_path(cache, key).stat().st_size
+        size = path_of(cache, key).stat().st_size
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return shard if shard.key == key and is_whole(shard, size, dtype) else None
-
-
-def is_whole(shard: Shard, size: int, dtype: str) -> bool:
-    return size == shard.tokens * (2 if dtype == "uint16" else 4)
+    return shard if shard.key == key and size == shard.size else None
 
 
 def commit(cache: Path, shard: Shard) -> None:
-    """Say that the tokens of a shard are all there. Raises TrainkitError."""
+    """Say that a shard is all there. Raises TrainkitError."""
     with writing(cache / "shards" / f"{shard.key}.json") as out:
         out.write(json.dumps(asdict(shard)).encode())
+
+
+def open_arrays(cache: Path, shard: Shard) -> Arrays:
+    """Map a shard into memory. Raises OSError or ValueError where its file is gone or too short."""
+    types = [
+        (np.dtype(shard.dtype).newbyteorder("<"), shard.tokens),
+        (np.dtype("<u4"), shard.entries),
+        (DOCUMENT, shard.entries),
+        (np.dtype("u1"), shard.tokens if shard.marked else 0),
+    ]
+    if not shard.size:
+        tokens, ends, documents, _ = (np.empty(0, kind) for kind, _ in types)
+        return Arrays(tokens, ends, documents, None)
+    whole = np.memmap(path_of(cache, shard.key), np.uint8, "r", shape=(shard.size,))
+    arrays, start = [], 0
+    for kind, length in types:
+        # a plain view of a memory map is read several times faster than the map itself
+        arrays.append(np.ndarray((length,), kind, buffer=whole, offset=start))
+        start += length * kind.itemsize
+    tokens, ends, documents, marks = arrays
+    return Arrays(tokens, ends, documents, marks if shard.marked else None)

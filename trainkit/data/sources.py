@@ -1,4 +1,4 @@
-"""From the recipe's sources to files, and from files to documents.
+"""From the recipe's sources to files.
 
 A document is known by its file's name below the source's root and its place in that file. Both stay what they are when
 files are added, so that what is held out once stays held out.
@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import os
 import sysconfig
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from trainkit.data.files import match_files
+from trainkit.data import forms
+from trainkit.data.files import COMPRESSED, is_remote, suffixes
+from trainkit.data.forms import Reading
+from trainkit.data.patterns import Match, Stat, local_file, match_files, stat_of
 from trainkit.errors import TrainkitError
-from trainkit.recipe.data import Files, Source
+from trainkit.recipe.source import Files, HuggingFace, PythonStdlib, Source, Tokens
 
-Kind = Literal["text", "jsonl", "parquet", "python"]
-#: (size, mtime_ns, ctime_ns, inode): while none of these changes, neither does the content, see `digests`.
-Stat = tuple[int, int, int, int]
+__all__ = ["Kind", "Reading", "SourceFile", "Stat", "list_files", "stat_of"]
+
+Kind = Literal["text", "python", "jsonl", "json", "csv", "parquet", "arrow", "array", "huggingface"]
 
 _BY_SUFFIX: dict[str, Kind] = {
     ".txt": "text",
@@ -26,52 +29,143 @@ _BY_SUFFIX: dict[str, Kind] = {
     ".py": "text",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "csv",
     ".parquet": "parquet",
+    ".arrow": "arrow",
 }
-_COMPRESSED = (".gz", ".zst")
+_ARRAYS = (".npy", ".bin", ".parquet")
+#: They are compressed inside, and read in parts: from the outside they cannot be.
+_SEEKING: tuple[Kind, ...] = ("parquet", "arrow", "array")
 _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file of a source. `name` is its path below the source's root, with slashes."""
+    """One file of a source, or a dataset of the Hugging Face hub."""
 
-    path: Path
+    path: str
+    """Absolute, or a URL; of a dataset of the hub, what it is called."""
     name: str
+    """Below the source's root, with slashes."""
     kind: Kind
-    text_key: str
+    reading: Reading
     stat: Stat
+    identity: str | None = None
+    """What changes with its content; None where it has to be read to know."""
 
     @property
     def size(self) -> int:
-        """Bytes on disk."""
+        """Bytes as stored; 0 where it is unknown."""
         return self.stat[0]
 
+    @property
+    def local(self) -> bool:
+        """Whether it is a file of this machine."""
+        return self.kind != "huggingface" and not is_remote(self.path)
 
-def stat_of(path: Path) -> Stat:
-    """What identifies the content of a file without reading it. Raises OSError."""
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+    @property
+    def compressed(self) -> bool:
+        """Whether its bytes have to be decompressed from the first on."""
+        return self.kind != "huggingface" and bool(suffixes(self.path)[1])
 
 
-def list_files(source: Source) -> tuple[SourceFile, ...]:
-    """The files of a source in a fixed order; at least one.
+def list_files(source: Source, cache: Path) -> tuple[SourceFile, ...]:
+    """The files of a source in a fixed order; at least one. What the hub said is remembered below `cache`.
 
     Raises:
-        TrainkitError: a pattern matches nothing, a file is missing, or its format cannot be told.
+        TrainkitError: a pattern matches nothing, a file is missing, its format cannot be told; a template cannot be
+            understood; the hub or another store cannot be reached.
     """
-    return _matching(source) if isinstance(source, Files) else _standard_library()
+    match source:
+        case Files():
+            return _matching(source)
+        case Tokens():
+            reading = Reading(keys=(source.tokens_key,), dtype=source.dtype)
+            return tuple(_file(match, _array(match), reading) for match in _matches(source.path))
+        case HuggingFace():
+            return (_dataset(source, cache),)
+        case PythonStdlib():
+            return _standard_library()
+
+
+def _reading(source: Files | HuggingFace) -> Reading:
+    forms.check(source.document)
+    keys = (source.text_key,) if isinstance(source.text_key, str) else source.text_key
+    return Reading(
+        keys=() if source.document else keys,
+        document=source.document,
+        shortest=source.min_characters,
+        longest=source.max_characters,
+    )
+
+
+def _matches(paths: str | tuple[str, ...]) -> list[Match]:
+    found: dict[str, Match] = {}
+    for pattern in (paths,) if isinstance(paths, str) else paths:
+        for match in match_files(pattern):
+            found.setdefault(match.path, match)
+    return list(found.values())
 
 
 def _matching(source: Files) -> tuple[SourceFile, ...]:
-    files: dict[Path, SourceFile] = {}
-    for pattern in (source.path,) if isinstance(source.path, str) else source.path:
-        root, paths = match_files(pattern)
-        for path in paths:
-            if path not in files:
-                kind = _kind(path) if source.format == "auto" else source.format
-                files[path] = _file(path, root, kind, source.text_key if kind in ("jsonl", "parquet") else "")
-    return tuple(files.values())
+    of_rows = _reading(source)
+    of_texts = replace(of_rows, keys=(), document=None)
+    files = []
+    for match in _matches(source.path):
+        kind = _kind(match, source.format)
+        if kind == "text" and source.document:
+            raise TrainkitError(
+                f"is one text without rows: it has no keys to make a document of type '{source.document.type}' of",
+                where=match.path,
+                hint=f"document = {{ … }} is for {', '.join(s for s, k in _BY_SUFFIX.items() if k != 'text')}",
+            )
+        files.append(_file(match, kind, of_texts if kind == "text" else of_rows))
+    return tuple(files)
+
+
+def _file(match: Match, kind: Kind, reading: Reading) -> SourceFile:
+    return SourceFile(match.path, match.name, kind, reading, match.stat, match.identity)
+
+
+def _kind(match: Match, said: str) -> Kind:
+    suffix, compression = suffixes(match.path)
+    kind = _BY_SUFFIX.get(suffix) if said == "auto" else said
+    if kind in _SEEKING and compression:
+        raise TrainkitError(
+            f"a {kind} file cannot be read through {compression}",
+            where=match.path,
+            hint="unpack it: it is compressed inside",
+        )
+    if kind is None:
+        raise TrainkitError(
+            f"cannot tell the format of a '{suffix + compression or os.path.basename(match.path)}' file by its name",
+            where=match.path,
+            hint=f"known are {', '.join(_BY_SUFFIX)} (all but the last two also with {', '.join(COMPRESSED)});"
+            ' or say it: format = "text", "jsonl", "json", "csv", "parquet" or "arrow"',
+        )
+    return kind  # type: ignore[return-value]
+
+
+def _array(match: Match) -> Kind:
+    suffix, compression = suffixes(match.path)
+    if suffix not in _ARRAYS or compression:
+        raise TrainkitError(
+            f"cannot tell the format of a '{suffix + compression}' file of tokens",
+            where=match.path,
+            hint=f'known are {", ".join(_ARRAYS)}; text is tokenised where it is of type = "files"',
+        )
+    return "array"
+
+
+def _dataset(source: HuggingFace, cache: Path) -> SourceFile:
+    from trainkit.data.formats.hub import pin
+
+    spec, identity = pin(source, cache)
+    name = "/".join(filter(None, (source.config, source.split)))
+    path = " ".join(filter(None, (source.id, source.revision, "streaming" if source.streaming else None, name)))
+    return SourceFile(path, name, "huggingface", replace(_reading(source), hub=spec), (0, 0, 0, 0), identity)
 
 
 def _standard_library() -> tuple[SourceFile, ...]:
@@ -86,25 +180,5 @@ def _standard_library() -> tuple[SourceFile, ...]:
             where=str(root),
             hint='use text of your own: [[data.train]] path = "…"',
         )
-    files = (_file(path, root, "python", "") for path in found if path.is_file())
+    files = (_file(local_file(path, root), "python", Reading()) for path in found if path.is_file())
     return tuple(sorted(files, key=lambda file: file.name))
-
-
-def _file(path: Path, root: Path, kind: Kind, text_key: str) -> SourceFile:
-    try:
-        return SourceFile(path, path.relative_to(root).as_posix(), kind, text_key, stat_of(path))
-    except OSError as error:
-        raise TrainkitError(f"cannot read it: {error.strerror or error}", where=str(path)) from error
-
-
-def _kind(path: Path) -> Kind:
-    bare = path.with_suffix("") if path.suffix in _COMPRESSED else path
-    kind = _BY_SUFFIX.get(bare.suffix)
-    if kind is None or (kind == "parquet" and bare != path):
-        raise TrainkitError(
-            f"cannot tell the format of a '{''.join(path.suffixes[-2:]) or path.name}' file by its name",
-            where=str(path),
-            hint=f"known are {', '.join(_BY_SUFFIX)} (all but .parquet also with {' and '.join(_COMPRESSED)});"
-            ' or say it: format = "text", "jsonl" or "parquet"',
-        )
-    return kind

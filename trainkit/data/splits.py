@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Literal
 
-from trainkit.data.documents import PIECE, Piece
+from trainkit.data.pieces import PIECE, Piece
 from trainkit.data.sources import SourceFile
 
 Split = Literal["all", "train", "held-out"]
@@ -44,36 +44,36 @@ def whole(file: SourceFile, index: int, share: float) -> Split:
     return "held-out" if _draw(file, index) < share * 2**64 else "train"
 
 
-def divide(pieces: Iterable[tuple[SourceFile, Piece]], share: float) -> Iterator[tuple[Split, Piece]]:
-    """Each piece, or each part of it, with its split; in order, together the whole text.
+def divide(pieces: Iterable[tuple[SourceFile, Piece]], share: float) -> Iterator[tuple[Split, SourceFile, Piece]]:
+    """Each piece, or each part of it, with its split and its file; in order, together the whole text.
 
     A piece is `first` where it begins what its split has of a document, and `last` where the next of its split does not
     go on where it ends. `share` of the text is held out; of 0, everything is in "all", as it comes.
     """
     if not share:
-        for _, piece in pieces:
-            yield "all", piece
+        for file, piece in pieces:
+            yield "all", file, piece
         return
-    waiting: tuple[Split, Piece] | None = None
-    for split, piece in _placed(pieces, share):
+    waiting: tuple[Split, SourceFile, Piece] | None = None
+    for split, file, piece in _placed(pieces, share):
         if waiting:
-            before, text = waiting
-            yield before, text if before == split or text.last else replace(text, last=True)
-        waiting = split, piece
+            before, its_file, text = waiting
+            yield before, its_file, text if before == split or text.last else replace(text, last=True)
+        waiting = split, file, piece
     if waiting:
         yield waiting
 
 
-def _placed(pieces: Iterable[tuple[SourceFile, Piece]], share: float) -> Iterator[tuple[Split, Piece]]:
+def _placed(pieces: Iterable[tuple[SourceFile, Piece]], share: float) -> Iterator[tuple[Split, SourceFile, Piece]]:
     parts: _Parts | None = None
     for file, piece in pieces:
         if piece.first:
             divided = file.kind == "text" and len(piece.text) >= shortest_divided(share)
             parts = _Parts(file, piece.index, share) if divided else None
         if parts:
-            yield from parts.of(piece)
+            yield from ((split, file, part) for split, part in parts.of(piece))
         else:
-            yield whole(file, piece.index, share), piece
+            yield whole(file, piece.index, share), file, piece
 
 
 class _Parts:
@@ -93,7 +93,7 @@ class _Parts:
             if stop > start:
                 text = piece.text[start:stop]
                 first, last = split not in self._begun, piece.last and stop == size
-                yield split, Piece(piece.index, text, len(text.encode()), first=first, last=last)
+                yield split, Piece(index=piece.index, text=text, bytes=len(text.encode()), first=first, last=last)
                 self._begun.add(split)
                 start = stop
             if start < size:

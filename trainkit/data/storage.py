@@ -6,8 +6,11 @@ A file is written beside its place, synced, and renamed. What a disk refuses bec
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import json
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +21,7 @@ from trainkit.errors import TrainkitError
 _TEMPORARY = ".tmp-"
 #: What a killed writer left is removed once nobody has written to it for so long (seconds).
 _ABANDONED = 24 * 3600
+_REBUILD = 'make it anew: trainkit cache-data RECIPE --rebuild; or use another: --set data.cache="DIRECTORY"'
 
 
 @contextlib.contextmanager
@@ -72,6 +76,41 @@ class _Guarded:
             return self._file.write(data)
 
 
+def check_format(cache: Path, version: int) -> None:
+    """Raises TrainkitError where the cache was made by another version of trainkit, whose shards are others."""
+    try:
+        found = json.loads((cache / "format.json").read_bytes())["format"]
+    except (FileNotFoundError, NotADirectoryError):
+        # the first version wrote no such file
+        if not (cache / "shards").is_dir():
+            return
+        found = 1
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TrainkitError(f"cannot read it: {error}", where=str(cache / "format.json"), hint=_REBUILD) from error
+    if found != version:
+        raise TrainkitError(
+            f"the token cache was made by another version of trainkit: found format {found}, needed {version}",
+            where=str(cache),
+            hint=_REBUILD,
+        )
+
+
+def write_format(cache: Path, version: int) -> None:
+    """Say of a new cache what it is. Raises TrainkitError."""
+    if not (cache / "format.json").exists():
+        with writing(cache / "format.json") as out:
+            out.write(json.dumps({"format": version}).encode())
+
+
+def remove(cache: Path) -> None:
+    """Remove what a cache holds, and nothing else that lies there. Raises TrainkitError."""
+    with refusals(cache):
+        for name in ("digests", "shards", "frames", "ledgers", "locks"):
+            if (cache / name).is_dir():
+                shutil.rmtree(cache / name)
+        (cache / "format.json").unlink(missing_ok=True)
+
+
 def sync_directory(directory: Path) -> None:
     """Make the renames in a directory last. Raises TrainkitError."""
     with refusals(directory):
@@ -88,3 +127,29 @@ def sweep(directory: Path) -> None:
         with contextlib.suppress(OSError):  # another process may have swept it, or may be about to rename it
             if time.time() - path.stat().st_mtime > _ABANDONED:
                 path.unlink()
+
+
+@contextlib.contextmanager
+def claimed(path: Path) -> Iterator[bool]:
+    """Whether this process, and this thread of it, is the only one here until the block ends. Never waits.
+
+    Where the file system knows no locks everybody is told yes: what is done twice is still done right.
+    """
+    with refusals(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError:
+            yield True
+            return
+        try:
+            yield True
+        finally:
+            path.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)

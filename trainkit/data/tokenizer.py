@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from trainkit.data import bpe, reading
-from trainkit.data.digests import Digests, of_value
+from trainkit.data.digests import Contents, of_value
 from trainkit.data.progress import Progress, Reporter
 from trainkit.data.sources import SourceFile
 from trainkit.data.storage import writing
 from trainkit.data.vocabulary import LoadedTokenizer, load
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
+from trainkit.recipe.document import Chat
 
 __all__ = ["LoadedTokenizer", "load", "open_tokenizer", "peek_vocab_size"]
 
@@ -30,31 +32,58 @@ def open_tokenizer(recipe: Recipe, *, progress: Callable[[Progress], None] | Non
         return _given(recipe, recipe.tokenizer.path)
     listing = reading.survey(Path(recipe.data.cache), recipe.data.train, progress)
     files = [file for group in listing.files for file in group]
-    return for_files(recipe, files, listing.digests, progress=progress)
+    return for_files(recipe, files, listing.contents, progress=progress)
 
 
 def for_files(
-    recipe: Recipe, files: Sequence[SourceFile], digests: Digests, *, progress: Callable[[Progress], None] | None
+    recipe: Recipe, files: Sequence[SourceFile], contents: Contents, *, progress: Callable[[Progress], None] | None
 ) -> LoadedTokenizer:
     """The same where the files of the training sources are known. Raises TrainkitError."""
     spec = recipe.tokenizer.train
     if spec is None:
         return open_tokenizer(recipe)
-    path = bpe.path_of(recipe.data, spec, files, digests)
+    files = with_template(files, Path(recipe.data.cache) / "tokenizers" / "tokenizer.json")
+    path = bpe.path_of(recipe.data, spec, files, contents)
     if not path.exists():
-        reporter = Reporter("tokenizer", None, progress)
+        reporter = Reporter("tokenizer", 0, progress)
         bpe.train(path, recipe.data, spec, files, reporter)
         reporter.done()
     return load(path)
 
 
-def cached(recipe: Recipe, files: Sequence[SourceFile], digests: Digests) -> LoadedTokenizer | None:
+def cached(recipe: Recipe, files: Sequence[SourceFile], contents: Contents) -> LoadedTokenizer | None:
     """The same without training or fetching: None where that would be needed. Raises TrainkitError."""
     if recipe.tokenizer.train is not None:
-        path = bpe.path_of(recipe.data, recipe.tokenizer.train, files, digests)
+        files = with_template(files, Path(recipe.data.cache) / "tokenizers" / "tokenizer.json")
+        path = bpe.path_of(recipe.data, recipe.tokenizer.train, files, contents)
     else:
         path = _local(recipe) or _fetched(recipe)
     return load(path) if path.exists() else None
+
+
+def resolved(files: Sequence[SourceFile], codec: LoadedTokenizer) -> list[SourceFile]:
+    """The files, with what of their reading hangs on the tokenizer: the chat template, and where documents end in flat
+    arrays. Raises TrainkitError where there is no chat template for conversations, or it is none."""
+    ends = [
+        replace(file, reading=replace(file.reading, end_of_text=codec.end_of_text)) if file.kind == "array" else file
+        for file in files
+    ]
+    return with_template(ends, codec.path)
+
+
+def with_template(files: Sequence[SourceFile], path: Path) -> list[SourceFile]:
+    """The files with the chat template with which their conversations are written, where they hold any: the recipe's,
+    or what lies beside the tokenizer at `path`. Raises TrainkitError where there is none, or it is none."""
+    return [_resolved(file, path) for file in files]
+
+
+def _resolved(file: SourceFile, path: Path) -> SourceFile:
+    document = file.reading.document
+    if not isinstance(document, Chat):
+        return file
+    from trainkit.data.forms_chat import resolve_template
+
+    return replace(file, reading=replace(file.reading, chat=resolve_template(document, path)))
 
 
 def peek_vocab_size(recipe: Recipe) -> int | None:

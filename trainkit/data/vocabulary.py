@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -29,6 +30,9 @@ _ENDS = (
     "<｜end▁of▁sentence｜>",
     "[SEP]",
 )
+#: What the token that begins a document is called, most specific first.
+_BEGINS = ("<|begin_of_text|>", "<s>", "<bos>", "[BOS]", "<BOS>", "<|startoftext|>", "[CLS]", END_OF_TEXT)
+_UNKNOWN = ("<unk>", "[UNK]", "<|unk|>", "<UNK>")
 
 
 class LoadedTokenizer:
@@ -39,16 +43,24 @@ class LoadedTokenizer:
         vocab_size: the highest id and 1; ids in between may be unused.
         fingerprint: of the file's content.
         end_of_text: the id that follows every document.
+        beginning_of_text: the id that a document begins with where the recipe asks for it; None where there is none.
+        unknown: the id of what it has no token for; None where there is nothing that it has no tokens for.
     """
 
     def __init__(self, path: Path, content: bytes) -> None:
         """Raises TrainkitError where `content`, as read from `path`, is no tokenizer, or has no end-of-text token."""
         self.path = path
         self.fingerprint = hashlib.blake2b(content, digest_size=16).hexdigest()
+        self._content = content
         self._tokenizer = _parse(path, content)
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
         self.end_of_text = _end_of_text(vocabulary, path)
+        self.beginning_of_text = next((vocabulary[name] for name in _BEGINS if name in vocabulary), None)
+        self.unknown = next((vocabulary[name] for name in _UNKNOWN if name in vocabulary), None)
+
+    def __reduce__(self) -> tuple[type[LoadedTokenizer], tuple[Path, bytes]]:
+        return LoadedTokenizer, (self.path, self._content)
 
     @property
     def dtype(self) -> str:
@@ -59,9 +71,20 @@ class LoadedTokenizer:
         """The ids of a text. A special token's name in it is text like any other."""
         return self.encode_batch([text])[0]
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, on all cores, without holding Python's lock."""
-        return [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+    def encode_batch(self, texts: Sequence[str], *, special_tokens: bool = False) -> list[list[int]]:
+        """The ids of each text, on all cores, without holding Python's lock.
+
+        With `special_tokens` their names in a text become their ids, as a chat template means them; else they are text
+        like any other.
+        """
+        tokenizer = self._with_special_tokens if special_tokens else self._tokenizer
+        return [e.ids for e in tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    @cached_property
+    def _with_special_tokens(self) -> Tokenizer:
+        tokenizer = _parse(self.path, self._content)
+        tokenizer.encode_special_tokens = False
+        return tokenizer
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some ids, special tokens by their names; bytes that are no UTF-8 become U+FFFD."""

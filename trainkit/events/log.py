@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,9 +26,10 @@ class EventLog:
 
     def __init__(self, run_directory: Path, *, attempt: int, echo: Callable[[Event], None] | None = None) -> None:
         self.attempt = attempt
-        #: How far the attempt is. A checkpoint's end tells of an earlier step, and changes it not.
+        #: How far the attempt is. A checkpoint's end and the caching tell of an earlier step, and change it not.
         self.step = 0
         self._echo = echo
+        self._writing = threading.Lock()  # the cache is made, and tells of it, while training goes on
         self._path = run_directory / NAME
         self._torn = _ends_torn(self._path)
         self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -35,14 +37,16 @@ class EventLog:
     def write(self, kind: str, /, *, step: int, **fields: Any) -> None:
         """Append one event. `fields` are all that `schema.FIELDS` lists for this kind. Raises OSError."""
         assert fields.keys() == FIELDS[kind], f"{kind} has {sorted(FIELDS[kind])}, not {sorted(fields)}"
-        if kind != "checkpoint_saved":
+        if kind not in ("checkpoint_saved", "cache_progress"):
             self.step = step
         event: Event = {"type": kind, "t": round(time.time(), 3), "step": step, "attempt": self.attempt, **fields}
         if "metrics" in event:
             event["metrics"] = {name: _number(value) for name, value in event["metrics"].items()}
-        self._append(json.dumps(event, ensure_ascii=False, allow_nan=False).encode(errors="replace") + b"\n")
-        if self._echo:
-            self._echo(event)
+        line = json.dumps(event, ensure_ascii=False, allow_nan=False).encode(errors="replace") + b"\n"
+        with self._writing:
+            self._append(line)
+            if self._echo:
+                self._echo(event)
 
     def close(self) -> None:
         os.close(self._fd)

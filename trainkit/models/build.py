@@ -26,6 +26,7 @@ class LanguageModel(Protocol):
         tokens_BT: Int[Array, "B T"],
         *,
         positions_BT: Int[Array, "B T"] | None = None,
+        segments_BT: Int[Array, "B T"] | None = None,
         cache: KeyValues | None = None,
     ) -> tuple[Float[Array, "B T D"], KeyValues | None]: ...
 

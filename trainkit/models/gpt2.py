@@ -19,12 +19,12 @@ class Attention(eqx.Module):
     implementation: AttentionImplementation = eqx.field(static=True)
 
     def __call__(
-        self, x_BTD: Array, positions_BT: Array, cache: KeyValues | None
+        self, x_BTD: Array, positions_BT: Array, segments_BT: Array | None, cache: KeyValues | None
     ) -> tuple[Float[Array, "B T D"], KeyValues | None]:
         b, t, d = x_BTD.shape
         q, k, v = (a.reshape(b, t, self.heads, d // self.heads) for a in jnp.split(self.qkv(x_BTD), 3, axis=-1))
         if cache is None:
-            y_BTHK = causal_attention(q, k, v, implementation=self.implementation)
+            y_BTHK = causal_attention(q, k, v, segments_BT, implementation=self.implementation)
         else:
             y_BTHK, cache = cached_attention(q, k, v, cache, positions_BT)
         return self.output(y_BTHK.reshape(b, t, d)), cache
@@ -57,9 +57,9 @@ class Block(eqx.Module):
         )
 
     def __call__(
-        self, x_BTD: Array, positions_BT: Array, cache: KeyValues | None
+        self, x_BTD: Array, positions_BT: Array, segments_BT: Array | None, cache: KeyValues | None
     ) -> tuple[Float[Array, "B T D"], KeyValues | None]:
-        y_BTD, cache = self.attention(self.attention_norm(x_BTD), positions_BT, cache)
+        y_BTD, cache = self.attention(self.attention_norm(x_BTD), positions_BT, segments_BT, cache)
         x_BTD = x_BTD + y_BTD
         inner = jax.nn.gelu(self.mlp_in(self.mlp_norm(x_BTD)), approximate=True)
         return x_BTD + self.mlp_out(inner), cache
@@ -104,12 +104,15 @@ class Gpt2(eqx.Module):
         tokens_BT: Int[Array, "B T"],
         *,
         positions_BT: Int[Array, "B T"] | None = None,
+        segments_BT: Int[Array, "B T"] | None = None,
         cache: KeyValues | None = None,
     ) -> tuple[Float[Array, "B T D"], KeyValues | None]:
         """Final hidden states, and the cache with these positions in it where one was given.
 
-        Positions count from 0 where not given. With a cache, `positions_BT` says where in it these tokens stand.
+        Positions count from 0 where not given. With a cache, `positions_BT` says where in it these tokens stand. With
+        `segments_BT`, a position attends to its own segment only; a cache holds one text, so it goes with no segments.
         """
+        assert segments_BT is None or cache is None
         if positions_BT is None:
             positions_BT = jnp.broadcast_to(jnp.arange(tokens_BT.shape[1]), tokens_BT.shape)
             x_BTD = self.token_embedding[tokens_BT] + self.position_embedding[: tokens_BT.shape[1]]
@@ -118,7 +121,7 @@ class Gpt2(eqx.Module):
 
         def layer(x_BTD: Array, block_and_cache: tuple[Block, KeyValues | None]):
             block, cache = block_and_cache
-            return block(x_BTD, positions_BT, cache)
+            return block(x_BTD, positions_BT, segments_BT, cache)
 
         x_BTD, cache = jax.lax.scan(layer, x_BTD, (self.blocks, cache))
         return self.final_norm(x_BTD), cache

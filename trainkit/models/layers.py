@@ -59,14 +59,20 @@ def causal_attention(
     q_BTHK: Float[Array, "B T H K"],
     k_BTHK: Float[Array, "B T H K"],
     v_BTHK: Float[Array, "B T H K"],
+    segments_BT: Int[Array, "B T"] | None,
     *,
     implementation: AttentionImplementation,
 ) -> Float[Array, "B T H K"]:
-    """Softmax attention over each position and those before it (Vaswani et al. 2017).
+    """Softmax attention over each position and those before it (Vaswani et al. 2017), of its own segment where given.
 
+    Padding is a segment like any other here: every position sees at least itself, so that all numbers stay finite.
     `implementation` is what `parallel.devices.attention_implementation` chose for the device.
     """
-    return jax.nn.dot_product_attention(q_BTHK, k_BTHK, v_BTHK, is_causal=True, implementation=implementation)
+    # no mask at all without segments: the kernels then know the triangle, and skip what it hides
+    same_B1TT = None if segments_BT is None else (segments_BT[:, :, None] == segments_BT[:, None, :])[:, None]
+    return jax.nn.dot_product_attention(
+        q_BTHK, k_BTHK, v_BTHK, mask=same_B1TT, is_causal=True, implementation=implementation
+    )
 
 
 def cached_attention(

@@ -25,7 +25,15 @@ def local() -> Devices:
     )
 
 
-def attention_implementation(platform: str, compute: jnp.dtype, head_width: int) -> AttentionImplementation:
-    """`"cudnn"` (flash attention) where it exists: NVIDIA GPU, 16 bit, heads of at most 128 in eights; else `"xla"`."""
+def attention_implementation(
+    platform: str, compute: jnp.dtype, head_width: int, sequence_length: int | None = None
+) -> AttentionImplementation:
+    """`"cudnn"` (flash attention) where it exists, else `"xla"`; the same for batches with `segments` and without.
+
+    It exists on an NVIDIA GPU, in 16 bit, for heads of at most 128 in eights, and, in training, for rows of an even
+    number of positions (jax 0.10; `None` is taken for even). Segments reach it as a bias of one (T, T) matrix for each
+    row: no longer free, but still without the matrix for each head that `"xla"` keeps.
+    """
     half = compute in (jnp.bfloat16, jnp.float16)
-    return "cudnn" if platform == "gpu" and half and head_width % 8 == 0 and head_width <= 128 else "xla"
+    even = sequence_length is None or sequence_length % 2 == 0
+    return "cudnn" if platform == "gpu" and half and even and head_width % 8 == 0 and head_width <= 128 else "xla"

@@ -4,43 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, Tag, model_validator
+from pydantic import Field, model_validator
 
-from trainkit.recipe.spec import Count, Positive, Spec, by_type
+from trainkit.recipe.encoding import Concatenate, Encoding, Pad
+from trainkit.recipe.source import Files, HuggingFace, PythonStdlib, Rows, Source, Tokens
+from trainkit.recipe.spec import Count, Spec
 
-
-class SourceSpec(Spec):
-    """What all sources have in common."""
-
-    name: str | None = None
-    """Its name in metrics and listings; needed to tell several validation sets apart."""
-    weight: Positive | None = None
-    """Share of the training examples relative to the other sources; all or none have one.
-    Where none has, every example is seen once an epoch."""
-
-
-class Files(SourceSpec):
-    """Local files by path, `*`, `**` and `{a,b}` or `{000..127}`."""
-
-    type: Literal["files"] = "files"
-    path: str | Annotated[tuple[str, ...], Field(min_length=1)]
-    """One pattern or several; relative ones count from the working directory."""
-    format: Literal["auto", "text", "jsonl", "parquet"] = "auto"
-    """`auto` goes by the suffix: `.txt`, `.md` and `.py` are one document a file; `.jsonl`, also `.gz` and `.zst`,
-    one a line; `.parquet` one a row."""
-    text_key: str = "text"
-    """The JSON key or Parquet column that holds the text."""
-
-
-class PythonStdlib(SourceSpec):
-    """Every `.py` of the running interpreter's standard library, without site-packages and tests: one document
-    a file."""
-
-    type: Literal["python-stdlib"]
-
-
-Source = Annotated[Annotated[Files, Tag("files")] | Annotated[PythonStdlib, Tag("python-stdlib")], by_type("files")]
-"""Sources are told apart by `type`; one that has only a `path` is files."""
+__all__ = ["Data", "Files", "HuggingFace", "PythonStdlib", "Rows", "Source", "Tokens", "Window"]
 
 
 class Window(Spec):
@@ -52,7 +22,9 @@ class Window(Spec):
 
 class Data(Spec):
     sequence_length: Count
-    """Tokens in an example."""
+    """Positions in an example."""
+    encoding: Encoding = Concatenate()
+    """How documents become examples."""
     train: Annotated[tuple[Source, ...], Field(min_length=1)]
     """What is trained on: one `[[data.train]]` a source."""
     validation: tuple[Source, ...] = ()
@@ -75,6 +47,13 @@ class Data(Spec):
     def _names_and_weights(self) -> Data:
         if len({source.weight is None for source in self.train}) == 2:
             raise ValueError("either every [[data.train]] has a weight or none has")
+        if len({_form(source) for source in (*self.train, *self.validation)}) > 1:
+            raise ValueError("all sources make documents of one kind: give all the same document, or none")
+        if isinstance(self.encoding, Pad) and self.encoding.buckets:
+            if max(self.encoding.buckets) > self.sequence_length:
+                raise ValueError(f"encoding.buckets are at most sequence_length = {self.sequence_length}")
+            if isinstance(self.shuffle, Window) or any(source.weight is not None for source in self.train):
+                raise ValueError('encoding.buckets need shuffle = "full" or false, and no weights')
         names = self.validation_names
         for name in names:
             if names.count(name) > 1:
@@ -88,3 +67,8 @@ class Data(Spec):
         if len(self.validation) == 1 and self.validation[0].name is None:
             names = ["validation"]
         return names + (["held-out"] if self.held_out else [])
+
+
+def _form(source: Source) -> str:
+    document = source.document if isinstance(source, Rows) else None
+    return document.type if document and document.type in ("labelled", "image") else "text"

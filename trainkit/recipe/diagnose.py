@@ -199,11 +199,15 @@ def _with_plain_keys(error: ValidationError, data: Any) -> list[tuple[Key, dict[
     by_key: dict[Key, dict[str, Any]] = {}
     for item in error.errors(include_url=False, include_input=False):
         key: Key = ()
-        value = data
+        value, tag = data, None
         for position, part in enumerate(item["loc"]):
+            if part == tag:  # a member may have a key of its own name, which comes after
+                tag = None
+                continue
             inner = _get(value, (part,), default=_NOTHING)
             if inner is not _NOTHING:
                 key, value = (*key, part), inner
+                tag = value.get("type") if isinstance(value, dict) else None
             elif position == len(item["loc"]) - 1 and item["type"] == "missing" and isinstance(value, dict):
                 key = (*key, part)
         by_key.setdefault(key, dict(item))

@@ -43,6 +43,7 @@ _SAME = {
     "run.seed": "random_seed data_seed",
     "run.name": "run_name name",
     "run.directory": "output_dir out_dir log_dir logging_dir run_dir",
+    "data.train.0.text_key": "text_column text_field dataset_text_field content_field",
     "data.cache": "cache_dir dataset_prepared_path",
     "data.held_out": "val_set_size validation_split test_size val_split",
     "evaluate.every": "eval_steps eval_interval eval_every steps_per_eval evaluation_steps val_every",

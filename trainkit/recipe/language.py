@@ -64,7 +64,7 @@ def table(node: Node, value: Any = None) -> Node | None:
     if len(tables) > 1:
         wanted = value.get("type") if isinstance(value, dict) else None
         named = [t for t in tables if t["properties"]["type"]["const"] == wanted]
-        return (named or [t for t in tables if "default" in t["properties"]["type"]])[0]
+        return (named or [t for t in tables if "default" in t["properties"]["type"]] or tables)[0]
     return tables[0] if tables else None
 
 

@@ -21,7 +21,9 @@ from jaxtyping import PyTree
 from trainkit import models, optim
 from trainkit.checkpoint.saver import Facts
 from trainkit.data import cache as caches
-from trainkit.data.dataset import EvalSet, TrainSet
+from trainkit.data.dataset import TrainSet, may_start_early
+from trainkit.data.evalset import EvalSet, validation_sources
+from trainkit.data.layout import Layout
 from trainkit.events.control import Server
 from trainkit.events.log import EventLog
 from trainkit.infer.sampler import Sampler
@@ -30,9 +32,10 @@ from trainkit.parallel import devices, mesh
 from trainkit.plan import DataSize, Plan, make_plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.load import Loaded
+from trainkit.run.findings import Findings
 from trainkit.run.start import Start
 from trainkit.run.state import new_or_restored
-from trainkit.tasks import Task
+from trainkit.tasks import Task, check_learnable
 from trainkit.tasks import build as build_task
 from trainkit.track.sidecar import Sidecar
 from trainkit.train.evaluate import Evaluator
@@ -80,10 +83,12 @@ def train(
     """
     recipe = loaded.recipe
     use_compile_cache()
+    check_learnable(recipe.task, recipe.data)
     if caches.find(recipe) is None:
         rehearse(recipe)
-    cache = caches.build(recipe, progress=partial(_tell_progress, log))
-    _tell_left_out(cache, log)
+    make = caches.begin if may_start_early(recipe) else caches.build
+    cache = make(recipe, progress=partial(_tell_progress, log))
+    afterwards.callback(cache.close)
     data = TrainSet(cache, recipe)
     plan = plan_of(recipe, cache, data)
     log.write(
@@ -105,6 +110,9 @@ def train(
     )
     _keep_tokenizer(cache, directory)
     step = compile_step(built, state, plan, data, log=log)
+    findings = Findings(cache, recipe, log)
+    data.batch(int(state.step))  # the first window is there, so that there is something to look at
+    findings.look()
 
     sidecar = _sidecar(directory, recipe, log, afterwards)
     saving = Saving(
@@ -112,7 +120,7 @@ def train(
     )
     server = Server(directory)
     orders = Orders(server=server, signal=signal, log=log)
-    meter = Meter(log, tokens_per_step=plan.tokens_per_step)
+    meter = Meter(log, data=data.epochs)
     signal.training_begins()
     first = int(state.step)
     feed = Feed(data.batch, first=first, last=plan.steps, split=plan.batch, sharding=mesh.batch_sharding(built.mesh))
@@ -126,12 +134,13 @@ def train(
         saving=saving,
         evaluate=_evaluator(recipe, cache, built, plan, orders=orders, log=log),
         sample=_sampler(recipe, cache, built, plan, log=log),
-        watch_helpers=lambda step: _watch(sidecar, log, step),
+        watch_helpers=lambda step: _watch(sidecar, findings, log, step),
     )
     try:
         meter.restart_clock()
         _, last = run_loop(state, job)
     finally:
+        cache.close()
         feed.close()
         server.close()
         saving.finish()  # a save that is under way when training fails is still a good one
@@ -160,10 +169,10 @@ def build(recipe: Recipe, plan: Plan) -> Built:
     """Model, optimiser, task and step for the plan's devices; nothing is allocated."""
     compute, kept = jnp.dtype(plan.compute), jnp.dtype(recipe.precision.params)
     head_width = recipe.model.hidden // recipe.model.heads
-    attention = devices.attention_implementation(plan.devices.platform, compute, head_width)
+    length = recipe.data.sequence_length
+    attention = devices.attention_implementation(plan.devices.platform, compute, head_width, length)
 
     def model(key: jax.Array) -> LanguageModel:
-        length = recipe.data.sequence_length
         fresh = models.build(
             recipe.model, vocab_size=plan.vocab_size, sequence_length=length, implementation=attention, key=key
         )
@@ -188,7 +197,15 @@ def build(recipe: Recipe, plan: Plan) -> Built:
 
 def plan_of(recipe: Recipe, cache: caches.Cache, data: TrainSet) -> Plan:
     train = cache.train
-    size = DataSize(examples=data.examples, tokens=train.tokens, documents=train.documents, bytes=train.bytes)
+    size = None
+    if train.complete:
+        size = DataSize(
+            examples=data.examples,
+            batches=data.batches,
+            tokens=train.tokens,
+            documents=train.documents,
+            bytes=train.bytes,
+        )
     return make_plan(recipe, devices=devices.local(), vocab_size=cache.tokenizer.vocab_size, data=size)
 
 
@@ -197,14 +214,21 @@ def compile_step(built: Built, state: State, plan: Plan, data: TrainSet, *, log:
     started = time.perf_counter()
     micro = plan.batch.micro * plan.batch.replicas
     sharding = mesh.batch_sharding(built.mesh)
-    batch = {
-        name: jax.ShapeDtypeStruct((plan.batch.accumulation, micro, *array.shape[1:]), array.dtype, sharding=sharding)
-        for name, array in data.batch(int(state.step)).items()
-    }
     outputs = (built.shardings, mesh.replicated(built.mesh))
-    compiled = jax.jit(built.step, donate_argnums=0, out_shardings=outputs).lower(state, batch).compile()
+    step = jax.jit(built.step, donate_argnums=0, out_shardings=outputs)
+
+    def compiled(layout: Layout) -> Step:
+        batch = {
+            name: jax.ShapeDtypeStruct((plan.batch.accumulation, micro, *shape[1:]), dtype, sharding=sharding)
+            for name, (shape, dtype) in layout.items()
+        }
+        return step.lower(state, batch).compile()
+
+    by_length = {length: compiled(layout) for length, layout in data.layouts().items()}
     log.write("compiled", step=log.step, what="train step", seconds=round(time.perf_counter() - started, 3))
-    return compiled
+    if len(by_length) == 1:
+        return next(iter(by_length.values()))
+    return lambda state, batch: by_length[batch["tokens"].shape[-1]](state, batch)
 
 
 def _evaluator(
@@ -214,11 +238,14 @@ def _evaluator(
     sets = {
         name: EvalSet(
             stream,
-            sequence_length=recipe.data.sequence_length,
+            source,
+            recipe.data,
+            cache.directory,
+            name=name,
             batch_size=size,
             max_batches=recipe.evaluate.max_batches,
         )
-        for name, stream in cache.validation.items()
+        for (name, stream), source in zip(cache.validation.items(), validation_sources(recipe), strict=True)
     }
     return Evaluator(
         sets,
@@ -266,24 +293,14 @@ def _sidecar(directory: Path, recipe: Recipe, log: EventLog, afterwards: context
     return sidecar
 
 
-def _watch(sidecar: Sidecar | None, log: EventLog, step: int) -> None:
+def _watch(sidecar: Sidecar | None, findings: Findings, log: EventLog, step: int) -> None:
+    findings.look()
     if sidecar and (message := sidecar.poll()):
         log.write("alert", step=step, kind="aim", message=message)
 
 
 def _tell_progress(log: EventLog, progress: caches.Progress) -> None:
     log.write("cache_progress", step=log.step, **asdict(progress))
-
-
-def _tell_left_out(cache: caches.Cache, log: EventLog) -> None:
-    if number := cache.skipped_documents:
-        one, many = "1 document cannot be read and was skipped", "documents cannot be read and were skipped, such as"
-        (where, why), *_ = cache.skipped
-        message = f"{one if number == 1 else f'{number:,} {many}'}: {where}: {why}"
-        log.write("log", step=log.step, level="warning", message=message)
-    if number := cache.empty_documents:
-        told = "1 document has no text and was" if number == 1 else f"{number:,} documents have no text and were"
-        log.write("log", step=log.step, level="info", message=f"{told} left out")
 
 
 def _keep_tokenizer(cache: caches.Cache, directory: Path) -> None:

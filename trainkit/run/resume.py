@@ -24,6 +24,7 @@ FIXED = (
     "tokenizer.*",
     "task.*",
     "data.sequence_length",
+    "data.encoding*",
     "data.train.*",
     "data.held_out",
     "data.shuffle*",

@@ -7,8 +7,12 @@ from typing import Protocol
 
 from jaxtyping import Array, Float
 
+from trainkit.errors import TrainkitError
 from trainkit.models.build import LanguageModel
 from trainkit.recipe import task as spec
+from trainkit.recipe.data import Data
+from trainkit.recipe.document import Image, Labelled
+from trainkit.recipe.source import Rows
 from trainkit.tasks.causal_lm import CausalLM
 
 
@@ -21,6 +25,18 @@ class Task(Protocol):
 
         `loss` is the weighted mean; `tokens` and `bytes` are those of the set's documents.
         """
+
+
+def check_learnable(task: spec.Task, data: Data) -> None:
+    """Raises TrainkitError where the task cannot learn from documents of the recipe's kind."""
+    for number, source in enumerate(data.train):
+        document = source.document if isinstance(source, Rows) else None
+        if isinstance(document, Labelled | Image):
+            raise TrainkitError(
+                f"the task {task.type} learns from text; the documents of type {document.type} have labels",
+                where=f"data.train.{number}.document",
+                hint="they can be cached and inspected; to train on them, give them as text: a template or a prompt",
+            )
 
 
 def build(task: spec.Task) -> Task:

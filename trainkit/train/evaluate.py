@@ -22,11 +22,12 @@ Sums = tuple[Array, Array]
 
 
 class EvaluationSet(Protocol):
-    """Batches in order, all of one shape; `tokens` and `bytes` are those of its documents."""
+    """Batches in order; `tokens` and `bytes` are those of its documents, `bytes` 0 where that says nothing."""
 
-    tokens: int
-    bytes: int
-
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
     def __len__(self) -> int: ...
     def batch(self, index: int, /) -> HostBatch: ...
 
@@ -68,7 +69,7 @@ class Evaluator:
                 if self._interrupted():
                     return
             total, weight = (float(x) for x in jax.device_get(sums))
-            report = self._task.report(loss=total / weight, tokens=data.tokens, bytes=data.bytes)
+            report = self._task.report(loss=total / (weight or 1), tokens=data.tokens, bytes=data.bytes)
             self._log.write(
                 "evaluated",
                 step=step,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
+
+from jaxtyping import Array
 
 from trainkit.recipe import Recipe
 from trainkit.train.feed import Feed
@@ -49,7 +51,7 @@ def train(state: State, job: Job) -> tuple[State, int]:
         batch, waited = job.feed.next()
         state, metrics = job.step(state, batch)
         step += 1
-        job.meter.add(step, metrics, waited=waited)
+        job.meter.add(step, metrics, waited=waited, tokens=_positions(batch))
         stop = _between_steps(state, step, job, job.orders.take(step), scheduled=True)
         while job.orders.paused and not stop:
             stop = _between_steps(state, step, job, job.orders.take(step), scheduled=False)
@@ -58,6 +60,11 @@ def train(state: State, job: Job) -> tuple[State, int]:
     job.meter.flush()
     job.saving.finish()
     return state, step
+
+
+def _positions(batch: Mapping[str, Array]) -> int:
+    """Tokens that the step sees, padding included; examples where these have none."""
+    return int((batch["tokens"] if "tokens" in batch else next(iter(batch.values()))[..., 0]).size)
 
 
 def _between_steps(state: State, step: int, job: Job, orders: set[Order], *, scheduled: bool) -> bool:

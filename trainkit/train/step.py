@@ -44,7 +44,7 @@ def make_step(
         return cast(grads, jnp.float32), total, weight
 
     def step(state: State, batch: Batch) -> tuple[State, Metrics]:
-        accumulation = batch["tokens"].shape[0]
+        accumulation = jax.tree.leaves(dict(batch))[0].shape[0]
         if accumulation == 1:
             grads, total, weight = gradients(state, jax.tree.map(lambda x: x[0], dict(batch)))
         else:
@@ -56,6 +56,8 @@ def make_step(
 
             (grads, total, weight), _ = jax.lax.scan(add, sums, dict(batch))
 
+        # a batch in which nothing is to be learned changes nothing
+        weight = jnp.where(weight > 0, weight, 1)
         norm = optax.tree.norm(grads) / weight
         clip = jnp.minimum(1.0, max_grad_norm / jnp.maximum(norm, 1e-12)) if max_grad_norm else 1.0
         grads = jax.tree.map(lambda g: g * (clip / weight), grads)

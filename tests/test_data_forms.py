@@ -1,0 +1,167 @@
+"""What a row becomes: a text, a template, a prompt with its response; each mistake is told."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainkit.data.forms import Reading, check, make, needed_keys, parse
+from trainkit.data.pieces import PIECE, Piece, Refused
+from trainkit.errors import TrainkitError
+from trainkit.recipe.document import Chat, Document, Image, Labelled, Prompt, Template
+
+ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+
+
+def pieces_of(reading: Reading, row: dict[str, Any]) -> list[Piece]:
+    found = make(reading, row, 7)
+    assert isinstance(found, list), found
+    assert [piece.first for piece in found] == [True] + [False] * (len(found) - 1)
+    assert [piece.last for piece in found] == [False] * (len(found) - 1) + [True]
+    assert all(piece.index == 7 for piece in found)
+    assert all(piece.bytes == len(piece.text.encode()) for piece in found)
+    return found
+
+
+def refused(reading: Reading, row: dict[str, Any]) -> Refused:
+    found = make(reading, row, 0)
+    assert isinstance(found, Refused), found
+    return found
+
+
+@given(a=ANY_TEXT, b=ANY_TEXT)
+def test_texts_of_several_keys_are_joined_by_an_empty_line(a, b):
+    (piece,) = pieces_of(Reading(keys=("b", "a")), {"a": a, "b": b, "c": None})
+    assert piece.text == f"{b}\n\n{a}"
+    assert piece.learn
+
+
+@given(values=st.lists(ANY_TEXT, min_size=2, max_size=2), glue=ANY_TEXT)
+def test_a_template_is_its_text_with_the_rows_values_whatever_is_in_them(values, glue):
+    template = "{a}" + glue.replace("{", "{{").replace("}", "}}") + "{b c}"
+    text = "".join(
+        p.text for p in pieces_of(Reading(document=template_of(template)), {"a": values[0], "b c": values[1]})
+    )
+    assert text == values[0] + glue + values[1]
+
+
+def template_of(text: str) -> Template:
+    return Template(type="template", template=text)
+
+
+def test_numbers_of_a_row_are_written_in_a_template_and_other_things_are_not():
+    reading = Reading(document=template_of("{n}"))
+    for value, text in ((3, "3"), (0.5, "0.5"), (Decimal("1.10"), "1.10")):
+        assert pieces_of(reading, {"n": value})[0].text == text
+    for wrong, called in ((None, "null"), (True, "a boolean"), ([1], "a list"), ({}, "an object"), (b"", "bytes")):
+        assert refused(reading, {"n": wrong}).problem == f"'n' is {called}, neither a string nor a number"
+
+
+def test_an_unknown_key_is_told_with_the_keys_there_are_and_the_nearest():
+    row = {"question": "q", "answer": "a"}
+    found = refused(Reading(document=template_of("{questions}")), row)
+    assert found.problem == "has no 'questions'; found: 'question', 'answer'"
+    assert "did you mean 'question'? document.template" in found.hint
+    found = refused(Reading(document=Prompt(type="prompt", prompt="{question}", response="{answers}")), row)
+    assert "did you mean 'answer'? document.response" in found.hint
+    assert refused(Reading(keys=("text",)), {"body": ""}).hint == 'did you mean text_key = "body"?'
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        ("{a", "the '{' at character 1 belongs to no key"),
+        ("a}", "the '}' at character 2 belongs to no key"),
+        ("{}", "the '{' at character 1 belongs to no key"),
+        ("{a{b}}", "the '{' at character 1 belongs to no key"),
+        ("{{a}}", "no key in braces"),
+        ("", "no key in braces"),
+    ],
+)
+def test_a_template_that_cannot_be_understood_is_told_before_anything_is_read(template, problem):
+    documents: list[Document] = [template_of(template), Prompt(type="prompt", prompt="{a}", response=template)]
+    for document in documents:
+        with pytest.raises(TrainkitError, match=problem) as caught:
+            check(document)
+        assert caught.value.where == "data.train"
+    check(Prompt(type="prompt", prompt="the same each time", response="{a}"))
+
+
+def test_braces_are_written_twice():
+    assert parse("{{{a}}}") == (("{", False), ("a", True), ("}", False))
+
+
+@given(question=ANY_TEXT, answer=ANY_TEXT.filter(str.strip))
+def test_of_a_prompt_only_the_response_is_learned(question, answer):
+    document = Prompt(type="prompt", prompt="{q}", response="{a}")
+    pieces = pieces_of(Reading(document=document), {"q": question, "a": answer})
+    assert "".join(p.text for p in pieces if not p.learn) == question
+    assert "".join(p.text for p in pieces if p.learn) == answer
+    assert [p.learn for p in pieces] == ([False, True] if question else [True])
+
+
+def test_a_long_prompt_and_a_long_response_come_in_pieces():
+    document = Prompt(type="prompt", prompt="{q}", response="{a}")
+    row = {"q": "q" * (PIECE + 1), "a": "a" * (2 * PIECE + 1)}
+    pieces = pieces_of(Reading(document=document), row)
+    assert [(len(p.text), p.learn) for p in pieces] == [
+        (PIECE, False),
+        (1, False),
+        (PIECE, True),
+        (PIECE, True),
+        (1, True),
+    ]
+
+
+def test_an_empty_response_is_refused():
+    document = Prompt(type="prompt", prompt="{q}", response=" {a}\n")
+    assert refused(Reading(document=document), {"q": "x", "a": ""}).problem == "has an empty response"
+
+
+def test_half_of_a_surrogate_pair_is_told_with_its_key():
+    row = {"a": "fine", "b": "\ud800"}
+    for reading in (Reading(keys=("a", "b")), Reading(document=template_of("{a}{b}"))):
+        assert refused(reading, row).problem == "'b' has half of a surrogate pair, which is no text"
+
+
+def test_the_characters_of_the_whole_document_count_when_short_and_long_ones_are_left_out():
+    document = Prompt(type="prompt", prompt="{q}", response="{a}")
+    reading = Reading(document=document, shortest=4, longest=5)
+    for lengths, expected in (((1, 2), "fewer than min_characters = 4"), ((3, 3), "more than max_characters = 5")):
+        found = refused(reading, {"q": "é" * lengths[0], "a": "é" * lengths[1]})
+        assert found.filtered
+        assert found.problem == f"has {sum(lengths)} characters, {expected}"
+    assert len(pieces_of(reading, {"q": "ab", "a": "cd"})) == 2
+
+
+def test_the_keys_that_are_needed_are_those_that_documents_are_made_of():
+    def needed(document: Document) -> tuple[str, ...] | None:
+        return needed_keys(Reading(document=document))
+
+    assert needed_keys(Reading(keys=("a", "b"))) == ("a", "b")
+    assert needed(template_of("{b}{a}{b}")) == ("b", "a")
+    assert needed(Prompt(type="prompt", prompt="{a}", response="{b}{a}")) == ("a", "b")
+    assert needed(Labelled(type="labelled", texts=("a", "b"), label="c")) == ("a", "b", "c")
+    assert needed(Image(type="image", label=False)) == ("image",)
+    assert needed(Chat(type="chat")) is None
+
+
+def test_the_signature_tells_apart_what_makes_other_documents_and_nothing_else():
+    readings = [
+        Reading(),
+        Reading(keys=("a",)),
+        Reading(keys=("a", "b")),
+        Reading(document=template_of("{a}")),
+        Reading(document=template_of("{b}")),
+        Reading(document=Prompt(type="prompt", prompt="{a}", response="{a}")),
+        Reading(shortest=1),
+        Reading(longest=1),
+        Reading(dtype="uint16"),
+    ]
+    signatures = [str(reading.signature) for reading in readings]
+    assert len(set(signatures)) == len(readings)
+    assert Reading(keys=("a",)).signature == Reading(keys=("a",)).signature

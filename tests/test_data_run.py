@@ -1,0 +1,106 @@
+"""Training on data that is still being tokenised, and on documents of which only a part is learned."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+from data_room import tokenizer_file
+from trainer import RECIPE, WORDS, Trainer, arrays, losses, trainkit, workplace
+
+from trainkit.events.log import read
+
+GROWING = RECIPE.replace("held_out = 0.1", "shuffle = { window = 32 }").replace(
+    'path = "text/*.txt"', 'path = "large.jsonl"'
+)
+PROMPTS = RECIPE.replace(
+    'path = "text/*.txt"', 'path = "qa.jsonl"\ndocument = { type = "prompt", prompt = "{q}? ", response = "{a}" }'
+)
+
+
+def large(directory: Path, megabytes: int) -> None:
+    """A file of lines that takes some seconds to tokenise."""
+    chance = random.Random(1)
+    texts = [" ".join(chance.choices(WORDS, k=2000)) for _ in range(100)]
+    with (directory / "large.jsonl").open("w") as out:
+        for number in range(megabytes * 100):
+            out.write(json.dumps({"text": f"{number} {texts[number % 100]}"}) + "\n")
+
+
+def test_a_run_begins_before_its_data_is_tokenised_and_killed_ends_as_if_all_had_been_there(
+    tmp_path: Path,
+) -> None:
+    ready = workplace(tmp_path / "ready", GROWING, documents=0)
+    fresh = workplace(tmp_path / "fresh", GROWING, documents=0)
+    for directory in (ready, fresh):
+        large(directory, 40)
+    assert trainkit(ready, "cache-data", "tiny.toml").returncode == 0
+    done = trainkit(ready, "run", "tiny.toml", "--plain")
+    assert done.returncode == 0, done.stderr
+
+    def is_tokenised(run: Path) -> bool:
+        return any(e["type"] == "cache_progress" and e["what"] == "train" and e["done"] for e in read(run))
+
+    with Trainer(fresh, "run", "tiny.toml", "--plain") as trainer:
+        assert trainer.until(lambda e: e["type"] == "step" and e["step"] >= 8), (fresh / "output.txt").read_text()
+        trainer.kill()
+    assert not is_tokenised(fresh / "runs" / "tiny"), "the corpus is too small to show anything"
+    done = trainkit(fresh, "resume", "runs/tiny", "--plain")
+    assert done.returncode == 0, done.stderr
+    assert losses(fresh / "runs" / "tiny") == losses(ready / "runs" / "tiny")
+    assert arrays(fresh / "runs" / "tiny", 24) == arrays(ready / "runs" / "tiny", 24)
+
+
+def test_what_cannot_be_read_ends_a_run_that_has_begun_with_its_line(tmp_path: Path) -> None:
+    workplace(tmp_path, GROWING.replace("steps = 24", "steps = 100000"), documents=0)
+    large(tmp_path, 20)
+    with (tmp_path / "large.jsonl").open("a") as out:
+        out.write("{not json\n")
+    done = trainkit(tmp_path, "run", "tiny.toml", "--plain")
+    assert done.returncode == 2, done.stderr
+    assert "large.jsonl:2001" in done.stderr and "is not JSON" in done.stderr and 'on_error = "skip"' in done.stderr
+
+
+def test_packed_prompts_padded_prompts_and_windows_train_and_resume(tmp_path: Path) -> None:
+    chance = random.Random(0)
+    workplace(tmp_path, PROMPTS, documents=0)
+    rows = [{"q": " ".join(chance.choices(WORDS, k=5)), "a": " ".join(chance.choices(WORDS, k=9))} for _ in range(400)]
+    (tmp_path / "qa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, encoding in {
+        "pack": '{ type = "pack" }',
+        "pad": '{ type = "pad", buckets = [16, 24] }',
+        "windows": '{ type = "windows", stride = 16 }',
+        "concatenate": '{ type = "concatenate", separate = true }',
+    }.items():
+        override = ["--set", f"data.encoding={encoding}"]
+        whole = trainkit(tmp_path, "run", "tiny.toml", "--plain", "--name", name, *override)
+        assert whole.returncode == 0, whole.stderr
+        by_step = losses(tmp_path / "runs" / name)
+        assert by_step[24] < by_step[1] - 0.5
+        parts = [*override, "--name", f"{name}-parts"]
+        assert trainkit(tmp_path, "run", "tiny.toml", "--plain", "--set", "train.steps=24", *parts).returncode == 0
+        again = trainkit(tmp_path, "resume", f"{name}-parts/12", "--plain")
+        assert again.returncode == 0, again.stderr
+        assert arrays(tmp_path / "runs" / f"{name}-parts", 24) == arrays(tmp_path / "runs" / name, 24)
+
+
+def test_documents_in_which_nothing_is_learned_end_the_run_before_its_first_step(tmp_path: Path) -> None:
+    workplace(tmp_path, RECIPE, documents=0)
+    tokens = tmp_path / "tokens.parquet"
+    _masked(tokens)
+    source = f'[{{type="tokens", path="{tokens}"}}]'
+    recipe = ["run", "tiny.toml", "--plain", "--set", f"data.train={source}", "--set", "data.held_out=0.0"]
+    file = tokenizer_file(tmp_path)
+    done = trainkit(tmp_path, *recipe, "--set", f'tokenizer={{path="{file}"}}')
+    assert done.returncode == 2, done.stderr
+    assert "none are learned" in done.stderr and "inspect" in done.stderr
+    assert not [event for event in read(tmp_path / "runs" / "tiny") if event["type"] == "step"]
+
+
+def _masked(path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    rows = [[i % 200 + 1 for i in range(50)] for _ in range(50)]
+    parquet.write_table(pyarrow.table({"tokens": rows, "learned": [[False] * 50 for _ in rows]}), path)

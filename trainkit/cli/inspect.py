@@ -1,0 +1,92 @@
+"""`trainkit inspect`: the exact batch of any step, past or future, decoded."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainkit.cli.cache import shown
+from trainkit.errors import TrainkitError
+from trainkit.recipe import Recipe
+from trainkit.recipe.load import load, located
+
+if TYPE_CHECKING:
+    from trainkit.data.show import ShownRow
+
+#: Rows of a batch that are printed where nothing else is asked for.
+ROWS = 4
+_DIM, _LEARNED, _PLAIN = "\x1b[2m", "\x1b[32m", "\x1b[0m"
+
+
+def inspect(
+    what: str, overrides: Sequence[str], *, step: int | None, first: int, rows: int | None, as_json: bool
+) -> Iterator[str]:
+    """The lines that show the batch of `step`, or of the `first` steps.
+
+    What is not cached yet is tokenised: all of it, or with `data.shuffle` of a window or false what these batches need.
+
+    Raises:
+        TrainkitError: there is no such run or recipe, or its data cannot be used.
+    """
+    loaded = _loaded(what, overrides)
+    from trainkit.data.cache import begin, build
+    from trainkit.data.dataset import TrainSet, may_start_early
+    from trainkit.data.show import show
+
+    recipe = loaded.recipe
+    steps = range(first) if step is None else range(step, step + 1)
+    try:
+        with shown(sys.stderr.isatty()) as progress:
+            cache = (begin if may_start_early(recipe) else build)(recipe, progress=progress)
+        data = TrainSet(cache, recipe)
+        for number in steps:
+            yield from _lines(list(show(cache, data, number)), recipe, rows, as_json)
+        cache.close()
+    except TrainkitError as error:
+        raise located(error, loaded) from error
+
+
+def _loaded(what: str, overrides: Sequence[str]):  # type: ignore[no-untyped-def]
+    """The recipe at a path, or that of a run."""
+    if Path(what).is_file() or what.endswith(".toml"):
+        return load(Path(what), overrides)
+    from trainkit.cli.where import run_directory
+    from trainkit.run.directory import recipe_of
+
+    return recipe_of(run_directory(what), overrides)
+
+
+def _lines(batch: list[ShownRow], recipe: Recipe, rows: int | None, as_json: bool) -> Iterator[str]:
+    if as_json:
+        yield from (json.dumps(asdict(row), ensure_ascii=False) for row in batch[:rows])
+        return
+    step, most = batch[0].step, rows or ROWS
+    yield f"step {step} -> {step + 1}: {len(batch)} rows of {recipe.data.sequence_length} positions"
+    for row in batch[:most]:
+        yield ""
+        yield from row_lines(row, colour=sys.stdout.isatty())
+    if len(batch) > most:
+        yield f"\n{len(batch) - most} more rows: --rows {len(batch)}"
+
+
+def row_lines(row: ShownRow, *, colour: bool) -> Iterator[str]:
+    """A row as text. What is not learned is dim, or between ⟪ and ⟫ where there are no colours."""
+    label = f", label {row.label}" if row.label is not None else ""
+    yield f"row {row.row}: example {row.example} of {row.source}{label}"
+    for piece in row.pieces:
+        yield f"  {piece.where}" + (f", tokens {piece.first}–{piece.end - 1}" if piece.end else "")
+        text = "".join(_marked(text, learned, colour) for text, learned in piece.runs)
+        yield from (f"    | {line}" for line in text.splitlines())
+
+
+def _marked(text: str, learned: bool, colour: bool) -> str:
+    # a text of somebody else's must not move the cursor
+    inert = "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+    if not colour:
+        return inert if learned else f"⟪{inert}⟫"
+    mark = _LEARNED if learned else _DIM
+    return "\n".join(f"{mark}{line}{_PLAIN}" for line in inert.split("\n"))

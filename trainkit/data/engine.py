@@ -1,0 +1,99 @@
+"""Who tokenises: the threads of this process. What is to be done is plain data, so that it can be sent elsewhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from trainkit.data import growth, jobs, shards, storage
+from trainkit.data.encode import encode
+from trainkit.data.growth import Parts
+from trainkit.data.jobs import Later, Stop
+from trainkit.data.progress import Reporter
+from trainkit.data.shards import Encoding, Unit
+from trainkit.data.vocabulary import LoadedTokenizer
+
+
+@dataclass(frozen=True)
+class Work:
+    """A unit that is to be tokenised."""
+
+    unit: Unit
+    encoding: Encoding
+    cache: Path
+    tokenizer: LoadedTokenizer
+    on_error: str
+
+    def do(self, reporter: Reporter, stop: Stop) -> Parts:
+        """The shards of the unit: those that are there, or that are made now.
+
+        Raises:
+            Later: another process makes them.
+            TrainkitError: as `encode`.
+        """
+        first = self.encoding.splits[0]
+        there = growth.all_shards(self.cache, self.unit, self.encoding)
+        if there is not None and all(shards.may_be_used(part[first], self.unit, self.on_error) for part in there):
+            for part in there:
+                for shard in part.values():
+                    reporter.add(documents=shard.documents, bytes=shard.bytes, tokens=shard.tokens)
+        else:
+            with storage.claimed(self.cache / "locks" / self.unit.key(first, self.encoding)) as mine:
+                if not mine:
+                    raise Later
+                there = encode(
+                    self.unit,
+                    self.encoding,
+                    cache=self.cache,
+                    tokenizer=self.tokenizer,
+                    on_error=self.on_error,
+                    reporter=reporter,
+                    stop=stop,
+                )
+        size = sum(shard.bytes for part in there for shard in part.values())
+        reporter.add_done(source=growth.source_size(self.unit), bytes=size)
+        return there
+
+
+class Engine(Protocol):
+    def __call__(
+        self,
+        work: Sequence[Work],
+        *,
+        wanted: Callable[[int], bool],
+        on_result: Callable[[int, Parts | None], None],
+        reporter: Reporter,
+        stop: Stop,
+    ) -> None:
+        """Do all of it, in about this order, and call `on_result` with each number and what became of it, in this
+        thread. What is not `wanted` any more when its turn comes is not done: None. Calls `reporter.tick` every so
+        often. The first error ends the rest and is raised; `stop` raises `Stopped`."""
+
+
+def threads(workers: int | None = None) -> Engine:
+    """The threads of this process: as many as there are cores, but at most 4, where not given."""
+
+    def run(
+        work: Sequence[Work],
+        *,
+        wanted: Callable[[int], bool],
+        on_result: Callable[[int, Parts | None], None],
+        reporter: Reporter,
+        stop: Stop,
+    ) -> None:
+        def job(index: int, stop: Stop) -> Parts | None:
+            return work[index].do(reporter, stop) if wanted(index) else None
+
+        jobs.run(
+            [partial(job, index) for index in range(len(work))],
+            workers=workers or min(4, os.cpu_count() or 1),
+            tick=reporter.tick,
+            on_result=on_result,
+            stop=stop,
+        )
+
+    return run

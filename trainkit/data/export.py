@@ -1,0 +1,76 @@
+"""A cache as Parquet, which `[[data.train]] type = "tokens"` reads again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainkit.data.cache import Cache
+from trainkit.data.gate import place_of
+from trainkit.data.shards import LEARNED
+from trainkit.data.stream import Stream
+from trainkit.errors import TrainkitError
+
+
+def export(cache: Cache, directory: Path) -> list[Path]:
+    """Write every set of a cache as `SET-00000.parquet` …, a file a shard and a row a document; the files.
+
+    Columns: `tokens` (list of uint16 or uint32, the end-of-text token included), `learned` (list of bool, where some
+    tokens are no targets), `source` (file and line).
+
+    Raises:
+        TrainkitError: the directory cannot be written, or holds such files already.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    written: list[Path] = []
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, stream in {"train": cache.train, **cache.validation}.items():
+            for number, table in enumerate(_tables(cache, name, stream)):
+                path = directory / f"{name}-{number:05d}.parquet"
+                if path.exists():
+                    raise TrainkitError("there is such a file already", where=str(path), hint="name an empty directory")
+                parquet.write_table(pyarrow.table(table), path)
+                written.append(path)
+    except OSError as error:
+        raise TrainkitError(f"cannot write it: {error.strerror or error}", where=str(directory)) from error
+    return written
+
+
+def _tables(cache: Cache, name: str, stream: Stream) -> Iterator[dict[str, Any]]:
+    """The columns of each section's documents. A document that goes on in the next section is written with that."""
+    import pyarrow
+
+    own = "train" if name == "held-out" else name
+    waiting: list[np.ndarray] = []
+    waiting_marks: list[np.ndarray] = []
+    for number, section in enumerate(stream.sections):
+        arrays = stream.arrays(number)
+        tokens, documents = arrays.tokens[: section.tokens], section.entries
+        marks = np.full(len(tokens), LEARNED, np.uint8) if arrays.marks is None else arrays.marks[: section.tokens]
+        ends = arrays.ends[:documents].astype(np.int64)
+        if not documents:
+            waiting, waiting_marks = [*waiting, tokens], [*waiting_marks, marks]
+            continue
+        before = sum(map(len, waiting))
+        last = int(ends[-1])
+        offsets = np.concatenate([[0], ends + before]).astype(np.int64)
+        columns = {"tokens": np.concatenate([*waiting, tokens[:last]])}
+        if stream.marked:
+            columns["learned"] = (np.concatenate([*waiting_marks, marks[:last]]) & LEARNED).astype(bool)
+        waiting, waiting_marks = ([tokens[last:]], [marks[last:]]) if last < len(tokens) else ([], [])
+        table: dict[str, Any] = {
+            column: pyarrow.LargeListArray.from_arrays(offsets, pyarrow.array(values))
+            for column, values in columns.items()
+        }
+        records = arrays.documents[:documents]
+        table["source"] = [
+            place_of(cache, own, section.source, section.unit, int(file), int(index))
+            for file, index in zip(records["file"].tolist(), records["index"].tolist(), strict=True)
+        ]
+        yield table

@@ -1,0 +1,250 @@
+"""From a row of a source to a document: a text, a template, a prompt with its response; the other forms have files of
+their own."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from decimal import Decimal
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any
+
+from trainkit.data.forms_labelled import called
+from trainkit.data.pieces import Piece, Refused, text_pieces
+from trainkit.errors import TrainkitError
+from trainkit.recipe.document import Chat, Document, Image, Labelled, Prompt, Template
+from trainkit.recipe.source import HuggingFace
+
+if TYPE_CHECKING:
+    from trainkit.data.forms_chat import ChatTemplate
+
+#: What is wrong with a row, and how to mend it.
+Problem = tuple[str, str]
+
+_PARTS = re.compile(r"(\{\{|\}\})|\{([^{}]+)\}|([{}])")
+_TEXT_KEY = "text_key names the key that holds text"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the files of a source are read, beside what their kind says."""
+
+    keys: tuple[str, ...] = ()
+    """Of a row's texts, where it has no `document`; of an array in a table, the column's."""
+    document: Document | None = None
+    shortest: int | None = None
+    """Documents of fewer characters are left out."""
+    longest: int | None = None
+    dtype: str = ""
+    """Of a flat array."""
+    hub: HuggingFace | None = None
+    """The dataset, at the revision that is read."""
+    chat: ChatTemplate | None = None
+    """What conversations are written with; known once the tokenizer is."""
+    end_of_text: int | None = None
+    """The id with which documents end in a flat array; known once the tokenizer is."""
+
+    @cached_property
+    def signature(self) -> list[Any]:
+        """What decides, beside the bytes, which documents they are; JSON can say it."""
+        document = self.document and self.document.model_dump(mode="json")
+        chat = list(map(repr, astuple(self.chat))) if self.chat else None
+        return [list(self.keys), document, self.shortest, self.longest, self.dtype, chat, self.end_of_text]
+
+    @property
+    def has_special_tokens(self) -> bool:
+        """Whether the names of special tokens in its texts mean these tokens."""
+        return isinstance(self.document, Chat)
+
+
+def check(document: Document | None) -> None:
+    """Raises TrainkitError where a template cannot be understood."""
+    match document:
+        case Template():
+            _check_template("template", document.template, needs_key=True)
+        case Prompt():
+            _check_template("prompt", document.prompt, needs_key=False)
+            _check_template("response", document.response, needs_key=True)
+
+
+def needed_keys(reading: Reading) -> tuple[str, ...] | None:
+    """The keys of a row that its document is made of; None where any may be."""
+    match reading.document:
+        case None:
+            found: Iterable[str] = reading.keys
+        case Template(template=template):
+            found = _keys(template)
+        case Prompt(prompt=prompt, response=response):
+            found = _keys(prompt) + _keys(response)
+        case Labelled(texts=texts, label=label):
+            found = (*texts, label)
+        case Image(image=image, label=label):
+            found = (image, label) if isinstance(label, str) else (image,)
+        case Chat():
+            # templates may use others beside the messages, such as tools
+            return None
+    return tuple(dict.fromkeys(found))
+
+
+def make(reading: Reading, row: Mapping[str, Any], index: int, base: str = "") -> list[Piece] | Refused:
+    """The document that a row becomes. `base` is the directory that paths in the row count from.
+
+    What is refused has no place yet.
+    """
+    try:
+        pieces = _make(reading, row, index, base)
+    except UnicodeEncodeError:
+        return _surrogates(reading, row)
+    if isinstance(pieces, tuple):
+        return Refused("", *pieces)
+    if pieces and pieces[0].ids is not None:
+        return pieces
+    return refused_length(reading, sum(len(piece.text) for piece in pieces)) or pieces
+
+
+def refused_length(reading: Reading, characters: int) -> Refused | None:
+    """Why a document of so many characters is left out, if it is."""
+    if reading.shortest is not None and characters < reading.shortest:
+        limit = f"fewer than min_characters = {reading.shortest}"
+    elif reading.longest is not None and characters > reading.longest:
+        limit = f"more than max_characters = {reading.longest}"
+    else:
+        return None
+    return Refused("", f"has {characters} characters, {limit}", filtered=True)
+
+
+def missing(key: str, found: Iterable[str], setting: str = "text_key") -> Problem:
+    """That a row or a table has no such key. `setting` is where the recipe names it, such as `document.prompt`."""
+    names = list(found)
+    close = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
+    usual = ("text", "content", "body") if setting == "text_key" else ()
+    guess = close[0] if close else next((name for name in usual if name in names), None)
+    shown = ", ".join(f"'{name}'" for name in names[:8]) + (", …" if len(names) > 8 else "") or "none"
+    if setting == "text_key":
+        hint = f'did you mean text_key = "{guess}"?' if guess else "set text_key to the one that holds text"
+    else:
+        hint = (f"did you mean '{guess}'? " if guess else "") + f"{setting} says which keys are taken"
+    return f"has no '{key}'; found: {shown}", hint
+
+
+def missing_column(reading: Reading, names: Sequence[str]) -> Refused | None:
+    """That a table lacks a column that all its documents need, if it does."""
+    for key in needed_keys(reading) or ():
+        if key not in names:
+            return Refused("", *missing(key, names, "document" if reading.document else "text_key"))
+    return None
+
+
+def _make(reading: Reading, row: Mapping[str, Any], index: int, base: str) -> list[Piece] | Problem:
+    match reading.document:
+        case None:
+            return _texts(reading.keys, row, index)
+        case Template(template=template):
+            text = _fill("document.template", template, row)
+            return text if isinstance(text, tuple) else list(text_pieces(index, [text]))
+        case Prompt():
+            return _prompt(reading.document, row, index)
+        case Chat():
+            from trainkit.data.forms_chat import make_chat
+
+            assert reading.chat is not None, "the chat template is resolved before anything is read"
+            return make_chat(reading.document, reading.chat, row, index)
+        case Labelled():
+            from trainkit.data.forms_labelled import make_labelled
+
+            return make_labelled(reading.document, row, index)
+        case Image():
+            from trainkit.data.forms_image import make_image
+
+            return make_image(reading.document, row, index, base)
+
+
+def _texts(keys: tuple[str, ...], row: Mapping[str, Any], index: int) -> list[Piece] | Problem:
+    texts: list[str] = []
+    for key in keys:
+        if key not in row:
+            return missing(key, row)
+        if not isinstance(row[key], str):
+            return f"'{key}' is {called(row[key])}, not a string", _TEXT_KEY
+        texts.append(row[key])
+    return list(text_pieces(index, ["\n\n".join(texts)]))
+
+
+def _prompt(document: Prompt, row: Mapping[str, Any], index: int) -> list[Piece] | Problem:
+    prompt = _fill("document.prompt", document.prompt, row)
+    response = _fill("document.response", document.response, row)
+    if isinstance(prompt, tuple):
+        return prompt
+    if isinstance(response, tuple):
+        return response
+    if not response.strip():
+        return "has an empty response", "there is nothing to learn from it"
+    given = [replace(piece, last=False) for piece in text_pieces(index, [prompt], learn=False)] if prompt else []
+    learned = list(text_pieces(index, [response]))
+    if given:
+        learned[0] = replace(learned[0], first=False)
+    return given + learned
+
+
+def _fill(setting: str, template: str, row: Mapping[str, Any]) -> str | Problem:
+    text = []
+    for part, is_key in parse(template):
+        if not is_key:
+            text.append(part)
+        elif part not in row:
+            return missing(part, row, setting)
+        elif isinstance(value := row[part], str):
+            text.append(value)
+        elif isinstance(value, int | float | Decimal) and not isinstance(value, bool):
+            text.append(str(value))
+        else:
+            return f"'{part}' is {called(value)}, neither a string nor a number", ""
+    return "".join(text)
+
+
+@lru_cache
+def parse(template: str) -> tuple[tuple[str, bool], ...]:
+    """A template as (text, False) and (key, True) by turns. Raises ValueError where a brace is not closed or empty."""
+    parts: list[tuple[str, bool]] = []
+    end = 0
+    for found in _PARTS.finditer(template):
+        parts.append((template[end : found.start()], False))
+        end = found.end()
+        doubled, key, stray = found.groups()
+        if stray:
+            raise ValueError(f"the '{stray}' at character {found.start() + 1} belongs to no key in braces")
+        parts.append((doubled[0], False) if doubled else (key, True))
+    parts.append((template[end:], False))
+    return tuple((text, is_key) for text, is_key in parts if text)
+
+
+def _keys(template: str) -> tuple[str, ...]:
+    return tuple(part for part, is_key in parse(template) if is_key)
+
+
+def _check_template(name: str, template: str, *, needs_key: bool) -> None:
+    try:
+        keys = _keys(template)
+    except ValueError as error:
+        problem = str(error)
+    else:
+        if keys or not needs_key:
+            return
+        problem = "it has no key in braces, so that every document would be the same"
+    raise TrainkitError(
+        f'document.{name} = "{template}": {problem}',
+        where="data.train",
+        hint='write a row\'s keys in braces, and braces twice: "{question} {{…}}"',
+    )
+
+
+def _surrogates(reading: Reading, row: Mapping[str, Any]) -> Refused:
+    """That a text of the row cannot be written as UTF-8, and which."""
+    for key in needed_keys(reading) or row:
+        try:
+            str(row.get(key, "")).encode()
+        except UnicodeEncodeError:
+            return Refused("", f"'{key}' has half of a surrogate pair, which is no text")
+    return Refused("", "has half of a surrogate pair, which is no text")

@@ -1,0 +1,239 @@
+"""Conversations as pieces of text: written with a chat template, and learned where the assistant speaks.
+
+What is learned goes by the template's own blocks `{% generation %}…{% endgeneration %}`; where it has none, by what
+each turn of the assistant adds to the text before it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trainkit.data.chat_template import (
+    BEGIN,
+    END,
+    ChatTemplate,
+    has_generation_blocks,
+    render,
+    render_marked,
+    resolve_template,
+)
+from trainkit.data.forms_labelled import as_document, called, missing_key
+from trainkit.data.pieces import Piece, text_pieces
+from trainkit.errors import TrainkitError
+from trainkit.recipe.document import Chat
+
+__all__ = ["ChatTemplate", "make_chat", "render", "resolve_template"]
+
+Message = dict[str, Any]
+#: Where in a text something that is learned begins and ends, in characters.
+Span = tuple[int, int]
+
+#: Roles as ShareGPT and its like name them.
+_ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "system": "system",
+    "tool": "tool",
+}
+
+
+def make_chat(
+    document: Chat, template: ChatTemplate, row: Mapping[str, Any], index: int
+) -> list[Piece] | tuple[str, str]:
+    """A row's conversation as the template writes it, in pieces that are learned or not. Else (problem, hint).
+
+    Messages are `{"role": …, "content": …}` or ShareGPT's `{"from": …, "value": …}`. The template is given all that a
+    message holds (but what is null: tables store that for what is not there), and all other keys of the row; `tools`
+    may be JSON in a string. What the template writes to end the assistant's turn is learned with it.
+    """
+    try:
+        messages, values = _messages(row, document.key), _values(row, document.key)
+        turns = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
+        if not turns and document.learn != "all":
+            roles = ", ".join(f"'{role}'" for role in dict.fromkeys(message["role"] for message in messages))
+            raise TrainkitError(
+                f"'{document.key}' has no turn of the assistant, so nothing to learn; roles found: {roles}",
+                hint='the assistant\'s turns have the role "assistant"; to learn the whole text: learn = "all"',
+            )
+        messages, text = _as_taken(template, messages, values)
+        if document.learn == "all":
+            learned = [(0, len(text))]
+        elif has_generation_blocks(template):
+            learned = _enclosed(template, messages, values, text)
+            if document.learn == "last":
+                learned = learned[_blocks_before(template, messages[: turns[-1]], values) :]
+        else:
+            wanted = turns if document.learn == "assistant" else turns[-1:]
+            learned = _added(document, template, messages, values, wanted, text)
+        if not any(start < end for start, end in learned):
+            raise TrainkitError(
+                "the template writes nothing that is to be learned", hint=f"the template is {template.origin}"
+            )
+    except TrainkitError as error:
+        return error.problem, error.hint
+    return _pieces(index, text, learned)
+
+
+def _messages(row: Mapping[str, Any], key: str) -> list[Message]:
+    if key not in row:
+        problem, hint = missing_key(key, row, "key", guesses=("messages", "conversations", "conversation", "chat"))
+        raise TrainkitError(problem, hint=hint)
+    found = row[key]
+    if not isinstance(found, list | tuple):
+        raise TrainkitError(f"'{key}' is {called(found)}, not a list of messages", hint=_LOOKS)
+    if not found:
+        raise TrainkitError(f"'{key}' is empty", hint=_LOOKS)
+    return [_message(message, f"{key}[{k}]") for k, message in enumerate(found)]
+
+
+_LOOKS = 'conversations look like [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]'
+
+
+def _message(found: Any, where: str) -> Message:
+    """A message with a role; its content is text or a list of parts, or is not there because it calls a tool."""
+    if not isinstance(found, Mapping):
+        raise TrainkitError(f"{where} is {called(found)}, not an object", hint=_LOOKS)
+    message = _without_nulls(found)
+    if "role" not in message and isinstance(name := message.pop("from", None), str):
+        if name not in _ROLES:
+            raise TrainkitError(f"{where} is from '{name}'; known are {', '.join(_ROLES)}", hint=_LOOKS)
+        message = {"role": _ROLES[name], "content": message.pop("value", None), **message}
+    for key in ("role", "content"):
+        value = message.get(key)
+        if value is None and key == "content" and "tool_calls" in message:
+            if key in found:
+                message[key] = None
+        elif value is None:
+            names = ", ".join(f"'{name}'" for name in found) or "none"
+            raise TrainkitError(f"{where} has no {key}; keys found: {names}", hint=_LOOKS)
+        elif key == "content" and isinstance(value, list | tuple):
+            message[key] = [_without_nulls(part) if isinstance(part, Mapping) else part for part in value]
+        elif not isinstance(value, str):
+            raise TrainkitError(f"the {key} of {where} is {called(value)}, not a string", hint=_LOOKS)
+    return message
+
+
+def _without_nulls(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _values(row: Mapping[str, Any], key: str) -> dict[str, Any]:
+    values = {name: value for name, value in row.items() if name != key}
+    if isinstance(tools := values.get("tools"), str):
+        try:
+            values["tools"] = json.loads(tools) if tools.strip() else None
+        except ValueError as error:
+            raise TrainkitError(f"'tools' is a string that is no JSON: {error}") from error
+    return values
+
+
+def _as_taken(template: ChatTemplate, messages: list[Message], values: Mapping[str, Any]) -> tuple[list[Message], str]:
+    """The messages and their text. Where the template takes no lists of parts, parts that are all text are joined."""
+    lists = [message["content"] for message in messages if isinstance(message.get("content"), list)]
+    try:
+        text = render(template, messages, values=values)
+        if not any(str(parts) in text for parts in lists):
+            return messages, text
+        failed = TrainkitError(
+            "the chat template takes no content in parts: it writes the list as Python would",
+            hint=f"the template is {template.origin}",
+        )
+    except TrainkitError as error:
+        failed = error
+    if not lists or not all(isinstance(part, dict) and part.get("type") == "text" for each in lists for part in each):
+        raise failed
+    joined = [
+        {**message, "content": "".join(str(part.get("text", "")) for part in message["content"])}
+        if isinstance(message.get("content"), list)
+        else message
+        for message in messages
+    ]
+    return joined, render(template, joined, values=values)
+
+
+def _enclosed(template: ChatTemplate, messages: list[Message], values: Mapping[str, Any], text: str) -> list[Span]:
+    """What the template's generation blocks enclose, outermost ones; also those that enclose nothing."""
+    spans: list[Span] = []
+    marked = render_marked(template, messages, values=values)
+    position = begin = depth = 0
+    for part in re.split(f"([{BEGIN}{END}])", marked):
+        if part == BEGIN:
+            begin = begin if depth else position
+            depth += 1
+        elif part == END:
+            depth -= 1
+            if depth == 0:
+                spans.append((begin, position))
+        else:
+            position += len(part)
+    if depth or marked.replace(BEGIN, "").replace(END, "") != text:
+        raise TrainkitError(
+            "the chat template changes its text behind a {% generation %} block (such as by a trim), so where the block"
+            " is in the text cannot be told",
+            hint=f"change it inside of the block; the template is {template.origin}",
+        )
+    return spans
+
+
+def _blocks_before(template: ChatTemplate, messages: list[Message], values: Mapping[str, Any]) -> int:
+    """How many generation blocks the text of these messages has: which these are does not change with what follows,
+    though their text may."""
+    if not messages:
+        return 0
+    return len(_enclosed(template, messages, values, render(template, messages, values=values)))
+
+
+def _added(
+    document: Chat,
+    template: ChatTemplate,
+    messages: list[Message],
+    values: Mapping[str, Any],
+    turns: Sequence[int],
+    text: str,
+) -> list[Span]:
+    """What each of these turns adds to the text before it, the words that ask for an answer included in the latter."""
+
+    def write(count: int, *, prompt: bool) -> str:
+        return render(template, messages[:count], add_generation_prompt=prompt, values=values)
+
+    spans: list[Span] = []
+    for k in turns:
+        before = write(k, prompt=True)
+        upto = text if k + 1 == len(messages) else write(k + 1, prompt=False)
+        if not upto.startswith(before):
+            raise _unclear(document, f"{document.key}[{k}] does not go on from the text that asks for it")
+        if not text.startswith(upto):
+            raise _unclear(document, f"the text up to {document.key}[{k}] is another one when more turns follow")
+        spans.append((len(before), len(upto)))
+    return spans
+
+
+def _unclear(document: Chat, found: str) -> TrainkitError:
+    ways = ['learn = "all"']
+    if document.learn == "assistant":
+        ways.insert(0, 'learn = "last" (the last turn only)')
+    return TrainkitError(
+        f"what is learned cannot be told, as the chat template has no {{% generation %}} blocks, and {found}",
+        hint="use a template with {% generation %} … {% endgeneration %} around what the assistant says,"
+        f" or {' or '.join(ways)}",
+    )
+
+
+def _pieces(index: int, text: str, learned: Sequence[Span]) -> list[Piece]:
+    """The text in its order; neighbours that are both learned, or both not, are one piece."""
+    runs: list[tuple[str, bool]] = []
+    position = 0
+    for begin, end in (*learned, (len(text), len(text))):
+        start = max(begin, position)
+        for run, learn in ((text[position:start], False), (text[start:end], True)):
+            if run and runs and runs[-1][1] is learn:
+                runs[-1] = (runs[-1][0] + run, learn)
+            elif run:
+                runs.append((run, learn))
+        position = end
+    return as_document([piece for run, learn in runs for piece in text_pieces(index, [run], learn=learn)])

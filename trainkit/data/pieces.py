@@ -1,0 +1,87 @@
+"""Documents as they are read: a piece at a time, so that no file is ever held whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+#: Longer texts are tokenised in pieces of at most so many characters.
+PIECE = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A document, or a part of one: of one so long that it is tokenised in parts, or whose parts are learned or not.
+
+    It has either `text` or `ids`.
+    """
+
+    index: int
+    """Of the document in its file, from 0: its row; for lines the line's number less one."""
+    text: str = ""
+    ids: np.ndarray | None = None
+    """What needs no tokenising, (n,): token ids, or the bytes of an image's pixels in rows of RGB."""
+    bytes: int = 0
+    """Of the text in UTF-8."""
+    first: bool = True
+    """Whether the document begins with it."""
+    last: bool = True
+    """Whether the document ends with it."""
+    learn: bool = True
+    """Whether its tokens are targets."""
+    second: bool = False
+    """Whether it is the second text of a pair."""
+    label: int = -1
+    """Of the document, on its first piece; -1 where it has none."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A document that cannot be used: where it is (`:line`, `:byte 17`, `:row 3` or nothing, after the file's name),
+    and why."""
+
+    place: str
+    problem: str
+    hint: str = ""
+    filtered: bool = False
+    """It could be read, but the recipe asks for longer or shorter ones: never an error."""
+
+
+#: Told of each document that cannot be used: raises, or counts it and returns.
+Refuse = Callable[[Refused], None]
+
+
+@dataclass(frozen=True)
+class Span:
+    """A part of a file that can be read by itself."""
+
+    start: int
+    """Byte of a file of lines, row group of Parquet, row of a dataset: its first."""
+    end: int
+    """One past the last."""
+    first: int
+    """The index of its first document in the whole file."""
+    digest: str
+    """Of its content; where the content is known by the file's digest alone, empty."""
+
+
+def text_pieces(index: int, parts: Iterable[str], *, learn: bool = True) -> Iterator[Piece]:
+    """A document that comes in parts, cut where tokenisers cut too: after a line end that a non-space follows."""
+    waiting, first = "", True
+    for part in parts:
+        waiting += part
+        while len(waiting) > PIECE:
+            cut = _cut(waiting)
+            text, waiting = waiting[:cut], waiting[cut:]
+            yield Piece(index=index, text=text, bytes=len(text.encode()), first=first, last=False, learn=learn)
+            first = False
+    yield Piece(index=index, text=waiting, bytes=len(waiting.encode()), first=first, last=True, learn=learn)
+
+
+def _cut(text: str) -> int:
+    end = text.rfind("\n", PIECE // 2, PIECE)
+    while end >= 0 and text[end + 1].isspace():
+        end = text.rfind("\n", PIECE // 2, end)
+    return end + 1 if end >= 0 else PIECE

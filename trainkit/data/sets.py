@@ -1,0 +1,109 @@
+"""The sets of a recipe: what is trained on, what is held out from it, and the validation sets of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainkit.data import shards, splits, tokenizer
+from trainkit.data.growth import Source, Streams
+from trainkit.data.ledger import Ledger
+from trainkit.data.reading import Listing
+from trainkit.data.shards import Encoding
+from trainkit.data.sources import SourceFile
+from trainkit.data.splits import Split
+from trainkit.data.tokenizer import LoadedTokenizer
+from trainkit.errors import TrainkitError
+from trainkit.recipe import Recipe
+from trainkit.recipe.data import Data
+from trainkit.recipe.document import Image
+from trainkit.recipe.source import Rows
+from trainkit.recipe.source import Source as SourceSpec
+
+
+@dataclass(frozen=True)
+class Set:
+    """The sources of one set of the recipe."""
+
+    name: str
+    sources: tuple[Source, ...]
+    streams: Mapping[Split, Streams]
+    weights: tuple[float, ...]
+    """How much sooner than the others a source is needed."""
+
+
+def sets_of(recipe: Recipe, listing: Listing, codec: LoadedTokenizer) -> list[Set]:
+    """The training set, then the validation sets that have sources of their own."""
+    data = recipe.data
+    trained = len(data.train)
+    own = zip(data.validation_names, data.validation, listing.files[trained:], strict=False)  # "held-out" has none
+    return [
+        _set("train", data, data.train, listing.files[:trained], listing, codec, data.held_out),
+        *(_set(name, data, [spec], [files], listing, codec, 0.0) for name, spec, files in own),
+    ]
+
+
+def _set(
+    name: str,
+    data: Data,
+    specs: Sequence[SourceSpec],
+    files: Sequence[Sequence[SourceFile]],
+    listing: Listing,
+    codec: LoadedTokenizer,
+    held_out: float,
+) -> Set:
+    encoding = _encoding(data, codec, held_out)
+    streams = {s: Streams(Path(data.cache), encoding.dtype, len(specs)) for s in encoding.splits}
+    sources = []
+    for number, (spec, its_files) in enumerate(zip(specs, files, strict=True)):
+        units = tuple(shards.units(tokenizer.resolved(its_files, codec), listing.contents))
+        sources.append(Source(number, units, encoding, spec.limit, streams))
+    weights = [spec.weight[0][1] if isinstance(spec.weight, tuple) else spec.weight or 1.0 for spec in specs]
+    return Set(name, tuple(sources), streams, tuple(weights))
+
+
+def _encoding(data: Data, codec: LoadedTokenizer, held_out: float) -> Encoding:
+    """What decides about the tokens. Raises TrainkitError where the tokenizer has no token that is asked for."""
+    first = data.train[0]
+    if isinstance(first, Rows) and isinstance(first.document, Image):
+        return Encoding("pixels", "uint8", held_out, bos=False, eos=False)
+    if data.encoding.bos and codec.beginning_of_text is None:
+        raise TrainkitError(
+            "the tokenizer has no beginning-of-text token", where="data.encoding.bos", hint="leave it away, or false"
+        )
+    return Encoding(codec.fingerprint, codec.dtype, held_out, data.encoding.bos, data.encoding.eos)
+
+
+def usable(source: Source, directory: Path, on_error: str) -> Mapping[Split, Ledger] | None:
+    """The ledgers of a source, unless they leave out documents that may not be left out."""
+    found = source.find(directory)
+    if found is None:
+        return None
+    first = found[source.encoding.splits[0]]
+    pairs = zip(first.shards, first.units, strict=True)
+    return found if all(shards.may_be_used(shard, source.units[unit], on_error) for shard, unit in pairs) else None
+
+
+def check_not_empty(data: Data, one: Set) -> None:
+    first: Split = one.sources[0].encoding.splits[0]
+    stream = one.streams[first].all
+    if not stream.tokens and one.name != "train":
+        raise TrainkitError(f"the validation set '{one.name}' holds no text", where="data.validation")
+    if not stream.tokens:
+        there = [shard for source in one.sources for shard in source.shards]
+        empty, refused = sum(shard.empty for shard in there), sum(shard.refused for shard in there)
+        raise TrainkitError(
+            f"the training data holds no text: {empty:,} empty and {refused:,} unreadable documents"
+            + (f"; of the others each is held out by held_out = {data.held_out}" if data.held_out else ""),
+            where="data.train",
+            hint="give more text" + (", or a smaller data.held_out" if data.held_out else ""),
+        )
+    if data.held_out and one.name == "train" and not one.streams["held-out"].all.tokens:
+        documents = f"{stream.documents:,} document{'s' if stream.documents > 1 else ''}"
+        raise TrainkitError(
+            f"held_out = {data.held_out} of {documents} holds none out: each is held out whole or not at all, but"
+            f" for text files of at least {splits.shortest_divided(data.held_out):,} characters",
+            where="data.held_out",
+            hint="raise it, give more text, give a [[data.validation]] of its own instead, or set it to 0",
+        )
