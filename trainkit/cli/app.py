@@ -232,6 +232,32 @@ def runs(
 
 
 @app.command()
+def compare(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN RUN…", help="Two runs or more.")],
+) -> None:
+    """Say what differs between runs: their recipes, and what came of it."""
+    from trainkit.cli.compare import compare
+
+    if len(runs) < 2:
+        raise typer.BadParameter("name at least two runs")
+    print(compare(runs))
+
+
+@app.command()
+def track(
+    run: RunName,
+    table: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write its numbers to a .csv or .parquet instead.", show_default=False),
+    ] = None,
+) -> None:
+    """Bring Aim up to date with a run's log, also long after; or write it as a table."""
+    from trainkit.cli.track import track
+
+    print(track(run, table=table))
+
+
+@app.command()
 def verify(run: RunOrStep) -> None:
     """Read every byte of a run's checkpoints, or of one, and compare with their checksums."""
     from trainkit.cli.look import verify

@@ -51,14 +51,14 @@ def runs(directory: Path) -> str:
     """A table of the runs below a directory, the newest last."""
     if not directory.is_dir():
         raise TrainkitError("there is no such directory", where=str(directory), hint="trainkit run RECIPE makes runs/")
-    views = [(path, _view(path)) for path in runs_in(directory)]
+    views = [(path, view_of(path)) for path in runs_in(directory)]
     if not views:
         return f"no runs in {directory}"
     views.sort(key=lambda found: found[1].last_event or 0.0)
     now = time.time()
     rows: list[tuple[str, ...]] = [("RUN", "STATE", "STEP", "LOSS", "LAST EVENT")]
     rows += [_row(path, view, now) for path, view in views]
-    return "\n".join(_aligned(rows))
+    return "\n".join(aligned(rows))
 
 
 def verify(run: str) -> int:
@@ -84,7 +84,8 @@ def verify(run: str) -> int:
     return FAILED if damaged else DONE
 
 
-def _view(directory: Path) -> View:
+def view_of(directory: Path) -> View:
+    """What a run's log says."""
     view, tail = View(), Tail(directory)
     while events := tail.poll():
         for event in events:
@@ -100,6 +101,7 @@ def _row(path: Path, view: View, now: float) -> tuple[str, ...]:
     return inert(path.name), state(view, now, alive(view)), f"{view.step}/{total}", said, age
 
 
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Lines of columns as wide as their widest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

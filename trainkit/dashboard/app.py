@@ -18,13 +18,15 @@ from textual.containers import Container
 from textual.events import Resize
 from textual.notifications import SeverityLevel
 from textual.timer import Timer
-from textual.widgets import Footer
+from textual.widgets import ContentSwitcher, Footer
 
 from trainkit.dashboard import theme
+from trainkit.dashboard.pages import PAGES, Page
 from trainkit.dashboard.panels.charts import LossChart, MetricChart
 from trainkit.dashboard.panels.header import Header
 from trainkit.dashboard.panels.lines import LogLines, SampleLines
 from trainkit.dashboard.panels.machine import Machine
+from trainkit.dashboard.panels.tabs import Tabs
 from trainkit.dashboard.picture import export_svg, once
 from trainkit.dashboard.screens import ConfirmStop, Help
 from trainkit.dashboard.source import Source
@@ -38,6 +40,8 @@ __all__ = ["Dashboard", "export_svg", "once", "watch"]
 POLL, DRAW, READ = 0.25, 1.0, 0.03
 #: The viewer steps back for the trainer, which may want every core.
 NICENESS = 10
+#: The pages in the order of their keys.
+NAMES = ("overview", *(page.NAME for page in PAGES))
 #: The panels of text, side by side on a screen of at least so many cells, else one at a time.
 PANELS, WIDE = ("machine", "log", "samples"), 110
 
@@ -47,6 +51,7 @@ class Dashboard(App[None]):
 
     TITLE = "trainkit"
     ENABLE_COMMAND_PALETTE = False
+    AUTO_FOCUS = None
     CSS_PATH = "dashboard.tcss"
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (78, "-medium"), (WIDE, "-wide")]  # noqa: RUF012 (as textual declares it)
     VERTICAL_BREAKPOINTS = [(0, "-low"), (23, "-middle"), (32, "-high")]  # noqa: RUF012
@@ -59,6 +64,7 @@ class Dashboard(App[None]):
         Binding("e", "order('evaluate')", "evaluate"),
         Binding("l", "log_scale", show=False),
         Binding("tab", "next_panel", show=False, priority=True),
+        *(Binding(str(number), f"page({number})", show=False) for number in range(1, 10)),
         Binding("question_mark", "help", "help", key_display="?"),
     ]
 
@@ -79,18 +85,23 @@ class Dashboard(App[None]):
 
     def compose(self) -> ComposeResult:
         yield Header()
-        with Container(id="charts"):
-            yield LossChart(id="loss")
-            with Container(id="small"):
-                rate = "optimizer/learning_rate"
-                yield MetricChart("learning rate", rate, theme.RATE, id="rate")
-                yield MetricChart("gradient norm", "gradients/norm", theme.NORM, theme.NORM_BAND, id="norm")
-                speed = "throughput/tokens_per_second"
-                yield MetricChart("tokens/s", speed, theme.SPEED, theme.SPEED_BAND, from_zero=True, id="speed")
-        with Container(id="texts", classes="log"):
-            yield Machine(id="machine")
-            yield LogLines(id="log")
-            yield SampleLines(id="samples")
+        yield Tabs(NAMES)
+        with ContentSwitcher(initial=NAMES[0], id="pages"):
+            with Container(id=NAMES[0]):
+                with Container(id="charts"):
+                    yield LossChart(id="loss")
+                    with Container(id="small"):
+                        rate = "optimizer/learning_rate"
+                        yield MetricChart("learning rate", rate, theme.RATE, id="rate")
+                        yield MetricChart("gradient norm", "gradients/norm", theme.NORM, theme.NORM_BAND, id="norm")
+                        speed = "throughput/tokens_per_second"
+                        yield MetricChart("tokens/s", speed, theme.SPEED, theme.SPEED_BAND, from_zero=True, id="speed")
+                with Container(id="texts", classes="log"):
+                    yield Machine(id="machine")
+                    yield LogLines(id="log")
+                    yield SampleLines(id="samples")
+            for page in PAGES:
+                yield page(self._directory)
         yield Footer()
 
     def on_mount(self) -> None:
@@ -136,6 +147,9 @@ class Dashboard(App[None]):
         if not everything and time.monotonic() - self._drawn < DRAW:
             return
         self._drawn = time.monotonic()
+        if (shown := screen.query_one(ContentSwitcher).current) != NAMES[0]:
+            screen.query_one(f"#{shown}", Page).show_view(view, now=now)
+            return
         screen.query_one(LossChart).show_view(view, log=self._log_scale)
         for chart in screen.query(MetricChart):
             chart.show_view(view)
@@ -183,6 +197,21 @@ class Dashboard(App[None]):
         texts = self.screen_stack[0].query_one("#texts")
         shown = next(name for name in PANELS if texts.has_class(name))
         texts.remove_class(shown).add_class(PANELS[(PANELS.index(shown) + 1) % len(PANELS)])
+
+    def action_page(self, number: int) -> None:
+        """Show the page behind a number key."""
+        if number <= len(NAMES):
+            self._turn_to(NAMES[number - 1])
+
+    def on_tabs_chosen(self, event: Tabs.Chosen) -> None:
+        self._turn_to(event.name)
+
+    def _turn_to(self, name: str) -> None:
+        screen = self.screen_stack[0]
+        screen.query_one(ContentSwitcher).current = name
+        screen.query_one(Tabs).choose(name)
+        screen.set_focus(screen.query_one(f"#{name}", Page) if name != NAMES[0] else None)
+        self.show(everything=True)
 
     def action_help(self) -> None:
         self.push_screen(Help())

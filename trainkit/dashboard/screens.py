@@ -52,6 +52,7 @@ class Help(ModalScreen[None]):
         ("p", "pause, or go on"),
         ("e", "evaluate now"),
         ("l", "loss on a logarithmic scale, or back"),
+        ("1 …", "the pages, as they are numbered at the top"),
         ("tab", "next panel, where there is room for one only"),
         ("?", "this"),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
@@ -10,7 +11,7 @@ from textual.content import Content
 from textual.widgets import Static
 
 from trainkit.dashboard import theme
-from trainkit.events.view import View
+from trainkit.events.view import Line, View
 
 LEVELS = {"info": theme.TEXT, "warning": theme.WARN, "error": theme.BAD}
 #: Lines and samples that are laid out; the rest is in the log file.
@@ -30,6 +31,19 @@ class Lines(VerticalScroll, can_focus=False):
     def compose(self) -> ComposeResult:
         yield self._text
 
+    def show(self, lines: Sequence[Content]) -> None:
+        """Show these lines; the last is in sight, unless somebody has scrolled up."""
+        at_end = self.scroll_offset.y >= self.max_scroll_y - 1
+        self._text.update(Content("\n").join(lines))
+        if at_end:
+            self.call_after_refresh(self.scroll_end, animate=False)
+
+
+def log_line(line: Line) -> Content:
+    """A line of the log with its time, in the colour of its level."""
+    clock = time.strftime("%H:%M:%S ", time.localtime(line.t))
+    return Content.assemble((clock, theme.DIM), (line.text, LEVELS[line.level]))
+
 
 class LogLines(Lines):
     """What happened, the newest at the bottom, in sight unless somebody has scrolled up."""
@@ -41,16 +55,7 @@ class LogLines(Lines):
         if (told := (view.told, len(view.log))) == self._told:
             return
         self._told = told
-        at_end = self.scroll_offset.y >= self.max_scroll_y - 1
-        lines = [
-            Content.assemble(
-                (time.strftime("%H:%M:%S ", time.localtime(line.t)), theme.DIM), (line.text, LEVELS[line.level])
-            )
-            for line in list(view.log)[-MOST_LINES:]
-        ]
-        self._text.update(Content("\n").join(lines))
-        if at_end:
-            self.call_after_refresh(self.scroll_end, animate=False)
+        self.show([log_line(line) for line in list(view.log)[-MOST_LINES:]])
 
     def on_resize(self) -> None:
         self.call_after_refresh(self.scroll_end, animate=False)

@@ -1,0 +1,29 @@
+"""What every page is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from textual.containers import Container
+
+from trainkit.events.view import View
+
+
+class Page(Container, can_focus=True):
+    """A page of the dashboard. It has the focus while it is shown, so that its keys work, and is drawn then, about
+    once a second.
+
+    Class attributes:
+        NAME: its id and what the tabs call it; one word.
+    """
+
+    NAME: ClassVar[str]
+
+    def __init__(self, run_directory: Path) -> None:
+        super().__init__(id=self.NAME, classes="page")
+        self.run_directory = run_directory
+
+    def show_view(self, view: View, *, now: float) -> None:
+        """Show the run as of `now` (Unix seconds). Must cost little where nothing has changed."""
+        raise NotImplementedError
