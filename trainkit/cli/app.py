@@ -203,11 +203,13 @@ def inspect(
 def watch(
     run: RunName,
     once: Annotated[bool, typer.Option("--once", help="Print one picture of it as text.")] = False,
+    replay: Annotated[bool, typer.Option("--replay", help="Show it as it went, from its beginning.")] = False,
+    readonly: Annotated[bool, typer.Option("--readonly", help="Only look: no key orders anything.")] = False,
 ) -> None:
     """Show a run in the terminal, also one that has ended."""
     from trainkit.cli.look import watch
 
-    watch(run, once=once)
+    watch(run, once=once, replay=replay, readonly=readonly)
 
 
 @app.command()

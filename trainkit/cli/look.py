@@ -15,7 +15,7 @@ from trainkit.events.plain import duration, inert, quantity
 from trainkit.events.view import View, alive, reduce, state
 
 
-def watch(run: str, *, once: bool) -> None:
+def watch(run: str, *, once: bool, replay: bool, readonly: bool) -> None:
     """The dashboard on a run; with `once` one frame of it as text.
 
     Raises:
@@ -30,7 +30,7 @@ def watch(run: str, *, once: bool) -> None:
         size = shutil.get_terminal_size((120, 40))
         print(app.once(directory, width=size.columns, height=size.lines))
     else:
-        app.watch(directory)
+        app.watch(directory, replay=replay, readonly=readonly)
 
 
 def send(run: str, command: str) -> str:

@@ -28,7 +28,8 @@ from trainkit.dashboard.panels.lines import LogLines, SampleLines
 from trainkit.dashboard.panels.machine import Machine
 from trainkit.dashboard.panels.tabs import Tabs
 from trainkit.dashboard.picture import export_svg, once
-from trainkit.dashboard.screens import ConfirmStop, Help
+from trainkit.dashboard.replay import Replay
+from trainkit.dashboard.screens import ConfirmStop, GoTo, Help
 from trainkit.dashboard.source import Source
 from trainkit.errors import TrainkitError
 from trainkit.events.control import Name, Reply, send
@@ -65,13 +66,21 @@ class Dashboard(App[None]):
         Binding("l", "log_scale", show=False),
         Binding("tab", "next_panel", show=False, priority=True),
         *(Binding(str(number), f"page({number})", show=False) for number in range(1, 10)),
+        Binding("space", "play", show=False),
+        Binding("full_stop,greater_than_sign", "speed(1)", show=False),
+        Binding("comma,less_than_sign", "speed(-1)", show=False),
+        Binding("left,h", "seek(-1)", show=False),
+        Binding("right", "seek(1)", show=False),
+        Binding("G", "go_to_step", show=False),
         Binding("question_mark", "help", "help", key_display="?"),
     ]
 
-    def __init__(self, run_directory: Path) -> None:
+    def __init__(self, run_directory: Path, *, replay: Replay | None = None, readonly: bool = False) -> None:
+        """With `replay` the run is shown as it went; with it, or `readonly`, nothing can be ordered."""
         super().__init__()
         self._directory = run_directory
-        self._source = Source(run_directory)
+        self._source = replay or Source(run_directory)
+        self._replay, self._readonly = replay, readonly or replay is not None
         self._replies: queue.SimpleQueue[tuple[Name, Reply | TrainkitError]] = queue.SimpleQueue()
         self._log_scale = False
         self._drawn = 0.0
@@ -99,7 +108,7 @@ class Dashboard(App[None]):
                 with Container(id="texts", classes="log"):
                     yield Machine(id="machine")
                     yield LogLines(id="log")
-                    yield SampleLines(id="samples")
+                    yield SampleLines(id="newest-samples")
             for page in PAGES:
                 yield page(self._directory)
         yield Footer()
@@ -121,7 +130,7 @@ class Dashboard(App[None]):
     @property
     def state(self) -> State:
         """What the run is doing, as far as the log has been read."""
-        return self._source.state(time.time())
+        return self._source.state(self._source.now())
 
     def poll(self) -> None:
         """Read what is new, show it, and tell what became of orders."""
@@ -139,11 +148,13 @@ class Dashboard(App[None]):
 
     def show(self, *, loading: bool = False, everything: bool = False) -> None:
         """Draw the view; the charts only so often, unless `everything` is to be drawn."""
-        view, now = self._source.view, time.time()
+        view, now = self._source.view, self._source.now()
         screen = self.screen_stack[0]
         if not screen.query(Header):
             return  # the last tick of the clock while the app closes: its widgets have gone before it
         screen.query_one(Header).show(view, state=self._source.state(now), now=now, loading=loading)
+        if self._replay:
+            screen.query_one(Tabs).tell(_told(self._replay))
         if not everything and time.monotonic() - self._drawn < DRAW:
             return
         self._drawn = time.monotonic()
@@ -176,6 +187,10 @@ class Dashboard(App[None]):
         self.exit()
 
     def action_stop(self) -> None:
+        if self._readonly:
+            self._refuse()
+            return
+
         def answered(stop: bool | None) -> None:
             if stop:
                 self.action_order("stop")
@@ -187,7 +202,40 @@ class Dashboard(App[None]):
 
     def action_order(self, command: Name) -> None:
         """Send an order from a thread of its own: the answer may take a while, and the screen must not."""
+        if self._readonly:
+            self._refuse()
+            return
         threading.Thread(target=self._send, args=(command,), name=f"send {command}", daemon=True).start()
+
+    def _refuse(self) -> None:
+        why = "this is a replay of what has been" if self._replay else "this viewer may only look"
+        self.notify(why, severity="warning", markup=False)
+
+    def action_play(self) -> None:
+        """Let a replay go on, or halt it."""
+        if self._replay:
+            self._replay.playing = not self._replay.playing
+
+    def action_speed(self, by: int) -> None:
+        if self._replay:
+            self._replay.faster(by)
+
+    def action_seek(self, steps: int) -> None:
+        """Go so many hundredths of the run on, or back."""
+        if self._replay:
+            view = self._source.view
+            hundredth = max(1, (view.total_steps or 100) // 100)
+            self._replay.seek(max(1, view.step + steps * hundredth))
+            self.show(everything=True)
+
+    def action_go_to_step(self) -> None:
+        def answered(step: int | None) -> None:
+            if self._replay and step is not None:
+                self._replay.seek(step)
+                self.show(everything=True)
+
+        if self._replay:
+            self.push_screen(GoTo(), answered)
 
     def action_log_scale(self) -> None:
         self._log_scale = not self._log_scale
@@ -239,8 +287,16 @@ class Dashboard(App[None]):
 _ENDED = {"stopped": "has stopped", "interrupted": "was interrupted", "failed": "failed", "crashed": "crashed"}
 
 
-def watch(run_directory: Path) -> None:
+def _told(replay: Replay) -> str:
+    """How a replay stands."""
+    how = "over" if replay.over else f"x{replay.speed:g}" if replay.playing else "halted"
+    return f"replay {how}   space , . ← → G"
+
+
+def watch(run_directory: Path, *, replay: bool = False, readonly: bool = False) -> None:
     """Show a run until the viewer is told to leave; afterwards says on stderr how to come back.
+
+    With `replay` it is shown as it went, from its beginning; with `readonly` nothing can be ordered.
 
     Raises:
         TrainkitError: this is no terminal, or there is no such run.
@@ -250,7 +306,7 @@ def watch(run_directory: Path) -> None:
         raise TrainkitError("there is no such run", where=str(run_directory), hint="list them: trainkit runs")
     _require_terminal(run_directory)
     os.nice(NICENESS)
-    dashboard = Dashboard(run_directory)
+    dashboard = Dashboard(run_directory, replay=Replay(run_directory) if replay else None, readonly=readonly)
     dashboard.run()
     if dashboard.signal is not None:
         raise SystemExit(128 + dashboard.signal)

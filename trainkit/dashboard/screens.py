@@ -8,7 +8,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.screen import ModalScreen
-from textual.widgets import Static
+from textual.widgets import Input, Static
 
 from trainkit.dashboard import theme
 
@@ -40,6 +40,24 @@ class ConfirmStop(ModalScreen[bool]):
         self.dismiss(stop)
 
 
+class GoTo(ModalScreen[int | None]):
+    """Which step? What is no number is no answer."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave")]
+
+    def compose(self) -> ComposeResult:
+        yield Input(placeholder="go to step", type="integer", classes="goto")
+
+    def on_mount(self) -> None:
+        self.query_one(Input).focus()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        self.dismiss(int(event.value) if event.value.isdecimal() else None)
+
+    def action_leave(self) -> None:
+        self.dismiss(None)
+
+
 class Help(ModalScreen[None]):
     """The keys and what the chart's signs mean."""
 
@@ -53,6 +71,7 @@ class Help(ModalScreen[None]):
         ("e", "evaluate now"),
         ("l", "loss on a logarithmic scale, or back"),
         ("1 …", "the pages, as they are numbered at the top"),
+        ("space , . ← → G", "in a replay: halt, slower, faster, back, on, go to a step"),
         ("tab", "next panel, where there is room for one only"),
         ("?", "this"),
     )
@@ -66,8 +85,8 @@ class Help(ModalScreen[None]):
     )
 
     def compose(self) -> ComposeResult:
-        keys = [Content.assemble((f"{key:<5}", f"bold {theme.BRIGHT}"), (told, theme.TEXT)) for key, told in self.KEYS]
-        signs = [Content.assemble((f"{sign:<5}", color), (told, theme.TEXT)) for sign, color, told in self.SIGNS]
+        keys = [Content.assemble((f"{key:<17}", f"bold {theme.BRIGHT}"), (told, theme.TEXT)) for key, told in self.KEYS]
+        signs = [Content.assemble((f"{sign:<17}", color), (told, theme.TEXT)) for sign, color, told in self.SIGNS]
         yield Static(Content("\n").join([*keys, Content(""), *signs]), classes="dialog")
 
     def action_leave(self) -> None:

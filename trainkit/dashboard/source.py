@@ -30,6 +30,10 @@ class Source:
                 return True
         return False
 
+    def now(self) -> float:
+        """The moment that is shown, in Unix seconds."""
+        return time.time()
+
     def state(self, now: float) -> State:
         """What the run is doing at `now` (Unix seconds)."""
         if abs(now - self._looked) >= LOOK_EVERY:

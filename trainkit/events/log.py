@@ -22,13 +22,21 @@ NAME = "events.jsonl"
 
 
 class EventLog:
-    """The writer. `echo` is called with every event written, for projections in the same process."""
+    """The writer. `echo` is called with every event written, for projections in the same process; what `watch` finds in
+    one, as (kind, message), is written after it as alerts."""
 
-    def __init__(self, run_directory: Path, *, attempt: int, echo: Callable[[Event], None] | None = None) -> None:
+    def __init__(
+        self,
+        run_directory: Path,
+        *,
+        attempt: int,
+        echo: Callable[[Event], None] | None = None,
+        watch: Callable[[Event], list[tuple[str, str]]] = lambda event: [],
+    ) -> None:
         self.attempt = attempt
         #: How far the attempt is. A checkpoint's end and the caching tell of an earlier step, and change it not.
         self.step = 0
-        self._echo = echo
+        self._echo, self._watch = echo, watch
         self._writing = threading.Lock()  # the cache is made, and tells of it, while training goes on
         self._path = run_directory / NAME
         self._torn = _ends_torn(self._path)
@@ -47,6 +55,9 @@ class EventLog:
             self._append(line)
             if self._echo:
                 self._echo(event)
+            alerts = self._watch(event)
+        for alert, message in alerts:
+            self.write("alert", step=step, kind=alert, message=message)
 
     def close(self) -> None:
         os.close(self._fd)

@@ -32,7 +32,7 @@ from trainkit.parallel import devices, mesh
 from trainkit.plan import DataSize, Plan, make_plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.load import Loaded
-from trainkit.run.findings import Findings
+from trainkit.run.findings import Disk, Findings
 from trainkit.run.start import Start
 from trainkit.run.state import new_or_restored
 from trainkit.tasks import Task, check_learnable
@@ -120,6 +120,8 @@ def train(
     )
     server = Server(directory)
     orders = Orders(server=server, signal=signal, log=log)
+    # a checkpoint that is written and the one that it replaces are there at once
+    disk = Disk(directory, 2 * plan.bytes["snapshot"] * plan.fsdp_axis, log)
     meter = Meter(log, data=data.epochs)
     signal.training_begins()
     first = int(state.step)
@@ -134,7 +136,7 @@ def train(
         saving=saving,
         evaluate=_evaluator(recipe, cache, built, plan, orders=orders, log=log),
         sample=_sampler(recipe, cache, built, plan, log=log),
-        watch_helpers=lambda step: _watch(sidecar, findings, log, step),
+        watch_helpers=lambda step: _watch(sidecar, findings, disk, log, step),
     )
     try:
         meter.restart_clock()
@@ -293,8 +295,9 @@ def _sidecar(directory: Path, recipe: Recipe, log: EventLog, afterwards: context
     return sidecar
 
 
-def _watch(sidecar: Sidecar | None, findings: Findings, log: EventLog, step: int) -> None:
+def _watch(sidecar: Sidecar | None, findings: Findings, disk: Disk, log: EventLog, step: int) -> None:
     findings.look()
+    disk.look()
     if sidecar and (message := sidecar.poll()):
         log.write("alert", step=step, kind="aim", message=message)
 

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from trainkit.checkpoint import store
 from trainkit.errors import DONE, FAILED, INTERRUPTED, STOPPED_EARLY, TrainkitError
+from trainkit.events.alerts import Watch
 from trainkit.events.log import EventLog, last_attempt
 from trainkit.events.schema import Event
 from trainkit.recipe.load import Loaded, located
@@ -28,7 +29,7 @@ def attempt(directory: Path, start: Start, *, echo: Callable[[Event], None] | No
     signal = StopSignal()
     with refusals(directory), locked(directory):
         loaded = recipe_of(directory)
-        log = EventLog(directory, attempt=last_attempt(directory) + 1, echo=echo)
+        log = EventLog(directory, attempt=last_attempt(directory) + 1, echo=echo, watch=Watch().feed)
         with contextlib.ExitStack() as afterwards:
             afterwards.callback(log.close)
             return _to_the_end(directory, loaded, start, signal=signal, log=log, afterwards=afterwards)

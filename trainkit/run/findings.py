@@ -1,10 +1,15 @@
-"""What is suspicious about the data, told in the log once it is known."""
+"""What a person should hear of while a run goes on: what is suspicious about its data, and a disk that fills."""
 
 from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
 
 from trainkit.data.cache import Cache
 from trainkit.data.gate import look
 from trainkit.errors import TrainkitError
+from trainkit.events.alerts import disk_alert
 from trainkit.events.log import EventLog
 from trainkit.recipe import Recipe
 
@@ -35,3 +40,23 @@ class Findings:
                 )
             if complete:
                 self._log.write("log", step=self._log.step, level=finding.level, message=finding.message)
+
+
+class Disk:
+    """Says when the next checkpoints may not fit any more; again only after there was room."""
+
+    #: Seconds between two looks.
+    EVERY = 30.0
+
+    def __init__(self, directory: Path, needed_bytes: int, log: EventLog) -> None:
+        self._directory, self._needed, self._log = directory, needed_bytes, log
+        self._looked, self._told = -math.inf, False
+
+    def look(self) -> None:
+        if time.monotonic() - self._looked < self.EVERY:
+            return
+        self._looked = time.monotonic()
+        message = disk_alert(self._directory, self._needed)
+        if message and not self._told:
+            self._log.write("alert", step=self._log.step, kind="disk", message=message)
+        self._told = message is not None

@@ -26,12 +26,18 @@ class Tabs(Widget):
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__()
-        self._names, self._shown = tuple(names), names[0]
+        self._names, self._shown, self._told = tuple(names), names[0], ""
 
     def choose(self, name: str) -> None:
         """Show which page is shown."""
         self._shown = name
         self.refresh()
+
+    def tell(self, text: str) -> None:
+        """Show `text` at the right."""
+        if text != self._told:
+            self._told = text
+            self.refresh()
 
     def render(self) -> Content:
         parts: list[tuple[str, str]] = []
@@ -39,7 +45,12 @@ class Tabs(Widget):
             shown = name == self._shown
             parts += [(f"{number} ", theme.FAINT if not shown else theme.DIM)]
             parts += [(name, f"bold {theme.BRIGHT}" if shown else theme.DIM), ("   ", theme.DIM)]
-        return Content.assemble(*parts).truncate(self.size.width, ellipsis=True)
+        room = self.size.width - len(self._told)
+        left = Content.assemble(*parts)
+        if not self._told or room < 10:
+            return left.truncate(self.size.width, ellipsis=True)
+        left = left.truncate(room, ellipsis=True)
+        return Content.assemble(left, " " * (room - left.cell_length), (self._told, theme.WARN))
 
     def on_click(self, event: Click) -> None:
         place = 0

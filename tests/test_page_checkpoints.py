@@ -1,0 +1,239 @@
+"""The checkpoints page on a log and on directories as a trainer leaves them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import fake_run
+import pytest
+from test_view import HOSTILE, folded
+from textual.pilot import Pilot
+from textual.widgets import Static
+
+from trainkit.checkpoint.manifest import FORMAT, Leaf, Manifest, write
+from trainkit.dashboard import app
+from trainkit.dashboard.manifest import manifest_facts, present
+from trainkit.dashboard.pages import checkpoints
+from trainkit.dashboard.pages.checkpoints import Checkpoints
+from trainkit.dashboard.panels.rows import Rows
+from trainkit.events.schema import Event
+
+
+def manifest(step: int, **changes: Any) -> Manifest:
+    facts: dict[str, Any] = {
+        "format": FORMAT, "step": step, "kind": "rolling", "created": 1.7e9, "attempt": 1, "recipe": "3b789e",
+        "data": "ac1b", "aim_run": None, "metrics": {"validation/held-out/loss": 2.5}, "versions": {"jax": "0.10.2"},
+        "devices": ["cpu", "cpu"], "mesh": {"data": 2, "fsdp": 1}, "bytes": 1_668_880,
+        "leaves": {"params.x": Leaf(shape=(2,), dtype="float32")},
+    }  # fmt: skip
+    return Manifest(**{**facts, **changes})
+
+
+def saved(run: Path, step: int, **changes: Any) -> Path:
+    directory = run / "checkpoints" / str(step)
+    directory.mkdir(parents=True)
+    write(directory, manifest(step, **changes))
+    return directory
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """300 of 600 steps; of the three rolling checkpoints two are there, one was made permanent."""
+    monkeypatch.setattr(app, "PAGES", (Checkpoints,))
+    monkeypatch.setattr(app, "NAMES", ("overview", "checkpoints"))
+    monkeypatch.setattr(checkpoints, "REST", 0.0)
+    monkeypatch.chdir(tmp_path)
+    run = Path("runs") / "quick start"
+    saved(run, 200)
+    saved(run, 300)
+    return fake_run.write(run, events())
+
+
+def events() -> list[Event]:
+    told = fake_run.events(300, total=600)
+    again = next(event for event in told if event["type"] == "checkpoint_saved" and event["step"] == 200)
+    return [*told[: told.index(again) + 1], {**again, "kind": "permanent"}, *told[told.index(again) + 1 :]]
+
+
+def drive(
+    run: Path, steps: Callable[[Pilot[None], app.Dashboard], Awaitable[None]], size: tuple[int, int] = (120, 40)
+) -> None:
+    async def drive_it() -> None:
+        dashboard = app.Dashboard(run)
+        async with dashboard.run_test(size=size) as pilot:
+            dashboard.load()
+            await pilot.press("2")
+            await settle(pilot)
+            await steps(pilot, dashboard)
+
+    asyncio.run(drive_it())
+
+
+async def settle(pilot: Pilot[None]) -> None:
+    for _ in range(3):
+        await pilot.app.workers.wait_for_complete()
+        await pilot.pause()
+
+
+def frame(dashboard: app.Dashboard) -> str:
+    return "\n".join(strip.text for strip in dashboard.screen._compositor.render_strips())
+
+
+def row(dashboard: app.Dashboard, step: int) -> str:
+    return next(line for line in frame(dashboard).split("\n") if line.strip("│ ").startswith(f"{step} "))
+
+
+def detail(dashboard: app.Dashboard) -> str:
+    return str(dashboard.query_one("#checkpoint-detail Static", Static).render())
+
+
+def test_each_step_has_one_row_with_its_loss_its_kind_and_whether_it_is_there(run: Path) -> None:
+    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+        view = folded(events())
+        for step, told in ((100, "replaced"), (200, "permanent"), (300, "there")):
+            place = list(view.series["validation/held-out/loss"].steps).index(step)
+            loss = view.series["validation/held-out/loss"].values[place]
+            assert told in row(dashboard, step) and f"{loss:.4f}" in row(dashboard, step)
+        assert "2 there of 3 written" in frame(dashboard)
+        assert [step for step in (100, 200, 300) if "★" in row(dashboard, step)] == [300]
+        await pilot.press("o")
+        await pilot.pause()
+        assert "replaced" not in frame(dashboard)
+
+    drive(run, steps)
+
+
+def test_the_best_is_the_best_of_those_that_are_there(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints" / "300")
+
+    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+        assert "★" in row(dashboard, 200) and "★" not in row(dashboard, 300)
+
+    drive(run, steps)
+
+
+def test_a_loss_that_is_no_number_is_never_the_best(run: Path) -> None:
+    told = events()
+    for event in told:
+        if event["type"] == "evaluated" and event["step"] == 300:
+            event["metrics"]["validation/held-out/loss"] = "NaN"
+    fake_run.write(run, told)
+
+    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+        assert "nan" in row(dashboard, 300) and "★" in row(dashboard, 200)
+
+    drive(run, steps)
+
+
+def test_y_copies_a_command_that_a_shell_takes_apart_rightly(run: Path) -> None:
+    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+        await pilot.press("j", "y")
+        assert dashboard.clipboard == "trainkit resume 'runs/quick start/200'"
+        await pilot.press("k", "Y")
+        assert dashboard.clipboard == "trainkit verify 'runs/quick start/300'"
+        await pilot.press("G", "y")
+        assert dashboard.clipboard == "trainkit verify 'runs/quick start/300'", "a replaced one has no command"
+
+    drive(run, steps)
+
+
+def test_the_manifest_of_the_chosen_one_is_told(run: Path) -> None:
+    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+        for told in ("data 2 × fsdp 1", "2 × cpu", "jax 0.10.2", "1.7 MB", "3b789e", "trainkit resume"):
+            assert told in detail(dashboard), told
+        await pilot.press("j")
+        await settle(pilot)
+        assert "later checkpoints are set aside" in detail(dashboard) and "2 × cpu" in detail(dashboard)
+        await pilot.press("j")
+        await settle(pilot)
+        assert "newer one has replaced it" in detail(dashboard) and "2 × cpu" not in detail(dashboard)
+
+    drive(run, steps)
+
+
+def test_what_happens_on_the_disk_is_seen_at_the_next_look(run: Path) -> None:
+    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+        (run / "checkpoints" / "200" / "manifest.json").unlink()
+        shutil.rmtree(run / "checkpoints" / "300")
+        page = dashboard.query_one(Checkpoints)
+        page.show_view(folded(events()), now=4e9)
+        await settle(pilot)
+        assert "no manifest" in row(dashboard, 200) and "replaced" in row(dashboard, 300)
+        assert dashboard.query_one(Rows).chosen == "300" and "★" not in row(dashboard, 200)
+
+    drive(run, steps)
+
+
+def test_a_run_without_checkpoints_says_when_there_will_be_some(run: Path) -> None:
+    fake_run.write(run, fake_run.events(3, total=600))
+
+    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+        assert "no checkpoints yet: [checkpoint] in the recipe" in frame(dashboard)
+        await pilot.press("j", "k", "G", "o", "y", "Y")
+        assert not dashboard.clipboard
+
+    drive(run, steps)
+
+
+@pytest.mark.parametrize("size", [(200, 60), (110, 24), (60, 20), (30, 8)])
+def test_hostile_manifests_and_logs_are_inert_at_every_size(run: Path, size: tuple[int, int]) -> None:
+    (run / "checkpoints" / "300" / "manifest.json").write_text(
+        json.dumps({"kind": HOSTILE, "mesh": {HOSTILE: HOSTILE}})
+    )
+    told = [{**event, "kind": HOSTILE} if event["type"] == "checkpoint_saved" else event for event in events()]
+    fake_run.write(run, told)
+
+    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+        await pilot.press("j", "k")
+        await settle(pilot)
+        assert all(c == "\n" or c.isprintable() for c in frame(dashboard) + detail(dashboard))
+        assert "[bold red]boo[/]" in detail(dashboard)
+
+    drive(run, steps, size)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", "[" * 100_000, '{"bytes": [], "created": 1e300, "devices": 3, "leaves": null}', "\xff"]
+)
+def test_a_damaged_manifest_is_described_never_fatal(tmp_path: Path, text: str) -> None:
+    (tmp_path / "manifest.json").write_bytes(text.encode("latin-1"))
+    facts = manifest_facts(tmp_path)
+    assert facts and all(isinstance(part, str) for fact in facts for part in fact)
+
+
+def test_a_manifest_as_the_trainer_writes_it_is_told_in_full(tmp_path: Path) -> None:
+    write(tmp_path, manifest(7, mesh={}, metrics={"validation/x/loss": math.nan}))
+    facts = dict(manifest_facts(tmp_path))
+    assert facts["mesh"] == "none: one device" and facts["arrays"] == "1" and "NaN" in facts["metrics"]
+    assert "Aim run" not in facts
+
+
+def test_only_directories_with_a_step_for_a_name_are_checkpoints(tmp_path: Path) -> None:
+    for name in ("5", "12", ".tmp-9-1", "set-aside-1", "x", "²"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    (tmp_path / "checkpoints" / "5" / "manifest.json").write_text("{}")
+    (tmp_path / "checkpoints" / "7").write_text("a file")
+    assert present(tmp_path) == {5: True, 12: False}
+    assert present(tmp_path / "nowhere") == {}
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "checkpoints").write_text("a file")
+    assert present(tmp_path / "odd") is None
+
+
+def test_a_long_manifest_can_be_scrolled_with_keys_on_a_small_screen(run: Path) -> None:
+    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+        below = dashboard.query_one("#checkpoint-detail")
+        await pilot.press("J", "J")
+        await pilot.pause()
+        assert below.scroll_offset.y == 2
+        await pilot.press("K")
+        await pilot.pause()
+        assert below.scroll_offset.y == 1
+
+    drive(run, steps, (60, 20))

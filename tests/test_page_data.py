@@ -1,0 +1,162 @@
+"""The page of the data: batches as `trainkit inspect` prints them, the mixture, the wait for data."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import fake_run
+import pytest
+from test_view import HOSTILE
+from textual.pilot import Pilot
+from trainer import RECIPE, workplace
+
+import trainkit.dashboard.app as app
+from trainkit.dashboard import theme
+from trainkit.dashboard.batches import Batch, Piece, Reader, Row
+from trainkit.dashboard.pages.data import MOST_CHARACTERS, NO_STEP, Data, batch_lines, epochs_of, wait_share
+from trainkit.events.view import View, reduce
+
+Steps = Callable[[Pilot[None], app.Dashboard], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+def only_this_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "PAGES", (Data,))
+    monkeypatch.setattr(app, "NAMES", ("overview", "data"))
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run that has done 5 steps on questions, whose answers are learned."""
+    rows = [{"q": f"what is {i}", "a": f"it is [b]{i}[/]"} for i in range(60)]
+    document = 'document = { type = "prompt", prompt = "{q}? ", response = "{a}." }'
+    workplace(tmp_path, RECIPE.replace('path = "text/*.txt"', f'path = "qa.jsonl"\n{document}'), documents=0)
+    (tmp_path / "qa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.chdir(tmp_path)
+    directory = fake_run.write(tmp_path / "runs" / "tiny", fake_run.events(5, total=24))
+    (directory / "recipe.toml").write_text((tmp_path / "tiny.toml").read_text())
+    return directory
+
+
+def drive(run: Path, steps: Steps, *, size: tuple[int, int] = (120, 40)) -> None:
+    async def drive_it() -> None:
+        dashboard = app.Dashboard(run)
+        async with dashboard.run_test(size=size) as pilot:
+            dashboard.load()
+            await pilot.press("2")
+            await pilot.pause()
+            await steps(pilot, dashboard)
+
+    asyncio.run(drive_it())
+
+
+def frame(dashboard: app.Dashboard) -> str:
+    return "\n".join(strip.text for strip in dashboard.screen._compositor.render_strips())
+
+
+async def until(text: str, pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+    deadline = time.monotonic() + 60
+    while text not in frame(dashboard):
+        assert time.monotonic() < deadline, frame(dashboard)
+        await pilot.pause(0.05)
+
+
+def test_the_batch_of_the_last_update_is_read_and_the_keys_go_to_others(run: Path) -> None:
+    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+        assert "reading the batch of step 4 …" in frame(dashboard)
+        await until("update 4 → 5", pilot, dashboard)
+        await until("qa.jsonl:", pilot, dashboard)
+        assert "it is [b]" in frame(dashboard), "markup is shown as it is"
+        page = dashboard.query_one(Data)
+        for key, step in (("left", 3), ("]", 4), ("pagedown", 23), ("pageup", 0), ("[", 0)):
+            await pilot.press(key)
+            assert page._step == step
+        await until("update 0 → 1", pilot, dashboard)
+        await pilot.press("g", *"4", "enter")
+        await pilot.pause()
+        assert page._step == 4 and page.has_focus and "update 4 → 5" in frame(dashboard), "read once"
+
+    drive(run, steps)
+
+
+def test_t_follows_the_newest_step_and_a_move_ends_it(run: Path) -> None:
+    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+        page = dashboard.query_one(Data)
+        await pilot.press("left", "left", "t")
+        assert page._step == 4 and page._follow
+        await pilot.press("left")
+        assert page._step == 3 and not page._follow
+
+    drive(run, steps, size=(60, 20))
+
+
+def test_a_batch_that_cannot_be_read_says_why_and_can_be_asked_for_again(run: Path) -> None:
+    recipe = (run / "recipe.toml").read_text()
+    (run / "recipe.toml").write_text(recipe.replace("qa.jsonl", "[bold]gone.jsonl"))
+
+    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+        await until("the batch of step 4 cannot be shown", pilot, dashboard)
+        assert "[bold]gone.jsonl" in frame(dashboard)
+        (run / "recipe.toml").write_text(recipe)
+        await pilot.press("g", "4", "enter")
+        await until("update 4 → 5", pilot, dashboard)
+
+    drive(run, steps)
+
+
+@pytest.mark.parametrize("size", [(120, 40), (60, 20)])
+def test_before_the_first_update_nothing_is_read_and_it_says_what_will_be_here(
+    tmp_path: Path, size: tuple[int, int]
+) -> None:
+    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+        assert NO_STEP[:12] in frame(dashboard)
+        assert dashboard.query_one(Data)._reader._reading is None
+        await pilot.press("j", "k", "t", "t", "g", "escape")
+        assert dashboard.query_one(Data).has_focus
+
+    drive(tmp_path, steps, size=size)
+
+
+def test_a_reader_that_is_closed_ends_its_child(run: Path) -> None:
+    reader = Reader(run, lambda: None)
+    assert reader.get(3) is None
+    while reader._child is None:
+        time.sleep(0.01)
+    child = reader._child
+    reader.close()
+    assert child.wait(20) != 0
+
+
+def test_what_is_learned_is_bright_and_the_rest_dim_and_no_line_is_too_wide() -> None:
+    pieces = (Piece("qa.jsonl:1", 0, 9, (("what is it? ", False), ("it is 日本語 " * 9, True))),)
+    lines = list(batch_lines([Row(0, "qa", 7, 3, pieces)], 30, {"qa": theme.NORM}))
+    assert max(line.cell_length for line in lines) <= 30
+    styles = {span.style for line in lines for span in line.spans}
+    assert {theme.BRIGHT, theme.DIM, theme.NORM} <= styles
+
+
+def test_a_batch_of_long_rows_is_cut_and_says_so() -> None:
+    rows = [Row(i, "s", i, None, (Piece("f.txt", 0, 9, (("word " * MOST_CHARACTERS, True),)),)) for i in range(2)]
+    lines = list(batch_lines(rows, 80, {}))
+    assert sum(len(line) for line in lines) < 1.2 * MOST_CHARACTERS
+    assert "are not shown" in lines[-1].plain
+
+
+def test_the_mixture_is_the_last_epochs_of_each_source_and_the_wait_a_share_of_the_steps(tmp_path: Path) -> None:
+    view = View()
+    for step in range(1, 4):
+        metrics = {"time/step": 0.5, "time/data_wait": 0.1, f"data/epochs/{HOSTILE}": 0.1 * step, "data/epochs/b": 2.0}
+        reduce(view, {"type": "step", "t": 1.0 * step, "step": step, "attempt": 1, "metrics": metrics})
+    assert wait_share(view) == pytest.approx(0.2) and wait_share(View()) is None
+    (hostile, seen), other = epochs_of(view).items()
+    assert hostile.isprintable() and seen == pytest.approx(0.3) and other == ("b", 2.0)
+
+
+def test_the_reader_tells_an_error_in_words_and_nothing_of_a_traceback(tmp_path: Path) -> None:
+    reader = Reader(tmp_path / "none", lambda: None)
+    batch = reader._inspect(0)
+    assert isinstance(batch, Batch) and "there is no run" in batch.error and "Traceback" not in batch.error

@@ -1,0 +1,150 @@
+"""The page of samples: steps, prompts, two steps side by side."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import fake_run
+import pytest
+from test_view import HOSTILE
+from textual.pilot import Pilot
+
+import trainkit.dashboard.app as app
+from trainkit.dashboard.pages.samples import EMPTY, UNKNOWN, Samples, by_step, compared_with
+from trainkit.events.view import Sample
+
+PROMPTS = ("def main(", "class Queue:\n")
+Steps = Callable[[Pilot[None], app.Dashboard], Awaitable[None]]
+
+
+def sampled(step: int, prompt: str, text: str) -> dict[str, Any]:
+    fields = {"prompt": prompt, "text": text, "seconds": 0.1}
+    return {"type": "sampled", "t": 1.7e9 + step, "step": step, "attempt": 1, **fields}
+
+
+def written(steps: range) -> list[dict[str, Any]]:
+    return [sampled(step, prompt, f"{prompt}text {number} of {step}") for step in steps
+            for number, prompt in enumerate(PROMPTS)]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def only_this_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "PAGES", (Samples,))
+    monkeypatch.setattr(app, "NAMES", ("overview", "samples"))
+
+
+def drive(run: Path, steps: Steps, *, size: tuple[int, int] = (120, 40)) -> None:
+    async def drive_it() -> None:
+        dashboard = app.Dashboard(run)
+        async with dashboard.run_test(size=size) as pilot:
+            dashboard.load()
+            await pilot.press("2")
+            await pilot.pause()
+            await steps(pilot, dashboard)
+
+    asyncio.run(drive_it())
+
+
+def frame(dashboard: app.Dashboard) -> str:
+    return "\n".join(strip.text for strip in dashboard.screen._compositor.render_strips())
+
+
+def test_without_samples_it_says_what_will_be_here(tmp_path: Path) -> None:
+    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+        for key in ("j", "k", "n", "b", "w", "w", "home", "pagedown"):
+            await pilot.press(key)
+        assert EMPTY[:20] in frame(dashboard)
+
+    drive(tmp_path, steps)
+
+
+@pytest.mark.parametrize("size", [(200, 60), (120, 40), (60, 20)])
+def test_the_newest_step_is_shown_and_the_keys_go_through_steps_and_prompts(
+    tmp_path: Path, size: tuple[int, int]
+) -> None:
+    run = fake_run.write(tmp_path / "run", [*fake_run.events(5, total=600)[:2], *written(range(10, 50, 10))])
+
+    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+        page = dashboard.query_one(Samples)
+        expected = [("", 40), ("j", 30), ("down", 20), ("k", 30), ("up", 40), ("up", 40)]
+        for key, step in expected:
+            if key:
+                await pilot.press(key)
+                await pilot.pause()
+            assert page._chosen == step and f"of {step}" in frame(dashboard)
+        await pilot.press("n")
+        await pilot.pause()
+        assert f"text 1 of {page._chosen}" in frame(dashboard)
+        await pilot.press("b", "b")
+        assert page._prompts[page._prompt] == PROMPTS[1]
+
+    drive(run, steps, size=size)
+
+
+def test_w_shows_the_step_before_then_the_first_then_one_step_again(tmp_path: Path) -> None:
+    run = fake_run.write(tmp_path / "run", written(range(10, 50, 10)))
+
+    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+        for other, shown in (("step 30 · the step before", "text 0 of 30"), ("step 10 · the first", "text 0 of 10")):
+            await pilot.press("w")
+            await pilot.pause()
+            told = frame(dashboard)
+            assert "text 0 of 40" in told and other in told and shown in told and "text 1" not in told
+        await pilot.press("w")
+        await pilot.pause()
+        assert "text 1 of 40" in frame(dashboard) and not dashboard.query_one("#sample-other").display
+
+    drive(run, steps)
+
+
+def test_the_newest_is_followed_until_another_step_is_chosen(tmp_path: Path) -> None:
+    run = fake_run.write(tmp_path / "run", written(range(10, 30, 10)))
+
+    def more(step: int) -> None:
+        with (run / fake_run.NAME).open("a") as file:
+            file.writelines(fake_run.json.dumps(event) + "\n" for event in written(range(step, step + 1)))
+
+    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+        page = dashboard.query_one(Samples)
+        for key, new, chosen in (("k", 30, 30), ("j", 40, 20), ("home", 50, 50)):
+            await pilot.press(key)
+            more(new)
+            dashboard.load()
+            await pilot.pause()
+            assert page._chosen == chosen
+
+    drive(run, steps)
+
+
+def test_a_click_on_a_step_chooses_it(tmp_path: Path) -> None:
+    run = fake_run.write(tmp_path / "run", written(range(10, 50, 10)))
+
+    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+        await pilot.click("Steps", offset=(3, 2))
+        await pilot.pause()
+        assert dashboard.query_one(Samples)._chosen == 20
+
+    drive(run, steps)
+
+
+def test_hostile_prompts_and_texts_are_shown_and_not_obeyed(tmp_path: Path) -> None:
+    run = fake_run.write(tmp_path / "run", [sampled(1, HOSTILE, HOSTILE), sampled(2, "▸", HOSTILE)])
+
+    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+        assert UNKNOWN in frame(dashboard) and "[bold red]boo[/]" in frame(dashboard)
+        for key in ("n", "j", "w"):
+            await pilot.press(key)
+            await pilot.pause()
+            assert all(c == "\n" or c.isprintable() for c in frame(dashboard))
+
+    drive(run, steps)
+
+
+def test_the_step_compared_with_is_one_at_which_the_same_prompt_was_sampled() -> None:
+    samples = by_step([Sample(1, "a", ""), Sample(2, "a", ""), Sample(3, "b", ""), Sample(4, "a", "")])
+    assert compared_with(4, "a", samples, "before") == 2
+    assert compared_with(4, "a", samples, "first") == 1
+    assert compared_with(1, "a", samples, "first") is None and compared_with(3, "b", samples, "before") is None

@@ -1,0 +1,203 @@
+"""The page of the machine on real logs: what it tells, in which sizes, and that nothing new costs nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import fake_run
+import pytest
+from test_view import HOSTILE
+from textual.pilot import Pilot
+from textual.widgets import Static
+
+import trainkit.dashboard.app as app
+from trainkit.dashboard.chart import Chart
+from trainkit.dashboard.pages.system import FIRST, System, _both, _fill, _Scaled, run_started
+from trainkit.events.log import NAME
+from trainkit.events.schema import Event
+from trainkit.events.series import Series
+
+BYTES = {"parameters": 1.0e9, "optimizer": 2.0e9, "activations": 3.2e9}
+GPU = {"count": 1, "platform": "gpu", "kind": "H100", "memory_bytes": 10**10}
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "PAGES", (System,))
+    monkeypatch.setattr(app, "NAMES", ("overview", System.NAME))
+
+
+def events(steps: int, *, wait: float = 0.1) -> list[Event]:
+    """A run on a device that tells its memory, and waits for its data."""
+    told = fake_run.events(steps)
+    for event in told:
+        if event["type"] == "planned":
+            event["plan"] = {**fake_run.PLAN, "bytes": BYTES, "devices": GPU}
+        if event["type"] == "step":
+            event["metrics"] |= {"time/step": event["step"] / 1000, "time/data_wait": wait * event["step"] / 1000}
+    return told
+
+
+Steps = Callable[[Pilot[None], System], Awaitable[None]]
+
+
+def drive(run: Path, steps: Steps, *, size: tuple[int, int] = (160, 50)) -> None:
+    async def drive_it() -> None:
+        dashboard = app.Dashboard(run)
+        async with dashboard.run_test(size=size) as pilot:
+            dashboard.load()
+            await pilot.press("2")
+            await pilot.pause()
+            await steps(pilot, dashboard.query_one(System))
+
+    asyncio.run(drive_it())
+
+
+def facts(page: System) -> str:
+    return str(page.query_one("#system-facts > Static", Static).content)
+
+
+def test_it_tells_step_times_the_plan_the_devices_the_host_and_versions(tmp_path: Path) -> None:
+    async def steps(pilot: Pilot[None], page: System) -> None:
+        told = facts(page)
+        for expected in ("last 200 steps", "200.5 ms", "290.0 ms", "10.0% of the time"):
+            assert expected in told, expected
+        for expected in ("6.2 GB of 10.0 GB", "activations", "52%", "3.1 GB  31%", "50% of what was planned"):
+            assert expected in told, expected
+        assert "1.2 GB" in told and "1.9" in told and "0.10.2" in told
+        for chart in page.query(Chart):
+            assert chart.size.area > 0 and chart._curves
+
+    drive(fake_run.write(tmp_path / "run", events(300)), steps)
+
+
+@pytest.mark.parametrize("size", [(200, 60), (110, 24), (90, 30), (60, 20), (30, 8), (1, 1)])
+def test_it_is_drawn_in_every_size_and_everything_can_be_scrolled_to(tmp_path: Path, size: tuple[int, int]) -> None:
+    async def steps(pilot: Pilot[None], page: System) -> None:
+        await pilot.press("G")
+        await pilot.pause()
+        told = page.query_one("#system-facts > Static").region
+        if size[0] >= 60:
+            assert page.region.y <= told.bottom <= page.region.bottom and told.right <= size[0]
+        await pilot.press("k", "j", "g")
+        await pilot.pause()
+        assert page.query_one("#time-share").region.y <= 6
+
+    drive(fake_run.write(tmp_path / "run", events(20)), steps, size=size)
+
+
+def test_before_there_is_anything_it_says_in_words_what_will_be_here(tmp_path: Path) -> None:
+    async def steps(pilot: Pilot[None], page: System) -> None:
+        assert "no step has been timed yet" in facts(page) and "comes with the plan" in facts(page)
+        assert not page.query_one("#device-memory").display
+
+    drive(fake_run.write(tmp_path / "run", events(3)[:1]), steps)
+    drive(fake_run.write(tmp_path / "empty", []), steps)
+
+
+def test_devices_that_do_not_tell_their_memory_have_no_chart_of_it(tmp_path: Path) -> None:
+    told = events(20)
+    for event in told:
+        if event["type"] == "step":
+            del event["metrics"]["memory/device/0"]
+
+    async def steps(pilot: Pilot[None], page: System) -> None:
+        assert not page.query_one("#device-memory").display
+        assert "do not tell their memory" in facts(page)
+
+    drive(fake_run.write(tmp_path / "run", told), steps)
+
+
+def test_hostile_names_are_shown_and_not_obeyed(tmp_path: Path) -> None:
+    told = events(3)
+    told[0] |= {"host": HOSTILE, "versions": {HOSTILE: HOSTILE}}
+    told[1] |= {"devices": [HOSTILE], "plan": {"bytes": {HOSTILE: 1}}}
+    told[2]["metrics"][f"memory/device/{HOSTILE}"] = 1e9
+
+    async def steps(pilot: Pilot[None], page: System) -> None:
+        assert all(c == "\n" or c.isprintable() for c in facts(page))
+        assert facts(page).count("[bold red]boo[/]") >= 4, "markup is shown as it is"
+
+    drive(fake_run.write(tmp_path / "run", told), steps)
+
+
+def test_what_is_new_is_drawn_and_where_nothing_is_new_nothing_is(tmp_path: Path) -> None:
+    run = fake_run.write(tmp_path / "run", events(20))
+
+    async def steps(pilot: Pilot[None], page: System) -> None:
+        dashboard = page.app
+        assert isinstance(dashboard, app.Dashboard)
+        dashboard.show(everything=True)
+        page.query_one("#system-facts > Static", Static).update("as it was")
+        dashboard.show(everything=True)
+        assert facts(page) == "as it was"
+        with (run / NAME).open("a") as file:
+            file.write(json.dumps(next(e for e in events(21) if e["type"] == "step" and e["step"] == 21)) + "\n")
+        dashboard.load()
+        assert "last 21 steps" in facts(page)
+
+    drive(run, steps)
+
+
+def test_a_later_attempts_versions_are_found_from_the_logs_end(tmp_path: Path) -> None:
+    second = fake_run.events(30, attempt=2, resumed_from=20)
+    second[0]["versions"] = {"jax": "9.9.9"}
+    run = fake_run.write(tmp_path / "run", [*events(20), *second])
+    for attempt, jax in ((1, "0.10.2"), (2, "9.9.9")):
+        found = run_started(run / NAME, attempt)
+        assert found is not None and found["versions"] == {"jax": jax}
+    assert run_started(run / NAME, 3) is None and run_started(run / "missing", 2) is None
+
+    async def steps(pilot: Pilot[None], page: System) -> None:
+        await page.workers.wait_for_complete()
+        page.app.show(everything=True)  # type: ignore[attr-defined]
+        assert "9.9.9" in facts(page)
+
+    drive(run, steps)
+
+
+@pytest.mark.parametrize("shift", [-1, 0, 1, len(FIRST) - 1, len(FIRST)])
+def test_an_attempts_start_is_found_across_the_border_of_two_blocks(
+    tmp_path: Path, shift: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainkit.dashboard.pages.system.BLOCK", 4096)
+    start = {"type": "run_started", "attempt": 2, "versions": {}}
+    line = json.dumps(start).encode() + b"\n"
+    (tmp_path / NAME).write_bytes(b"x\n" * 5000 + line + b" " * (4096 - len(line) + shift))
+    assert run_started(tmp_path / NAME, 2) == start
+
+
+def series(points: list[tuple[float, float]]) -> Series:
+    made = Series()
+    for step, value in points:
+        made.add(step, value)
+    return made
+
+
+def test_shares_are_of_the_steps_that_tell_both_and_fill_up_to_a_hundred() -> None:
+    seconds = series([(n, 2.0) for n in range(2, 102)])
+    waited = series([(n, 0.5 if n < 50 else 9.0) for n in range(1, 100)])
+    steps, took, wait = _both(seconds, waited)
+    assert steps[0] == 2 and steps[-1] == 99 and took.max() == wait.max() == 2
+    computing, waiting = Series(), Series()
+    _fill(computing, waiting, steps, took, wait, points=160)
+    assert list(waiting.values[:2]) == [25, 0] and list(computing.values[:2]) == [100, 25]
+    assert max(waiting.values) == 100 and computing.values[-1] == 100
+    _fill(computing, waiting, steps, took, 0 * wait, points=160)
+    assert len(waiting) == 0 and set(computing.values) == {0, 100}
+    seconds.add(200, 1.0)
+
+
+def test_a_scaled_series_follows_its_source_through_growth_cuts_and_a_new_source() -> None:
+    scaled, source = _Scaled(0.5), series([(1, 2), (2, 4)])
+    assert list(scaled.of(source).values) == [1, 2]
+    source.add(3, 6)
+    assert list(scaled.of(source).values) == [1, 2, 3]
+    source.cut(1)
+    source.add(2, 8)
+    source.add(3, 8)
+    assert list(scaled.of(source).values) == [1, 4, 4]
+    assert list(scaled.of(series([(7, 2)])).values) == [1]

@@ -1,0 +1,133 @@
+"""A replay shows at each moment what was there at that moment, and nothing can be ordered in it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+
+import fake_run
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from trainkit.dashboard import replay as replays
+from trainkit.dashboard.app import Dashboard
+from trainkit.dashboard.replay import Replay
+from trainkit.events.control import Server
+from trainkit.events.log import read
+from trainkit.events.view import View, reduce
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return fake_run.write(tmp_path / "quickstart", fake_run.events(120, total=120))
+
+
+def as_of(run: Path, step: int) -> View:
+    """The view just after `step` was done."""
+    view = View()
+    for event in read(run):
+        reduce(view, event)
+        if event["type"] == "step" and event["step"] >= step:
+            break
+    return view
+
+
+def facts(view: View) -> tuple[object, ...]:
+    losses = view.series.get("train/loss")
+    return view.step, view.told, list(losses.values) if losses else [], len(view.checkpoints), len(view.samples)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.integers(1, 120), min_size=1, max_size=6))
+def test_wherever_one_goes_and_in_any_order_it_is_what_was_there_then(run: Path, steps: list[int]) -> None:
+    replay = Replay(run)
+    replay.playing = False
+    for step in steps:
+        replay.seek(step)
+        assert facts(replay.view) == facts(as_of(run, step))
+
+
+def test_played_to_its_end_it_is_the_run_as_it_is_now(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(replays.time, "monotonic", lambda: clock[0])
+    replay = Replay(run, speed=100.0)
+    seen = []
+    while not replay.over:
+        clock[0] += 0.05
+        replay.advance(seconds=1.0)
+        seen.append(replay.view.step)
+    assert seen == sorted(seen) and len(set(seen)) > 5, "it goes on little by little"
+    assert facts(replay.view) == facts(as_of(run, 10**9))
+
+
+def test_a_halted_replay_stands_still_and_a_night_between_two_attempts_is_left_out(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(replays.time, "monotonic", lambda: clock[0])
+    events = read(run)
+    late = fake_run.write(run.parent / "late", [{**e, "t": e["t"] + 50_000 * (e["step"] > 60)} for e in events])
+    replay = Replay(late, speed=1000.0)
+    replay.playing = False
+    clock[0] += 100
+    replay.advance(seconds=1)
+    assert replay.view.step == 0
+    replay.playing = True
+    for _ in range(400):
+        clock[0] += 0.05
+        replay.advance(seconds=1)
+    assert replay.over, "20 seconds at x1000 do not suffice for 50,000"
+
+
+def test_keys_play_halt_seek_and_order_nothing(run: Path) -> None:
+    server, taken = Server(run), []
+    over = threading.Event()
+
+    def listen() -> None:
+        while not over.is_set():
+            taken.extend(server.wait(0.05))
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+
+    async def drive() -> None:
+        replay = Replay(run, speed=1.0)
+        app = Dashboard(run, replay=replay)
+        async with app.run_test(size=(120, 40)) as pilot:
+            await pilot.press("space")
+            assert not replay.playing
+            await pilot.press("full_stop", "full_stop", "comma")
+            assert replay.speed == 2.0
+            await pilot.press("G", *"77", "enter")
+            await pilot.pause()
+            assert app._source.view.step == 77 and not app.screen.query(".goto")
+            await pilot.press("right")
+            assert app._source.view.step == 78
+            await pilot.press("left", "left")
+            assert app._source.view.step == 76
+            for key in "cpeS":
+                await pilot.press(key)
+            await pilot.pause(0.3)
+
+    try:
+        asyncio.run(drive())
+        time.sleep(0.2)
+    finally:
+        over.set()
+        thread.join()
+        server.close()
+    assert taken == []
+
+
+def test_a_readonly_viewer_orders_nothing(run: Path) -> None:
+    async def drive() -> None:
+        app = Dashboard(run, readonly=True)
+        async with app.run_test(size=(120, 40)) as pilot:
+            await pilot.press("c")
+            await pilot.pause()
+            assert "only look" in " ".join(n.message for n in app._notifications)
+
+    asyncio.run(drive())

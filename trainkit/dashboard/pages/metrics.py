@@ -1,0 +1,250 @@
+"""Every metric of the run, a small chart for each; one of them at a time may fill the page."""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Container
+from textual.content import Content
+from textual.events import Click, MouseScrollDown, MouseScrollUp, Resize
+from textual.widgets import Input, Static
+
+from trainkit.dashboard import theme
+from trainkit.dashboard.pages.page import Page
+from trainkit.dashboard.panels.metric import Look, MetricCell, Part, one_line
+from trainkit.events.view import View
+
+GROUPS = (
+    "train", "validation", "optimizer", "gradients", "parameters", "updates", "throughput", "time", "data", "memory",
+    "host",
+)  # fmt: skip
+#: The smallest cell of the grid, and the shape (width : height) that a cell should come near to.
+WIDTH, HEIGHT, SHAPE = 36, 8, 4.5
+
+
+def ordered(names: Iterable[str], *, pinned: Iterable[str] = ()) -> list[str]:
+    """The pinned first, then by group (train, validation, optimizer, …, unknown ones last), then by name."""
+    first = set(pinned)
+
+    def place(name: str) -> tuple[bool, int, str]:
+        group = name.partition("/")[0]
+        return name not in first, GROUPS.index(group) if group in GROUPS else len(GROUPS), name
+
+    return sorted(names, key=place)
+
+
+def layout(count: int, *, width: int, height: int) -> tuple[int, int]:
+    """(columns, rows) of a grid: the best shape that holds `count` charts, else as many as there is room for."""
+    most_columns, most_rows = max(1, width // WIDTH), max(1, height // HEIGHT)
+    fitting = [(c, r) for c in range(1, most_columns + 1) if (r := max(1, -(-count // c))) <= most_rows]
+
+    def off(grid: tuple[int, int]) -> float:
+        columns, rows = grid
+        return abs(math.log(width * rows / (columns * height * SHAPE)))
+
+    return min(fitting, key=off, default=(most_columns, most_rows))
+
+
+def compiled(pattern: str) -> re.Pattern[str] | str:
+    """The pattern, or what is wrong with it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # `[[` may mean something else one day
+            return re.compile(pattern, re.IGNORECASE)
+    except (re.error, OverflowError, RecursionError) as error:
+        return str(error) or "too deep"
+
+
+class Metrics(Page):
+    """All metrics: `/` filters them, arrows choose one, enter shows it alone. Only what can be seen is mounted."""
+
+    NAME = "metrics"
+    DEFAULT_CSS = """
+    Metrics > .status { height: 1; padding: 0 1; }
+    Metrics > .grid { layout: grid; height: 1fr; overflow: hidden; }
+    Metrics > .empty { height: 1fr; padding: 1 2; color: $dim; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("slash", "filter", "filter", key_display="/"),
+        Binding("enter", "whole", "whole page"),
+        Binding("f", "pin", "pin"),
+        Binding("g", "log_scale", "log scale"),
+        Binding("escape", "back", show=False),
+        *(
+            Binding(keys, f"move('{way}')", f"{way}", show=False)
+            for way, keys in {
+                "left": "left,h", "right": "right,l", "up": "up,k", "down": "down,j", "page up": "pageup",
+                "page down": "pagedown", "first": "home", "last": "end",
+            }.items()
+        ),
+    ]  # fmt: skip
+
+    def __init__(self, run_directory: Path) -> None:
+        super().__init__(run_directory)
+        self._view: View | None = None
+        self._now = 0.0
+        self._names: list[str] = []
+        self._cells: list[MetricCell] = []
+        self._pattern = re.compile("")
+        self._pinned: set[str] = set()
+        self._log: set[str] = set()
+        self._selected = ""
+        self._whole = False
+        self._columns, self._rows, self._first_row = 1, 1, 0
+
+    def compose(self) -> ComposeResult:
+        search = Input(placeholder="a regular expression; escape shows all", id="metric-filter")
+        search.display = False
+        yield search
+        yield Static(classes="status", markup=False)
+        yield Static(classes="empty", markup=False)
+        yield Container(classes="grid")
+
+    def show_view(self, view: View, *, now: float) -> None:
+        self._view, self._now = view, now
+        self._draw()
+
+    def on_resize(self, event: Resize) -> None:
+        self._draw()
+
+    @property
+    def selected(self) -> str | None:
+        """The metric that the keys are about; None where none is shown."""
+        return self._names[self._place()] if self._names else None
+
+    def action_move(self, way: str) -> None:
+        place, last, page = self._place(), len(self._names) - 1, self._columns * self._rows
+        moves = {"left": -1, "right": 1, "up": -self._columns, "down": self._columns, "page up": -page}
+        aim = {"first": 0, "last": last}.get(way, place + moves.get(way, page))
+        leaves = aim < 0 or place // self._columns == last // self._columns < aim // self._columns
+        if self._names and not (leaves and way in ("up", "down")):
+            self._selected = self._names[min(max(aim, 0), last)]
+        self._draw()
+
+    def action_whole(self) -> None:
+        self._whole = not self._whole
+        self._draw()
+
+    def action_back(self) -> None:
+        """Back to the grid; from the filter or the grid, back to all metrics."""
+        search = self.query_one(Input)
+        if search.has_focus or not self._whole:
+            search.value = ""
+        else:
+            self._whole = False
+        search.display = False
+        self.focus()
+        self._draw()
+
+    def action_pin(self) -> None:
+        if name := self.selected:
+            self._selected = name
+            self._pinned ^= {name}
+        self._draw()
+
+    def action_log_scale(self) -> None:
+        if name := self.selected:
+            self._log ^= {name}
+        self._draw()
+
+    def action_filter(self) -> None:
+        search = self.query_one(Input)
+        search.display, self._whole = True, False
+        search.focus()
+        self._draw()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        found = compiled(event.value)
+        wrong = f"not a regular expression: {one_line(found)}" if isinstance(found, str) else ""
+        event.input.border_title = Content.styled(wrong or "filter", theme.WARN if wrong else theme.DIM)
+        if not isinstance(found, str):
+            self._pattern = found
+        self._draw()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.input.display = False
+        self.focus()
+        self._draw()
+
+    def on_click(self, event: Click) -> None:
+        if isinstance(event.widget, MetricCell):
+            self._selected = event.widget.metric
+            self._whole ^= event.chain == 2
+            self._draw()
+
+    def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
+        self.action_move("down")
+
+    def on_mouse_scroll_up(self, event: MouseScrollUp) -> None:
+        self.action_move("up")
+
+    def _place(self) -> int:
+        return self._names.index(self._selected) if self._selected in self._names else 0
+
+    def _draw(self) -> None:
+        """Lay out the grid so that the selected metric is in it, and show what is in it."""
+        if (view := self._view) is None:
+            return
+        height = self.size.height - 1 - 3 * self.query_one(Input).display
+        if self.size.width < 1 or height < 1:
+            return
+        self._names = ordered(filter(self._pattern.search, view.series), pinned=self._pinned)
+        one = self._whole and self._names
+        self._columns, self._rows = (1, 1) if one else layout(len(self._names), width=self.size.width, height=height)
+        row, rows = self._place() // self._columns, -(-len(self._names) // self._columns)
+        self._first_row = min(max(self._first_row, row - self._rows + 1), row, max(0, rows - self._rows))
+        first = self._first_row * self._columns
+        visible = self._names[first : first + self._columns * self._rows]
+        self._assign(visible)
+        width = self.size.width // self._columns - 6
+        for cell in self._cells:
+            name = cell.metric
+            look = Look(width, name in self._log, name in self._pinned, name == self.selected, self._whole)
+            cell.show_metric(name, view, look, now=self._now)
+        self._tell(view, first=first, shown=len(visible))
+
+    def _assign(self, visible: list[str]) -> None:
+        """One cell for each metric; one that stays in sight keeps its cell, and with it what has been drawn."""
+        grid = self.query_one(".grid")
+        if (grid.styles.grid_size_columns, grid.styles.grid_size_rows) != (self._columns, self._rows):
+            grid.styles.grid_size_columns, grid.styles.grid_size_rows = self._columns, self._rows
+        if [cell.metric for cell in self._cells] == visible:
+            return
+        kept = {cell.metric: cell for cell in self._cells if cell.metric in visible}
+        free = [cell for cell in self._cells if cell.metric not in visible]
+        new = [MetricCell() for _ in range(len(visible) - len(self._cells))]
+        grid.mount(*new)
+        free += new
+        self._cells = [kept[name] if name in kept else free.pop() for name in visible]
+        for cell, name in zip(self._cells, visible, strict=True):
+            cell.metric = name
+        for cell in free:
+            cell.remove()
+        place = {cell: index for index, cell in enumerate(self._cells)}
+        grid.sort_children(key=lambda cell: place.get(cell, len(place)))  # type: ignore[call-overload]
+
+    def _tell(self, view: View, *, first: int, shown: int) -> None:
+        """The line above the grid, and what is said in place of an empty one."""
+        empty, grid = self.query_one(".empty", Static), self.query_one(".grid")
+        empty.display, grid.display = not self._names, bool(self._names)
+        pattern = one_line(self._pattern.pattern)
+        parts: list[Part] = []
+        if self._names:
+            which = f"{first + 1}" if shown == 1 else f"{first + 1} to {first + shown}"
+            parts = [(f"{which} of {len(self._names)}", theme.DIM)]
+            parts += [(f" that match {pattern} (escape: all)", theme.WARN)] if pattern else [(" metrics", theme.DIM)]
+            parts += [("  ", theme.DIM), (one_line(self.selected or ""), theme.BRIGHT)]
+            parts += [("   ↑↓ the last tenth of its steps against the tenth before", theme.DIM)]
+        elif pattern:
+            empty.update(f"none of the {len(view.series)} metrics matches {pattern}; escape shows all")
+        else:
+            empty.update("no metrics yet: every metric of the log gets a chart here, with the first step")
+        status = Content.assemble(*parts).truncate(max(1, self.size.width - 2), ellipsis=True)
+        self.query_one(".status", Static).update(status)

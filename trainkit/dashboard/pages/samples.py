@@ -1,0 +1,252 @@
+"""What the model writes, by step and by prompt, and two steps of one prompt side by side."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, VerticalScroll
+from textual.content import Content
+from textual.events import Click, Resize
+from textual.message import Message
+from textual.widgets import Static
+
+from trainkit.dashboard import theme
+from trainkit.dashboard.pages.page import Page
+from trainkit.events import plain
+from trainkit.events.series import Series
+from trainkit.events.view import Sample, View
+
+#: prompt -> text, in the order of the prompts, by step.
+ByStep = dict[int, dict[str, str]]
+#: What stands beside the chosen step.
+Beside = Literal["nothing", "before", "first"]
+BESIDE: tuple[Beside, ...] = ("nothing", "before", "first")
+#: Cells below which the list of steps is over the text.
+NARROW = 78
+EMPTY = "no samples yet: what the model writes will be here, for each of the prompts of [sample] in the recipe"
+UNKNOWN = "not sampled at this step"
+
+
+class Steps(Static):
+    """The steps, newest first, one a line; a click chooses."""
+
+    class Chosen(Message):
+        def __init__(self, line: int) -> None:
+            super().__init__()
+            self.line = line
+
+    def on_click(self, event: Click) -> None:
+        self.post_message(self.Chosen(event.y))
+
+
+class Text(VerticalScroll, can_focus=False):
+    """A framed text that scrolls."""
+
+    def __init__(self, *, id: str) -> None:
+        super().__init__(id=id, classes="framed")
+        self._text = Static("", markup=False)
+
+    def compose(self) -> ComposeResult:
+        yield self._text
+
+    def show(self, title: str, text: Content) -> None:
+        self.border_title = Content.styled(title, theme.DIM)
+        self._text.update(text)
+
+
+class Samples(Page):
+    """The texts of one step. It is the newest until another is chosen."""
+
+    NAME = "samples"
+    DEFAULT_CSS = """
+    Samples #sample-all { height: 1fr; layout: horizontal; }
+    Samples #sample-steps { width: 25; padding: 0 1; }
+    Samples #sample-texts { width: 1fr; height: 1fr; }
+    Samples Text { width: 1fr; height: 1fr; }
+    Samples VerticalScroll {
+        scrollbar-size-vertical: 1; scrollbar-color: $edge; scrollbar-color-hover: $dim; scrollbar-background: $ground;
+    }
+    Samples.-column #sample-all { layout: vertical; }
+    Samples.-column #sample-steps { width: 1fr; height: 30%; max-height: 8; min-height: 4; }
+    Samples.-column #sample-texts { layout: vertical; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("j,down", "move(1)", "older", key_display="j"),
+        Binding("k,up", "move(-1)", "newer", key_display="k"),
+        Binding("home", "newest", show=False),
+        Binding("n", "prompt(1)", "next prompt"),
+        Binding("b", "prompt(-1)", "prompt before"),
+        Binding("w", "beside", "two steps"),
+        Binding("pagedown,space", "scroll(1)", show=False),
+        Binding("pageup", "scroll(-1)", show=False),
+    ]
+
+    def __init__(self, run_directory: Path) -> None:
+        super().__init__(run_directory)
+        self._samples: ByStep = {}
+        self._loss: Series | None = None
+        self._step: int | None = None
+        self._prompt = 0
+        self._beside: Beside = "nothing"
+        self._seen: object = None
+
+    def compose(self) -> ComposeResult:
+        with Horizontal(id="sample-all"):
+            with VerticalScroll(id="sample-steps", classes="framed", can_focus=False):
+                yield Steps("", markup=False)
+            with Horizontal(id="sample-texts"):
+                yield Text(id="sample-text")
+                yield Text(id="sample-other")
+
+    def show_view(self, view: View, *, now: float) -> None:
+        newest = view.samples[-1] if view.samples else None
+        if (seen := (newest, len(view.samples))) == self._seen:
+            return
+        self._seen = seen
+        self._samples, self._loss = by_step(view.samples), view.series.get("train/loss")
+        self._draw()
+
+    @property
+    def _steps(self) -> list[int]:
+        return sorted(self._samples, reverse=True)
+
+    @property
+    def _chosen(self) -> int:
+        """The step that is shown: the one asked for while it is there, else the newest."""
+        return self._step if self._step in self._samples else self._steps[0]
+
+    @property
+    def _prompts(self) -> list[str]:
+        return list(dict.fromkeys(prompt for step in self._steps for prompt in self._samples[step]))
+
+    def _draw(self) -> None:
+        text, other = self.query_one("#sample-text", Text), self.query_one("#sample-other", Text)
+        steps = self.query_one("#sample-steps")
+        steps.display = bool(self._samples)
+        other.display = bool(self._samples) and self._beside != "nothing"
+        if not self._samples:
+            text.show("samples", Content.styled(EMPTY, theme.DIM))
+            return
+        steps.border_title = Content.styled("step · loss", theme.DIM)
+        self.query_one(Steps).update(Content("\n").join(self._step_line(step) for step in self._steps))
+        prompt = self._prompts[self._prompt]
+        if self._beside == "nothing":
+            title = f"step {self._chosen:,} · {len(self._samples[self._chosen])} of {len(self._prompts)} prompts"
+            text.show(title, Content("\n\n").join(self._all_prompts()))
+            return
+        of = f"prompt {self._prompt + 1} of {len(self._prompts)}"
+        text.show(f"step {self._chosen:,} · {of}", self._one(self._chosen, prompt))
+        compared = compared_with(self._chosen, prompt, self._samples, self._beside)
+        if compared is None:
+            other.show(f"the {self._beside} step", Content.styled("this is the first that is kept", theme.DIM))
+        else:
+            which = "the step before" if self._beside == "before" else "the first step"
+            other.show(f"step {compared:,} · {which}", self._one(compared, prompt))
+
+    def _step_line(self, step: int) -> Content:
+        loss = _at(self._loss, step)
+        told = f"{step:>9,} {'' if loss is None else plain.quantity(loss):>9}"
+        chosen = step == self._chosen
+        return Content.styled(f"{'▸' if chosen else ' '}{told}", f"bold {theme.BRIGHT}" if chosen else theme.DIM)
+
+    def _one(self, step: int, prompt: str) -> Content:
+        text = self._samples[step].get(prompt)
+        return Content.styled(UNKNOWN, theme.DIM) if text is None else written(prompt, text)
+
+    def _all_prompts(self) -> list[Content]:
+        parts = []
+        for number, prompt in enumerate(self._prompts):
+            chosen = number == self._prompt
+            head = f"{'▸' if chosen else ' '} prompt {number + 1} of {len(self._prompts)}"
+            style = theme.TRAIN if chosen else theme.DIM
+            parts.append(Content.assemble((head, style), "\n", self._one(self._chosen, prompt)))
+        return parts
+
+    def action_move(self, lines: int) -> None:
+        """Choose an older or a newer step."""
+        if self._samples:
+            self._choose(self._steps.index(self._chosen) + lines)
+
+    def action_newest(self) -> None:
+        """Go to the newest step, and stay with the newest."""
+        self._step = None
+        self._choose_again()
+
+    def action_prompt(self, prompts: int) -> None:
+        """Choose the next prompt, or the one before."""
+        if self._samples:
+            self._prompt = (self._prompt + prompts) % len(self._prompts)
+            self._choose_again()
+
+    def action_beside(self) -> None:
+        """Show the step before beside the chosen one, then the first, then none."""
+        self._beside = BESIDE[(BESIDE.index(self._beside) + 1) % len(BESIDE)]
+        self._choose_again()
+
+    def action_scroll(self, pages: int) -> None:
+        """Scroll the texts, all that are shown by the same amount."""
+        for text in self.query(Text):
+            text.scroll_relative(y=pages * max(1, text.size.height - 1), animate=False)
+
+    def on_steps_chosen(self, event: Steps.Chosen) -> None:
+        self._choose(event.line)
+
+    def on_resize(self, event: Resize) -> None:
+        self.set_class(event.size.width < NARROW, "-column")
+        self.call_after_refresh(self._into_sight)
+
+    def _choose(self, line: int) -> None:
+        line = max(0, min(line, len(self._steps) - 1))
+        self._step = self._steps[line] if line else None
+        self._choose_again()
+
+    def _choose_again(self) -> None:
+        self._draw()
+        self.call_after_refresh(self._into_sight)
+
+    def _into_sight(self) -> None:
+        """Scroll so that the chosen step and the chosen prompt can be seen."""
+        if not self._samples:
+            return
+        steps = self.query_one("#sample-steps")
+        line = self._steps.index(self._chosen)
+        steps.scroll_to(y=max(0, line - steps.size.height // 2), animate=False)
+        text = self.query_one("#sample-text", Text)
+        if self._beside == "nothing":
+            above = self._all_prompts()[: self._prompt]
+            lines = sum(len(part.wrap(max(2, text.scrollable_content_region.width))) + 1 for part in above)
+            text.scroll_to(y=lines, animate=False)
+
+
+def by_step(samples: Iterable[Sample]) -> ByStep:
+    """The samples by step and prompt; of a prompt that was sampled twice at one step the later text counts."""
+    grouped: ByStep = {}
+    for sample in samples:
+        grouped.setdefault(sample.step, {})[sample.prompt] = sample.text
+    return grouped
+
+
+def compared_with(step: int, prompt: str, samples: ByStep, beside: Beside) -> int | None:
+    """The step before `step` at which the prompt was sampled, or the first such step; None where there is none."""
+    earlier = sorted(other for other, texts in samples.items() if other < step and prompt in texts)
+    if not earlier or beside == "nothing":
+        return None
+    return earlier[-1] if beside == "before" else earlier[0]
+
+
+def written(prompt: str, text: str) -> Content:
+    """A prompt, dim, and what the model made of it. A text that repeats its prompt has it once."""
+    made = text[len(prompt) :] if text.startswith(prompt) else text
+    return Content.assemble((prompt, theme.DIM), (made.rstrip(), theme.BRIGHT))
+
+
+def _at(series: Series | None, step: int) -> float | None:
+    """The value at the newest point of a series that is not after `step`."""
+    if series is None or not (points := bisect_right(series.steps, step)):
+        return None
+    return series.values[points - 1]

@@ -1,0 +1,149 @@
+"""A table to walk through: a head, rows, one of them chosen. All of it is inert, none of it markup."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.content import Content
+from textual.widgets import OptionList, Static
+from textual.widgets.option_list import Option
+
+from trainkit.dashboard import theme
+from trainkit.events import plain
+
+GAP = 2
+
+
+class Column(NamedTuple):
+    """How a column gives way where all do not fit.
+
+    First those with the highest `drop` are left out, 0 never; then the widest are cut, each to `least` cells at least.
+    """
+
+    title: str
+    drop: int = 0
+    least: int = 1_000
+    right: bool = False
+
+
+class Row(NamedTuple):
+    """`id` tells it from the others, and finds it again when the rows are shown anew."""
+
+    id: str
+    cells: Sequence[Content]
+
+
+class Rows(Vertical):
+    """The page that holds it has the keys, and passes them on to `move`. `OptionList.OptionHighlighted` tells of the
+    choice."""
+
+    DEFAULT_CSS = """
+    Rows { height: 1fr; width: 1fr; background: $ground; }
+    Rows > Static { height: auto; color: $dim; }
+    Rows > OptionList, Rows > OptionList:focus {
+        height: 1fr; border: none; padding: 0; color: $ink; background: $ground; background-tint: $ground 0%;
+        scrollbar-size-vertical: 1; scrollbar-gutter: stable;
+        scrollbar-color: $edge; scrollbar-color-hover: $dim; scrollbar-background: $ground;
+    }
+    Rows > OptionList > .option-list--option { padding: 0; }
+    Rows > OptionList > .option-list--option-highlighted { color: $ink; background: $edge; text-style: none; }
+    Rows > OptionList > .option-list--option-hover { background: $raised; }
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._head, self._list = Static("", markup=False), OptionList(markup=False)
+        self._list.can_focus = False
+        self._columns: Sequence[Column] = ()
+        self._rows: Sequence[Row] = ()
+        self._empty = ""
+        self._width = 0
+
+    def compose(self) -> ComposeResult:
+        yield self._head
+        yield self._list
+
+    @property
+    def chosen(self) -> str | None:
+        """The id of the row that is chosen; None where there is no row."""
+        at = self._list.highlighted
+        return None if at is None else self._list.get_option_at_index(at).id
+
+    def show(self, columns: Sequence[Column], rows: Sequence[Row], *, empty: str) -> None:
+        """Show these rows, or `empty` where there are none. Who was on the first row stays there, else on his row."""
+        self._columns, self._rows, self._empty = columns, rows, empty
+        self._draw()
+
+    def move(self, how: str) -> None:
+        """Choose another row: `how` is "cursor_down", "cursor_up", "page_down", "page_up", "first" or "last"."""
+        moves = {
+            "cursor_down": self._list.action_cursor_down,
+            "cursor_up": self._list.action_cursor_up,
+            "page_down": self._list.action_page_down,
+            "page_up": self._list.action_page_up,
+            "first": self._list.action_first,
+            "last": self._list.action_last,
+        }
+        moves[how]()
+
+    def on_resize(self) -> None:
+        if self.size.width != self._width:
+            self._draw()
+
+    def _draw(self) -> None:
+        self._width = self.size.width
+        if self._width <= 0:
+            return  # not shown yet: a resize follows
+        was, at = self.chosen, self._list.highlighted
+        kept = _fitting(self._columns, [row.cells for row in self._rows], self._width - 1)
+        head = [Content.styled(column.title, theme.DIM) for column in self._columns]
+        with self.app.batch_update():
+            self._head.update(_line(head, self._columns, kept) if self._rows else cell(self._empty, theme.DIM))
+            self._list.display = bool(self._rows)
+            self._list.clear_options()
+            self._list.add_options(Option(_line(row.cells, self._columns, kept), id=row.id) for row in self._rows)
+            places = {row.id: place for place, row in enumerate(self._rows)}
+            if places:
+                self._list.highlighted = places.get(was or "", 0) if at else 0
+
+
+def cell(text: str, style: str = theme.TEXT) -> Content:
+    """Any text as one line that a terminal obeys nothing of."""
+    return Content.styled(plain.inert(text).replace("\n", "␊"), style)
+
+
+def _fitting(columns: Sequence[Column], cells: Sequence[Sequence[Content]], room: int) -> list[tuple[int, int]]:
+    """(place, width) of the columns that are shown, in order."""
+    natural = [
+        max([len(column.title), *(row[place].cell_length for row in cells)]) for place, column in enumerate(columns)
+    ]
+    least = [min(width, column.least) for width, column in zip(natural, columns, strict=True)]
+    kept = list(range(len(columns)))
+
+    def wanted(widths: Sequence[int]) -> int:
+        return sum(widths[place] for place in kept) + GAP * (len(kept) - 1)
+
+    while wanted(least) > room and any(columns[place].drop for place in kept):
+        kept.remove(max(kept, key=lambda place: columns[place].drop))
+    widths = list(natural)
+    while wanted(widths) > room:
+        loose = [place for place in kept if widths[place] > least[place]]
+        if not loose:
+            break
+        widest = max(loose, key=lambda place: widths[place])
+        others = [widths[place] for place in loose if place != widest]
+        next_widest = max([least[widest], *(width for width in others if width < widths[widest])])
+        widths[widest] -= max(1, min(wanted(widths) - room, widths[widest] - next_widest))
+    return [(place, widths[place]) for place in kept]
+
+
+def _line(cells: Sequence[Content], columns: Sequence[Column], kept: Sequence[tuple[int, int]]) -> Content:
+    parts = []
+    for place, width in kept:
+        part = cells[place].truncate(width, ellipsis=True)
+        missing = max(0, width - part.cell_length)
+        parts.append(part.pad_left(missing) if columns[place].right else part.pad_right(missing))
+    return Content(" " * GAP).join(parts)
