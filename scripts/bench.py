@@ -142,7 +142,7 @@ class _Prepared:
             total_steps=first + self.STEPS,
             step=self.step,
             feed=feed,
-            meter=Meter(self.log, tokens_per_step=self.plan.tokens_per_step),
+            meter=Meter(self.log, data=self.data.epochs),
             orders=Orders(server=server, signal=SimpleNamespace(received=None), log=self.log),
             saving=saving,
             evaluate=lambda state, step: None,

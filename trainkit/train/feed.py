@@ -5,7 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Protocol
 
 import jax
 import numpy as np
@@ -17,12 +18,31 @@ HostBatch = Mapping[str, np.ndarray]
 DeviceBatch = dict[str, jax.Array]
 
 
+class Batches(Protocol):
+    def __call__(self, step: int, rows: np.ndarray | None = None, /) -> HostBatch:
+        """The batch of a step, or only some rows of it, rising."""
+
+
 def to_device(batch: HostBatch, *, accumulation: int, sharding: NamedSharding) -> DeviceBatch:
-    """Arrays (B, …) to arrays (accumulation, B / accumulation, …) on the mesh."""
-    return {
-        name: jax.device_put(array.reshape(accumulation, -1, *array.shape[1:]), sharding)
-        for name, array in batch.items()
-    }
+    """Arrays (B, …) to arrays (accumulation, B / accumulation, …) on the mesh.
+
+    Of a mesh over several processes the arrays are this process's rows, see `own_rows`.
+    """
+    put = jax.device_put if sharding.is_fully_addressable else _put_own
+    return {name: put(array.reshape(accumulation, -1, *array.shape[1:]), sharding) for name, array in batch.items()}
+
+
+def _put_own(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    return jax.make_array_from_process_local_data(sharding, array)
+
+
+def own_rows(split: BatchSplit, sharding: NamedSharding) -> np.ndarray | None:
+    """The rows of a batch that the devices of this process take; None where they take all."""
+    shape = (split.accumulation, split.global_size // split.accumulation)
+    taken = np.zeros(shape, bool)
+    for place in sharding.addressable_devices_indices_map(shape).values():
+        taken[place] = True
+    return None if taken.all() else np.flatnonzero(taken)
 
 
 class Feed:
@@ -33,7 +53,7 @@ class Feed:
 
     def __init__(
         self,
-        batch: Callable[[int], HostBatch],
+        batch: Batches,
         *,
         first: int,
         last: int,
@@ -46,8 +66,9 @@ class Feed:
 
         def work() -> None:
             try:
+                rows = own_rows(split, sharding)
                 for step in range(first, last):
-                    self._put(to_device(batch(step), accumulation=split.accumulation, sharding=sharding))
+                    self._put(to_device(batch(step, rows), accumulation=split.accumulation, sharding=sharding))
                     if self._closed.is_set():
                         return
             except BaseException as error:  # handed to the thread that waits for the batch, which raises it

@@ -1,0 +1,47 @@
+"""Several hosts on one shared cache read only their own rows, and together the batch of one host."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import data_room as room
+import host_child
+import numpy as np
+
+from trainkit.data import cache as caches
+from trainkit.data.dataset import TrainSet
+
+
+def test_two_hosts_read_their_own_rows_of_one_cache_and_together_every_batch(tmp_path: Path, monkeypatch) -> None:
+    room.small_units(monkeypatch)
+    room.write_texts(tmp_path / "text", 60)
+    recipe = host_child.recipe(tmp_path)
+    data = TrainSet(caches.build(recipe), recipe)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, host_child.__file__, str(tmp_path), str(port), "2"]
+    children = [
+        subprocess.Popen(
+            [*command, str(number)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for number in range(2)
+    ]
+    ended = [child.communicate(timeout=120) for child in children]
+    assert [child.returncode for child in children] == [0, 0], ended
+    told = [json.loads(out.splitlines()[-1]) for out, _ in ended]
+    first, second = (host["asked"][0] for host in told)
+    assert len(first) == len(second) == 8 and sorted(first + second) == list(range(16))
+    for step in range(host_child.STEPS):
+        whole = data.batch(step)["tokens"].reshape(2, 8, 16)
+        found = np.full_like(whole, 60_000)
+        for host in told:
+            for start, rows in host["shards"][step]:
+                found[:, start : start + 2] = rows
+        np.testing.assert_array_equal(found, whole)
