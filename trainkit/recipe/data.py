@@ -23,7 +23,7 @@ class Window(Spec):
 class Data(Spec):
     sequence_length: Count
     """Positions in an example."""
-    encoding: Encoding = Concatenate()
+    encoding: Encoding = Concatenate.model_construct()
     """How documents become examples."""
     train: Annotated[tuple[Source, ...], Field(min_length=1)]
     """What is trained on: one `[[data.train]]` a source."""

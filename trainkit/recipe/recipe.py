@@ -38,21 +38,21 @@ class Run(Spec):
 class Recipe(Spec):
     schema_: Annotated[Literal[1], Field(alias="schema")]
     """Version of the recipe language."""
-    run: Run = Run()
+    run: Run = Run.model_construct()
     model: Model
     tokenizer: Tokenizer
-    task: Task = CausalLM()
+    task: Task = CausalLM.model_construct()
     data: Data
     train: Train
     optimizer: Optimizer
-    schedule: Schedule = Cosine()
-    precision: Precision = Precision()
-    parallel: Parallel = Parallel()
-    checkpoint: Checkpoint = Checkpoint()
-    evaluate: Evaluate = Evaluate()
+    schedule: Schedule = Cosine.model_construct()
+    precision: Precision = Precision.model_construct()
+    parallel: Parallel = Parallel.model_construct()
+    checkpoint: Checkpoint = Checkpoint.model_construct()
+    evaluate: Evaluate = Evaluate.model_construct()
     sample: Sample | None = None
     """No samples where the section is absent."""
-    track: Track = Track()
+    track: Track = Track.model_construct()
 
     @model_validator(mode="after")
     def _examples_fit_the_model(self) -> Recipe:
