@@ -15,7 +15,7 @@ from textual.widgets import Static
 
 import trainkit.dashboard.app as app
 from trainkit.dashboard.chart import Chart
-from trainkit.dashboard.pages.system import FIRST, System, _both, _fill, _Scaled, run_started
+from trainkit.dashboard.pages.system import System, _both, _fill, _Scaled
 from trainkit.events.log import NAME
 from trainkit.events.schema import Event
 from trainkit.events.series import Series
@@ -142,32 +142,15 @@ def test_what_is_new_is_drawn_and_where_nothing_is_new_nothing_is(tmp_path: Path
     drive(run, steps)
 
 
-def test_a_later_attempts_versions_are_found_from_the_logs_end(tmp_path: Path) -> None:
+def test_the_versions_told_are_those_of_the_last_attempt(tmp_path: Path) -> None:
     second = fake_run.events(30, attempt=2, resumed_from=20)
     second[0]["versions"] = {"jax": "9.9.9"}
     run = fake_run.write(tmp_path / "run", [*events(20), *second])
-    for attempt, jax in ((1, "0.10.2"), (2, "9.9.9")):
-        found = run_started(run / NAME, attempt)
-        assert found is not None and found["versions"] == {"jax": jax}
-    assert run_started(run / NAME, 3) is None and run_started(run / "missing", 2) is None
 
     async def steps(pilot: Pilot[None], page: System) -> None:
-        await page.workers.wait_for_complete()
-        page.app.show(everything=True)  # type: ignore[attr-defined]
-        assert "9.9.9" in facts(page)
+        assert "9.9.9" in facts(page) and "0.10.2" not in facts(page)
 
     drive(run, steps)
-
-
-@pytest.mark.parametrize("shift", [-1, 0, 1, len(FIRST) - 1, len(FIRST)])
-def test_an_attempts_start_is_found_across_the_border_of_two_blocks(
-    tmp_path: Path, shift: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trainkit.dashboard.pages.system.BLOCK", 4096)
-    start = {"type": "run_started", "attempt": 2, "versions": {}}
-    line = json.dumps(start).encode() + b"\n"
-    (tmp_path / NAME).write_bytes(b"x\n" * 5000 + line + b" " * (4096 - len(line) + shift))
-    assert run_started(tmp_path / NAME, 2) == start
 
 
 def series(points: list[tuple[float, float]]) -> Series:

@@ -177,6 +177,8 @@ class Dashboard(App[None]):
     def farewell(self) -> str:
         """What to tell when the dashboard has gone: how the run stands and how to come back."""
         run, state = self._directory, self.state
+        if self._replay:
+            return f"left the replay of {run}\n  see it again:  trainkit watch {run} --replay"
         if state == "finished":
             return f"the run is finished: {run}"
         if state in _ENDED:

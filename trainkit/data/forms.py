@@ -6,7 +6,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
@@ -50,7 +50,7 @@ class Reading:
     def signature(self) -> list[Any]:
         """What decides, beside the bytes, which documents they are; JSON can say it."""
         document = self.document and self.document.model_dump(mode="json")
-        chat = list(map(repr, astuple(self.chat))) if self.chat else None
+        chat = self.chat and [self.chat.text, self.chat.special_tokens]
         return [list(self.keys), document, self.shortest, self.longest, self.dtype, chat, self.end_of_text]
 
     @property

@@ -76,6 +76,7 @@ class View:
     host: str = ""
     pid: int | None = None
     process_started: float | None = None
+    versions: dict[str, str] = field(default_factory=dict)
     step: int = 0
     total_steps: int | None = None
     #: Unix seconds of the first event of this attempt and of the last event.
@@ -164,6 +165,7 @@ def _patience(view: View) -> float:
 def _run_started(view: View, event: Event) -> None:
     view.name, view.host = event["name"], event["host"]
     view.pid, view.process_started = event["pid"], event["process_started"]
+    view.versions = {plain.inert(name): plain.inert(version) for name, version in event["versions"].items()}
     view.started = event["t"]
     view.activity, view.finished, view.message = "starting", None, ""
     view.paused = view.stopping = False

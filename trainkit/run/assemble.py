@@ -84,10 +84,11 @@ def train(
     recipe = loaded.recipe
     use_compile_cache()
     check_learnable(recipe.task, recipe.data)
-    if caches.find(recipe) is None:
+    cache = caches.find(recipe)
+    if cache is None:
         rehearse(recipe)
-    make = caches.begin if may_start_early(recipe) else caches.build
-    cache = make(recipe, progress=partial(_tell_progress, log))
+        make = caches.begin if may_start_early(recipe) else caches.build
+        cache = make(recipe, progress=partial(_tell_progress, log))
     afterwards.callback(cache.close)
     data = TrainSet(cache, recipe)
     plan = plan_of(recipe, cache, data)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,6 @@ from trainkit.dashboard import theme
 from trainkit.dashboard.chart import Chart, Curve
 from trainkit.dashboard.pages.page import Page
 from trainkit.events import plain
-from trainkit.events.log import NAME as LOG
 from trainkit.events.series import Series
 from trainkit.events.view import View
 
@@ -29,11 +27,10 @@ DEVICES = "memory/device/"
 DEVICE_COLORS = (theme.TRAIN, *theme.VALIDATION, theme.NORM, theme.SPEED)
 #: Steps that the median and the 95th percentile are of.
 RECENT = 200
-#: Cells of a bar; bytes of the log that are looked through at once for an attempt's first event.
-BAR, BLOCK = 14, 1 << 20
+#: Cells of a bar.
+BAR = 14
 #: Per cent of a step below which waiting is told and not drawn.
 LEAST_SHARE = 1.0
-FIRST = b'{"type": "run_started"'
 
 Part = tuple[str, str]
 Floats = npt.NDArray[np.float64]
@@ -71,8 +68,6 @@ class System(Page):
     def __init__(self, run_directory: Path) -> None:
         super().__init__(run_directory)
         self._told: object = None
-        self._looked = 0
-        self._started: dict[str, Any] | None = None
         self._waiting, self._computing, self._planned = Series(), Series(), Series()
         self._scaled: dict[str, _Scaled] = {}
 
@@ -91,17 +86,16 @@ class System(Page):
                 yield Static("", markup=False)
 
     def show_view(self, view: View, *, now: float) -> None:
-        self._look(view.attempt)
         shown = ("time/", "memory/", "host/")
         versions = tuple((name, s.version) for name, s in view.series.items() if name.startswith(shown))
-        told = (view.attempt, view.total_steps, len(view.plan), view.pid, versions, self._started is None, self.size)
+        told = (view.attempt, view.total_steps, len(view.plan), view.pid, versions, self.size)
         if told == self._told:
             return
         self._told = told
         times = _both(view.series.get("time/step"), view.series.get("time/data_wait"))
         self._show_time(view, *times)
         self._show_memory(view)
-        facts = [part for part in (_time(*times), _plan(view), _devices(view), _host(view), self._versions()) if part]
+        facts = [part for part in (_time(*times), _plan(view), _devices(view), _host(view), _versions(view)) if part]
         self.query_one("#system-facts > Static", Static).update(Content("\n\n").join(map(_section, facts)))
 
     def action_move(self, rows: int) -> None:
@@ -155,29 +149,6 @@ class System(Page):
             self._scaled[metric] = _Scaled(factor)
         return self._scaled[metric].of(view.series[metric])
 
-    def _look(self, attempt: int) -> None:
-        """Find what the log says of the attempt's start and the view does not keep; once for each attempt."""
-        if attempt == self._looked:
-            return
-        self._looked, self._started = attempt, None
-        path = self.run_directory / LOG
-
-        def look() -> None:
-            found = run_started(path, attempt)
-            if attempt == self._looked:
-                self._started = found
-
-        if attempt == 1:  # it is the log's first line
-            look()
-        else:
-            self.run_worker(look, thread=True)
-
-    def _versions(self) -> list[list[Part]]:
-        if self._started is None or not isinstance(self._started.get("versions"), dict):
-            return []
-        rows = [_row(plain.inert(str(name)), plain.inert(str(v))) for name, v in self._started["versions"].items()]
-        return [[("versions", f"bold {theme.BRIGHT}")], *rows]
-
 
 class _Scaled:
     """A series in another unit, which follows its source: only what is new is looked at where it only grew."""
@@ -194,39 +165,6 @@ class _Scaled:
             self._scaled.add(source.steps[n], source.values[n] * self._factor)
         self._source, self._version = source, source.version
         return self._scaled
-
-
-def run_started(path: Path, attempt: int) -> dict[str, Any] | None:
-    """The `run_started` event of an attempt, the last one if it was written again; None where there is none.
-
-    The first attempt's is the log's first line. Others are searched for from the end, and nothing between is parsed.
-    """
-    try:
-        with path.open("rb") as file:
-            if attempt == 1:
-                return _parsed(file.readline(BLOCK), attempt)
-            end, after = file.seek(0, 2), b""
-            while end > 0:
-                start = max(0, end - BLOCK)
-                file.seek(start)
-                block = file.read(end - start) + after
-                found = block.rfind(FIRST)
-                if found >= 0:
-                    file.seek(start + found)
-                    return _parsed(file.readline(BLOCK), attempt)
-                end, after = start, block[: len(FIRST)]
-    except OSError:
-        pass
-    return None
-
-
-def _parsed(line: bytes, attempt: int) -> dict[str, Any] | None:
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return None
-    right = isinstance(event, dict) and event.get("type") == "run_started" and event.get("attempt") == attempt
-    return event if right else None
 
 
 def _both(seconds: Series | None, waited: Series | None) -> tuple[Floats, Floats, Floats]:
@@ -337,6 +275,11 @@ def _host(view: View) -> list[list[Part]]:
     if view.pid is not None:
         rows.append(_row("process", str(view.pid)))
     return rows
+
+
+def _versions(view: View) -> list[list[Part]]:
+    rows = [_row(name, version) for name, version in view.versions.items()]
+    return [[("versions", f"bold {theme.BRIGHT}")], *rows] if rows else []
 
 
 def _limit(view: View) -> int | None:
