@@ -1,23 +1,68 @@
-"""A metric over steps, as two flat arrays that a drawing can look into without a copy."""
+"""A metric over steps in bounded memory: every point as it is, or, of a long run, what runs of neighbours amount to.
+
+Beyond `LIMIT` points, neighbours are put together two by two, then four by four, and so on. Such a bucket keeps its
+first and its last point, the lowest and the highest with their steps (what is drawn from these is what would be drawn
+from all points: the M4 aggregation of Jugel et al., VLDB 2014), their sum and number, and where one was not finite.
+"""
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
+from collections.abc import Callable
+from math import fsum, inf, isfinite, isnan, nan
+from operator import add, ge, le
+from typing import NamedTuple
+
+#: Buckets at which pairs of them become one. A bucket is 88 bytes; a dot column of a wide screen has more than twenty.
+LIMIT = 8192
+
+
+class Extreme(NamedTuple):
+    value: float
+    step: float
 
 
 class Series:
-    """One metric over steps, which only grow: two arrays of float64, 16 bytes a point.
+    """One metric over steps, which only grow. `steps` and `values` are the last point of each bucket.
 
-    `np.frombuffer(series.values)` is a view without a copy; the arrays cannot grow while such a view lives.
+    While `stride` is 1, every point is a bucket of its own and the other arrays are empty: they would say the same.
+    `np.frombuffer(series.values)` is a view without a copy; an array cannot grow while such a view lives.
+
+    Attributes:
+        first_steps, firsts: the first point of each bucket.
+        lows, low_at, highs, high_at: the lowest and highest finite value, each with the first step that has it; the
+            values are infinite (+, -) where no point is finite.
+        totals, counts: sum and number of the finite points.
+        broken: the step of the first point that is not finite, nan where all are.
+        stride: points that a bucket is to hold.
+        version: grows with every change, so that a drawing knows whether it is out of date.
     """
 
-    __slots__ = ("steps", "values", "version")
+    #: The arrays of a bucket, in the order in which an index of the log holds them.
+    FIELDS = (
+        "steps", "values", "first_steps", "firsts", "lows", "low_at", "highs", "high_at", "totals", "counts", "broken",
+    )  # fmt: skip
+    __slots__ = (*FIELDS, "_limit", "_room", "stride", "version")
 
-    def __init__(self) -> None:
-        self.steps = array("d")
-        self.values = array("d")
-        #: Grows with every change, so that a drawing knows whether it is out of date.
+    steps: array[float]
+    values: array[float]
+    first_steps: array[float]
+    firsts: array[float]
+    lows: array[float]
+    low_at: array[float]
+    highs: array[float]
+    high_at: array[float]
+    totals: array[float]
+    counts: array[float]
+    broken: array[float]
+
+    def __init__(self, *, stride: int = 1, limit: int | None = LIMIT) -> None:
+        """Without a `limit` the stride stays what it is."""
+        for name in self.FIELDS:
+            setattr(self, name, array("d"))
+        self.stride, self._limit = stride, limit
+        self._room = 0  # points that the last bucket may still take
         self.version = 0
 
     def __len__(self) -> int:
@@ -27,16 +72,114 @@ class Series:
         """Append; a step told again replaces what was told from there on."""
         if self.steps and step <= self.steps[-1]:
             self.cut(step - 1)
+        self.version += 1
+        if self._room:
+            self._room -= 1
+            self._put(step, value)
+            return
         self.steps.append(step)
         self.values.append(value)
-        self.version += 1
+        if self.stride > 1:
+            for name, part in zip(self.FIELDS[2:], _alone(step, value), strict=True):
+                getattr(self, name).append(part)
+            self._room = self.stride - 1
+        if len(self.steps) == self._limit:
+            self.halve()
 
     def cut(self, after: float) -> None:
-        """Forget the points beyond step `after`."""
+        """Forget the points beyond step `after`, and with them a bucket that holds points of both sides: a gap as short
+        as a bucket is honest, a mixture is not."""
         keep = bisect_right(self.steps, after)
-        del self.steps[keep:], self.values[keep:]
+        for name in self.FIELDS:
+            del getattr(self, name)[keep:]
+        self._room = 0
         self.version += 1
+
+    def extend(self, other: Series) -> None:
+        """Append the buckets of another series, all of whose steps lie beyond these. The other is used up."""
+        if other.stride > 1 or self.stride > 1:
+            self._spread()
+            other._spread()
+        for name in self.FIELDS:
+            getattr(self, name).extend(getattr(other, name))
+        self.stride, self._room = max(self.stride, other.stride), 0
+        self.version += 1
+        while self._limit is not None and len(self.steps) >= self._limit:
+            self.halve()
 
     @property
     def last(self) -> float | None:
         return self.values[-1] if self.values else None
+
+    @property
+    def total(self) -> float:
+        """The sum of the finite points."""
+        return fsum(self.totals if self.stride > 1 else filter(isfinite, self.values))
+
+    @property
+    def lowest(self) -> Extreme | None:
+        """The lowest finite value and the first step that has it; None where there is none."""
+        values, steps = (self.lows, self.low_at) if self.stride > 1 else (self.values, self.steps)
+        return _extreme(min, values, steps)
+
+    @property
+    def highest(self) -> Extreme | None:
+        """The highest finite value and the first step that has it; None where there is none."""
+        values, steps = (self.highs, self.high_at) if self.stride > 1 else (self.values, self.steps)
+        return _extreme(max, values, steps)
+
+    def halve(self) -> None:
+        """Of every two buckets make one; a last one without a neighbour takes in what comes next."""
+        self._spread()
+        odd = len(self.steps) % 2
+        self._room += self.stride if odd else 0
+        self.stride *= 2
+        pairs = range(0, len(self.steps) - odd, 2)
+        keep = slice(len(pairs) * 2, None)
+        for values, at, better in ((self.lows, self.low_at, le), (self.highs, self.high_at, ge)):
+            chosen = [i if better(values[i], values[i + 1]) else i + 1 for i in pairs]
+            values[:], at[:] = _of(values, chosen) + values[keep], _of(at, chosen) + at[keep]
+        self.broken[:] = _of(self.broken, [i + isnan(self.broken[i]) for i in pairs]) + self.broken[keep]
+        for sums in (self.totals, self.counts):
+            sums[:] = array("d", map(add, sums[::2], sums[1::2])) + sums[keep]
+        for firsts in (self.first_steps, self.firsts):
+            firsts[:] = firsts[::2]
+        for lasts in (self.steps, self.values):
+            lasts[:] = lasts[1::2] + lasts[keep]
+        self.version += 1
+
+    def _spread(self) -> None:
+        """Fill all arrays, where only points are kept so far."""
+        if self.stride == 1 and not self.counts:
+            columns = zip(*map(_alone, self.steps, self.values), strict=True)
+            for name, column in zip(self.FIELDS[2:], columns, strict=bool(self.steps)):
+                getattr(self, name).extend(column)
+
+    def _put(self, step: float, value: float) -> None:
+        """Take a point into the last bucket."""
+        self.steps[-1], self.values[-1] = step, value
+        if not isfinite(value):
+            self.broken[-1] = step if isnan(self.broken[-1]) else self.broken[-1]
+            return
+        if value < self.lows[-1]:
+            self.lows[-1], self.low_at[-1] = value, step
+        if value > self.highs[-1]:
+            self.highs[-1], self.high_at[-1] = value, step
+        self.totals[-1] += value
+        self.counts[-1] += 1
+
+
+def _alone(step: float, value: float) -> tuple[float, ...]:
+    """A bucket of one point, but for its `steps` and `values`."""
+    if isfinite(value):
+        return step, value, value, step, value, step, value, 1.0, nan
+    return step, value, inf, step, -inf, step, 0.0, 0.0, step
+
+
+def _of(values: array[float], chosen: list[int]) -> array[float]:
+    return array("d", map(values.__getitem__, chosen))
+
+
+def _extreme(best: Callable[..., float | None], values: array[float], steps: array[float]) -> Extreme | None:
+    found = best(filter(isfinite, values), default=None)
+    return None if found is None else Extreme(found, steps[values.index(found)])
