@@ -15,6 +15,8 @@ from trainkit.dashboard import braille, theme, ticks
 from trainkit.dashboard.chart import Curve, Mark, draw
 from trainkit.events.series import Series
 
+COLORS = theme.THEMES[theme.DEFAULT].variables
+
 
 def series(values: Sequence[float], steps: Sequence[float] | None = None) -> Series:
     made = Series()
@@ -27,7 +29,7 @@ def picture(
     *curves: Series, width: int = 12, height: int = 3, log: bool = False, marks: Sequence[Mark] = ()
 ) -> list[str]:
     drawn = [Curve(curve, theme.TRAIN) for curve in curves]
-    return [strip.text for strip in draw(drawn, width=width, height=height, log=log, marks=marks)]
+    return [strip.text for strip in draw(drawn, colors=COLORS, width=width, height=height, log=log, marks=marks)]
 
 
 def dots(lines: Sequence[str]) -> int:
@@ -69,7 +71,7 @@ def test_one_spike_among_a_million_points_is_seen(at: int) -> None:
     values = np.zeros(1_000_000)
     values[at] = 5.0
     spiked = Curve(series(values.tolist()), theme.TRAIN, theme.TRAIN_BAND)
-    lines = [strip.text for strip in draw([spiked], width=80, height=20)]
+    lines = [strip.text for strip in draw([spiked], colors=COLORS, width=80, height=20)]
     rows_with_dots = [row for row, line in enumerate(lines) if dots([line])]
     assert rows_with_dots[:18] == list(range(18))
     assert "5" in lines[0]

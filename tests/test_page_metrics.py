@@ -31,8 +31,9 @@ class Alone(App[None]):
 
     CSS_PATH = str(Path(theme.__file__).with_name("dashboard.tcss"))
 
-    def get_css_variables(self) -> dict[str, str]:
-        return {**super().get_css_variables(), **theme.CSS}
+    def __init__(self) -> None:
+        super().__init__()
+        theme.install(self)
 
     def compose(self) -> ComposeResult:
         yield Metrics(Path())

@@ -78,6 +78,7 @@ class Dashboard(App[None]):
     def __init__(self, run_directory: Path, *, replay: Replay | None = None, readonly: bool = False) -> None:
         """With `replay` the run is shown as it went; with it, or `readonly`, nothing can be ordered."""
         super().__init__()
+        theme.install(self)
         self._directory = run_directory
         self._source = replay or Source(run_directory)
         self._replay, self._readonly = replay, readonly or replay is not None
@@ -87,10 +88,6 @@ class Dashboard(App[None]):
         self._more: Timer | None = None
         #: The signal that ended the dashboard, if one did.
         self.signal: int | None = None
-
-    def get_css_variables(self) -> dict[str, str]:
-        """The theme's colours under the names that dashboard.tcss uses."""
-        return {**super().get_css_variables(), **theme.CSS}
 
     def compose(self) -> ComposeResult:
         yield Header()

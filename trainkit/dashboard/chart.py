@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -45,6 +46,7 @@ class _Scale:
     log: bool
 
 
+_Style = Callable[[str], Style]
 Paint = npt.NDArray[np.intp]
 Drawing = tuple[npt.NDArray[np.uint8], Paint, list[str]]
 
@@ -52,16 +54,21 @@ Drawing = tuple[npt.NDArray[np.uint8], Paint, list[str]]
 def draw(
     curves: Sequence[Curve],
     *,
+    colors: Mapping[str, str],
     width: int,
     height: int,
     log: bool = False,
     from_zero: bool = False,
     marks: Sequence[Mark] = (),
 ) -> list[Strip]:
-    """`height` strips of `width` cells: labels on the left, the curves, later ones on top, and an axis below."""
+    """`height` strips of `width` cells: labels on the left, the curves, later ones on top, and an axis below.
+
+    `colors` are the variables of the theme.
+    """
+    style = partial(theme.rich_style, colors)
     curves = [curve for curve in curves if len(curve.series)]
     if not curves or width < 4 or height < 1:
-        return _nothing(width, height)
+        return _nothing(width, height, style)
     under = 2 if height >= ROWS_FOR_LINE else 1 if height >= ROWS_FOR_LABELS else 0
     rows = height - under
     x = (min(c.series.steps[0] for c in curves), max(c.series.steps[-1] for c in curves))
@@ -75,10 +82,10 @@ def draw(
     painted = _paint(curves, envelopes, scale, width=plot, height=rows)
     grid = sorted(labels) if rows >= ROWS_FOR_LINE - 2 else []
     strips = [
-        Strip([Segment(f"{labels.get(row, ''):>{gutter - 1}} "[:gutter], _style(theme.DIM)), *segments], width)
-        for row, segments in enumerate(_segments(painted, grid))
+        Strip([Segment(f"{labels.get(row, ''):>{gutter - 1}} "[:gutter], style(theme.DIM)), *segments], width)
+        for row, segments in enumerate(_segments(painted, grid, style))
     ]
-    return [*strips, *_axis(scale, marks, gutter=gutter, plot=plot)[2 - under :]]
+    return [*strips, *_axis(scale, marks, style, gutter=gutter, plot=plot)[2 - under :]]
 
 
 class Chart(Widget):
@@ -107,19 +114,25 @@ class Chart(Widget):
     def render_line(self, y: int) -> Strip:
         """One line of the frame, which is drawn when its first line is asked for."""
         width, height = self.size
-        if self._frame_of != (self._shown, width, height):
+        if self._frame_of != (self._shown, width, height, self.app.theme):
             self._frame = draw(
-                self._curves, width=width, height=height, log=self._log, from_zero=self._from_zero, marks=self._marks
+                self._curves,
+                colors=self.app.theme_variables,
+                width=width,
+                height=height,
+                log=self._log,
+                from_zero=self._from_zero,
+                marks=self._marks,
             )
-            self._frame_of = (self._shown, width, height)
+            self._frame_of = (self._shown, width, height, self.app.theme)
         return self._frame[y] if y < len(self._frame) else Strip.blank(width)
 
 
-def _nothing(width: int, height: int) -> list[Strip]:
-    blank = [Strip.blank(width, _style(theme.DIM)) for _ in range(height)]
+def _nothing(width: int, height: int, style: _Style) -> list[Strip]:
+    blank = [Strip.blank(width, style(theme.DIM)) for _ in range(height)]
     told = "no data yet"
     if height and width > len(told):
-        blank[(height - 1) // 2] = Strip([Segment(told.center(width), _style(theme.FAINT))], width)
+        blank[(height - 1) // 2] = Strip([Segment(told.center(width), style(theme.FAINT))], width)
     return blank
 
 
@@ -181,13 +194,13 @@ def _paint(
     return bits, paint, palette
 
 
-def _segments(drawing: Drawing, grid: Sequence[int]) -> list[list[Segment]]:
+def _segments(drawing: Drawing, grid: Sequence[int], style: _Style) -> list[list[Segment]]:
     """Rows of segments, one for each run of one colour."""
     bits, paint, palette = drawing
     characters = np.where(bits, 0x2800 + bits.astype("<u4"), ord(" ")).astype("<u4")
     characters[grid] = np.where(paint[grid], characters[grid], ord("┈"))
     characters[(bits == 0) & (paint > 0)] = ord("×")
-    styles = [_style(color) for color in palette]
+    styles = [style(color) for color in palette]
     rows = []
     for row, colors in zip(characters, paint, strict=True):
         text = row.tobytes().decode("utf-32-le")
@@ -196,7 +209,7 @@ def _segments(drawing: Drawing, grid: Sequence[int]) -> list[list[Segment]]:
     return rows
 
 
-def _axis(scale: _Scale, marks: Sequence[Mark], *, gutter: int, plot: int) -> list[Strip]:
+def _axis(scale: _Scale, marks: Sequence[Mark], style: _Style, *, gutter: int, plot: int) -> list[Strip]:
     """The line under the plot with its ticks and marks, and the labels under that."""
     low, high = scale.x
     width = gutter + plot
@@ -216,9 +229,5 @@ def _axis(scale: _Scale, marks: Sequence[Mark], *, gutter: int, plot: int) -> li
     for mark in marks:
         if low <= mark.step <= high:
             line[cell(mark.step)], colors[cell(mark.step)] = mark.symbol, mark.color
-    axis = Strip([Segment(c, _style(color)) for c, color in zip(line, colors, strict=True)], width).simplify()
-    return [axis, Strip([Segment("".join(labels), _style(theme.DIM))], width)]
-
-
-def _style(color: str) -> Style:
-    return Style(color=color, bgcolor=theme.GROUND)
+    axis = Strip([Segment(c, style(color)) for c, color in zip(line, colors, strict=True)], width).simplify()
+    return [axis, Strip([Segment("".join(labels), style(theme.DIM))], width)]

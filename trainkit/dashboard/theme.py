@@ -1,25 +1,30 @@
-"""The dashboard's colours, in one place: one hue for one thing, everywhere."""
+"""The dashboard's colours, in one place: one hue for one thing, everywhere.
+
+The names below are variables that a theme gives a value, for the style sheet and for `Content`; what draws cells itself
+asks `rich_style`. Of the themes, colour-blind has the colours of Okabe and Ito ("Color Universal Design", 2008), which
+people who confuse red and green tell apart. Plain has none at all, for terminals and eyes without them.
+"""
 
 from __future__ import annotations
 
-GROUND = "#0e1216"
-RAISED = "#151b21"
-EDGE = "#2a343e"
-FAINT = "#313d49"
-DIM = "#71808f"
-TEXT = "#cdd6df"
-BRIGHT = "#f2f6fa"
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
 
-#: For the style sheet.
-CSS = {"ground": GROUND, "raised": RAISED, "edge": EDGE, "dim": DIM, "ink": TEXT, "bright": BRIGHT}
+from rich.style import Style
+from textual.app import App
+from textual.theme import Theme
 
-TRAIN, TRAIN_BAND = "#5fb3f9", "#27506f"
-VALIDATION = ("#ffb454", "#f78fb3", "#e6db74", "#9ee8d6")
-RATE = "#5fd3bc"
-NORM, NORM_BAND = "#b99cff", "#4b4070"
-SPEED, SPEED_BAND = "#95d475", "#3a5a35"
+GROUND, RAISED, EDGE, FAINT = "$ground", "$raised", "$edge", "$faint"
+DIM, TEXT, BRIGHT = "$dim", "$ink", "$bright"
 
-GOOD, BUSY, WARN, BAD = "#95d475", "#5fb3f9", "#ffb454", "#ff6b6b"
+TRAIN, TRAIN_BAND = "$train", "$train-band"
+VALIDATION = ("$validation-1", "$validation-2", "$validation-3", "$validation-4")
+RATE = "$rate"
+NORM, NORM_BAND = "$norm", "$norm-band"
+SPEED, SPEED_BAND = "$speed", "$speed-band"
+
+GOOD, BUSY, WARN, BAD = "$good", "$busy", "$warn", "$bad"
 
 #: state -> (symbol, colour)
 STATES = {
@@ -39,3 +44,61 @@ STATES = {
     "interrupted": ("■", WARN),
     "failed": ("✗", BAD),
 }
+
+_DARK = {
+    "ground": "#0e1216", "raised": "#151b21", "edge": "#2a343e", "faint": "#3b4855", "dim": "#7d8c9b",
+    "ink": "#cdd6df", "bright": "#f2f6fa",
+    "train": "#5fb3f9", "train-band": "#27506f",
+    "validation-1": "#ffb454", "validation-2": "#f78fb3", "validation-3": "#e6db74", "validation-4": "#9ee8d6",
+    "rate": "#5fd3bc", "norm": "#b99cff", "norm-band": "#4b4070", "speed": "#95d475", "speed-band": "#3a5a35",
+    "good": "#95d475", "busy": "#5fb3f9", "warn": "#ffb454", "bad": "#ff6b6b",
+}  # fmt: skip
+_LIGHT = {
+    "ground": "#fbfaf7", "raised": "#f0eee8", "edge": "#d4d0c6", "faint": "#b9b4a8", "dim": "#6b675f",
+    "ink": "#33312c", "bright": "#000000",
+    "train": "#0a5fb4", "train-band": "#a9cbea",
+    "validation-1": "#b75c00", "validation-2": "#b3246a", "validation-3": "#7a6a00", "validation-4": "#007468",
+    "rate": "#00776a", "norm": "#6a3fc0", "norm-band": "#cfc0ee", "speed": "#3c7a14", "speed-band": "#c3ddb0",
+    "good": "#3c7a14", "busy": "#0a5fb4", "warn": "#a85400", "bad": "#c4161c",
+}  # fmt: skip
+_COLOR_BLIND = {
+    **_DARK,
+    "train": "#56b4e9", "train-band": "#254f66",
+    "validation-1": "#e69f00", "validation-2": "#f0e442", "validation-3": "#cc79a7", "validation-4": "#ffffff",
+    "rate": "#009e73", "norm": "#cc79a7", "norm-band": "#5a3a4c", "speed": "#009e73", "speed-band": "#0a4636",
+    "good": "#56b4e9", "busy": "#56b4e9", "warn": "#f0e442", "bad": "#d55e00",
+}  # fmt: skip
+_PLAIN = {
+    **dict.fromkeys(_DARK, "#d0d0d0"), "ground": "#000000", "raised": "#000000", "bright": "#ffffff",
+    **dict.fromkeys(("edge", "faint"), "#505050"),
+    **dict.fromkeys(("dim", "train-band", "norm-band", "speed-band"), "#909090"),
+}  # fmt: skip
+
+DEFAULT, PLAIN = "dark", "plain"
+THEMES = {
+    name: Theme(
+        name, primary=colors["train"], warning=colors["warn"], error=colors["bad"], success=colors["good"],
+        accent=colors["warn"], foreground=colors["ink"], background=colors["ground"], surface=colors["raised"],
+        panel=colors["raised"], dark=name != "light", variables=colors,
+    )
+    for name, colors in {DEFAULT: _DARK, "light": _LIGHT, "colour-blind": _COLOR_BLIND, PLAIN: _PLAIN}.items()
+}  # fmt: skip
+
+
+def install(app: App[Any]) -> None:
+    """Give an application these themes and no others, which lack the names above."""
+    for theme in THEMES.values():
+        app.register_theme(theme)
+    app.theme = DEFAULT
+    for name in app.available_themes.keys() - THEMES.keys():
+        app.unregister_theme(name)
+
+
+def rich_style(variables: Mapping[str, str], color: str) -> Style:
+    """The style of a cell in one of the colours above; `variables` are those of the application's theme."""
+    return _style(variables[color.removeprefix("$")], variables["ground"])
+
+
+@cache
+def _style(color: str, ground: str) -> Style:
+    return Style(color=color, bgcolor=ground)

@@ -111,7 +111,7 @@ class MetricCell(Chart):
         self.border_title = Content.assemble((star, theme.WARN), (name, color), (last, theme.TEXT))
         told = _told(metric, self._summary, look) if self._summary else []
         self.border_subtitle = Content.assemble(*([("log  ", theme.WARN)] if look.log else []), *told)
-        self.styles.border = ("round", theme.TEXT if look.selected else theme.EDGE)
+        self.set_class(look.selected, "-selected")
 
 
 def one_line(text: str) -> str:
