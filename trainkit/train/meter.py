@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import jax
 
 from trainkit.events.log import EventLog
 from trainkit.train.guard import check_finite
+from trainkit.train.machine import Machine
 from trainkit.train.step import Metrics
-
-#: Seconds between looks at the machine; steps can be much shorter.
-MACHINE_EVERY = 1.0
 
 
 class Meter:
@@ -61,34 +57,3 @@ class Meter:
             values |= {f"data/epochs/{name}": round(epochs, 4) for name, epochs in self._data(step).items()}
         self._log.write("step", step=step, metrics=values)
         check_finite(step, values)
-
-
-class Machine:
-    """Memory and processor time of this process and its devices."""
-
-    def __init__(self) -> None:
-        self._looked = time.perf_counter()
-        self._cpu = sum(os.times()[:2])
-
-    def look(self, now: float) -> dict[str, float]:
-        """Metrics, or nothing where the last look was less than `MACHINE_EVERY` ago."""
-        elapsed = now - self._looked
-        if elapsed < MACHINE_EVERY:
-            return {}
-        cpu = sum(os.times()[:2])
-        metrics = {"host/cpu": round((cpu - self._cpu) / elapsed, 2)}
-        self._looked, self._cpu = now, cpu
-        if (resident := _resident_bytes()) is not None:
-            metrics["memory/host"] = resident
-        for device in jax.local_devices():
-            if statistics := device.memory_stats():
-                metrics[f"memory/device/{device.id}"] = statistics["bytes_in_use"]
-        return metrics
-
-
-def _resident_bytes() -> int | None:
-    """Resident memory of this process; None on systems without /proc."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except FileNotFoundError:
-        return None

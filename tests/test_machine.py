@@ -1,0 +1,68 @@
+"""What the trainer tells of the machine."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from trainkit.train import machine
+from trainkit.train.machine import Gpus, Machine, busy, name
+
+
+def test_a_core_at_work_is_told_as_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "EVERY", 0.2)
+    monkeypatch.setattr(machine, "CORES_EVERY", 0.2)
+    looker = Machine()
+    done = threading.Event()
+
+    def spin() -> None:
+        while not done.is_set():
+            sum(range(1000))
+
+    worker = threading.Thread(target=spin)
+    worker.start()
+    time.sleep(0.6)
+    told = looker.look(time.perf_counter())
+    done.set()
+    worker.join()
+    cores = [value for metric, value in told.items() if metric.startswith("host/core/")]
+    assert len(cores) == len(machine._core_times()) and all(0 <= share <= 1 for share in cores)
+    assert sum(cores) > 0.2 and told["host/cpu"] > 0.2
+    assert told["memory/host"] > 1e6
+    assert looker.look(time.perf_counter()) == {}, "not so soon again"
+
+
+def test_shares_are_of_the_time_between_two_looks() -> None:
+    assert busy([(0, 0), (50, 100)], [(10, 40), (50, 200)]) == [0.25, 0.0]
+    assert busy([(0, 0)], [(0, 0)]) == [0.0]
+    assert busy([(0, 0)], [(1, 2), (1, 2)]) == []
+
+
+@pytest.mark.parametrize(
+    ("visible", "place", "found"),
+    [(None, 1, 1), ("", 1, 1), ("3,5", 1, 5), ("GPU-8932f937, GPU-1", 0, "GPU-8932f937")],
+)
+def test_a_device_is_found_by_its_place_among_the_visible_ones(visible: str, place: int, found: int | str) -> None:
+    assert name(place, visible) == found
+
+
+def test_what_the_driver_does_not_tell_is_left_out() -> None:
+    class NVMLError(Exception):
+        pass
+
+    def refuse(handle: object) -> object:
+        raise NVMLError
+
+    nvml = SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlDeviceGetPowerUsage=lambda handle: {"a": 123_400}[handle],
+        nvmlDeviceGetUtilizationRates=refuse,
+    )
+    assert Gpus(nvml, {0: "a"}).look() == {"power/device/0": 123.4}
+
+
+def test_without_nvidia_devices_there_is_nothing_to_ask() -> None:
+    assert Gpus.find([SimpleNamespace(platform="cpu", device_kind="cpu")]) is None
