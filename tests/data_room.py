@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,16 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from trainkit.data import encode, engine, shards
+from trainkit.data import digests, encode, engine, reading, shards, tokenizer
 from trainkit.data.cache import Cache
 from trainkit.data.forms import Reading
+from trainkit.data.pieces import Refused
 from trainkit.data.shards import Unit
-from trainkit.data.sources import Kind, SourceFile
+from trainkit.data.sources import Kind, SourceFile, list_files
 from trainkit.data.stream import Stream
+from trainkit.data.vocabulary import LoadedTokenizer
 from trainkit.recipe import Recipe
+from trainkit.recipe.source import HuggingFace
 
 END = "<|endoftext|>"
 WORDS = ["alpha", "beta", "gamma\n", "delta", "Ωmega", "epsilon\n\n", "zeta", "naïve", "42", "  indented", "𝕏"]
@@ -38,10 +41,15 @@ def write_texts(directory: Path, count: int, *, words: int = 40, first: int = 0)
     return directory
 
 
-def write_jsonl(path: Path, texts: list[str]) -> Path:
+def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
+    """A file of JSON lines."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps({"text": t}) + "\n" for t in texts), encoding="utf-8")
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
+
+
+def write_jsonl(path: Path, texts: list[str]) -> Path:
+    return write_rows(path, ({"text": t} for t in texts))
 
 
 @cache
@@ -97,6 +105,12 @@ def recipe(
     )
 
 
+def recipes_of(directory: Path, *sources: Any, **options: Any) -> tuple[Recipe, Recipe]:
+    """The same recipe twice, each with a cache of its own."""
+    one, other = (recipe(directory / name, *sources, **options) for name in ("one", "other"))
+    return one, other
+
+
 def small_units(monkeypatch: Any = None) -> None:
     """Units of about 1 to 4 KB, so that little text makes many shards."""
     for name, value in (("SMALL", 1000), ("LARGE", 4000)):
@@ -104,6 +118,43 @@ def small_units(monkeypatch: Any = None) -> None:
             setattr(shards, name, value)
         else:
             monkeypatch.setattr(shards, name, value)
+
+
+@pytest.fixture(autouse=True)
+def always_small_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For every test of a file that has it."""
+    small_units(monkeypatch)
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock so coarse never was: every file counts as changed long ago."""
+    monkeypatch.setattr(digests, "RACY_NS", -(10**18))
+
+
+@pytest.fixture
+def tokenised(monkeypatch: pytest.MonkeyPatch) -> list[Unit]:
+    """The units that were tokenised, in a list that grows."""
+    units: list[Unit] = []
+    before_each_unit(monkeypatch, units.append)
+    return units
+
+
+def dataset(cache: Path, id: Path | str, **options: Any) -> SourceFile:
+    """A dataset of the Hugging Face hub, or a directory that holds one."""
+    (file,) = list_files(HuggingFace(type="huggingface", id=str(id), **options), cache)
+    return file
+
+
+def open_tokenizer(recipe: Recipe) -> LoadedTokenizer:
+    """The recipe's tokenizer, without the rest of its cache."""
+    listing = reading.survey(Path(recipe.data.cache), recipe.data.train if recipe.tokenizer.train else (), None)
+    return tokenizer.for_files(recipe, [file for group in listing.files for file in group], listing.contents)
+
+
+def never(found: Refused) -> None:
+    """To read what has no document that is refused."""
+    raise AssertionError(found)
 
 
 def a_file(name: str, kind: Kind = "text") -> SourceFile:

@@ -14,28 +14,18 @@ import data_room as room
 import pytest
 
 from trainkit.data import cache as caches
-from trainkit.data import digests, encode, engine
-from trainkit.data import sources as data_sources
+from trainkit.data import digests, encode, engine, patterns, progress
 from trainkit.data.vocabulary import LoadedTokenizer
 from trainkit.errors import WRONG_INPUT, TrainkitError
 
-
-@pytest.fixture(autouse=True)
-def _small_units(monkeypatch):
-    room.small_units(monkeypatch)
+always_small_units, settled = room.always_small_units, room.settled
 
 
 @pytest.fixture
 def encoded(monkeypatch):
     """The names of the files that were tokenised, in a list that grows."""
     names: list[str] = []
-    original = encode.encode
-
-    def watched(unit, *args, **kwargs):
-        names.extend(file.name for file in unit.files)
-        return original(unit, *args, **kwargs)
-
-    monkeypatch.setattr(engine, "encode", watched)
+    room.before_each_unit(monkeypatch, lambda unit: names.extend(file.name for file in unit.files))
     return names
 
 
@@ -51,12 +41,6 @@ def hashed(monkeypatch):
 
     monkeypatch.setattr(digests, "_content", watched)
     return names
-
-
-@pytest.fixture
-def settled(monkeypatch):
-    """A clock so coarse never was: every file counts as changed long ago."""
-    monkeypatch.setattr(digests, "RACY_NS", -(10**18))
 
 
 def test_any_number_of_workers_makes_the_same_bytes(tmp_path):
@@ -169,11 +153,22 @@ def test_the_same_size_and_time_do_not_hide_a_change_made_in_the_moment_of_readi
     path.write_text("one two THREE", encoding="utf-8")
     # as on a clock that did not tick in between: what is remembered of the file is what it looks like now
     table = json.loads(memory.read_text())
-    table[str(path)][0] = list(data_sources.stat_of(path))
+    table[str(path)][0] = list(patterns.stat_of(path))
     memory.write_text(json.dumps(table))
     second = caches.build(recipe)
     assert "THREE" in room.text_of(second, second.train)
     assert second.fingerprint != first.fingerprint
+
+
+def test_the_size_of_plain_text_is_told_right_from_the_first_unit_on_also_where_some_is_cached(tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "_INTERVAL", -1.0)  # tells at every tick
+    old = room.write_texts(tmp_path / "text/old", 20) / "**/*.txt"
+    new = room.write_texts(tmp_path / "text/new", 20, first=100) / "**/*.txt"
+    caches.build(room.recipe(tmp_path, old))
+    told: list[progress.Progress] = []
+    caches.build(room.recipe(tmp_path, old, new), progress=told.append)
+    sizes = {now.total_bytes for now in told if now.what == "train"}
+    assert sizes == {sum(path.stat().st_size for path in (tmp_path / "text").rglob("*.txt"))}
 
 
 def test_another_tokenizer_makes_other_shards_and_keeps_the_first_ones(tmp_path, encoded):

@@ -17,23 +17,7 @@ from trainkit.data.shards import Unit
 few = settings(max_examples=20, deadline=None)
 
 
-@pytest.fixture(autouse=True)
-def _small_units(monkeypatch):
-    room.small_units(monkeypatch)
-
-
-@pytest.fixture
-def units(monkeypatch) -> list[Unit]:
-    """Those that were tokenised, in a list that grows."""
-    found: list[Unit] = []
-    room.before_each_unit(monkeypatch, found.append)
-    return found
-
-
-@pytest.fixture
-def settled(monkeypatch):
-    """A clock so coarse never was: every file counts as changed long ago."""
-    monkeypatch.setattr(digests, "RACY_NS", -(10**18))
+always_small_units, settled, units = room.always_small_units, room.settled, room.tokenised
 
 
 def lines_of(units: list[Unit]) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from functools import cache
 from itertools import pairwise
@@ -47,8 +46,7 @@ class Corpus:
         (directory / "tokenizer.json").write_text(_tokenizer(), encoding="utf-8")
         rows = [{"text": room.text(i, n), "q": f"{i}?" * (i % 3 + 1)} for i, n in enumerate(words)]
         for number in range(files):
-            lines = "".join(json.dumps(row) + "\n" for row in rows[number::files])
-            (directory / f"{number}.jsonl").write_text(lines, encoding="utf-8")
+            room.write_rows(directory / f"{number}.jsonl", rows[number::files])
         document = {"document": {"type": "prompt", "prompt": "{q} ", "response": "{text}"}} if prompts else {}
         self.recipe: Recipe = room.recipe(
             directory,
@@ -282,7 +280,7 @@ def test_a_validation_set_has_every_example_of_every_encoding_once(tmp_path_fact
 
 def test_sources_of_prompts_and_of_plain_text_side_by_side_keep_their_masks(tmp_path):
     room.write_jsonl(tmp_path / "plain.jsonl", ["plain text"])
-    (tmp_path / "prompts.jsonl").write_text(json.dumps({"q": "qqqq", "a": "zz"}) + "\n", encoding="utf-8")
+    room.write_rows(tmp_path / "prompts.jsonl", [{"q": "qqqq", "a": "zz"}])
     prompts = {
         "path": str(tmp_path / "prompts.jsonl"),
         "document": {"type": "prompt", "prompt": "{q}", "response": "{a}"},

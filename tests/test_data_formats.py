@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import data_room as room
 import fsspec
 import numpy as np
 import pyarrow
@@ -21,15 +22,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import ipc, parquet
 
+from trainkit.data.chat_template import resolve_template
 from trainkit.data.documents import read, read_all, row_spans
 from trainkit.data.files import DAMAGED, open_binary
 from trainkit.data.formats.arrays import IDS
-from trainkit.data.forms_chat import resolve_template
 from trainkit.data.pieces import PIECE, Piece, Refused, Span
 from trainkit.data.sources import SourceFile, list_files
 from trainkit.errors import WRONG_INPUT, TrainkitError
 from trainkit.recipe.document import Chat
-from trainkit.recipe.source import Files, HuggingFace, Tokens
+from trainkit.recipe.source import Files, Tokens
 
 TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=30), min_size=1, max_size=8)
 
@@ -47,10 +48,6 @@ PACKED: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def never(found: Refused) -> None:
-    raise AssertionError(found)
-
-
 def one(path: Path | str, **options: Any) -> SourceFile:
     (file,) = list_files(Files(path=str(path), **options), Path("no-cache"))
     return file
@@ -63,7 +60,7 @@ def tokens(path: Path | str, **options: Any) -> SourceFile:
 
 def documents(file: SourceFile, span: Span | None = None) -> dict[int, str]:
     found: dict[int, str] = {}
-    for piece in read(file, never, span):
+    for piece in read(file, room.never, span):
         assert piece.first == (piece.index not in found)
         found[piece.index] = found.get(piece.index, "") + piece.text
     return found
@@ -229,7 +226,7 @@ def test_a_long_document_is_read_in_pieces_cut_at_line_ends_and_is_whole_togethe
     (tmp_path / "a.jsonl").write_bytes(as_lines([long]))
     write_csv(tmp_path / "a.csv", [long])
     for name in ("a.txt", "a.jsonl", "a.csv"):
-        pieces = list(read(one(tmp_path / name), never))
+        pieces = list(read(one(tmp_path / name), room.never))
         assert "".join(p.text for p in pieces) == long
         assert [p.last for p in pieces] == [False] * (len(pieces) - 1) + [True]
         assert len(pieces) > 2
@@ -403,7 +400,7 @@ def test_a_flat_array_is_one_document(tmp_path_factory, ids, dtype):
     try:
         for base in (str(directory), "memory://arrays-elsewhere"):
             for name in ("a.npy", "a.bin"):
-                (piece,) = read(tokens(f"{base}/{name}", dtype=dtype), never)
+                (piece,) = read(tokens(f"{base}/{name}", dtype=dtype), room.never)
                 assert ids_of(piece) == ids
                 assert (piece.index, piece.first, piece.last) == (0, True, True)
     finally:
@@ -413,7 +410,7 @@ def test_a_flat_array_is_one_document(tmp_path_factory, ids, dtype):
 def test_a_long_array_is_read_in_pieces_and_is_whole_together(tmp_path):
     array = np.arange(2 * IDS + 5, dtype=np.uint32)
     array.tofile(tmp_path / "a.bin")
-    pieces = list(read(tokens(tmp_path / "a.bin", dtype="uint32"), never))
+    pieces = list(read(tokens(tmp_path / "a.bin", dtype="uint32"), room.never))
     assert np.array_equal(np.concatenate([ids_of(p) for p in pieces]), array)
     assert [(p.first, p.last) for p in pieces] == [(True, False), (False, False), (False, True)]
 
@@ -430,7 +427,7 @@ def test_a_table_of_ids_is_a_document_a_row_with_runs_that_are_learned_or_not(tm
     ids = pyarrow.array([[i for i, _ in row] for row in rows], kind)
     learned = pyarrow.array([[m for _, m in row] for row in rows], pyarrow.list_(pyarrow.bool_())).cast(mask)
     parquet.write_table(pyarrow.table({"tokens": ids, "learned": learned}), path, row_group_size=2)
-    pieces = list(read(tokens(path), never))
+    pieces = list(read(tokens(path), room.never))
     found: list[list[tuple[int, bool]]] = [[] for _ in rows]
     for piece in pieces:
         assert piece.first == (not found[piece.index])
@@ -438,7 +435,7 @@ def test_a_table_of_ids_is_a_document_a_row_with_runs_that_are_learned_or_not(tm
         assert piece.last == (len(found[piece.index]) == len(rows[piece.index]))
     assert found == rows
     spans = row_spans(tokens(path), 1)
-    joined = [piece for span in spans for piece in read(tokens(path), never, span)]
+    joined = [piece for span in spans for piece in read(tokens(path), room.never, span)]
     assert not spans or [(p.index, ids_of(p)) for p in joined] == [(p.index, ids_of(p)) for p in pieces]
 
 
@@ -447,7 +444,7 @@ def test_rows_of_a_two_dimensional_array_are_documents_and_a_table_may_have_no_m
     fixed = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array([1, 2, 3, 4, 5, 6]), 3)
     parquet.write_table(pyarrow.table({"ids": fixed}), tmp_path / "a.parquet")
     for name in ("a.npy", "a.parquet"):
-        pieces = list(read(tokens(tmp_path / name, tokens_key="ids"), never))
+        pieces = list(read(tokens(tmp_path / name, tokens_key="ids"), room.never))
         assert [(p.index, ids_of(p), p.learn) for p in pieces] == [(0, [1, 2, 3], True), (1, [4, 5, 6], True)]
 
 
@@ -494,11 +491,6 @@ def test_an_array_that_is_none_of_token_ids_is_told(tmp_path, case):
     assert [expected in f"{found.place}: {found.problem}" for found in refused] == [True], refused
 
 
-def hub(cache: Path, directory: Path, **options: Any) -> SourceFile:
-    (file,) = list_files(HuggingFace(type="huggingface", id=str(directory), **options), cache)
-    return file
-
-
 def test_a_directory_that_holds_a_dataset_gives_the_rows_that_were_written(tmp_path, monkeypatch, capfd):
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf")
@@ -511,23 +503,23 @@ def test_a_directory_that_holds_a_dataset_gives_the_rows_that_were_written(tmp_p
     expected = dict(enumerate(rows))
     capfd.readouterr()
     for directory in (tmp_path / "saved", tmp_path / "splits", tmp_path / "files"):
-        file = hub(tmp_path, directory)
+        file = room.dataset(tmp_path, directory)
         assert documents(file) == expected
-        assert documents(hub(tmp_path, directory, streaming=True)) == expected
+        assert documents(room.dataset(tmp_path, directory, streaming=True)) == expected
         spans = row_spans(file, 300)
         assert len(spans) > 1
         joined: dict[int, str] = {}
         for span in spans:
             joined |= documents(file, span)
         assert joined == expected
-        assert documents(hub(tmp_path, directory, split="train[:4]")) == dict(enumerate(rows[:4]))
-    assert list(documents(hub(tmp_path, tmp_path / "splits", split="test")).values()) == rows[:3]
+        assert documents(room.dataset(tmp_path, directory, split="train[:4]")) == dict(enumerate(rows[:4]))
+    assert list(documents(room.dataset(tmp_path, tmp_path / "splits", split="test")).values()) == rows[:3]
     with pytest.raises(TrainkitError, match="has no split 'validation'; found: train, test"):
-        documents(hub(tmp_path, tmp_path / "splits", split="validation"))
+        documents(room.dataset(tmp_path, tmp_path / "splits", split="validation"))
     with pytest.raises(TrainkitError, match="cannot be loaded"):
-        documents(hub(tmp_path, tmp_path / "files", split="validation"))
+        documents(room.dataset(tmp_path, tmp_path / "files", split="validation"))
     with pytest.raises(AssertionError, match="has no 'txt'; found: 'id', 'text'"):
-        documents(hub(tmp_path, tmp_path / "saved", text_key="txt"))
+        documents(room.dataset(tmp_path, tmp_path / "saved", text_key="txt"))
     assert not capfd.readouterr().out
 
 
@@ -545,9 +537,12 @@ def test_images_are_read_from_bytes_and_paths_of_rows_and_from_datasets(tmp_path
     rows.cast_column("image", datasets.Image()).save_to_disk(str(tmp_path / "saved"))
     document = {"type": "image", "size": (2, 3)}
     files = [one(tmp_path / name, document=document) for name in ("a.jsonl", "a.parquet")]
-    files += [hub(tmp_path, tmp_path / "saved", document=document, streaming=streaming) for streaming in (False, True)]
+    files += [
+        room.dataset(tmp_path, tmp_path / "saved", document=document, streaming=streaming)
+        for streaming in (False, True)
+    ]
     for file in files:
-        (piece,) = read(file, never)
+        (piece,) = read(file, room.never)
         assert (ids_of(piece), piece.label) == (pixels.ravel().tolist(), 2), file.path
 
 
@@ -556,7 +551,7 @@ def test_conversations_are_read_from_every_format_alike(tmp_path):
     rows = [{"messages": [{"role": "user", "content": f"q{i}"}, answer]} for i in range(3)]
     turns = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     template = turns + "{% if add_generation_prompt %}<assistant>{% endif %}"
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    room.write_rows(tmp_path / "a.jsonl", rows)
     (tmp_path / "a.json").write_text(json.dumps(rows), encoding="utf-8")
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
     document = {"type": "chat", "template": template}
@@ -564,6 +559,6 @@ def test_conversations_are_read_from_every_format_alike(tmp_path):
         file = one(tmp_path / name, document=document)
         assert isinstance(file.reading.document, Chat)
         chat = resolve_template(file.reading.document, tmp_path / "tokenizer.json")
-        pieces = list(read(replace(file, reading=replace(file.reading, chat=chat)), never))
+        pieces = list(read(replace(file, reading=replace(file.reading, chat=chat)), room.never))
         assert [(p.text, p.learn) for p in pieces][:2] == [("<user>q0<assistant>", False), ("a", True)], name
         assert len(pieces) == 6

@@ -65,10 +65,10 @@ def test_an_unknown_key_is_told_with_the_keys_there_are_and_the_nearest():
     row = {"question": "q", "answer": "a"}
     found = refused(Reading(document=template_of("{questions}")), row)
     assert found.problem == "has no 'questions'; found: 'question', 'answer'"
-    assert "did you mean 'question'? document.template" in found.hint
+    assert 'did you mean "question"? document.template' in found.hint
     found = refused(Reading(document=Prompt(type="prompt", prompt="{question}", response="{answers}")), row)
-    assert "did you mean 'answer'? document.response" in found.hint
-    assert refused(Reading(keys=("text",)), {"body": ""}).hint == 'did you mean text_key = "body"?'
+    assert 'did you mean "answer"? document.response' in found.hint
+    assert refused(Reading(keys=("text",)), {"body": ""}).hint == 'did you mean "body"? text_key names it'
 
 
 @pytest.mark.parametrize(
@@ -123,8 +123,9 @@ def test_an_empty_response_is_refused():
 
 
 def test_half_of_a_surrogate_pair_is_told_with_its_key():
-    row = {"a": "fine", "b": "\ud800"}
-    for reading in (Reading(keys=("a", "b")), Reading(document=template_of("{a}{b}"))):
+    row = {"a": "fine", "b": "\ud800", "c": 1}
+    pair = Labelled(type="labelled", texts=("a", "b"), label="c")
+    for reading in (Reading(keys=("a", "b")), Reading(document=template_of("{a}{b}")), Reading(document=pair)):
         assert refused(reading, row).problem == "'b' has half of a surrogate pair, which is no text"
 
 

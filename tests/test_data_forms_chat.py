@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainkit.data import pieces as pieces_module
-from trainkit.data.chat_template import EXAMPLE
-from trainkit.data.forms_chat import ChatTemplate, make_chat, render, resolve_template
+from trainkit.data.chat_template import EXAMPLE, ChatTemplate, render, resolve_template
+from trainkit.data.forms_chat import make_chat
 from trainkit.data.pieces import Piece
 from trainkit.errors import TrainkitError
 from trainkit.recipe.document import Chat

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +31,8 @@ def the_one(recipe: Recipe, level: str) -> str:
     return finding.message
 
 
-def jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
 def prompts(path: Path, rows: list[tuple[str, str]]) -> dict[str, Any]:
-    jsonl(path, [{"q": question, "a": answer} for question, answer in rows])
+    room.write_rows(path, [{"q": question, "a": answer} for question, answer in rows])
     return {"path": str(path), "document": {"type": "prompt", "prompt": "{q}", "response": "{a}"}}
 
 

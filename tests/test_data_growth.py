@@ -24,7 +24,6 @@ from trainkit.data.engine import threads
 from trainkit.data.evalset import EvalSet, validation_sources
 from trainkit.data.jobs import Stopped
 from trainkit.data.layout import Batch
-from trainkit.data.shards import Unit
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 
@@ -33,27 +32,11 @@ few = settings(max_examples=20, deadline=None)
 NOTHING = "no text, or no example"
 
 
-@pytest.fixture(autouse=True)
-def _small_units(monkeypatch):
-    room.small_units(monkeypatch)
-
-
-@pytest.fixture
-def tokenised(monkeypatch) -> list[Unit]:
-    """The units that were tokenised, in a list that grows."""
-    units: list[Unit] = []
-    room.before_each_unit(monkeypatch, units.append)
-    return units
+always_small_units, tokenised = room.always_small_units, room.tokenised
 
 
 def digest(batch: Batch) -> str:
     return hashlib.sha256(b"".join(name.encode() + batch[name].tobytes() for name in sorted(batch))).hexdigest()
-
-
-def recipes_of(directory: Path, *sources: Any, **options: Any) -> tuple[Recipe, Recipe]:
-    """The same recipe twice, each with a cache of its own."""
-    one, other = (room.recipe(directory / name, *sources, **options) for name in ("one", "other"))
-    return one, other
 
 
 def write_sources(directory: Path, counts: list[int]) -> list[Path]:
@@ -95,7 +78,7 @@ def test_batches_of_a_growing_cache_are_those_of_the_finished_one(
     if weights:
         sources = [source | {"weight": weight} for source, weight in zip(sources, weights, strict=True)]
     options = {"encoding": spec, "shuffle": shuffle, "held_out": held_out, "sequence_length": 64, "seed": seed}
-    growing, finished = recipes_of(directory, *sources, **options)
+    growing, finished = room.recipes_of(directory, *sources, **options)
     assert may_start_early(growing)
     drawn = random.Random(seed)
     steps = [*range(12), 40, 3]
@@ -136,7 +119,9 @@ def outcomes(make: Callable[[Recipe], caches.Cache], recipe: Recipe, steps: list
 @pytest.mark.parametrize("shuffle", [False, {"window": 4}])
 def test_an_early_batch_is_there_while_later_units_are_still_not_tokenised(tmp_path, monkeypatch, encoding, shuffle):
     (path,) = write_sources(tmp_path, [40])
-    growing, finished = recipes_of(tmp_path, path, shuffle=shuffle, encoding={"type": encoding}, sequence_length=64)
+    growing, finished = room.recipes_of(
+        tmp_path, path, shuffle=shuffle, encoding={"type": encoding}, sequence_length=64
+    )
     expected = TrainSet(caches.build(finished), finished)
     opened = threading.Event()
     first = expected.batch(0), next(iter(caches.build(finished).units["train"][0]))
@@ -258,7 +243,7 @@ def test_units_beyond_the_limit_are_not_tokenised(tmp_path, tokenised):
 def test_a_limit_within_a_long_text_counts_the_text_as_one_document(tmp_path):
     for name in "ab":
         (tmp_path / f"{name}.txt").write_text("".join(f"{i} words\n" for i in range(20_000)), encoding="utf-8")
-    whole, limited = recipes_of(tmp_path, {"path": str(tmp_path / "a.txt")}, held_out=0.1)
+    whole, limited = room.recipes_of(tmp_path, {"path": str(tmp_path / "a.txt")}, held_out=0.1)
     limited = room.recipe(tmp_path / "other", {"path": str(tmp_path / "*.txt"), "limit": 1}, held_out=0.1)
     one, other = caches.build(whole), caches.build(limited)
     for name in ("train", "held-out"):
@@ -320,3 +305,13 @@ def test_the_first_mistake_is_the_one_that_is_told_however_the_work_is_divided_a
                 on_result=lambda index, result: seen.append(index),  # noqa: B023
             )
         assert {0, 1, 2} <= set(seen)
+
+
+def test_what_was_skipped_before_and_may_not_be_now_is_told_where_the_data_is_waited_for(tmp_path):
+    path = room.write_jsonl(tmp_path / "a.jsonl", ["some text", "more text"])
+    with path.open("a") as file:
+        file.write("no json\n")
+    caches.build(room.recipe(tmp_path, path, on_error="skip"))
+    cache = caches.begin(room.recipe(tmp_path, path))
+    with pytest.raises(TrainkitError, match="is not JSON"):
+        cache.wait()

@@ -23,9 +23,7 @@ from trainkit.recipe import Recipe
 few = settings(max_examples=20, deadline=None)
 
 
-@pytest.fixture(autouse=True)
-def _small_units(monkeypatch):
-    room.small_units(monkeypatch)
+always_small_units = room.always_small_units
 
 
 @pytest.fixture
@@ -33,12 +31,6 @@ def small_parts(monkeypatch):
     """Units become several shards."""
     monkeypatch.setattr(encode, "_BATCH_BYTES", 100)
     monkeypatch.setattr(encode, "SHARD_TOKENS", 300)
-
-
-def recipes_of(directory: Path, source: Any, **options: Any) -> tuple[Recipe, Recipe]:
-    """The same recipe twice, each with a cache of its own."""
-    one, other = (room.recipe(directory / name, source, **options) for name in ("one", "other"))
-    return one, other
 
 
 @pytest.mark.parametrize("held_out", [0.0, 0.3])
@@ -81,9 +73,11 @@ def test_a_unit_that_is_interrupted_goes_on_with_the_part_that_is_missing(tmp_pa
 def test_parts_of_any_size_hold_the_same_documents(tmp_path_factory, sizes, batch, tokens, held_out):
     directory = tmp_path_factory.mktemp("parts")
     rows = [{"q": f"{i} ", "a": room.text(i, n)} for i, n in enumerate(sizes)]
-    (directory / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    room.write_rows(directory / "a.jsonl", rows)
     document = {"type": "prompt", "prompt": "{q}", "response": "{a}"}
-    whole, parted = recipes_of(directory, {"path": str(directory / "a.jsonl"), "document": document}, held_out=held_out)
+    whole, parted = room.recipes_of(
+        directory, {"path": str(directory / "a.jsonl"), "document": document}, held_out=held_out
+    )
 
     def documents(recipe: Recipe) -> Any:
         try:
@@ -125,7 +119,7 @@ print(caches.build(Recipe.model_validate_json(sys.stdin.read()), engine=threads(
 
 def test_two_processes_share_the_work_and_neither_does_what_the_other_does(tmp_path):
     room.write_texts(tmp_path / "text", 80)
-    together, alone = recipes_of(tmp_path, tmp_path / "text/**/*.txt", held_out=0.2)
+    together, alone = room.recipes_of(tmp_path, tmp_path / "text/**/*.txt", held_out=0.2)
     claims = tmp_path / "one/cache/locks"
     claims.mkdir(parents=True)
     script = LOGGED.format(tests=str(Path(__file__).parent), log=str(tmp_path / "log"))
@@ -191,7 +185,9 @@ def test_a_cache_of_another_version_is_refused_with_the_command_that_makes_it_an
         assert str(version) in caught.value.problem or version == "no json"
         assert "trainkit cache-data RECIPE --rebuild" in caught.value.hint
         assert str(tmp_path / "cache") in caught.value.where
+    (tmp_path / "cache/rejected/of-before").mkdir(parents=True)
     storage.remove(tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
     assert caches.build(recipe).fingerprint == fingerprint
 
 

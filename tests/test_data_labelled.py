@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 
 import data_room as room
@@ -45,8 +44,8 @@ def test_an_epoch_of_images_has_each_once_with_its_label(tmp_path: Path, stored:
         rows = []
         for number, (pixels, label) in enumerate(zip(pictures, labels, strict=True)):
             (tmp_path / f"{number}.png").write_bytes(encoded(pixels))
-            rows.append(json.dumps({"image": f"{number}.png", "label": label}) + "\n")
-        path.write_text("".join(rows))
+            rows.append({"image": f"{number}.png", "label": label})
+        room.write_rows(path, rows)
     document = {"type": "image", "size": (4, 6), "classes": ("cat", "dog", "owl")}
     recipe = room.recipe(tmp_path, {"path": str(path), "document": document}, batch_size=11)
     cache = caches.build(recipe)
@@ -67,7 +66,7 @@ def test_an_image_that_does_not_decode_is_told_with_its_row_or_skipped(tmp_path:
     (tmp_path / "bad.png").write_bytes(encoded(picture(1))[:40])
     rows = [{"image": name, "label": 0} for name in ("good.png", "bad.png")]
     path = room.write_jsonl(tmp_path / "rows.jsonl", [])
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    room.write_rows(path, rows)
     source = {"path": str(path), "document": {"type": "image", "size": (4, 6)}}
     with pytest.raises(TrainkitError) as told:
         caches.build(room.recipe(tmp_path, source))
@@ -79,7 +78,7 @@ def test_an_image_that_does_not_decode_is_told_with_its_row_or_skipped(tmp_path:
 def test_a_pair_of_texts_has_its_label_and_says_which_is_the_second(tmp_path: Path) -> None:
     rows = [{"a": f"first {n}", "b": f"second {n}", "label": ["no", "yes"][n % 2]} for n in range(9)]
     path = tmp_path / "pairs.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    room.write_rows(path, rows)
     document = {"type": "labelled", "texts": ("a", "b"), "classes": ("no", "yes")}
     source = {"path": str(path), "document": document}
     recipe = room.recipe(tmp_path, source, encoding={"type": "pad"}, sequence_length=64, batch_size=9)

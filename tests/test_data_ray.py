@@ -53,9 +53,7 @@ def engine(address):
         yield engine
 
 
-@pytest.fixture(autouse=True)
-def _small_units(monkeypatch):
-    room.small_units(monkeypatch)
+always_small_units = room.always_small_units
 
 
 class _Unlucky(LoadedTokenizer):

@@ -6,7 +6,7 @@ import json
 import random
 from pathlib import Path
 
-from data_room import tokenizer_file
+from data_room import tokenizer_file, write_rows
 from trainer import RECIPE, WORDS, Trainer, arrays, losses, trainkit, workplace
 
 from trainkit.events.log import read
@@ -66,7 +66,7 @@ def test_packed_prompts_padded_prompts_and_windows_train_and_resume(tmp_path: Pa
     chance = random.Random(0)
     workplace(tmp_path, PROMPTS, documents=0)
     rows = [{"q": " ".join(chance.choices(WORDS, k=5)), "a": " ".join(chance.choices(WORDS, k=9))} for _ in range(400)]
-    (tmp_path / "qa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path / "qa.jsonl", rows)
     for name, encoding in {
         "pack": '{ type = "pack" }',
         "pad": '{ type = "pad", buckets = [16, 24] }',

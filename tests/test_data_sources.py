@@ -22,7 +22,7 @@ from trainkit.data.documents import read
 from trainkit.data.patterns import expand_braces, match_files
 from trainkit.data.sources import SourceFile, list_files
 from trainkit.errors import WRONG_INPUT, TrainkitError
-from trainkit.recipe.source import Files, HuggingFace, PythonStdlib, Tokens
+from trainkit.recipe.source import Files, PythonStdlib, Tokens
 
 NOWHERE = Path("no-cache")
 
@@ -100,11 +100,7 @@ def test_a_directory_and_an_unknown_suffix_are_told(tmp_path):
     with pytest.raises(TrainkitError, match=r"cannot tell the format of a '\.doc' file"):
         listed(tmp_path / "a.doc")
     (file,) = listed(tmp_path / "a.doc", format="text")
-    assert [p.text for p in read(file, _never)] == ["x"]
-
-
-def _never(found):
-    raise AssertionError(found)
+    assert [p.text for p in read(file, room.never)] == ["x"]
 
 
 def test_the_format_goes_by_the_suffix_before_that_of_the_compression(tmp_path):
@@ -207,7 +203,7 @@ def test_files_of_a_web_server_are_read_as_the_files_here(tmp_path):
         for url in (f"{base}/a.jsonl", f"{base}/*.jsonl", f"{base}/a.jsonl?download=true"):
             (file,) = listed(url)
             assert (file.kind, file.local) == ("jsonl", False)
-            assert [piece.text for piece in read(file, _never)] == ["a", "b"]
+            assert [piece.text for piece in read(file, room.never)] == ["a", "b"]
         with pytest.raises(TrainkitError, match="no such file"):
             listed(f"{base}/b.jsonl")
         server.shutdown()
@@ -226,45 +222,40 @@ def test_a_remote_file_is_known_by_what_its_store_says_of_it(store, monkeypatch)
     assert "size=1" in str(identities[0])
 
 
-def dataset(cache: Path, **options: Any) -> SourceFile:
-    (file,) = list_files(HuggingFace(type="huggingface", **options), cache)
-    return file
-
-
 def test_a_directory_of_a_dataset_is_another_when_its_files_change(tmp_path):
     room.write_jsonl(tmp_path / "set" / "a.jsonl", ["a"])
-    first = dataset(tmp_path, id=str(tmp_path / "set"))
+    first = room.dataset(tmp_path, id=str(tmp_path / "set"))
     assert (first.kind, first.local, first.compressed, first.size) == ("huggingface", False, False, 0)
-    assert dataset(tmp_path, id=str(tmp_path / "set")) == first
+    assert room.dataset(tmp_path, id=str(tmp_path / "set")) == first
     room.write_jsonl(tmp_path / "set" / "b.jsonl", ["b"])
-    second = dataset(tmp_path, id=str(tmp_path / "set"))
+    second = room.dataset(tmp_path, id=str(tmp_path / "set"))
     os.utime(tmp_path / "set" / "b.jsonl", ns=(1, 1))
-    third = dataset(tmp_path, id=str(tmp_path / "set"))
-    test = dataset(tmp_path, id=str(tmp_path / "set"), split="test")
+    third = room.dataset(tmp_path, id=str(tmp_path / "set"))
+    test = room.dataset(tmp_path, id=str(tmp_path / "set"), split="test")
     assert len({first.identity, second.identity, third.identity, test.identity}) == 4
     assert not (tmp_path / "hub").exists()
 
 
 def test_without_the_hub_its_datasets_are_an_error_at_once_that_names_local_files(tmp_path):
     with pytest.raises(TrainkitError, match="the hub cannot be reached") as caught:
-        dataset(tmp_path, id="owner/name")
+        room.dataset(tmp_path, id="owner/name")
     assert caught.value.where == "dataset owner/name of the Hugging Face hub"
     assert "path = " in caught.value.hint
     assert caught.value.exit_code == WRONG_INPUT
     for wrong in ("./nowhere", str(tmp_path / "nowhere"), "a/b/c"):
         with pytest.raises(TrainkitError, match="no such directory"):
-            dataset(tmp_path, id=wrong)
+            room.dataset(tmp_path, id=wrong)
     assert not (tmp_path / "hub").exists(), "what failed is not remembered"
 
 
 def test_a_dataset_of_the_hub_stays_at_the_commit_that_it_was_first_seen_at(tmp_path, monkeypatch):
     commits = iter(["a" * 40, "b" * 40])
     monkeypatch.setattr("trainkit.data.formats.hub._ask", lambda source: next(commits))
-    first = dataset(tmp_path, id="owner/name", revision="main")
+    first = room.dataset(tmp_path, id="owner/name", revision="main")
     assert first.reading.hub and first.reading.hub.revision == "a" * 40
-    assert dataset(tmp_path, id="owner/name", revision="main") == first
-    assert dataset(tmp_path, id="owner/name").identity != first.identity
-    given = dataset(tmp_path, id="owner/name", revision="c" * 40)
+    assert room.dataset(tmp_path, id="owner/name", revision="main") == first
+    assert room.dataset(tmp_path, id="owner/name").identity != first.identity
+    given = room.dataset(tmp_path, id="owner/name", revision="c" * 40)
     assert given.reading.hub and given.reading.hub.revision == "c" * 40, "a commit needs no asking"
     assert {json.loads(path.read_bytes())["commit"] for path in (tmp_path / "hub").iterdir()} == {"a" * 40, "b" * 40}
 

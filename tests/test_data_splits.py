@@ -16,7 +16,6 @@ from trainkit.data import splits
 from trainkit.data.engine import threads
 from trainkit.data.pieces import PIECE, Piece, text_pieces
 from trainkit.data.splits import divide, shortest_divided, whole
-from trainkit.data.tokenizer import open_tokenizer
 from trainkit.errors import TrainkitError
 
 shares = st.sampled_from([0.001, 0.03, 0.05, 0.1, 0.3, 0.5, 0.9])
@@ -176,7 +175,7 @@ def test_the_tokenizer_never_sees_the_held_out_parts(tmp_path):
     texts = [re.sub(r"[^\n]", "q", piece.text) if split == "held-out" else piece.text for split, piece in parts]
     (tmp_path / "input.txt").write_text("".join(texts), encoding="utf-8")
     tokenizer = {"train": {"vocab_size": 320}}
-    opened = open_tokenizer(room.recipe(tmp_path, tmp_path / "*.txt", tokenizer=tokenizer, held_out=0.1))
+    opened = room.open_tokenizer(room.recipe(tmp_path, tmp_path / "*.txt", tokenizer=tokenizer, held_out=0.1))
     assert len(opened.encode("qqqq")) == 4
     assert len(opened.encode(" words")) == 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -45,8 +44,7 @@ def test_examples_that_come_while_others_are_framed_are_not_waited_for_again(tmp
 def _streams(directory: Path) -> Iterator[tuple[caches.Cache, Stream]]:
     rows = [{"q": f"{i}", "a": room.text(i, i % 9)} for i in range(24)]
     for number in range(6):
-        lines = "".join(json.dumps(row) + "\n" for row in rows[number::6])
-        (directory / f"{number}.jsonl").write_text(lines, encoding="utf-8")
+        room.write_rows(directory / f"{number}.jsonl", rows[number::6])
     for document in (None, {"type": "prompt", "prompt": "{q}", "response": "{a}."}):
         table = {"path": str(directory / "*.jsonl"), "document": document, "limit": 22}
         cache = caches.build(room.recipe(directory, table if document else table | {"text_key": "a"}))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from trainkit.data.tokenizer import open_tokenizer, peek_vocab_size
+from trainkit.data.tokenizer import peek_vocab_size
 from trainkit.data.vocabulary import LoadedTokenizer
 from trainkit.errors import TrainkitError
 
@@ -43,21 +43,21 @@ def test_a_tokenizer_that_cuts_pads_and_adds_tokens_is_kept_from_it(tmp_path):
     tokenizer.post_processor = TemplateProcessing(single=f"{END} $A {END}", special_tokens=[(END, 0)])
     path = tmp_path / "tokenizer.json"
     tokenizer.save(str(path))
-    opened = open_tokenizer(room.recipe(tmp_path, "x", tokenizer={"path": str(path)}))
+    opened = room.open_tokenizer(room.recipe(tmp_path, "x", tokenizer={"path": str(path)}))
     assert opened.encode(room.text(1)) == CODEC.encode(room.text(1))
 
 
 def test_a_directory_stands_for_the_tokenizer_in_it(tmp_path):
     (tmp_path / "tokenizer.json").write_text(room.tokenizer_json(310), encoding="utf-8")
     recipe = room.recipe(tmp_path, "x", tokenizer={"path": str(tmp_path)})
-    assert open_tokenizer(recipe).vocab_size == peek_vocab_size(recipe) == 310
+    assert room.open_tokenizer(recipe).vocab_size == peek_vocab_size(recipe) == 310
 
 
 @pytest.mark.parametrize("name", ["</s>", "<eos>", "<|end_of_text|>"])
 def test_the_end_of_text_token_is_found_by_its_usual_names(tmp_path, name):
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(_wordlevel({"a": 0, name: 7})), encoding="utf-8")
-    opened = open_tokenizer(room.recipe(tmp_path, "x", tokenizer={"path": str(path)}))
+    opened = room.open_tokenizer(room.recipe(tmp_path, "x", tokenizer={"path": str(path)}))
     assert (opened.end_of_text, opened.vocab_size, opened.dtype) == (7, 8, "uint16")
 
 
@@ -86,7 +86,7 @@ def test_a_file_that_is_no_usable_tokenizer_is_told(tmp_path, content, problem):
     path = tmp_path / "tokenizer.json"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(TrainkitError, match="(?s)" + problem.replace("|", r"\|")) as caught:
-        open_tokenizer(room.recipe(tmp_path, "x", tokenizer={"path": str(path)}))
+        room.open_tokenizer(room.recipe(tmp_path, "x", tokenizer={"path": str(path)}))
     assert str(path) in str(caught.value)
 
 
@@ -97,14 +97,14 @@ def test_a_file_that_is_no_usable_tokenizer_is_told(tmp_path, content, problem):
 def test_a_tokenizer_that_is_not_there_is_told(tmp_path, monkeypatch, name, problem):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(TrainkitError, match=problem):
-        open_tokenizer(room.recipe(tmp_path, "x", tokenizer={"path": name}))
+        room.open_tokenizer(room.recipe(tmp_path, "x", tokenizer={"path": name}))
 
 
 def test_a_hub_id_without_a_network_names_the_local_ways(tmp_path):
     recipe = room.recipe(tmp_path, "x", tokenizer={"path": "trainkit-tests/not-there"})
     assert peek_vocab_size(recipe) is None
     with pytest.raises(TrainkitError, match="could not be fetched") as caught:
-        open_tokenizer(recipe)
+        room.open_tokenizer(recipe)
     assert "local tokenizer.json" in caught.value.hint
     assert not list(tmp_path.glob("cache/tokenizers/*"))
 
@@ -117,18 +117,19 @@ def test_a_tokenizer_is_trained_once_on_training_documents_only_and_the_same_in_
     recipe = room.recipe(
         tmp_path, tmp_path / "text" / "**" / "*.txt", tokenizer={"train": {"vocab_size": 320}}, held_out=0.1
     )
-    opened = open_tokenizer(recipe)
+    opened = room.open_tokenizer(recipe)
     assert opened.vocab_size <= 320
     assert opened.path.is_relative_to(tmp_path / "cache")
     assert len(opened.encode("qzqz")) == 4, "held-out text has taught it"
     assert len(opened.encode("alpha")) < 5, "training text has not"
     written = opened.path.stat()
-    assert open_tokenizer(recipe).path.stat() == written
+    assert room.open_tokenizer(recipe).path.stat() == written
 
     opened.path.unlink()
     script = (
-        "import sys; from trainkit.recipe import Recipe; from trainkit.data.tokenizer import open_tokenizer;"
-        "print(open_tokenizer(Recipe.model_validate_json(sys.stdin.read())).fingerprint)"
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import data_room as room;"
+        "from trainkit.recipe import Recipe;"
+        "print(room.open_tokenizer(Recipe.model_validate_json(sys.stdin.read())).fingerprint)"
     )
     again = subprocess.run(
         [sys.executable, "-c", script],
@@ -150,9 +151,9 @@ def test_text_after_max_bytes_does_not_change_the_tokenizer(tmp_path):
     room.write_jsonl(tmp_path / "a.jsonl", [room.text(i) for i in range(50)])
     room.write_jsonl(tmp_path / "b.jsonl", [room.text(i) for i in range(5)])
     spec = {"train": {"vocab_size": 300, "max_bytes": 5000}}
-    first = open_tokenizer(room.recipe(tmp_path, tmp_path / "*.jsonl", tokenizer=spec))
+    first = room.open_tokenizer(room.recipe(tmp_path, tmp_path / "*.jsonl", tokenizer=spec))
     room.write_jsonl(tmp_path / "b.jsonl", ["other"] * 500)
-    second = open_tokenizer(room.recipe(tmp_path, tmp_path / "*.jsonl", tokenizer=spec))
+    second = room.open_tokenizer(room.recipe(tmp_path, tmp_path / "*.jsonl", tokenizer=spec))
     assert (first.path, first.fingerprint) == (second.path, second.fingerprint)
 
 
@@ -160,5 +161,5 @@ def test_no_text_trains_no_tokenizer(tmp_path):
     (tmp_path / "a.txt").write_text("", encoding="utf-8")
     recipe = room.recipe(tmp_path, tmp_path / "a.txt", tokenizer={"train": {"vocab_size": 300}})
     with pytest.raises(TrainkitError, match="no text to train a tokenizer on"):
-        open_tokenizer(recipe)
+        room.open_tokenizer(recipe)
     assert not list(tmp_path.glob("cache/tokenizers/*"))

@@ -56,15 +56,7 @@ def _vocabulary_and_data(recipe: Recipe) -> tuple[int, DataSize | None]:
     from trainkit.data.tokenizer import peek_vocab_size
 
     if cache := find(recipe):
-        train, batches = cache.train, TrainSet(cache, recipe)
-        size = DataSize(
-            examples=batches.examples,
-            batches=batches.batches,
-            tokens=train.tokens,
-            documents=train.documents,
-            bytes=train.bytes,
-        )
-        return cache.tokenizer.vocab_size, size
+        return cache.tokenizer.vocab_size, TrainSet(cache, recipe).size()
     vocab_size = peek_vocab_size(recipe)
     if vocab_size is None:
         raise TrainkitError(

@@ -1,4 +1,7 @@
-"""Training a byte-level BPE on the training documents."""
+"""Training a byte-level BPE on the training documents (Sennrich et al. 2016; bytes as in Radford et al. 2019).
+
+It can write every text, and gives it back exactly.
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,8 @@
     CACHE/shards/      tokens, by the hash of what they were made from
     CACHE/frames/      where in the shards examples begin and end
     CACHE/ledgers/     which shards, in which order, make up a source
+    CACHE/hub/         which commits the Hugging Face hub's datasets were first seen at
+    CACHE/rejected/    lists of the documents that could not be used
     CACHE/locks/       units that some process is working on
 
 Everything in it is named by what it was made from. So nothing in it ever becomes wrong, only unused; all recipes can
@@ -16,26 +18,25 @@ any of it is safe.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainkit.data import growth, ledger, reading, shards, storage, tokenizer
+from trainkit.data import reading, shards, storage, tokenizer
 from trainkit.data.digests import of_value
 from trainkit.data.engine import Engine, Work, threads
-from trainkit.data.growth import Parts, Source
+from trainkit.data.growth import Source
 from trainkit.data.jobs import Stop
-from trainkit.data.progress import Progress, Reporter
+from trainkit.data.progress import Progress, Reporter, Tell
 from trainkit.data.sets import Set, check_not_empty, sets_of, usable
+from trainkit.data.shards import Parts
 from trainkit.data.splits import Split
 from trainkit.data.stream import Stream
-from trainkit.data.tokenizer import LoadedTokenizer
+from trainkit.data.vocabulary import LoadedTokenizer
 from trainkit.recipe import Recipe
 from trainkit.recipe.data import Data
 
 __all__ = ["Cache", "LeftOut", "Progress", "begin", "build", "find"]
-
-Tell = Callable[[Progress], None] | None
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Cache:
         validation: by name, in the recipe's order, `held-out` last.
         fingerprint: of the training documents and what makes them tokens: what a run that goes on must find again.
             It is known before they are tokenised.
-        units: of each training source; then of each validation set of its own.
+        units: by set, of each of its sources.
     """
 
     def __init__(self, recipe: Recipe, codec: LoadedTokenizer, sets: Sequence[Set]) -> None:
@@ -71,9 +72,10 @@ class Cache:
         self.validation: dict[str, Stream] = {one.name: one.streams["all"].all for one in own}
         if recipe.data.held_out:
             self.validation["held-out"] = trained.streams["held-out"].all
-        names = [ledger.name_of(s.units, first, s.encoding, s.limit) for s in trained.sources]
-        self.fingerprint = of_value([codec.fingerprint, names])
+        self.fingerprint = of_value([codec.fingerprint, [source.names[first] for source in trained.sources]])
         self.units = {one.name: [source.units for source in one.sources] for one in sets}
+        if recipe.data.held_out:
+            self.units["held-out"] = self.units["train"]
         self._stop = Stop()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -161,7 +163,7 @@ def begin(recipe: Recipe, *, progress: Tell = None) -> Cache:
             for streams in trained.streams.values():
                 streams.fail(error)
 
-    if all(source.find(cache.directory) for source in trained.sources):
+    if all(usable(source, cache.directory, recipe.data.on_error) for source in trained.sources):
         _make(recipe.data, trained, cache, engine=engine, progress=progress)
     else:
         cache._thread = threading.Thread(target=work, name="cache", daemon=True)
@@ -211,16 +213,13 @@ def _prepare(recipe: Recipe, progress: Tell) -> tuple[Cache, Sequence[Set]]:
 def _make(data: Data, one: Set, cache: Cache, *, engine: Engine, progress: Tell) -> None:
     """Find what is there of a set, and tokenise the rest, so that its streams grow from their beginning on."""
     directory = cache.directory
-    reporter = Reporter(one.name, sum(growth.source_size(u) for s in one.sources for u in s.units), progress)
+    reporter = Reporter(one.name, sum(unit.size for source in one.sources for unit in source.units), progress)
     todo: list[tuple[Source, int]] = []
     for source in one.sources:
         if (ledgers := usable(source, directory, data.on_error)) is not None:
             source.take(ledgers)
-            for unit in source.units:
-                reporter.add_done(source=growth.source_size(unit), bytes=0)
-            for group in ledgers.values():
-                for shard in group.shards:
-                    reporter.add(documents=shard.documents, bytes=shard.bytes, tokens=shard.tokens)
+            reporter.add_shards(source.shards)
+            reporter.add_done(source.shards, source=sum(unit.size for unit in source.units))
         else:
             todo += [(source, unit) for unit in range(len(source.units))]
     # sources are needed side by side where they have weights, and one after the other where they have none

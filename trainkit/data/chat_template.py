@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from trainkit.data.forms_labelled import called, is_text
+from trainkit.data.problems import NO_TEXT, called
 from trainkit.errors import TrainkitError
 from trainkit.recipe.document import Chat
 
@@ -103,8 +103,10 @@ def render(
     """
     plain = _compile(template.text).plain
     text = _run(plain, template, messages, values, add_generation_prompt=add_generation_prompt)
-    if not is_text(text):
-        raise TrainkitError("the conversation has half of a surrogate pair, which is no text")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TrainkitError(f"the conversation {NO_TEXT}") from error
     return text
 
 

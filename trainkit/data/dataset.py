@@ -16,6 +16,7 @@ from trainkit.data.layout import Batch, Layout
 from trainkit.data.order import MIXTURE_BLOCK, Mixture, Order
 from trainkit.data.stream import Place, Stream
 from trainkit.errors import TrainkitError
+from trainkit.plan import DataSize
 from trainkit.recipe import Recipe
 from trainkit.recipe.data import Data, Pad, Window
 from trainkit.recipe.source import Source
@@ -54,6 +55,16 @@ class TrainSet:
         spec = recipe.data.encoding
         self._buckets: Buckets | None = None
         self._lengths = lengths_of(spec, recipe.data.sequence_length)
+
+    def size(self) -> DataSize:
+        """One epoch of it. Waits and raises as `examples`."""
+        return DataSize(
+            examples=self.examples,
+            batches=self.batches,
+            tokens=sum(stream.tokens for stream in self._streams),
+            documents=sum(stream.documents for stream in self._streams),
+            bytes=sum(stream.bytes for stream in self._streams),
+        )
 
     @property
     def examples(self) -> int:
@@ -178,7 +189,7 @@ class _Source:
     def _settle(self, total: int | None) -> None:
         if total is None:
             return
-        check_fills_an_example(total, self._stream, self._length, self._where)
+        _check_fills_an_example(total, self._stream, self._length, self._where)
         self.total, self._final = total, self._order(total)
 
     def _order(self, total: int | None) -> Order:
@@ -200,7 +211,7 @@ def counts_of(stream: Stream, source: Source, data: Data, cache: Path) -> Counts
     return examples.counts
 
 
-def check_fills_an_example(count: int, stream: Stream, length: int, where: str) -> None:
+def _check_fills_an_example(count: int, stream: Stream, length: int, where: str) -> None:
     """Raises TrainkitError where a stream that is complete makes no example."""
     if count < 1 or stream.tokens < 2:
         raise TrainkitError(

@@ -23,7 +23,7 @@ from trainkit.data.documents import row_spans
 from trainkit.data.files import chunks, open_raw
 from trainkit.data.jobs import Stop, run
 from trainkit.data.pieces import Span
-from trainkit.data.sources import SourceFile, stat_of
+from trainkit.data.sources import SourceFile, check_unchanged
 from trainkit.data.storage import writing
 from trainkit.errors import TrainkitError
 
@@ -110,20 +110,6 @@ def compute(
         here = {file.path for file in files}
         _save(memory, {path: known[path] for path in known if path in here or os.path.exists(path)})
     return {file.path: known[file.path].content for file in files}
-
-
-def check_unchanged(file: SourceFile) -> None:
-    """Raises TrainkitError where a local file is not any more what it was when it was listed."""
-    if not file.local:
-        return
-    try:
-        unchanged = stat_of(file.path) == file.stat
-    except FileNotFoundError:
-        unchanged = False
-    if not unchanged:
-        raise TrainkitError(
-            "was changed while it was being read", where=file.path, hint="run again once nothing writes to it"
-        )
 
 
 def _job(file: SourceFile, progress: Callable[[int], None]) -> Callable[[Stop], Content]:

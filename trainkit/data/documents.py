@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from trainkit.data import forms
 from trainkit.data.pieces import Piece, Refuse, Refused, Span
-from trainkit.data.sources import SourceFile
+from trainkit.data.sources import SourceFile, check_unchanged
 from trainkit.errors import TrainkitError
 
 
@@ -76,8 +76,6 @@ def read_all(
         TrainkitError: a file cannot be read or was changed; or a document cannot be read and `on_error` is "stop".
             The standard library's are skipped always: it holds files that only its own tests mean to read.
     """
-    from trainkit.data.digests import check_unchanged
-
     for file, span in files:
 
         def refuse(found: Refused, file: SourceFile = file) -> None:

@@ -49,17 +49,14 @@ def encode(
             cache cannot be written. The parts that were finished stay.
     """
     first = encoding.splits[0]
-    made = shards.of_unit(cache, unit, encoding)
-    if not all(shards.may_be_used(part[first], unit, on_error) for part in made):
-        made = []
+    made = shards.of_unit(cache, unit, encoding, on_error)
+    reporter.add_shards(shards.flat(made))
     if made and made[-1][first].last:
         return made
     refused: list[tuple[str, Refused]] = []
     read = read_all([(file, unit.span) for file in unit.files], on_error=on_error, refused=refused)
     pieces = divide(read, encoding.held_out)
     done = made[-1][first].pieces if made else 0
-    for shard in (shard for part in made for shard in part.values()):
-        reporter.add(documents=shard.documents, bytes=shard.bytes, tokens=shard.tokens)
     for _ in islice(pieces, done):
         stop.check()
     refused.clear()

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from trainkit.data import growth, jobs, shards, storage
+from trainkit.data import jobs, shards, storage
 from trainkit.data.encode import encode
-from trainkit.data.growth import Parts
 from trainkit.data.jobs import Later, Stop
 from trainkit.data.progress import Reporter
-from trainkit.data.shards import Encoding, Unit
+from trainkit.data.shards import Encoding, Parts, Unit
 from trainkit.data.vocabulary import LoadedTokenizer
 
 
@@ -36,11 +34,9 @@ class Work:
             TrainkitError: as `encode`.
         """
         first = self.encoding.splits[0]
-        there = growth.all_shards(self.cache, self.unit, self.encoding)
-        if there is not None and all(shards.may_be_used(part[first], self.unit, self.on_error) for part in there):
-            for part in there:
-                for shard in part.values():
-                    reporter.add(documents=shard.documents, bytes=shard.bytes, tokens=shard.tokens)
+        there = shards.of_unit(self.cache, self.unit, self.encoding, self.on_error)
+        if there and there[-1][first].last:
+            reporter.add_shards(shards.flat(there))
         else:
             with storage.claimed(self.cache / "locks" / self.unit.key(first, self.encoding)) as mine:
                 if not mine:
@@ -54,8 +50,7 @@ class Work:
                     reporter=reporter,
                     stop=stop,
                 )
-        size = sum(shard.bytes for part in there for shard in part.values())
-        reporter.add_done(source=growth.source_size(self.unit), bytes=size)
+        reporter.add_done(shards.flat(there), source=self.unit.size)
         return there
 
 
@@ -90,7 +85,7 @@ def threads(workers: int | None = None) -> Engine:
 
         jobs.run(
             [partial(job, index) for index in range(len(work))],
-            workers=workers or min(4, os.cpu_count() or 1),
+            workers=workers or jobs.WORKERS,
             tick=reporter.tick,
             on_result=on_result,
             stop=stop,

@@ -213,7 +213,7 @@ class Images:
 
 @lru_cache(maxsize=4)
 def _ones(rows: int, length: int) -> np.ndarray:
-    """Made once: of a batch of ordinary text the weights would take longer to write than the tokens to read."""
+    """Made once: the batches of ordinary text have all the same weights."""
     weights = np.ones((rows, length), np.float32)
     weights.flags.writeable = False
     return weights

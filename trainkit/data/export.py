@@ -46,7 +46,6 @@ def _tables(cache: Cache, name: str, stream: Stream) -> Iterator[dict[str, Any]]
     """The columns of each section's documents. A document that goes on in the next section is written with that."""
     import pyarrow
 
-    own = "train" if name == "held-out" else name
     waiting: list[np.ndarray] = []
     waiting_marks: list[np.ndarray] = []
     for number, section in enumerate(stream.sections):
@@ -70,7 +69,7 @@ def _tables(cache: Cache, name: str, stream: Stream) -> Iterator[dict[str, Any]]
         }
         records = arrays.documents[:documents]
         table["source"] = [
-            place_of(cache, own, section.source, section.unit, int(file), int(index))
+            place_of(cache, name, section.source, section.unit, int(file), int(index))
             for file, index in zip(records["file"].tolist(), records["index"].tolist(), strict=True)
         ]
         yield table

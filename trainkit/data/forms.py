@@ -3,28 +3,25 @@ their own."""
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from trainkit.data.forms_labelled import called
-from trainkit.data.pieces import Piece, Refused, text_pieces
+from trainkit.data.pieces import Piece, Refused, as_document, text_pieces
+from trainkit.data.problems import NO_TEXT, Problem, called, missing
 from trainkit.errors import TrainkitError
 from trainkit.recipe.document import Chat, Document, Image, Labelled, Prompt, Template
 from trainkit.recipe.source import HuggingFace
 
 if TYPE_CHECKING:
-    from trainkit.data.forms_chat import ChatTemplate
-
-#: What is wrong with a row, and how to mend it.
-Problem = tuple[str, str]
+    from trainkit.data.chat_template import ChatTemplate
 
 _PARTS = re.compile(r"(\{\{|\}\})|\{([^{}]+)\}|([{}])")
-_TEXT_KEY = "text_key names the key that holds text"
+#: What a key that holds text is called in many sets.
+_USUAL = ("text", "content", "body")
 
 
 @dataclass(frozen=True)
@@ -115,25 +112,12 @@ def refused_length(reading: Reading, characters: int) -> Refused | None:
     return Refused("", f"has {characters} characters, {limit}", filtered=True)
 
 
-def missing(key: str, found: Iterable[str], setting: str = "text_key") -> Problem:
-    """That a row or a table has no such key. `setting` is where the recipe names it, such as `document.prompt`."""
-    names = list(found)
-    close = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
-    usual = ("text", "content", "body") if setting == "text_key" else ()
-    guess = close[0] if close else next((name for name in usual if name in names), None)
-    shown = ", ".join(f"'{name}'" for name in names[:8]) + (", …" if len(names) > 8 else "") or "none"
-    if setting == "text_key":
-        hint = f'did you mean text_key = "{guess}"?' if guess else "set text_key to the one that holds text"
-    else:
-        hint = (f"did you mean '{guess}'? " if guess else "") + f"{setting} says which keys are taken"
-    return f"has no '{key}'; found: {shown}", hint
-
-
 def missing_column(reading: Reading, names: Sequence[str]) -> Refused | None:
     """That a table lacks a column that all its documents need, if it does."""
     for key in needed_keys(reading) or ():
         if key not in names:
-            return Refused("", *missing(key, names, "document" if reading.document else "text_key"))
+            setting = "document" if reading.document else "text_key"
+            return Refused("", *missing(key, names, setting, usual=() if reading.document else _USUAL))
     return None
 
 
@@ -165,9 +149,9 @@ def _texts(keys: tuple[str, ...], row: Mapping[str, Any], index: int) -> list[Pi
     texts: list[str] = []
     for key in keys:
         if key not in row:
-            return missing(key, row)
+            return missing(key, row, "text_key", usual=_USUAL)
         if not isinstance(row[key], str):
-            return f"'{key}' is {called(row[key])}, not a string", _TEXT_KEY
+            return f"'{key}' is {called(row[key])}, not a string", "text_key names the key that holds text"
         texts.append(row[key])
     return list(text_pieces(index, ["\n\n".join(texts)]))
 
@@ -181,11 +165,8 @@ def _prompt(document: Prompt, row: Mapping[str, Any], index: int) -> list[Piece]
         return response
     if not response.strip():
         return "has an empty response", "there is nothing to learn from it"
-    given = [replace(piece, last=False) for piece in text_pieces(index, [prompt], learn=False)] if prompt else []
-    learned = list(text_pieces(index, [response]))
-    if given:
-        learned[0] = replace(learned[0], first=False)
-    return given + learned
+    given = text_pieces(index, [prompt], learn=False) if prompt else ()
+    return as_document([*given, *text_pieces(index, [response])])
 
 
 def _fill(setting: str, template: str, row: Mapping[str, Any]) -> str | Problem:
@@ -246,5 +227,5 @@ def _surrogates(reading: Reading, row: Mapping[str, Any]) -> Refused:
         try:
             str(row.get(key, "")).encode()
         except UnicodeEncodeError:
-            return Refused("", f"'{key}' has half of a surrogate pair, which is no text")
-    return Refused("", "has half of a surrogate pair, which is no text")
+            return Refused("", f"'{key}' {NO_TEXT}")
+    return Refused("", NO_TEXT)

@@ -18,14 +18,11 @@ from trainkit.data.chat_template import (
     has_generation_blocks,
     render,
     render_marked,
-    resolve_template,
 )
-from trainkit.data.forms_labelled import as_document, called, missing_key
-from trainkit.data.pieces import Piece, text_pieces
+from trainkit.data.pieces import Piece, as_document, text_pieces
+from trainkit.data.problems import Problem, called, listed, missing
 from trainkit.errors import TrainkitError
 from trainkit.recipe.document import Chat
-
-__all__ = ["ChatTemplate", "make_chat", "render", "resolve_template"]
 
 Message = dict[str, Any]
 #: Where in a text something that is learned begins and ends, in characters.
@@ -42,10 +39,8 @@ _ROLES = {
 }
 
 
-def make_chat(
-    document: Chat, template: ChatTemplate, row: Mapping[str, Any], index: int
-) -> list[Piece] | tuple[str, str]:
-    """A row's conversation as the template writes it, in pieces that are learned or not. Else (problem, hint).
+def make_chat(document: Chat, template: ChatTemplate, row: Mapping[str, Any], index: int) -> list[Piece] | Problem:
+    """A row's conversation as the template writes it, in pieces that are learned or not.
 
     Messages are `{"role": …, "content": …}` or ShareGPT's `{"from": …, "value": …}`. The template is given all that a
     message holds (but what is null: tables store that for what is not there), and all other keys of the row; `tools`
@@ -55,7 +50,7 @@ def make_chat(
         messages, values = _messages(row, document.key), _values(row, document.key)
         turns = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
         if not turns and document.learn != "all":
-            roles = ", ".join(f"'{role}'" for role in dict.fromkeys(message["role"] for message in messages))
+            roles = listed(dict.fromkeys(message["role"] for message in messages))
             raise TrainkitError(
                 f"'{document.key}' has no turn of the assistant, so nothing to learn; roles found: {roles}",
                 hint='the assistant\'s turns have the role "assistant"; to learn the whole text: learn = "all"',
@@ -81,7 +76,7 @@ def make_chat(
 
 def _messages(row: Mapping[str, Any], key: str) -> list[Message]:
     if key not in row:
-        problem, hint = missing_key(key, row, "key", guesses=("messages", "conversations", "conversation", "chat"))
+        problem, hint = missing(key, row, "document.key", usual=("messages", "conversations", "conversation", "chat"))
         raise TrainkitError(problem, hint=hint)
     found = row[key]
     if not isinstance(found, list | tuple):
@@ -109,8 +104,7 @@ def _message(found: Any, where: str) -> Message:
             if key in found:
                 message[key] = None
         elif value is None:
-            names = ", ".join(f"'{name}'" for name in found) or "none"
-            raise TrainkitError(f"{where} has no {key}; keys found: {names}", hint=_LOOKS)
+            raise TrainkitError(f"{where} has no {key}; keys found: {listed(found)}", hint=_LOOKS)
         elif key == "content" and isinstance(value, list | tuple):
             message[key] = [_without_nulls(part) if isinstance(part, Mapping) else part for part in value]
         elif not isinstance(value, str):

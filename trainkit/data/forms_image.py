@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainkit.data.forms_labelled import called, find_label, missing_key
+from trainkit.data.forms_labelled import find_label
 from trainkit.data.pieces import Piece
+from trainkit.data.problems import Problem, called, missing
 from trainkit.recipe.document import Image
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 
-def make_image(document: Image, row: Mapping[str, Any], index: int, base: str) -> list[Piece] | tuple[str, str]:
-    """The pixels of a row's image, uint8 (height × width × 3,), with its label. Else (problem, hint).
+def make_image(document: Image, row: Mapping[str, Any], index: int, base: str) -> list[Piece] | Problem:
+    """The pixels of a row's image, uint8 (height × width × 3,), with its label.
 
     The image is scaled so that it covers `document.size`, and cut to it at the centre (bicubic, area-aware where it
     shrinks). It is turned as its EXIF data say; what is transparent is over white; of an animation it is the first
@@ -30,7 +31,7 @@ def make_image(document: Image, row: Mapping[str, Any], index: int, base: str) -
         base: the directory from which relative paths count.
     """
     if document.image not in row:
-        return missing_key(document.image, row, "image", guesses=("image", "img", "picture", "path", "file_name"))
+        return missing(document.image, row, "document.image", usual=("image", "img", "picture", "path", "file_name"))
     label = -1 if not document.label else find_label(document.label, document.classes, row)
     if isinstance(label, tuple):
         return label
@@ -44,8 +45,8 @@ def make_image(document: Image, row: Mapping[str, Any], index: int, base: str) -
     return [Piece(index=index, ids=pixels.reshape(-1), label=label)]
 
 
-def _content(key: str, value: Any, base: str) -> tuple[bytes, str] | tuple[str, str]:
-    """(the bytes of an image's file, what to call it); else (problem, hint)."""
+def _content(key: str, value: Any, base: str) -> tuple[bytes, str] | Problem:
+    """(the bytes of an image's file, what to call it)."""
     path = None
     if isinstance(value, Mapping):
         path, value = value.get("path"), value.get("bytes")

@@ -163,8 +163,7 @@ def _places_of(cache: Cache, stream: Stream, value: np.uint64, name: str = "trai
         documents = stream.arrays(number).documents[: section.entries]
         for at in np.flatnonzero(documents["hash"] == value).tolist():
             file, index = int(documents["file"][at]), int(documents["index"][at])
-            own = "train" if name == "held-out" else name
-            places.append(place_of(cache, own, section.source, section.unit, file, index))
+            places.append(place_of(cache, name, section.source, section.unit, file, index))
             if len(places) == 2:
                 return places
     return places

@@ -7,14 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from trainkit.data import ledger, shards
+from trainkit.data import ledger
 from trainkit.data.ledger import Ledger
-from trainkit.data.shards import Arrays, Encoding, Shard, Unit
+from trainkit.data.shards import Arrays, Encoding, Parts, Shard, Unit
 from trainkit.data.splits import Split
 from trainkit.data.stream import Section, Stream
-
-Parts = Sequence[Mapping[Split, Shard]]
-"""The shards of a unit, by part."""
 
 
 class Streams:
@@ -57,6 +54,7 @@ class Source:
     """One source of a set: what is done of its units, up to the first that is not, or up to its limit.
 
     Attributes:
+        names: of its ledgers.
         complete: whether all of it is in the streams.
     """
 
@@ -69,6 +67,7 @@ class Source:
         streams: Mapping[Split, Streams],
     ) -> None:
         self.number, self.units, self.encoding, self.limit = number, units, encoding, limit
+        self.names = {split: ledger.name_of(units, split, encoding, limit) for split in encoding.splits}
         self.complete = False
         self._streams = streams
         self._ready: dict[int, Parts] = {}
@@ -84,7 +83,7 @@ class Source:
 
     def find(self, cache: Path) -> dict[Split, Ledger] | None:
         """Its ledgers, if they are there with all their shards."""
-        found = {s: ledger.find(cache, self.units, s, self.encoding, self.limit) for s in self.encoding.splits}
+        found = {split: ledger.find(cache, name) for split, name in self.names.items()}
         there = {split: one for split, one in found.items() if one is not None}
         return there if len(there) == len(found) else None
 
@@ -160,21 +159,7 @@ class Source:
         for split, kept in self._kept.items():
             its_shards, its_units = tuple(shard for shard, _ in kept), tuple(unit for _, unit in kept)
             one = Ledger(split, self.encoding.tokenizer, self.encoding.dtype, its_shards, its_units)
-            ledger.save(cache, one, self.units, self.encoding, self.limit)
+            ledger.save(cache, self.names[split], one, self.units, self.limit)
             self._streams[split].finish(self.number)
         self.complete = True
         self._ready.clear()
-
-
-def source_size(unit: Unit) -> int:
-    """About how many bytes of files the unit is; at least 1."""
-    if unit.span and unit.span.digest:
-        return unit.span.end - unit.span.start
-    size = sum(file.size for file in unit.files)
-    return max(1, size // unit.spans)
-
-
-def all_shards(cache: Path, unit: Unit, encoding: Encoding) -> Parts | None:
-    """The shards of a unit where all are there."""
-    found = shards.of_unit(cache, unit, encoding)
-    return found if found and found[-1][encoding.splits[0]].last else None

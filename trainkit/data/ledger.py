@@ -34,10 +34,10 @@ def name_of(units: Sequence[Unit], split: Split, encoding: Encoding, limit: int 
     return of_value([[unit.key(split, encoding) for unit in units], limit])
 
 
-def find(cache: Path, units: Sequence[Unit], split: Split, encoding: Encoding, limit: int | None) -> Ledger | None:
-    """The ledger of these units, if it is there with all its shards; None where it is not."""
+def find(cache: Path, name: str) -> Ledger | None:
+    """The ledger of this name, if it is there with all its shards; None where it is not."""
     try:
-        found = json.loads(_path(cache, name_of(units, split, encoding, limit)).read_bytes())
+        found = json.loads(_path(cache, name).read_bytes())
         ledger = Ledger(
             found["split"],
             found["tokenizer"],
@@ -53,8 +53,8 @@ def find(cache: Path, units: Sequence[Unit], split: Split, encoding: Encoding, l
     return ledger
 
 
-def save(cache: Path, ledger: Ledger, units: Sequence[Unit], encoding: Encoding, limit: int | None) -> None:
-    """Write it, once all its shards are there. Raises TrainkitError."""
+def save(cache: Path, name: str, ledger: Ledger, units: Sequence[Unit], limit: int | None) -> None:
+    """Write it, once all its shards are there, with what it was made from. Raises TrainkitError."""
     sync_directory(cache / "shards")
     files = [
         {"name": file.name, "path": file.path, "size": file.size, "digest": content.digest}
@@ -64,7 +64,7 @@ def save(cache: Path, ledger: Ledger, units: Sequence[Unit], encoding: Encoding,
     ]
     totals = {name: sum(getattr(s, name) for s in ledger.shards) for name in ("tokens", "documents", "bytes")}
     table = {"format": shards.FORMAT, **asdict(ledger), **totals, "limit": limit, "files": files}
-    path = _path(cache, name_of(units, ledger.split, encoding, limit))
+    path = _path(cache, name)
     with writing(path) as out:
         out.write(json.dumps(table, indent=1).encode())
     sync_directory(path.parent)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -78,6 +78,11 @@ def text_pieces(index: int, parts: Iterable[str], *, learn: bool = True) -> Iter
             yield Piece(index=index, text=text, bytes=len(text.encode()), first=first, last=False, learn=learn)
             first = False
     yield Piece(index=index, text=waiting, bytes=len(waiting.encode()), first=first, last=True, learn=learn)
+
+
+def as_document(pieces: Sequence[Piece]) -> list[Piece]:
+    """Pieces that are one document together, in this order."""
+    return [replace(piece, first=place == 0, last=place == len(pieces) - 1) for place, piece in enumerate(pieces)]
 
 
 def _cut(text: str) -> int:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+
+from trainkit.data.shards import Shard
 
 _INTERVAL = 0.2
 
@@ -15,9 +17,9 @@ class Progress:
     """So far, of one thing that is being done.
 
     `what` is "files" (being read for their digests), "tokenizer" (being trained), "train" or the name of a validation
-    set (being tokenised). `bytes` are those of the files for "files", else of the text in UTF-8; their total is
-    estimated from the share of the sources that is done, and None until there is one. A document that is held out in
-    parts counts in both splits.
+    set (being tokenised), "shards" (being compared with their checksums). `bytes` are those of the files for "files"
+    and "shards", else of the text in UTF-8; their total is estimated from the share of the sources that is done, and
+    None until there is one. A document that is held out in parts counts in both splits.
     """
 
     what: str
@@ -28,6 +30,10 @@ class Progress:
     done: bool
 
 
+Tell = Callable[[Progress], None] | None
+"""Who is told of it, if anybody."""
+
+
 class Reporter:
     """Counts, from any thread; `tick` and `done`, in the caller's thread, pass on what is counted, at most 5 times a
     second but for the end.
@@ -35,7 +41,7 @@ class Reporter:
     `source` is what the sources measure, in any unit: of units that are done, the text's bytes are compared with it.
     """
 
-    def __init__(self, what: str, source: int, callback: Callable[[Progress], None] | None) -> None:
+    def __init__(self, what: str, source: int, callback: Tell) -> None:
         self._what, self._source, self._callback = what, source, callback
         self._lock = threading.Lock()
         self._documents = self._bytes = self._tokens = 0
@@ -48,11 +54,16 @@ class Reporter:
             self._bytes += bytes
             self._tokens += tokens
 
-    def add_done(self, *, source: int, bytes: int) -> None:
-        """So much of the sources is done, and was so many bytes of text."""
+    def add_shards(self, shards: Iterable[Shard]) -> None:
+        """Count what shards hold that are there already."""
+        for shard in shards:
+            self.add(documents=shard.documents, bytes=shard.bytes, tokens=shard.tokens)
+
+    def add_done(self, shards: Iterable[Shard], *, source: int) -> None:
+        """So much of the sources is done, and has become these shards, which are counted already."""
         with self._lock:
             self._source_done += source
-            self._bytes_done += bytes
+            self._bytes_done += sum(shard.bytes for shard in shards)
 
     @property
     def idle(self) -> bool:
@@ -69,8 +80,9 @@ class Reporter:
 
     def _tell(self, *, done: bool) -> None:
         if self._callback:
-            now = (self._documents, self._bytes, self._tokens)
             total = None
-            if self._source_done and self._source:
-                total = max(self._bytes, round(self._bytes_done * self._source / self._source_done))
+            with self._lock:
+                now = (self._documents, self._bytes, self._tokens)
+                if self._source_done and self._source:
+                    total = max(self._bytes, round(self._bytes_done * self._source / self._source_done))
             self._callback(Progress(self._what, *now, total, done))

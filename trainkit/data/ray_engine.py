@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import trainkit
-from trainkit.data import growth, shards, storage
+from trainkit.data import shards, storage
 from trainkit.data.engine import Engine, Work
-from trainkit.data.growth import Parts
-from trainkit.data.jobs import Later, Stop
+from trainkit.data.jobs import LATER, Later, Stop
 from trainkit.data.progress import Reporter
-from trainkit.data.shards import Encoding, Unit
+from trainkit.data.shards import Encoding, Parts, Unit
 from trainkit.data.vocabulary import LoadedTokenizer
 from trainkit.errors import FAILED, TrainkitError
 
@@ -42,8 +41,6 @@ _LOOK, _PATIENCE = 5.0, 300.0
 _GRACE = 5.0
 #: Seconds in which an address must answer.
 _ANSWER = 5.0
-#: Seconds before a unit that another process makes is looked at again.
-_LATER = 0.1
 #: Bytes for what tasks are given and give back: a tokenizer, and what shards hold.
 _OBJECTS = 128 << 20
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
@@ -172,7 +169,7 @@ def _tokenise(tokenizer: bytes, order: _Order) -> Parts | None:
     try:
         return work.do(Reporter("", 0, None), Stop())
     except Later:
-        time.sleep(_LATER)
+        time.sleep(LATER)
         return None
 
 
@@ -198,7 +195,8 @@ def _run(
     if not work:
         return
     task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_tokenise)
-    tokenizers = {one.fingerprint: ray.put(pickle.dumps(one)) for one in _each(work)}
+    codecs = {one.tokenizer.fingerprint: one.tokenizer for one in work}
+    tokenizers = {name: ray.put(pickle.dumps(codec)) for name, codec in codecs.items()}
     size = _Size(ray, workers)
     waiting = deque(range(len(work)))
     running: dict[Any, int] = {}
@@ -221,15 +219,12 @@ def _run(
                     if parts is None:
                         waiting.append(index)
                     else:
-                        _count(parts, work[index].unit, reporter)
+                        reporter.add_shards(shards.flat(parts))
+                        reporter.add_done(shards.flat(parts), source=work[index].unit.size)
                         on_result(index, parts)
                 reporter.tick()
         finally:
             _cancel(ray, list(running))
-
-
-def _each(work: Sequence[Work]) -> list[LoadedTokenizer]:
-    return list({one.tokenizer.fingerprint: one.tokenizer for one in work}.values())
 
 
 class _Size:
@@ -286,13 +281,6 @@ def _result(ray: Any, reference: Any, unit: Unit) -> Parts | None:
             hint="what is finished is kept: run the same command again; with --workers N where memory ran out",
             exit_code=FAILED,
         ) from error
-
-
-def _count(parts: Parts, unit: Unit, reporter: Reporter) -> None:
-    there = [shard for part in parts for shard in part.values()]
-    for shard in there:
-        reporter.add(documents=shard.documents, bytes=shard.bytes, tokens=shard.tokens)
-    reporter.add_done(source=growth.source_size(unit), bytes=sum(shard.bytes for shard in there))
 
 
 def _cancel(ray: Any, running: list[Any]) -> None:

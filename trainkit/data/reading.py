@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainkit.data import digests
 from trainkit.data.digests import Contents
-from trainkit.data.progress import Progress, Reporter
+from trainkit.data.jobs import WORKERS
+from trainkit.data.progress import Reporter, Tell
 from trainkit.data.sources import SourceFile, list_files
 from trainkit.recipe.data import Source
-
-_READERS = min(4, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True)
@@ -24,14 +22,14 @@ class Listing:
     contents: Contents
 
 
-def survey(cache: Path, sources: Sequence[Source], callback: Callable[[Progress], None] | None) -> Listing:
+def survey(cache: Path, sources: Sequence[Source], progress: Tell) -> Listing:
     """List the sources, and read what is not known yet. Raises TrainkitError."""
     files = tuple(list_files(source, cache) for source in sources)
     known: Contents = {}
-    reporter = Reporter("files", 0, callback)
+    reporter = Reporter("files", 0, progress)
     for group in files:
         known |= digests.compute(
-            cache, group, workers=_READERS, progress=lambda size: reporter.add(bytes=size), tick=reporter.tick
+            cache, group, workers=WORKERS, progress=lambda size: reporter.add(bytes=size), tick=reporter.tick
         )
     if not reporter.idle:
         reporter.done()

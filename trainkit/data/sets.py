@@ -13,7 +13,7 @@ from trainkit.data.reading import Listing
 from trainkit.data.shards import Encoding
 from trainkit.data.sources import SourceFile
 from trainkit.data.splits import Split
-from trainkit.data.tokenizer import LoadedTokenizer
+from trainkit.data.vocabulary import LoadedTokenizer
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.data import Data

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,13 @@ class Unit:
             files = [(files[0][0], self.span.digest, *files[0][2:])]
         span = self.span and (self.span.first if self.span.digest else (self.span.start, self.span.end))
         return of_value([FORMAT, asdict(encoding), split, part, span, files])
+
+    @property
+    def size(self) -> int:
+        """About how many bytes of files it is; at least 1."""
+        if self.span and self.span.digest:
+            return self.span.end - self.span.start
+        return max(1, sum(file.size for file in self.files) // self.spans)
 
     @property
     def marked(self) -> bool:
@@ -147,6 +154,15 @@ class Arrays:
     marks: np.ndarray | None
 
 
+Parts = Sequence[Mapping[Split, Shard]]
+"""The shards of a unit, by part."""
+
+
+def flat(parts: Parts) -> list[Shard]:
+    """All of them, part by part."""
+    return [shard for part in parts for shard in part.values()]
+
+
 def units(files: Iterable[SourceFile], contents: Contents) -> Iterator[Unit]:
     """Groups of consecutive small files, 1 to 8 MB together; a larger file is one of its own, or several."""
     group: list[SourceFile] = []
@@ -186,16 +202,17 @@ def rejected_path(cache: Path, key: str) -> Path:
     return cache / "shards" / f"{key}.rejected.jsonl"
 
 
-def of_unit(cache: Path, unit: Unit, encoding: Encoding) -> list[Mapping[Split, Shard]]:
-    """The shards of a unit that are there, by their part, as far as there is no gap."""
+def of_unit(cache: Path, unit: Unit, encoding: Encoding, on_error: str) -> list[Mapping[Split, Shard]]:
+    """The shards of a unit that are there, by their part, as far as there is no gap; none where one may not be used."""
+    first = encoding.splits[0]
     found: list[Mapping[Split, Shard]] = []
-    while not found or not found[-1][encoding.splits[0]].last:
+    while not found or not found[-1][first].last:
         part = {s: find(cache, unit.key(s, encoding, len(found))) for s in encoding.splits}
         there = {split: shard for split, shard in part.items() if shard is not None}
         if len(there) < len(part):
             break
         found.append(there)
-    return found
+    return found if all(may_be_used(part[first], unit, on_error) for part in found) else []
 
 
 def may_be_used(shard: Shard, unit: Unit, on_error: str) -> bool:

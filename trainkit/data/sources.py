@@ -19,8 +19,6 @@ from trainkit.data.patterns import Match, Stat, local_file, match_files, stat_of
 from trainkit.errors import TrainkitError
 from trainkit.recipe.source import Files, HuggingFace, PythonStdlib, Source, Tokens
 
-__all__ = ["Kind", "Reading", "SourceFile", "Stat", "list_files", "stat_of"]
-
 Kind = Literal["text", "python", "jsonl", "json", "csv", "parquet", "arrow", "array", "huggingface"]
 
 _BY_SUFFIX: dict[str, Kind] = {
@@ -88,6 +86,20 @@ def list_files(source: Source, cache: Path) -> tuple[SourceFile, ...]:
             return (_dataset(source, cache),)
         case PythonStdlib():
             return _standard_library()
+
+
+def check_unchanged(file: SourceFile) -> None:
+    """Raises TrainkitError where a local file is not any more what it was when it was listed."""
+    if not file.local:
+        return
+    try:
+        unchanged = stat_of(file.path) == file.stat
+    except FileNotFoundError:
+        unchanged = False
+    if not unchanged:
+        raise TrainkitError(
+            "was changed while it was being read", where=file.path, hint="run again once nothing writes to it"
+        )
 
 
 def _reading(source: Files | HuggingFace) -> Reading:

@@ -103,9 +103,10 @@ def write_format(cache: Path, version: int) -> None:
 
 
 def remove(cache: Path) -> None:
-    """Remove what a cache holds, and nothing else that lies there. Raises TrainkitError."""
+    """Remove what was made of the sources, and nothing else that lies there; tokenizers and what the hub said stay, for
+    the runs that began with them. Raises TrainkitError."""
     with refusals(cache):
-        for name in ("digests", "shards", "frames", "ledgers", "locks"):
+        for name in ("digests", "shards", "frames", "ledgers", "rejected", "locks"):
             if (cache / name).is_dir():
                 shutil.rmtree(cache / name)
         (cache / "format.json").unlink(missing_ok=True)

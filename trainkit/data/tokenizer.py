@@ -3,47 +3,38 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from trainkit.data import bpe, reading
+from trainkit.data import bpe
 from trainkit.data.digests import Contents, of_value
-from trainkit.data.progress import Progress, Reporter
+from trainkit.data.progress import Reporter, Tell
 from trainkit.data.sources import SourceFile
 from trainkit.data.storage import writing
 from trainkit.data.vocabulary import LoadedTokenizer, load
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.document import Chat
-
-__all__ = ["LoadedTokenizer", "load", "open_tokenizer", "peek_vocab_size"]
+from trainkit.recipe.tokenizer import TrainTokenizer
 
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
 
 
-def open_tokenizer(recipe: Recipe, *, progress: Callable[[Progress], None] | None = None) -> LoadedTokenizer:
+def for_files(
+    recipe: Recipe, files: Sequence[SourceFile], contents: Contents, *, progress: Tell = None
+) -> LoadedTokenizer:
     """The recipe's tokenizer. One that is to be trained is trained at the first call, and kept in the cache.
+
+    `files` are those of the training sources, with what is in them.
 
     Raises:
         TrainkitError: it cannot be found, fetched or trained, or has no end-of-text token.
     """
-    if recipe.tokenizer.path is not None:
-        return _given(recipe, recipe.tokenizer.path)
-    listing = reading.survey(Path(recipe.data.cache), recipe.data.train, progress)
-    files = [file for group in listing.files for file in group]
-    return for_files(recipe, files, listing.contents, progress=progress)
-
-
-def for_files(
-    recipe: Recipe, files: Sequence[SourceFile], contents: Contents, *, progress: Callable[[Progress], None] | None
-) -> LoadedTokenizer:
-    """The same where the files of the training sources are known. Raises TrainkitError."""
     spec = recipe.tokenizer.train
     if spec is None:
-        return open_tokenizer(recipe)
-    files = with_template(files, Path(recipe.data.cache) / "tokenizers" / "tokenizer.json")
-    path = bpe.path_of(recipe.data, spec, files, contents)
+        return _given(recipe)
+    files, path = _to_train(recipe, spec, files, contents)
     if not path.exists():
         reporter = Reporter("tokenizer", 0, progress)
         bpe.train(path, recipe.data, spec, files, reporter)
@@ -53,12 +44,19 @@ def for_files(
 
 def cached(recipe: Recipe, files: Sequence[SourceFile], contents: Contents) -> LoadedTokenizer | None:
     """The same without training or fetching: None where that would be needed. Raises TrainkitError."""
-    if recipe.tokenizer.train is not None:
-        files = with_template(files, Path(recipe.data.cache) / "tokenizers" / "tokenizer.json")
-        path = bpe.path_of(recipe.data, recipe.tokenizer.train, files, contents)
+    if spec := recipe.tokenizer.train:
+        _, path = _to_train(recipe, spec, files, contents)
     else:
         path = _local(recipe) or _fetched(recipe)
     return load(path) if path.exists() else None
+
+
+def _to_train(
+    recipe: Recipe, spec: TrainTokenizer, files: Sequence[SourceFile], contents: Contents
+) -> tuple[list[SourceFile], Path]:
+    """The files with their chat template, and where the tokenizer that is trained on them is kept."""
+    files = _with_template(files, Path(recipe.data.cache) / "tokenizers" / "tokenizer.json")
+    return files, bpe.path_of(recipe.data, spec, files, contents)
 
 
 def resolved(files: Sequence[SourceFile], codec: LoadedTokenizer) -> list[SourceFile]:
@@ -68,10 +66,10 @@ def resolved(files: Sequence[SourceFile], codec: LoadedTokenizer) -> list[Source
         replace(file, reading=replace(file.reading, end_of_text=codec.end_of_text)) if file.kind == "array" else file
         for file in files
     ]
-    return with_template(ends, codec.path)
+    return _with_template(ends, codec.path)
 
 
-def with_template(files: Sequence[SourceFile], path: Path) -> list[SourceFile]:
+def _with_template(files: Sequence[SourceFile], path: Path) -> list[SourceFile]:
     """The files with the chat template with which their conversations are written, where they hold any: the recipe's,
     or what lies beside the tokenizer at `path`. Raises TrainkitError where there is none, or it is none."""
     return [_resolved(file, path) for file in files]
@@ -81,7 +79,7 @@ def _resolved(file: SourceFile, path: Path) -> SourceFile:
     document = file.reading.document
     if not isinstance(document, Chat):
         return file
-    from trainkit.data.forms_chat import resolve_template
+    from trainkit.data.chat_template import resolve_template
 
     return replace(file, reading=replace(file.reading, chat=resolve_template(document, path)))
 
@@ -97,14 +95,13 @@ def peek_vocab_size(recipe: Recipe) -> int | None:
     return load(path).vocab_size if path.exists() else None
 
 
-def _given(recipe: Recipe, name: str) -> LoadedTokenizer:
-    path = _local(recipe)
-    if path is None:
-        path = _fetched(recipe)
-        if not path.exists():
-            content = _fetch(name)
-            with writing(path) as out:
-                out.write(content.encode())
+def _given(recipe: Recipe) -> LoadedTokenizer:
+    assert recipe.tokenizer.path is not None
+    path = _local(recipe) or _fetched(recipe)
+    if not path.exists():
+        content = _fetch(recipe.tokenizer.path)
+        with writing(path) as out:
+            out.write(content.encode())
     return load(path)
 
 

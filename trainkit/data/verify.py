@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +11,7 @@ from pathlib import Path
 from trainkit.data import jobs
 from trainkit.data.files import chunks
 from trainkit.data.jobs import Stop
-from trainkit.data.progress import Progress, Reporter
+from trainkit.data.progress import Reporter, Tell
 from trainkit.data.shards import Shard
 
 
@@ -26,12 +24,12 @@ class Verified:
     damaged: tuple[tuple[Path, str], ...]
 
 
-def verify(cache: Path, progress: Callable[[Progress], None] | None = None) -> Verified:
+def verify(cache: Path, progress: Tell = None) -> Verified:
     """Read every byte of all shards in a cache, and compare with their checksums. Changes nothing."""
     notes = sorted((cache / "shards").glob("*.json"))
     reporter = Reporter("shards", 0, progress)
     todo = [partial(_problem, cache, note, reporter) for note in notes]
-    found = jobs.run(todo, workers=min(4, os.cpu_count() or 1), tick=reporter.tick)
+    found = jobs.run(todo, workers=jobs.WORKERS, tick=reporter.tick)
     reporter.done()
     damaged = tuple((path, problem) for _, path, problem in found if problem)
     return Verified(len(notes), sum(size for size, _, _ in found), damaged)

@@ -1,8 +1,4 @@
-"""Tokenizers: loaded from a file, a directory or the hub, or trained on the recipe's own training documents.
-
-A trained one is a byte-level BPE (Sennrich et al. 2016; bytes as in Radford et al. 2019): it can write every text, and
-gives it back exactly.
-"""
+"""A tokenizer as it is used here, loaded from its file."""
 
 from __future__ import annotations
 

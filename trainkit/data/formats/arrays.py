@@ -11,8 +11,8 @@ import numpy as np
 from trainkit.data.files import open_raw
 from trainkit.data.formats.columns import batches_of
 from trainkit.data.formats.rows import damaged
-from trainkit.data.forms import missing
 from trainkit.data.pieces import Piece, Refuse, Refused, Span
+from trainkit.data.problems import missing
 from trainkit.data.sources import SourceFile
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ from typing import Any, BinaryIO
 
 from trainkit.data.files import DAMAGED, open_binary, open_raw
 from trainkit.data.formats.rows import Row, Rows, damaged
-from trainkit.data.forms import Problem
-from trainkit.data.forms_labelled import called
 from trainkit.data.pieces import Refuse, Refused, Span
+from trainkit.data.problems import Problem, called
 from trainkit.data.sources import SourceFile
 
 

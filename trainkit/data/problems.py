@@ -1,0 +1,43 @@
+"""What is wrong with a row, in a person's words."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+#: What is wrong with a row, and how to mend it.
+Problem = tuple[str, str]
+
+#: Of what text cannot be written as UTF-8: JSON may hold it.
+NO_TEXT = "has half of a surrogate pair, which is no text"
+
+
+def missing(key: str, found: Iterable[str], setting: str, *, usual: Iterable[str] = ()) -> Problem:
+    """That a row or a table has no such key.
+
+    Args:
+        setting: where the recipe names the key, such as `document.prompt`.
+        usual: names that others have for it.
+    """
+    names = list(found)
+    near = difflib.get_close_matches(key, names, n=1, cutoff=0.5) or [name for name in usual if name in names]
+    guess = f'did you mean "{near[0]}"? ' if near else ""
+    return f"has no '{key}'; found: {listed(names)}", f"{guess}{setting} names it"
+
+
+def called(value: Any) -> str:
+    """What a value of a row is."""
+    names = {str: "a string", bool: "a boolean", int: "a number", float: "a number", type(None): "null", bytes: "bytes"}
+    if isinstance(value, Mapping):
+        return "an object"
+    if isinstance(value, list | tuple):
+        return "a list"
+    return names.get(type(value), f"of type {type(value).__name__}")
+
+
+def listed(found: Iterable[str]) -> str:
+    """The first names of some, in quotes."""
+    names = list(found)
+    shown = ", ".join(f"'{name}'" for name in names[:8])
+    return f"{shown} and {len(names) - 8} more" if len(names) > 8 else shown or "none"
