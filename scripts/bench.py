@@ -121,6 +121,7 @@ class _Prepared:
         """Seconds a step as the event log tells them: feed, meter, log, control and all."""
         from trainkit.events.control import Server
         from trainkit.events.log import Tail
+        from trainkit.train.course import Course
         from trainkit.train.feed import Feed
         from trainkit.train.loop import Job, train
         from trainkit.train.meter import Meter
@@ -133,20 +134,22 @@ class _Prepared:
             self.data.batch, first=first, last=first + self.STEPS, split=self.plan.batch, sharding=self.sharding
         )
         server = Server(self.directory)
+        course = Course(self.recipe.schedule, steps=first + self.STEPS, live=self.state.live)
         # measured is the loop between checkpoints, not the last one of each short measurement
         saving = SimpleNamespace(
             is_due=lambda step: False, save=lambda *_, **__: None, report=lambda step: None, finish=lambda: None
         )
         job = Job(
             recipe=self.recipe,
-            total_steps=first + self.STEPS,
+            course=course,
             step=self.step,
             feed=feed,
             meter=Meter(self.log, data=self.data.epochs),
-            orders=Orders(server=server, signal=SimpleNamespace(received=None), log=self.log),
+            orders=Orders(server=server, signal=SimpleNamespace(received=None), log=self.log, course=course),
             saving=saving,
             evaluate=lambda state, step: None,
-            sample=lambda state, step: None,
+            sample=lambda state, step, prompts=None: None,
+            statistics=lambda state, step: None,
             watch_helpers=lambda step: None,
         )
         self.state, _ = train(self.state, job)

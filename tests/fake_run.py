@@ -31,6 +31,7 @@ def started(name: str = "quickstart", *, resumed_from: int | None = None) -> dic
     return {
         "schema": SCHEMA, "name": name, "pid": os.getpid(), "process_started": process_started(os.getpid()),
         "host": socket.gethostname(), "recipe": "abc", "resumed_from": resumed_from, "versions": {"jax": "0.10.2"},
+        "orders": [],
     }  # fmt: skip
 
 
@@ -104,8 +105,9 @@ def live(directory: Path, *, steps: int, seconds: float) -> None:
         orders, paused = server.take(), False
         while orders or paused:
             for order in orders:
-                log.write("control", step=step, command=order.command, detail=f"{order.command} at step {step}")
-                order.reply(True, f"{order.command} at step {step}")
+                told = f"{order.command} at step {step}"
+                log.write("control", step=step, detail=told, total_steps=None, **order.order._asdict())
+                order.reply(True, told)
                 paused = order.command == "pause" or (paused and order.command not in ("continue", "stop"))
                 status = "stopped" if order.command == "stop" else status
             orders = server.wait(0.2) if paused else []

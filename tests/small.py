@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainkit import models, optim
+from trainkit.optim.schedules import LearningRate
 from trainkit.recipe.model import Gpt2
 from trainkit.recipe.optimizer import AdamW
 from trainkit.recipe.schedule import Cosine
@@ -36,11 +37,17 @@ def optimizer(spec: AdamW | None = None):
     return optim.build(spec or AdamW(learning_rate=1e-2), names())
 
 
-def step(spec: AdamW | None = None, *, max_grad_norm: float = 1.0, compute: type = jnp.float32):
+def step(
+    spec: AdamW | None = None,
+    *,
+    max_grad_norm: float = 1.0,
+    compute: type = jnp.float32,
+    learning_rate: LearningRate | None = None,
+):
     return make_step(
         task=build_task(CausalLM()),
         optimizer=optimizer(spec),
-        learning_rate=optim.learning_rate(Cosine(), peak=1e-2, steps=20),
+        learning_rate=learning_rate or optim.learning_rate(Cosine(), peak=1e-2, steps=20),
         compute=jnp.dtype(compute),
         max_grad_norm=max_grad_norm,
     )

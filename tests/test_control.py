@@ -6,16 +6,23 @@ import json
 import os
 import socket
 import stat
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import fake_run
 import pytest
+from hypothesis import given as given_any
+from hypothesis import settings
+from hypothesis import strategies as st
 
 from trainkit.errors import WRONG_INPUT, TrainkitError
-from trainkit.events.control import COMMANDS, NAME, Server, send
+from trainkit.events.control import COMMANDS, LONGEST_LINE, NAME, Server, send
+from trainkit.events.log import EventLog
+from trainkit.events.orders import Given, Order, given, order
 
 
 @pytest.fixture
@@ -36,13 +43,76 @@ def obey(server: Server, *, orders: int = 1) -> list[str]:
     return done
 
 
+#: What goes with the commands that take something.
+FITTING: dict[str, str | float] = {"sample": "def main(", "rate": 0.5}
+ALL = "save, pause, continue, evaluate, stop, sample PROMPT, rate FACTOR, decay"
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_order_reaches_the_loop_and_its_answer_the_client(server: Server, tmp_path: Path, command: str) -> None:
     with ThreadPoolExecutor() as pool:
-        reply = pool.submit(send, tmp_path, command, timeout=20)
+        reply = pool.submit(send, tmp_path, command, FITTING.get(command), timeout=20)
         assert obey(server) == [command]
         assert reply.result() == (True, f"did {command}")
     assert server.take() == []
+
+
+@settings(max_examples=20, deadline=None)
+@given_any(st.text())
+def test_any_text_arrives_as_it_was_typed_or_is_refused(prompt: str) -> None:
+    with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor() as pool:
+        server = Server(Path(directory))
+        try:
+            reply = pool.submit(send, Path(directory), "sample", prompt, timeout=20)
+            (command,) = server.wait(20)
+            command.reply(True, "")
+            assert command.order == Order("sample", prompt)
+            assert reply.result().ok
+        finally:
+            server.close()
+
+
+def test_a_prompt_that_is_too_long_is_refused_before_it_is_sent(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(TrainkitError, match="too long"):
+        send(tmp_path, "sample", "x" * LONGEST_LINE)
+    with ThreadPoolExecutor() as pool:
+        reply = pool.submit(send, tmp_path, "sample", "é" * (LONGEST_LINE // 2 - 100), timeout=20)
+        assert obey(server) == ["sample"]
+        assert reply.result().ok
+
+
+@pytest.mark.parametrize(
+    ("command", "argument", "problem"),
+    [
+        ("save", "now", "'save' takes no argument, found 'now'"),
+        ("decay", 5, "'decay' takes no argument, found 5"),
+        ("sample", None, "'sample' needs a PROMPT: the text to be continued"),
+        ("sample", 5, "'sample' needs a PROMPT"),
+        ("sample", "\udc80", "the prompt is not UTF-8"),
+        *(
+            ("rate", wrong, "'rate' needs a FACTOR of the schedule's learning rate: a number above 0")
+            for wrong in (None, "half", "", 0, -1, "nan", "inf", "-inf", 1e-60, 1e60, 10**400, True, ["y" * 99])
+        ),
+    ],
+)
+def test_a_missing_needless_or_wrong_argument_is_refused_by_both_sides(
+    server: Server, tmp_path: Path, command: str, argument: object, problem: str
+) -> None:
+    with pytest.raises(TrainkitError) as caught:
+        order(command, argument)
+    assert caught.value.problem.startswith(problem) and len(caught.value.problem) < 200
+    assert caught.value.exit_code == WRONG_INPUT
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(20)
+        client.connect(str(tmp_path / NAME))
+        client.sendall(json.dumps({"command": command, "argument": argument}).encode() + b"\n")
+        assert json.loads(client.recv(4096)) == {"ok": False, "detail": caught.value.problem}
+    assert server.take() == []
+
+
+@pytest.mark.parametrize("written", [0.5, "0.5", "5e-1", ".5"])
+def test_a_factor_may_be_a_number_or_be_written_as_one(written: object) -> None:
+    assert order("rate", written) == Order("rate", 0.5)
 
 
 def test_an_unknown_order_is_refused_at_once_and_the_loop_never_sees_it(server: Server, tmp_path: Path) -> None:
@@ -52,7 +122,7 @@ def test_an_unknown_order_is_refused_at_once_and_the_loop_never_sees_it(server: 
         client.sendall(b'{"command": "explode"}\n')
         answer = json.loads(client.recv(4096))
     assert not answer["ok"]
-    assert "'explode'" in answer["detail"] and "save, pause, continue, evaluate, stop" in answer["detail"]
+    assert "'explode'" in answer["detail"] and ALL in answer["detail"]
     assert server.take() == []
 
 
@@ -60,7 +130,7 @@ def test_an_unknown_order_is_refused_at_once_and_the_loop_never_sees_it(server: 
 def test_a_misspelt_order_is_told_whether_or_not_a_trainer_lives(tmp_path: Path, command: str, hint: str) -> None:
     with pytest.raises(TrainkitError) as caught:
         send(tmp_path / "never-was", command)
-    assert caught.value.problem == f"'{command}' is no command; there are save, pause, continue, evaluate, stop"
+    assert caught.value.problem == f"'{command}' is no command; there are {ALL}"
     assert caught.value.hint == hint
     assert caught.value.exit_code == WRONG_INPUT
 
@@ -82,7 +152,7 @@ def test_a_silent_or_garbage_client_is_in_nobodys_way(server: Server, tmp_path: 
         try:
             client.sendall(garbage)
         except (BrokenPipeError, ConnectionResetError):
-            assert len(garbage) > 4096
+            assert len(garbage) > LONGEST_LINE
         with ThreadPoolExecutor() as pool:
             reply = pool.submit(send, tmp_path, "pause", timeout=20)
             assert obey(server) == ["pause"]
@@ -167,13 +237,91 @@ def test_a_trainer_that_dies_before_it_answers_is_said_to_have(tmp_path: Path) -
         thread.join()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_run_directory_that_cannot_be_written_is_an_error_in_words(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(TrainkitError, match="cannot be made"):
-        Server(tmp_path)
+def test_a_run_directory_that_cannot_be_written_is_an_error_in_words() -> None:
+    user = os.geteuid()
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o555)
+        if user == 0:  # who may write anywhere
+            os.seteuid(65534)
+        try:
+            with pytest.raises(TrainkitError, match="cannot be made"):
+                Server(Path(directory))
+        finally:
+            os.seteuid(user)
 
 
 def test_a_directory_that_is_not_there_is_an_error_in_words(tmp_path: Path) -> None:
     with pytest.raises(TrainkitError, match="cannot be made"):
         Server(tmp_path / "missing")
+
+
+# the orders of a log
+
+
+def obeyed(log: EventLog, step: int, command: str, argument: object = None) -> Given:
+    log.write("control", step=step, command=command, argument=argument, detail="", total_steps=None)
+    return Given(order(command, argument), step, log.attempt)
+
+
+def attempt(run: Path, number: int, *, resumed_from: int | None = None, repeating: Sequence[Given] = ()) -> EventLog:
+    log = EventLog(run, attempt=number)
+    told = [each.fields() for each in repeating]
+    log.write("run_started", step=resumed_from or 0, **fake_run.started(resumed_from=resumed_from) | {"orders": told})
+    return log
+
+
+def test_only_orders_that_change_what_is_learned_are_to_be_repeated(tmp_path: Path) -> None:
+    assert given(tmp_path) == []
+    log = attempt(tmp_path, 1)
+    for command in ("save", "pause", "continue", "evaluate", "stop"):
+        obeyed(log, 3, command)
+    obeyed(log, 4, "sample", 'text of "control" and run_started')
+    half, decay = obeyed(log, 5, "rate", 0.5), obeyed(log, 8, "decay")
+    log.close()
+    assert given(tmp_path) == [half, decay]
+
+
+def test_of_several_factors_after_one_step_the_last_counts(tmp_path: Path) -> None:
+    log = attempt(tmp_path, 1)
+    obeyed(log, 5, "rate", 0.5)
+    obeyed(log, 5, "rate", 0.25)
+    again = obeyed(log, 5, "rate", 0.5)
+    log.close()
+    assert given(tmp_path) == [again]
+
+
+def test_an_order_that_was_forgotten_does_not_come_back(tmp_path: Path) -> None:
+    log = attempt(tmp_path, 1)
+    early = obeyed(log, 10, "rate", 0.5)
+    obeyed(log, 50, "rate", 0.1)
+    log.close()
+    attempt(tmp_path, 2, resumed_from=20).close()
+    assert given(tmp_path) == [early]
+
+
+def test_an_order_that_an_attempt_died_too_early_to_repeat_is_still_to_be_repeated(tmp_path: Path) -> None:
+    log = attempt(tmp_path, 1)
+    half, tenth = obeyed(log, 30, "rate", 0.5), obeyed(log, 50, "rate", 0.1)
+    log.close()
+    log = attempt(tmp_path, 2, resumed_from=20, repeating=[half, tenth])
+    repeated = obeyed(log, 30, "rate", 0.5)
+    log.close()
+    assert given(tmp_path) == [repeated, tenth]
+    attempt(tmp_path, 3, resumed_from=40, repeating=[tenth]).close()
+    assert given(tmp_path) == [repeated, tenth]
+
+
+def test_the_orders_of_a_log_that_no_trainer_wrote_are_ignored(tmp_path: Path) -> None:
+    log = attempt(tmp_path, 1)
+    half = obeyed(log, 5, "rate", 0.5)
+    log.close()
+    wrong: list[object] = [
+        {"command": "rate", "argument": "much"}, {"command": "rate"}, {"command": ["rate"]}, {"command": None},
+        {"command": "decay", "step": None}, {"command": "decay", "attempt": "first"},
+    ]  # fmt: skip
+    with (tmp_path / "events.jsonl").open("a") as file:
+        for told in wrong:
+            event = {"type": "control", "t": 0, "step": 7, "attempt": 1, "detail": "", **told}
+            file.write(json.dumps(event) + "\n")
+        file.write('["control"]\n{"type": "control", "torn')
+    assert given(tmp_path) == [half]

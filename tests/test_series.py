@@ -103,3 +103,36 @@ def test_a_step_that_is_told_again_replaces_what_followed() -> None:
     series = of([(1.0, 1.0), (2.0, 2.0), (3.0, 3.0)])
     series.add(2, 5.0)
     assert (list(series.steps), list(series.values)) == ([1.0, 2.0], [1.0, 5.0])
+
+
+@given(POINTS, st.sampled_from([2, 4, 8]))
+def test_a_bucket_packed_at_once_is_that_of_its_points_one_by_one(gaps: list[tuple[int, float]], stride: int) -> None:
+    told = points(gaps)
+    series = Series(stride=stride, limit=None)
+    for i in range(0, len(told), stride):
+        steps, values = zip(*told[i : i + stride], strict=True)
+        series.pack(steps, values)
+    naive(told, series)
+    assert list(series.steps) == list(of(told, stride=stride, limit=None).steps)
+
+
+@given(POINTS, POINTS, st.integers(-300, 0))
+def test_a_series_that_begins_before_another_ends_replaces_what_follows(
+    before: list[tuple[int, float]], after: list[tuple[int, float]], overlap: int
+) -> None:
+    first = points(before)
+    begin = (first[-1][0] if first else 0) + overlap
+    second = [(begin + step, value) for step, value in points(after)]
+    series = of(first, limit=None)
+    series.extend(of(second, stride=4, limit=None))
+    naive([p for p in first if not second or p[0] < second[0][0]] + second, series)
+
+
+@given(POINTS, st.integers(0, 90))
+def test_a_cut_says_beforehand_from_where_on_points_are_lost(gaps: list[tuple[int, float]], at: int) -> None:
+    told, series = points(gaps), of(points(gaps))
+    begins = series.straddled(at)
+    series.cut(at)
+    kept = series.steps[-1] if len(series) else -1
+    lost = [step for step, _ in told if kept < step <= at]
+    assert begins == (lost[0] if lost else None)

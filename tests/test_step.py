@@ -1,18 +1,26 @@
 from __future__ import annotations
 
+import math
+
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import small
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
 from trainkit import optim
 from trainkit.errors import TrainkitError
+from trainkit.events.orders import Order
 from trainkit.optim import groups
 from trainkit.parallel.mesh import batch_sharding, make_mesh, partition, replicated, state_shardings
 from trainkit.recipe.optimizer import AdamW, Group
-from trainkit.recipe.schedule import Constant, Cosine, Linear
+from trainkit.recipe.schedule import NEVER, Constant, Cosine, Linear, Wsd
+from trainkit.train.course import Course
+from trainkit.train.state import Live, unchanged
 
 
 @pytest.mark.parametrize("accumulation", [2, 4, 8])
@@ -125,3 +133,124 @@ def test_the_rate_rises_to_the_peak_and_falls_to_the_ratio(schedule: Cosine | Li
 def test_warmup_is_steps_where_it_is_an_integer() -> None:
     rate = optim.learning_rate(Constant(type="constant", warmup=4), peak=1.0, steps=10)
     assert [float(rate(step)) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+
+
+SHAPES = {
+    "linear": lambda x: 1 - x,
+    "1-sqrt": lambda x: 1 - math.sqrt(x),
+    "cosine": lambda x: math.cos(x * math.pi / 2) ** 2,
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@settings(max_examples=25, deadline=None)
+@given(
+    warmup=st.integers(0, 20),
+    stable=st.integers(0, 40),
+    decay=st.integers(1, 40),
+    ratio=st.floats(0, 1),
+    data=st.data(),
+)
+def test_wsd_rises_stays_and_falls_in_closed_form_wherever_the_decay_begins(
+    shape: str, warmup: int, stable: int, decay: int, ratio: float, data: st.DataObject
+) -> None:
+    spec = Wsd(type="wsd", warmup=warmup, decay=decay, shape=shape, min_ratio=ratio)
+    steps = warmup + stable + decay
+    ordered = data.draw(st.sampled_from([NEVER, *range(warmup, steps)]))
+    start = min(ordered, steps - decay)
+    assert spec.last_step(steps, decay_start=ordered) == start + decay <= steps
+    rate = optim.learning_rate(spec, peak=3.0, steps=steps)
+
+    def expected(step: int) -> float:
+        if step < warmup:
+            return 3.0 * (step + 1) / warmup
+        return 3.0 * (ratio + (1 - ratio) * SHAPES[shape](min(max(0, step - start) / decay, 1)))
+
+    every = np.arange(102)
+    found = np.asarray(rate(every, ordered))
+    np.testing.assert_allclose(found, [expected(step) for step in every], rtol=1e-4, atol=1e-5)
+    assert found[start] == 3.0, "it begins from the peak"
+    np.testing.assert_allclose(found[start + decay], 3.0 * ratio, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("warmup", "decay", "steps", "phases"),
+    [
+        (0.02, 0.2, 1000, (20, 200)),
+        (100, 0.2, 2, (2, 0)),  # as in a try of two steps
+        (0, 0.001, 10, (0, 1)),
+        (5, 500, 20, (5, 15)),
+    ],
+)
+def test_phases_fit_any_length_of_run(warmup: float, decay: float, steps: int, phases: tuple[int, int]) -> None:
+    spec = Wsd(type="wsd", warmup=warmup, decay=decay)
+    assert (spec.warmup_steps(steps), spec.decay_steps(steps)) == phases
+    assert spec.last_step(steps, decay_start=NEVER) == steps
+    rates = [optim.learning_rate(spec, peak=1.0, steps=steps)(step) for step in range(steps)]
+    assert all(0 < float(rate) <= 1 for rate in rates)
+
+
+def test_the_rate_is_the_schedules_times_the_factor_and_a_new_factor_or_decay_traces_nothing() -> None:
+    spec, traced = Wsd(type="wsd", warmup=0, decay=4, shape="linear"), []
+    rate = optim.learning_rate(spec, peak=1e-2, steps=100)
+    inner = small.step(learning_rate=rate)
+
+    def counted(state, batch):
+        traced.append(1)
+        return inner(state, batch)
+
+    step, state = jax.jit(counted, donate_argnums=0), small.state()
+    course = Course(spec, steps=100, live=state.live)
+    rates, norms = [], []
+    for i in range(8):
+        if i == 2:
+            course.change_rate(0.5, step=i)
+        if i == 4:
+            course.begin_decay(step=i)
+        state, metrics = step(course.put_into(state), small.batch(0))
+        rates.append(float(metrics["optimizer/learning_rate"]))
+        norms.append(float(metrics["updates/norm"]))
+    np.testing.assert_allclose(rates, [0.01, 0.01, 0.005, 0.005, 0.005, 0.00375, 0.0025, 0.00125], rtol=1e-6)
+    assert norms[2] < 0.7 * norms[1], "what is reported is what is done"
+    assert len(traced) == 1 and course.total_steps == 8
+
+
+def test_a_factor_is_put_into_the_state_where_it_lay_whatever_the_mesh() -> None:
+    mesh = make_mesh(data=2, fsdp=4)
+    shardings = state_shardings(mesh, jax.eval_shape(small.state))
+    state = jax.device_put(small.state(), shardings)
+    course = Course(Cosine(), steps=20, live=state.live)
+    course.change_rate(0.25, step=3)
+    changed = course.put_into(state)
+    assert changed.live.rate_factor == 0.25 and changed.live.decay_start == NEVER
+    assert eqx.tree_equal(jax.tree.map(lambda leaf: leaf.sharding, changed), shardings)
+    assert course.put_into(changed) is changed
+
+
+@pytest.mark.parametrize("spec", [Cosine(), Linear(type="linear"), Constant(type="constant")])
+def test_a_schedule_without_a_decay_phase_refuses_to_begin_one(spec: Cosine | Linear | Constant) -> None:
+    course = Course(spec, steps=100, live=unchanged())
+    with pytest.raises(TrainkitError, match=f"'{spec.type}'"):
+        course.begin_decay(step=50)
+    assert course.total_steps == 100
+
+
+def test_a_decay_begins_once_after_the_warm_up_and_before_the_planned_one() -> None:
+    spec = Wsd(type="wsd", warmup=10, decay=20)
+    course = Course(spec, steps=100, live=unchanged())
+    with pytest.raises(TrainkitError, match="warming up: the decay can begin after step 10"):
+        course.begin_decay(step=9)
+    with pytest.raises(TrainkitError, match="begun already, after step 80"):
+        course.begin_decay(step=80)
+    assert course.total_steps == 100
+    assert course.begin_decay(step=40).endswith("at step 60") and course.total_steps == 60
+    with pytest.raises(TrainkitError, match="begun already, after step 40; it ends at 60"):
+        course.begin_decay(step=45)
+    assert course.holds(Order("decay"), step=40) and not course.holds(Order("decay"), step=41)
+
+
+def test_a_course_is_a_function_of_the_recipe_and_the_state_alone() -> None:
+    live = Live(jnp.float32(0.1), jnp.int32(40))
+    course = Course(Wsd(type="wsd", warmup=10, decay=0.2), steps=100, live=live)
+    assert course.total_steps == 60
+    assert course.holds(Order("rate", 0.1), step=40) and course.holds(Order("decay"), step=40)

@@ -1,5 +1,7 @@
 """Orders for a living trainer: a Unix socket in the run directory, one JSON line each way for each order.
 
+`{"command": "rate", "argument": 0.5}` is answered with `{"ok": true, "detail": "…"}`; `orders.py` knows what there is.
+
 Whoever may connect may command, so the socket belongs to its owner alone. The trainer takes orders between steps; the
 client waits for its answer.
 """
@@ -7,7 +9,6 @@ client waits for its answer.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import os
 import queue
@@ -18,15 +19,16 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, NamedTuple
 
 from trainkit.errors import FAILED, TrainkitError
+from trainkit.events.orders import COMMANDS, Name, Order, order
+
+__all__ = ["COMMANDS", "LONGEST_LINE", "NAME", "Command", "Name", "Reply", "Server", "send"]
 
 NAME = "control.sock"
-Name: TypeAlias = Literal["save", "pause", "continue", "evaluate", "stop"]
-COMMANDS: tuple[Name, ...] = get_args(Name)
-#: An order is a short line; whoever sends more, or takes longer to finish it, is not a client of ours.
-LONGEST_LINE, PATIENCE = 4096, 5.0
+#: Bytes of an order, most of it a prompt; whoever sends more, or takes longer to finish it, is not a client of ours.
+LONGEST_LINE, PATIENCE = 1 << 16, 5.0
 #: Clients that may be in the middle of their line at once.
 MOST_CLIENTS = 64
 #: Bytes of a socket's path that every system takes (Linux has room for 107, macOS for 103).
@@ -42,8 +44,12 @@ class Reply(NamedTuple):
 class Command:
     """An order and the client that waits for the answer. Answer each once."""
 
-    command: Name
+    order: Order
     _connection: socket.socket
+
+    @property
+    def command(self) -> Name:
+        return self.order.command
 
     def reply(self, ok: bool, detail: str) -> None:
         """Answer. A client that has gone meanwhile is no error."""
@@ -118,23 +124,20 @@ class Server:
         if line is None or b"\n" not in line:
             connection.close()
             return
-        match name := _parse(line.partition(b"\n")[0]):
-            case "save" | "pause" | "continue" | "evaluate" | "stop":
-                self._orders.put(Command(name, connection))
-            case _:
-                _answer(connection, False, _no_command(name))
+        try:
+            self._orders.put(Command(order(*_parse(line.partition(b"\n")[0])), connection))
+        except TrainkitError as error:
+            _answer(connection, False, error.problem)
 
 
-def send(run_directory: Path, command: str, *, timeout: float = 60.0) -> Reply:
+def send(run_directory: Path, command: str, argument: str | float | None = None, *, timeout: float = 60.0) -> Reply:
     """Give an order to the trainer of a run and wait up to `timeout` seconds for its answer.
 
     Raises:
-        TrainkitError: there is no such command, no trainer lives there, it belongs to somebody else, or it does not
-            answer in time.
+        TrainkitError: there is no such command, its argument is not right, no trainer lives there, it belongs to
+            somebody else, or it does not answer in time.
     """
-    if command not in COMMANDS:
-        near = difflib.get_close_matches(command, COMMANDS, n=1)
-        raise TrainkitError(_no_command(command), hint=f"did you mean '{near[0]}'?" if near else "")
+    line = _line(order(command, argument))
     gone = TrainkitError(
         "no trainer is at work on this run",
         where=str(run_directory),
@@ -145,8 +148,8 @@ def send(run_directory: Path, command: str, *, timeout: float = 60.0) -> Reply:
         try:
             with _address(run_directory) as address:
                 connection.connect(address)
-            connection.sendall(json.dumps({"command": command}).encode() + b"\n")
-            line = _receive(connection, until=time.monotonic() + timeout)
+            connection.sendall(line)
+            answer = _receive(connection, until=time.monotonic() + timeout)
         except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
             raise gone from None
         except PermissionError:
@@ -162,10 +165,10 @@ def send(run_directory: Path, command: str, *, timeout: float = 60.0) -> Reply:
                 exit_code=FAILED,
             ) from None
         except (ConnectionResetError, BrokenPipeError):
-            line = b""
+            answer = b""
     try:
-        answer = json.loads(line)
-        return Reply(bool(answer["ok"]), str(answer["detail"]))
+        said = json.loads(answer)
+        return Reply(bool(said["ok"]), str(said["detail"]))
     except (ValueError, TypeError, KeyError):
         raise TrainkitError(
             f"the trainer ended before it answered '{command}'",
@@ -272,17 +275,25 @@ def _receive(connection: socket.socket, *, until: float) -> bytes:
     return line
 
 
-def _parse(line: bytes) -> str:
-    """The name in the order, or the line itself where it is none."""
+def _line(order: Order) -> bytes:
+    """An order as it is sent; without what it has not."""
+    told = {name: value for name, value in order._asdict().items() if value is not None}
+    line = json.dumps(told, ensure_ascii=False).encode() + b"\n"
+    if len(line) > LONGEST_LINE:
+        raise TrainkitError(
+            f"the prompt is too long: as an order it has {len(line):,} bytes, of which {LONGEST_LINE:,} are taken",
+            hint="the model sees no more than its context length: send the end of it",
+        )
+    return line
+
+
+def _parse(line: bytes) -> tuple[str, Any]:
+    """Command and argument in an order; the line itself where it is none."""
     try:
-        order = json.loads(line)
-        return str(order["command"])
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return line.decode(errors="replace")
-
-
-def _no_command(name: str) -> str:
-    return f"{name[:60]!r} is no command; there are {', '.join(COMMANDS)}"
+        told = json.loads(line)
+        return str(told["command"]), told.get("argument")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return line.decode(errors="replace"), None
 
 
 def _answer(connection: socket.socket, ok: bool, detail: str) -> None:

@@ -16,14 +16,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from trainkit.events.schema import FIELDS, Event
+from trainkit.events.index import Writer
+from trainkit.events.schema import FIELDS, Event, well_formed
 
 NAME = "events.jsonl"
 
 
 class EventLog:
     """The writer. `echo` is called with every event written, for projections in the same process; what `watch` finds in
-    one, as (kind, message), is written after it as alerts."""
+    one, as (kind, message), is written after it as alerts. An index of the log is kept beside it."""
 
     def __init__(
         self,
@@ -41,18 +42,21 @@ class EventLog:
         self._path = run_directory / NAME
         self._torn = _ends_torn(self._path)
         self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._size = os.fstat(self._fd).st_size
+        self._index = Writer(run_directory)
 
     def write(self, kind: str, /, *, step: int, **fields: Any) -> None:
         """Append one event. `fields` are all that `schema.FIELDS` lists for this kind. Raises OSError."""
-        assert fields.keys() == FIELDS[kind], f"{kind} has {sorted(FIELDS[kind])}, not {sorted(fields)}"
+        assert fields.keys() == FIELDS[kind].keys(), f"{kind} has {sorted(FIELDS[kind])}, not {sorted(fields)}"
         if kind not in ("checkpoint_saved", "cache_progress"):
             self.step = step
         event: Event = {"type": kind, "t": round(time.time(), 3), "step": step, "attempt": self.attempt, **fields}
         if "metrics" in event:
             event["metrics"] = {name: _number(value) for name, value in event["metrics"].items()}
+        assert well_formed(event), event
         line = json.dumps(event, ensure_ascii=False, allow_nan=False).encode(errors="replace") + b"\n"
         with self._writing:
-            self._append(line)
+            self._index.add(event, self._append(line), line)
             if self._echo:
                 self._echo(event)
             alerts = self._watch(event)
@@ -60,15 +64,22 @@ class EventLog:
             self.write("alert", step=step, kind=alert, message=message)
 
     def close(self) -> None:
+        self._index.close()
         os.close(self._fd)
 
-    def _append(self, line: bytes) -> None:
-        """Write a line; after one that was torn, on a line of its own. Raises OSError where the disk takes no more."""
-        line = b"\n" + line if self._torn else line
+    def _append(self, line: bytes) -> int:
+        """Write a line, after one that was torn on a line of its own; the byte at which it begins.
+
+        Raises OSError where the disk takes no more.
+        """
+        left = b"\n" + line if self._torn else line
         self._torn = True
-        while line:  # a disk that is nearly full takes a part, and says why only when it is asked again
-            line = line[os.write(self._fd, line) :]
+        while left:  # a disk that is nearly full takes a part, and says why only when it is asked again
+            written = os.write(self._fd, left)
+            self._size += written
+            left = left[written:]
         self._torn = False
+        return self._size - len(line)
 
 
 class Tail:
@@ -81,6 +92,10 @@ class Tail:
 
     def poll(self, *, limit_bytes: int = 1 << 24) -> list[Event]:
         """New whole lines, at most about `limit_bytes` of them; empty where there are none or no log yet."""
+        return [event for _, event in self.placed(limit_bytes=limit_bytes)]
+
+    def placed(self, *, limit_bytes: int) -> list[tuple[int, Event]]:
+        """As `poll`, each event with the byte at which its line begins. No line is begun beyond the limit."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self.offset)
@@ -89,9 +104,9 @@ class Tail:
                     chunk += more
         except FileNotFoundError:
             return []
-        end = chunk.rfind(b"\n") + 1
+        begin, end = self.offset, chunk.rfind(b"\n") + 1
         self.offset += end
-        return list(_parse(chunk[:end]))
+        return list(parse(chunk[:end], begin))
 
 
 def read(run_directory: Path) -> list[Event]:
@@ -100,6 +115,18 @@ def read(run_directory: Path) -> list[Event]:
     while batch := tail.poll():
         events.extend(batch)
     return current(events)
+
+
+def of_kinds(run_directory: Path, *kinds: str) -> Iterator[Event]:
+    """All events of these kinds, of every attempt. Lines of other kinds, which may be millions, are not parsed."""
+    marks = [f'"{kind}"'.encode() for kind in kinds]
+    try:
+        with (run_directory / NAME).open("rb") as file:
+            for line in file:
+                if any(mark in line for mark in marks):
+                    yield from (event for _, event in parse(line) if event["type"] in kinds)
+    except FileNotFoundError:
+        return
 
 
 def last_attempt(run_directory: Path) -> int:
@@ -129,14 +156,20 @@ def _number(value: float | int) -> float | int | str:
     return value if math.isfinite(value) else str(value)
 
 
-def _parse(chunk: bytes) -> Iterator[Event]:
-    for line in chunk.splitlines():
+def parse(lines: bytes, begin: int = 0) -> Iterator[tuple[int, Event]]:
+    """The events of whole lines, each with the byte at which its line begins where the first one does at `begin`."""
+    for line in lines.splitlines(keepends=True):
+        place, begin = begin, begin + len(line)
         try:
-            event = json.loads(line)
-        except ValueError:
+            event = _DECODER.decode(line.decode())
+        except (ValueError, RecursionError):
             continue
-        if isinstance(event, dict) and {"type", "t", "step", "attempt"} <= event.keys():
-            yield event
+        if well_formed(event):
+            yield place, event
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
 
 
 def _size(path: Path) -> int:
@@ -152,3 +185,6 @@ def _ends_torn(path: Path) -> bool:
             return file.read(1) != b"\n"
     except FileNotFoundError:
         return False
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse)

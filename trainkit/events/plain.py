@@ -109,6 +109,8 @@ class PlainLog:
                 self._pace, self._held, self._printed = Pace(), None, -math.inf
             case "planned":
                 self._total = event["total_steps"]
+            case "control":
+                self._total = event.get("total_steps") or self._total
         held, self._held = (self._held, None) if event["type"] == "run_finished" else (None, self._held)
         told = line(event)
         return ([self._tell(held)] if held else []) + ([told] if told is not None else [])

@@ -7,48 +7,95 @@ from further back than it meant to. Readers ignore kinds and fields that they do
 Metric names are paths, the same here, in the dashboard, in Aim and in the docs: `train/loss`, `validation/NAME/loss`,
 `validation/NAME/perplexity`, `validation/NAME/bits_per_byte`, `optimizer/learning_rate`, `gradients/norm`,
 `parameters/norm`, `updates/norm`, `throughput/tokens_per_second`, `throughput/mfu`, `time/step`, `time/data_wait`,
-`memory/host` (bytes), `memory/device/0` (bytes), `host/cpu` (cores in use by the trainer).
+`memory/host` (bytes), `memory/device/0` (bytes), `power/device/0` (watts), `utilization/device/0` (share of the time),
+`host/cpu` (cores in use by the trainer), `host/core/0` (share of the time, whoever uses it).
 """
 
 from __future__ import annotations
 
+from types import NoneType
 from typing import Any, TypeAlias
 
 SCHEMA = 1
 
 Event: TypeAlias = dict[str, Any]
+Types: TypeAlias = tuple[type, ...]
 
-#: kind -> its own fields, beside type, t, step and attempt.
-FIELDS: dict[str, frozenset[str]] = {
-    # schema: int; name: str; pid: int; process_started: Unix seconds or None, tells a living trainer from a reused pid;
-    # host: str; recipe: fingerprint; resumed_from: the checkpoint's step, or None; versions: {package: version}
-    "run_started": frozenset(
-        {"schema", "name", "pid", "process_started", "host", "recipe", "resumed_from", "versions"}
-    ),
-    # total_steps: int; plan: Plan.summary(), plain JSON; devices: [str]
-    "planned": frozenset({"total_steps", "plan", "devices"}),
-    # what: set name; documents, bytes, tokens: so far; total_bytes: int or None; done: bool
-    "cache_progress": frozenset({"what", "documents", "bytes", "tokens", "total_bytes", "done"}),
-    # what: "train step" …; seconds: float
-    "compiled": frozenset({"what", "seconds"}),
+_TEXT: Types = (str,)
+_WHOLE: Types = (int,)
+_NUMBER: Types = (int, float)
+_OBJECT: Types = (dict,)
+_LIST: Types = (list,)
+_MAYBE: Types = (NoneType,)
+
+#: What every event has: its kind, Unix seconds, updates done when it happened, the attempt's number.
+COMMON: dict[str, Types] = {"type": _TEXT, "t": _NUMBER, "step": _WHOLE, "attempt": _WHOLE}
+#: kind -> its own fields beside those, and what JSON may hold in each.
+FIELDS: dict[str, dict[str, Types]] = {
+    "run_started": {
+        "schema": _WHOLE,
+        "name": _TEXT,
+        "pid": _WHOLE,
+        # Unix seconds, tells a living trainer from a reused pid
+        "process_started": _NUMBER + _MAYBE,
+        "host": _TEXT,
+        # fingerprint
+        "recipe": _TEXT,
+        # the checkpoint's step
+        "resumed_from": _WHOLE + _MAYBE,
+        # {package: version}
+        "versions": _OBJECT,
+        # [{command, argument, step, attempt}], those of earlier attempts that this one will repeat
+        "orders": _LIST,
+    },
+    # plan: Plan.summary(), plain JSON; devices: [str]
+    "planned": {"total_steps": _WHOLE, "plan": _OBJECT, "devices": _LIST},
+    # what: set name; documents, bytes, tokens: so far
+    "cache_progress": {
+        "what": _TEXT,
+        "documents": _WHOLE,
+        "bytes": _WHOLE,
+        "tokens": _WHOLE,
+        "total_bytes": _WHOLE + _MAYBE,
+        "done": (bool,),
+    },
+    # what: "train step" …
+    "compiled": {"what": _TEXT, "seconds": _NUMBER},
     # metrics: {path: number}; not finite ones are written as the strings "nan", "inf", "-inf"
-    "step": frozenset({"metrics"}),
+    "step": {"metrics": _OBJECT},
     # name: of the validation set
-    "evaluation_started": frozenset({"name"}),
-    # name: of the validation set; metrics: {path: number}; seconds: float
-    "evaluated": frozenset({"name", "metrics", "seconds"}),
-    # prompt, text: str; seconds: float
-    "sampled": frozenset({"prompt", "text", "seconds"}),
+    "evaluation_started": {"name": _TEXT},
+    "evaluated": {"name": _TEXT, "metrics": _OBJECT, "seconds": _NUMBER},
+    "sampled": {"prompt": _TEXT, "text": _TEXT, "seconds": _NUMBER},
+    # values: {path: {"low": float, "high": float, "counts": [int]}}: in bins of equal width from low to high, at most
+    # 512; the paths are not those of metrics
+    "distributions": {"values": _OBJECT},
     # kind: "rolling" | "permanent" | "final" | "requested"
-    "checkpoint_started": frozenset({"kind"}),
-    # kind; path: within the run directory; bytes: int; seconds: float, from snapshot to rename
-    "checkpoint_saved": frozenset({"kind", "path", "bytes", "seconds"}),
-    # command: "save" | "pause" | "continue" | "evaluate" | "stop"; detail: what was done about it
-    "control": frozenset({"command", "detail"}),
-    # kind: short word such as "aim", "nan", "checkpoint"; message: str
-    "alert": frozenset({"kind", "message"}),
-    # level: "info" | "warning" | "error"; message: str
-    "log": frozenset({"level", "message"}),
-    # status: "finished" | "stopped" | "interrupted" | "failed"; exit_code: int; message: str
-    "run_finished": frozenset({"status", "exit_code", "message"}),
+    "checkpoint_started": {"kind": _TEXT},
+    # path: within the run directory; seconds: from snapshot to rename
+    "checkpoint_saved": {"kind": _TEXT, "path": _TEXT, "bytes": _WHOLE, "seconds": _NUMBER},
+    # command: see orders.COMMANDS; argument: the prompt of "sample", the factor of "rate"; detail: what was done about
+    # it; total_steps: of the whole run from here on, None where that has not changed
+    "control": {
+        "command": _TEXT,
+        "argument": _TEXT + _NUMBER + _MAYBE,
+        "detail": _TEXT,
+        "total_steps": _WHOLE + _MAYBE,
+    },
+    # kind: short word such as "aim", "nan", "checkpoint"
+    "alert": {"kind": _TEXT, "message": _TEXT},
+    # level: "info" | "warning" | "error"
+    "log": {"level": _TEXT, "message": _TEXT},
+    # status: "finished" | "stopped" | "interrupted" | "failed"
+    "run_finished": {"status": _TEXT, "exit_code": _WHOLE, "message": _TEXT},
 }
+
+
+def well_formed(found: object) -> bool:
+    """Whether it has what every event has, and nothing in a field that no version of this schema puts there."""
+    if not isinstance(found, dict):
+        return False
+    of_kind = FIELDS.get(found.get("type", ""), {}) if isinstance(found.get("type"), str) else {}
+    return all(isinstance(found.get(field), types) for field, types in COMMON.items()) and all(
+        isinstance(found[field], types) for field, types in of_kind.items() if field in found
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import fsum, inf, isfinite, isnan, nan
 from operator import add, ge, le
 from typing import NamedTuple
@@ -86,6 +86,21 @@ class Series:
         if len(self.steps) == self._limit:
             self.halve()
 
+    def pack(self, steps: Sequence[float], values: Sequence[float]) -> None:
+        """Append a bucket of these points, all beyond those that are here: at once what `add` does one by one."""
+        self._spread()
+        finite = values if all(map(isfinite, values)) else [value for value in values if isfinite(value)]
+        low, high = min(finite, default=inf), max(finite, default=-inf)
+        low_at, high_at = (steps[values.index(v)] if finite else steps[0] for v in (low, high))
+        broken = nan if finite is values else next(s for s, v in zip(steps, values, strict=True) if not isfinite(v))
+        bucket = (
+            steps[-1], values[-1], steps[0], values[0], low, low_at, high, high_at, sum(finite), len(finite), broken,
+        )  # fmt: skip
+        for name, part in zip(self.FIELDS, bucket, strict=True):
+            getattr(self, name).append(part)
+        self._room = 0
+        self.version += 1
+
     def cut(self, after: float) -> None:
         """Forget the points beyond step `after`, and with them a bucket that holds points of both sides: a gap as short
         as a bucket is honest, a mixture is not."""
@@ -95,8 +110,17 @@ class Series:
         self._room = 0
         self.version += 1
 
+    def straddled(self, after: float) -> float | None:
+        """The first step of the bucket that `cut(after)` forgets though it begins before; None where there is none."""
+        at = bisect_right(self.steps, after)
+        begins = self.first_steps[at : at + 1]
+        return begins[0] if begins and begins[0] <= after else None
+
     def extend(self, other: Series) -> None:
-        """Append the buckets of another series, all of whose steps lie beyond these. The other is used up."""
+        """Append the buckets of another series, instead of what is here from its first step on. It is used up."""
+        first = other.first_steps or other.steps
+        if self.steps and first and first[0] <= self.steps[-1]:
+            self.cut(first[0] - 1)
         if other.stride > 1 or self.stride > 1:
             self._spread()
             other._spread()
@@ -134,12 +158,15 @@ class Series:
         odd = len(self.steps) % 2
         self._room += self.stride if odd else 0
         self.stride *= 2
-        pairs = range(0, len(self.steps) - odd, 2)
-        keep = slice(len(pairs) * 2, None)
+        keep = slice(len(self.steps) - odd, None)
         for values, at, better in ((self.lows, self.low_at, le), (self.highs, self.high_at, ge)):
-            chosen = [i if better(values[i], values[i + 1]) else i + 1 for i in pairs]
-            values[:], at[:] = _of(values, chosen) + values[keep], _of(at, chosen) + at[keep]
-        self.broken[:] = _of(self.broken, [i + isnan(self.broken[i]) for i in pairs]) + self.broken[keep]
+            first = list(map(better, values[::2], values[1::2]))
+            for chosen in (values, at):
+                left, right = chosen[::2], chosen[1::2]
+                better_ones = [a if one else b for one, a, b in zip(first, left, right, strict=False)]
+                chosen[:] = array("d", better_ones) + chosen[keep]
+        pairs = zip(self.broken[::2], self.broken[1::2], strict=False)
+        self.broken[:] = array("d", [b if a != a else a for a, b in pairs]) + self.broken[keep]
         for sums in (self.totals, self.counts):
             sums[:] = array("d", map(add, sums[::2], sums[1::2])) + sums[keep]
         for firsts in (self.first_steps, self.firsts):
@@ -150,10 +177,19 @@ class Series:
 
     def _spread(self) -> None:
         """Fill all arrays, where only points are kept so far."""
-        if self.stride == 1 and not self.counts:
-            columns = zip(*map(_alone, self.steps, self.values), strict=True)
-            for name, column in zip(self.FIELDS[2:], columns, strict=bool(self.steps)):
-                getattr(self, name).extend(column)
+        if self.stride > 1 or self.counts:
+            return
+        for name in ("first_steps", "low_at", "high_at"):
+            getattr(self, name).extend(self.steps)
+        for name in ("firsts", "lows", "highs", "totals"):
+            getattr(self, name).extend(self.values)
+        self.counts.extend(array("d", [1.0]) * len(self))
+        self.broken.extend(array("d", [nan]) * len(self))
+        for i in [] if all(map(isfinite, self.values)) else range(len(self)):
+            if not isfinite(self.values[i]):
+                alone = _alone(self.steps[i], self.values[i])
+                for name, part in zip(self.FIELDS[2:], alone, strict=True):
+                    getattr(self, name)[i] = part
 
     def _put(self, step: float, value: float) -> None:
         """Take a point into the last bucket."""
@@ -174,10 +210,6 @@ def _alone(step: float, value: float) -> tuple[float, ...]:
     if isfinite(value):
         return step, value, value, step, value, step, value, 1.0, nan
     return step, value, inf, step, -inf, step, 0.0, 0.0, step
-
-
-def _of(values: array[float], chosen: list[int]) -> array[float]:
-    return array("d", map(values.__getitem__, chosen))
 
 
 def _extreme(best: Callable[..., float | None], values: array[float], steps: array[float]) -> Extreme | None:

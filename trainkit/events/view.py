@@ -30,7 +30,7 @@ SILENCE, SILENCE_COMPILING = 60.0, 900.0
 
 
 class Marker(NamedTuple):
-    """Something at a step: kind is "evaluation", "checkpoint", "resume" or "alert"."""
+    """Something at a step: kind is "evaluation", "checkpoint", "resume", "alert" or "command"."""
 
     step: int
     kind: str
@@ -250,6 +250,9 @@ def _checkpoint_saved(view: View, event: Event) -> None:
 
 
 def _control(view: View, event: Event) -> None:
+    told = f"rate {event['argument']}" if event["command"] == "rate" else event["command"]
+    view.markers.append(Marker(event["step"], "command", told))
+    view.total_steps = event.get("total_steps") or view.total_steps
     match event["command"]:
         case "pause":
             view.paused = True

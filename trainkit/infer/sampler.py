@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -17,17 +19,19 @@ from trainkit.recipe.upkeep import Sample
 
 
 class Sampler:
-    """Continues the recipe's prompts, one `sampled` event each. The same state always gives the same text."""
+    """Continues the recipe's prompts and others, one `sampled` event each. The same state always gives the same text.
+
+    Compiled once: whatever their length, as many prompts are continued at a time as the recipe has.
+    """
 
     def __init__(
         self, spec: Sample, *, codec: TextCodec, context_length: int, compute: jnp.dtype, log: EventLog
     ) -> None:
-        self._spec = spec
+        self._prompts = spec.prompts
         self._codec = codec
         self._log = log
-        self._rows, self._lengths, new_tokens = encode_prompts(
-            codec, spec.prompts, context_length=context_length, new_tokens=spec.max_tokens
-        )
+        self._encode = partial(encode_prompts, codec, context_length=context_length, new_tokens=spec.max_tokens)
+        _, _, new_tokens = self._encode(spec.prompts)
 
         def continued(params: PyTree, frozen: PyTree, rows: Array, lengths: Array, key: PRNGKeyArray) -> Array:
             model = eqx.combine(cast(params, compute), cast(frozen, compute))
@@ -37,12 +41,18 @@ class Sampler:
 
         self._continued = jax.jit(continued)
 
-    def __call__(self, params: PyTree, frozen: PyTree, *, key: PRNGKeyArray, step: int) -> None:
-        """Write what the model with these parameters makes of the prompts at `step`."""
-        started = time.perf_counter()
+    def __call__(
+        self, params: PyTree, frozen: PyTree, *, key: PRNGKeyArray, step: int, prompts: Sequence[str] | None = None
+    ) -> None:
+        """Write what the model with these parameters makes of `prompts`, where None of the recipe's, at `step`."""
         key = jax.random.fold_in(jax.random.fold_in(key, step), 1)
-        tokens = np.asarray(self._continued(params, frozen, self._rows, self._lengths, key))
-        seconds = round(time.perf_counter() - started, 3)
-        for prompt, ids in zip(self._spec.prompts, tokens.tolist(), strict=True):
-            text = decode_until_end(self._codec, ids)
-            self._log.write("sampled", step=step, prompt=prompt, text=text, seconds=seconds)
+        prompts, size = self._prompts if prompts is None else prompts, len(self._prompts)
+        for first in range(0, len(prompts), size):
+            started = time.perf_counter()
+            some = prompts[first : first + size]
+            rows, lengths, _ = self._encode([*some, *[""] * (size - len(some))])
+            tokens = np.asarray(self._continued(params, frozen, rows, lengths, key))
+            seconds = round(time.perf_counter() - started, 3)
+            for prompt, ids in zip(some, tokens.tolist(), strict=False):
+                text = decode_until_end(self._codec, ids)
+                self._log.write("sampled", step=step, prompt=prompt, text=text, seconds=seconds)

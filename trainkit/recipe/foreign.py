@@ -88,7 +88,7 @@ _DIFFERENT = {
     "dropout": Foreign("", "there is no dropout"),
     "logging_steps": Foreign("", "every step is logged"),
     "log_interval": Foreign("", "every step is logged"),
-    "report_to": Foreign("track.aim", "write aim = true or false"),
+    "report_to": Foreign("track.aim", "write aim = true or false; so too tensorboard, wandb"),
     "min_lr": Foreign("schedule.min_ratio", "min_ratio is a share of the peak: min_lr / learning_rate"),
     "adam_beta1": Foreign("optimizer.betas", "both in one list: betas = [0.9, 0.95]"),
     "adam_beta2": Foreign("optimizer.betas", "both in one list: betas = [0.9, 0.95]"),

@@ -16,7 +16,7 @@ from trainkit.recipe.spec import Spec
 from trainkit.recipe.task import CausalLM, Task
 from trainkit.recipe.tokenizer import Tokenizer
 from trainkit.recipe.train import Train
-from trainkit.recipe.upkeep import Checkpoint, Evaluate, Sample, Track
+from trainkit.recipe.upkeep import Checkpoint, Evaluate, Sample, Statistics, Track
 
 
 class Run(Spec):
@@ -52,6 +52,7 @@ class Recipe(Spec):
     evaluate: Evaluate = Evaluate.model_construct()
     sample: Sample | None = None
     """No samples where the section is absent."""
+    statistics: Statistics = Statistics.model_construct()
     track: Track = Track.model_construct()
 
     @model_validator(mode="after")

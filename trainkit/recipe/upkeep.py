@@ -1,8 +1,8 @@
-"""[checkpoint], [evaluate], [sample] and [track]: what happens beside the steps."""
+"""[checkpoint], [evaluate], [sample], [statistics] and [track]: what happens beside the steps."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -44,10 +44,32 @@ class Sample(Spec):
     """Only the likeliest so many are drawn from."""
 
 
+class Statistics(Spec):
+    """How the parameters are distributed, layer by layer: histograms in the log, and from there in the trackers."""
+
+    every: Count | None = None
+    """Steps from one look to the next; none where not given."""
+
+
+class WandB(Spec):
+    mode: Literal["offline", "online"] = "offline"
+    """`"offline"` writes files below the run's directory, for `wandb sync`; `"online"` sends as it goes."""
+    project: str = "trainkit"
+    """Under which W&B lists the run."""
+    entity: str | None = None
+    """Whose project it is; your own where not given."""
+
+
 class Track(Spec):
+    """Trackers; each is brought up to date by a process of its own, whose failure is an alert and stops nothing."""
+
     aim: bool = True
-    """Copy the run's events into Aim, in a process of its own."""
+    """Copy the run's events into Aim."""
     repository: str = "."
     """Directory of the Aim repository (`.aim` is made in it)."""
     experiment: str = "trainkit"
     """Under which Aim lists the run."""
+    tensorboard: bool = False
+    """Write them for TensorBoard, into `tensorboard/` in the run's directory. Needs the extra `tensorboard`."""
+    wandb: bool | WandB = False
+    """Write them for W&B: true, or a table such as `{ mode = "online", project = "mine" }`. Needs the extra `wandb`."""

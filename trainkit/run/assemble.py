@@ -30,26 +30,30 @@ from trainkit.infer.sampler import Sampler
 from trainkit.models.build import LanguageModel
 from trainkit.parallel import devices, mesh
 from trainkit.plan import DataSize, Plan, make_plan
-from trainkit.recipe import Recipe
+from trainkit.recipe import Recipe, upkeep
 from trainkit.recipe.load import Loaded
 from trainkit.run.findings import Disk, Findings
+from trainkit.run.repeat import orders_to_repeat
 from trainkit.run.start import Start
 from trainkit.run.state import new_or_restored
 from trainkit.tasks import Task, check_learnable
 from trainkit.tasks import build as build_task
-from trainkit.track.sidecar import Sidecar
+from trainkit.track.projections import asked, require
+from trainkit.track.sidecar import Sidecars
+from trainkit.train.course import Course
 from trainkit.train.evaluate import Evaluator
 from trainkit.train.feed import Feed
-from trainkit.train.loop import Job, Look
+from trainkit.train.loop import Job, Sample
 from trainkit.train.loop import train as run_loop
 from trainkit.train.meter import Meter
 from trainkit.train.obey import Orders
 from trainkit.train.saving import Saving
 from trainkit.train.state import State, init
+from trainkit.train.statistics import Statistics
 from trainkit.train.step import Step, make_step
 from trainkit.train.stop import StopSignal
 
-#: How long the end of a run waits for Aim.
+#: How long the end of a run waits for its trackers.
 SIDECAR_SECONDS = 60.0
 #: How long the last checkpoint of a short run waits for Aim to say which of its runs this one is.
 AIM_HASH_SECONDS = 20.0
@@ -82,6 +86,9 @@ def train(
     What has to wait until the end of the attempt is in the log is pushed on `afterwards`.
     """
     recipe = loaded.recipe
+    for tracker in asked(recipe.track):
+        if tracker != "aim":  # it comes with trainkit: where it is missing nonetheless, an alert says so
+            require(tracker)
     use_compile_cache()
     check_learnable(recipe.task, recipe.data)
     cache = caches.find(recipe)
@@ -92,13 +99,6 @@ def train(
     afterwards.callback(cache.close)
     data = TrainSet(cache, recipe)
     plan = plan_of(recipe, cache, data)
-    log.write(
-        "planned",
-        step=log.step,
-        total_steps=plan.steps,
-        plan=plan.summary(),
-        devices=[f"{device.platform}:{device.id} {device.device_kind}" for device in jax.devices()],
-    )
     built = build(recipe, plan)
     state = new_or_restored(
         directory,
@@ -109,35 +109,45 @@ def train(
         data_fingerprint=cache.fingerprint,
         log=log,
     )
+    course = Course(recipe.schedule, steps=plan.steps, live=state.live)
+    log.write(
+        "planned",
+        step=log.step,
+        total_steps=course.total_steps,
+        plan=plan.summary(),
+        devices=[f"{device.platform}:{device.id} {device.device_kind}" for device in jax.devices()],
+    )
+    first = int(state.step)
+    repeats = orders_to_repeat(start, course, first=first, log=log)
     _keep_tokenizer(cache, directory)
     step = compile_step(built, state, plan, data, log=log)
     findings = Findings(cache, recipe, log)
-    data.batch(int(state.step))  # the first window is there, so that there is something to look at
+    data.batch(first)  # the first window is there, so that there is something to look at
     findings.look()
 
-    sidecar = _sidecar(directory, recipe, log, afterwards)
+    sidecars = _sidecars(directory, recipe, log, afterwards)
     saving = Saving(
-        directory, recipe.checkpoint, log=log, facts=partial(_facts, recipe, cache.fingerprint, sidecar, log)
+        directory, recipe.checkpoint, log=log, facts=partial(_facts, recipe, cache.fingerprint, sidecars, log)
     )
     server = Server(directory)
-    orders = Orders(server=server, signal=signal, log=log)
+    orders = Orders(server=server, signal=signal, log=log, course=course, repeats=repeats)
     # a checkpoint that is written and the one that it replaces are there at once
     disk = Disk(directory, 2 * plan.bytes["snapshot"] * plan.fsdp_axis, log)
     meter = Meter(log, data=data.epochs)
     signal.training_begins()
-    first = int(state.step)
     feed = Feed(data.batch, first=first, last=plan.steps, split=plan.batch, sharding=mesh.batch_sharding(built.mesh))
     job = Job(
         recipe=recipe,
-        total_steps=plan.steps,
+        course=course,
         step=step,
         feed=feed,
         meter=meter,
         orders=orders,
         saving=saving,
         evaluate=_evaluator(recipe, cache, built, plan, orders=orders, log=log),
-        sample=_sampler(recipe, cache, built, plan, log=log),
-        watch_helpers=lambda step: _watch(sidecar, findings, disk, log, step),
+        sample=_sampler(recipe, cache, built, log=log),
+        statistics=Statistics(log),
+        watch_helpers=lambda step: _watch(sidecars, findings, disk, log, step),
     )
     try:
         meter.restart_clock()
@@ -147,7 +157,7 @@ def train(
         feed.close()
         server.close()
         saving.finish()  # a save that is under way when training fails is still a good one
-    return last == plan.steps
+    return last >= course.total_steps
 
 
 def use_compile_cache() -> None:
@@ -199,16 +209,7 @@ def build(recipe: Recipe, plan: Plan) -> Built:
 
 
 def plan_of(recipe: Recipe, cache: caches.Cache, data: TrainSet) -> Plan:
-    train = cache.train
-    size = None
-    if train.complete:
-        size = DataSize(
-            examples=data.examples,
-            batches=data.batches,
-            tokens=train.tokens,
-            documents=train.documents,
-            bytes=train.bytes,
-        )
+    size = data.size() if cache.train.complete else None
     return make_plan(recipe, devices=devices.local(), vocab_size=cache.tokenizer.vocab_size, data=size)
 
 
@@ -260,47 +261,45 @@ def _evaluator(
     )
 
 
-def _sampler(recipe: Recipe, cache: caches.Cache, built: Built, plan: Plan, *, log: EventLog) -> Look:
-    if recipe.sample is None:
-        return lambda state, step: None
+def _sampler(recipe: Recipe, cache: caches.Cache, built: Built, *, log: EventLog) -> Sample:
     sampler = Sampler(
-        recipe.sample,
+        recipe.sample or upkeep.Sample(),
         codec=cache.tokenizer,
         context_length=recipe.model.context_length or recipe.data.sequence_length,
         compute=built.compute,
         log=log,
     )
-    return lambda state, step: sampler(state.params, state.frozen, key=state.key, step=step)
+    return lambda state, step, prompts=None: sampler(
+        state.params, state.frozen, key=state.key, step=step, prompts=prompts
+    )
 
 
-def _facts(recipe: Recipe, data_fingerprint: str, sidecar: Sidecar | None, log: EventLog, last: bool) -> Facts:
+def _facts(recipe: Recipe, data_fingerprint: str, sidecars: Sidecars, log: EventLog, last: bool) -> Facts:
     return Facts(
         recipe=recipe.fingerprint(),
         data=data_fingerprint,
         attempt=log.attempt,
-        aim_run=sidecar.run_hash(patience=AIM_HASH_SECONDS if last else 0.0) if sidecar else None,
+        aim_run=sidecars.aim_run(patience=AIM_HASH_SECONDS if last else 0.0),
     )
 
 
-def _sidecar(directory: Path, recipe: Recipe, log: EventLog, afterwards: contextlib.ExitStack) -> Sidecar | None:
-    """Started only now, so that it does not take the processor from compiling."""
-    if not recipe.track.aim:
-        return None
-    sidecar = Sidecar.start(directory, recipe.track)
+def _sidecars(directory: Path, recipe: Recipe, log: EventLog, afterwards: contextlib.ExitStack) -> Sidecars:
+    """Started only now, so that they do not take the processor from compiling."""
+    sidecars = Sidecars.start(directory, recipe.track)
 
     def finish() -> None:
-        if message := sidecar.finish(timeout=SIDECAR_SECONDS):
-            log.write("alert", step=log.step, kind="aim", message=message)
+        for name, problem in sidecars.finish(timeout=SIDECAR_SECONDS):
+            log.write("alert", step=log.step, kind=name, message=problem)
 
     afterwards.callback(finish)
-    return sidecar
+    return sidecars
 
 
-def _watch(sidecar: Sidecar | None, findings: Findings, disk: Disk, log: EventLog, step: int) -> None:
+def _watch(sidecars: Sidecars, findings: Findings, disk: Disk, log: EventLog, step: int) -> None:
     findings.look()
     disk.look()
-    if sidecar and (message := sidecar.poll()):
-        log.write("alert", step=step, kind="aim", message=message)
+    for name, problem in sidecars.poll():
+        log.write("alert", step=step, kind=name, message=problem)
 
 
 def _tell_progress(log: EventLog, progress: caches.Progress) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -11,6 +12,7 @@ from trainkit.checkpoint import store
 from trainkit.errors import DONE, FAILED, INTERRUPTED, STOPPED_EARLY, TrainkitError
 from trainkit.events.alerts import Watch
 from trainkit.events.log import EventLog, last_attempt
+from trainkit.events.orders import given
 from trainkit.events.schema import Event
 from trainkit.recipe.load import Loaded, located
 from trainkit.run.directory import locked, recipe_of, refusals
@@ -56,7 +58,9 @@ def _to_the_end(
 
     store.clean(directory)
     newest = store.newest(directory)
-    announce(log, loaded, resumed_from=start.step if start.step is not None else newest.step if newest else None)
+    start = replace(start, orders=tuple(given(directory)))
+    resumed_from = start.step if start.step is not None else newest.step if newest else None
+    announce(log, loaded, start, resumed_from=resumed_from)
     try:
         from trainkit.run.assemble import train
 

@@ -15,7 +15,8 @@ LOG = "trainer.log"
 
 def spawn(directory: Path, start: Start) -> subprocess.Popen[bytes]:
     """Start `attempt(directory, start)` in the background; what it prints goes to the run's `trainer.log`."""
-    arguments = [str(directory), "" if start.step is None else str(start.step), str(int(start.reset_optimizer))]
+    step = "" if start.step is None else str(start.step)
+    arguments = [str(directory), step, str(int(start.reset_optimizer)), str(int(start.forget_orders))]
     with (directory / LOG).open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-m", __name__, *arguments],
@@ -27,8 +28,10 @@ def spawn(directory: Path, start: Start) -> subprocess.Popen[bytes]:
 
 
 def main(arguments: list[str]) -> int:
-    directory, step, reset_optimizer = arguments
-    start = Start(step=int(step) if step else None, reset_optimizer=reset_optimizer == "1")
+    directory, step, reset_optimizer, forget_orders = arguments
+    start = Start(
+        step=int(step) if step else None, reset_optimizer=reset_optimizer == "1", forget_orders=forget_orders == "1"
+    )
     try:
         return attempt(Path(directory), start)
     except TrainkitError as error:

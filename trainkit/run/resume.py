@@ -11,7 +11,9 @@ from pathlib import Path
 from trainkit.checkpoint import store
 from trainkit.errors import TrainkitError
 from trainkit.events.log import last_attempt
+from trainkit.events.orders import given
 from trainkit.recipe import Recipe
+from trainkit.recipe.schedule import NEVER
 from trainkit.recipe.write import Difference, differences
 from trainkit.run.directory import locked, recipe_of, refusals, replace_recipe
 from trainkit.run.start import Start
@@ -44,7 +46,9 @@ class Resumption:
     notes: tuple[str, ...]
 
 
-def prepare(directory: Path, *, step: int | None, overrides: Sequence[str], reset_optimizer: bool) -> Resumption:
+def prepare(
+    directory: Path, *, step: int | None, overrides: Sequence[str], reset_optimizer: bool, forget_orders: bool
+) -> Resumption:
     """Check that the run can go on from `step` (None: the newest checkpoint) and put its changed recipe in place.
 
     Raises:
@@ -56,7 +60,7 @@ def prepare(directory: Path, *, step: int | None, overrides: Sequence[str], rese
         changed = differences(old.recipe, new.recipe)
         _refuse(changed, reset_optimizer=reset_optimizer)
         info = store.find(directory, step) if step is not None else store.newest(directory)
-        if info and info.manifest.kind == "final" and not _goes_further(new.recipe, info.step, changed):
+        if info and info.manifest.kind == "final" and not _goes_further(directory, new.recipe, info.step, changed):
             raise TrainkitError(
                 f"the run is finished: its last step was {info.step}",
                 where=str(directory),
@@ -70,7 +74,8 @@ def prepare(directory: Path, *, step: int | None, overrides: Sequence[str], rese
             notes.insert(0, f"going on from step {info.step}")
         else:
             notes.insert(0, "there is no checkpoint: beginning at step 0")
-    return Resumption(Start(step=step, reset_optimizer=reset_optimizer), tuple(notes))
+    start = Start(step=step, reset_optimizer=reset_optimizer, forget_orders=forget_orders)
+    return Resumption(start, tuple(notes))
 
 
 def _refuse(changed: list[Difference], *, reset_optimizer: bool) -> None:
@@ -87,9 +92,10 @@ def _refuse(changed: list[Difference], *, reset_optimizer: bool) -> None:
         )
 
 
-def _goes_further(recipe: Recipe, step: int, changed: list[Difference]) -> bool:
+def _goes_further(directory: Path, recipe: Recipe, step: int, changed: list[Difference]) -> bool:
     if recipe.train.steps is not None:
-        return recipe.train.steps > step
+        begun = [found.step for found in given(directory) if found.order.command == "decay" and found.step <= step]
+        return recipe.schedule.last_step(recipe.train.steps, decay_start=min(begun, default=NEVER)) > step
     return any(d.key in ("train.epochs", "train.tokens") for d in changed)
 
 

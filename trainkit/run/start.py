@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from trainkit.events.log import EventLog
+from trainkit.events.orders import Given
 from trainkit.events.process import process_started
 from trainkit.events.schema import SCHEMA
 from trainkit.recipe.load import Loaded
@@ -22,9 +23,17 @@ class Start:
 
     step: int | None = None
     reset_optimizer: bool = False
+    forget_orders: bool = False
+    """Repeat none of the orders that came after the checkpoint."""
+    orders: tuple[Given, ...] = ()
+    """On the run's course so far, as the log has them when the attempt begins."""
+
+    def repeated(self, *, after: int) -> list[Given]:
+        """The orders that an attempt which goes on from step `after` carries out again."""
+        return [] if self.forget_orders else [given for given in self.orders if given.step > after]
 
 
-def announce(log: EventLog, loaded: Loaded, *, resumed_from: int | None) -> None:
+def announce(log: EventLog, loaded: Loaded, start: Start, *, resumed_from: int | None) -> None:
     """Write `run_started`. It is written again where the attempt has to begin further back than it meant to."""
     log.write(
         "run_started",
@@ -36,5 +45,6 @@ def announce(log: EventLog, loaded: Loaded, *, resumed_from: int | None) -> None
         host=socket.gethostname(),
         recipe=loaded.recipe.fingerprint(),
         resumed_from=resumed_from,
+        orders=[given.fields() for given in start.repeated(after=resumed_from or 0)],
         versions={package: version(package) for package in PACKAGES},
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ import jax
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
+from trainkit.checkpoint import manifest as manifests
 from trainkit.checkpoint import restore, store
 from trainkit.checkpoint.manifest import Manifest
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
 from trainkit.recipe.load import Loaded
 from trainkit.run.start import Start, announce
-from trainkit.train.state import State
+from trainkit.train.state import State, unchanged
 
 
 def new_or_restored(
@@ -53,11 +55,17 @@ def new_or_restored(
     )
 
     def read(path: Path) -> State:
-        if not start.reset_optimizer:
+        has_live = any(name.startswith("live.") for name in manifests.read(path).leaves)
+        if has_live and not start.reset_optimizer:
             return restore.restore(path, template)
-        kept = {name: getattr(template, name) for name in ("params", "frozen", "step", "key")}
-        found = {name: restore.restore(path, part, under=name) for name, part in kept.items()}
-        return State(optimizer=fresh(key).optimizer, **found)
+        kept = {part.name: getattr(template, part.name) for part in fields(State)}
+        new: dict[str, Any] = {}
+        if start.reset_optimizer:
+            new["optimizer"] = fresh(key).optimizer
+        if not has_live:  # from before a run could be changed while it goes on: nobody has
+            new["live"] = jax.device_put(unchanged(), shardings.live)
+        found = {name: restore.restore(path, part, under=name) for name, part in kept.items() if name not in new}
+        return State(**found, **new)
 
     if start.step is None:
         restored = restore.restore_newest(directory, read, on_damaged=on_damaged)
@@ -66,13 +74,13 @@ def new_or_restored(
         restored = read(info.directory), info.manifest
     if restored is None:
         if log.step:
-            announce(log, loaded, resumed_from=None)
+            announce(log, loaded, start, resumed_from=None)
         return fresh(key)
     state, manifest = restored
     _check_data(directory, manifest, data_fingerprint)
     _tell_devices(manifest, jax.tree.leaves(shardings)[0].mesh, log)
     if manifest.step != log.step:
-        announce(log, loaded, resumed_from=manifest.step)
+        announce(log, loaded, start, resumed_from=manifest.step)
     for step in store.set_aside(directory, beyond=manifest.step) if start.step is not None else []:
         log.write("log", step=log.step, level="info", message=f"the checkpoint of step {step} was set aside")
     return state

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from jaxtyping import Array
 
 from trainkit.recipe import Recipe
+from trainkit.train.course import Course
 from trainkit.train.feed import Feed
 from trainkit.train.meter import Meter
-from trainkit.train.obey import Order, Orders
+from trainkit.train.obey import Orders
 from trainkit.train.saving import Saving
 from trainkit.train.state import State
 from trainkit.train.step import Step
 
 
 class Look(Protocol):
-    """Something that looks at the state and writes what it saw to the log: an evaluation, a sample."""
+    def __call__(self, state: State, step: int, /) -> None:
+        """Write to the log how well the model does, or how its parameters are distributed."""
 
-    def __call__(self, state: State, step: int, /) -> None: ...
+
+class Sample(Protocol):
+    def __call__(self, state: State, step: int, prompts: Sequence[str] | None = None, /) -> None:
+        """Write to the log how the model continues these prompts, or those of the recipe."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,14 +33,15 @@ class Job:
     """What the loop works with; `run/assemble.py` assembles it."""
 
     recipe: Recipe
-    total_steps: int
+    course: Course
     step: Step
     feed: Feed
     meter: Meter
     orders: Orders
     saving: Saving
     evaluate: Look
-    sample: Look
+    sample: Sample
+    statistics: Look
     watch_helpers: Callable[[int], None]
     """Called after every step: what runs beside the trainer may have something to report."""
 
@@ -47,14 +53,16 @@ def train(state: State, job: Job) -> tuple[State, int]:
     """
     step = int(state.step)
     stop = False
-    while step < job.total_steps and not stop:
+    job.orders.repeat(step)
+    state = job.course.put_into(state)
+    while step < job.course.total_steps and not stop:
         batch, waited = job.feed.next()
         state, metrics = job.step(state, batch)
         step += 1
         job.meter.add(step, metrics, waited=waited, tokens=_positions(batch))
-        stop = _between_steps(state, step, job, job.orders.take(step), scheduled=True)
+        state, stop = _between_steps(state, step, job, scheduled=True)
         while job.orders.paused and not stop:
-            stop = _between_steps(state, step, job, job.orders.take(step), scheduled=False)
+            state, stop = _between_steps(state, step, job, scheduled=False)
         job.saving.report(step)
         job.watch_helpers(step)
     job.meter.flush()
@@ -67,23 +75,33 @@ def _positions(batch: Mapping[str, Array]) -> int:
     return int((batch["tokens"] if "tokens" in batch else next(iter(batch.values()))[..., 0]).size)
 
 
-def _between_steps(state: State, step: int, job: Job, orders: set[Order], *, scheduled: bool) -> bool:
-    """Evaluate, sample and save, where it is ordered or, if `scheduled`, due; whether the run is to end here."""
-    last = step == job.total_steps
+def _between_steps(state: State, step: int, job: Job, *, scheduled: bool) -> tuple[State, bool]:
+    """Obey; evaluate, sample and save, where it is ordered or, if `scheduled`, due.
+
+    The state as orders have changed it, and whether the run is to end here.
+    """
+    wanted = job.orders.take(step, meanwhile=lambda: job.saving.report(step))
+    state = job.course.put_into(state)
+    last = step == job.course.total_steps
     sample = job.recipe.sample
-    evaluating = "evaluate" in orders or (scheduled and (last or _due(job.recipe.evaluate.every, step)))
+    evaluating = wanted.evaluate or (scheduled and (last or _due(job.recipe.evaluate.every, step)))
     sampling = sample is not None and scheduled and (last or _due(sample.every, step))
-    stop = "stop" in orders
-    if evaluating or sampling or orders or last or job.saving.is_due(step):
+    looking = scheduled and _due(job.recipe.statistics.every, step)
+    stop = wanted.stop
+    if evaluating or sampling or looking or wanted or last or job.saving.is_due(step):
         job.meter.flush()  # the log holds every step up to here before anything is said about its result
         if evaluating and not stop:
             job.evaluate(state, step)
+        if looking and not stop:
+            job.statistics(state, step)
         if sampling and not stop and not job.orders.interrupted:
             job.sample(state, step)
+        if wanted.prompts and not stop and not job.orders.interrupted:
+            job.sample(state, step, wanted.prompts)
         stop = stop or job.orders.interrupted
-        job.saving.save(state, step, last=last, requested="save" in orders, stopping=stop)
+        job.saving.save(state, step, last=last, requested=wanted.save, stopping=stop)
         job.meter.restart_clock()
-    return stop
+    return state, stop
 
 
 def _due(every: int | None, step: int) -> bool:

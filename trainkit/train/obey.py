@@ -1,23 +1,45 @@
-"""Orders from a person: through the control socket and by signal."""
+"""Orders from a person: through the control socket, by signal, and again those that an earlier attempt obeyed."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
+from trainkit.errors import TrainkitError
 from trainkit.events.control import Command, Server
 from trainkit.events.log import EventLog
+from trainkit.events.orders import Given, Order
+from trainkit.train.course import Course
 from trainkit.train.stop import StopSignal
 
-Order = Literal["evaluate", "save", "stop"]
+
+@dataclass
+class Wanted:
+    """What the loop is to do after a step because somebody asked."""
+
+    evaluate: bool = False
+    save: bool = False
+    stop: bool = False
+    prompts: list[str] = field(default_factory=list)
+    """To be continued by the model as it is."""
+
+    def __bool__(self) -> bool:
+        return self.evaluate or self.save or self.stop or bool(self.prompts)
 
 
 class Orders:
-    """Takes commands between steps, answers them, and writes each to the log."""
+    """Takes orders between steps, answers them, and writes each that is carried out to the log."""
 
-    def __init__(self, *, server: Server, signal: StopSignal, log: EventLog) -> None:
+    def __init__(
+        self, *, server: Server, signal: StopSignal, log: EventLog, course: Course, repeats: Iterable[Given] = ()
+    ) -> None:
+        """`repeats` are carried out again after the steps after which they were given; they come by step."""
         self._server = server
         self._signal = signal
         self._log = log
+        self._course = course
+        self._repeats = deque(repeats)
         self.paused = False
 
     @property
@@ -25,33 +47,66 @@ class Orders:
         """A signal has come: what can be cut short, should be."""
         return self._signal.received is not None
 
-    def take(self, step: int) -> set[Order]:
-        """What is to be done after this step. While the run is paused, waits until there is something."""
-        orders = self._obey(self._server.take(), step)
-        while self.paused and not orders and not self.interrupted:
-            orders = self._obey(self._server.wait(timeout=0.2), step)
-        return orders | {"stop"} if self.interrupted else orders
+    def take(self, step: int, *, meanwhile: Callable[[], None]) -> Wanted:
+        """What is to be done after this step. While the run is paused, waits until there is something, and calls
+        `meanwhile` now and then.
+        """
+        wanted = Wanted()
+        self.repeat(step)
+        self._obey(self._server.take(), step, wanted)
+        while self.paused and not wanted and not self.interrupted:
+            self._obey(self._server.wait(timeout=0.2), step, wanted)
+            meanwhile()
+        wanted.stop |= self.interrupted
+        return wanted
 
-    def _obey(self, commands: list[Command], step: int) -> set[Order]:
-        orders: set[Order] = set()
+    def repeat(self, step: int) -> None:
+        """Carry out again what an earlier attempt was ordered after this step."""
+        while self._repeats and self._repeats[0].step <= step:
+            given = self._repeats.popleft()
+            try:
+                self._carry_out(given.order, step, Wanted(), but=f", as in attempt {given.attempt}")
+            except TrainkitError as refused:
+                message = f"'{given.order.command}' of attempt {given.attempt} was not repeated: {refused.problem}"
+                self._log.write("log", step=step, level="warning", message=message)
+
+    def _obey(self, commands: list[Command], step: int, wanted: Wanted) -> None:
         for command in commands:
-            match command.command:
-                case "pause":
-                    self.paused, detail = True, f"paused after step {step}"
-                case "continue":
-                    detail = f"going on after step {step}" if self.paused else "was not paused"
-                    self.paused = False
-                case "stop":
-                    orders.add("stop")
-                    detail = f"stopping after step {step} with a checkpoint"
-                case "save":
-                    orders.add("save")
-                    detail = f"saving step {step}"
-                case "evaluate":
-                    orders.add("evaluate")
-                    detail = f"evaluating step {step}"
-                case other:
-                    raise AssertionError(f"the control server let {other!r} through")
-            self._log.write("control", step=step, command=command.command, detail=detail)
-            command.reply(True, detail)
-        return orders
+            try:
+                command.reply(True, self._carry_out(command.order, step, wanted))
+            except TrainkitError as refused:
+                command.reply(False, refused.problem)
+
+    def _carry_out(self, order: Order, step: int, wanted: Wanted, *, but: str = "") -> str:
+        """Do it, or note it as wanted, and write it to the log; what was done in words."""
+        detail, total = self._done(order, step, wanted) + but, None
+        if order.command == "decay":
+            total = self._course.total_steps
+        self._log.write("control", step=step, detail=detail, total_steps=total, **order._asdict())
+        return detail
+
+    def _done(self, order: Order, step: int, wanted: Wanted) -> str:
+        match order:
+            case Order("pause"):
+                self.paused = True
+                return f"paused after step {step}"
+            case Order("continue"):
+                was, self.paused = self.paused, False
+                return f"going on after step {step}" if was else "was not paused"
+            case Order("stop"):
+                wanted.stop = True
+                return f"stopping after step {step} with a checkpoint"
+            case Order("save"):
+                wanted.save = True
+                return f"saving step {step}"
+            case Order("evaluate"):
+                wanted.evaluate = True
+                return f"evaluating step {step}"
+            case Order("sample", str(prompt)):
+                wanted.prompts.append(prompt)
+                return f"sampling step {step}"
+            case Order("rate", float(factor)):
+                return self._course.change_rate(factor, step=step)
+            case Order("decay"):
+                return self._course.begin_decay(step=step)
+        raise AssertionError(f"{order} is no order")

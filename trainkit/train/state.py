@@ -8,9 +8,19 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from trainkit.models.build import LanguageModel
+from trainkit.recipe.schedule import NEVER
+
+
+class Live(eqx.Module):
+    """What a person may change while the run goes on: arrays, so that nothing retraces, saved with the rest."""
+
+    rate_factor: Float[Array, ""]
+    """Of the schedule's learning rate."""
+    decay_start: Int[Array, ""]
+    """The step after which the decay was ordered to begin, or `NEVER`."""
 
 
 class State(eqx.Module):
@@ -25,6 +35,12 @@ class State(eqx.Module):
     """Updates done."""
     key: PRNGKeyArray
     """Never consumed: what is random in a step derives from (key, step, purpose) by `fold_in`."""
+    live: Live
+
+
+def unchanged() -> Live:
+    """As the recipe says, nothing ordered."""
+    return Live(jnp.float32(1), jnp.int32(NEVER))
 
 
 def init(
@@ -32,4 +48,4 @@ def init(
 ) -> State:
     """The state before the first step. `model` makes the initial model, in the dtype in which it is kept."""
     params, frozen = eqx.partition(model(jax.random.fold_in(key, 0)), eqx.is_inexact_array)
-    return State(params, frozen, optimizer.init(params), jnp.int32(0), key)
+    return State(params, frozen, optimizer.init(params), jnp.int32(0), key, unchanged())

@@ -14,6 +14,7 @@ import optax
 from jaxtyping import Array, Float, PyTree
 
 from trainkit.models.build import cast
+from trainkit.optim.schedules import LearningRate
 from trainkit.tasks import Task
 from trainkit.train.state import State
 
@@ -26,7 +27,7 @@ def make_step(
     *,
     task: Task,
     optimizer: optax.GradientTransformation,
-    learning_rate: optax.Schedule,
+    learning_rate: LearningRate,
     compute: jnp.dtype,
     max_grad_norm: float,
 ) -> Step:
@@ -62,7 +63,7 @@ def make_step(
         clip = jnp.minimum(1.0, max_grad_norm / jnp.maximum(norm, 1e-12)) if max_grad_norm else 1.0
         grads = jax.tree.map(lambda g: g * (clip / weight), grads)
 
-        rate = learning_rate(state.step)
+        rate = learning_rate(state.step, state.live.decay_start) * state.live.rate_factor
         directions, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
         updates = jax.tree.map(lambda d: -rate * d, directions)
         params = optax.apply_updates(state.params, updates)
@@ -73,6 +74,6 @@ def make_step(
             "updates/norm": optax.tree.norm(updates),
             "parameters/norm": optax.tree.norm(params),
         }
-        return State(params, state.frozen, optimizer_state, state.step + 1, state.key), metrics
+        return State(params, state.frozen, optimizer_state, state.step + 1, state.key, state.live), metrics
 
     return step

@@ -1,0 +1,245 @@
+"""`events.index`: what long stretches of a log amount to, so that a log of gigabytes is seen without being parsed.
+
+The writer of the log appends a record for every `STRETCH` step events, once their lines are there. What lies between
+two records is read as lines: the first `FINE` steps, the beginning of each attempt, and what the last record does not
+reach, after a crash too. So a log without an index, or with a part of one, is only slower to open.
+
+A record is a magic number that tells the byte order, the length and the CRC-32 of what follows, the length of a head
+in JSON, the head, and the arrays of `Series`, metric by metric. A stretch holds step events of one attempt whose steps
+grow, and events of other kinds between them, which are kept by where their lines are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import sys
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from trainkit.events.pace import Pace
+from trainkit.events.schema import Event
+from trainkit.events.series import Series
+
+NAME, LOG = "events.index", "events.jsonl"
+#: Step events in a stretch, the step from which on there are any, and the most steps in a bucket.
+STRETCH, FINE, COARSEST = 4096, 4096, 256
+#: The finest buckets hold `FINE` / 512 steps, and twice as many wherever a run has become twice as long.
+BUCKETS = 512
+#: Bytes of a stretch's first and of its last line by which it is known again: the time of day, the last values.
+KNOWN_BY = 48
+
+_MAGIC = b"tix<" if sys.byteorder == "little" else b"tix>"
+_RECORD, _HEAD = struct.Struct("<4sII"), struct.Struct("<I")
+
+
+def stride(step: int) -> int:
+    """Steps in a bucket of a stretch that begins at `step`."""
+    return min(COARSEST, 1 << max(1, step // BUCKETS).bit_length() - 1)
+
+
+@dataclass(kw_only=True)
+class Stretch:
+    """What a part of the log amounts to.
+
+    Attributes:
+        begin, end: its bytes of the log, whole lines.
+        last: its last step; every one before it is smaller.
+        stride: step events in a bucket.
+        blocks: of each `stride` step events the last step, and the byte at which the line of the next one begins.
+        kept: where a line is that is no step's, and the step's just before it; the last step's too. (begin, length).
+        pace, timed: `Pace.seconds` and `Pace.last` after it.
+        series: of each metric of a step event.
+        lines: what is kept, from the log.
+    """
+
+    begin: int
+    end: int
+    last: int
+    stride: int
+    blocks: list[tuple[int, int]]
+    kept: list[tuple[int, int]]
+    pace: list[float]
+    timed: tuple[int, float] | None
+    series: dict[str, Series]
+    lines: bytes = b""
+
+
+def stretches(run_directory: Path) -> Iterator[Stretch]:
+    """The stretches of a run's index in their order: whole records that the log still bears out."""
+    try:
+        index, log = (run_directory / NAME).open("rb"), (run_directory / LOG).open("rb")
+    except OSError:
+        return
+    with index, log:
+        end = 0
+        for record in _records(index):
+            head = json.loads(record[_HEAD.size :][: _HEAD.unpack_from(record)[0]])
+            if head["begin"] >= end and _digest(log, head["begin"], head["end"]) == head.pop("digest"):
+                stretch = _stretch(head, memoryview(record)[_HEAD.size + _HEAD.unpack_from(record)[0] :])
+                stretch.lines = b"".join(_part(log, *place) for place in stretch.kept)
+                end = stretch.end
+                yield stretch
+
+
+def _records(index: BinaryIO) -> Iterator[bytes]:
+    """The whole records from the first on; one that is not ends them, for where the next begins is not known then."""
+    while len(header := index.read(_RECORD.size)) == _RECORD.size:
+        magic, length, crc = _RECORD.unpack(header)
+        if magic != _MAGIC or len(record := index.read(length)) < length or zlib.crc32(record) != crc:
+            return
+        yield record
+
+
+def _stretch(head: dict[str, Any], arrays: memoryview) -> Stretch:
+    series, at = {}, 0
+    for name, buckets in head.pop("metrics").items():
+        series[name] = Series(stride=head["stride"], limit=None)
+        for part in Series.FIELDS:
+            getattr(series[name], part).frombytes(arrays[at : (at := at + 8 * buckets)])
+    timed = head.pop("timed")
+    return Stretch(series=series, timed=timed and tuple(timed), **head)
+
+
+def _part(file: BinaryIO, begin: int, length: int) -> bytes:
+    file.seek(begin)
+    return file.read(length)
+
+
+def _digest(log: BinaryIO, begin: int, end: int) -> int | None:
+    """What tells this part of the log from another; None where it is not there."""
+    first, last = _part(log, begin, KNOWN_BY), _part(log, end - KNOWN_BY, KNOWN_BY)
+    return zlib.crc32(first + last) if len(last) == KNOWN_BY else None
+
+
+@dataclass(kw_only=True)
+class _Open:
+    """A stretch that is being written. `block` is its step events that are in no bucket yet."""
+
+    begin: int
+    stride: int
+    first: bytes
+    steps: int = 0
+    last: int = -1
+    blocks: list[tuple[int, int]] = field(default_factory=list)
+    kept: list[tuple[int, int]] = field(default_factory=list)
+    block: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    series: dict[str, Series] = field(default_factory=dict)
+    others: set[str] = field(default_factory=set)
+
+    def pack(self, end: int) -> None:
+        """Make buckets of the step events since the last ones."""
+        for name in dict.fromkeys(name for _, metrics in self.block for name in metrics):
+            told = [(step, metrics[name]) for step, metrics in self.block if name in metrics]
+            if name not in self.series:
+                self.series[name] = Series(stride=self.stride, limit=None)
+            self.series[name].pack([step for step, _ in told], [float(value) for _, value in told])
+        self.blocks.append((self.last, end))
+        self.block = []
+
+
+class Writer:
+    """Describes the events of one attempt as they are appended to the log.
+
+    An index is a convenience: where it cannot be written, or the events are not such as a stretch holds, it is given
+    up for this attempt.
+    """
+
+    def __init__(self, run_directory: Path) -> None:
+        self._path = run_directory / NAME
+        self._fd: int | None = None
+        self._open: _Open | None = None
+        self._line = (0, 0)
+        self._told = b""
+        self._stepped = self._given_up = False
+        self._pace = Pace()
+
+    def add(self, event: Event, begin: int, line: bytes) -> None:
+        """Take the event whose `line` has just been written, at byte `begin` of the log."""
+        if self._given_up:
+            return
+        if event["type"] == "run_started":
+            self._write()
+            self._pace = Pace()
+        step = event["step"] if event["type"] == "step" else None
+        if step is not None and self._open is None and step >= FINE:
+            self._open = _Open(begin=begin, stride=stride(step), first=line[:KNOWN_BY])
+        if self._open is not None:
+            self._take(self._open, event, step, begin, line)
+        self._pace.add(event)
+        if self._open is not None and self._open.steps >= STRETCH:
+            self._write()
+
+    def close(self) -> None:
+        """Describe what has been written so far."""
+        self._write()
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+        self._given_up = True
+
+    def _take(self, to: _Open, event: Event, step: int | None, begin: int, line: bytes) -> None:
+        metrics = event.get("metrics", {})
+        if step is None:
+            to.kept += [self._line, (begin, len(line))] if self._stepped else [(begin, len(line))]
+            to.others.update(metrics)
+        elif step <= to.last:
+            self._give_up()
+            return
+        else:
+            to.block.append((step, metrics))
+            to.last, to.steps = step, to.steps + 1
+        self._stepped, self._line, self._told = step is not None, (begin, len(line)), line
+        if len(to.block) == to.stride:
+            to.pack(begin + len(line))
+
+    def _write(self) -> None:
+        to, self._open = self._open, None
+        if to is None or self._given_up:
+            return
+        end = sum(self._line)
+        to.pack(end)
+        if not to.others.isdisjoint(to.series):
+            self._give_up()  # which of two events told a metric last is not in buckets
+            return
+        kept = [*to.kept, self._line] if self._stepped else to.kept
+        stretch = Stretch(
+            begin=to.begin,
+            end=end,
+            last=to.last,
+            stride=to.stride,
+            blocks=to.blocks,
+            kept=kept,
+            pace=list(self._pace.seconds),
+            timed=self._pace.last,
+            series=to.series,
+        )
+        try:
+            self._append(_record(stretch, zlib.crc32(to.first + self._told[-KNOWN_BY:])))
+        except OSError:
+            self._give_up()
+
+    def _append(self, record: bytes) -> None:
+        if self._fd is None:
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            with open(self._fd, "rb", closefd=False) as index:
+                whole = sum(_RECORD.size + len(one) for one in _records(index))
+            os.truncate(self._fd, whole)  # what a crash tore would hide what follows
+        while record:
+            record = record[os.write(self._fd, record) :]
+
+    def _give_up(self) -> None:
+        self._given_up, self._open = True, None
+
+
+def _record(stretch: Stretch, digest: int) -> bytes:
+    told = {name: value for name, value in vars(stretch).items() if name not in ("series", "lines")}
+    metrics = {name: len(series) for name, series in stretch.series.items()}
+    head = json.dumps({**told, "digest": digest, "metrics": metrics}).encode()
+    arrays = (getattr(series, part) for series in stretch.series.values() for part in Series.FIELDS)
+    body = b"".join((_HEAD.pack(len(head)), head, *arrays))
+    return _RECORD.pack(_MAGIC, len(body), zlib.crc32(body)) + body
