@@ -7,7 +7,18 @@ import sys
 from typing import Any
 
 from aim import Repo, Run
+from aim.sdk.sequences.distribution_sequence import Distributions
+from aim.sdk.sequences.image_sequence import Images
 from aim.sdk.sequences.text_sequence import Texts
+
+
+def objects(run: Run, kind: Any, get: Any, tell: Any) -> dict[str, Any]:
+    found = {}
+    for name, context, _ in run.iter_sequence_info_by_type(kind.allowed_dtypes()):
+        sequence = get(name, context)
+        steps, values = sequence.values.sparse_list() if sequence else ([], [])
+        found[f"{name} {context.to_dict()}"] = [[step, tell(it)] for step, it in zip(steps, values, strict=True)]
+    return found
 
 
 def told(run: Run) -> dict[str, Any]:
@@ -15,11 +26,6 @@ def told(run: Run) -> dict[str, Any]:
     for metric in run.metrics():
         steps, (values, *_) = metric.data.numpy()
         metrics[metric.name] = [metric.context.to_dict(), list(map(int, steps)), list(map(str, values))]
-    texts = {}
-    for name, context, _ in run.iter_sequence_info_by_type(Texts.allowed_dtypes()):
-        sequence = run.get_text_sequence(name, context)
-        steps, samples = sequence.values.sparse_list() if sequence else ([], [])
-        texts[f"{name} {context.to_dict()}"] = [[step, text.data] for step, text in zip(steps, samples, strict=True)]
     records = run.get_log_records()
     return {
         "hash": run.hash,
@@ -28,7 +34,15 @@ def told(run: Run) -> dict[str, Any]:
         "ended": run.end_time is not None,
         "parameters": {key: run.get(key) for key in ("recipe", "plan", "run", "status")},
         "metrics": metrics,
-        "texts": texts,
+        "texts": objects(run, Texts, run.get_text_sequence, lambda text: text.data),
+        "images": objects(run, Images, run.get_image_sequence, lambda image: [*image.size, image.caption]),
+        "distributions": objects(
+            run, Distributions, run.get_distribution_sequence, lambda it: [*it.range, it.weights.tolist()]
+        ),
+        "artifacts": {
+            name: {key: it.storage[key] for key in ("path", "uri", "step", "kind", "bytes", "metrics")}
+            for name, it in run.artifacts.items()
+        },
         "messages": [[r.json()["log_level"], r.message] for r in records.values.values_list()] if records else [],
     }
 

@@ -103,12 +103,12 @@ def test_what_the_log_says_is_read_back_from_aim_in_another_process(one: Path, p
     manifest = json.loads((one / "checkpoints" / str(STEPS) / "manifest.json").read_text())
     assert found["hash"] == json.loads((one / "aim.json").read_text())["run"] == manifest["aim_run"]
     assert found["name"] == "tiny" and found["parameters"]["status"] == "finished"
-    for name, subset, expected in (
-        ("train/loss", "train", losses(one)),
-        ("validation/held-out/loss", "validation", validation(one)),
+    for name, facets, expected in (
+        ("train/loss", {"subset": "train"}, losses(one)),
+        ("validation/held-out/loss", {"subset": "validation", "set": "held-out"}, validation(one)),
     ):
         context, steps, values = found["metrics"][name]
-        assert context == {"subset": subset}
+        assert context == facets
         assert dict(zip(steps, map(float, values), strict=True)) == expected
     assert len(losses(one)) == STEPS and len(validation(one)) == 2
     assert found["parameters"]["recipe"] == tomllib.loads((one / "recipe.toml").read_text())

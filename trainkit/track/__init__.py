@@ -1,1 +1,1 @@
-"""Aim: a projection of the event log, made in a process of its own. Nothing here imports aim but that process."""
+"""Trackers: projections of the event log, each made in a process of its own. Nothing here imports one but there."""

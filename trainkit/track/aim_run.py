@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.schema import Event
+from trainkit.recipe.upkeep import Track
 from trainkit.track import mapping
 from trainkit.track.progress import Progress
 
@@ -24,15 +25,15 @@ PATIENCE = 30.0
 class AimRun:
     """Made by `open`. What is written twice under one step, name and context is there once."""
 
-    def __init__(self, repository: Any, run: Any) -> None:
+    def __init__(self, repository: Any, run: Any, run_directory: Path, progress: Progress) -> None:
+        self.progress = progress
         self._repository = repository
         self._run = run
-        self._experiment: str = run.experiment
-        self.hash: str = run.hash
+        self._directory = run_directory
 
     @classmethod
-    def open(cls, repository: Path, *, run_hash: str | None, experiment: str) -> AimRun:
-        """Open an Aim run, a new one where `run_hash` is None or the repository does not know it.
+    def open(cls, run_directory: Path, spec: Track, known: Progress | None) -> AimRun:
+        """Open the Aim run of a run: a new one where none is `known`, or the recipe's repository does not have it.
 
         Raises TrainkitError where the repository cannot be opened, or another process keeps it locked.
         """
@@ -40,59 +41,119 @@ class AimRun:
         from aim.sdk.repo import Repo
         from aimrocks.errors import RocksIOError
 
+        directory = Path(spec.repository).resolve()
+
         def attempt() -> AimRun:
             # one whose making was cut short has no version yet
-            repo = Repo.from_path(str(repository), init=Repo.get_version(str(repository)) == (0, 0))
-            known = run_hash if run_hash and repo.run_exists(run_hash) else None
-            return cls(repo, _open(repo, known, experiment))
+            repo = Repo.from_path(str(directory), init=Repo.get_version(str(directory)) == (0, 0))
+            known_here = known and known.repository == str(directory) and repo.run_exists(known.run)
+            run = _open(repo, known.run if known and known_here else None, spec.experiment)
+            progress = known if known and known_here else Progress(run=run.hash, repository=str(directory))
+            return cls(repo, run, run_directory, progress)
 
         try:
             return _patiently(attempt, (RunLockingError, RocksIOError, TimeoutError))
         except (RunLockingError, RocksIOError, OSError, RuntimeError) as error:
             raise TrainkitError(
                 f"the Aim repository cannot be opened: {type(error).__name__}: {error}",
-                where=str(repository / ".aim"),
+                where=str(directory / ".aim"),
                 hint="see that it is a directory that can be written and that no other process uses this run",
                 exit_code=FAILED,
             ) from error
 
-    def set_parameters(self, parameters: dict[str, Any]) -> None:
-        for key, value in parameters.items():
-            self._run[key] = value
+    def set_recipe(self, recipe: dict[str, Any]) -> None:
+        self._run["recipe"] = recipe
 
-    def write(self, event: Event, progress: Progress) -> None:
-        """Write what an event says. Counts messages in `progress`."""
-        step: int = event["step"]
+    def write(self, event: Event) -> None:
         for path, value in mapping.metrics(event).items():
-            self._run.track(value, name=path, step=step, context=mapping.context(path))
-        if event["type"] == "sampled":
-            from aim import Text
+            self._track(value, path, event)
+        for path, it in mapping.distributions(event).items():
+            from aim import Distribution
 
-            self._run.track(Text(event["text"]), name="samples", step=step, context={"prompt": event["prompt"]})
+            self._track(Distribution(hist=it.counts, bin_range=(it.low, it.high)), path, event)
+        match event["type"]:
+            case "sampled":
+                self._sample(event)
+            case "checkpoint_saved":
+                self._checkpoint(event)
+            case "run_started" if event["name"]:
+                self._run.name = event["name"]
         if message := mapping.message(event):
-            self._message(*message, at=event["t"], ordinal=progress.messages)
-            progress.messages += 1
-        if event["type"] == "run_started" and event["name"]:
-            self._run.name = event["name"]
-        self.set_parameters(mapping.parameters(event))
+            self._message(*message, at=event["t"], ordinal=self.progress.messages)
+            self.progress.messages += 1
+        for key, parameter in mapping.parameters(event).items():
+            self._run[key] = parameter
 
-    def forget_beyond(self, step: int) -> None:
-        """Delete the metrics and texts of later steps: they belong to a course that was given up.
+    def _track(self, value: Any, path: str, event: Event) -> None:
+        self._run.track(value, name=path, step=event["step"], context=mapping.context(path))
 
-        Aim has no call for that, so this does to its trees what its tracker (aim.sdk.tracker, 3.29) would have done.
+    def _sample(self, event: Event) -> None:
+        from aim import Image, Text
+
+        where: dict[str, Any] = {"step": event["step"], "context": {"prompt": event["prompt"]}}
+        self._run.track(Text(event["text"]), name="samples", **where)
+        if image := event.get("image"):
+            path = (self._directory / image).resolve()
+            if not path.is_relative_to(self._directory.resolve()):
+                raise ValueError(f"{image!r} is not in the run's directory")
+            self._run.track(Image(str(path), caption=event["prompt"]), name="images", **where)
+
+    def _checkpoint(self, event: Event) -> None:
+        """Enter a checkpoint among the run's artifacts by reference: where it is, its step, kind, size and metrics.
+
+        Aim's own `log_artifact` copies. That would double gigabytes, and keep what retention deletes: a reference may
+        outlive its checkpoint. As on disk, a rolling checkpoint takes the place of the rolling one before it.
         """
+        from aim.sdk.objects.artifact import Artifact
+
+        if event["kind"] == "rolling":
+            self._forget_artifacts(lambda about: about["kind"] == "rolling" and about["step"] <= event["step"])
+        facts = {key: event[key] for key in ("step", "kind", "bytes")}
+        base, path = self._directory.resolve(), event["path"]
+        artifact = Artifact(
+            str(base / path), uri=base.as_uri(), name=path, metrics=self._metrics_at(event["step"]), **facts
+        )
+        self._run.meta_run_tree.subtree("artifacts")[path] = artifact
+
+    def _metrics_at(self, step: int) -> dict[str, float]:
+        """The metrics that have a value at a step, by path; those of one path in two contexts cannot be."""
+        from aim.storage.hashing import hash_auto
+
+        found = {}
+        for context, name, about in self._sequences():
+            if about["version"] == 2:
+                value = self._run.series_run_trees[2].subtree((context, name)).get(("val", hash_auto(step)), None)
+                if value is not None:
+                    found[name] = value
+        return found
+
+    def _forget_artifacts(self, unwanted: Callable[[Any], bool]) -> None:
+        for name, artifact in self._run.artifacts.items():
+            if unwanted(artifact.storage):
+                del self._run.meta_run_tree["artifacts", name]
+
+    def _sequences(self) -> Iterator[tuple[int, str, dict[str, Any]]]:
+        """(context, name, what Aim knows of it) of all but the messages."""
         for context, sequences in self._run.meta_run_tree.get("traces", {}).items():
             for name, about in sequences.items():
                 if name != MESSAGES:
-                    self._cut((context, name), about["version"], step)
+                    yield context, name, about
+
+    def forget_beyond(self, step: int) -> bool:
+        """Aim has no call for it: this does to its trees what its tracker (aim.sdk.tracker, 3.29) would have done."""
+        for context, name, about in self._sequences():
+            self._cut((context, name), about["version"], step)
+        self._forget_artifacts(lambda about: about["step"] > step)
         # the tracker remembers how long the sequences were
+        experiment = self._run.experiment
         self._run.close()
-        self._run = _open(self._repository, self.hash, self._experiment)
+        self._run = _open(self._repository, self.progress.run, experiment)
+        return True
 
     def _cut(self, sequence: tuple[int, str], version: int, step: int) -> None:
         is_metric = version == 2
         points = self._run.series_run_trees[version].subtree(sequence)
-        # metrics are kept under a hash of their step, texts under the step itself
+        # metrics are kept under a hash of their step, all else under the step itself
         steps = {
             key: value if is_metric else key for key, value in points.array("step" if is_metric else "time").items()
         }
@@ -110,19 +171,17 @@ class AimRun:
             about["min"] = min(values.values(), default=math.inf)
 
     def close(self) -> None:
-        self._run.close()
-
-    def index(self) -> None:
-        """Enter the closed run into the repository's index, without which another process would see no metrics of it.
+        """Close the run, and enter it into the repository's index: without, another process would see no metrics of it.
 
         A running `aim up` holds the index, and does it by itself.
         """
         from aim.sdk.index_manager import RepoIndexManager
         from aimrocks.errors import RocksIOError
 
+        self._run.close()
         manager = RepoIndexManager.get_index_manager(self._repository)
         try:
-            _patiently(lambda: manager.index(self.hash), (RocksIOError, TimeoutError))
+            _patiently(lambda: manager.index(self.progress.run), (RocksIOError, TimeoutError))
         except (RocksIOError, TimeoutError) as error:
             print(f"the index of the Aim repository is in use, `aim up` will bring it up to date: {error}", flush=True)
 

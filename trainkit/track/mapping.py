@@ -1,45 +1,104 @@
-"""What of an event goes where in Aim. Pure: knows neither aim nor the disk.
+"""What of an event is kept where. Pure: knows no tracker and no disk.
 
-- `step` and `evaluated`: one metric a path, under the path itself, such as `train/loss`. Its context is
-  `{"subset": "train"}` or `{"subset": "validation"}` where the path begins so, and empty elsewhere.
-- `sampled`: text `samples`, context `{"prompt": …}`.
-- `alert` and `log`: the run's messages.
+One rule for names: a number is kept under its whole path, the same as in the log, such as `validation/held-out/loss`;
+nothing is taken out of it. What a part of the path means is said a second time in Aim's context, to group and select
+by:
+
+| path                                | context                                   |
+|-------------------------------------|-------------------------------------------|
+| `train/…`                           | `{"subset": "train"}`                     |
+| `validation/NAME/…`                 | `{"subset": "validation", "set": NAME}`   |
+| `…/layers/3`, `…/layers/3/…`        | `{"layer": 3}`                            |
+| `data/epochs/NAME`                  | `{"source": NAME}`                        |
+| `memory/device/0` and the like      | `{"device": 0}`                           |
+| `host/core/0`                       | `{"core": 0}`                             |
+
+- `step` and `evaluated`: metrics. `distributions`: histograms, by the same rule.
+- `sampled`: text `samples`, and an image `images` where there is one, context `{"prompt": …}`.
+- `checkpoint_saved`: an artifact by reference (`aim_run.py` says why).
+- `alert`, `log` and `control`: the run's messages.
 - `run_started`, `planned` and `run_finished`: parameters `run`, `plan` and `status`; the resolved recipe is `recipe`.
 
-The step in Aim is the step of training. Metrics and texts beyond the step from which a run is resumed are deleted.
+The step is that of training. What lies beyond the step from which a run is resumed is deleted; messages stay.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from trainkit.events.log import number
+from trainkit.events.plain import inert, text
 from trainkit.events.schema import Event
 
-SUBSETS = ("train", "validation")
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+#: Named groups become context; those that are numbers, numbers.
+_CONTEXTS = (
+    re.compile(r"(?P<subset>train)/"),
+    re.compile(r"(?P<subset>validation)/((?P<set>.+)/)?"),
+    re.compile(r"(.*/)?layers/(?P<layer>\d+)(/|$)", re.ASCII),
+    re.compile(r"data/epochs/(?P<source>.+)"),
+    re.compile(r"\w+/device/(?P<device>\d+)$", re.ASCII),
+    re.compile(r"host/core/(?P<core>\d+)$", re.ASCII),
+)
+NUMBERED = ("layer", "device", "core")
 
 
-def context(path: str) -> dict[str, str]:
-    """The Aim context of a metric."""
-    subset = path.split("/", 1)[0]
-    return {"subset": subset} if subset in SUBSETS else {}
+class Distribution(NamedTuple):
+    """Counts of values in bins of equal width between `low` and `high`."""
+
+    low: float
+    high: float
+    counts: list[int]
+
+    def edges(self) -> list[float]:
+        """The borders of the bins, one more than there are bins."""
+        bins = len(self.counts)
+        return [self.low + (self.high - self.low) * i / bins for i in range(bins)] + [self.high]
+
+
+def context(path: str) -> dict[str, str | int]:
+    """The Aim context of a metric or a distribution."""
+    found: dict[str, str | int] = {}
+    for pattern in _CONTEXTS:
+        if match := pattern.match(path):
+            known = {key: value for key, value in match.groupdict().items() if value is not None}
+            found |= {key: int(value) if key in NUMBERED else value for key, value in known.items()}
+    return found
 
 
 def metrics(event: Event) -> dict[str, float]:
-    """The metrics of an event as numbers, not finite ones too: Aim keeps those."""
+    """The metrics of an event as numbers, not finite ones too."""
     if event["type"] not in ("step", "evaluated"):
         return {}
     return {path: number(value) for path, value in event["metrics"].items()}
 
 
+def distributions(event: Event) -> dict[str, Distribution]:
+    """The histograms of an event by name. Raises ValueError where one has no bins, or bounds that are none."""
+    if event["type"] != "distributions":
+        return {}
+    found = {
+        name: Distribution(number(value["low"]), number(value["high"]), [int(count) for count in value["counts"]])
+        for name, value in event["values"].items()
+    }
+    for name, it in found.items():
+        if not (it.counts and float("-inf") < it.low <= it.high < float("inf")):
+            raise ValueError(f"{name} is no distribution")
+    return found
+
+
 def message(event: Event) -> tuple[int, str] | None:
-    """(level of `logging`, text) of an event that is a message."""
-    if event["type"] == "alert":
-        return logging.WARNING, f"{event['kind']}: {event['message']}"
-    if event["type"] == "log":
-        return _LEVELS.get(event["level"], logging.INFO), event["message"]
+    """(level of `logging`, text) of an event that is a message; nothing in the text is obeyed by a terminal."""
+    match event["type"]:
+        case "alert":
+            return logging.WARNING, inert(f"{event['kind']}: {event['message']}")
+        case "log":
+            return _LEVELS.get(event["level"], logging.INFO), inert(event["message"])
+        case "control":
+            return logging.INFO, text(event) or ""
     return None
 
 
@@ -53,3 +112,12 @@ def parameters(event: Event) -> dict[str, Any]:
     if event["type"] == "run_finished":
         return {"status": event["status"]}
     return {}
+
+
+def flat(recipe: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str | int | float | bool]]:
+    """The values of a recipe by their dotted keys; what is no number, text or truth value as text."""
+    for key, value in recipe.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value if isinstance(value, str | int | float | bool) else str(value)

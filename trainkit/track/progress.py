@@ -1,4 +1,4 @@
-"""`aim.json`: to which Aim run a run belongs, and how far its log has been copied there."""
+"""`aim.json` and its like: which run of a tracker a run is, and how far its log has been copied there."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-NAME = "aim.json"
+from trainkit.track.projections import Name
 
 
 @dataclass
 class Progress:
     run: str
-    """Hash of the Aim run, the same for every attempt."""
+    """What the tracker calls the run, the same for every attempt: of Aim the hash, of W&B the id."""
     repository: str
-    """Directory that holds `.aim`."""
+    """Where it is kept: of Aim the directory that holds `.aim`, of W&B the mode and the project."""
     offset: int = 0
-    """Bytes of the event log whose events are in Aim."""
+    """Bytes of the event log whose events have been copied."""
     last_step: int = 0
     """The furthest step of training among them."""
     messages: int = 0
-    """Alerts and log lines among them: their steps in Aim, where several may happen at one step of training."""
+    """Alerts, commands and log lines among them: their steps in Aim, as several may happen at one step of training."""
     attempt: int = 0
     """The newest attempt seen."""
     pid: int | None = None
@@ -31,17 +31,17 @@ class Progress:
     """Whether that attempt has ended and said so."""
 
 
-def read(run_directory: Path) -> Progress | None:
+def read(run_directory: Path, name: Name) -> Progress | None:
     """None where there is none, or where it is not one that this version wrote."""
     try:
-        found: Any = json.loads((run_directory / NAME).read_text(encoding="utf-8"))
+        found: Any = json.loads((run_directory / f"{name}.json").read_text(encoding="utf-8"))
         return Progress(**found)
     except (FileNotFoundError, ValueError, TypeError):
         return None
 
 
-def write(run_directory: Path, progress: Progress) -> None:
+def write(run_directory: Path, name: Name, progress: Progress) -> None:
     """Replace it at once."""
-    fresh = run_directory / f".{NAME}"
+    fresh = run_directory / f".{name}.json"
     fresh.write_text(json.dumps(asdict(progress)), encoding="utf-8")
-    fresh.replace(run_directory / NAME)
+    fresh.replace(run_directory / f"{name}.json")

@@ -1,4 +1,4 @@
-"""The sidecar's work: follow the log, write to Aim, and close and index the run when its trainer is gone."""
+"""The sidecar's work: follow the log, write it to a tracker, and close that when the trainer is gone."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.log import Tail
 from trainkit.events.process import process_alive
 from trainkit.events.schema import Event
+from trainkit.recipe.upkeep import Track
 from trainkit.track import progress as progress_file
-from trainkit.track.aim_run import AimRun
 from trainkit.track.progress import Progress
+from trainkit.track.projections import ABOUT, Name, Projection
 
 #: Seconds between two looks at the log.
 INTERVAL = 1.0
@@ -23,74 +26,145 @@ INTERVAL = 1.0
 PATIENCE = 30.0
 
 
-def follow(run_directory: Path, *, repository: Path, experiment: str) -> None:
-    """Copy a run's events into Aim until its newest attempt has ended, or its trainer is dead and the log read out.
+def follow(run_directory: Path, name: Name, spec: Track) -> Progress:
+    """Copy a run's events until its newest attempt has ended, or its trainer is dead and the log read out.
 
-    Goes on where the sidecar before it was, with the same Aim run. Raises TrainkitError where Aim cannot be written.
+    Goes on as the same run of the tracker that the sidecar before it wrote. Returns how far it came.
+
+    Raises:
+        TrainkitError: the tracker cannot be written, or the log has events that cannot be copied (the others are).
     """
-    with _only_one(run_directory):
-        progress = progress_file.read(run_directory)
-        known = progress.run if progress and progress.repository == str(repository) else None
-        run = AimRun.open(repository, run_hash=known, experiment=experiment)
-        if progress is None or run.hash != progress.run:
-            progress = Progress(run=run.hash, repository=str(repository))
-            progress_file.write(run_directory, progress)
-        try:
-            run.set_parameters(_recipe(run_directory))
-            _copy(run_directory, run, progress)
-        finally:
-            run.close()
-        run.index()
+    with _only_one(run_directory, name):
+        while not _copied(run_directory, name, spec):
+            pass
+    done = progress_file.read(run_directory, name)
+    assert done is not None
+    return done
 
 
-def _copy(run_directory: Path, run: AimRun, progress: Progress) -> None:
-    tail = Tail(run_directory, offset=progress.offset)
-    while True:
-        # asked before reading: what a trainer wrote before it died is then read for certain
-        over = _is_over(progress)
-        events = tail.poll(limit_bytes=1 << 18)
-        for event in events:
-            _observe(progress, event, run)
-            run.write(event, progress)
-        if events:
-            progress.offset = tail.offset
-            progress_file.write(run_directory, progress)
-        elif over:
-            return
-        else:
-            time.sleep(INTERVAL)
-
-
-def _observe(progress: Progress, event: Event, run: AimRun) -> None:
-    progress.last_step = max(progress.last_step, event["step"])
-    if event["type"] == "run_started":
-        resumed_from = event["resumed_from"] or 0
-        if resumed_from < progress.last_step:
-            run.forget_beyond(resumed_from)
-            progress.last_step = resumed_from
-        progress.attempt = event["attempt"]
-        progress.pid, progress.process_started = event["pid"], event["process_started"]
-        progress.finished = False
-    if event["type"] == "run_finished" and event["attempt"] == progress.attempt:
-        progress.finished = True
-
-
-def _is_over(progress: Progress) -> bool:
-    """Of a log in which no attempt has begun there is nothing to wait for."""
-    return progress.finished or progress.pid is None or not process_alive(progress.pid, progress.process_started)
-
-
-def _recipe(run_directory: Path) -> dict[str, object]:
+def _copied(run_directory: Path, name: Name, spec: Track) -> bool:
+    """Whether all is copied: False where the tracker has to be told everything anew."""
+    projection = _open(run_directory, name, spec)
+    copy = _Copy(run_directory, name, projection)
     try:
-        return {"recipe": tomllib.loads((run_directory / "recipe.toml").read_text(encoding="utf-8"))}
+        projection.set_recipe(_recipe(run_directory))
+        done = copy.to_the_end()
+    finally:
+        projection.close()
+    if done and copy.problems:
+        raise TrainkitError(
+            f"{len(copy.problems)} of the events cannot be copied; the first: {copy.problems[0]}",
+            where=str(run_directory),
+            exit_code=FAILED,
+        )
+    return done
+
+
+def _open(run_directory: Path, name: Name, spec: Track) -> Projection:
+    known = progress_file.read(run_directory, name)
+    match name:
+        case "aim":
+            from trainkit.track.aim_run import AimRun
+
+            return AimRun.open(run_directory, spec, known)
+        case "tensorboard":
+            from trainkit.track.tensorboard import TensorBoard
+
+            return TensorBoard(run_directory)
+        case "wandb":
+            from trainkit.track.wandb import WandBRun
+
+            return WandBRun(run_directory, spec, known)
+
+
+class _Copy:
+    """One pass over the log."""
+
+    def __init__(self, run_directory: Path, name: Name, projection: Projection) -> None:
+        self._run, self._name, self._projection = run_directory, name, projection
+        self._progress = projection.progress
+        progress_file.write(run_directory, name, self._progress)
+        self.problems: list[str] = []
+
+    def to_the_end(self) -> bool:
+        tail, course = Tail(self._run, offset=self._progress.offset), Course(self._run, self._progress.offset)
+        while True:
+            # asked before reading: what a trainer wrote before it died is then read for certain
+            over = self._is_over()
+            events = tail.poll(limit_bytes=1 << 18)
+            for event in events:
+                try:
+                    if course.keeps(event) and not self._take(event):
+                        return False
+                except (KeyError, TypeError, ValueError, AttributeError) as error:
+                    self.problems.append(f"{type(error).__name__}: {error}, in an event of step {event['step']!r}")
+            if events:
+                self._progress.offset = tail.offset
+                progress_file.write(self._run, self._name, self._progress)
+            elif over:
+                return True
+            else:
+                time.sleep(INTERVAL)
+
+    def _take(self, event: Event) -> bool:
+        progress = self._progress
+        progress.last_step = max(progress.last_step, event["step"])
+        if event["type"] == "run_started":
+            resumed_from = event["resumed_from"] or 0
+            if resumed_from < progress.last_step:
+                if not self._projection.forget_beyond(resumed_from):
+                    return False
+                progress.last_step = resumed_from
+            progress.attempt = event["attempt"]
+            progress.pid, progress.process_started = event["pid"], event["process_started"]
+            progress.finished = False
+        if event["type"] == "run_finished" and event["attempt"] == progress.attempt:
+            progress.finished = True
+        self._projection.write(event)
+        return True
+
+    def _is_over(self) -> bool:
+        """Of a log in which no attempt has begun there is nothing to wait for."""
+        now = self._progress
+        return now.finished or now.pid is None or not process_alive(now.pid, now.process_started)
+
+
+class Course:
+    """Tells the events of a log, read in order from `offset` on, that are part of the run from those given up:
+    `events.log.current` for a log too long to be held; commands, which are messages here, stay."""
+
+    def __init__(self, run_directory: Path, offset: int = 0) -> None:
+        tail, resumed = Tail(run_directory, offset=offset), []
+        while events := tail.poll():
+            resumed += [_resumed_from(event) for event in events if event["type"] == "run_started"]
+        #: For each beginning of an attempt that is still to come: the last step that it and those after it leave.
+        self._kept = list(accumulate(reversed(resumed), min))
+
+    def keeps(self, event: Event) -> bool:
+        """Whether the next event is part of the run, as far as the log went when this was made."""
+        if event["type"] == "run_started" and self._kept:
+            self._kept.pop()
+        if event["type"] in ("run_started", "alert", "log", "control") or not self._kept:
+            return True
+        return bool(event["step"] <= self._kept[-1])
+
+
+def _resumed_from(event: Event) -> int:
+    step = event.get("resumed_from")
+    return step if isinstance(step, int) else -1
+
+
+def _recipe(run_directory: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads((run_directory / "recipe.toml").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
 
 
 @contextmanager
-def _only_one(run_directory: Path) -> Iterator[None]:
+def _only_one(run_directory: Path, name: Name) -> Iterator[None]:
     """Two sidecars of one run would write everything twice. The lock goes with the process."""
-    with (run_directory / "aim.lock").open("w") as file:
+    with (run_directory / f"{name}.lock").open("w") as file:
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
@@ -99,7 +173,7 @@ def _only_one(run_directory: Path) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise TrainkitError(
-                        "another process is copying this run into Aim",
+                        f"another process is copying this run into {ABOUT[name].title}",
                         where=str(run_directory),
                         hint="wait until it ends, or end it",
                         exit_code=FAILED,
