@@ -10,10 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.style import Style
 
 from trainkit.dashboard import braille, theme, ticks
-from trainkit.dashboard.chart import Curve, Mark, draw
+from trainkit.dashboard.columns import Window, envelope, moving_average, points, trend
+from trainkit.dashboard.curves import Curve, Look
+from trainkit.dashboard.plot import Picture, draw
 from trainkit.events.series import Series
+from trainkit.events.view import Marker
 
 COLORS = theme.THEMES[theme.DEFAULT].variables
 
@@ -26,10 +30,14 @@ def series(values: Sequence[float], steps: Sequence[float] | None = None) -> Ser
 
 
 def picture(
-    *curves: Series, width: int = 12, height: int = 3, log: bool = False, marks: Sequence[Mark] = ()
+    *curves: Series, width: int = 12, height: int = 3, log: bool = False, marks: Sequence[Marker] = ()
 ) -> list[str]:
     drawn = [Curve(curve, theme.TRAIN) for curve in curves]
-    return [strip.text for strip in draw(drawn, colors=COLORS, width=width, height=height, log=log, marks=marks)]
+    return lines_of(draw(drawn, colors=COLORS, width=width, height=height, look=Look(log=log), marks=marks))
+
+
+def lines_of(drawn: Picture, cross: float | None = None) -> list[str]:
+    return [strip.text for strip in drawn.strips(cross, Style())]
 
 
 def dots(lines: Sequence[str]) -> int:
@@ -37,8 +45,7 @@ def dots(lines: Sequence[str]) -> int:
 
 
 def test_small_pictures_are_as_drawn_by_hand() -> None:
-    stairs = np.arange(4.0)
-    reduced = braille.envelope(stairs, stairs, x_range=(0, 3), columns=4)
+    reduced = envelope(points(series([0, 1, 2, 3])), window=Window(0, 3), columns=4)
     drawn = braille.line(reduced, y_range=(0, 3), rows=4, columns=4)
     assert (drawn == np.eye(4, dtype=bool)[::-1]).all()
     assert braille.cells(drawn).tolist() == [[ord("⡠") - 0x2800, ord("⠊") - 0x2800]]
@@ -54,11 +61,9 @@ def test_small_pictures_are_as_drawn_by_hand() -> None:
 )
 def test_the_lowest_and_highest_point_of_every_column_are_drawn(values: list[float], width: int, rows: int) -> None:
     y, columns = np.array(values), 2 * width
-    x_range, y_range = (0.0, len(y) - 1.0), (y.min() - 1, y.max() + 1)
-    drawn = braille.line(
-        braille.envelope(np.arange(float(len(y))), y, x_range=x_range, columns=columns),
-        y_range=y_range, rows=rows, columns=columns,
-    )  # fmt: skip
+    window, y_range = Window(0.0, len(y) - 1.0), (y.min() - 1, y.max() + 1)
+    reduced = envelope(points(series(values)), window=window, columns=columns)
+    drawn = braille.line(reduced, y_range=y_range, rows=rows, columns=columns)
     for index, value in enumerate(y):
         share = index / (len(y) - 1) * (columns - 1) if len(y) > 1 else columns // 2
         level = (y_range[1] - value) / (y_range[1] - y_range[0]) * (rows - 1)
@@ -71,7 +76,7 @@ def test_one_spike_among_a_million_points_is_seen(at: int) -> None:
     values = np.zeros(1_000_000)
     values[at] = 5.0
     spiked = Curve(series(values.tolist()), theme.TRAIN, theme.TRAIN_BAND)
-    lines = [strip.text for strip in draw([spiked], colors=COLORS, width=80, height=20)]
+    lines = lines_of(draw([spiked], colors=COLORS, width=80, height=20))
     rows_with_dots = [row for row, line in enumerate(lines) if dots([line])]
     assert rows_with_dots[:18] == list(range(18))
     assert "5" in lines[0]
@@ -135,7 +140,7 @@ def test_on_a_log_scale_what_is_not_positive_is_marked_and_decades_are_equally_f
     log=st.booleans(),
 )
 def test_any_data_at_any_size_fills_exactly_its_place(values: list[float], width: int, height: int, log: bool) -> None:
-    marks = [Mark(3, "◆", theme.BUSY)]
+    marks = [Marker(3, "checkpoint", "rolling")]
     lines = picture(series(values), series([1.0]), width=width, height=height, log=log, marks=marks)
     assert len(lines) == height and all(len(line) == width for line in lines)
 
@@ -177,3 +182,171 @@ def test_no_label_takes_the_place_of_another(height: int) -> None:
         assert len(labelled) >= 2
         if len(labelled) > 2:
             assert np.ptp(np.diff(labelled)) < 1e-6 * top
+
+
+def thinned(values: Sequence[float], *, limit: int) -> Series:
+    made = Series(limit=limit)
+    for step, value in enumerate(values):
+        made.add(step, value)
+    return made
+
+
+NUMBERS = st.floats(-1e3, 1e3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(values=st.lists(NUMBERS, min_size=64, max_size=400), columns=st.integers(2, 10))
+def test_a_thinned_series_is_drawn_as_the_whole_one_is_to_within_a_dot(values: list[float], columns: int) -> None:
+    whole, few = series(values), thinned(values, limit=64)
+    window, rows = Window(0, len(values) - 1), 32
+    y_range = (min(values) - 1, max(values) + 1)
+    drawn = [
+        braille.line(envelope(points(one), window=window, columns=columns), y_range=y_range, rows=rows, columns=columns)
+        for one in (whole, few)
+    ]
+    assert few.stride > 1 and len(few) >= 3 * columns
+    for a, b in (drawn, drawn[::-1]):
+        padded = np.pad(b, 1)
+        near = np.lib.stride_tricks.sliding_window_view(padded, (3, 3)).any(axis=(2, 3))
+        assert not (a & ~near).any()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    values=st.lists(st.one_of(NUMBERS, st.just(math.nan)), min_size=1, max_size=300),
+    cut=st.tuples(st.floats(0, 0.4), st.floats(0.6, 1)),
+    log=st.booleans(),
+)
+def test_no_extreme_and_no_gap_of_a_thinned_series_is_lost(
+    values: list[float], cut: tuple[float, float], log: bool
+) -> None:
+    last = len(values) - 1
+    low, high = math.floor(cut[0] * last), math.ceil(cut[1] * last)
+    for one in (series(values), thinned(values, limit=8)):
+        window = Window(low, high)
+        drawn = envelope(points(one, low=low, high=high, log=log), window=window, columns=12)
+        inside = values[low : high + 1]
+        good = [v for v in inside if v > 0 or (not log and math.isfinite(v))]
+        if good and one.stride == 1:
+            highest = math.log10(max(good)) if log else max(good)
+            assert drawn.high.max() == pytest.approx(highest) or drawn.high.max() > highest
+        if low == 0 and high == last and good:
+            assert drawn.high.max() == pytest.approx(math.log10(max(good)) if log else max(good))
+        if not log:
+            assert (len(drawn.broken) > 0) >= any(math.isnan(v) for v in inside) or one.stride > 1
+            if any(math.isnan(v) for v in values) and low == 0 and high == last:
+                assert len(drawn.broken)
+
+
+@settings(max_examples=60, deadline=None)
+@given(values=st.lists(NUMBERS, min_size=1, max_size=200), decay=st.sampled_from([0.9, 0.99, 0.999]))
+def test_the_moving_average_is_the_one_that_is_computed_point_by_point(values: list[float], decay: float) -> None:
+    found = moving_average(series(values), decay)
+    average = weight = 0.0
+    for value, told in zip(values, found.y, strict=True):
+        average, weight = decay * average + (1 - decay) * value, decay * weight + 1 - decay
+        assert told == pytest.approx(average / weight, rel=1e-6, abs=1e-6)
+    assert found.y[0] == pytest.approx(values[0])
+
+
+def test_the_moving_average_of_buckets_is_that_of_their_points_and_takes_exact_points_where_it_has_them() -> None:
+    values = [math.sin(i / 40) + 2 for i in range(1000)]
+    whole, few = moving_average(series(values), 0.99), moving_average(thinned(values, limit=128), 0.99)
+    assert np.allclose(few.y, np.interp(few.x, whole.x, whole.y), atol=0.02)
+    exact = series(values[600:700], range(600, 700))
+    joined = moving_average(thinned(values, limit=128), 0.99, exact=exact)
+    assert joined.x[-1] == 699 and np.allclose(joined.y[-100:], whole.y[600:700], atol=0.02)
+    assert len(moving_average(series([math.nan]), 0.9).y) == 0
+
+
+def test_the_trend_of_buckets_is_that_of_their_points() -> None:
+    values = [8 * math.exp(-i / 200) + 2 + math.sin(i) / 4 for i in range(2000)]
+    both = series(values), thinned(values, limit=512)
+    smooth = [trend(envelope(points(one), window=Window(0, 1999), columns=80)) for one in both]
+    assert (smooth[0].columns == smooth[1].columns).all() and np.allclose(smooth[0].low, smooth[1].low, atol=0.15)
+
+
+def test_a_line_that_enters_and_leaves_the_window_is_drawn_across_it() -> None:
+    far = series([1, 3], [0, 100])
+    drawn = envelope(points(far, low=40, high=60), window=Window(40, 60), columns=20)
+    assert drawn.columns.tolist() == [0, 19]
+    assert drawn.first.tolist() == pytest.approx([1.8, 2.2])
+    gap = series([1, math.nan, 3], [0, 50, 100])
+    assert not len(envelope(points(gap, low=40, high=60), window=Window(40, 60), columns=20).columns)
+
+
+def test_on_logarithmic_steps_decades_are_equally_wide_and_what_is_before_step_1_is_left_out() -> None:
+    rising = series([float(i) for i in range(1001)])
+    drawn = draw([Curve(rising, theme.TRAIN)], colors=COLORS, width=66, height=12, log_x=True)
+    assert drawn.window == Window(1, 1000, True)
+    cells = [drawn.cell(step) for step in (1, 10, 100, 1000)]
+    assert all(cell is not None for cell in cells)
+    assert np.ptp(np.diff([cell or 0 for cell in cells])) <= 1
+    assert drawn.cell(0) is None
+    labels = lines_of(drawn)[-1].split()
+    assert {"1", "10", "100"} <= set(labels)
+
+
+def test_an_outlier_is_cut_off_only_where_that_is_marked_and_drawn_where_the_whole_is_wanted() -> None:
+    values = [math.sin(i / 9) for i in range(400)]
+    values[200], values[300] = 500.0, -500.0
+    spiked = [Curve(series(values), theme.TRAIN)]
+    drawn = {whole: draw(spiked, colors=COLORS, width=80, height=16, look=Look(whole=whole)) for whole in (True, False)}
+    assert drawn[False].cut == (True, True) and drawn[True].cut == (False, False)
+    lines = lines_of(drawn[False])
+    assert lines[0].count("▲") == 1 and lines[13].count("▼") == 1
+    assert lines[0].index("▲") - drawn[False].gutter == drawn[False].cell(200)
+    assert dots(lines) > 3 * dots(lines_of(drawn[True])) / 2
+    assert not any("▲" in line or "▼" in line for line in lines_of(drawn[True]))
+
+
+def test_few_points_and_a_loss_that_falls_are_shown_whole_and_no_curve_is_cut_off_for_another() -> None:
+    few = [1.0, 2.0, 1.5, 90.0]
+    falling = [2 + 9 * math.exp(-i / 40) for i in range(400)]
+    for values in (few, falling):
+        assert draw([Curve(series(values), theme.TRAIN)], colors=COLORS, width=80, height=16).cut == (False, False)
+    above = [Curve(series([1.0] * 200 + [1.1] * 200), theme.TRAIN), Curve(series([50.0, 60.0], [100, 300]), theme.RATE)]
+    assert draw(above, colors=COLORS, width=80, height=16).cut == (False, False)
+
+
+def test_the_most_important_mark_of_a_cell_is_the_one_that_is_seen() -> None:
+    line = series([float(i) for i in range(101)])
+    told = [Marker(50, kind, "") for kind in ("alert", "evaluation", "resume", "checkpoint", "command")]
+    for without, sign in ((0, "!"), (1, "»"), (2, "▸"), (3, "◆"), (4, "◦")):
+        order = {"alert": 0, "resume": 1, "command": 2, "checkpoint": 3, "evaluation": 4}
+        marks = [mark for mark in told if order[mark.kind] >= without]
+        assert sign in picture(line, width=40, height=12, marks=marks)[-2]
+
+
+def test_the_crosshair_passes_behind_the_dots_at_its_step_in_every_row() -> None:
+    drawn = draw([Curve(series([float(i) for i in range(101)]), theme.TRAIN)], colors=COLORS, width=50, height=12)
+    lines, cell = lines_of(drawn, cross=50.0), drawn.cell(50.0)
+    assert cell is not None
+    column = [line[drawn.gutter + cell] for line in lines[:10]]
+    assert column.count("│") + sum(dots([c]) > 0 for c in column) == 10 and 1 <= dots(column) <= 8
+    assert lines_of(drawn) == lines_of(drawn, cross=500.0), "a step that is not shown has no crosshair"
+    low, high = drawn.steps(cell)
+    assert low <= 50 < high
+
+
+def test_without_colours_later_curves_are_drawn_with_a_letter_each() -> None:
+    curves = [Curve(series([1, 2], [0, 9]), theme.TRAIN), *(Curve(series([n, n], [0, 9]), theme.RATE) for n in (3, 4))]
+    for letters in (True, False):
+        text = "".join(lines_of(draw(curves, colors=COLORS, width=30, height=12, letters=letters))[:10])
+        assert ("a" in text and "b" in text) == letters and dots([text]) > 20
+
+
+@pytest.mark.parametrize(
+    ("unit", "low", "high", "told"),
+    [
+        ("%", 0.0, 1.0, "50%"),
+        ("B", 0.0, 4e9, "2GB"),
+        ("B", 0.0, 5000.0, "2kB"),
+        ("", 0.0, 4e6, "2M"),
+        ("", 0, 4e4, "20k"),
+    ],
+)
+def test_shares_bytes_and_large_numbers_are_told_in_their_units(
+    unit: ticks.Unit, low: float, high: float, told: str
+) -> None:
+    assert told in [text for _, text in ticks.linear(low, high, most=4, unit=unit)]

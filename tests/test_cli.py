@@ -210,7 +210,7 @@ def make_run(directory: Path, *, finished: bool = True) -> Path:
     log = EventLog(directory, attempt=1)
     log.write(
         "run_started", step=0, schema=1, name=directory.name, pid=os.getpid(), process_started=None, host="elsewhere",
-        recipe="x", resumed_from=None, versions={},
+        recipe="x", resumed_from=None, versions={}, orders=[],
     )  # fmt: skip
     log.write("planned", step=0, total_steps=20, plan={}, devices=["cpu"])
     log.write("step", step=7, metrics={"train/loss": 2.5})

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import pty
-import re
-import select
-import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import fake_run
@@ -20,16 +13,19 @@ import pytest
 from test_view import HOSTILE
 from textual.pilot import Pilot
 from textual.widget import Widget
+from viewer import drive, trainer, until, write_run
 
-from trainkit.dashboard.app import Dashboard, export_svg, once, watch
-from trainkit.dashboard.screens import ConfirmStop, Help
+from trainkit.dashboard.app import Dashboard
+from trainkit.dashboard.picture import export_svg, once
+from trainkit.dashboard.screens import Help
+from trainkit.dashboard.terminal import farewell, watch
 from trainkit.errors import TrainkitError
-from trainkit.events.control import Server
 from trainkit.events.log import NAME
+from trainkit.events.orders import Order, order
 
 WATCH = [
     sys.executable, "-c",
-    "import sys, pathlib; from trainkit.dashboard.app import watch; watch(pathlib.Path(sys.argv[1]))",
+    "import sys, pathlib; from trainkit.dashboard.terminal import watch; watch(pathlib.Path(sys.argv[1]))",
 ]  # fmt: skip
 SIZES = [(200, 60), (120, 40), (110, 24), (80, 24), (60, 20), (30, 8), (1, 1)]
 
@@ -37,46 +33,14 @@ SIZES = [(200, 60), (120, 40), (110, 24), (80, 24), (60, 20), (30, 8), (1, 1)]
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run in the middle of its training."""
-    events = fake_run.events(300, total=600)
-    late = time.time() - events[-1]["t"]
-    return fake_run.write(tmp_path / "quickstart", [{**event, "t": event["t"] + late} for event in events])
+    return write_run(tmp_path / "quickstart")
 
 
 @pytest.fixture
-def orders(run: Path) -> Iterator[list[str]]:
+def orders(run: Path) -> Iterator[list[Order]]:
     """What a trainer on `run` is told to do; it obeys at once."""
-    server, taken, over = Server(run), [], threading.Event()
-
-    def obey() -> None:
-        while not over.is_set():
-            for command in server.wait(0.05):
-                taken.append(command.command)
-                command.reply(True, f"{command.command} it is [bold]")
-
-    thread = threading.Thread(target=obey)
-    thread.start()
-    yield taken
-    over.set()
-    thread.join()
-    server.close()
-
-
-def drive(run: Path, steps: Callable[[Pilot[None], Dashboard], Awaitable[None]], *, size: tuple[int, int]) -> None:
-    async def drive_it() -> None:
-        dashboard = Dashboard(run)
-        async with dashboard.run_test(size=size) as pilot:
-            dashboard.load()
-            await pilot.pause()
-            await steps(pilot, dashboard)
-
-    asyncio.run(drive_it())
-
-
-async def until(condition: Callable[[], object], pilot: Pilot[None]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        await pilot.pause(0.02)
+    with trainer(run) as orders:
+        yield orders
 
 
 def shown(widget: Widget) -> bool:
@@ -131,7 +95,7 @@ def test_where_there_is_room_for_one_panel_tab_shows_the_next(run: Path) -> None
 
 
 @pytest.mark.parametrize(("key", "command"), [("c", "save"), ("e", "evaluate"), ("p", "pause")])
-def test_a_key_sends_its_order_and_the_answer_is_shown(run: Path, orders: list[str], key: str, command: str) -> None:
+def test_a_key_sends_its_order_and_the_answer_is_shown(run: Path, orders: list[Order], key: str, command: str) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await pilot.press(key)
         await until(lambda: dashboard._notifications, pilot)
@@ -139,10 +103,10 @@ def test_a_key_sends_its_order_and_the_answer_is_shown(run: Path, orders: list[s
         assert told.message == f"{command} it is [bold]" and told.severity == "information"
 
     drive(run, steps, size=(100, 30))
-    assert orders == [command]
+    assert orders == [order(command)]
 
 
-def test_p_on_a_paused_run_lets_it_go_on(run: Path, orders: list[str]) -> None:
+def test_p_on_a_paused_run_lets_it_go_on(run: Path, orders: list[Order]) -> None:
     paused = '{"type": "control", "t": 2e9, "step": 300, "attempt": 1, "command": "pause", "detail": ""}\n'
     with (run / NAME).open("a") as file:
         file.write(paused)
@@ -153,25 +117,7 @@ def test_p_on_a_paused_run_lets_it_go_on(run: Path, orders: list[str]) -> None:
         await until(lambda: orders, pilot)
 
     drive(run, steps, size=(100, 30))
-    assert orders == ["continue"]
-
-
-def test_stop_asks_first_and_takes_only_yes_for_a_yes(run: Path, orders: list[str]) -> None:
-    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
-        for no in ("n", "escape", "enter", "q"):
-            await pilot.press("S")
-            await pilot.pause()
-            assert isinstance(dashboard.screen, ConfirmStop)
-            await pilot.press(no)
-            await pilot.pause()
-            assert not isinstance(dashboard.screen, ConfirmStop) and dashboard.is_running
-        await pilot.press("s", "y")
-        assert orders == []
-        await pilot.press("S", "y")
-        await until(lambda: orders, pilot)
-
-    drive(run, steps, size=(100, 30))
-    assert orders == ["stop"]
+    assert orders == [Order("continue")]
 
 
 def test_an_order_to_a_run_without_a_trainer_is_an_error_on_the_screen(run: Path) -> None:
@@ -184,12 +130,12 @@ def test_an_order_to_a_run_without_a_trainer_is_an_error_on_the_screen(run: Path
 
 
 @pytest.mark.parametrize("key", ["q", "ctrl+c", "ctrl+q"])
-def test_quitting_detaches_and_says_how_to_come_back(run: Path, orders: list[str], key: str) -> None:
+def test_quitting_detaches_and_says_how_to_come_back(run: Path, orders: list[Order], key: str) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await pilot.press(key)
         await pilot.pause()
         assert not dashboard.is_running
-        assert f"trainkit watch {run}" in dashboard.farewell()
+        assert f"trainkit watch {run}" in farewell(run, dashboard.state)
 
     drive(run, steps, size=(100, 30))
     assert orders == []
@@ -248,37 +194,6 @@ def test_a_run_that_is_not_there_is_an_error_in_words(tmp_path: Path) -> None:
     for show in (watch, once):
         with pytest.raises(TrainkitError, match="no such run"):
             show(tmp_path / "missing")
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_restores_the_terminal_before_the_viewer_ends(run: Path, number: int) -> None:
-    terminal, inside = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm-256color"}
-    viewer = subprocess.Popen([*WATCH, run], stdin=inside, stdout=inside, stderr=inside, env=environment)
-    os.close(inside)
-    written = _read_until(terminal, rb"quickstart")
-    viewer.send_signal(number)
-    written += _read_until(terminal, None)
-    os.close(terminal)
-    assert viewer.wait(60) == 128 + number
-    for on, off in ((b"\x1b[?1049h", b"\x1b[?1049l"), (b"\x1b[?1000h", b"\x1b[?1000l"), (b"\x1b[?25l", b"\x1b[?25h")):
-        assert on in written and written.rindex(off) > written.rindex(on)
-
-
-def _read_until(terminal: int, pattern: bytes | None) -> bytes:
-    """What the terminal is sent until `pattern` is in it, or, if that is None, until the other side closes."""
-    written, deadline = b"", time.monotonic() + 60
-    while pattern is None or not re.search(pattern, written):
-        assert time.monotonic() < deadline, written[-2000:]
-        if select.select([terminal], [], [], 0.2)[0]:
-            try:
-                chunk = os.read(terminal, 1 << 16)
-            except OSError:  # Linux says EIO where the other side has closed
-                chunk = b""
-            if not chunk:
-                break
-            written += chunk
-    return written
 
 
 def test_importing_the_package_alone_imports_no_textual_and_the_dashboard_no_jax() -> None:

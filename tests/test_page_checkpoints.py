@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import shutil
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import fake_run
 import pytest
+from pages import drive, frame, only, settle, until
 from test_view import HOSTILE, folded
 from textual.pilot import Pilot
 from textual.widgets import Static
 
 from trainkit.checkpoint.manifest import FORMAT, Leaf, Manifest, write
-from trainkit.dashboard import app
+from trainkit.dashboard.app import Dashboard
 from trainkit.dashboard.manifest import manifest_facts, present
 from trainkit.dashboard.pages import checkpoints
 from trainkit.dashboard.pages.checkpoints import Checkpoints
@@ -45,8 +44,7 @@ def saved(run: Path, step: int, **changes: Any) -> Path:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """300 of 600 steps; of the three rolling checkpoints two are there, one was made permanent."""
-    monkeypatch.setattr(app, "PAGES", (Checkpoints,))
-    monkeypatch.setattr(app, "NAMES", ("overview", "checkpoints"))
+    only(monkeypatch, Checkpoints)
     monkeypatch.setattr(checkpoints, "REST", 0.0)
     monkeypatch.chdir(tmp_path)
     run = Path("runs") / "quick start"
@@ -61,40 +59,16 @@ def events() -> list[Event]:
     return [*told[: told.index(again) + 1], {**again, "kind": "permanent"}, *told[told.index(again) + 1 :]]
 
 
-def drive(
-    run: Path, steps: Callable[[Pilot[None], app.Dashboard], Awaitable[None]], size: tuple[int, int] = (120, 40)
-) -> None:
-    async def drive_it() -> None:
-        dashboard = app.Dashboard(run)
-        async with dashboard.run_test(size=size) as pilot:
-            dashboard.load()
-            await pilot.press("2")
-            await settle(pilot)
-            await steps(pilot, dashboard)
-
-    asyncio.run(drive_it())
-
-
-async def settle(pilot: Pilot[None]) -> None:
-    for _ in range(3):
-        await pilot.app.workers.wait_for_complete()
-        await pilot.pause()
-
-
-def frame(dashboard: app.Dashboard) -> str:
-    return "\n".join(strip.text for strip in dashboard.screen._compositor.render_strips())
-
-
-def row(dashboard: app.Dashboard, step: int) -> str:
+def row(dashboard: Dashboard, step: int) -> str:
     return next(line for line in frame(dashboard).split("\n") if line.strip("│ ").startswith(f"{step} "))
 
 
-def detail(dashboard: app.Dashboard) -> str:
-    return str(dashboard.query_one("#checkpoint-detail Static", Static).render())
+def detail(dashboard: Dashboard) -> str:
+    return str(dashboard.query_one(".detail Static", Static).render())
 
 
 def test_each_step_has_one_row_with_its_loss_its_kind_and_whether_it_is_there(run: Path) -> None:
-    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         view = folded(events())
         for step, told in ((100, "replaced"), (200, "permanent"), (300, "there")):
             place = list(view.series["validation/held-out/loss"].steps).index(step)
@@ -112,7 +86,7 @@ def test_each_step_has_one_row_with_its_loss_its_kind_and_whether_it_is_there(ru
 def test_the_best_is_the_best_of_those_that_are_there(run: Path) -> None:
     shutil.rmtree(run / "checkpoints" / "300")
 
-    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         assert "★" in row(dashboard, 200) and "★" not in row(dashboard, 300)
 
     drive(run, steps)
@@ -125,14 +99,14 @@ def test_a_loss_that_is_no_number_is_never_the_best(run: Path) -> None:
             event["metrics"]["validation/held-out/loss"] = "NaN"
     fake_run.write(run, told)
 
-    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         assert "nan" in row(dashboard, 300) and "★" in row(dashboard, 200)
 
     drive(run, steps)
 
 
 def test_y_copies_a_command_that_a_shell_takes_apart_rightly(run: Path) -> None:
-    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await pilot.press("j", "y")
         assert dashboard.clipboard == "trainkit resume 'runs/quick start/200'"
         await pilot.press("k", "Y")
@@ -143,8 +117,26 @@ def test_y_copies_a_command_that_a_shell_takes_apart_rightly(run: Path) -> None:
     drive(run, steps)
 
 
+def test_v_verifies_the_chosen_one_and_tells_what_is_wrong_with_each_array(run: Path) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        await pilot.press("v", "v")
+        await pilot.pause()
+        assert "reading every byte of it" in detail(dashboard)
+        await pilot.press("j")
+        await pilot.pause()
+        assert "reading every byte of it" not in detail(dashboard), "it is another one that is being verified"
+        await pilot.press("k")
+        await until("damaged", pilot)
+        assert "params.x: " in detail(dashboard), "there are no arrays beside this manifest"
+        await pilot.press("G", "v")
+        await pilot.pause()
+        assert "reading" not in detail(dashboard), "a replaced one is not there to be verified"
+
+    drive(run, steps)
+
+
 def test_the_manifest_of_the_chosen_one_is_told(run: Path) -> None:
-    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         for told in ("data 2 × fsdp 1", "2 × cpu", "jax 0.10.2", "1.7 MB", "3b789e", "trainkit resume"):
             assert told in detail(dashboard), told
         await pilot.press("j")
@@ -158,7 +150,7 @@ def test_the_manifest_of_the_chosen_one_is_told(run: Path) -> None:
 
 
 def test_what_happens_on_the_disk_is_seen_at_the_next_look(run: Path) -> None:
-    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         (run / "checkpoints" / "200" / "manifest.json").unlink()
         shutil.rmtree(run / "checkpoints" / "300")
         page = dashboard.query_one(Checkpoints)
@@ -173,7 +165,7 @@ def test_what_happens_on_the_disk_is_seen_at_the_next_look(run: Path) -> None:
 def test_a_run_without_checkpoints_says_when_there_will_be_some(run: Path) -> None:
     fake_run.write(run, fake_run.events(3, total=600))
 
-    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         assert "no checkpoints yet: [checkpoint] in the recipe" in frame(dashboard)
         await pilot.press("j", "k", "G", "o", "y", "Y")
         assert not dashboard.clipboard
@@ -189,13 +181,13 @@ def test_hostile_manifests_and_logs_are_inert_at_every_size(run: Path, size: tup
     told = [{**event, "kind": HOSTILE} if event["type"] == "checkpoint_saved" else event for event in events()]
     fake_run.write(run, told)
 
-    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await pilot.press("j", "k")
         await settle(pilot)
         assert all(c == "\n" or c.isprintable() for c in frame(dashboard) + detail(dashboard))
         assert "[bold red]boo[/]" in detail(dashboard)
 
-    drive(run, steps, size)
+    drive(run, steps, size=size)
 
 
 @pytest.mark.parametrize(
@@ -227,8 +219,8 @@ def test_only_directories_with_a_step_for_a_name_are_checkpoints(tmp_path: Path)
 
 
 def test_a_long_manifest_can_be_scrolled_with_keys_on_a_small_screen(run: Path) -> None:
-    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
-        below = dashboard.query_one("#checkpoint-detail")
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        below = dashboard.query_one(".detail")
         await pilot.press("J", "J")
         await pilot.pause()
         assert below.scroll_offset.y == 2
@@ -236,4 +228,4 @@ def test_a_long_manifest_can_be_scrolled_with_keys_on_a_small_screen(run: Path) 
         await pilot.pause()
         assert below.scroll_offset.y == 1
 
-    drive(run, steps, (60, 20))
+    drive(run, steps, size=(60, 20))

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import fake_run
 import pytest
+from pages import drive, frame, only, until
 from test_view import HOSTILE
 from textual.pilot import Pilot
 from trainer import RECIPE, workplace
 
-import trainkit.dashboard.app as app
 from trainkit.dashboard import theme
+from trainkit.dashboard.app import Dashboard
 from trainkit.dashboard.batches import Batch, Piece, Reader, Row
 from trainkit.dashboard.pages.data import MOST_CHARACTERS, NO_STEP, Data, batch_lines, epochs_of, wait_share
 from trainkit.events.view import View, reduce
 
-Steps = Callable[[Pilot[None], app.Dashboard], Awaitable[None]]
-
 
 @pytest.fixture(autouse=True)
 def only_this_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "PAGES", (Data,))
-    monkeypatch.setattr(app, "NAMES", ("overview", "data"))
+    only(monkeypatch, Data)
 
 
 @pytest.fixture
@@ -42,40 +38,17 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-def drive(run: Path, steps: Steps, *, size: tuple[int, int] = (120, 40)) -> None:
-    async def drive_it() -> None:
-        dashboard = app.Dashboard(run)
-        async with dashboard.run_test(size=size) as pilot:
-            dashboard.load()
-            await pilot.press("2")
-            await pilot.pause()
-            await steps(pilot, dashboard)
-
-    asyncio.run(drive_it())
-
-
-def frame(dashboard: app.Dashboard) -> str:
-    return "\n".join(strip.text for strip in dashboard.screen._compositor.render_strips())
-
-
-async def until(text: str, pilot: Pilot[None], dashboard: app.Dashboard) -> None:
-    deadline = time.monotonic() + 60
-    while text not in frame(dashboard):
-        assert time.monotonic() < deadline, frame(dashboard)
-        await pilot.pause(0.05)
-
-
 def test_the_batch_of_the_last_update_is_read_and_the_keys_go_to_others(run: Path) -> None:
-    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         assert "reading the batch of step 4 …" in frame(dashboard)
-        await until("update 4 → 5", pilot, dashboard)
-        await until("qa.jsonl:", pilot, dashboard)
+        await until("update 4 → 5", pilot)
+        await until("qa.jsonl:", pilot)
         assert "it is [b]" in frame(dashboard), "markup is shown as it is"
         page = dashboard.query_one(Data)
         for key, step in (("left", 3), ("]", 4), ("pagedown", 23), ("pageup", 0), ("[", 0)):
             await pilot.press(key)
             assert page._step == step
-        await until("update 0 → 1", pilot, dashboard)
+        await until("update 0 → 1", pilot)
         await pilot.press("g", *"4", "enter")
         await pilot.pause()
         assert page._step == 4 and page.has_focus and "update 4 → 5" in frame(dashboard), "read once"
@@ -84,7 +57,7 @@ def test_the_batch_of_the_last_update_is_read_and_the_keys_go_to_others(run: Pat
 
 
 def test_t_follows_the_newest_step_and_a_move_ends_it(run: Path) -> None:
-    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         page = dashboard.query_one(Data)
         await pilot.press("left", "left", "t")
         assert page._step == 4 and page._follow
@@ -98,12 +71,12 @@ def test_a_batch_that_cannot_be_read_says_why_and_can_be_asked_for_again(run: Pa
     recipe = (run / "recipe.toml").read_text()
     (run / "recipe.toml").write_text(recipe.replace("qa.jsonl", "[bold]gone.jsonl"))
 
-    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
-        await until("the batch of step 4 cannot be shown", pilot, dashboard)
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        await until("the batch of step 4 cannot be shown", pilot)
         assert "[bold]gone.jsonl" in frame(dashboard)
         (run / "recipe.toml").write_text(recipe)
         await pilot.press("g", "4", "enter")
-        await until("update 4 → 5", pilot, dashboard)
+        await until("update 4 → 5", pilot)
 
     drive(run, steps)
 
@@ -112,7 +85,7 @@ def test_a_batch_that_cannot_be_read_says_why_and_can_be_asked_for_again(run: Pa
 def test_before_the_first_update_nothing_is_read_and_it_says_what_will_be_here(
     tmp_path: Path, size: tuple[int, int]
 ) -> None:
-    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         assert NO_STEP[:12] in frame(dashboard)
         assert dashboard.query_one(Data)._reader._reading is None
         await pilot.press("j", "k", "t", "t", "g", "escape")

@@ -7,26 +7,31 @@ import math
 from array import array
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import fake_run
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_view import HOSTILE
-from textual.app import App, ComposeResult
+from textual.app import ComposeResult
 from textual.pilot import Pilot
 from textual.widgets import Input, Static
 
 from trainkit.dashboard import chart, theme
+from trainkit.dashboard.columns import Window
+from trainkit.dashboard.keys import ChartKeys
 from trainkit.dashboard.pages.metrics import HEIGHT, WIDTH, Metrics, compiled, layout, ordered
-from trainkit.dashboard.panels.metric import MetricCell, goal, one_line, summary
+from trainkit.dashboard.panels.metric import MetricCell
+from trainkit.dashboard.plot import Picture
+from trainkit.dashboard.titles import facts, goal, one_line
 from trainkit.events.series import Series
 from trainkit.events.view import View, reduce
 
 SIZES = [(200, 60), (120, 40), (80, 24), (60, 20), (36, 9), (20, 6), (1, 1)]
 
 
-class Alone(App[None]):
+class Alone(ChartKeys):
     """The page without the rest of the dashboard."""
 
     CSS_PATH = str(Path(theme.__file__).with_name("dashboard.tcss"))
@@ -79,7 +84,7 @@ def frame(page: Metrics) -> str:
 
 def cells(page: Metrics) -> list[str]:
     """The metrics that are mounted, in the order in which they stand."""
-    return [cell.metric for cell in page.query(MetricCell)]
+    return [cell.key for cell in page.query(MetricCell)]
 
 
 def test_every_metric_gets_a_chart_with_its_last_and_its_best_value_and_its_change() -> None:
@@ -91,8 +96,8 @@ def test_every_metric_gets_a_chart_with_its_last_and_its_best_value_and_its_chan
         for name in ("train/loss", "optimizer/learning_rate", "gradients/norm", "memory/host  1.2 GB"):
             assert name in told, name
         losses = view.series["train/loss"].values
-        assert f"train/loss  {losses[-1]:.4f}" in told and f"min {min(losses):.4f} at" in told
-        assert "max 11.4k" in told
+        assert f"train/loss  {losses[-1]:.4f}" in told and f"best {min(losses):.4f} at" in told
+        assert "best 11.4k at" in told
         assert sum(0x2800 < ord(c) < 0x2900 for c in told) > 150
 
     drive(view, steps)
@@ -128,7 +133,7 @@ def test_a_grid_holds_all_charts_or_as_many_as_there_is_room_for(count: int, wid
 @given(st.lists(st.floats(), max_size=60))
 def test_a_summary_is_of_the_finite_values_only(values: list[float]) -> None:
     made, finite = series(values), [value for value in values if math.isfinite(value)]
-    found = summary(made)
+    found = facts(made)
     assert (found is None) == (not finite)
     if found is not None:
         assert (found.low, found.high) == (min(finite), max(finite))
@@ -136,11 +141,24 @@ def test_a_summary_is_of_the_finite_values_only(values: list[float]) -> None:
     made.add(1e9, 1.0)  # no view of the arrays is left behind, which would keep them from growing
 
 
-def test_the_change_is_the_last_tenth_against_the_tenth_before() -> None:
-    found = summary(series([5.0] * 81 + [2.0] * 10 + [1.0] * 10))
-    assert found is not None and found.change == (1.0, 2.0)
-    alone = summary(series([3.0]))
-    assert alone is not None and alone.change is None
+def test_the_change_is_the_last_tenth_against_the_first_of_what_is_shown() -> None:
+    made = series([5.0] * 11 + [9.0] * 80 + [1.0] * 10)
+    found = facts(made)
+    assert found is not None and found.change == (5.0, 1.0)
+    found = facts(made, Window(40, 101))
+    assert found is not None and found.change == (9.0, pytest.approx((9 * 0 + 6 * 1) / 6))
+    for few, change in (([3.0], None), ([3.0, 4.0], (3.0, 4.0))):
+        found = facts(series(few))
+        assert found is not None and found.change == change
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=20, max_size=200))
+def test_what_is_told_of_a_thinned_series_is_what_is_told_of_the_whole_one(values: list[float]) -> None:
+    few = Series(limit=16)
+    for step, value in enumerate(values, 1):
+        few.add(step, value)
+    one, other = facts(few), facts(series(values))
+    assert one is not None and other is not None and one[:5] == other[:5]
 
 
 @given(st.text())
@@ -210,8 +228,8 @@ def test_a_pinned_metric_stands_first_and_a_log_scale_is_the_selected_one_s_only
         await pilot.press("end", "f", "g")
         await pilot.pause()
         assert cells(page)[0] == page.selected == "host/cpu" and "★ host/cpu" in frame(page)
-        logarithmic = [cell.metric for cell in page.query(MetricCell) if "]log " in str(cell.border_subtitle)]
-        assert logarithmic == ["host/cpu"]
+        logarithmic = [cell.key for cell in page.query(MetricCell) if cell.look.log]
+        assert logarithmic == ["host/cpu"] and frame(page).count("─ log ") == 1
         await pilot.press("f", "g")
         await pilot.pause()
         assert cells(page)[-1] == "host/cpu" and "★" not in frame(page)
@@ -241,9 +259,9 @@ def test_only_charts_in_sight_are_drawn_and_again_only_when_it_can_be_seen(monke
     drawn: list[int] = []
     draw = chart.draw
 
-    def counted(curves: list[chart.Curve], **options: object) -> list[object]:
+    def counted(curves: list[chart.Curve], **options: Any) -> Picture:
         drawn.append(len(curves))
-        return draw(curves, **options)  # type: ignore[arg-type,return-value]
+        return draw(curves, **options)
 
     monkeypatch.setattr(chart, "draw", counted)
     view = many(50)

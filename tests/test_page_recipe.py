@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import fake_run
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pages import drive, frame, only, settle
 from test_view import HOSTILE
 from textual.pilot import Pilot
 from textual.widgets import Input, Static
 
-from trainkit.dashboard import app
-from trainkit.dashboard.pages.recipe import Recipe, read
+from trainkit.dashboard.app import Dashboard
+from trainkit.dashboard.pages.recipe import Recipe
 from trainkit.dashboard.panels.rows import Column, Row, Rows, cell
+from trainkit.dashboard.recipes import read
 from trainkit.recipe.load import load
 from trainkit.recipe.write import flat
 from trainkit.run.directory import create, recipe_of, replace_recipe
@@ -47,37 +47,13 @@ learning_rate = 0.001
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run that was begun with one override and gone on with after two others."""
-    monkeypatch.setattr(app, "PAGES", (Recipe,))
-    monkeypatch.setattr(app, "NAMES", ("overview", "recipe"))
+    only(monkeypatch, Recipe)
     monkeypatch.chdir(tmp_path)
     Path("r.toml").write_text(RECIPE)
     run = create(load(Path("r.toml"), ["train.max_grad_norm=0.5"]))
     replace_recipe(run, recipe_of(run, ["train.steps=60"]), attempt=1)
     replace_recipe(run, recipe_of(run, ["optimizer.learning_rate=5e-4"]), attempt=2)
     return fake_run.write(run, fake_run.events(20))
-
-
-def drive(
-    run: Path, steps: Callable[[Pilot[None], app.Dashboard], Awaitable[None]], size: tuple[int, int] = (120, 40)
-) -> None:
-    async def drive_it() -> None:
-        dashboard = app.Dashboard(run)
-        async with dashboard.run_test(size=size) as pilot:
-            dashboard.load()
-            await pilot.press("2")
-            await settle(pilot)
-            await steps(pilot, dashboard)
-
-    asyncio.run(drive_it())
-
-
-async def settle(pilot: Pilot[None]) -> None:
-    await pilot.app.workers.wait_for_complete()
-    await pilot.pause()
-
-
-def frame(dashboard: app.Dashboard) -> str:
-    return "\n".join(strip.text for strip in dashboard.screen._compositor.render_strips())
 
 
 def test_every_value_is_read_with_the_origin_that_the_resolved_recipe_notes(run: Path) -> None:
@@ -113,7 +89,7 @@ def test_a_recipe_that_is_no_toml_is_said_to_be_none(run: Path, text: str) -> No
     (run / "recipe.toml").write_bytes(text.encode("latin-1"))
     assert read(run).problem.startswith("recipe.toml: it is not TOML")
 
-    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         assert "it is not TOML" in frame(dashboard)
         await pilot.press("j", "o", "d")
 
@@ -123,7 +99,7 @@ def test_a_recipe_that_is_no_toml_is_said_to_be_none(run: Path, text: str) -> No
 def test_a_run_without_a_recipe_says_so_and_its_keys_do_no_harm(run: Path) -> None:
     (run / "recipe.toml").unlink()
 
-    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         assert "recipe.toml: it cannot be read" in frame(dashboard)
         await pilot.press("j", "o", "d", "slash", "x", "escape")
 
@@ -131,7 +107,7 @@ def test_a_run_without_a_recipe_says_so_and_its_keys_do_no_harm(run: Path) -> No
 
 
 def test_keys_filter_leave_out_defaults_and_go_back_through_the_changes(run: Path) -> None:
-    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         assert "run.seed" in frame(dashboard) and "r.toml:5" in frame(dashboard)
         await pilot.press("o")
         await pilot.pause()
@@ -152,12 +128,43 @@ def test_keys_filter_leave_out_defaults_and_go_back_through_the_changes(run: Pat
     drive(run, steps)
 
 
+def test_another_run_is_asked_for_and_only_what_differs_from_it_is_shown(run: Path) -> None:
+    other = create(load(Path("r.toml"), ["run.name='other'", "train.steps=7", "optimizer.weight_decay=0.2"]))
+    (other.parent / "no-run").mkdir()
+
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        await pilot.press("u", *"zz")
+        await pilot.pause()
+        assert "no run has that in its name" in frame(dashboard)
+        await pilot.press("enter", "backspace", "backspace", "down", "up", "pagedown", "pageup")
+        await pilot.pause()
+        assert "other" in frame(dashboard) and "no-run" not in frame(dashboard)
+        await pilot.press("enter")
+        await settle(pilot)
+        told = frame(dashboard)
+        assert "4 differences from other" in told
+        assert all(key in told for key in ("train.steps", "train.max_grad_norm", "optimizer.learning_rate"))
+        assert "run.name" not in told and "model.layers" not in told
+        await pilot.press("u", "escape")
+        await pilot.pause()
+        assert "4 differences from other" in frame(dashboard), "no answer changes nothing"
+        await pilot.press("escape")
+        await pilot.pause()
+        assert "differences from" not in frame(dashboard)
+        (other / "recipe.toml").write_text("nothing")
+        await pilot.press("u", "enter")
+        await settle(pilot)
+        assert "differences from" not in frame(dashboard)
+
+    drive(run, steps)
+
+
 def test_the_chosen_key_is_explained_below_the_table(run: Path) -> None:
-    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await pilot.press("slash", *"batch_size", "enter")
         await pilot.press("j")
         await pilot.pause()
-        told = str(dashboard.query_one("#recipe-detail Static", Static).render())
+        told = str(dashboard.query_one(".detail Static", Static).render())
         chosen = dashboard.query_one(Rows).chosen
         assert chosen is not None and told.startswith(f"{chosen} = ") and "written at" in told
 
@@ -165,7 +172,7 @@ def test_the_chosen_key_is_explained_below_the_table(run: Path) -> None:
 
 
 def test_a_new_attempt_shows_its_new_recipe(run: Path) -> None:
-    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         replace_recipe(run, recipe_of(run, ["train.steps=4242"]), attempt=3)
         events = [*fake_run.events(20), *fake_run.events(22, attempt=2, resumed_from=20)[:2]]
         fake_run.write(run, events)
@@ -185,13 +192,13 @@ def test_hostile_values_are_inert_at_every_size(run: Path, size: tuple[int, int]
         file.write(f"\n[{name}]\n{name} = {name}  # [bold]\u202e\x9b31m\n")
     assert not read(run).problem
 
-    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await pilot.press("G")
         await pilot.pause()
         assert all(c == "\n" or c.isprintable() for c in frame(dashboard))
         assert size[1] < 20 or "[bold red]boo[/]" in frame(dashboard)
 
-    drive(run, steps, size)
+    drive(run, steps, size=size)
 
 
 @given(
@@ -209,7 +216,7 @@ def test_no_line_of_a_table_is_wider_than_there_is_room_for(rows: list[tuple[str
 
 
 def test_who_walks_stays_on_his_row_when_rows_come_and_who_is_on_the_first_stays_there(run: Path) -> None:
-    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         rows, columns = dashboard.query_one(Rows), [Column("a")]
         old = [Row(name, [cell(name)]) for name in "cba"]
         rows.show(columns, old, empty="")

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import fake_run
 import pytest
+from pages import drive, frame, only
 from test_view import HOSTILE
 from textual.pilot import Pilot
 
-import trainkit.dashboard.app as app
+from trainkit.dashboard.app import Dashboard
 from trainkit.dashboard.pages.samples import EMPTY, UNKNOWN, Samples, by_step, compared_with
 from trainkit.events.view import Sample
 
 PROMPTS = ("def main(", "class Queue:\n")
-Steps = Callable[[Pilot[None], app.Dashboard], Awaitable[None]]
 
 
 def sampled(step: int, prompt: str, text: str) -> dict[str, Any]:
@@ -32,28 +30,11 @@ def written(steps: range) -> list[dict[str, Any]]:
 
 @pytest.fixture(autouse=True)
 def only_this_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "PAGES", (Samples,))
-    monkeypatch.setattr(app, "NAMES", ("overview", "samples"))
-
-
-def drive(run: Path, steps: Steps, *, size: tuple[int, int] = (120, 40)) -> None:
-    async def drive_it() -> None:
-        dashboard = app.Dashboard(run)
-        async with dashboard.run_test(size=size) as pilot:
-            dashboard.load()
-            await pilot.press("2")
-            await pilot.pause()
-            await steps(pilot, dashboard)
-
-    asyncio.run(drive_it())
-
-
-def frame(dashboard: app.Dashboard) -> str:
-    return "\n".join(strip.text for strip in dashboard.screen._compositor.render_strips())
+    only(monkeypatch, Samples)
 
 
 def test_without_samples_it_says_what_will_be_here(tmp_path: Path) -> None:
-    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         for key in ("j", "k", "n", "b", "w", "w", "home", "pagedown"):
             await pilot.press(key)
         assert EMPTY[:20] in frame(dashboard)
@@ -67,7 +48,7 @@ def test_the_newest_step_is_shown_and_the_keys_go_through_steps_and_prompts(
 ) -> None:
     run = fake_run.write(tmp_path / "run", [*fake_run.events(5, total=600)[:2], *written(range(10, 50, 10))])
 
-    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         page = dashboard.query_one(Samples)
         expected = [("", 40), ("j", 30), ("down", 20), ("k", 30), ("up", 40), ("up", 40)]
         for key, step in expected:
@@ -87,7 +68,7 @@ def test_the_newest_step_is_shown_and_the_keys_go_through_steps_and_prompts(
 def test_w_shows_the_step_before_then_the_first_then_one_step_again(tmp_path: Path) -> None:
     run = fake_run.write(tmp_path / "run", written(range(10, 50, 10)))
 
-    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         for other, shown in (("step 30 · the step before", "text 0 of 30"), ("step 10 · the first", "text 0 of 10")):
             await pilot.press("w")
             await pilot.pause()
@@ -107,7 +88,7 @@ def test_the_newest_is_followed_until_another_step_is_chosen(tmp_path: Path) -> 
         with (run / fake_run.NAME).open("a") as file:
             file.writelines(fake_run.json.dumps(event) + "\n" for event in written(range(step, step + 1)))
 
-    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         page = dashboard.query_one(Samples)
         for key, new, chosen in (("k", 30, 30), ("j", 40, 20), ("home", 50, 50)):
             await pilot.press(key)
@@ -122,7 +103,7 @@ def test_the_newest_is_followed_until_another_step_is_chosen(tmp_path: Path) -> 
 def test_a_click_on_a_step_chooses_it(tmp_path: Path) -> None:
     run = fake_run.write(tmp_path / "run", written(range(10, 50, 10)))
 
-    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await pilot.click("Steps", offset=(3, 2))
         await pilot.pause()
         assert dashboard.query_one(Samples)._chosen == 20
@@ -133,7 +114,7 @@ def test_a_click_on_a_step_chooses_it(tmp_path: Path) -> None:
 def test_hostile_prompts_and_texts_are_shown_and_not_obeyed(tmp_path: Path) -> None:
     run = fake_run.write(tmp_path / "run", [sampled(1, HOSTILE, HOSTILE), sampled(2, "▸", HOSTILE)])
 
-    async def steps(pilot: Pilot[None], dashboard: app.Dashboard) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         assert UNKNOWN in frame(dashboard) and "[bold red]boo[/]" in frame(dashboard)
         for key in ("n", "j", "w"):
             await pilot.press(key)

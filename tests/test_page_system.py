@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from textual.widgets import Static
 
 import trainkit.dashboard.app as app
 from trainkit.dashboard.chart import Chart
-from trainkit.dashboard.pages.system import System, _both, _fill, _Scaled
+from trainkit.dashboard.columns import Window
+from trainkit.dashboard.pages.system import System, wait_shares
 from trainkit.events.log import NAME
 from trainkit.events.schema import Event
 from trainkit.events.series import Series
@@ -69,7 +71,7 @@ def test_it_tells_step_times_the_plan_the_devices_the_host_and_versions(tmp_path
             assert expected in told, expected
         assert "1.2 GB" in told and "1.9" in told and "0.10.2" in told
         for chart in page.query(Chart):
-            assert chart.size.area > 0 and chart._curves
+            assert chart.size.area > 0 and chart.curves
 
     drive(fake_run.write(tmp_path / "run", events(300)), steps)
 
@@ -160,27 +162,23 @@ def series(points: list[tuple[float, float]]) -> Series:
     return made
 
 
-def test_shares_are_of_the_steps_that_tell_both_and_fill_up_to_a_hundred() -> None:
-    seconds = series([(n, 2.0) for n in range(2, 102)])
-    waited = series([(n, 0.5 if n < 50 else 9.0) for n in range(1, 100)])
-    steps, took, wait = _both(seconds, waited)
-    assert steps[0] == 2 and steps[-1] == 99 and took.max() == wait.max() == 2
-    computing, waiting = Series(), Series()
-    _fill(computing, waiting, steps, took, wait, points=160)
-    assert list(waiting.values[:2]) == [25, 0] and list(computing.values[:2]) == [100, 25]
-    assert max(waiting.values) == 100 and computing.values[-1] == 100
-    _fill(computing, waiting, steps, took, 0 * wait, points=160)
-    assert len(waiting) == 0 and set(computing.values) == {0, 100}
+@pytest.mark.parametrize("limit", [1000, 16])
+def test_shares_are_of_the_time_of_a_stretch_and_never_more_than_all_of_it(limit: int) -> None:
+    seconds, waited = Series(limit=limit), Series(limit=limit)
+    for step in range(1, 97):
+        seconds.add(step, 2.0)
+        waited.add(step, 0.5 if step <= 48 else 9.0)
+    steps, shares = wait_shares(seconds, waited, stretches=4, window=None)
+    assert steps[-1] == 96 and steps == sorted(set(steps))
+    assert shares[0] == 0.25 and shares[-1] == 1.0 and all(0.25 <= share <= 1 for share in shares)
+    closer, _ = wait_shares(seconds, waited, stretches=4, window=Window(40, 60))
+    assert sum(40 < step <= 60 for step in closer) > sum(40 < step <= 60 for step in steps)
+    waited.add(200, 1.0)  # no view of the arrays is left behind, which would keep them from growing
     seconds.add(200, 1.0)
 
 
-def test_a_scaled_series_follows_its_source_through_growth_cuts_and_a_new_source() -> None:
-    scaled, source = _Scaled(0.5), series([(1, 2), (2, 4)])
-    assert list(scaled.of(source).values) == [1, 2]
-    source.add(3, 6)
-    assert list(scaled.of(source).values) == [1, 2, 3]
-    source.cut(1)
-    source.add(2, 8)
-    source.add(3, 8)
-    assert list(scaled.of(source).values) == [1, 4, 4]
-    assert list(scaled.of(series([(7, 2)])).values) == [1]
+def test_without_a_time_there_is_no_share() -> None:
+    one = series([(1, 2.0)])
+    for seconds, waited in ((None, one), (one, None), (series([(1, 0.0)]), one), (one, series([(1, math.nan)]))):
+        found = wait_shares(seconds, waited, stretches=9, window=None)
+        assert found == ([], []) or found == ([1.0], [1.0])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -11,9 +13,11 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import fake_run
 import pytest
 from trainer import LIMIT, environment, workplace
 
+from trainkit.events.control import send
 from trainkit.events.log import read
 
 pytestmark = pytest.mark.skipif(
@@ -25,7 +29,7 @@ class Terminal:
     """A tmux window: keys in, screen out."""
 
     def __init__(self, directory: Path) -> None:
-        self._socket = f"trainkit-{uuid.uuid4().hex[:8]}"
+        self._socket, self._open = f"trainkit-{uuid.uuid4().hex[:8]}", True
         self._tmux("-f", "/dev/null", "new-session", "-d", "-x", "120", "-y", "40", "-c", str(directory), "sh")
         for name, value in (("PS1", "$ "), ("TERM", "tmux-256color")):
             self.type(f"export {name}={shlex.quote(value)}")
@@ -51,8 +55,15 @@ class Terminal:
             time.sleep(0.1)
         raise TimeoutError("this is all that was seen:\n" + self.screen())
 
+    def shell(self) -> int:
+        """The process id of what was started first in the window."""
+        return int(self._tmux("list-panes", "-F", "#{pane_pid}"))
+
     def close(self) -> None:
-        self._tmux("kill-server")
+        """As when its window is closed, or the connection to it is lost."""
+        if self._open:
+            self._open = False
+            self._tmux("kill-server")
 
     def _tmux(self, *arguments: str) -> str:
         command = ["tmux", "-L", self._socket, *arguments]
@@ -71,6 +82,17 @@ def step_of(run: Path) -> int:
     return max((event["step"] for event in read(run)), default=0)
 
 
+def children(process: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def goes_on(run: Path) -> None:
+    step, deadline = step_of(run), time.monotonic() + LIMIT
+    while step_of(run) < step + 20:
+        assert time.monotonic() < deadline, "the run did not go on"
+        time.sleep(0.1)
+
+
 def test_it_draws_resizes_detaches_attaches_again_and_stops(tmp_path: Path, terminal: Terminal) -> None:
     run = tmp_path / "runs" / "tiny"
     trainkit = f"{shlex.quote(sys.executable)} -m trainkit"
@@ -87,11 +109,7 @@ def test_it_draws_resizes_detaches_attaches_again_and_stops(tmp_path: Path, term
     terminal.press("q")
     farewell = terminal.until(lambda screen: "ended with 0" in screen)
     assert "trainkit watch" in farewell
-    step = step_of(run)
-    deadline = time.monotonic() + LIMIT
-    while step_of(run) < step + 20:
-        assert time.monotonic() < deadline, "the run did not go on after its viewer was gone"
-        time.sleep(0.1)
+    goes_on(run)
 
     terminal.type("clear")
     terminal.type(f"{trainkit} watch tiny; echo ended with $?")
@@ -109,3 +127,40 @@ def test_it_draws_resizes_detaches_attaches_again_and_stops(tmp_path: Path, term
     assert (run / "checkpoints" / str(finished["step"]) / "manifest.json").exists()
     terminal.press("q")
     terminal.until(lambda screen: "ended with 0" in screen)
+
+
+def test_a_viewer_that_is_killed_and_a_terminal_that_is_closed_leave_shell_and_run_alone(
+    tmp_path: Path, terminal: Terminal
+) -> None:
+    run = tmp_path / "runs" / "tiny"
+    trainkit = f"{shlex.quote(sys.executable)} -m trainkit"
+    terminal.type(f"{trainkit} run tiny.toml --set train.steps=1000000; echo ended with $?")
+    terminal.until(lambda screen: "● running" in screen)
+    (parent,) = children(terminal.shell())
+    (viewer,) = (child for child in children(parent) if os.getsid(child) == os.getsid(parent))
+    os.kill(viewer, signal.SIGKILL)
+    screen = terminal.until(lambda screen: "ended with 137" in screen)
+    assert "● running" not in screen and "killed by signal 9" in screen
+    terminal.type("echo it is $((20 + 22))")
+    terminal.until(lambda screen: "it is 42" in screen)
+    goes_on(run)
+
+    terminal.type(f"{trainkit} watch tiny")
+    terminal.until(lambda screen: "● running" in screen)
+    terminal.close()
+    goes_on(run)
+    assert send(run, "stop").ok
+
+
+def test_a_finished_run_is_replayed_and_goes_to_a_step(tmp_path: Path, terminal: Terminal) -> None:
+    fake_run.write(tmp_path / "runs" / "fake", fake_run.events(300, total=300))
+    terminal.type(f"{shlex.quote(sys.executable)} -m trainkit watch fake --replay; echo ended with $?")
+    terminal.until(lambda screen: "replay x10" in screen)
+    terminal.press("Space")
+    terminal.until(lambda screen: "replay halted" in screen)
+    terminal.press("G")
+    terminal.until(lambda screen: "Go to step" in screen)
+    terminal.type("120")
+    terminal.until(lambda screen: "step 120 / 300" in screen)
+    terminal.press("q")
+    terminal.until(lambda screen: "ended with 0" in screen and "left the replay" in screen)

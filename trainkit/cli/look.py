@@ -3,45 +3,93 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainkit.cli.where import find_run, run_directory, runs_in
+from trainkit.cli.where import find_run, run_directory
+from trainkit.dashboard.glance import Facts, is_run
+from trainkit.dashboard.shelf import Shelf
 from trainkit.errors import DONE, FAILED, TrainkitError
 from trainkit.events.log import Tail
 from trainkit.events.plain import duration, inert, quantity
-from trainkit.events.view import View, alive, reduce, state
+from trainkit.events.view import View, reduce
 
 
-def watch(run: str, *, once: bool, replay: bool, readonly: bool) -> None:
-    """The dashboard on a run; with `once` one frame of it as text.
+def watch(run: str, *, replay: bool, readonly: bool, ascii_only: bool, page: str) -> None:
+    """The dashboard on a run.
 
     Raises:
         TrainkitError: there is no such run, or no terminal to draw in.
     """
-    directory = run_directory(run)
-    if not once and not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise TrainkitError("the dashboard needs a terminal", hint=f"trainkit watch {run} --once prints one picture")
-    from trainkit.dashboard import app
+    from trainkit.dashboard import terminal
 
-    if once:
-        size = shutil.get_terminal_size((120, 40))
-        print(app.once(directory, width=size.columns, height=size.lines))
-    else:
-        app.watch(directory, replay=replay, readonly=readonly)
+    terminal.watch(run_directory(run), replay=replay, readonly=readonly, ascii_only=ascii_only, page=page)
 
 
-def send(run: str, command: str) -> str:
-    """Give a running trainer a command, and return its answer.
+def browse(directory: Path, *, readonly: bool, ascii_only: bool) -> None:
+    """The runs of a directory in the terminal.
 
     Raises:
-        TrainkitError: no such run or command, no trainer, or it refuses.
+        TrainkitError: no terminal to draw in.
+    """
+    from trainkit.dashboard import terminal
+
+    terminal.require_terminal(f"the same as a table: trainkit runs {directory}")
+
+    def show() -> None:
+        from trainkit.dashboard.browse import show
+
+        show(directory, readonly=readonly, ascii_only=ascii_only)
+
+    terminal.guarded(show)
+
+
+def picture(run: str, *, size: str, page: str, ascii_only: bool) -> str:
+    """One frame of the dashboard as text; as large as `size` says ("120x40"), else as the terminal is.
+
+    Raises:
+        TrainkitError: there is no such run or page, or this is no size.
+    """
+    from trainkit.dashboard.filters import wants_ascii
+    from trainkit.dashboard.picture import once
+
+    columns, lines = shutil.get_terminal_size((120, 40))
+    if size:
+        width, _, height = size.partition("x")
+        if not (width.isdecimal() and height.isdecimal() and 0 < int(width) <= 1000 and 0 < int(height) <= 1000):
+            raise TrainkitError(f"{size!r} is no size", hint="columns x lines, such as 120x40")
+        columns, lines = int(width), int(height)
+    return once(run_directory(run), width=columns, height=lines, page=page, ascii_only=ascii_only or wants_ascii())
+
+
+def serve(run: str, *, port: int, replay: bool, orders: bool) -> None:
+    """The dashboard in a browser of this machine, until ctrl-c.
+
+    Raises:
+        TrainkitError: there is no such run, the port is taken, or the extra `serve` is not installed.
+    """
+    try:
+        from trainkit.dashboard.serve import serve
+    except ModuleNotFoundError as error:
+        if error.name not in ("aiohttp", "textual_serve"):
+            raise
+        raise TrainkitError(
+            f"{error.name} is not installed", hint="uv sync --extra serve   (or: pip install 'trainkit[serve]')"
+        ) from None
+
+    serve(run_directory(run), port=port, replay=replay, orders=orders)
+
+
+def send(run: str, command: str, argument: str | None) -> str:
+    """Give a running trainer an order, and return its answer.
+
+    Raises:
+        TrainkitError: no such run or command, a wrong argument, no trainer, or it refuses.
     """
     from trainkit.events import control
 
-    reply = control.send(run_directory(run), command)
+    reply = control.send(run_directory(run), command, argument)
     if not reply.ok:
         raise TrainkitError(reply.detail, exit_code=FAILED)
     return reply.detail
@@ -51,13 +99,15 @@ def runs(directory: Path) -> str:
     """A table of the runs below a directory, the newest last."""
     if not directory.is_dir():
         raise TrainkitError("there is no such directory", where=str(directory), hint="trainkit run RECIPE makes runs/")
-    views = [(path, view_of(path)) for path in runs_in(directory)]
-    if not views:
+    shelf = Shelf(directory)
+    shelf.read()
+    found = [(name, g.facts) for name, g in shelf.glances.items() if g.facts is not None and is_run(g.directory)]
+    if not found:
         return f"no runs in {directory}"
-    views.sort(key=lambda found: found[1].last_event or 0.0)
+    found.sort(key=lambda run: run[1].last_event or 0.0)
     now = time.time()
     rows: list[tuple[str, ...]] = [("RUN", "STATE", "STEP", "LOSS", "LAST EVENT")]
-    rows += [_row(path, view, now) for path, view in views]
+    rows += [_row(name, facts, now) for name, facts in found]
     return "\n".join(aligned(rows))
 
 
@@ -93,15 +143,16 @@ def view_of(directory: Path) -> View:
     return view
 
 
-def _row(path: Path, view: View, now: float) -> tuple[str, ...]:
-    total = "?" if view.total_steps is None else str(view.total_steps)
-    loss = view.last("train/loss")
-    age = "" if view.last_event is None else f"{duration(max(0.0, now - view.last_event))} ago"
-    said = "" if loss is None else quantity(loss)
-    return inert(path.name), state(view, now, alive(view)), f"{view.step}/{total}", said, age
+def _row(name: str, facts: Facts, now: float) -> tuple[str, ...]:
+    if facts.broken:
+        return inert(name), f"({facts.problem})", "", "", ""
+    total = "?" if facts.total is None else str(facts.total)
+    age = "" if facts.last_event is None else f"{duration(max(0.0, now - facts.last_event))} ago"
+    said = "" if facts.loss is None else quantity(facts.loss)
+    return inert(name), facts.state or "waiting", f"{facts.step}/{total}", said, age
 
 
-def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of columns as wide as their widest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -10,10 +10,19 @@ from trainkit.cli.where import find_run
 from trainkit.run.resume import prepare
 
 
-def resume(run: str, overrides: Sequence[str], reset_optimizer: bool, output: Output | None, detach: bool) -> int:
+def resume(
+    run: str,
+    overrides: Sequence[str],
+    reset_optimizer: bool,
+    forget_orders: bool,
+    output: Output | None,
+    detach: bool,
+) -> int:
     """Go on with a run; the exit code."""
     directory, step = find_run(run)
-    resumption = prepare(directory, step=step, overrides=overrides, reset_optimizer=reset_optimizer)
+    resumption = prepare(
+        directory, step=step, overrides=overrides, reset_optimizer=reset_optimizer, forget_orders=forget_orders
+    )
     for note in resumption.notes:
         print(note, file=sys.stderr)
     return follow(directory, resumption.start, output, detach)

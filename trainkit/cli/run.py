@@ -16,11 +16,12 @@ from trainkit.recipe.write import toml_value
 from trainkit.run.attempt import attempt
 from trainkit.run.directory import create, discard, typed
 from trainkit.run.start import Start
+from trainkit.track.projections import NAMES
 
 Output = Literal["dashboard", "plain", "json"]
 
 #: What `--smoke` puts over a recipe: every part once, nothing kept.
-SMOKE = ("train.steps=2", "evaluate.every=2", "evaluate.max_batches=1", "track.aim=false")
+SMOKE = ("train.steps=2", "evaluate.every=2", "evaluate.max_batches=1", *(f"track.{name}=false" for name in NAMES))
 
 
 def run(
@@ -59,7 +60,7 @@ def follow(directory: Path, start: Start, output: Output | None, detach: bool) -
         how = f"trainkit watch {typed(directory)}"
         print(f"{directory.name} is training as process {trainer.pid}; look at it: {how}", file=sys.stderr)
         return DONE
-    from trainkit.dashboard.app import watch
+    from trainkit.dashboard.terminal import watch
 
     watch(directory)
     code = trainer.poll()

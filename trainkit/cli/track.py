@@ -1,20 +1,23 @@
-"""`trainkit track`: a run's log to Aim, or as a table, also long after."""
+"""`trainkit track`: a run's log to its trackers, or as a table, also long after."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from trainkit.cli.where import run_directory
-from trainkit.run.directory import recipe_of
+from trainkit.events.plain import inert
+from trainkit.run.directory import recipe_of, typed
+from trainkit.track.projections import Name, asked, require
 
 
-def track(run: str, *, table: Path | None) -> str:
-    """Bring Aim up to date with a run, or write its numbers to `table`; what was done.
+def track(run: str, *, to: Name | None, table: Path | None) -> str:
+    """Bring trackers up to date with a run, or write its numbers to `table`; what was done, a line each.
 
-    Doing it again changes nothing: it goes on where it was, with the same Aim run.
+    Without `to`, the trackers that the run's recipe asks for; Aim where it asks for none. Doing it again changes
+    nothing: each goes on as the same run there.
 
     Raises:
-        TrainkitError: there is no such run, Aim cannot be written, or the table cannot.
+        TrainkitError: there is no such run, the tracker is not installed or cannot be written, or the table cannot.
     """
     directory = run_directory(run)
     if table is not None:
@@ -22,10 +25,26 @@ def track(run: str, *, table: Path | None) -> str:
 
         return f"{write(directory, table):,} steps in {table}"
     spec = recipe_of(directory).recipe.track
-    from trainkit.track import progress
+    names: list[Name] = [to] if to else asked(spec) or ["aim"]
+    for name in names:
+        require(name)
     from trainkit.track.tail import follow
 
-    follow(directory.resolve(), repository=Path(spec.repository).resolve(), experiment=spec.experiment)
-    found = progress.read(directory)
-    assert found is not None
-    return f"Aim run {found.run} in {found.repository}/.aim has steps up to {found.last_step:,}"
+    told = []
+    for name in names:
+        done = follow(directory.resolve(), name, spec)
+        told.append(f"{_where(name, done.run, done.repository, directory)} has steps up to {done.last_step:,}")
+    return inert("\n".join(told))
+
+
+def _where(name: Name, run: str, repository: str, directory: Path) -> str:
+    match name:
+        case "aim":
+            return f"Aim run {run} in {repository}/.aim"
+        case "tensorboard":
+            return f"TensorBoard's {typed(directory / 'tensorboard')} (tensorboard --logdir {typed(directory.parent)})"
+        case "wandb":
+            sync = (
+                f" (wandb sync {typed(directory / 'wandb')}/offline-run-*)" if repository.startswith("offline") else ""
+            )
+            return f"W&B run {run}{sync}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
+from trainkit.dashboard.glance import is_run
 from trainkit.errors import TrainkitError
-from trainkit.events.log import NAME as EVENTS
 
 RUNS = Path("runs")
 
@@ -37,9 +37,20 @@ def run_directory(text: str) -> Path:
     return directory
 
 
-def is_run(path: Path) -> bool:
-    """Whether a directory holds a run: a recipe as resolved or an event log, however short."""
-    return (path / EVENTS).is_file() or (path / "recipe.toml").is_file()
+def directory_of_runs(text: str | None) -> Path | None:
+    """The directory of many runs that is meant, `runs/` where none is named; None where a run is.
+
+    Raises:
+        TrainkitError: none is named, and there is no `runs/`.
+    """
+    path = RUNS if text is None else Path(text)
+    if text is None and not path.is_dir():
+        raise TrainkitError(
+            f"there is no directory {RUNS}/ here", hint="begin a run: trainkit run RECIPE   or name a directory of runs"
+        )
+    if is_run(path) or (text is not None and (is_run(RUNS / text) or not runs_in(path))):
+        return None
+    return path
 
 
 def runs_in(directory: Path) -> list[Path]:

@@ -3,87 +3,108 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import queue
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
 from typing import ClassVar
 
-from textual.app import App, ComposeResult
+from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container
 from textual.events import Resize
-from textual.notifications import SeverityLevel
 from textual.timer import Timer
-from textual.widgets import ContentSwitcher, Footer
+from textual.widgets import ContentSwitcher, Footer, Static
 
-from trainkit.dashboard import theme
+from trainkit.dashboard import habits, replaying, theme
+from trainkit.dashboard.acting import Acting
+from trainkit.dashboard.commands import Commands, keys_in_force
+from trainkit.dashboard.keys import ChartKeys
 from trainkit.dashboard.pages import PAGES, Page
+from trainkit.dashboard.pages.data import Data
 from trainkit.dashboard.panels.charts import LossChart, MetricChart
 from trainkit.dashboard.panels.header import Header
 from trainkit.dashboard.panels.lines import LogLines, SampleLines
 from trainkit.dashboard.panels.machine import Machine
 from trainkit.dashboard.panels.tabs import Tabs
-from trainkit.dashboard.picture import export_svg, once
 from trainkit.dashboard.replay import Replay
-from trainkit.dashboard.screens import ConfirmStop, GoTo, Help
+from trainkit.dashboard.replaying import Replaying
+from trainkit.dashboard.screens import Help
 from trainkit.dashboard.source import Source
 from trainkit.errors import TrainkitError
-from trainkit.events.control import Name, Reply, send
-from trainkit.events.view import State
-
-__all__ = ["Dashboard", "export_svg", "once", "watch"]
+from trainkit.events.series import Series
+from trainkit.events.view import State, View
 
 #: Seconds between two looks at the log, between two drawings of the charts, and of reading at a time.
 POLL, DRAW, READ = 0.25, 1.0, 0.03
-#: The viewer steps back for the trainer, which may want every core.
-NICENESS = 10
 #: The pages in the order of their keys.
 NAMES = ("overview", *(page.NAME for page in PAGES))
 #: The panels of text, side by side on a screen of at least so many cells, else one at a time.
 PANELS, WIDE = ("machine", "log", "samples"), 110
 
+LEAVE, PALETTE = "leave: the run goes on without this window", "whatever a key does, by its name"
+HELP = "question_mark"
+PANEL = "the next panel of text, where there is room for one only"
+#: What is about the overview alone.
+OVERVIEW = ("next_panel", "scroll_text")
 
-class Dashboard(App[None]):
+
+class Dashboard(ChartKeys, Replaying, Acting):
     """One run on one screen."""
 
     TITLE = "trainkit"
-    ENABLE_COMMAND_PALETTE = False
+    BINDING_GROUP_TITLE = "everywhere"
+    COMMANDS = {Commands}  # noqa: RUF012 (as textual declares it)
+    COMMAND_PALETTE_BINDING = HELP  # the key that the footer has at its right end, however narrow it is
     AUTO_FOCUS = None
     CSS_PATH = "dashboard.tcss"
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (78, "-medium"), (WIDE, "-wide")]  # noqa: RUF012 (as textual declares it)
-    VERTICAL_BREAKPOINTS = [(0, "-low"), (23, "-middle"), (32, "-high")]  # noqa: RUF012
+    # the lowest class of each is a terminal that is too small for anything
+    HORIZONTAL_BREAKPOINTS = [(0, "-tiny"), (24, "-narrow"), (78, "-medium"), (WIDE, "-wide")]  # noqa: RUF012 (the same)
+    VERTICAL_BREAKPOINTS = [(0, "-flat"), (8, "-low"), (23, "-middle"), (32, "-high")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("q", "detach", "detach"),
-        Binding("ctrl+c,ctrl+q", "detach", show=False, priority=True),
-        Binding("S", "stop", "stop", key_display="S"),
-        Binding("c", "order('save')", "save"),
-        Binding("p", "pause", "pause"),
-        Binding("e", "order('evaluate')", "evaluate"),
-        Binding("l", "log_scale", show=False),
-        Binding("tab", "next_panel", show=False, priority=True),
-        *(Binding(str(number), f"page({number})", show=False) for number in range(1, 10)),
-        Binding("space", "play", show=False),
-        Binding("full_stop,greater_than_sign", "speed(1)", show=False),
-        Binding("comma,less_than_sign", "speed(-1)", show=False),
-        Binding("left,h", "seek(-1)", show=False),
-        Binding("right", "seek(1)", show=False),
-        Binding("G", "go_to_step", show=False),
-        Binding("question_mark", "help", "help", key_display="?"),
+        *ChartKeys.BINDINGS,  # these and the next have keys in common
+        *Replaying.BINDINGS,
+        Binding("q", "detach", "detach", tooltip=LEAVE),
+        Binding("ctrl+c,ctrl+q", "detach", "detach", show=False, priority=True, tooltip=LEAVE),
+        Binding(HELP, "help", "help", show=False, key_display="?", tooltip="the keys, and the signs of a chart"),
+        Binding("ctrl+p", "command_palette", "commands", show=False, priority=True, tooltip=PALETTE),
+        Binding("colon", "command_palette", "commands", show=False, tooltip=PALETTE),
+        Binding("y", "copy", "copy", show=False, tooltip="copy what this page is about to the clipboard"),
+        Binding("tab", "next_panel", "next panel", show=False, priority=True, tooltip=PANEL),
+        *(
+            Binding(keys, f"scroll_text({lines})", f"text {way}", show=False)
+            for keys, lines, way in (
+                ("j,down", 1, "down"),
+                ("k,up", -1, "up"),
+                ("pagedown", 10, "page down"),
+                ("pageup", -10, "page up"),
+            )
+        ),
+        *(Binding(str(n), f"page({n})", f"page {name}", show=False) for n, name in enumerate(NAMES[:9], 1)),
     ]
 
-    def __init__(self, run_directory: Path, *, replay: Replay | None = None, readonly: bool = False) -> None:
-        """With `replay` the run is shown as it went; with it, or `readonly`, nothing can be ordered."""
-        super().__init__()
-        theme.install(self)
-        self._directory = run_directory
+    def __init__(
+        self,
+        run_directory: Path,
+        *,
+        replay: Replay | None = None,
+        readonly: bool = False,
+        ascii_only: bool = False,
+        page: str = "",
+        remembered: Path | None = None,
+    ) -> None:
+        """With `replay` the run is shown as it went; with it, or `readonly`, nothing can be ordered.
+
+        `remembered` is the file with the person's habits; without one nothing is remembered. `page` is shown first.
+        """
+        forbidden = "this is a replay of what has been" if replay else "this viewer may only look" if readonly else ""
+        kept = habits.read(remembered) if remembered else habits.Habits()
+        super().__init__(run_directory, kept, forbidden=forbidden, ascii_only=ascii_only)
+        self._directory, self._remembered = run_directory, remembered
+        self._first_page = page or kept.page
         self._source = replay or Source(run_directory)
-        self._replay, self._readonly = replay, readonly or replay is not None
-        self._replies: queue.SimpleQueue[tuple[Name, Reply | TrainkitError]] = queue.SimpleQueue()
-        self._log_scale = False
+        self.replay = replay
+        self.viewport.adopt(kept.looks)
         self._drawn = 0.0
         self._more: Timer | None = None
         #: The signal that ended the dashboard, if one did.
@@ -92,6 +113,7 @@ class Dashboard(App[None]):
     def compose(self) -> ComposeResult:
         yield Header()
         yield Tabs(NAMES)
+        panel = self.habits.panel if self.habits.panel in PANELS else "log"
         with ContentSwitcher(initial=NAMES[0], id="pages"):
             with Container(id=NAMES[0]):
                 with Container(id="charts"):
@@ -102,32 +124,54 @@ class Dashboard(App[None]):
                         yield MetricChart("gradient norm", "gradients/norm", theme.NORM, theme.NORM_BAND, id="norm")
                         speed = "throughput/tokens_per_second"
                         yield MetricChart("tokens/s", speed, theme.SPEED, theme.SPEED_BAND, from_zero=True, id="speed")
-                with Container(id="texts", classes="log"):
+                with Container(id="texts", classes=panel):
                     yield Machine(id="machine")
                     yield LogLines(id="log")
                     yield SampleLines(id="newest-samples")
             for page in PAGES:
                 yield page(self._directory)
         yield Footer()
+        yield Static(id="too-small", markup=False)
 
     def on_mount(self) -> None:
         loop = asyncio.get_running_loop()
         if threading.current_thread() is threading.main_thread() and not self.is_headless:
             for number in (signal.SIGTERM, signal.SIGHUP):
                 loop.add_signal_handler(number, self._end_by_signal, number)
+        for page in self.query(Page):
+            page.adopt(self.habits.pages.get(page.NAME, {}))
+        if self._first_page in NAMES[1:]:
+            self._turn_to(self._first_page)
         self.set_interval(POLL, self.poll)
         self.poll()
 
     def on_resize(self, event: Resize) -> None:
         """Where there is room for one panel of text only, each says how to get to the next."""
-        for name, panel in zip(PANELS, self.screen_stack[0].query_one("#texts").children, strict=True):
+        screen, size = self.screen_stack[0], event.size
+        screen.query_one("#too-small", Static).update(f"too small: {size.width} x {size.height}")
+        for name, panel in zip(PANELS, screen.query_one("#texts").children, strict=True):
             following = PANELS[(PANELS.index(name) + 1) % len(PANELS)]
-            panel.border_subtitle = "" if event.size.width >= WIDE else f"tab: {following}"
+            panel.border_subtitle = "" if size.width >= WIDE else f"tab: {following}"
+
+    @property
+    def view(self) -> View:
+        return self._source.view
 
     @property
     def state(self) -> State:
         """What the run is doing, as far as the log has been read."""
         return self._source.state(self._source.now())
+
+    @property
+    def run_name(self) -> str:
+        return self._directory.absolute().name
+
+    def detail(self, low: float, high: float) -> dict[str, Series]:
+        return self._source.detail(low, high)
+
+    def open_batch(self, step: int) -> None:
+        self._turn_to(Data.NAME)
+        self.query_one(Data).show_step(step - 1)
 
     def poll(self) -> None:
         """Read what is new, show it, and tell what became of orders."""
@@ -135,7 +179,7 @@ class Dashboard(App[None]):
         if loading and self._more is None:
             self._more = self.set_timer(0.01, self._read_on)
         self.show(loading=loading)
-        self._tell_replies()
+        self.tell_answers()
 
     def _read_on(self) -> None:
         """Read a long log slice after slice; keys and timers have their turn between."""
@@ -146,24 +190,29 @@ class Dashboard(App[None]):
     def show(self, *, loading: bool = False, everything: bool = False) -> None:
         """Draw the view; the charts only so often, unless `everything` is to be drawn."""
         view, now = self._source.view, self._source.now()
+        if not self.screen_stack or not self.screen_stack[0].query(Header):
+            return  # the last tick of the clock while the app closes: its screens and widgets have gone before it
         screen = self.screen_stack[0]
-        if not screen.query(Header):
-            return  # the last tick of the clock while the app closes: its widgets have gone before it
-        screen.query_one(Header).show(view, state=self._source.state(now), now=now, loading=loading)
-        if self._replay:
-            screen.query_one(Tabs).tell(_told(self._replay))
+        doing, problem = self._source.state(now), self._source.problem
+        screen.query_one(Header).show(view, state=doing, now=now, loading=loading, problem=problem)
+        if self.replay:
+            screen.query_one(Tabs).tell(replaying.told(self.replay))
         if not everything and time.monotonic() - self._drawn < DRAW:
             return
         self._drawn = time.monotonic()
-        if (shown := screen.query_one(ContentSwitcher).current) != NAMES[0]:
-            screen.query_one(f"#{shown}", Page).show_view(view, now=now)
+        self.renew(view, view.attempt)
+        if page := self._page():
+            page.show_view(view, now=now)
             return
-        screen.query_one(LossChart).show_view(view, log=self._log_scale)
+        screen.query_one(LossChart).show_view(view)
         for chart in screen.query(MetricChart):
             chart.show_view(view)
         screen.query_one(Machine).show_view(view, now=now)
         screen.query_one(LogLines).show_view(view)
         screen.query_one(SampleLines).show_view(view)
+
+    def draw_all(self) -> None:
+        self.show(everything=True)
 
     def load(self) -> None:
         """Read the whole log and show it."""
@@ -171,159 +220,79 @@ class Dashboard(App[None]):
             pass
         self.show(everything=True)
 
-    def farewell(self) -> str:
-        """What to tell when the dashboard has gone: how the run stands and how to come back."""
-        run, state = self._directory, self.state
-        if self._replay:
-            return f"left the replay of {run}\n  see it again:  trainkit watch {run} --replay"
-        if state == "finished":
-            return f"the run is finished: {run}"
-        if state in _ENDED:
-            return f"the run {_ENDED[state]}; go on with it:  trainkit resume {run}"
-        return f"detached; the run goes on\n  come back:  trainkit watch {run}\n  stop it:    trainkit send {run} stop"
+    def remember(self) -> None:
+        if self._remembered and self.screen_stack[0].query(ContentSwitcher):
+            for page in self.screen_stack[0].query(Page):
+                self.habits.pages[page.NAME] = page.habits()
+            self.habits.looks = self.viewport.habits()
+            habits.write(self.habits, self._remembered)
 
     def action_detach(self) -> None:
+        self.remember()
         self.exit()
 
-    def action_stop(self) -> None:
-        if self._readonly:
-            self._refuse()
-            return
-
-        def answered(stop: bool | None) -> None:
-            if stop:
-                self.action_order("stop")
-
-        self.push_screen(ConfirmStop(), answered)
-
-    def action_pause(self) -> None:
-        self.action_order("continue" if self._source.view.paused else "pause")
-
-    def action_order(self, command: Name) -> None:
-        """Send an order from a thread of its own: the answer may take a while, and the screen must not."""
-        if self._readonly:
-            self._refuse()
-            return
-        threading.Thread(target=self._send, args=(command,), name=f"send {command}", daemon=True).start()
-
-    def _refuse(self) -> None:
-        why = "this is a replay of what has been" if self._replay else "this viewer may only look"
-        self.notify(why, severity="warning", markup=False)
-
-    def action_play(self) -> None:
-        """Let a replay go on, or halt it."""
-        if self._replay:
-            self._replay.playing = not self._replay.playing
-
-    def action_speed(self, by: int) -> None:
-        if self._replay:
-            self._replay.faster(by)
-
-    def action_seek(self, steps: int) -> None:
-        """Go so many hundredths of the run on, or back."""
-        if self._replay:
-            view = self._source.view
-            hundredth = max(1, (view.total_steps or 100) // 100)
-            self._replay.seek(max(1, view.step + steps * hundredth))
-            self.show(everything=True)
-
-    def action_go_to_step(self) -> None:
-        def answered(step: int | None) -> None:
-            if self._replay and step is not None:
-                self._replay.seek(step)
-                self.show(everything=True)
-
-        if self._replay:
-            self.push_screen(GoTo(), answered)
-
-    def action_log_scale(self) -> None:
-        self._log_scale = not self._log_scale
-        self.show(everything=True)
+    def action_help(self) -> None:
+        self.push_screen(Help(keys_in_force(self.screen)))
 
     def action_next_panel(self) -> None:
         texts = self.screen_stack[0].query_one("#texts")
         shown = next(name for name in PANELS if texts.has_class(name))
-        texts.remove_class(shown).add_class(PANELS[(PANELS.index(shown) + 1) % len(PANELS)])
+        self.habits.panel = PANELS[(PANELS.index(shown) + 1) % len(PANELS)]
+        texts.remove_class(shown).add_class(self.habits.panel)
+
+    def action_scroll_text(self, lines: int) -> None:
+        """Scroll the panel of text that is shown; where all are, the log."""
+        panel = "log" if self.size.width >= WIDE else self.habits.panel
+        name = {"log": "#log", "samples": "#newest-samples"}.get(panel, "#log")
+        self.screen_stack[0].query_one(name).scroll_relative(y=lines, animate=False)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action in OVERVIEW and (len(self.screen_stack) != 1 or self._page()):
+            return False
+        return super().check_action(action, parameters)
 
     def action_page(self, number: int) -> None:
         """Show the page behind a number key."""
-        if number <= len(NAMES):
-            self._turn_to(NAMES[number - 1])
+        self._turn_to(NAMES[number - 1])
+
+    def action_copy(self) -> None:
+        """Copy what the page is about, by OSC 52: the terminal's clipboard, over SSH as well."""
+        page = self._page()
+        text = page.copy_text() if page else str(self._directory)
+        if not text:
+            self.notify("there is nothing to copy on this page", severity="warning", markup=False)
+            return
+        self.copy_to_clipboard(text)
+        lines = text.splitlines()
+        told = lines[0] if len(lines) == 1 else f"{len(lines):,} lines, from: {lines[0]}"
+        self.notify(told, title="copied", markup=False)
 
     def on_tabs_chosen(self, event: Tabs.Chosen) -> None:
         self._turn_to(event.name)
+
+    def _page(self) -> Page | None:
+        """The page in front; None where it is the overview."""
+        screen = self.screen_stack[0]
+        name = next((switcher.current for switcher in screen.query(ContentSwitcher)), None)
+        return None if name in (None, NAMES[0]) else screen.query_one(f"#{name}", Page)
 
     def _turn_to(self, name: str) -> None:
         screen = self.screen_stack[0]
         screen.query_one(ContentSwitcher).current = name
         screen.query_one(Tabs).choose(name)
-        screen.set_focus(screen.query_one(f"#{name}", Page) if name != NAMES[0] else None)
+        screen.set_focus(self._page())
+        self.habits.page = name
+        self.remember()
         self.show(everything=True)
-
-    def action_help(self) -> None:
-        self.push_screen(Help())
-
-    def _send(self, command: Name) -> None:
-        try:
-            self._replies.put((command, send(self._directory, command)))
-        except TrainkitError as error:
-            self._replies.put((command, error))
-
-    def _tell_replies(self) -> None:
-        while not self._replies.empty():
-            command, reply = self._replies.get()
-            if isinstance(reply, TrainkitError):
-                self.notify(reply.problem, title=command, severity="error", markup=False)
-            else:
-                severity: SeverityLevel = "information" if reply.ok else "error"
-                self.notify(reply.detail, title=command, severity=severity, markup=False)
 
     def _end_by_signal(self, number: int) -> None:
         self.signal = number
-        self.exit()
+        self.action_detach()
 
 
-_ENDED = {"stopped": "has stopped", "interrupted": "was interrupted", "failed": "failed", "crashed": "crashed"}
-
-
-def _told(replay: Replay) -> str:
-    """How a replay stands."""
-    how = "over" if replay.over else f"x{replay.speed:g}" if replay.playing else "halted"
-    return f"replay {how}   space , . ← → G"
-
-
-def watch(run_directory: Path, *, replay: bool = False, readonly: bool = False) -> None:
-    """Show a run until the viewer is told to leave; afterwards says on stderr how to come back.
-
-    With `replay` it is shown as it went, from its beginning; with `readonly` nothing can be ordered.
-
-    Raises:
-        TrainkitError: this is no terminal, or there is no such run.
-        SystemExit: a SIGTERM or SIGHUP came; the terminal has been restored.
+def require_page(name: str) -> None:
+    """Raises:
+    TrainkitError: there is no page of this name; none at all (an empty name) is right.
     """
-    if not run_directory.is_dir():
-        raise TrainkitError("there is no such run", where=str(run_directory), hint="list them: trainkit runs")
-    _require_terminal(run_directory)
-    os.nice(NICENESS)
-    dashboard = Dashboard(run_directory, replay=Replay(run_directory) if replay else None, readonly=readonly)
-    dashboard.run()
-    if dashboard.signal is not None:
-        raise SystemExit(128 + dashboard.signal)
-    print(dashboard.farewell(), file=sys.stderr)
-
-
-def _require_terminal(run_directory: Path) -> None:
-    """Textual draws on stderr and reads stdin; where either is a file or a pipe it would fill it with escapes."""
-    streams = {"stdin": sys.__stdin__, "stdout": sys.__stdout__, "stderr": sys.__stderr__}
-    for name, stream in streams.items():
-        if stream is None or not stream.isatty():
-            found = f"{name} is not a terminal"
-            break
-    else:
-        if os.environ.get("TERM", "") not in ("", "dumb", "unknown"):
-            return
-        found = f"TERM is {os.environ.get('TERM', '')!r}, which cannot move its cursor"
-    raise TrainkitError(
-        f"the dashboard needs a terminal, and {found}",
-        hint=f"one picture of it as text: trainkit watch {run_directory} --once",
-    )
+    if name and name not in NAMES:
+        raise TrainkitError(f"there is no page {name!r}; there are {', '.join(NAMES)}")

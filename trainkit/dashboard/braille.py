@@ -1,69 +1,16 @@
-"""Series to braille: every point counts, at the cost of a few passes of numpy over the data.
-
-A braille cell is two dots wide and four high. The points of each dot column are reduced to their lowest and highest
-value (the min/max decimation of waveform displays): a spike is never lost, however many points share its column.
-"""
+"""Envelopes to braille. A braille cell is two dots wide and four high."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.intp]
+from trainkit.dashboard.columns import Envelope, Floats, Ints
+
 Mask = npt.NDArray[np.bool_]
 
 #: The bit of each dot in a braille cell, 4 rows by 2 columns (Unicode, block U+2800).
 BITS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]], dtype=np.uint8)
-
-
-@dataclass(frozen=True)
-class Envelope:
-    """What the points of each dot column amount to; only columns that hold points, from left to right.
-
-    `broken` are all columns that hold a value which cannot be drawn (nan, infinite, or not positive on a log scale).
-    """
-
-    columns: Ints
-    low: Floats
-    high: Floats
-    first: Floats
-    last: Floats
-    total: Floats
-    count: Ints
-    broken: Ints
-
-
-def envelope(x: Floats, y: Floats, *, x_range: tuple[float, float], columns: int, log: bool = False) -> Envelope:
-    """Reduce the points (x ascending) to `columns` dot columns over `x_range`; with `log`, of log10 of `y`."""
-    if log:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            y = np.log10(y)
-    drawable = np.isfinite(y)
-    broken = np.empty(0, dtype=np.intp)
-    if not drawable.all():
-        broken = np.unique(_column(x[~drawable], x_range=x_range, columns=columns))
-        x, y = x[drawable], y[drawable]
-    borders = _borders(x_range, columns)
-    starts = np.searchsorted(x, borders)
-    used = np.flatnonzero(np.diff(starts))
-    begin, end = starts[used], starts[used + 1]
-    if not len(used):
-        none = np.empty(0)
-        return Envelope(used, none, none, none, none, none, used, broken)
-    y = y[: end[-1]]
-    return Envelope(
-        columns=used,
-        low=np.minimum.reduceat(y, begin),
-        high=np.maximum.reduceat(y, begin),
-        first=y[begin],
-        last=y[end - 1],
-        total=np.add.reduceat(y, begin),
-        count=end - begin,
-        broken=broken,
-    )
 
 
 def line(of: Envelope, *, y_range: tuple[float, float], rows: int, columns: int) -> Mask:
@@ -84,54 +31,11 @@ def line(of: Envelope, *, y_range: tuple[float, float], rows: int, columns: int)
     return _fill(across, *_joined(top, bottom, joined), drawn=joined | ~between, rows=rows, columns=columns)
 
 
-def trend(of: Envelope, *, y_range: tuple[float, float], rows: int, columns: int) -> Mask:
-    """Dots of a smooth line through the points: local linear regression over a few columns.
-
-    Unlike a moving average it is not drawn inwards at the ends, where a loss falls steeply (Cleveland 1979).
-    """
-    if not len(of.columns):
-        return np.zeros((rows, columns), dtype=bool)
-    reach = max(1, columns // 40)
-    offset = np.arange(-3 * reach, 3 * reach + 1)
-    weight = np.exp(-0.5 * (offset / reach) ** 2)
-
-    def around(values: npt.NDArray[np.float64 | np.intp], power: int) -> Floats:
-        spread = np.zeros(columns + 6 * reach)
-        spread[of.columns + 3 * reach] = values
-        return np.correlate(spread, weight * offset**power, "valid")[of.columns]
-
-    n0, n1, n2 = (around(of.count, power) for power in (0, 1, 2))
-    t0, t1 = around(of.total, 0), around(of.total, 1)
-    spread = n0 * n2 - n1**2
-    flat = spread <= 1e-9 * n0**2
-    smooth = np.where(flat, t0 / n0, (n2 * t0 - n1 * t1) / np.where(flat, 1, spread))
-    smoothed = Envelope(of.columns, smooth, smooth, smooth, smooth, smooth, np.ones_like(of.count), of.broken)
-    return line(smoothed, y_range=y_range, rows=rows, columns=columns)
-
-
 def cells(dots: Mask) -> npt.NDArray[np.uint8]:
     """Dots (4 * height, 2 * width) as the bits of braille cells (height, width): character 0x2800 + bits."""
     rows, columns = dots.shape
     blocks = dots.reshape(rows // 4, 4, columns // 2, 2)
     return np.einsum("hawb,ab->hw", blocks.astype(np.uint8), BITS)
-
-
-def _borders(x_range: tuple[float, float], columns: int) -> Floats:
-    """Where columns begin, and the end: the first and last x are the middles of the first and last column."""
-    low, high = x_range
-    if high <= low:
-        borders = np.full(columns + 1, np.inf)
-        borders[: columns // 2 + 1] = -np.inf
-        return borders
-    width = (high - low) / (columns - 1)
-    borders = np.arange(-0.5, columns) * width + low
-    borders[-1] = np.inf
-    return borders
-
-
-def _column(x: Floats, *, x_range: tuple[float, float], columns: int) -> Ints:
-    inside = x[(x >= x_range[0]) & (x <= x_range[1])]
-    return np.searchsorted(_borders(x_range, columns), inside, side="right") - 1
 
 
 def _row(y: Floats, y_range: tuple[float, float], rows: int) -> Ints:

@@ -1,233 +1,237 @@
-"""A chart of series over steps: braille lines, round ticks, drawn anew only when data or size have changed."""
+"""A chart: its curves are drawn anew only when data, size, colours or what is looked at have changed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise
+from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
-from rich.segment import Segment
-from rich.style import Style
+from textual import events
 from textual.strip import Strip
 from textual.widget import Widget
 
-from trainkit.dashboard import braille, theme, ticks
-from trainkit.events.series import Series
+from trainkit.dashboard import theme, titles
+from trainkit.dashboard.captions import Caption
+from trainkit.dashboard.columns import Window
+from trainkit.dashboard.curves import Curve, Look, dressed, extent
+from trainkit.dashboard.plot import Picture, draw
+from trainkit.dashboard.titles import Part
+from trainkit.dashboard.viewport import Viewport, viewport_of
+from trainkit.events.view import Marker
 
-#: From so many rows on there is room for labels under the plot, and for a line with ticks and marks above them.
-ROWS_FOR_LABELS, ROWS_FOR_LINE = 5, 8
-
-
-@dataclass(frozen=True)
-class Curve:
-    """One series and its colour. With a `band`, many points are a band of that colour and their trend a line on it."""
-
-    series: Series
-    color: str
-    band: str | None = None
-
-
-@dataclass(frozen=True)
-class Mark:
-    """A symbol on the axis at a step."""
-
-    step: int
-    symbol: str
-    color: str
-
-
-@dataclass(frozen=True)
-class _Scale:
-    x: tuple[float, float]
-    y: tuple[float, float]
-    log: bool
-
-
-_Style = Callable[[str], Style]
-Paint = npt.NDArray[np.intp]
-Drawing = tuple[npt.NDArray[np.uint8], Paint, list[str]]
-
-
-def draw(
-    curves: Sequence[Curve],
-    *,
-    colors: Mapping[str, str],
-    width: int,
-    height: int,
-    log: bool = False,
-    from_zero: bool = False,
-    marks: Sequence[Mark] = (),
-) -> list[Strip]:
-    """`height` strips of `width` cells: labels on the left, the curves, later ones on top, and an axis below.
-
-    `colors` are the variables of the theme.
-    """
-    style = partial(theme.rich_style, colors)
-    curves = [curve for curve in curves if len(curve.series)]
-    if not curves or width < 4 or height < 1:
-        return _nothing(width, height, style)
-    under = 2 if height >= ROWS_FOR_LINE else 1 if height >= ROWS_FOR_LABELS else 0
-    rows = height - under
-    x = (min(c.series.steps[0] for c in curves), max(c.series.steps[-1] for c in curves))
-    columns = 2 * width
-    envelopes = [_reduce(curve, x, columns, log) for curve in curves]
-    scale = _Scale(x, _y_range(envelopes, from_zero=from_zero), log)
-    labels = _y_labels(scale, rows)
-    gutter = min(max(map(len, labels.values()), default=0) + 1, width // 2)
-    plot = width - gutter
-    envelopes = [_reduce(curve, x, 2 * plot, log) for curve in curves]
-    painted = _paint(curves, envelopes, scale, width=plot, height=rows)
-    grid = sorted(labels) if rows >= ROWS_FOR_LINE - 2 else []
-    strips = [
-        Strip([Segment(f"{labels.get(row, ''):>{gutter - 1}} "[:gutter], style(theme.DIM)), *segments], width)
-        for row, segments in enumerate(_segments(painted, grid, style))
-    ]
-    return [*strips, *_axis(scale, marks, style, gutter=gutter, plot=plot)[2 - under :]]
+#: How much the wheel zooms, and the share of the picture that it pans.
+ZOOM, PAN = 1.25, 0.1
 
 
 class Chart(Widget):
-    """Shows curves; the title on its border tells what and how much."""
+    """Shows curves over the steps of the application's viewport; its borders tell what and how much."""
 
     DEFAULT_CSS = "Chart { height: 1fr; width: 1fr; }"
 
-    def __init__(self, *, from_zero: bool = False, id: str | None = None) -> None:
+    def __init__(self, *, key: str = "", from_zero: bool = False, linked: bool = True, id: str | None = None) -> None:
+        """`key` is the metric whose look it has. One that is not `linked` (its x are no steps) follows no viewport."""
         super().__init__(id=id)
-        self._from_zero = from_zero
+        self.key = key
+        self.from_zero, self.linked = from_zero, linked
         self._curves: Sequence[Curve] = ()
-        self._marks: Sequence[Mark] = ()
+        self._marks: Sequence[Marker] = ()
         self._log = False
+        self._title: Sequence[Part] | None = None
         self._shown: object = None
-        self._frame: list[Strip] = []
-        self._frame_of: object = None
+        self._picture: Picture | None = None
+        self._picture_of: object = None
+        self._strips: list[Strip] = []
+        self._strips_of: object = None
+        self._stale = False
+        self._grabbed: int | None = None
+        self._dragged = False
 
-    def show(self, curves: Sequence[Curve], *, marks: Sequence[Mark] = (), log: bool = False) -> None:
-        """Show these from now on; costs nothing where they are as they were."""
-        wanted = (tuple((id(c.series), c.series.version, c.color) for c in curves), tuple(marks[-1:]), len(marks), log)
+    def on_mount(self) -> None:
+        self.viewport.members.add(self)
+
+    def show(
+        self,
+        curves: Sequence[Curve],
+        *,
+        marks: Sequence[Marker] = (),
+        log: bool = False,
+        title: str | Sequence[Part] | None = None,
+    ) -> None:
+        """Show these from now on; costs nothing where they are as they were.
+
+        With a `title` (inert where it is in parts) the chart tells itself what it shows, else whoever calls this does.
+        `log` says that values are on
+        a logarithmic axis even where the chart's look does not.
+        """
+        parts = [(titles.one_line(title), theme.DIM)] if isinstance(title, str) else title
+        viewport = self.viewport
+        wanted = (
+            tuple((id(c.series), c.series.version, c.color, c.label) for c in curves),
+            (len(marks), marks[-1] if marks else None), log, parts and tuple(parts),
+            viewport.version, self.cross, self.linked, self.look,
+        )  # fmt: skip
         if wanted == self._shown:
             return
-        self._curves, self._marks, self._log, self._shown = curves, marks, log, wanted
+        self._curves, self._marks, self._log, self._title, self._shown = curves, marks, log, parts, wanted
+        self.entitle()
         self.refresh()
 
-    def render_line(self, y: int) -> Strip:
-        """One line of the frame, which is drawn when its first line is asked for."""
+    @property
+    def viewport(self) -> Viewport:
+        return viewport_of(self.app)
+
+    @property
+    def window(self) -> Window | None:
+        """The steps that are shown; None where these are all."""
+        return self.viewport.window(self.extent)
+
+    @property
+    def cross(self) -> float | None:
+        return self.viewport.cross if self.linked else None
+
+    @property
+    def log_x(self) -> bool:
+        return self.viewport.log_x and self.linked
+
+    @property
+    def look(self) -> Look:
+        look = self.viewport.look(self.key)
+        return look._replace(log=look.log or self._log)
+
+    @property
+    def curves(self) -> Sequence[Curve]:
+        return self._curves
+
+    @property
+    def marks(self) -> Sequence[Marker]:
+        return self._marks
+
+    @property
+    def extent(self) -> Window | None:
+        """All steps that it has; None where it has none, or follows no viewport."""
+        return extent(self._curves, log=self.log_x) if self.linked else None
+
+    @property
+    def in_sight(self) -> bool:
+        if not self.is_attached or not self.size.area:
+            return False
+        return all(node.display for node in self.ancestors_with_self if isinstance(node, Widget))
+
+    @property
+    def letters(self) -> bool:
+        """Whether curves must be told apart without colours."""
+        return self.app.theme == theme.PLAIN or self.app.no_color
+
+    def picture(self) -> Picture:
+        """The curves as they are, drawn at the present size."""
         width, height = self.size
-        if self._frame_of != (self._shown, width, height, self.app.theme):
-            self._frame = draw(
-                self._curves,
-                colors=self.app.theme_variables,
-                width=width,
-                height=height,
-                log=self._log,
-                from_zero=self._from_zero,
-                marks=self._marks,
-            )
-            self._frame_of = (self._shown, width, height, self.app.theme)
-        return self._frame[y] if y < len(self._frame) else Strip.blank(width)
+        viewport, look = self.viewport, self.look
+        of = (self._shown, width, height, self.app.theme, self.letters, look, viewport.version)
+        if self._picture is None or self._picture_of != of:
+            window = self.window
+            self._picture = draw(
+                self._curves, colors=self.app.theme_variables, width=width, height=height, window=window,
+                log_x=self.log_x, look=look, from_zero=self.from_zero, marks=self._marks,
+                unit=titles.unit(self._curves[0].metric) if self._curves else "", letters=self.letters,
+                exact=viewport.exact_for(window) if window else {},
+            )  # fmt: skip
+            self._picture_of = of
+        return self._picture
 
+    def render_line(self, y: int) -> Strip:
+        """One line of the picture with the crosshair."""
+        picture, cross = self.picture(), self.cross
+        if self._strips_of != (of := (id(picture), self._picture_of, cross)):
+            style = theme.rich_style(self.app.theme_variables, theme.BRIGHT)
+            self._strips, self._strips_of = picture.strips(cross, style), of
+        return self._strips[y] if y < len(self._strips) else Strip.blank(self.size.width)
 
-def _nothing(width: int, height: int, style: _Style) -> list[Strip]:
-    blank = [Strip.blank(width, style(theme.DIM)) for _ in range(height)]
-    told = "no data yet"
-    if height and width > len(told):
-        blank[(height - 1) // 2] = Strip([Segment(told.center(width), style(theme.FAINT))], width)
-    return blank
+    def viewport_changed(self) -> None:
+        """Show what is looked at now, once for a burst of changes."""
+        if not self._stale and self.in_sight:
+            self._stale = True
+            self.call_later(self._follow)
 
+    def _follow(self) -> None:
+        self._stale = False
+        self.entitle()
+        self.refresh()
 
-def _reduce(curve: Curve, x_range: tuple[float, float], columns: int, log: bool) -> braille.Envelope:
-    steps, values = np.frombuffer(curve.series.steps), np.frombuffer(curve.series.values)
-    return braille.envelope(steps, values, x_range=x_range, columns=columns, log=log)
+    def on_resize(self, event: events.Resize) -> None:
+        self.entitle()
 
+    def entitle(self) -> None:
+        """Tell on the borders what is shown."""
+        if self._title is None or not self.size.area:
+            return
+        viewport, width = self.viewport, self.outer_size.width - 6
+        window = self.window
+        caption = Caption(
+            title=self._title, curves=dressed(self._curves, self.look), marks=self._marks,
+            look=self.look, picture=self.picture(), window=window, cross=self.cross, log_x=self.log_x,
+            letters=self.letters, exact=viewport.exact_for(window) if window else {},
+        )  # fmt: skip
+        title, subtitle = caption.above(width), caption.below(width)
+        if title.markup != self.border_title:
+            self.border_title = title
+        if subtitle.markup != self.border_subtitle:
+            self.border_subtitle = subtitle
 
-def _y_range(envelopes: Sequence[braille.Envelope], *, from_zero: bool) -> tuple[float, float]:
-    drawn = [e for e in envelopes if len(e.columns)]
-    if not drawn:
-        return 0.0, 1.0
-    low, high = min(float(e.low.min()) for e in drawn), max(float(e.high.max()) for e in drawn)
-    if from_zero:
-        low, high = min(low, 0.0), max(high, 0.0)
-    if high - low > 1e-9 * max(abs(low), abs(high)):
-        return low, high
-    around = abs(low) * 0.1 or 1.0
-    return low - around, low + around
+    def _step_at(self, event: events.MouseEvent) -> float | None:
+        """The step under the mouse."""
+        picture = self.picture()
+        if picture.window is None:
+            return None
+        offset = event.get_content_offset_capture(self).x - picture.gutter
+        if not 0 <= offset < picture.columns:
+            return None
+        low, high = picture.steps(offset)
+        return min(max((low + high) / 2, picture.window.low), picture.window.high)
 
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        if not self.linked:
+            return
+        if self._grabbed is None:
+            self.viewport.point(self._step_at(event))
+        elif (moved := event.screen_x - self._grabbed) and (whole := self.viewport.whole()):
+            self._grabbed, self._dragged = event.screen_x, True
+            self.viewport.pan(-moved / max(1, self.picture().columns), whole)
 
-def _y_labels(scale: _Scale, rows: int) -> dict[int, str]:
-    """Row -> label. Where no two round numbers find a place, the ends are told as they are."""
-    low, high = scale.y
-    most = (rows + 1) // 3 if rows > 12 else max(2, (2 * rows + 2) // 3)
-    for fewer in range(most, 1, -1):
-        found = ticks.logarithmic(low, high, most=fewer) if scale.log else ticks.linear(low, high, most=fewer)
-        labels = {round((high - value) / (high - low) * (4 * rows - 1)) // 4: text for value, text in found}
-        if 2 <= len(labels) == len(found):
-            return labels
-    ends = {rows - 1: low, 0: high}
-    return {row: ticks.short(10**value if scale.log else value) for row, value in ends.items()}
+    def on_leave(self, event: events.Leave) -> None:
+        if not self.viewport.pinned:
+            self.viewport.point(None)
 
+    def on_mouse_down(self, event: events.MouseDown) -> None:
+        self._dragged = False
+        if self.linked and event.button == 1:
+            self._grabbed = event.screen_x
+            self.capture_mouse()
 
-def _paint(
-    curves: Sequence[Curve], envelopes: Sequence[braille.Envelope], scale: _Scale, *, width: int, height: int
-) -> Drawing:
-    """Bits (height, width), for each cell the number of its colour, and the colours; 0 is an empty cell."""
-    bits = np.zeros((height, width), dtype=np.uint8)
-    paint: Paint = np.zeros((height, width), dtype=np.intp)
-    palette = [theme.FAINT]
-    size = {"rows": 4 * height, "columns": 2 * width}
-    for curve, reduced in zip(curves, envelopes, strict=True):
-        banded = curve.band is not None and len(curve.series) > 2 * width
-        cells = braille.cells(braille.line(reduced, y_range=scale.y, **size))
-        palette.append(curve.band if banded and curve.band else curve.color)
-        # a cell has one colour: dots of what lies below would be taken for this curve's
-        bits[cells > 0] = cells[cells > 0]
-        paint[cells > 0] = len(palette) - 1
-        if banded:
-            cells = braille.cells(braille.trend(reduced, y_range=scale.y, **size))
-            palette.append(curve.color)
-            bits[cells > 0] = cells[cells > 0]
-            paint[cells > 0] = len(palette) - 1
-        if len(reduced.broken):
-            palette.append(theme.BAD)
-            paint[-1, reduced.broken // 2] = len(palette) - 1
-            bits[-1, reduced.broken // 2] = 0
-    return bits, paint, palette
+    def on_mouse_up(self, event: events.MouseUp) -> None:
+        self._grabbed = None
+        self.release_mouse()
 
+    def on_click(self, event: events.Click) -> None:
+        if self._dragged:
+            event.stop()
+        elif self.linked and (step := self._step_at(event)) is not None:
+            self.viewport.point(step, pinned=True)
 
-def _segments(drawing: Drawing, grid: Sequence[int], style: _Style) -> list[list[Segment]]:
-    """Rows of segments, one for each run of one colour."""
-    bits, paint, palette = drawing
-    characters = np.where(bits, 0x2800 + bits.astype("<u4"), ord(" ")).astype("<u4")
-    characters[grid] = np.where(paint[grid], characters[grid], ord("┈"))
-    characters[(bits == 0) & (paint > 0)] = ord("×")
-    styles = [style(color) for color in palette]
-    rows = []
-    for row, colors in zip(characters, paint, strict=True):
-        text = row.tobytes().decode("utf-32-le")
-        cuts = [0, *(np.flatnonzero(np.diff(colors)) + 1).tolist(), len(text)]
-        rows.append([Segment(text[a:b], styles[colors[a]]) for a, b in pairwise(cuts)])
-    return rows
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        self._wheel(event, 1 / ZOOM, -PAN)
 
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        self._wheel(event, ZOOM, PAN)
 
-def _axis(scale: _Scale, marks: Sequence[Mark], style: _Style, *, gutter: int, plot: int) -> list[Strip]:
-    """The line under the plot with its ticks and marks, and the labels under that."""
-    low, high = scale.x
-    width = gutter + plot
+    def on_mouse_scroll_left(self, event: events.MouseScrollLeft) -> None:
+        self._wheel(event, 1.0, -PAN)
 
-    def cell(step: float) -> int:
-        return gutter + (round((step - low) / (high - low) * (2 * plot - 1)) // 2 if high > low else plot // 2)
+    def on_mouse_scroll_right(self, event: events.MouseScrollRight) -> None:
+        self._wheel(event, 1.0, PAN)
 
-    found = ticks.steps(low, high, most=max(2, plot // 7)) if high > low else [(low, f"{low:g}")]
-    line = [*" " * gutter, *"─" * plot]
-    colors = [theme.EDGE] * width
-    labels = [" "] * width
-    for step, text in found:
-        at = cell(step)
-        line[at] = "┴"
-        start = min(max(0, at - len(text) // 2), width - len(text))
-        labels[start : start + len(text)] = text
-    for mark in marks:
-        if low <= mark.step <= high:
-            line[cell(mark.step)], colors[cell(mark.step)] = mark.symbol, mark.color
-    axis = Strip([Segment(c, style(color)) for c, color in zip(line, colors, strict=True)], width).simplify()
-    return [axis, Strip([Segment("".join(labels), style(theme.DIM))], width)]
+    def _wheel(self, event: events.MouseEvent, factor: float, share: float) -> None:
+        if not self.linked or (whole := self.viewport.whole()) is None:
+            return
+        event.stop()
+        if event.shift or factor == 1.0:
+            self.viewport.pan(share, whole)
+        else:
+            self.viewport.zoom(factor, whole, around=self._step_at(event))

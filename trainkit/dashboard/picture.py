@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -14,38 +15,65 @@ from trainkit.errors import TrainkitError
 if TYPE_CHECKING:
     from trainkit.dashboard.app import Dashboard
 
+#: Seconds that a page may take to read what it shows.
+PATIENCE = 30.0
+
 T = TypeVar("T")
 
 
-def once(run_directory: Path, *, width: int = 120, height: int = 40) -> str:
-    """One frame as `height` lines of plain text, as wide as `width` cells at most.
+def once(run_directory: Path, *, width: int = 120, height: int = 40, page: str = "", ascii_only: bool = False) -> str:
+    """One frame as `height` lines of plain text, as wide as `width` cells at most; of `page`, or of the overview.
 
     Raises:
-        TrainkitError: there is no such run.
+        TrainkitError: there is no such run, or no such page.
     """
-    return _frame(run_directory, _text, width=width, height=height)
+    return _frame(run_directory, _text, width=width, height=height, page=page, ascii_only=ascii_only)
 
 
-def export_svg(run_directory: Path, path: Path, *, width: int = 120, height: int = 40) -> None:
-    """Write one frame to `path` as SVG.
+def export_svg(
+    run_directory: Path, path: Path, *, width: int = 120, height: int = 40, page: str = "", theme: str = ""
+) -> None:
+    """Write one frame to `path` as SVG; of `page`, or of the overview, in `theme`, or the default one.
 
     Raises:
-        TrainkitError: there is no such run.
+        TrainkitError: there is no such run, or no such page.
     """
-    path.write_text(_frame(run_directory, lambda app: app.export_screenshot(simplify=True), width=width, height=height))
+
+    def take(app: Dashboard) -> str:
+        return app.export_screenshot(simplify=True)
+
+    path.write_text(_frame(run_directory, take, width=width, height=height, page=page, theme=theme))
 
 
-def _frame(run_directory: Path, take: Callable[[Dashboard], T], *, width: int, height: int) -> T:
-    from trainkit.dashboard.app import Dashboard
+def _frame(
+    run_directory: Path,
+    take: Callable[[Dashboard], T],
+    *,
+    width: int,
+    height: int,
+    page: str,
+    theme: str = "",
+    ascii_only: bool = False,
+) -> T:
+    from trainkit.dashboard.app import Dashboard, require_page
+    from trainkit.dashboard.pages import Page
 
     if not run_directory.is_dir():
         raise TrainkitError("there is no such run", where=str(run_directory), hint="list them: trainkit runs")
-    dashboard = Dashboard(run_directory)
+    require_page(page)
+    dashboard = Dashboard(run_directory, page=page, ascii_only=ascii_only)
+    if theme:
+        dashboard.theme = theme
     taken: list[T] = []
 
     async def pilot(pilot: Pilot[object]) -> None:
         dashboard.load()
+        await dashboard.workers.wait_for_complete()
         await pilot.pause()
+        until = time.monotonic() + PATIENCE
+        while not all(shown.settled for shown in dashboard.query(Page) if shown.display) and time.monotonic() < until:
+            await pilot.pause(0.05)
+        dashboard.draw_all()
         await pilot.pause()
         taken.append(take(dashboard))
         dashboard.exit()

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from trainkit.dashboard.source import SLICE_BYTES, Source
-from trainkit.events.log import Tail
+from trainkit.dashboard.source import Source
 from trainkit.events.schema import Event
-from trainkit.events.view import State, View, reduce, state
+from trainkit.events.view import State, state
 
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
 #: Seconds of the run in which nothing happened that are played at most: a night between two attempts is left out.
@@ -26,9 +25,7 @@ class Replay(Source):
 
     def __init__(self, run_directory: Path, *, speed: float = 10.0) -> None:
         super().__init__(run_directory)
-        self._directory = run_directory
         self.speed, self.playing, self.over = speed, True, False
-        self._waiting: list[Event] = []
         self._clock: float | None = None
         self._looked_at = time.monotonic()
 
@@ -36,7 +33,7 @@ class Replay(Source):
         until = time.monotonic() + seconds
         self._tick()
         while (event := self._next()) is not None and self._clock is not None and event["t"] <= self._clock:
-            reduce(self.view, self._waiting.pop())
+            self._fold(*self._waiting.pop())
             if time.monotonic() >= until:
                 return True
         return False
@@ -55,20 +52,29 @@ class Replay(Source):
     def seek(self, step: int) -> None:
         """To just after `step` was done, backwards too; to the end where there is no such step."""
         if step <= self.view.step:
-            self.view, self._tail, self._waiting = View(), Tail(self._directory), []
-        while (event := self._next()) is not None:
+            self._rewind()
+        while True:
+            if not self._waiting and self._ahead and self._ahead.last < step and self._fold_stretch():
+                self._clock = self.view.last_event
+                continue
+            if (event := self._next()) is None:
+                return
             self._clock = event["t"]
-            reduce(self.view, self._waiting.pop())
+            self._fold(*self._waiting.pop())
             if event["type"] == "step" and event["step"] >= step:
                 return
+
+    def _rewind(self) -> None:
+        super()._rewind()
+        self._waiting: list[tuple[int, Event]] = []
 
     def _next(self) -> Event | None:
         """The event that comes next; it stays the next one until it is taken from `_waiting`."""
         if not self._waiting:
             # the newest last, so that the next one is popped from the end
-            self._waiting = self._tail.poll(limit_bytes=SLICE_BYTES)[::-1]
+            self._waiting = self._read()[::-1]
         self.over = not self._waiting
-        return self._waiting[-1] if self._waiting else None
+        return self._waiting[-1][1] if self._waiting else None
 
     def _tick(self) -> None:
         now = time.monotonic()

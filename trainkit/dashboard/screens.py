@@ -1,93 +1,136 @@
-"""What lies over the dashboard: the question before a stop, and the help."""
+"""What lies over the dashboard: a question with yes or no, one with a line to type, and the help."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from trainkit.dashboard import theme
+from trainkit.dashboard.commands import Key
+from trainkit.dashboard.panels.charts import MARKS
+from trainkit.errors import TrainkitError
+
+#: What the signs on a chart mean; the first two are drawn for every loss.
+LINES = (
+    ("━", theme.TRAIN, "trend of the training loss; around it, all of it"),
+    ("━", theme.VALIDATION[0], "validation loss"),
+    ("▲▼", theme.TRAIN, "off the scale; o draws all of it"),
+    ("×", theme.BAD, "not a number"),
+)
 
 
-class ConfirmStop(ModalScreen[bool]):
-    """Stop the run? Enter alone is no: nobody stops a run by leaning on the keyboard."""
+class Confirm(ModalScreen[bool]):
+    """May this be done? Enter alone is no: nobody orders anything by leaning on the keyboard."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("y", "answer(True)"),
-        Binding("n,escape,q,enter", "answer(False)"),
+        Binding("y", "answer(True)", "yes"),
+        Binding("n,escape,q,enter", "answer(False)", "no"),
     ]
+
+    def __init__(self, question: str, told: str, *, yes: str) -> None:
+        """`told` says what will happen, `yes` in a word what `y` does."""
+        super().__init__()
+        self._question, self._told, self._yes = question, told, yes
 
     def compose(self) -> ComposeResult:
         yield Static(
             Content.assemble(
-                ("Stop this run?\n\n", f"bold {theme.BRIGHT}"),
-                ("It finishes its step, writes a checkpoint\nand ends. ", theme.TEXT),
-                ("trainkit resume", theme.TRAIN),
-                (" goes on from there.\n\n", theme.TEXT),
-                ("y", f"bold {theme.WARN}"),
-                (" stop      ", theme.DIM),
-                ("n", f"bold {theme.BRIGHT}"),
-                (" go on", theme.DIM),
+                (f"{self._question}\n\n", f"bold {theme.BRIGHT}"),
+                (f"{self._told}\n\n", theme.TEXT),
+                _answers(("y", self._yes), ("n", "leave it")),
             ),
             classes="dialog",
         )
 
-    def action_answer(self, stop: bool) -> None:
-        self.dismiss(stop)
+    def action_answer(self, yes: bool) -> None:
+        self.dismiss(yes)
 
 
-class GoTo(ModalScreen[int | None]):
-    """Which step? What is no number is no answer."""
+class Ask(ModalScreen[str | None]):
+    """A line of text; None where escape was the answer."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave")]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "leave")]
+
+    def __init__(self, question: str, told: str, *, value: str = "", check: Callable[[str], object]) -> None:
+        """`value` is there already. `check` raises a TrainkitError for an answer that is none; its word is shown."""
+        super().__init__()
+        self._question, self._told, self._value, self._check = question, told, value, check
 
     def compose(self) -> ComposeResult:
-        yield Input(placeholder="go to step", type="integer", classes="goto")
+        with Vertical(classes="dialog question"):
+            yield Static(Content.styled(self._question, f"bold {theme.BRIGHT}"))
+            yield Static(Content.styled(self._told, theme.TEXT), id="told")
+            yield Input(self._value, select_on_focus=True)
+            yield Static(_answers(("enter", "take it"), ("escape", "leave it")), classes="keys")
 
     def on_mount(self) -> None:
         self.query_one(Input).focus()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        self.dismiss(int(event.value) if event.value.isdecimal() else None)
+        try:
+            self._check(event.value)
+        except TrainkitError as error:
+            self.query_one("#told", Static).update(Content.styled(error.problem, theme.WARN))
+        else:
+            self.dismiss(event.value)
 
     def action_leave(self) -> None:
         self.dismiss(None)
 
 
 class Help(ModalScreen[None]):
-    """The keys and what the chart's signs mean."""
+    """The keys in force, and what the chart's signs mean."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,q,enter,space", "leave")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,question_mark,q,enter", "leave", "leave"),
+        Binding("j,down", "scroll(1)", "down"),
+        Binding("k,up", "scroll(-1)", "up"),
+        Binding("pagedown,space", "scroll(10)", "a page down"),
+        Binding("pageup", "scroll(-10)", "a page up"),
+        Binding("g,home", "scroll(-10000)", "first"),
+        Binding("G,end", "scroll(10000)", "last"),
+    ]
 
-    KEYS = (
-        ("q", "detach: the run goes on without this window"),
-        ("S", "stop the run after a checkpoint (asks first)"),
-        ("c", "write a checkpoint now"),
-        ("p", "pause, or go on"),
-        ("e", "evaluate now"),
-        ("l", "loss on a logarithmic scale, or back"),
-        ("1 …", "the pages, as they are numbered at the top"),
-        ("space , . ← → G", "in a replay: halt, slower, faster, back, on, go to a step"),
-        ("tab", "next panel, where there is room for one only"),
-        ("?", "this"),
-    )
-    SIGNS = (
-        ("━", theme.TRAIN, "trend of the training loss; around it, all of it"),
-        ("━", theme.VALIDATION[0], "validation loss"),
-        ("◆", theme.BUSY, "checkpoint"),
-        ("▲", theme.WARN, "resumed here"),
-        ("!", theme.BAD, "alert"),
-        ("×", theme.BAD, "not a number"),
-    )
+    def __init__(self, keys: Sequence[Key]) -> None:
+        super().__init__()
+        self._keys = keys
 
     def compose(self) -> ComposeResult:
-        keys = [Content.assemble((f"{key:<17}", f"bold {theme.BRIGHT}"), (told, theme.TEXT)) for key, told in self.KEYS]
-        signs = [Content.assemble((f"{sign:<17}", color), (told, theme.TEXT)) for sign, color, told in self.SIGNS]
-        yield Static(Content("\n").join([*keys, Content(""), *signs]), classes="dialog")
+        with VerticalScroll(classes="dialog help", can_focus=False):
+            yield Static(self._text())
+
+    def _text(self) -> Content:
+        signs = [*LINES, *((sign, color, kind) for kind, (sign, color) in MARKS.items())]
+        pad = max((len(key.keys) for key in self._keys), default=0) + 3
+        parts: list[Content] = []
+        for group, keys in groupby(self._keys, key=lambda key: key.group):
+            parts.append(Content.styled(group, theme.DIM))
+            parts += [_line(f"{key.keys:<{pad}}", f"bold {theme.BRIGHT}", key.meaning) for key in keys]
+            parts.append(Content(""))
+        parts.append(Content.styled("signs on a chart", theme.DIM))
+        parts += [_line(f"{sign:<{pad}}", color, told) for sign, color, told in signs]
+        return Content("\n").join(parts)
+
+    def action_scroll(self, lines: int) -> None:
+        self.query_one(VerticalScroll).scroll_relative(y=lines, animate=False)
 
     def action_leave(self) -> None:
         self.dismiss()
+
+
+def _answers(yes: tuple[str, str], no: tuple[str, str]) -> Content:
+    """The two keys that answer, each with what it does."""
+    parts = [(yes[0], f"bold {theme.WARN}"), (f" {yes[1]}      ", theme.DIM)]
+    return Content.assemble(*parts, (no[0], f"bold {theme.BRIGHT}"), (f" {no[1]}", theme.DIM))
+
+
+def _line(head: str, style: str, told: str) -> Content:
+    return Content.assemble((f"  {head}", style), (told, theme.TEXT))

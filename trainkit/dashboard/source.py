@@ -5,30 +5,40 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from trainkit.events.log import Tail
+from trainkit.events.course import MOST, Course
+from trainkit.events.index import Stretch, stretches
+from trainkit.events.log import Tail, parse
+from trainkit.events.pace import Pace
+from trainkit.events.schema import SCHEMA, Event
+from trainkit.events.series import Series
 from trainkit.events.view import State, View, alive, reduce, state
 
 #: Bytes parsed at once (a millisecond or two), and seconds between two looks at the trainer's process.
 SLICE_BYTES, LOOK_EVERY = 1 << 17, 1.0
+#: What folding a line may raise that is an event by its keys, but none that a trainer wrote.
+FOREIGN = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError)
 
 
 class Source:
-    """A view of a run that follows its log."""
+    """A view of a run that follows its log. What the log's index describes is not read line by line."""
 
     def __init__(self, run_directory: Path) -> None:
-        self._tail = Tail(run_directory)
-        self.view = View()
+        self._directory = run_directory
         self._alive, self._looked = True, 0.0
+        self._rewind()
 
     def advance(self, *, seconds: float) -> bool:
         """Fold what is new, for about `seconds` at most; whether there is more."""
         until = time.monotonic() + seconds
-        while events := self._tail.poll(limit_bytes=SLICE_BYTES):
-            for event in events:
-                reduce(self.view, event)
+        while self._fold_stretch() or self._fold_lines():
             if time.monotonic() >= until:
                 return True
         return False
+
+    def detail(self, low: float, high: float) -> dict[str, Series]:
+        """Every point from step `low` to `high` of every metric, read from the log again, for a look closer than the
+        view's buckets; empty where that would be too many. Takes up to a second; any thread may call it."""
+        return self._course.points(max(low, 0), min(high, self.view.step))
 
     def now(self) -> float:
         """The moment that is shown, in Unix seconds."""
@@ -39,3 +49,87 @@ class Source:
         if abs(now - self._looked) >= LOOK_EVERY:
             self._alive, self._looked = alive(self.view), now
         return state(self.view, now, self._alive)
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with the log, in a few words; empty where nothing is."""
+        if self._unreadable:
+            return f"its log cannot be read: {self._unreadable}"
+        if self._schema > SCHEMA:
+            return f"written by a newer trainkit (schema {self._schema}): not all of it may be shown"
+        if self.view.last_event is None and self._tail.offset:
+            return "its log holds no event"
+        lines = "1 line" if self._foreign == 1 else f"{self._foreign:,} lines"
+        return f"{lines} of its log no trainkit wrote" if self._foreign else ""
+
+    def _rewind(self) -> None:
+        """To before the first event."""
+        self._schema, self._foreign, self._unreadable = 0, 0, ""
+        self.view = View()
+        self._tail, self._course = Tail(self._directory), Course(self._directory)
+        self._stretches = stretches(self._directory)
+        self._ahead: Stretch | None = next(self._stretches, None)
+
+    def _read(self) -> list[tuple[int, Event]]:
+        """The next lines, up to where a stretch of the index begins, each with its byte of the log."""
+        while self._ahead and self._ahead.begin <= self._tail.offset:
+            self._ahead = next(self._stretches, None)
+        limit = min(SLICE_BYTES, self._ahead.begin - self._tail.offset) if self._ahead else SLICE_BYTES
+        try:
+            lines, self._unreadable = self._tail.placed(limit_bytes=limit), ""
+        except OSError as error:
+            lines, self._unreadable = [], error.strerror or str(error)
+        return lines
+
+    def _fold_lines(self) -> bool:
+        lines = self._read()
+        for offset, event in lines:
+            self._fold(offset, event)
+        return bool(lines)
+
+    def _fold(self, offset: int, event: Event) -> None:
+        """Fold the event whose line begins at this byte of the log; one that nobody can is counted."""
+        try:
+            self._take(offset, event)
+        except FOREIGN:
+            self._foreign += 1
+
+    def _take(self, offset: int, event: Event) -> None:
+        lost: dict[str, Series] = {}
+        if event["type"] == "run_started":
+            self._schema = max(self._schema, event["schema"])
+            done = -1 if event["resumed_from"] is None else event["resumed_from"]
+            lost = self._lost(done)
+            self._course.mark(done, offset)
+        elif offset - self._course.marked >= SLICE_BYTES:
+            self._course.mark(self.view.step, offset)
+        reduce(self.view, event)
+        for name, points in lost.items():
+            series = self.view.series.setdefault(name, Series())
+            there = series.steps[-1] if series else -1
+            for step, value in zip(points.steps, points.values, strict=True):
+                if step > there:
+                    series.add(step, value)
+
+    def _lost(self, done: int) -> dict[str, Series]:
+        """The points up to step `done` that are near it. The view forgets a bucket that ends beyond `done` whole, and
+        the best value of the run may be in it."""
+        begins = [series.straddled(done) for series in self.view.series.values()]
+        low = min((begin for begin in begins if begin is not None), default=None)
+        return {} if low is None else self._course.points(max(low, done - MOST), done)
+
+    def _fold_stretch(self) -> bool:
+        """Fold the stretch that the index has of what comes next, if it has one."""
+        stretch = self._ahead
+        if stretch is None or stretch.begin != self._tail.offset:
+            return False
+        for step, offset in [(self.view.step, stretch.begin), *stretch.blocks]:
+            self._course.mark(step, offset)
+        for name, series in stretch.series.items():
+            self.view.series.setdefault(name, Series()).extend(series)
+        for _, event in parse(stretch.lines):
+            reduce(self.view, {**event, "metrics": {}} if event["type"] == "step" else event)
+        self.view.pace = Pace(stretch.pace, stretch.timed)
+        self._tail.offset = stretch.end
+        self._ahead = next(self._stretches, None)
+        return True

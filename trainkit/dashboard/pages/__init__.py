@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from trainkit.dashboard.pages.checkpoints import Checkpoints
+from trainkit.dashboard.pages.compare import Compare
 from trainkit.dashboard.pages.data import Data
 from trainkit.dashboard.pages.logs import Logs
 from trainkit.dashboard.pages.metrics import Metrics
@@ -14,4 +15,4 @@ from trainkit.dashboard.pages.system import System
 __all__ = ["PAGES", "Page"]
 
 #: The pages in the order of their keys, from 2 on; 1 is the overview.
-PAGES: tuple[type[Page], ...] = (Metrics, System, Samples, Data, Logs, Checkpoints, Recipe)
+PAGES: tuple[type[Page], ...] = (Metrics, System, Samples, Data, Logs, Checkpoints, Recipe, Compare)

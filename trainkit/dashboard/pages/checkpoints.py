@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 import math
 import shlex
+import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
-from textual.widgets import OptionList, Static
+from textual.widgets import OptionList
 
 from trainkit.dashboard import theme
 from trainkit.dashboard.manifest import clock, manifest_facts, present
-from trainkit.dashboard.pages.page import Page
-from trainkit.dashboard.panels.rows import Column, Row, Rows, cell
+from trainkit.dashboard.pages.table import TablePage
+from trainkit.dashboard.panels.rows import Column, Row, cell
+from trainkit.dashboard.verify import verified
 from trainkit.events import plain
 from trainkit.events.view import Checkpoint, View
 from trainkit.recipe.load import as_shown
@@ -35,28 +35,17 @@ COMMANDS = ("resume", "verify")
 KINDS = {"rolling": theme.DIM, "requested": theme.TEXT, "permanent": theme.BUSY, "final": theme.GOOD}
 
 
-class Checkpoints(Page):
-    """What was saved: `y` copies the command that goes on from the chosen one, `o` hides those that are gone."""
+class Checkpoints(TablePage):
+    """What was saved: `y` copies the command that goes on from the chosen one, `v` verifies it, `o` hides those
+    that are gone."""
 
     NAME = "checkpoints"
-    DEFAULT_CSS = """
-    #checkpoint-detail {
-        height: 15; max-height: 50%; scrollbar-size-vertical: 1;
-        scrollbar-color: $edge; scrollbar-color-hover: $dim; scrollbar-background: $ground;
-    }
-    """
+    DEFAULT_CSS = "Checkpoints > .detail { height: 15; }"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "copy('resume')", "copy resume"),
-        Binding("Y", "copy('verify')", "copy verify", key_display="Y"),
+        Binding("Y", "copy('verify')", "copy verify", key_display="Y", show=False),
+        Binding("v", "verify", "verify"),
         Binding("o", "present", "only those there"),
-        Binding("j,down", "move('cursor_down')", "next", show=False),
-        Binding("k,up", "move('cursor_up')", "previous", show=False),
-        Binding("pagedown,ctrl+d", "move('page_down')", "a page down", show=False),
-        Binding("pageup,ctrl+u", "move('page_up')", "a page up", show=False),
-        Binding("g,home", "move('first')", "first", show=False),
-        Binding("G,end", "move('last')", "last", show=False),
-        Binding("J", "scroll_detail(1)", "scroll what is below down", show=False),
-        Binding("K", "scroll_detail(-1)", "scroll what is below up", show=False),
     ]
 
     def __init__(self, run_directory: Path) -> None:
@@ -71,12 +60,9 @@ class Checkpoints(Page):
         #: The chosen step, and what is known of it.
         self._chosen: int | None = None
         self._facts: list[tuple[str, str]] = []
-
-    def compose(self) -> ComposeResult:
-        with Vertical(id="checkpoint-frame", classes="framed"):
-            yield Rows()
-        with VerticalScroll(id="checkpoint-detail", classes="framed", can_focus=False):
-            yield Static("", markup=False)
+        #: What verifying found, by step, and the step that is being verified since when (of the monotonic clock).
+        self._verified: dict[int, list[Content]] = {}
+        self._verifying: tuple[int, float] | None = None
 
     def show_view(self, view: View, *, now: float) -> None:
         self._view, self._now = view, now
@@ -85,6 +71,8 @@ class Checkpoints(Page):
             self._looked_for, self._looked = saved, now
             self.run_worker(self._look(), group="look", exclusive=True)
         measured = [view.series[loss].version for loss in _losses(view)]
+        if self._verifying:
+            self._show_detail()
         told = (saved, measured, self._disk, self._only_present, view.saving, view.finished, int(now // 60))
         if told != self._told:
             self._told = told
@@ -116,12 +104,10 @@ class Checkpoints(Page):
                 cell(there[c.step], _WHEREABOUTS[there[c.step]]),
             ]
             rows.append(Row(str(c.step), cells))
-        frame = self.query_one("#checkpoint-frame", Vertical)
         number = sum(where == "there" for where in there.values())
-        frame.border_title = cell(f"checkpoints: {number:,} there of {len(saved):,} written", theme.DIM)
-        frame.border_subtitle = cell(_below(view, there), theme.DIM)
+        self.entitle(f"checkpoints: {number:,} there of {len(saved):,} written", _below(view, there))
         empty = "none of those that were written is there any more; o shows them" if saved else EMPTY
-        self.query_one(Rows).show(_columns(losses), rows, empty=empty)
+        self.rows.show(_columns(losses), rows, empty=empty)
         if not rows:
             self._chosen = None
         self._show_detail()
@@ -130,9 +116,8 @@ class Checkpoints(Page):
         assert event.option_id is not None
         if (step := int(event.option_id)) != self._chosen:
             self._chosen, self._facts = step, []
-            self.query_one("#checkpoint-detail", VerticalScroll).scroll_home(animate=False)
             self._read(step)
-            self._show_detail()
+            self._show_detail(from_top=True)
 
     def _read(self, step: int) -> None:
         self.run_worker(self._read_manifest(step), group="manifest", exclusive=True)
@@ -144,12 +129,11 @@ class Checkpoints(Page):
             self._facts = facts
             self._show_detail()
 
-    def _show_detail(self) -> None:
-        frame, step = self.query_one("#checkpoint-detail", VerticalScroll), self._chosen
-        chosen = next((c for c in self._view.checkpoints[::-1] if c.step == step), None)
-        frame.border_title = "" if chosen is None else cell(f"step {chosen.step:,}", theme.DIM)
+    def _show_detail(self, *, from_top: bool = False) -> None:
+        chosen = next((c for c in self._view.checkpoints[::-1] if c.step == self._chosen), None)
+        title = "" if chosen is None else f"step {chosen.step:,}"
         lines = [] if chosen is None else self._detail(chosen)
-        self.query_one("#checkpoint-detail Static", Static).update(Content("\n").join(lines))
+        self.show_detail(Content("\n").join(lines), title=title, from_top=from_top)
 
     def _detail(self, chosen: Checkpoint) -> list[Content]:
         where = _whereabouts(chosen, self._disk)
@@ -158,12 +142,13 @@ class Checkpoints(Page):
         if where in ("gone", "no manifest"):
             lack = "Its directory is gone." if where == "gone" else "There is no manifest.json in it: it is not whole."
             return [cell(lack, theme.WARN)]
-        key_of = {"resume": "y", "verify": "Y"}
+        key_of = {"resume": "y", "verify": "v"}
         lines = [
             Content.assemble(cell(f"{key_of[name]}  ", f"bold {theme.WARN}"), cell(self._command(name), theme.BRIGHT))
             for name in COMMANDS
         ]
-        lines += [cell(f"   {note}", theme.DIM) for note in self._notes(chosen)]
+        lines[1:1] = [cell(f"   {note}", theme.DIM) for note in self._notes(chosen)]
+        lines += self._verdict(chosen.step)
         facts = self._facts or [("manifest", "…")]
         pad = max(len(label) for label, _ in facts) + 2
         return [*lines, Content(""), *(Content.assemble(cell(f"{a:<{pad}}", theme.DIM), cell(b)) for a, b in facts)]
@@ -176,13 +161,17 @@ class Checkpoints(Page):
         if self._view.finished is None:
             yield "resume works once nobody trains this run"
 
+    def _verdict(self, step: int) -> list[Content]:
+        if self._verifying and self._verifying[0] == step:
+            since = int(time.monotonic() - self._verifying[1])
+            return [cell(f"   reading every byte of it and comparing checksums … {since} s", theme.BUSY)]
+        return self._verified.get(step, [])
+
     def _command(self, name: str) -> str:
         return f"trainkit {name} {shlex.quote(f'{as_shown(self.run_directory)}/{self._chosen}')}"
 
     def action_copy(self, name: str) -> None:
-        chosen = next((c for c in self._view.checkpoints if c.step == self._chosen), None)
-        if chosen is None or _whereabouts(chosen, self._disk) in ("replaced", "gone", "no manifest"):
-            self.notify("this checkpoint is not there", severity="warning", markup=False)
+        if not self._is_there():
             return
         # what is pasted into a shell is inert too; a directory whose name is not cannot be named this way
         command = cell(self._command(name)).plain
@@ -193,11 +182,29 @@ class Checkpoints(Page):
         self._only_present = not self._only_present
         self.show_view(self._view, now=self._now)
 
-    def action_move(self, how: str) -> None:
-        self.query_one(Rows).move(how)
+    def action_verify(self) -> None:
+        """Verify the chosen one in a process of its own, one at a time."""
+        if self._verifying:
+            self.notify(f"step {self._verifying[0]:,} is still being verified", severity="warning", markup=False)
+        elif self._is_there() and (step := self._chosen) is not None:
+            self._verifying = step, time.monotonic()
+            self.run_worker(self._verify(step), group="verify")
+            self._show_detail()
 
-    def action_scroll_detail(self, cells: int) -> None:
-        self.query_one("#checkpoint-detail", VerticalScroll).scroll_relative(y=cells, animate=False)
+    async def _verify(self, step: int) -> None:
+        try:
+            self._verified[step] = await verified(self.run_directory.absolute() / "checkpoints" / str(step))
+        finally:
+            self._verifying = None
+        self._show_detail()
+
+    def _is_there(self) -> bool:
+        """Whether the chosen one is on the disk; says so where it is not."""
+        chosen = next((c for c in self._view.checkpoints if c.step == self._chosen), None)
+        if chosen is not None and _whereabouts(chosen, self._disk) not in ("replaced", "gone", "no manifest"):
+            return True
+        self.notify("this checkpoint is not there", severity="warning", markup=False)
+        return False
 
 
 _WHEREABOUTS = {

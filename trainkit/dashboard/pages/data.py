@@ -94,6 +94,10 @@ class Data(Page):
             self._step, self._followed = self._newest, time.monotonic()
         self._show_batch()
 
+    @property
+    def settled(self) -> bool:
+        return self._step is None or self._reader.get(self._step) is not None
+
     def _show_mixture(self, view: View) -> None:
         box = self.query_one("#mixture", Static)
         self._mixture = epochs_of(view)
@@ -157,9 +161,12 @@ class Data(Page):
     def on_unmount(self, event: Unmount) -> None:
         self._reader.close()
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        return action != "no_question" or self.query_one(Input).display  # else escape is not this page's
+
     def action_move(self, steps: int) -> None:
         """Go some steps on or back."""
-        self._go((self._newest if self._step is None else self._step) + steps)
+        self.show_step((self._newest if self._step is None else self._step) + steps)
 
     def action_follow(self) -> None:
         """Show the newest batch again and again, or stay."""
@@ -186,9 +193,10 @@ class Data(Page):
     def on_input_submitted(self, event: Input.Submitted) -> None:
         self.action_no_question()
         if event.value.lstrip("+-").isdecimal():
-            self._go(int(event.value))
+            self.show_step(int(event.value))
 
-    def _go(self, step: int) -> None:
+    def show_step(self, step: int) -> None:
+        """Show the batch of a step, or that of the nearest there is, and stay there."""
         self._follow = False
         self._step = int(max(0, min(step, self._last)))
         self._reader.retry(self._step)

@@ -13,24 +13,32 @@ from textual.widgets import Input
 from trainkit.dashboard import theme
 from trainkit.dashboard.pages.page import Page
 from trainkit.dashboard.panels.lines import Lines, log_line
-from trainkit.events.view import View
+from trainkit.events.view import Line, View
 
 LEVELS = ("info", "warning", "error")
 
 
 class Logs(Page):
-    """The log: `/` searches, `v` raises the lowest level that is shown."""
+    """The log: `/` searches, `v` raises the lowest level that is shown, `f` goes back to the newest line."""
 
     NAME = "logs"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "search", "search", key_display="/"),
         Binding("v", "level", "level"),
+        Binding("f", "follow", "follow"),
+        Binding("j,down", "scroll('down')", show=False),
+        Binding("k,up", "scroll('up')", show=False),
+        Binding("pagedown,ctrl+d", "scroll('page_down')", show=False),
+        Binding("pageup,ctrl+u", "scroll('page_up')", show=False),
+        Binding("g,home", "scroll('home')", show=False),
+        Binding("G,end", "scroll('end')", show=False),
         Binding("escape", "all", show=False),
     ]
 
     def __init__(self, run_directory: Path) -> None:
         super().__init__(run_directory)
         self._level = 0
+        self._view = View()
         self._told: object = None
 
     def compose(self) -> ComposeResult:
@@ -40,18 +48,32 @@ class Logs(Page):
         yield Lines(id="all-lines")
 
     def show_view(self, view: View, *, now: float) -> None:
-        wanted = self.query_one(Input).value.casefold()
+        self._view = view
+        self._show()
+
+    def _show(self) -> None:
+        view, wanted = self._view, self.query_one(Input).value.casefold()
         told = (view.told, wanted, self._level)
         if told == self._told:
             return
         self._told = told
-        shown = [
-            line for line in view.log if LEVELS.index(line.level) >= self._level and wanted in line.text.casefold()
-        ]
+        shown = self._lines()
         lines = self.query_one(Lines)
         level = f", {LEVELS[self._level]} and worse" if self._level else ""
         lines.border_title = Content.styled(f"log: {len(shown):,} of {len(view.log):,} lines{level}", theme.DIM)
         lines.show([log_line(line) for line in shown])
+
+    def _lines(self) -> list[Line]:
+        wanted = self.query_one(Input).value.casefold()
+        log = self._view.log
+        return [line for line in log if LEVELS.index(line.level) >= self._level and wanted in line.text.casefold()]
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        return action != "all" or self.query_one(Input).display or self._level > 0  # else escape is not this page's
+
+    def copy_text(self) -> str | None:
+        """The lines that are shown."""
+        return "\n".join(log_line(line).plain for line in self._lines()) or None
 
     def action_search(self) -> None:
         search = self.query_one(Input)
@@ -60,12 +82,34 @@ class Logs(Page):
 
     def action_level(self) -> None:
         self._level = (self._level + 1) % len(LEVELS)
+        self._show()
+
+    def action_follow(self) -> None:
+        """Back to the newest line; whoever is there stays there."""
+        self.query_one(Lines).scroll_end(animate=False)
+
+    def action_scroll(self, how: str) -> None:
+        lines = self.query_one(Lines)
+        match how:
+            case "down" | "up":
+                lines.scroll_relative(y=1 if how == "down" else -1, animate=False)
+            case "page_down" | "page_up":
+                page = max(1, lines.size.height - 1)
+                lines.scroll_relative(y=page if how == "page_down" else -page, animate=False)
+            case "home":
+                lines.scroll_home(animate=False)
+            case _:
+                lines.scroll_end(animate=False)
 
     def action_all(self) -> None:
         search = self.query_one(Input)
         search.value, search.display = "", False
         self._level = 0
         self.focus()
+        self._show()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self._show()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         self.focus()

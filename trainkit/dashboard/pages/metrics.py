@@ -5,20 +5,21 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container
 from textual.content import Content
-from textual.events import Click, MouseScrollDown, MouseScrollUp, Resize
+from textual.events import Click, Resize
 from textual.widgets import Input, Static
 
 from trainkit.dashboard import theme
 from trainkit.dashboard.pages.page import Page
-from trainkit.dashboard.panels.metric import Look, MetricCell, Part, one_line
+from trainkit.dashboard.panels.metric import MetricCell, Place
+from trainkit.dashboard.titles import Part, one_line
 from trainkit.events.view import View
 
 GROUPS = (
@@ -75,12 +76,12 @@ class Metrics(Page):
         Binding("slash", "filter", "filter", key_display="/"),
         Binding("enter", "whole", "whole page"),
         Binding("f", "pin", "pin"),
-        Binding("g", "log_scale", "log scale"),
+        Binding("g", "app.log_scale", "log scale"),
         Binding("escape", "back", show=False),
         *(
             Binding(keys, f"move('{way}')", f"{way}", show=False)
             for way, keys in {
-                "left": "left,h", "right": "right,l", "up": "up,k", "down": "down,j", "page up": "pageup",
+                "left": "left,h", "right": "right,l,v", "up": "up,k", "down": "down,j", "page up": "pageup",
                 "page down": "pagedown", "first": "home", "last": "end",
             }.items()
         ),
@@ -94,10 +95,18 @@ class Metrics(Page):
         self._cells: list[MetricCell] = []
         self._pattern = re.compile("")
         self._pinned: set[str] = set()
-        self._log: set[str] = set()
         self._selected = ""
         self._whole = False
         self._columns, self._rows, self._first_row = 1, 1, 0
+
+    def habits(self) -> dict[str, Any]:
+        return {"pinned": sorted(self._pinned), "filter": self._pattern.pattern}
+
+    def adopt(self, habits: Mapping[str, Any]) -> None:
+        if isinstance(pinned := habits.get("pinned"), list):
+            self._pinned = {name for name in pinned if isinstance(name, str)}
+        if isinstance(pattern := habits.get("filter"), str) and not isinstance(found := compiled(pattern), str):
+            self._pattern = found
 
     def compose(self) -> ComposeResult:
         search = Input(placeholder="a regular expression; escape shows all", id="metric-filter")
@@ -136,7 +145,7 @@ class Metrics(Page):
         """Back to the grid; from the filter or the grid, back to all metrics."""
         search = self.query_one(Input)
         if search.has_focus or not self._whole:
-            search.value = ""
+            search.value, self._pattern = "", re.compile("")
         else:
             self._whole = False
         search.display = False
@@ -149,14 +158,9 @@ class Metrics(Page):
             self._pinned ^= {name}
         self._draw()
 
-    def action_log_scale(self) -> None:
-        if name := self.selected:
-            self._log ^= {name}
-        self._draw()
-
     def action_filter(self) -> None:
         search = self.query_one(Input)
-        search.display, self._whole = True, False
+        search.display, self._whole, search.value = True, False, self._pattern.pattern
         search.focus()
         self._draw()
 
@@ -175,15 +179,9 @@ class Metrics(Page):
 
     def on_click(self, event: Click) -> None:
         if isinstance(event.widget, MetricCell):
-            self._selected = event.widget.metric
+            self._selected = event.widget.key
             self._whole ^= event.chain == 2
             self._draw()
-
-    def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
-        self.action_move("down")
-
-    def on_mouse_scroll_up(self, event: MouseScrollUp) -> None:
-        self.action_move("up")
 
     def _place(self) -> int:
         return self._names.index(self._selected) if self._selected in self._names else 0
@@ -203,11 +201,9 @@ class Metrics(Page):
         first = self._first_row * self._columns
         visible = self._names[first : first + self._columns * self._rows]
         self._assign(visible)
-        width = self.size.width // self._columns - 6
         for cell in self._cells:
-            name = cell.metric
-            look = Look(width, name in self._log, name in self._pinned, name == self.selected, self._whole)
-            cell.show_metric(name, view, look, now=self._now)
+            place = Place(cell.key in self._pinned, cell.key == self.selected, bool(one))
+            cell.show_metric(cell.key, view, place, now=self._now)
         self._tell(view, first=first, shown=len(visible))
 
     def _assign(self, visible: list[str]) -> None:
@@ -215,16 +211,16 @@ class Metrics(Page):
         grid = self.query_one(".grid")
         if (grid.styles.grid_size_columns, grid.styles.grid_size_rows) != (self._columns, self._rows):
             grid.styles.grid_size_columns, grid.styles.grid_size_rows = self._columns, self._rows
-        if [cell.metric for cell in self._cells] == visible:
+        if [cell.key for cell in self._cells] == visible:
             return
-        kept = {cell.metric: cell for cell in self._cells if cell.metric in visible}
-        free = [cell for cell in self._cells if cell.metric not in visible]
+        kept = {cell.key: cell for cell in self._cells if cell.key in visible}
+        free = [cell for cell in self._cells if cell.key not in visible]
         new = [MetricCell() for _ in range(len(visible) - len(self._cells))]
         grid.mount(*new)
         free += new
         self._cells = [kept[name] if name in kept else free.pop() for name in visible]
         for cell, name in zip(self._cells, visible, strict=True):
-            cell.metric = name
+            cell.key = name
         for cell in free:
             cell.remove()
         place = {cell: index for index, cell in enumerate(self._cells)}
@@ -241,7 +237,7 @@ class Metrics(Page):
             parts = [(f"{which} of {len(self._names)}", theme.DIM)]
             parts += [(f" that match {pattern} (escape: all)", theme.WARN)] if pattern else [(" metrics", theme.DIM)]
             parts += [("  ", theme.DIM), (one_line(self.selected or ""), theme.BRIGHT)]
-            parts += [("   ↑↓ the last tenth of its steps against the tenth before", theme.DIM)]
+            parts += [("   Δ the last tenth of the steps against the first", theme.DIM)]
         elif pattern:
             empty.update(f"none of the {len(view.series)} metrics matches {pattern}; escape shows all")
         else:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual.containers import Container
 
@@ -27,3 +28,19 @@ class Page(Container, can_focus=True):
     def show_view(self, view: View, *, now: float) -> None:
         """Show the run as of `now` (Unix seconds). Must cost little where nothing has changed."""
         raise NotImplementedError
+
+    @property
+    def settled(self) -> bool:
+        """Whether all that is to be shown now is there; False while something is still being read for it."""
+        return True
+
+    def copy_text(self) -> str | None:
+        """What the page is about, inert, for the clipboard; None where there is nothing."""
+        return None
+
+    def habits(self) -> dict[str, Any]:
+        """What is to be remembered of how the page is shown, as JSON has it."""
+        return {}
+
+    def adopt(self, habits: Mapping[str, Any]) -> None:
+        """Be shown as `habits` says, before the first `show_view`. What is foreign in it is left out."""

@@ -111,6 +111,12 @@ class Samples(Page):
         self._samples, self._loss = by_step(view.samples), view.series.get("train/loss")
         self._draw()
 
+    def copy_text(self) -> str | None:
+        """What was written at the step that is shown."""
+        if not self._samples:
+            return None
+        return "\n\n".join(self._samples[self._chosen].values())
+
     @property
     def _steps(self) -> list[int]:
         return sorted(self._samples, reverse=True)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
@@ -17,8 +16,11 @@ from textual.content import Content
 from textual.widgets import Static
 
 from trainkit.dashboard import theme
-from trainkit.dashboard.chart import Chart, Curve
+from trainkit.dashboard.chart import Chart
+from trainkit.dashboard.columns import Floats, Window, points
+from trainkit.dashboard.curves import Curve
 from trainkit.dashboard.pages.page import Page
+from trainkit.dashboard.viewport import viewport_of
 from trainkit.events import plain
 from trainkit.events.series import Series
 from trainkit.events.view import View
@@ -29,11 +31,12 @@ DEVICE_COLORS = (theme.TRAIN, *theme.VALIDATION, theme.NORM, theme.SPEED)
 RECENT = 200
 #: Cells of a bar.
 BAR = 14
-#: Per cent of a step below which waiting is told and not drawn.
-LEAST_SHARE = 1.0
+#: The share of a step below which waiting is told and not drawn.
+LEAST_SHARE = 0.01
+#: What the log does not tell, by names that say how it is told.
+WAIT, PLANNED = "time/wait_share", "memory/planned"
 
 Part = tuple[str, str]
-Floats = npt.NDArray[np.float64]
 
 
 class System(Page):
@@ -68,19 +71,18 @@ class System(Page):
     def __init__(self, run_directory: Path) -> None:
         super().__init__(run_directory)
         self._told: object = None
-        self._waiting, self._computing, self._planned = Series(), Series(), Series()
-        self._scaled: dict[str, _Scaled] = {}
+        self._waiting, self._whole, self._planned = Series(limit=None), Series(), Series()
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="system-body", can_focus=False):
             with Vertical(id="system-charts"):
                 with Horizontal():
-                    yield Chart(id="time-share", from_zero=True)
-                    yield Chart(id="time-step", from_zero=True)
+                    yield Chart(key=WAIT, id="time-share", from_zero=True)
+                    yield Chart(key="time/step", id="time-step", from_zero=True)
                 with Horizontal():
-                    yield Chart(id="device-memory", from_zero=True)
-                    yield Chart(id="host-memory", from_zero=True)
-                    yield Chart(id="host-cores", from_zero=True)
+                    yield Chart(key=DEVICES, id="device-memory", from_zero=True)
+                    yield Chart(key="memory/host", id="host-memory", from_zero=True)
+                    yield Chart(key="host/cpu", id="host-cores", from_zero=True)
             with VerticalScroll(id="system-facts", can_focus=False, classes="framed") as facts:
                 facts.border_title = Content.styled("machine", theme.DIM)
                 yield Static("", markup=False)
@@ -88,14 +90,21 @@ class System(Page):
     def show_view(self, view: View, *, now: float) -> None:
         shown = ("time/", "memory/", "host/")
         versions = tuple((name, s.version) for name, s in view.series.items() if name.startswith(shown))
-        told = (view.attempt, view.total_steps, len(view.plan), view.pid, versions, self.size)
+        told = (
+            view.attempt,
+            view.total_steps,
+            len(view.plan),
+            view.pid,
+            versions,
+            self.size,
+            viewport_of(self.app).version,
+        )
         if told == self._told:
             return
         self._told = told
-        times = _both(view.series.get("time/step"), view.series.get("time/data_wait"))
-        self._show_time(view, *times)
+        self._show_time(view)
         self._show_memory(view)
-        facts = [part for part in (_time(*times), _plan(view), _devices(view), _host(view), _versions(view)) if part]
+        facts = [part for part in (_time(view), _plan(view), _devices(view), _host(view), _versions(view)) if part]
         self.query_one("#system-facts > Static", Static).update(Content("\n\n").join(map(_section, facts)))
 
     def action_move(self, rows: int) -> None:
@@ -103,99 +112,74 @@ class System(Page):
         for name in ("#system-body", "#system-facts"):
             self.query_one(name).scroll_relative(y=rows, animate=False)
 
-    def _show_time(self, view: View, steps: Floats, seconds: Floats, waited: Floats) -> None:
-        chart = self.query_one("#time-share", Chart)
-        _fill(self._computing, self._waiting, steps, seconds, waited, points=8 * max(60, chart.size.width))
-        chart.show([Curve(self._computing, theme.TRAIN_BAND), Curve(self._waiting, theme.WARN)])
-        legend: list[Part] = [("where a step's time goes", theme.DIM)]
-        if total := float(seconds[-RECENT:].sum()):
-            share = float(waited[-RECENT:].sum()) / total
-            legend = [("█ ", theme.WARN), (f"data wait {share:.1%}", theme.TEXT)]
-            legend += [("  █ ", theme.TRAIN_BAND), (f"compute {1 - share:.1%}", theme.TEXT), (" of a step", theme.DIM)]
-        _entitle(chart, legend)
-        chart = self.query_one("#time-step", Chart)
-        series = view.series.get("time/step")
-        _entitle(chart, [("step time (s)", theme.DIM)])
-        chart.show([Curve(series, theme.NORM, theme.NORM_BAND)] if series else [])
+    def _show_time(self, view: View) -> None:
+        chart, title = self.query_one("#time-share", Chart), "where a step's time goes"
+        times, waits = view.series.get("time/step"), view.series.get("time/data_wait")
+        steps, shares = wait_shares(times, waits, stretches=max(1, 2 * chart.size.width), window=chart.window)
+        _rewrite(self._waiting, zip(steps, shares, strict=True))
+        _rewrite(self._whole, [(step, 1.0) for step in _ends([self._waiting])])
+        # the least that can be drawn is a row of dots, which looks like more than this
+        whole = Curve(self._whole, theme.TRAIN_BAND, metric=WAIT, filled=True)
+        wait = Curve(self._waiting, theme.WARN, metric=WAIT, label="data wait", filled=True)
+        # the least that can be drawn is a row of dots, which looks like more than this
+        if (most := max(shares, default=0.0)) >= LEAST_SHARE:
+            chart.show([whole, wait], title=title)
+        else:
+            chart.show([whole])
+            told = f": data wait {most:.1%} at most" if shares else ""
+            chart.border_title, chart.border_subtitle = Content(f"{title}{told}"), ""
+        self._show_one("#time-step", view, "time/step", "step time (s)", theme.NORM, theme.NORM_BAND)
 
     def _show_memory(self, view: View) -> None:
         devices, planned = _device_metrics(view), _planned_bytes(view)
         chart = self.query_one("#device-memory", Chart)
         chart.display = bool(devices)
         curves = [
-            Curve(self._in(view, name, 1e-9), DEVICE_COLORS[n % len(DEVICE_COLORS)]) for n, name in enumerate(devices)
+            Curve(view.series[name], DEVICE_COLORS[n % len(DEVICE_COLORS)], metric=name, label=name[len(DEVICES) :])
+            for n, name in enumerate(devices)
         ]
-        legend: list[Part] = [("device memory (GB)", theme.DIM)]
-        if len(curves) > 1:
-            for name, curve in zip(devices, curves, strict=True):
-                legend += [("  ━ ", curve.color), (plain.inert(name[len(DEVICES) :]), theme.DIM)]
         if curves and planned:
-            _rewrite(self._planned, [(step, planned / 1e9) for step in _ends(c.series for c in curves)])
-            curves.insert(0, Curve(self._planned, theme.DIM))
-            legend += [("  ━ ", theme.DIM), ("planned", theme.DIM)]
-        _entitle(chart, legend)
-        chart.show(curves)
-        for name, metric, title, factor, color in (
-            ("#host-memory", "memory/host", "host memory (GB)", 1e-9, theme.RATE),
-            ("#host-cores", "host/cpu", "cores in use", 1.0, theme.SPEED),
-        ):
-            chart = self.query_one(name, Chart)
-            _entitle(chart, [(title, theme.DIM)])
-            chart.show([Curve(self._in(view, metric, factor), color)] if metric in view.series else [])
+            _rewrite(self._planned, [(step, planned) for step in _ends(c.series for c in curves)])
+            curves.insert(0, Curve(self._planned, theme.DIM, metric=PLANNED, label="planned"))
+        chart.show(curves, title="device memory")
+        self._show_one("#host-memory", view, "memory/host", "host memory", theme.RATE)
+        self._show_one("#host-cores", view, "host/cpu", "cores in use", theme.SPEED)
 
-    def _in(self, view: View, metric: str, factor: float) -> Series:
-        """The metric in another unit."""
-        if metric not in self._scaled:
-            self._scaled[metric] = _Scaled(factor)
-        return self._scaled[metric].of(view.series[metric])
+    def _show_one(self, chart: str, view: View, metric: str, title: str, color: str, band: str | None = None) -> None:
+        series = view.series.get(metric)
+        curves = [Curve(series, color, band, metric=metric)] if series else []
+        self.query_one(chart, Chart).show(curves, title=title)
 
 
-class _Scaled:
-    """A series in another unit, which follows its source: only what is new is looked at where it only grew."""
+def wait_shares(
+    seconds: Series | None, waited: Series | None, *, stretches: int, window: Window | None
+) -> tuple[list[float], list[float]]:
+    """Last steps of so many stretches of the run, and the share of each's time that was waited for data: 0 to 1. The
+    steps of the `window` are divided into so many as well.
 
-    def __init__(self, factor: float) -> None:
-        self._factor, self._source, self._version = factor, Series(), 0
-        self._scaled = Series()
-
-    def of(self, source: Series) -> Series:
-        grown = source.version - self._version == len(source) - len(self._scaled) >= 0
-        if source is not self._source or not grown:
-            self._scaled.cut(-math.inf)
-        for n in range(len(self._scaled), len(source)):
-            self._scaled.add(source.steps[n], source.values[n] * self._factor)
-        self._source, self._version = source, source.version
-        return self._scaled
-
-
-def _both(seconds: Series | None, waited: Series | None) -> tuple[Floats, Floats, Floats]:
-    """(steps, seconds, seconds waited) of the steps that tell both, as copies; no step waits longer than it took."""
-    if not seconds or not waited:
-        return np.empty(0), np.empty(0), np.empty(0)
-    steps, others = np.frombuffer(seconds.steps), np.frombuffer(waited.steps)
-    place = np.minimum(np.searchsorted(others, steps), len(others) - 1)
-    took, wait = np.frombuffer(seconds.values), np.frombuffer(waited.values)[place]
-    good = (others[place] == steps) & np.isfinite(took) & np.isfinite(wait) & (took > 0)
-    return steps[good], took[good], np.clip(wait[good], 0, took[good])
-
-
-def _fill(computing: Series, waiting: Series, steps: Floats, seconds: Floats, waited: Floats, *, points: int) -> None:
-    """Rewrite both series so that, as lines, they fill the share of waiting (from 0) and above it that of computing.
-
-    Shares are those of all the time in a stretch of steps. A line that runs up and down in every column is an area.
+    Both metrics are told at the same steps, and so put together in the same way; where they are not, a stretch has the
+    mean of what there is in it.
     """
-    if len(steps) < 2:
-        _rewrite(computing, [])
-        _rewrite(waiting, [])
-        return
-    starts = np.unique(np.linspace(0, len(steps), max(1, points // 8), endpoint=False, dtype=np.intp))
-    share = 100 * np.add.reduceat(waited, starts) / np.add.reduceat(seconds, starts)
-    x = np.linspace(steps[0], steps[-1], points)
-    level = share[np.searchsorted(steps[starts], x, side="right") - 1]
-    up = np.arange(points) % 2 == 0
-    _rewrite(computing, zip(x.tolist(), np.where(up, 100.0, level).tolist(), strict=True))
-    # the least that can be drawn is a row of dots, which looks like more than this
-    told = share.max() >= LEAST_SHARE
-    _rewrite(waiting, zip(x.tolist(), np.where(up, level, 0.0).tolist(), strict=True) if told else [])
+    if not seconds or not waited:
+        return [], []
+    steps = np.array(seconds.steps)
+    begin, end = (0, len(steps)) if window is None else np.searchsorted(steps, [window.low, window.high])
+    parts = steps[:begin], steps[begin:end], steps[end:]
+    ends = np.concatenate([part[:: -max(1, len(part) // stretches)][::-1] for part in parts])
+    took, wait = _mean_between(seconds, ends), _mean_between(waited, ends)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = np.clip(wait / took, 0, 1)
+    there = np.isfinite(share)
+    return ends[there].tolist(), share[there].tolist()
+
+
+def _mean_between(series: Series, ends: Floats) -> Floats:
+    """The mean of the finite points from each of the `ends` (excluded) to the next (included); nan where none is."""
+    of = points(series)
+    starts = np.concatenate([[0], np.searchsorted(of.at, ends, side="right")])
+    total, count = (np.concatenate([[0.0], np.cumsum(part)]) for part in (of.total, of.count))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.diff(total[starts]) / np.diff(count[starts]))
 
 
 def _rewrite(series: Series, points: Iterable[tuple[float, float]]) -> None:
@@ -205,8 +189,9 @@ def _rewrite(series: Series, points: Iterable[tuple[float, float]]) -> None:
 
 
 def _ends(series: Iterable[Series]) -> list[float]:
-    there = [s for s in series if s]
-    return sorted({min(s.steps[0] for s in there), max(s.steps[-1] for s in there)})
+    """The first and the last step of them all."""
+    there = [(s.first_steps[0] if s.stride > 1 else s.steps[0], s.steps[-1]) for s in series if s]
+    return sorted({min(first for first, _ in there), max(last for _, last in there)}) if there else []
 
 
 def _device_metrics(view: View) -> list[str]:
@@ -218,19 +203,23 @@ def _planned_bytes(view: View) -> int:
     return sum(view.plan["bytes"].values()) if "bytes" in view.plan else 0
 
 
-def _time(_steps: Floats, seconds: Floats, waited: Floats) -> list[list[Part]]:
+def _time(view: View) -> list[list[Part]]:
     head: list[Part] = [("step time", f"bold {theme.BRIGHT}")]
-    recent = np.sort(seconds[-RECENT:])
-    if not len(recent):
+    found = [view.series.get(metric) for metric in ("time/step", "time/data_wait")]
+    steps, waits = ([v for v in s.values[-RECENT:] if math.isfinite(v)] if s else [] for s in found)
+    if not steps or not waits:
         return [head, [("no step has been timed yet", theme.DIM)]]
-    head.append((f"  last {len(recent)} steps", theme.DIM))
-    share = float(waited[-RECENT:].sum() / recent.sum())
+    stretch = found[0].stride if found[0] else 1
+    which = f"last {len(steps)} steps" if stretch == 1 else f"{len(steps)} steps, every {stretch}th"
+    head.append((f"  {which}", theme.DIM))
+    recent = sorted(steps)
+    share = min(1.0, math.fsum(waits) / len(waits) / (math.fsum(steps) / len(steps) or math.inf))
     color = theme.WARN if share > 0.1 else theme.TEXT
     return [
         head,
-        _row("median", _seconds(statistics.median(recent.tolist()))),
-        _row("p95", _seconds(float(recent[math.ceil(0.95 * len(recent)) - 1]))),
-        [*_row("data wait", _seconds(float(waited[-RECENT:].mean()))), (f"  {share:.1%} of the time", color)],
+        _row("median", _seconds(statistics.median(recent))),
+        _row("p95", _seconds(recent[math.ceil(0.95 * len(recent)) - 1])),
+        [*_row("data wait", _seconds(math.fsum(waits) / len(waits))), (f"  {share:.1%} of the time", color)],
     ]
 
 
@@ -304,9 +293,3 @@ def _seconds(seconds: float) -> str:
 
 def _section(rows: Sequence[Sequence[Part]]) -> Content:
     return Content("\n").join(Content.assemble(*row) for row in rows)
-
-
-def _entitle(chart: Chart, parts: Sequence[Part]) -> None:
-    content = Content.assemble(*parts)
-    if content.markup != chart.border_title:
-        chart.border_title = content

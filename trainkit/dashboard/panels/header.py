@@ -22,13 +22,13 @@ class Header(Widget):
         self._view = View()
         self._state: State = "waiting"
         self._now = 0.0
-        self._loading = False
+        self._loading, self._problem = False, ""
         self._told: object = None
 
-    def show(self, view: View, *, state: State, now: float, loading: bool) -> None:
-        """Show `view` as of `now` (Unix seconds); `loading` while the log is still being read."""
-        self._view, self._state, self._now, self._loading = view, state, now, loading
-        told = (self._facts(), view.step, view.total_steps, state, loading, tuple(view.cache.items()))
+    def show(self, view: View, *, state: State, now: float, loading: bool, problem: str = "") -> None:
+        """Show `view` as of `now` (Unix seconds); `loading` while the log is being read, `problem` if it has one."""
+        self._view, self._state, self._now, self._loading, self._problem = view, state, now, loading, problem
+        told = (self._facts(), view.step, view.total_steps, state, loading, problem, tuple(view.cache.items()))
         if told != self._told:
             self._told = told
             self.refresh()
@@ -40,6 +40,8 @@ class Header(Widget):
         left: list[Part] = [(name, f"bold {theme.BRIGHT}"), (f"  {symbol} {self._state}", f"bold {color}")]
         if self._loading:
             left.append(("  reading the log …", theme.DIM))
+        elif self._problem:
+            left.append((f"  {self._problem}", theme.WARN))
         elif self._view.message and self._view.finished == "failed":
             left.append((f"  {self._view.message.splitlines()[0]}", theme.BAD))
         facts = self._facts()

@@ -41,13 +41,13 @@ def _devices(view: View) -> list[tuple[str, Content]]:
     if not view.devices:
         return []
     names = sorted(set(view.devices))
-    told = ", ".join(f"{view.devices.count(name)} × {plain.inert(name)}" for name in names)
+    told = ", ".join(f"{view.devices.count(name)} × {name}" for name in names)
     facts = [("devices", _text(told))]
     limit = view.plan.get("devices", {}).get("memory_bytes")
     for metric in sorted(name for name in view.series if name.startswith("memory/device/")):
         used = view.last(metric)
         if used is not None:
-            facts.append((f"device {metric.rpartition('/')[2]}", _memory(used, limit)))
+            facts.append((f"device {plain.inert(metric.rpartition('/')[2])}", _memory(used, limit)))
     return facts
 
 
@@ -111,4 +111,4 @@ def _memory(used: float, limit: float | None) -> Content:
 
 
 def _text(told: str) -> Content:
-    return Content.styled(told, theme.TEXT)
+    return Content.styled(plain.inert(told).replace("\n", "␊"), theme.TEXT)

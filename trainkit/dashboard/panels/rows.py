@@ -49,7 +49,7 @@ class Rows(Vertical):
         scrollbar-color: $edge; scrollbar-color-hover: $dim; scrollbar-background: $ground;
     }
     Rows > OptionList > .option-list--option { padding: 0; }
-    Rows > OptionList > .option-list--option-highlighted { color: $ink; background: $edge; text-style: none; }
+    Rows > OptionList > .option-list--option-highlighted { color: $ink; background: $chosen; text-style: none; }
     Rows > OptionList > .option-list--option-hover { background: $raised; }
     """
 
@@ -76,6 +76,12 @@ class Rows(Vertical):
         """Show these rows, or `empty` where there are none. Who was on the first row stays there, else on his row."""
         self._columns, self._rows, self._empty = columns, rows, empty
         self._draw()
+
+    def choose(self, id: str) -> None:
+        """Choose the row with this id, where there is one."""
+        place = next((place for place, row in enumerate(self._rows) if row.id == id), None)
+        if place is not None and self._list.option_count:
+            self._list.highlighted = place
 
     def move(self, how: str) -> None:
         """Choose another row: `how` is "cursor_down", "cursor_up", "page_down", "page_up", "first" or "last"."""

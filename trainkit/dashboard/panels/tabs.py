@@ -11,9 +11,12 @@ from textual.widget import Widget
 
 from trainkit.dashboard import theme
 
+#: Between two pages.
+GAP = "   "
+
 
 class Tabs(Widget):
-    """`1 overview  2 logs …`; a click chooses."""
+    """`1 overview   2 logs …`, or `1   2 logs   3` where it is narrow; a click chooses."""
 
     DEFAULT_CSS = "Tabs { height: 1; padding: 0 1; }"
 
@@ -41,10 +44,9 @@ class Tabs(Widget):
 
     def render(self) -> Content:
         parts: list[tuple[str, str]] = []
-        for number, name in enumerate(self._names, 1):
+        for number, name in self._labels():
             shown = name == self._shown
-            parts += [(f"{number} ", theme.FAINT if not shown else theme.DIM)]
-            parts += [(name, f"bold {theme.BRIGHT}" if shown else theme.DIM), ("   ", theme.DIM)]
+            parts += [(number, theme.DIM), (name, f"bold {theme.BRIGHT}" if shown else theme.DIM), (GAP, theme.DIM)]
         room = self.size.width - len(self._told)
         left = Content.assemble(*parts)
         if not self._told or room < 10:
@@ -54,8 +56,15 @@ class Tabs(Widget):
 
     def on_click(self, event: Click) -> None:
         place = 0
-        for number, name in enumerate(self._names, 1):
-            place += len(f"{number} {name}   ")
+        for (number, told), name in zip(self._labels(), self._names, strict=True):
+            place += len(number + told + GAP)
             if event.x - 1 < place:
                 self.post_message(self.Chosen(name))
                 return
+
+    def _labels(self) -> list[tuple[str, str]]:
+        """Number and name of each page; where there is no room for all names, that of the page which is shown."""
+        full = [(f"{number} ", name) for number, name in enumerate(self._names, 1)]
+        if sum(len(number + name + GAP) for number, name in full) - len(GAP) + len(self._told) <= self.size.width:
+            return full
+        return [(number, name) if name == self._shown else (number.strip(), "") for number, name in full]

@@ -1,0 +1,140 @@
+"""Orders from the keyboard: asked for, confirmed, answered, refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import fake_run
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import Input, Static
+from viewer import drive, trainer, until, write_run
+
+from trainkit.dashboard.acting import present_rate
+from trainkit.dashboard.app import Dashboard
+from trainkit.dashboard.replay import Replay
+from trainkit.dashboard.screens import Ask, Confirm
+from trainkit.events.orders import Order
+from trainkit.events.view import Marker, View, reduce
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "quickstart")
+
+
+@pytest.fixture
+def orders(run: Path) -> Iterator[list[Order]]:
+    with trainer(run) as orders:
+        yield orders
+
+
+def test_a_prompt_typed_here_is_sampled_and_is_there_the_next_time(run: Path, orders: list[Order]) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        await pilot.press("s", *"def q", "enter")
+        await until(lambda: dashboard._notifications, pilot)
+        assert [told.message for told in dashboard._notifications] == ["sample it is [bold]"]
+        await pilot.press("s")
+        await pilot.pause()
+        assert dashboard.screen.query_one(Input).value == "def q"
+        await pilot.press("escape")
+
+    drive(run, steps)
+    assert orders == [Order("sample", "def q")]
+
+
+def test_a_learning_rate_factor_that_is_none_is_refused_here_in_words(run: Path, orders: list[Order]) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        await pilot.press("R")
+        await pilot.pause()
+        told = dashboard.screen.query_one("#told", Static)
+        assert "It is 1 at present" in str(told.content)
+        for wrong in ("-1", "0", "nan", "fast"):
+            dashboard.screen.query_one(Input).value = wrong
+            await pilot.press("enter")
+            await pilot.pause()
+            assert isinstance(dashboard.screen, Ask) and "a number above 0" in str(told.content)
+        dashboard.screen.query_one(Input).value = "0.5"
+        await pilot.press("enter")
+        await until(lambda: orders, pilot)
+
+    drive(run, steps)
+    assert orders == [Order("rate", 0.5)]
+
+
+@pytest.mark.parametrize("key", ["s", "R"])
+def test_escape_leaves_a_question_and_orders_nothing(run: Path, orders: list[Order], key: str) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        await pilot.press(key, "1", "escape")
+        await pilot.pause()
+        assert not isinstance(dashboard.screen, Ask)
+        await pilot.press("c")
+        await until(lambda: orders, pilot)
+
+    drive(run, steps)
+    assert orders == [Order("save")]
+
+
+@pytest.mark.parametrize(("key", "command"), [("S", "stop"), ("D", "decay")])
+def test_what_ends_a_run_is_asked_for_first_and_enter_alone_is_no(
+    run: Path, orders: list[Order], key: str, command: str
+) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        for no in ("n", "escape", "enter", "q"):
+            await pilot.press(key)
+            await pilot.pause()
+            assert isinstance(dashboard.screen, Confirm)
+            await pilot.press(no)
+            await pilot.pause()
+            assert not isinstance(dashboard.screen, Confirm) and dashboard.is_running
+        assert orders == []
+        await pilot.press(key, "y")
+        await until(lambda: orders, pilot)
+
+    drive(run, steps)
+    assert orders == [Order(command)]
+
+
+def test_where_the_trainer_refuses_its_word_is_shown(run: Path) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        await pilot.press("D", "y")
+        await until(lambda: dashboard._notifications, pilot)
+        (told,) = dashboard._notifications
+        assert told.message == "the decay has begun [already]" and told.severity == "error"
+        assert told.title == "decay: refused"
+
+    with trainer(run, refuses="the decay has begun [already]"):
+        drive(run, steps)
+
+
+@pytest.mark.parametrize("why", ["readonly", "replay"])
+def test_who_may_only_look_orders_nothing_and_is_told_so(run: Path, orders: list[Order], why: str) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        keys = ["S", "D", "c", "e", "p", "s", "R"]
+        await pilot.press(*keys)
+        await pilot.pause(0.1)
+        assert [told.severity for told in dashboard._notifications] == ["warning"] * len(keys)
+        assert len(dashboard.screen_stack) == 1
+
+    drive(run, steps, **({"readonly": True} if why == "readonly" else {"replay": Replay(run)}))
+    assert orders == []
+
+
+def test_the_present_factor_is_the_last_that_was_ordered() -> None:
+    view = View()
+    assert present_rate(view) == "1"
+    view.markers.extend(Marker(3, "command", text) for text in ("rate 0.5", "rate 0.25", "save"))
+    assert present_rate(view) == "0.25"
+
+
+def test_the_factor_of_a_log_is_the_present_one_until_the_run_goes_on_from_before_it(tmp_path: Path) -> None:
+    where = {"t": 1.0, "attempt": 1}
+    none = {"total_steps": None, "detail": ""}
+    view = View()
+    reduce(view, {"type": "run_started", **where, "step": 0, **fake_run.started()})
+    reduce(view, {"type": "control", **where, "step": 3, "command": "rate", "argument": 0.5, **none})
+    reduce(view, {"type": "control", **where, "step": 4, "command": "save", "argument": None, **none})
+    assert present_rate(view) == "0.5"
+    reduce(view, {**where, "type": "run_started", "step": 2, "attempt": 2, **fake_run.started(resumed_from=2)})
+    assert present_rate(view) == "1"

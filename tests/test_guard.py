@@ -1,0 +1,169 @@
+"""A real terminal is whole again, however the viewer ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from viewer import write_run
+
+WATCH = [sys.executable, "-m", "trainkit", "watch"]
+#: What a dashboard switches on, and what switches it off again.
+MODES = (
+    (b"\x1b[?1049h", b"\x1b[?1049l"),
+    (b"\x1b[?1000h", b"\x1b[?1000l"),
+    (b"\x1b[?1003h", b"\x1b[?1003l"),
+    (b"\x1b[?1006h", b"\x1b[?1006l"),
+    (b"\x1b[?2004h", b"\x1b[?2004l"),
+    (b"\x1b[?25l", b"\x1b[?25h"),
+)
+
+
+class Viewer:
+    """`trainkit watch` on a terminal of its own; `written` is all that the terminal was sent."""
+
+    def __init__(self, run: Path, *options: str, **environment: str) -> None:
+        self.terminal, self.inside = pty.openpty()
+        termios.tcsetwinsize(self.inside, (30, 100))
+        self.before = termios.tcgetattr(self.inside)
+        ours = ("LANG", "LC_ALL", "LC_CTYPE", "NO_COLOR")
+        kept = {name: value for name, value in os.environ.items() if name not in ours}
+        kept |= {"TERM": "xterm-256color", "XDG_STATE_HOME": str(run.parent / "state"), **environment}
+        streams = {"stdin": self.inside, "stdout": self.inside, "stderr": self.inside}
+        self.process = subprocess.Popen([*WATCH, str(run), *options], env=kept, start_new_session=True, **streams)
+        self.written = b""
+
+    def until(self, pattern: bytes) -> None:
+        self._read(lambda: re.search(pattern, self.written) is not None)
+
+    def end(self) -> int:
+        self._read(lambda: self.process.poll() is not None)
+        while select.select([self.terminal], [], [], 0.2)[0]:
+            self.written += os.read(self.terminal, 1 << 16)
+        return self.process.wait()
+
+    def child(self) -> int:
+        """The process that draws."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return int(children[0])
+
+    def is_whole(self) -> bool:
+        now = termios.tcgetattr(self.inside)
+        off = all(self.written.rindex(off) > self.written.rindex(on) for on, off in MODES)
+        return off and now == self.before
+
+    def close(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        os.close(self.terminal)
+        os.close(self.inside)
+
+    def _read(self, over: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not over():
+            assert time.monotonic() < deadline, self.written[-2000:]
+            if select.select([self.terminal], [], [], 0.1)[0]:
+                self.written += os.read(self.terminal, 1 << 16)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "quickstart", steps=50)
+
+
+@contextlib.contextmanager
+def viewing(run: Path, *options: str, **environment: str) -> Iterator[Viewer]:
+    viewer = Viewer(run, *options, **environment)
+    try:
+        viewer.until(rb"quickstart")
+        yield viewer
+    finally:
+        viewer.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_viewer_restores_the_terminal_before_it_ends(run: Path, number: int) -> None:
+    with viewing(run) as viewer:
+        viewer.process.send_signal(number)
+        assert viewer.end() == 128 + number and viewer.is_whole()
+
+
+def test_a_viewer_that_is_killed_outright_leaves_a_whole_terminal(run: Path) -> None:
+    with viewing(run) as viewer:
+        viewer.until(rb"\x1b\[\?2004h")
+        assert termios.tcgetattr(viewer.inside) != viewer.before, "it was in another mode"
+        os.kill(viewer.child(), signal.SIGKILL)
+        assert viewer.end() == 128 + signal.SIGKILL and viewer.is_whole()
+        assert b"killed by signal 9" in viewer.written
+
+
+def test_a_viewer_whose_parent_is_killed_hangs_up_and_restores_the_terminal(run: Path) -> None:
+    with viewing(run) as viewer:
+        child = viewer.child()
+        viewer.process.kill()
+        viewer.process.wait()
+        viewer._read(lambda: not Path(f"/proc/{child}").exists())
+        viewer.end()
+        assert viewer.is_whole()
+
+
+def test_leaving_it_is_success_and_tells_how_to_come_back(run: Path) -> None:
+    with viewing(run) as viewer:
+        os.write(viewer.terminal, b"q")
+        assert viewer.end() == 0 and viewer.is_whole()
+        assert b"trainkit watch" in viewer.written[viewer.written.rindex(b"\x1b[?1049l") :]
+
+
+def test_it_stops_and_goes_on_with_the_process_that_draws(run: Path) -> None:
+    with viewing(run) as viewer:
+        os.kill(viewer.child(), signal.SIGSTOP)
+        viewer._read(lambda: b"\nState:\tT" in Path(f"/proc/{viewer.process.pid}/status").read_bytes())
+        os.killpg(viewer.process.pid, signal.SIGCONT)
+        os.write(viewer.terminal, b"q")
+        assert viewer.end() == 0
+
+
+def test_the_terminal_of_a_locale_without_utf_8_is_sent_ascii_only(run: Path) -> None:
+    with viewing(run, LANG="C") as viewer:
+        viewer.until(rb"step 50")
+        os.write(viewer.terminal, b"2")
+        viewer.until(rb"gradients/norm")
+        os.write(viewer.terminal, b"?")
+        viewer.until(rb"signs|everywhere")
+        os.write(viewer.terminal, b"qq")
+        assert viewer.end() == 0 and viewer.written.isascii()
+
+
+def test_where_no_color_is_set_no_colour_is_sent(run: Path) -> None:
+    with viewing(run, NO_COLOR="1") as viewer:
+        viewer.until(rb"step 50")
+        for key in b"235678:":
+            os.write(viewer.terminal, bytes([key]))
+            time.sleep(0.3)
+        viewer.until(rb"Search for commands")
+        codes = {code for found in re.findall(rb"\x1b\[([0-9;]*)m", viewer.written) for code in found.split(b";")}
+        colors = {code for code in codes if code and (30 <= int(code) <= 49 or 90 <= int(code) <= 107)}
+        assert b"1" in codes and colors == set()
+
+
+@pytest.mark.parametrize("term", ["dumb", ""])
+def test_a_terminal_that_cannot_move_its_cursor_is_told_so(run: Path, term: str) -> None:
+    viewer = Viewer(run, TERM=term)
+    try:
+        assert viewer.end() == 2
+        assert b"cannot move its cursor" in viewer.written and b"--once" in viewer.written
+        assert b"\x1b" not in viewer.written
+    finally:
+        viewer.close()

@@ -1,0 +1,120 @@
+"""What is remembered of a person, and how little it may matter where it cannot be."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from textual.pilot import Pilot
+from textual.widgets import ContentSwitcher
+from viewer import drive, write_run
+
+from trainkit.dashboard import habits
+from trainkit.dashboard.app import NAMES, Dashboard
+from trainkit.dashboard.habits import Habits
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "quickstart", steps=20)
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    kept = Habits(
+        theme="light",
+        page="logs",
+        panel="machine",
+        looks={"train/loss": [True, "auto", False]},
+        prompt="é\n",
+        pages={"logs": {"level": 2}},
+    )
+    habits.write(kept, tmp_path / "deep" / "er" / "dashboard.json")
+    assert habits.read(tmp_path / "deep" / "er" / "dashboard.json") == kept
+    assert os.listdir(tmp_path / "deep" / "er") == ["dashboard.json"], "nothing is left beside it"
+
+
+@given(text=st.one_of(st.binary(max_size=200), st.just(b"[" * 100_000), st.just(b"")))
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_damaged_file_is_as_none(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "file").write_bytes(text)
+    assert habits.read(tmp_path / "file") == Habits()
+
+
+JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner), max_leaves=3)
+VALUES = JSON | st.dictionaries(st.text(), JSON)
+
+
+@given(found=st.dictionaries(st.sampled_from([*Habits.__dataclass_fields__, "other"]), VALUES))
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_of_a_foreign_file_only_values_of_the_right_kind_are_taken(tmp_path: Path, found: dict[str, object]) -> None:
+    (tmp_path / "file").write_text(json.dumps(found))
+    kept = habits.read(tmp_path / "file")
+    for name, value in vars(kept).items():
+        assert type(value) is type(getattr(Habits(), name))
+    assert all(isinstance(page, dict) for page in kept.pages.values())
+
+
+def test_where_it_cannot_be_written_nothing_happens(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    habits.write(Habits(), tmp_path / "file" / "below" / "dashboard.json")
+    (tmp_path / "taken").mkdir()
+    habits.write(Habits(), tmp_path / "taken")
+    assert sorted(os.listdir(tmp_path)) == ["file", "taken"]
+    assert habits.read(tmp_path / "taken") == Habits()
+
+
+def test_it_is_for_its_owner_alone(tmp_path: Path) -> None:
+    habits.write(Habits(prompt="secret"), tmp_path / "file")
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o600
+
+
+def test_it_lies_in_the_state_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "/somewhere")
+    assert habits.where() == Path("/somewhere/trainkit/dashboard.json")
+    for unusable in ("", "relative"):
+        monkeypatch.setenv("XDG_STATE_HOME", unusable)
+        assert habits.where() == Path.home() / ".local/state/trainkit/dashboard.json"
+
+
+def test_theme_page_panel_scale_and_prompt_come_back_with_the_next_viewer(run: Path, tmp_path: Path) -> None:
+    async def leave(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        await pilot.press("l", "tab", "T", "5", "q")
+
+    async def come_back(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        await pilot.pause()
+        assert dashboard.theme == "light" and dashboard.query_one(ContentSwitcher).current == NAMES[4]
+        await pilot.press("1")
+        await pilot.pause()
+        assert dashboard.viewport.look("train/loss").log and dashboard.query_one("#texts").has_class("samples")
+
+    for steps in (leave, come_back):
+        drive(run, steps, remembered=tmp_path / "habits.json")
+
+
+def test_a_foreign_theme_page_and_panel_are_the_defaults(run: Path, tmp_path: Path) -> None:
+    pages = {"logs": {"level": "high"}, "metrics": {"pinned": [[]]}, "data": {"x": []}}
+    foreign = {"theme": "\x1b[31m", "page": "nowhere", "panel": "#", "looks": {"train/loss": [1]}, "pages": pages}
+    (tmp_path / "habits.json").write_text(json.dumps(foreign))
+
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        assert dashboard.theme == "dark" and dashboard.query_one(ContentSwitcher).current == NAMES[0]
+        for number in range(1, len(NAMES) + 1):
+            await pilot.press(str(number))
+            await pilot.pause()
+
+    drive(run, steps, remembered=tmp_path / "habits.json")
+
+
+def test_without_a_file_nothing_is_remembered_and_nothing_written(run: Path, tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        await pilot.press("T", "5", "q")
+
+    drive(run, steps)
+    assert sorted(tmp_path.rglob("*")) == before

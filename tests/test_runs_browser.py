@@ -1,0 +1,522 @@
+"""Many runs: what is read of each, the list with its keys, the leaderboard, opening, comparing and deleting."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import math
+import os
+import random
+import re
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fake_run
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pages import frame, notices, until
+from test_view import HOSTILE, folded
+from textual.pilot import Pilot
+from textual.widgets import Input
+
+from trainkit.cli.where import directory_of_runs
+from trainkit.dashboard import glance as glances
+from trainkit.dashboard.browse import Opened
+from trainkit.dashboard.glance import LOSS, Glance
+from trainkit.dashboard.leaderboard import LISTED, Arrangement, Order, lines, metrics, ranked, spark
+from trainkit.dashboard.pages.compare import Compare
+from trainkit.dashboard.panels.rows import Rows
+from trainkit.dashboard.runs import Choice, Runs
+from trainkit.dashboard.shelf import Shelf, neighbours
+from trainkit.errors import TrainkitError
+from trainkit.events.schema import Event
+
+Steps = Callable[[Pilot[Choice], Runs], Awaitable[None]]
+#: A process that does not live.
+NOBODY = 2**22 + 5
+
+
+def ended(steps: int, *, factor: float = 1.0, status: str = "finished", total: int | None = None) -> list[Event]:
+    """A run whose losses are `factor` times those of others, and which has ended."""
+    told = fake_run.events(steps, total=total)
+    for event in told:
+        if event["type"] in ("step", "evaluated"):
+            metrics = event["metrics"].items()
+            event["metrics"] = {name: value * factor if name.endswith("loss") else value for name, value in metrics}
+    last = {"type": "run_finished", "t": told[-1]["t"] + 1, "step": steps, "attempt": 1}
+    return [*told, {**last, "status": status, "exit_code": 0, "message": "no memory" if status == "failed" else ""}]
+
+
+def recipe(run: Path, **values: Any) -> None:
+    told = "".join(f"{key} = {json.dumps(value)}  # r.toml:1\n" for key, value in values.items())
+    (run / "recipe.toml").write_text(f'schema = 1\n[run]\nname = "{run.name}"\n[optimizer]\n{told}')
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Four runs that have ended, the loss of each higher than that of the one before."""
+    directory = tmp_path / "runs"
+    for place, (name, status) in enumerate(
+        (("best", "finished"), ("good", "stopped"), ("poor", "failed"), ("worst", "finished"))
+    ):
+        told = ended(40 - 10 * place, factor=1 + place, status=status, total=40)
+        run = fake_run.write(directory / name, [{**event, "t": event["t"] + 1e6 * place} for event in told])
+        recipe(run, learning_rate=10.0**-place, momentum=0.9)
+    return directory
+
+
+def browse(
+    directory: Path, steps: Steps, *, size: tuple[int, int] = (120, 40), arrangement: Arrangement | None = None,
+    readonly: bool = False,
+) -> Choice | None:  # fmt: skip
+    """Open the browser, wait until all logs have been read, and go through `steps`; what was chosen."""
+
+    async def drive_it() -> Choice | None:
+        shelf = Shelf(directory)
+        app = Runs(shelf, arrangement or Arrangement(), readonly=readonly)
+        async with app.run_test(size=size) as pilot:
+            while not shelf.passes:
+                await pilot.pause(0.01)
+            app.show()
+            await pilot.pause()
+            await steps(pilot, app)
+        return app.return_value
+
+    return asyncio.run(drive_it())
+
+
+def listed(app: Runs) -> list[str]:
+    return [line.name for line in app._lines]
+
+
+def read(run: Path) -> glances.Facts:
+    glance = Glance(run)
+    glance.read()
+    assert glance.facts is not None
+    return glance.facts
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 3000), st.integers(0, 2**31), st.booleans())
+def test_what_is_said_to_be_exact_is_what_the_whole_log_says(
+    tmp_path_factory: pytest.TempPathFactory, steps: int, seed: int, resumed: bool
+) -> None:
+    told = fake_run.events(steps, total=3000)
+    if resumed and steps:
+        back = random.Random(seed).randrange(steps)
+        told += fake_run.events(min(3000, back + 500), attempt=2, resumed_from=back, total=3000)
+    random.Random(seed).shuffle(evaluated := [event for event in told if event["type"] == "evaluated"])
+    for event, low in zip(evaluated, range(len(evaluated)), strict=True):
+        event["metrics"]["validation/held-out/loss"] = low + 0.5
+    facts, view = read(fake_run.write(tmp_path_factory.mktemp("run") / "r", told)), folded(told)
+    assert (facts.step, facts.total, facts.attempt) == (view.step, view.total_steps, view.attempt)
+    assert facts.loss == view.last(LOSS) and facts.last_event == view.last_event
+    assert facts.speed == view.tokens_per_second and facts.eta == view.eta
+    held_out = view.series.get("validation/held-out/loss")
+    assert dict(facts.best) == ({"held-out": held_out.lowest} if held_out else {})
+    losses = view.series[LOSS].values if LOSS in view.series else [0.0]
+    assert all(min(losses) <= value <= max(losses) for value in facts.curve)
+
+
+def test_of_a_long_log_only_a_sample_of_the_steps_is_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = ended(5000)
+    run = fake_run.write(tmp_path / "run", told)
+    parsed = []
+    monkeypatch.setattr(glances, "TAIL", 1 << 16)
+    monkeypatch.setattr(glances, "_event", lambda line: parsed.append(line) or json.loads(line))
+    facts = read(run)
+    assert len(parsed) < 500 and facts.step == 5000 and facts.loss == folded(told).last(LOSS)
+
+
+def test_a_run_that_grows_is_read_on_and_one_that_is_begun_anew_from_its_beginning(tmp_path: Path) -> None:
+    told = fake_run.events(20, total=40)
+    run = fake_run.write(tmp_path / "run", told)
+    glance = Glance(run)
+    glance.read()
+    with (run / fake_run.NAME).open("a") as log:
+        step = {"type": "step", "t": 1.8e9, "step": 21, "attempt": 1, "metrics": {LOSS: 0.25}}
+        log.write(json.dumps(step) + '\n{"type": "st')
+    glance.read()
+    assert glance.facts and (glance.facts.step, glance.facts.loss, glance.facts.total) == (21, 0.25, 40)
+    fake_run.write(run, fake_run.events(3, total=9))
+    glance.read()
+    assert glance.facts and (glance.facts.step, glance.facts.total) == (3, 9)
+
+
+def spoil(directory: Path) -> Iterator[tuple[str, str, bool]]:
+    """Make directories that are no runs, or broken ones: name, what is said of it, whether it is of no use."""
+    step = {"type": "step", "t": 1.0, "step": 1, "attempt": 1}
+    logs = {
+        "empty-log": ("", "its log is empty", False),
+        "torn": ('{"type": "run_sta', "its log is empty", False),
+        "other-json": ("[1]\n{}\nnull\n", "its log holds no event", False),
+        "foreign": (json.dumps(step) + "\n", "its log has lines that no trainkit wrote", True),
+        "foreign-types": (json.dumps({**step, "step": "x", "metrics": {}}) + "\n", "no trainkit wrote", True),
+        "foreign-time": (json.dumps({**step, "t": None, "metrics": {}}) + "\n", "no trainkit wrote", True),
+        "deep": ("[" * 100_000 + "\n", "its log holds no event", False),
+        "binary": ("\x00\ufffd" * 99 + "\n", "its log holds no event", False),
+    }
+    for name, (text, told, broken) in logs.items():
+        (directory / name).mkdir(parents=True)
+        (directory / name / fake_run.NAME).write_text(text)
+        yield name, told, broken
+    newer = fake_run.events(5)
+    newer[0].update(schema=99, pid=NOBODY)
+    fake_run.write(directory / "newer", [*newer, {"type": "quantum", "t": 1.7e9, "step": 5, "attempt": 1}])
+    yield "newer", "written by a newer trainkit (schema 99)", False
+    (directory / "not-yet").mkdir()
+    (directory / "not-yet" / "recipe.toml").write_text("schema = [")
+    yield "not-yet", "no log yet", False
+    (directory / "nothing").mkdir()
+    yield "nothing", "no run: neither log nor recipe", True
+    (directory / "log-is-a-directory" / fake_run.NAME).mkdir(parents=True)
+    yield "log-is-a-directory", "its log cannot be read", True
+    (directory / "nowhere").symlink_to(directory / "gone")
+    yield "nowhere", "a link to nowhere", True
+
+
+def test_what_is_no_run_or_a_broken_one_is_listed_with_what_is_wrong(tmp_path: Path) -> None:
+    expected = list(spoil(tmp_path / "runs"))
+    shelf = Shelf(tmp_path / "runs")
+    shelf.read()
+    assert shelf.glances.keys() == {name for name, _, _ in expected}
+    for name, told, broken in expected:
+        facts = shelf.glances[name].facts
+        assert facts and told in facts.problem and facts.broken == broken, name
+
+    async def steps(pilot: Pilot[Choice], app: Runs) -> None:
+        for key in ("s",) * len(LISTED) + ("r", "L", "m", "L", "enter"):
+            await pilot.press(key)
+            await pilot.pause()
+            assert len(listed(app)) == len(expected)
+        for _ in expected:
+            name = app.query_one(Rows).chosen or ""
+            assert shelf.glances[name].facts.problem in frame(app)  # type: ignore[union-attr]
+            await pilot.press("j")
+            await pilot.pause()
+
+    arrangement = Arrangement(order=Order("state"))
+    browse(tmp_path / "runs", steps, arrangement=arrangement)
+
+
+def test_a_run_that_no_process_trains_any_more_is_said_to_have_crashed_and_a_living_one_to_run(tmp_path: Path) -> None:
+    import time
+
+    told = fake_run.events(9, total=20)
+    told = [{**event, "t": time.time()} for event in told]
+    fake_run.write(tmp_path / "lives", told)
+    fake_run.write(tmp_path / "died", [{**told[0], "pid": NOBODY}, *told[1:]])
+    assert read(tmp_path / "lives").state == "running" and read(tmp_path / "lives").eta is not None
+    assert read(tmp_path / "died").state == "crashed" and read(tmp_path / "died").eta is None
+
+
+def test_every_column_sorts_the_list_and_its_head_says_so(runs: Path) -> None:
+    by_key = {
+        "age": ["worst", "poor", "good", "best"],
+        "run": ["best", "good", "poor", "worst"],
+        "state": ["best", "worst", "good", "poor"],
+        "step": ["best", "good", "poor", "worst"],
+        "best": ["best", "good", "poor", "worst"],
+        "loss": ["best", "good", "poor", "worst"],
+        "ETA": ["best", "good", "poor", "worst"],
+    }
+
+    async def steps(pilot: Pilot[Choice], app: Runs) -> None:
+        for column in LISTED:
+            if column in by_key:
+                assert listed(app) == by_key[column], column
+            arrow = {"best": "best held-out ▾"}.get(column, f"{column} ▾")
+            assert arrow in frame(app)
+            await pilot.press("s")
+            await pilot.pause()
+        await pilot.press("S", "S", "S", "r")
+        await pilot.pause()
+        assert "loss ▴" in frame(app) and listed(app) == by_key["loss"][::-1]
+
+    browse(runs, steps, size=(160, 40))
+
+
+def test_the_list_tells_state_step_best_loss_and_age_of_each_run(runs: Path) -> None:
+    async def steps(pilot: Pilot[Choice], app: Runs) -> None:
+        row = next(line for line in frame(app).split("\n") if "poor" in line and "failed" in line)
+        view = folded(ended(20, factor=3, total=40))
+        series = view.series["validation/held-out/loss"]
+        assert series.lowest and f"{series.lowest.value:.4f}" in row and "20/40" in row and re.search(r"\d+ d", row)
+        assert any(block in row for block in "▁▂▃▄▅▆▇█")
+        await pilot.press("g", "j")
+        await pilot.pause()
+        assert "no memory" in frame(app), "how the chosen one ended"
+        while "kB" not in frame(app):
+            await pilot.pause(0.02)
+            app.show()
+
+    browse(runs, steps, size=(200, 40))
+
+
+def test_the_filter_finds_names_states_and_values_of_the_recipe_and_escape_shows_all(runs: Path) -> None:
+    async def steps(pilot: Pilot[Choice], app: Runs) -> None:
+        for wanted, found in (("oo", {"good", "poor"}), ("FAILED", {"poor"}), ("learning_rate = 0.01", {"poor"})):
+            await pilot.press("slash")
+            app.query_one(Input).value = wanted
+            await pilot.press("enter")
+            await pilot.pause()
+            assert set(listed(app)) == found
+            await pilot.press("escape")
+            await pilot.pause()
+            assert len(listed(app)) == 4 and not app.query_one(Input).display
+        await pilot.press("slash", *"zzz", "enter")
+        await pilot.pause()
+        assert "no run has “zzz” in it" in frame(app)
+
+    browse(runs, steps)
+
+
+def test_enter_and_a_double_click_open_the_chosen_run(runs: Path) -> None:
+    async def by_key(pilot: Pilot[Choice], app: Runs) -> None:
+        await pilot.press("j", "G", "k", "enter")
+
+    async def by_mouse(pilot: Pilot[Choice], app: Runs) -> None:
+        await pilot.click("OptionList", offset=(5, 1), times=2)
+
+    assert browse(runs, by_key) == Choice(runs / "good")
+    assert browse(runs, by_mouse) == Choice(runs / "poor")
+
+
+def test_c_opens_the_first_of_the_marked_runs_compared_with_the_others(runs: Path) -> None:
+    async def steps(pilot: Pilot[Choice], app: Runs) -> None:
+        await pilot.press("c")
+        assert "mark two runs or more first" in notices(app)
+        await pilot.press("space", "j", "space")
+        await pilot.pause()
+        assert "2 marked" in frame(app) and frame(app).count("◉") == 2
+        await pilot.press("c")
+
+    arrangement = Arrangement()
+    choice = browse(runs, steps, arrangement=arrangement)
+    assert choice == Choice(runs / "worst", (runs / "good",))
+    assert arrangement.marked == {"worst", "good"}, "kept for when one comes back"
+
+    async def unmark(pilot: Pilot[Choice], app: Runs) -> None:
+        await pilot.press("escape")
+        await pilot.pause()
+        assert "marked" not in frame(app).split("\n")[0] and "◉" not in frame(app)
+        await pilot.press("q")
+
+    assert browse(runs, unmark, arrangement=arrangement) is None
+
+
+def test_leaving_a_run_that_was_opened_leads_back_and_its_choice_is_compared(runs: Path) -> None:
+    async def drive_it(key: str) -> None:
+        opened = Opened(Choice(runs / "best", (runs / "poor",)), readonly=True, ascii_only=False, remembered=None)
+        async with opened.run_test(size=(120, 40)) as pilot:
+            opened.load()
+            await until("optimizer.learning_rate", pilot)
+            assert opened.query_one(Compare).display and "poor" in frame(opened)
+            if key == "escape":
+                await pilot.press("slash", "escape")
+                assert opened.is_running, "the filter had the key"
+            await pilot.press(key)
+        assert opened._exit and opened.signal is None
+
+    for key in ("escape", "q"):
+        asyncio.run(drive_it(key))
+
+
+def test_who_comes_back_finds_the_run_that_he_left_chosen(runs: Path) -> None:
+    async def steps(pilot: Pilot[Choice], app: Runs) -> None:
+        await pilot.pause()
+        assert app.query_one(Rows).chosen == "good"
+
+    async def drive_it() -> None:
+        shelf = Shelf(runs)
+        shelf.read()
+        app = Runs(shelf, Arrangement(chosen="good"))
+        async with app.run_test(size=(100, 30)) as pilot:
+            await steps(pilot, app)
+
+    asyncio.run(drive_it())
+
+
+def test_the_leaderboard_ranks_by_the_metric_and_shows_only_keys_that_differ(runs: Path) -> None:
+    fake_run.write(runs / "no-evaluation", fake_run.events(1, total=40)[:3])
+
+    async def steps(pilot: Pilot[Choice], app: Runs) -> None:
+        await pilot.press("L")
+        await pilot.pause()
+        assert listed(app) == ["best", "good", "poor", "worst", "no-evaluation"]
+        told = frame(app)
+        assert "leaderboard by validation/held-out/loss" in told and "optimizer.learning_rate" in told
+        assert "optimizer.momentum" not in told and "run.name" not in told
+        ranks = [line.cells[1][0] for line in app._lines]
+        assert ranks == ["1", "2", "3", "4", "–"], "who was not evaluated has no rank"
+        await pilot.press("m")
+        await pilot.pause()
+        assert "leaderboard by train/loss" in frame(app) and "–" not in [line.cells[1][0] for line in app._lines]
+        await pilot.press("m")
+        await pilot.pause()
+        assert "leaderboard by tokens/s" in frame(app)
+        await pilot.press("M", "M", "L")
+        await pilot.pause()
+        assert "leaderboard" not in frame(app).split("\n")[1] and app._arranged.metric == "validation/held-out/loss"
+
+    browse(runs, steps)
+
+
+def test_a_loss_that_is_no_number_has_no_rank_and_is_never_the_best(tmp_path: Path) -> None:
+    for name, loss in (("a", "nan"), ("b", 3.0), ("c", "-inf"), ("d", 2.0)):
+        told = fake_run.events(3)
+        told[-1]["metrics"] = {}
+        told += [{"type": "step", "t": 1.7e9, "step": 4, "attempt": 1, "metrics": {LOSS: loss}}]
+        fake_run.write(tmp_path / name, told)
+    shelf = Shelf(tmp_path)
+    shelf.read()
+    metric = next(metric for metric in metrics(shelf.glances.values()) if metric.name == LOSS)
+    _, found = ranked(list(shelf.glances.values()), metric, marked=())
+    assert [(line.name, line.cells[1][0]) for line in found] == [("d", "1"), ("b", "2"), ("a", "–"), ("c", "–")]
+    shown = lines(list(shelf.glances.values()), Order("best"), metric, now=0.0, marked=())
+    assert [line.name for line in shown if any("★" in text for text, _ in line.cells)] == ["d"]
+
+
+def test_a_run_is_deleted_only_after_a_yes_and_with_all_that_is_in_it(runs: Path) -> None:
+    (runs / "worst" / "checkpoints" / "7").mkdir(parents=True)
+
+    async def steps(pilot: Pilot[Choice], app: Runs) -> None:
+        for no in ("enter", "n", "escape"):
+            await pilot.press("x")
+            await pilot.pause()
+            assert "Delete the run worst?" in frame(app)
+            await pilot.press(no)
+            await pilot.pause()
+            assert (runs / "worst").is_dir()
+        await pilot.press("delete", "y")
+        while "worst" in app._shelf.glances:
+            await pilot.pause(0.02)
+
+    browse(runs, steps)
+    assert sorted(os.listdir(runs)) == ["best", "good", "poor"]
+
+
+def test_a_run_at_work_is_not_deleted_nor_what_is_no_run_nor_by_who_may_only_look(runs: Path) -> None:
+    shelf = Shelf(runs)
+    fake_run.write(runs / "lives", fake_run.events(3, total=9))
+    (runs / "notes").mkdir()
+    for name, why in (("lives", "a trainer is at work"), ("notes", "this is no run")):
+        with pytest.raises(TrainkitError, match=why):
+            shelf.delete(name)
+    lock = os.open(runs / "best" / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with pytest.raises(TrainkitError, match="a trainer is at work"):
+        shelf.delete("best")
+    os.close(lock)
+    shelf.delete("best")
+    assert sorted(os.listdir(runs)) == ["good", "lives", "notes", "poor", "worst"]
+
+    async def steps(pilot: Pilot[Choice], app: Runs) -> None:
+        await pilot.press("x")
+        assert "this viewer may only look" in notices(app)
+
+    browse(runs, steps, readonly=True)
+
+
+def test_a_link_is_unlinked_and_links_inside_a_run_are_not_followed(runs: Path, tmp_path: Path) -> None:
+    outside = fake_run.write(tmp_path / "outside", ended(5))
+    (outside / "precious").write_text("x")
+    (runs / "linked").symlink_to(outside)
+    (runs / "poor" / "data").symlink_to(outside)
+    shelf = Shelf(runs)
+    shelf.delete("linked")
+    shelf.delete("poor")
+    assert sorted(os.listdir(runs)) == ["best", "good", "worst"]
+    assert (outside / "precious").read_text() == "x"
+    with pytest.raises(AssertionError):
+        shelf.delete("../outside")
+
+
+def test_the_neighbours_of_a_run_are_the_other_runs_beside_it(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (runs / "notes").mkdir()
+    monkeypatch.chdir(runs / "best")
+    for named in (runs / "best", Path("."), Path("../best")):
+        assert {run.name for run in neighbours(Path(os.path.normpath(named.absolute())))} == {"good", "poor", "worst"}
+
+
+def test_watch_means_the_runs_of_a_directory_unless_it_is_a_run_or_the_name_of_one(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(runs.parent)
+    (runs.parent / "best").mkdir()
+    fake_run.write(runs.parent / "best" / "inner", ended(1))
+    (runs.parent / "docs").mkdir()
+    assert directory_of_runs(None) == directory_of_runs("runs") == Path("runs")
+    assert directory_of_runs(str(runs)) == runs
+    for run in ("best", "runs/best", str(runs / "good"), "docs", "nowhere"):
+        assert directory_of_runs(run) is None, run
+    monkeypatch.chdir(runs.parent / "docs")
+    with pytest.raises(TrainkitError, match="there is no directory runs/ here"):
+        directory_of_runs(None)
+
+
+def test_two_hundred_runs_fill_in_while_the_keys_work(tmp_path: Path) -> None:
+    told = [json.dumps(event) for event in ended(30)]
+    for number in range(200):
+        run = tmp_path / f"run-{number:03d}"
+        run.mkdir()
+        (run / fake_run.NAME).write_text("\n".join(told).replace("quickstart", run.name) + "\n")
+        recipe(run, learning_rate=number)
+
+    async def steps(pilot: Pilot[Choice], app: Runs) -> None:
+        assert "200 runs" in frame(app) and len(listed(app)) == 200
+        await pilot.press("s", "G")
+        await pilot.pause()
+        assert app.query_one(Rows).chosen == "run-199"
+        await pilot.press("slash", *"run-07", "enter", "L")
+        await pilot.pause()
+        assert len(listed(app)) == 10
+
+    browse(tmp_path, steps)
+
+
+@pytest.mark.parametrize("size", [(200, 60), (120, 40), (80, 24), (60, 20), (30, 8), (20, 5)])
+def test_hostile_names_and_logs_are_inert_at_every_size(tmp_path: Path, size: tuple[int, int]) -> None:
+    name = HOSTILE.replace("\ud800", "").replace("/", "∕")
+    told = ended(20, status="failed")
+    told[0]["name"], told[-1]["message"] = HOSTILE, HOSTILE
+    for event in told:
+        if event["type"] == "evaluated":
+            event["metrics"] = {f"validation/{HOSTILE}/loss": 1.0}
+    for place in range(2):
+        run = fake_run.write(tmp_path / f"{name}{place}", told)
+        key = json.dumps(HOSTILE.replace("\ud800", "").replace("\x7f", ""))
+        (run / "recipe.toml").write_text(f"[{key}]\na = {place}\n")
+
+    async def steps(pilot: Pilot[Choice], app: Runs) -> None:
+        for key in ("L", "m", "s", "L", "space", "x", "escape", "question_mark", "escape"):
+            await pilot.press(key)
+            await pilot.pause()
+            assert all(c == "\n" or c.isprintable() for c in frame(app)), key
+
+    browse(tmp_path, steps, size=size)
+
+
+def test_an_empty_directory_says_how_to_begin_and_its_keys_do_no_harm(tmp_path: Path) -> None:
+    async def steps(pilot: Pilot[Choice], app: Runs) -> None:
+        assert "trainkit run RECIPE" in frame(app)
+        await pilot.press("enter", "space", "c", "x", "delete", "j", "k", "g", "G", "pagedown", "pageup", "escape")
+        await pilot.press("s", "S", "r", "L", "m", "M", "slash", "escape", "T")
+        await pilot.press("question_mark")
+        await pilot.pause()
+        assert "leaderboard" in frame(app), "the help is made of the keys in force"
+
+    assert browse(tmp_path, steps) is None
+
+
+@given(st.lists(st.floats(), max_size=20))
+def test_a_spark_has_a_block_for_each_value_the_highest_where_that_is(curve: list[float]) -> None:
+    told = spark(curve)
+    crosses = [block == "×" for block in told[: len(curve)]]
+    assert crosses == [not math.isfinite(value) for value in curve]
+    finite = [value for value in curve if math.isfinite(value)]
+    if finite and max(finite) > min(finite) and math.isfinite(max(finite) - min(finite)):
+        assert told[curve.index(max(finite))] == "█" and told[curve.index(min(finite))] == "▁"

@@ -1,0 +1,73 @@
+"""A dashboard without a terminal, on a run in the middle of its training, with a trainer that obeys."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fake_run
+from textual.pilot import Pilot
+
+from trainkit.dashboard.app import Dashboard
+from trainkit.events.control import Server
+from trainkit.events.orders import Order
+
+Steps = Callable[[Pilot[None], Dashboard], Awaitable[None]]
+
+
+def write_run(directory: Path, *, steps: int = 300) -> Path:
+    """A run of this process whose last event was just now."""
+    events = fake_run.events(steps, total=600)
+    late = time.time() - events[-1]["t"]
+    return fake_run.write(directory, [{**event, "t": event["t"] + late} for event in events])
+
+
+@contextlib.contextmanager
+def trainer(run: Path, *, refuses: str = "") -> Iterator[list[Order]]:
+    """What a trainer on `run` is ordered; it obeys at once, or answers `refuses`."""
+    server, taken, over = Server(run), [], threading.Event()
+
+    def obey() -> None:
+        while not over.is_set():
+            for command in server.wait(0.05):
+                taken.append(command.order)
+                command.reply(not refuses, refuses or f"{command.command} it is [bold]")
+
+    thread = threading.Thread(target=obey)
+    thread.start()
+    try:
+        yield taken
+    finally:
+        over.set()
+        thread.join()
+        server.close()
+
+
+def drive(run: Path, steps: Steps, *, size: tuple[int, int] = (100, 30), **options: Any) -> None:
+    """Open the dashboard on all of the log, and do `steps` with it."""
+
+    async def drive_it() -> None:
+        dashboard = Dashboard(run, **options)
+        async with dashboard.run_test(size=size) as pilot:
+            dashboard.load()
+            await pilot.pause()
+            await steps(pilot, dashboard)
+
+    asyncio.run(drive_it())
+
+
+async def until(condition: Callable[[], object], pilot: Pilot[None]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        await pilot.pause(0.02)
+
+
+def screen_text(dashboard: Dashboard) -> str:
+    """What is on the screen, as text."""
+    return "\n".join(strip.text.rstrip() for strip in dashboard.screen._compositor.render_strips())

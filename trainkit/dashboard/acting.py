@@ -1,0 +1,129 @@
+"""Orders to the trainer from the keyboard: asked for, confirmed where they change the run, and answered."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+from textual.binding import Binding, BindingType
+
+from trainkit.dashboard.habits import Habits
+from trainkit.dashboard.screens import Ask, Confirm
+from trainkit.dashboard.themed import Themed
+from trainkit.errors import TrainkitError
+from trainkit.events.control import Reply, send
+from trainkit.events.orders import Name, order
+from trainkit.events.view import View
+
+STOP = "It finishes its step, writes a checkpoint and ends. trainkit resume goes on from there."
+DECAY = (
+    "The learning rate falls from here on, as the schedule says, and the run ends with it."
+    " There is no way back but to resume from an earlier checkpoint."
+)
+SAMPLE = "The model continues this text, once, after its step."
+RATE = "A factor of the schedule's rate: any number above 0. It is {now} at present; 1 puts the schedule's rate back."
+
+
+class Answer(NamedTuple):
+    command: Name
+    reply: Reply | TrainkitError
+
+
+class Acting(Themed[None]):
+    """Needs to know what may not be done, and why, and the view as it is."""
+
+    BINDING_GROUP_TITLE = "the run"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("S", "stop", "stop", key_display="S", tooltip="stop the run after a checkpoint (asks first)"),
+        Binding("c", "order('save')", "save", tooltip="write a checkpoint now"),
+        Binding("p", "pause", "pause", tooltip="pause, or go on"),
+        Binding("e", "order('evaluate')", "evaluate", tooltip="evaluate now"),
+        Binding("s", "sample", "sample", show=False, tooltip="let the model continue a text (asks for it)"),
+        Binding("R", "rate", "rate", show=False, tooltip="multiply the learning rate (asks for the factor)"),
+        Binding("D", "decay", "decay", show=False, tooltip="begin the decay of a wsd schedule now (asks first)"),
+    ]
+
+    def __init__(self, run_directory: Path, habits: Habits, *, forbidden: str = "", ascii_only: bool = False) -> None:
+        """`forbidden` says why nothing may be ordered; empty where all may."""
+        super().__init__(habits, ascii_only=ascii_only)
+        self._run_directory, self._forbidden = run_directory, forbidden
+        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+
+    @property
+    def view(self) -> View:
+        """The run, as far as its log has been read."""
+        raise NotImplementedError
+
+    def action_stop(self) -> None:
+        self._confirm("stop", Confirm("Stop this run?", STOP, yes="stop"))
+
+    def action_decay(self) -> None:
+        self._confirm("decay", Confirm("Begin the decay now?", DECAY, yes="begin it"))
+
+    def action_pause(self) -> None:
+        self.action_order("continue" if self.view.paused else "pause")
+
+    def action_sample(self) -> None:
+        def answered(prompt: str | None) -> None:
+            if prompt is not None:
+                self.habits.prompt = prompt
+                self.remember()
+                self.action_order("sample", prompt)
+
+        if self._may():
+            asked = Ask("Sample", SAMPLE, value=self.habits.prompt, check=lambda text: order("sample", text))
+            self.push_screen(asked, answered)
+
+    def action_rate(self) -> None:
+        def answered(factor: str | None) -> None:
+            if factor is not None:
+                self.action_order("rate", factor)
+
+        if self._may():
+            told = RATE.format(now=present_rate(self.view))
+            self.push_screen(Ask("Learning rate", told, check=lambda text: order("rate", text)), answered)
+
+    def action_order(self, command: Name, argument: str | None = None) -> None:
+        """Send an order from a thread of its own: the answer may take a while, and the screen must not."""
+        if self._may():
+            name = f"send {command}"
+            threading.Thread(target=self._send, args=(command, argument), name=name, daemon=True).start()
+
+    def tell_answers(self) -> None:
+        """Show what the trainer has said to orders since the last call."""
+        while not self._answers.empty():
+            command, reply = self._answers.get()
+            if isinstance(reply, TrainkitError):
+                told = f"{reply.problem}\n{reply.hint}".strip()
+                self.notify(told, title=command, severity="error", markup=False)
+            elif reply.ok:
+                self.notify(reply.detail, title=command, markup=False)
+            else:
+                self.notify(reply.detail, title=f"{command}: refused", severity="error", markup=False)
+
+    def _confirm(self, command: Name, question: Confirm) -> None:
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self.action_order(command)
+
+        if self._may():
+            self.push_screen(question, answered)
+
+    def _may(self) -> bool:
+        if self._forbidden:
+            self.notify(self._forbidden, severity="warning", markup=False)
+        return not self._forbidden
+
+    def _send(self, command: Name, argument: str | None) -> None:
+        try:
+            self._answers.put(Answer(command, send(self._run_directory, command, argument)))
+        except TrainkitError as error:
+            self._answers.put(Answer(command, error))
+
+
+def present_rate(view: View) -> str:
+    """The factor that was ordered last, on the run's present course."""
+    texts = (marker.text for marker in reversed(view.markers) if marker.kind == "command")
+    return next((text.removeprefix("rate ") for text in texts if text.startswith("rate ")), "1")

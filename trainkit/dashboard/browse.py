@@ -1,0 +1,60 @@
+"""From the list of many runs to the dashboard of one, and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+
+from trainkit.dashboard import habits
+from trainkit.dashboard.app import Dashboard
+from trainkit.dashboard.filters import wants_ascii
+from trainkit.dashboard.leaderboard import Arrangement
+from trainkit.dashboard.pages.compare import Compare
+from trainkit.dashboard.runs import Choice, Runs
+from trainkit.dashboard.shelf import Shelf
+
+
+class Opened(Dashboard):
+    """The dashboard of a run that was chosen from many: leaving it leads back to them."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "detach", "runs", tooltip="back to the list of runs: this one goes on"),
+        Binding("escape", "detach", "runs", show=False, tooltip="the same, where it has nothing else to do"),
+    ]
+
+    def __init__(self, choice: Choice, *, readonly: bool, ascii_only: bool, remembered: Path | None) -> None:
+        page = Compare.NAME if choice.others else ""
+        super().__init__(choice.run, readonly=readonly, ascii_only=ascii_only, page=page, remembered=remembered)
+        self._others = choice.others
+
+    def on_mount(self) -> None:
+        self.query_one(Compare).compare_with(self._others)
+
+
+def show(directory: Path, *, readonly: bool, ascii_only: bool) -> None:
+    """Run the browser in this process, and the dashboards that are opened from it, until it is left.
+
+    Raises:
+        SystemExit: a SIGTERM or SIGHUP came, or something failed; the terminal has been restored.
+    """
+    shelf, arrangement = Shelf(directory), Arrangement()
+    while True:
+        plain_text, remembered = ascii_only or wants_ascii(), habits.where()
+        app = Runs(shelf, arrangement, readonly=readonly, ascii_only=plain_text, remembered=remembered)
+        choice = app.run()
+        _end_with(app)
+        if choice is None:
+            return
+        opened = Opened(choice, readonly=readonly, ascii_only=plain_text, remembered=remembered)
+        opened.run()
+        _end_with(opened)
+
+
+def _end_with(app: Runs | Dashboard) -> None:
+    """End the process where a signal has ended this application, or an error."""
+    if app.signal is not None:
+        raise SystemExit(128 + app.signal)
+    if app.return_code:
+        raise SystemExit(app.return_code)

@@ -1,0 +1,118 @@
+"""The two borders of a chart, in words: what is shown, how, and what it amounts to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from textual.content import Content
+
+from trainkit.dashboard import theme, titles
+from trainkit.dashboard.columns import Window
+from trainkit.dashboard.curves import Curve, Look
+from trainkit.dashboard.plot import ABOVE, BELOW, MARKS, Picture
+from trainkit.dashboard.titles import Part, Piece
+from trainkit.events.series import Series
+from trainkit.events.view import Marker
+
+#: What gives way first where there is little room (the highest), after the values of the curves.
+TITLE, BEST, CHANGE = 50, 100, 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caption:
+    """What a chart shows: `window` is None where that is everything, `exact` as for `draw`."""
+
+    title: Sequence[Part]
+    curves: Sequence[Curve]
+    marks: Sequence[Marker]
+    look: Look
+    picture: Picture
+    window: Window | None
+    cross: float | None
+    log_x: bool
+    letters: bool
+    exact: Mapping[str, Series]
+
+    def above(self, width: int) -> Content:
+        """The upper border: the name and the last values, or those under the crosshair."""
+        return titles.fitted(self._one(width) if len(self.curves) < 2 else self._several(), width)
+
+    def below(self, width: int) -> Content:
+        """The lower border: how it is drawn, so that nobody is misled, and more of a single curve."""
+        return titles.fitted([*self._at_cross(), *self._how(), *self._more()], width)
+
+    def _one(self, width: int) -> list[Piece]:
+        """Of a name that is too long the end is told."""
+        value = [self._told(curve) for curve in self.curves]
+        *before, (name, color) = self.title
+        room = width - sum(2 + len(text) for text, _ in value) - sum(len(text) for text, _ in before)
+        return [Piece(1, [*before, (titles.shortened(name, room), color)]), Piece(0, value)]
+
+    def _several(self) -> list[Piece]:
+        """Each curve's name and value; its best value and its change where there is room."""
+        pieces = [Piece(TITLE, self.title)]
+        if self.cross is not None:
+            pieces = [Piece(0, [(f"step {self.cross:,.0f}", theme.BRIGHT)])]
+        for index, curve in enumerate(self.curves):
+            if not curve.label:
+                continue
+            head = titles.legend(curve, index, letters=self.letters)
+            pieces.append(Piece(1 + index, [*head, self._told(curve)]))
+            found = titles.facts(self._series(curve), self.window)
+            if self.cross is None and found is not None:
+                if titles.goal(curve.metric) and found.last != found.low:
+                    pieces.append(Piece(BEST + index, [(titles.told_best(curve.metric, found), theme.DIM)]))
+                pieces.append(Piece(CHANGE + index, [titles.told_change(curve.metric, found)]))
+        return pieces
+
+    def _at_cross(self) -> list[Piece]:
+        """The step of the crosshair, and the marks that stand where it does, the most important first."""
+        if self.cross is None:
+            return []
+        step = Piece(0, [(f"step {self.cross:,.0f}", theme.BRIGHT)] if len(self.curves) < 2 else [])
+        if (cell := self.picture.cell(self.cross)) is None:
+            return [step]
+        low, high = self.picture.steps(cell)
+        here = [mark for mark in self.marks if low <= mark.step < high and mark.kind in MARKS]
+        here.sort(key=lambda mark: -list(MARKS).index(mark.kind))
+        texts = [(f"{MARKS[mark.kind][0]} {mark.kind} {titles.one_line(mark.text)}", theme.TEXT) for mark in here]
+        return [step, *(Piece(1, [text]) for text in texts)]
+
+    def _how(self) -> list[Piece]:
+        look, cut = self.look, self.picture.cut
+        pieces = []
+        if self.window is not None:
+            pieces = [Piece(2, [(f"steps {self.window.low:,.0f}–{self.window.high:,.0f}, 0: all", theme.WARN)])]
+        if any(cut):
+            signs = ABOVE * cut[0] + BELOW * cut[1]
+            pieces.append(Piece(2, [(f"{signs} off scale, o: all", theme.WARN)]))
+        words = ["log"] * look.log + ["log steps"] * self.log_x
+        if any(curve.band is not None for curve in self.curves) and look.smoothing != "auto":
+            words.append("raw" if look.smoothing == "off" else f"EMA {look.smoothing}")
+        return [*pieces, *(Piece(3, [(word, theme.WARN)]) for word in words)]
+
+    def _more(self) -> list[Piece]:
+        """The best value of a single curve, and its change."""
+        if self.cross is not None or len(self.curves) != 1:
+            return []
+        (curve,) = self.curves
+        if (found := titles.facts(self._series(curve), self.window)) is None:
+            return []
+        best = titles.told_best(curve.metric, found)
+        return [Piece(BEST, [(best, theme.DIM)]), Piece(CHANGE, [titles.told_change(curve.metric, found)])]
+
+    def _told(self, curve: Curve) -> Part:
+        """The last value that is shown of a curve, or the one under the crosshair."""
+        series = self._series(curve)
+        if self.cross is not None:
+            cell = self.picture.cell(self.cross)
+            found = None if cell is None else titles.reading(series, *self.picture.steps(cell))
+            return titles.told_reading(curve.metric, found)
+        if self.window is None:
+            return titles.told_value(curve.metric, series.values[-1]), theme.TEXT
+        last = titles.reading(series, self.window.high, self.window.high)
+        return ("–", theme.DIM) if last is None else (titles.told_value(curve.metric, last.high), theme.TEXT)
+
+    def _series(self, curve: Curve) -> Series:
+        return self.exact.get(curve.metric, curve.series)

@@ -1,0 +1,83 @@
+"""The keys in force, as the bindings have them: for the help and for the command palette."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+from textual.app import App
+from textual.command import DiscoveryHit, Hit, Hits, Provider
+from textual.dom import DOMNode
+from textual.screen import Screen
+
+from trainkit.dashboard import theme
+from trainkit.dashboard.pages.page import Page
+from trainkit.dashboard.themed import Themed
+
+
+class Key(NamedTuple):
+    """An action and the keys that do it; `meaning` is a few words, `group` where it belongs."""
+
+    group: str
+    keys: str
+    name: str
+    meaning: str
+    action: str
+    node: DOMNode
+
+
+def keys_in_force(screen: Screen[Any]) -> list[Key]:
+    """Every action that a key of the page in front or of the application does now, group by group, the page's first."""
+    found: dict[tuple[DOMNode, str], list[str]] = {}
+    told: dict[tuple[DOMNode, str], tuple[str, str]] = {}
+    for active in screen.active_bindings.values():
+        node, binding = active.node, active.binding
+        if binding.system or not active.enabled or not isinstance(node, Page | App):
+            continue
+        where = node, binding.action
+        found.setdefault(where, []).append(screen.app.get_key_display(binding))
+        name = binding.description or binding.action.partition("(")[0].replace("_", " ")
+        told.setdefault(where, (name, binding.tooltip or name))
+    keys = [
+        Key(_group(node, action), " ".join(dict.fromkeys(shown)), *told[node, action], action, node)
+        for (node, action), shown in found.items()
+    ]
+    order = {group: place for place, group in enumerate(dict.fromkeys(key.group for key in keys))}
+    return sorted(keys, key=lambda key: (not isinstance(key.node, Page), order[key.group]))
+
+
+class Commands(Provider):
+    """Whatever a key does, by its name; and every theme."""
+
+    async def discover(self) -> Hits:
+        for name, meaning, command in self._commands():
+            yield DiscoveryHit(name, command, help=meaning)
+
+    async def search(self, query: str) -> Hits:
+        matcher = self.matcher(query)
+        for name, meaning, command in self._commands():
+            if (score := matcher.match(name)) > 0:
+                yield Hit(score, matcher.highlight(name), command, help=meaning)
+
+    def _commands(self) -> Iterator[tuple[str, str, Any]]:
+        app = self.app
+        for key in keys_in_force(self.screen):
+            if key.action != "command_palette":
+                name = f"{key.name} ({key.keys})"
+                meaning = key.group if key.meaning == key.name else f"{key.group}: {key.meaning}"
+                yield name, meaning, partial(app.run_action, key.action, key.node)
+        assert isinstance(app, Themed)
+        for name in theme.THEMES:
+            yield f"theme {name}", "the window: its colours", partial(app.wear, name)
+
+
+def _group(node: DOMNode, action: str) -> str:
+    """A page's name; of an application the title of the first class that has the binding."""
+    if isinstance(node, Page):
+        return f"this page: {node.NAME}"
+    for base in reversed(type(node).__mro__):
+        title = base.__dict__.get("BINDING_GROUP_TITLE")
+        if title and any(getattr(binding, "action", "") == action for binding in base.__dict__.get("BINDINGS", ())):
+            return str(title)
+    return ""

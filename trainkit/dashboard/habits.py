@@ -1,0 +1,68 @@
+"""What the dashboard remembers of the person in front of it, from one time to the next: one small file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+NAME = "dashboard.json"
+#: Bytes of the file that are read: a longer one is not ours.
+LONGEST = 1 << 18
+
+
+@dataclass
+class Habits:
+    """Choices that outlive a viewer. Values may come from a foreign file: who uses one checks that it is one of his."""
+
+    theme: str = ""
+    page: str = ""
+    #: Of the overview: which text is shown where there is room for one.
+    panel: str = ""
+    #: How charts are looked at, by their metric.
+    looks: dict[str, Any] = field(default_factory=dict)
+    #: The last prompt that was sampled from.
+    prompt: str = ""
+    #: What each page wants to be remembered, by its name.
+    pages: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def where() -> Path:
+    """The file: in $XDG_STATE_HOME (XDG Base Directory Specification), which must be absolute, or in ~/.local/state."""
+    given = os.environ.get("XDG_STATE_HOME", "")
+    return Path(given if os.path.isabs(given) else "~/.local/state").expanduser() / "trainkit" / NAME
+
+
+def read(path: Path) -> Habits:
+    """What is remembered; the defaults in place of what is damaged, foreign or not there."""
+    habits = Habits()
+    try:
+        with path.open("rb") as file:
+            found = json.loads(file.read(LONGEST))
+    except (OSError, ValueError, RecursionError):
+        return habits
+    if not isinstance(found, dict):
+        return habits
+    for name, default in asdict(habits).items():
+        if isinstance(value := found.get(name), type(default)):
+            setattr(habits, name, value)
+    habits.pages = {name: page for name, page in habits.pages.items() if isinstance(page, dict)}
+    return habits
+
+
+def write(habits: Habits, path: Path) -> None:
+    """Replace the file in one go. Where that cannot be, nothing is remembered, and nobody is told: nothing is lost."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{NAME}.")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                json.dump(asdict(habits), file, indent=1)
+            os.replace(name, path)
+        except OSError:
+            os.unlink(name)
+            raise

@@ -1,0 +1,263 @@
+"""The tables of many runs: the list of all, and the leaderboard, whose columns are what their recipes differ in."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from trainkit.dashboard import recipes, theme
+from trainkit.dashboard.glance import ENDED, POINTS, Facts, Glance
+from trainkit.dashboard.panels.rows import Column, cell
+from trainkit.events import plain
+
+#: The columns by which the list can be sorted, in the order of the key.
+LISTED = ("age", "run", "state", "step", "best", "loss", "ETA", "size")
+BLOCKS = "▁▂▃▄▅▆▇█"
+#: Columns of recipe keys that a leaderboard has at most.
+MOST_KEYS = 40
+
+#: What a cell says, and in which colour.
+Text = tuple[str, str]
+
+
+class Line(NamedTuple):
+    """A row: the run's name and its cells."""
+
+    name: str
+    cells: tuple[Text, ...]
+
+
+class Order(NamedTuple):
+    """Sorted by one of `LISTED`: the newest, best or first come first, or last."""
+
+    column: str = LISTED[0]
+    reverse: bool = False
+
+
+@dataclass
+class Arrangement:
+    """How the list is shown: kept while a run is looked at."""
+
+    order: Order = field(default_factory=Order)
+    filter: str = ""
+    marked: set[str] = field(default_factory=set)
+    leaderboard: bool = False
+    #: Of `metrics(…)`, by its name; the first where it is none of them.
+    metric: str = ""
+    chosen: str | None = None
+
+
+class Metric(NamedTuple):
+    """A number by which runs are told apart. `of` is it or None; the sign of `better` is -1 where less is better."""
+
+    name: str
+    of: Callable[[Facts], float | None]
+    better: int = -1
+
+
+def metrics(glances: Iterable[Glance]) -> list[Metric]:
+    """The best loss of each validation set, that which most runs have first; then the training loss and the pace."""
+    sets = Counter(name for glance in glances if glance.facts for name in glance.facts.best)
+    return [
+        *(_best(name) for name, _ in sets.most_common()),
+        Metric("train/loss", lambda facts: facts.loss),
+        Metric("tokens/s", lambda facts: facts.speed, better=1),
+    ]
+
+
+def titles(order: Order, metric: Metric) -> list[Column]:
+    """The columns of the list; that which it is sorted by has an arrow."""
+
+    def title(name: str, told: str = "") -> str:
+        return f"{told or name}{' ▴' if order.reverse else ' ▾'}" if name == order.column else told or name
+
+    return [
+        Column(" "),
+        Column(title("run"), least=16),
+        Column(title("state")),
+        Column("training loss", drop=6),
+        Column(title("step"), drop=1, right=True),
+        Column(title("best", _short(metric)), right=True),
+        Column(title("loss"), drop=5, right=True),
+        Column(title("ETA"), drop=3, right=True),
+        Column(title("age"), drop=2, right=True),
+        Column(title("size"), drop=7, right=True),
+    ]
+
+
+def lines(
+    glances: Sequence[Glance], order: Order, metric: Metric, *, now: float, marked: Collection[str]
+) -> list[Line]:
+    """The rows of the list, in order; what is not known of a run comes last. `now` is in Unix seconds."""
+    values = {glance.directory.name: metric.of(glance.facts) if glance.facts else None for glance in glances}
+    best = _champion(values.values(), metric)
+    shown = sorted(glances, key=lambda glance: glance.directory.name)
+
+    def line(glance: Glance) -> Line:
+        name, facts = glance.directory.name, glance.facts or Facts()
+        value = values[name]
+        age = None if facts.last_event is None else max(0.0, now - facts.last_event)
+        cells = (
+            _mark(name in marked),
+            (name, theme.BRIGHT if facts.state else theme.DIM),
+            _state(glance),
+            (spark(facts.curve), theme.TRAIN),
+            _step(facts),
+            _number(value, best=value is not None and value == best),
+            _number(facts.loss),
+            ("" if facts.eta is None else plain.duration(facts.eta), theme.TEXT),
+            ("" if age is None else coarse(age), theme.DIM),
+            ("" if glance.size is None else plain.bytes_(glance.size), theme.DIM),
+        )
+        return Line(name, cells)
+
+    def key(glance: Glance) -> float | str | None:
+        facts = glance.facts or Facts()
+        match order.column:
+            case "run":
+                return glance.directory.name.casefold()
+            case "state":
+                return None if facts.state is None else list(theme.STATES).index(facts.state) + 100 * _over(facts)
+            case "step":
+                return -facts.step if facts.state else None
+            case "best":
+                value = values[glance.directory.name]
+                return None if value is None or math.isnan(value) else -metric.better * value
+            case "loss":
+                return None if facts.loss is None or math.isnan(facts.loss) else facts.loss
+            case "ETA":
+                return facts.eta
+            case "size":
+                return None if glance.size is None else -glance.size
+            case _:
+                return None if facts.last_event is None else -facts.last_event
+
+    return [line(glance) for glance in _sorted(shown, key, reverse=order.reverse)]
+
+
+def ranked(glances: Sequence[Glance], metric: Metric, *, marked: Collection[str]) -> tuple[list[Column], list[Line]]:
+    """The leaderboard by a metric: rank, run, the metric, and every key that recipes differ in. Columns and rows.
+
+    Who has no such number has no rank.
+    """
+    told = [glance.recipe for glance in glances if glance.recipe is not None]
+    # what all have was perhaps searched over; what some lack belongs to other models, and gives way
+    keys = sorted(recipes.differing(told), key=lambda key: sum(key not in recipe for recipe in told))[:MOST_KEYS]
+    columns = [Column(" "), Column("#", right=True), Column("run", least=16), Column(_short(metric), right=True)]
+    columns += [Column("state", drop=1), Column("step", drop=len(keys) + 3, right=True)]
+    columns += [Column(cell(key).plain, drop=place + 2, least=12) for place, key in enumerate(keys)]
+
+    def value_of(glance: Glance) -> float | None:
+        value = metric.of(glance.facts) if glance.facts else None
+        return None if value is None or not math.isfinite(value) else -metric.better * value
+
+    found = []
+    for rank, glance in enumerate(_sorted(sorted(glances, key=lambda g: g.directory.name), value_of), 1):
+        name, facts, recipe = glance.directory.name, glance.facts or Facts(), glance.recipe or {}
+        has_rank = value_of(glance) is not None
+        cells = (
+            _mark(name in marked),
+            (f"{rank}" if has_rank else "–", f"bold {theme.BRIGHT}" if has_rank and rank == 1 else theme.DIM),
+            (name, theme.BRIGHT if has_rank else theme.DIM),
+            _number(metric.of(facts), best=has_rank and rank == 1),
+            _state(glance),
+            _step(facts),
+            *((recipe.get(key, "–"), theme.TEXT if key in recipe else theme.FAINT) for key in keys),
+        )
+        found.append(Line(name, cells))
+    return columns, found
+
+
+def fits(glance: Glance, wanted: str) -> bool:
+    """Whether a run's name, state, problem or one of its recipe's values has this text (case-folded) in it."""
+    if not wanted:
+        return True
+    facts = glance.facts
+    told = [glance.directory.name, (facts.state or facts.problem) if facts else ""]
+    told += [f"{key} = {value}" for key, value in (glance.recipe or {}).items()]
+    return any(wanted in text.casefold() for text in told)
+
+
+def spark(curve: Sequence[float]) -> str:
+    """A curve in one line of text: as high as each value lies between the lowest and the highest; × is no number."""
+    finite = [value for value in curve if math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+
+    def block(value: float) -> str:
+        if not math.isfinite(value):
+            return "×"
+        share = (value - low) / (high - low) if high > low else 0.0
+        return BLOCKS[min(len(BLOCKS) - 1, int(share * len(BLOCKS)))]
+
+    return "".join(map(block, curve)).ljust(POINTS if curve else 0)
+
+
+def coarse(seconds: float) -> str:
+    """The largest unit alone, minutes at least: a table of ages is drawn anew once a minute."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit}"
+    return "now"
+
+
+def _best(name: str) -> Metric:
+    def of(facts: Facts) -> float | None:
+        return facts.best[name].value if name in facts.best else None
+
+    return Metric(f"validation/{name}/loss", of)
+
+
+def _short(metric: Metric) -> str:
+    """What a column is called; of a validation loss, the best is meant."""
+    parts = metric.name.split("/")
+    return cell(f"best {'/'.join(parts[1:-1])}" if parts[0] == "validation" else metric.name).plain
+
+
+def _champion(values: Iterable[float | None], metric: Metric) -> float | None:
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    return max(finite, key=lambda value: metric.better * value, default=None) if len(finite) > 1 else None
+
+
+def _sorted(
+    glances: Sequence[Glance], key: Callable[[Glance], float | str | None], *, reverse: bool = False
+) -> list[Glance]:
+    """By a key; those without one at the end in either direction."""
+    known = [(found, glance) for glance in glances if (found := key(glance)) is not None]
+    known.sort(key=lambda pair: pair[0], reverse=reverse)  # type: ignore[arg-type, return-value]
+    return [glance for _, glance in known] + [glance for glance in glances if key(glance) is None]
+
+
+def _mark(marked: bool) -> Text:
+    return ("◉" if marked else " ", f"bold {theme.WARN}")
+
+
+def _over(facts: Facts) -> bool:
+    return facts.state in ENDED
+
+
+def _state(glance: Glance) -> Text:
+    facts = glance.facts
+    if facts is None:
+        return "…", theme.FAINT
+    if facts.state is None:
+        return ("? broken", theme.WARN) if facts.broken else ("○ waiting", theme.DIM)
+    symbol, color = theme.STATES[facts.state]
+    return f"{symbol} {facts.state}", color
+
+
+def _step(facts: Facts) -> Text:
+    if facts.state is None:
+        return "", theme.DIM
+    return f"{facts.step:,}" + (f"/{facts.total:,}" if facts.total is not None else ""), theme.TEXT
+
+
+def _number(value: float | None, *, best: bool = False) -> Text:
+    if value is None:
+        return "–", theme.FAINT
+    told = plain.count(value) if value >= 1e3 else plain.quantity(value)
+    if not math.isfinite(value):
+        return told, theme.BAD
+    return (f"★ {told}", f"bold {theme.VALIDATION[0]}") if best else (told, theme.TEXT)

@@ -1,0 +1,305 @@
+"""This run and others of the same directory: their curves in one chart, and below it what came of each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Container, Vertical
+from textual.events import Resize
+from textual.widgets import Input
+
+from trainkit.dashboard import recipes, theme
+from trainkit.dashboard.chart import Chart
+from trainkit.dashboard.comparison import AXES, SECONDS, Other, along, recipe_of, results, time_unit
+from trainkit.dashboard.curves import Curve
+from trainkit.dashboard.glance import LOSS
+from trainkit.dashboard.pages.metrics import ordered
+from trainkit.dashboard.pages.page import Page
+from trainkit.dashboard.pages.table import MOVES
+from trainkit.dashboard.panels.rows import Column, Row, Rows, cell
+from trainkit.dashboard.plot import letter
+from trainkit.dashboard.shelf import neighbours
+from trainkit.events import plain
+from trainkit.events.series import Series
+from trainkit.events.view import View
+
+#: One a run, this one's first; so many can be told apart.
+COLORS = (theme.TRAIN, *theme.VALIDATION[:2], theme.SPEED, theme.NORM, *theme.VALIDATION[2:], theme.RATE)
+#: Seconds between two slices of reading a long log, and between two looks at which runs there are.
+NEXT_SLICE, LOOK_EVERY = 0.05, 10.0
+#: Cells from which list and chart are side by side, and lines from which the table is below the chart.
+WIDE, HIGH = 100, 26
+ALONE = ", enter adds one"
+
+
+class Compare(Page):
+    """Curves of several runs: enter chooses them, arrows choose the metric, `t` the axis."""
+
+    NAME = "compare"
+    DEFAULT_CSS = """
+    Compare > .sides { layout: horizontal; height: 1fr; }
+    Compare .runs { width: 44; }
+    Compare .curves { width: 1fr; }
+    Compare .curves > Chart { height: 1fr; }
+    Compare .results { height: 40%; }
+    Compare.-column > .sides { layout: vertical; }
+    Compare.-column .runs { width: 1fr; height: 30%; min-height: 5; }
+    Compare.-column .curves { height: 1fr; }
+    Compare.-low .results { display: none; }
+    Compare.-low.-table .results { display: block; height: 1fr; }
+    Compare.-low.-table Chart { height: 0; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter,space", "choose", "choose", key_display="enter"),
+        Binding("m,right", "metric(1)", "metric"),
+        Binding("M,left", "metric(-1)", "the metric before", show=False),
+        Binding("t", "axis", "steps, tokens, time"),
+        Binding("slash", "filter", "filter", key_display="/"),
+        Binding("v", "table", "table", show=False, tooltip="table or chart, where there is no room for both"),
+        Binding("escape", "all", "all", show=False),
+        *MOVES,
+        Binding("J", "scroll_table('cursor_down')", "down the table", show=False),
+        Binding("K", "scroll_table('cursor_up')", "up the table", show=False),
+    ]
+
+    def __init__(self, run_directory: Path) -> None:
+        super().__init__(run_directory)
+        self._view, self._recipe = View(), dict[str, str]()
+        self._others: dict[str, Other] = {}
+        self._names: dict[str, Path] = {}
+        self._looked = float("-inf")
+        self._metric, self._axis = LOSS, AXES[0]
+        #: Each metric over another axis, as long as it does not change.
+        self._moved: dict[tuple[str, str, str], tuple[object, Series | None]] = {}
+        self._told: object = None
+
+    def compose(self) -> ComposeResult:
+        wanted = Input(placeholder="part of a name; escape shows all")
+        wanted.display = False
+        yield wanted
+        with Container(classes="sides"):
+            with Vertical(classes="framed runs"):
+                yield Rows()
+            with Vertical(classes="curves"):
+                yield Chart(id="over-steps")
+                yield Chart(linked=False, id="over-others")
+                with Vertical(classes="framed results"):
+                    yield Rows()
+
+    def compare_with(self, runs: Iterable[Path]) -> None:
+        """Choose these, as if by hand."""
+        for run in runs:
+            if run.name not in self._others and len(self._others) < len(COLORS) - 1:
+                self._others[run.name] = Other(run)
+        self._read_on()
+        self.run_worker(self._read_recipes(), group="recipes", exclusive=True)
+
+    def show_view(self, view: View, *, now: float) -> None:
+        self._view = view
+        if abs(now - self._looked) >= LOOK_EVERY:
+            self._looked = now
+            self.run_worker(self._look(), group="look", exclusive=True)
+        for other in self._others.values():
+            if not other.loading:
+                other.advance()
+        self._show()
+
+    async def _look(self) -> None:
+        found = await asyncio.to_thread(neighbours, self.run_directory)
+        self._names = {run.name: run for run in found}
+        self._show()
+        await self._read_recipes()
+
+    async def _read_recipes(self) -> None:
+        self._recipe = await asyncio.to_thread(recipe_of, self.run_directory)
+        for other in list(self._others.values()):
+            other.recipe = await asyncio.to_thread(recipe_of, other.directory)
+        self._show()
+
+    def _read_on(self) -> None:
+        """A slice of each log that is still being read; keys and timers have their turn between."""
+        for other in [other for other in self._others.values() if other.loading]:
+            other.advance()
+        if any(other.loading for other in self._others.values()):
+            self.set_timer(NEXT_SLICE, self._read_on)
+        self._show()
+
+    @property
+    def _shown(self) -> list[tuple[str, View]]:
+        """Name and view of each run that is compared, this one first."""
+        own = self.run_directory.absolute().name
+        return [(own, self._view), *((name, other.view) for name, other in self._others.items())]
+
+    def _show(self) -> None:
+        if not self.is_mounted or not self.query(Chart):
+            return
+        shown = self._shown
+        wanted = self.query_one(Input).value.casefold()
+        versions = [{name: series.version for name, series in view.series.items()} for _, view in shown]
+        others = [(name, other.loading, other.broken, other.recipe) for name, other in self._others.items()]
+        told = (versions, others, self._recipe, self._metric, self._axis, wanted, tuple(self._names), self.app.theme)
+        if told == self._told:
+            return
+        self._told = told
+        self._show_list(shown, wanted)
+        self._show_chart(shown)
+        self._show_table(shown)
+
+    def _show_list(self, shown: Sequence[tuple[str, View]], wanted: str) -> None:
+        rows = []
+        for place, (name, view) in enumerate(shown):
+            other = self._others.get(name)
+            series, style = view.series.get(self._metric), f"bold {COLORS[place]}"
+            best = series.lowest if series else None
+            note = other.broken if other and other.broken else "reading …" if other and other.loading else ""
+            last = "–" if not series or series.last is None else _number(series.last)
+            sign = letter(place) if place and self.query(Chart).first().letters else "━━"
+            cells = [
+                cell(sign, style), cell(name, theme.BRIGHT), cell(note or last, theme.WARN if note else theme.TEXT),
+                cell("–" if best is None else _number(best.value), theme.DIM),
+            ]  # fmt: skip
+            rows.append(Row(name, cells))
+        chosen = {name for name, _ in shown}
+        rest = [name for name in self._names if name not in chosen and wanted in name.casefold()]
+        rows += [Row(name, [cell("  "), cell(name, theme.DIM), cell(""), cell("")]) for name in rest]
+        columns = [Column("  "), Column("run", least=8), Column("last", right=True)]
+        columns.append(Column("lowest", drop=1, right=True))
+        with_ = f", {len(rest):,} more with “{wanted}”" if wanted else ""
+        frame = self.query_one(".runs", Vertical)
+        # the chart's own title gives way to its legend where there is little room
+        frame.border_title = cell(f"{self._metric} over {self._axis}", theme.DIM)
+        alone = ALONE if len(shown) == 1 and self._names else ""
+        frame.border_subtitle = cell(f"{len(shown)} of {len(self._names) + 1:,} runs{with_}{alone}", theme.DIM)
+        self._list.show(columns, rows, empty="")
+
+    def _show_chart(self, shown: Sequence[tuple[str, View]]) -> None:
+        curves: list[Curve] = []
+        lacking = []
+        unit, seconds = time_unit([view for _, view in shown]) if self._axis == "training time" else ("", 1.0)
+        for place, (name, view) in enumerate(shown):
+            series = self._over_axis(name, view, seconds)
+            if series is None or not series:
+                lacking.append(name)
+            else:
+                # where it is looked at closely, the exact points that are read are this run's alone
+                metric = self._metric if not place and self._axis == "steps" else f"{name}/{self._metric}"
+                curves.append(Curve(series, COLORS[place], theme.EDGE, metric=metric, label=cell(name).plain))
+        charts = {"over-steps": self._axis == "steps", "over-others": self._axis != "steps"}
+        for id, displayed in charts.items():
+            chart = self.query_one(f"#{id}", Chart)
+            chart.display = displayed
+            if displayed:
+                chart.key = self._metric
+                below = f", not told by {', '.join(lacking)}" if lacking else ""
+                chart.show(curves, title=f"{self._metric} over {self._axis}{unit}{below}")
+
+    def _over_axis(self, name: str, view: View, seconds: float) -> Series | None:
+        """The metric of a run over the axis that is chosen, time in units of so many seconds; made anew only where it
+        has changed."""
+        series = view.series.get(self._metric)
+        if series is None:
+            return None
+        times = view.series.get(SECONDS)
+        key = (name, self._metric, self._axis)
+        of = (id(series), series.version, times.version if times else 0, seconds)
+        if key not in self._moved or self._moved[key][0] != of:
+            self._moved[key] = of, along(series, view, self._axis, seconds=seconds)
+        return self._moved[key][1]
+
+    def _show_table(self, shown: Sequence[tuple[str, View]]) -> None:
+        head, rows = self._table(shown)
+        columns = [Column("", least=30)]
+        columns += [Column(cell(name).plain, drop=place, least=9, right=True) for place, name in enumerate(head)]
+        lines = []
+        for number, (label, *values) in enumerate(rows):
+            cells = [cell(label, theme.DIM), *(cell(value, COLORS[place]) for place, value in enumerate(values))]
+            lines.append(Row(f"{number}", cells))
+        self.query_one(".results", Vertical).border_title = cell("results, and what differs in the recipes", theme.DIM)
+        self._results.show(columns, lines, empty="")
+
+    def _table(self, shown: Sequence[tuple[str, View]]) -> tuple[list[str], list[tuple[str, ...]]]:
+        """Names of the runs, and rows of a label and a value of each run."""
+        all_recipes = [self._recipe, *(other.recipe for other in self._others.values())]
+        differ = [(key, *(recipe.get(key, "–") for recipe in all_recipes)) for key in recipes.differing(all_recipes)]
+        return [name for name, _ in shown], [*results([view for _, view in shown]), *differ]
+
+    @property
+    def _list(self) -> Rows:
+        return self.query_one(".runs Rows", Rows)
+
+    @property
+    def _results(self) -> Rows:
+        return self.query_one(".results Rows", Rows)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        return action != "all" or self.query_one(Input).display  # else escape is not this page's
+
+    def copy_text(self) -> str | None:
+        """The table."""
+        head, rows = self._table(self._shown)
+        return "\n".join("\t".join(plain.inert(value) for value in row) for row in [("", *head), *rows])
+
+    def action_choose(self) -> None:
+        """Compare with the chosen run, or no longer."""
+        name = self._list.chosen
+        if name is None or name == self._shown[0][0]:
+            return
+        if name in self._others:
+            del self._others[name]
+            self._moved = {key: found for key, found in self._moved.items() if key[0] != name}
+            self._show()
+        elif len(self._others) + 1 >= len(COLORS):
+            self.notify(f"no more than {len(COLORS)} can be told apart", severity="warning", markup=False)
+        else:
+            self.compare_with([self._names[name]])
+
+    def action_metric(self, by: int) -> None:
+        """Draw the next metric that any of the runs has."""
+        names = ordered({name for _, view in self._shown for name in view.series} | {self._metric})
+        self._metric = names[(names.index(self._metric) + by) % len(names)]
+        self._show()
+
+    def action_axis(self) -> None:
+        self._axis = AXES[(AXES.index(self._axis) + 1) % len(AXES)]
+        self._show()
+
+    def action_table(self) -> None:
+        self.toggle_class("-table")
+
+    def action_move(self, how: str) -> None:
+        self._list.move(how)
+
+    def action_scroll_table(self, how: str) -> None:
+        self._results.move(how)
+
+    def action_filter(self) -> None:
+        wanted = self.query_one(Input)
+        wanted.display = True
+        wanted.focus()
+
+    def action_all(self) -> None:
+        wanted = self.query_one(Input)
+        wanted.value, wanted.display = "", False
+        self.focus()
+        self._show()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self._show()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        self.focus()
+
+    def on_resize(self, event: Resize) -> None:
+        self.set_class(event.size.width < WIDE, "-column")
+        self.set_class(event.size.height < HIGH, "-low")
+        self._told = None
+        self._show()
+
+
+def _number(value: float) -> str:
+    return plain.count(value) if abs(value) >= 1e3 else plain.quantity(value)

@@ -1,0 +1,81 @@
+"""The keys of a replay: halt, faster, back, on, go to a step."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.app import App
+from textual.binding import Binding, BindingType
+
+from trainkit.dashboard.replay import Replay
+from trainkit.dashboard.screens import Ask
+from trainkit.errors import TrainkitError
+
+ACTIONS = ("play", "speed", "seek", "go_to_step")
+
+
+class Replaying(App[None]):
+    """Its keys are there only where there is a replay."""
+
+    BINDING_GROUP_TITLE = "the replay"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("space", "play", "halt", show=False, tooltip="halt, or go on"),
+        Binding("full_stop,greater_than_sign", "speed(1)", "faster", show=False),
+        Binding("comma,less_than_sign", "speed(-1)", "slower", show=False),
+        Binding("left,h", "seek(-1)", "back", show=False, tooltip="a hundredth of the run back"),
+        Binding("right", "seek(1)", "on", show=False, tooltip="a hundredth of the run on"),
+        Binding("G", "go_to_step", "go to step", show=False, tooltip="go to a step (asks for it)"),
+    ]
+
+    replay: Replay | None
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        if action in ACTIONS and self.replay is None:
+            return False
+        return super().check_action(action, parameters)
+
+    def draw_all(self) -> None:
+        """Draw everything anew: the moment that is shown is another one."""
+        raise NotImplementedError
+
+    def action_play(self) -> None:
+        """Let a replay go on, or halt it."""
+        if self.replay:
+            self.replay.playing = not self.replay.playing
+
+    def action_speed(self, by: int) -> None:
+        if self.replay:
+            self.replay.faster(by)
+
+    def action_seek(self, steps: int) -> None:
+        """Go so many hundredths of the run on, or back."""
+        if self.replay:
+            view = self.replay.view
+            hundredth = max(1, (view.total_steps or 100) // 100)
+            self._seek(max(1, view.step + steps * hundredth))
+
+    def action_go_to_step(self) -> None:
+        def answered(step: str | None) -> None:
+            if step is not None:
+                self._seek(int(step))
+
+        if self.replay:
+            told = f"The run as it was after this step; it is at {self.replay.view.step:,}."
+            self.push_screen(Ask("Go to step", told, check=_step), answered)
+
+    def _seek(self, step: int) -> None:
+        if self.replay:
+            self.replay.seek(step)
+            self.draw_all()
+
+
+def told(replay: Replay) -> str:
+    """How a replay stands."""
+    how = "over" if replay.over else f"x{replay.speed:g}" if replay.playing else "halted"
+    return f"replay {how}   space , . ← → G"
+
+
+def _step(text: str) -> int:
+    if not text.strip().isdecimal():
+        raise TrainkitError("a step is a whole number, such as 100")
+    return int(text)

@@ -1,0 +1,112 @@
+"""The dashboard in a browser, through textual-serve: on this machine only, and only for who has the address.
+
+The address has a random token in its path; what is asked for without it is refused, the web socket too. Each browser
+tab is a viewer of its own, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from aiohttp import web
+from textual_serve.server import Server
+
+from trainkit.dashboard import habits
+from trainkit.dashboard.app import Dashboard
+from trainkit.dashboard.replay import Replay
+from trainkit.errors import TrainkitError
+
+HOST = "127.0.0.1"
+#: Bytes of randomness in the address.
+TOKEN_BYTES = 24
+#: Seconds that open tabs have to close when the server ends.
+PATIENCE = 1.0
+#: The page may load what we serve and nothing else, and tells nobody where it is from.
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self' 'unsafe-inline' data: blob:; connect-src 'self' ws://127.0.0.1:{port};"
+    " frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Guarded(Server):
+    """textual-serve below a path that nobody guesses."""
+
+    def __init__(self, command: str, *, port: int, title: str) -> None:
+        self.token = secrets.token_urlsafe(TOKEN_BYTES)
+        super().__init__(command, host=HOST, port=port, title=title)
+
+    @property
+    def address(self) -> str:
+        return f"{self.public_url}/{self.token}/"
+
+    async def application(self) -> web.Application:
+        """What answers requests."""
+        guarded = web.Application(middlewares=[self._admit])
+        guarded.add_subapp(f"/{self.token}", await self._make_app())
+        guarded.on_response_prepare.append(self._add_headers)
+        return guarded
+
+    async def on_startup(self, app: web.Application) -> None:
+        print(f"{self.title} is at {self.address}   (ctrl-c ends this)", flush=True)
+
+    @web.middleware
+    async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        first = request.path.split("/")[1]
+        if not secrets.compare_digest(first.encode(errors="replace"), self.token.encode()):
+            raise web.HTTPForbidden(text="403: the address needs its token; trainkit watch --serve has printed it\n")
+        return await handler(request)
+
+    async def _add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
+        for name, value in HEADERS.items():
+            response.headers[name] = value.format(port=self.port)
+
+
+def serve(run_directory: Path, *, port: int = 0, replay: bool = False, orders: bool = False) -> None:
+    """Serve the dashboard of a run until ctrl-c or SIGTERM; its address goes to stdout. With port 0 on any free one.
+
+    Who has the address may look, and with `orders` order.
+
+    Raises:
+        TrainkitError: there is no such run, or the port is taken.
+    """
+    if not run_directory.is_dir():
+        raise TrainkitError("there is no such run", where=str(run_directory), hint="list them: trainkit runs")
+    listener = _listen(port)
+    options = [name for name, on in (("replay", replay), ("orders", orders)) if on]
+    command = shlex.join([sys.executable, "-m", __name__, str(run_directory), *options])
+    server = Guarded(command, port=listener.getsockname()[1], title=run_directory.name)
+    web.run_app(server.application(), sock=listener, print=None, access_log=None, shutdown_timeout=PATIENCE)
+
+
+def main(arguments: list[str]) -> None:
+    """The viewer of one browser tab: RUN [replay] [orders]."""
+    run_directory, options = Path(arguments[0]), arguments[1:]
+    replay = Replay(run_directory) if "replay" in options else None
+    Dashboard(run_directory, replay=replay, readonly="orders" not in options, remembered=habits.where()).run()
+
+
+def _listen(port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((HOST, port))
+        listener.listen()  # before the address is told
+    except OSError as error:
+        listener.close()
+        raise TrainkitError(
+            f"port {port} of {HOST} cannot be had: {error.strerror}", hint="leave --port away for any free one"
+        ) from None
+    return listener
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,187 @@
+"""The terminal around the dashboard: what it must be able to do, and that it is whole again whatever becomes of us.
+
+The dashboard runs in a child of a thin parent. A dashboard that is killed outright cannot put back what it has changed;
+the parent can. It is forked before anything heavy is imported, which costs a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import termios
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Literal, NoReturn
+
+from trainkit.errors import DONE, FAILED, INTERRUPTED, TrainkitError
+from trainkit.events.plain import inert
+from trainkit.events.view import State
+
+#: The viewer steps back for the trainer, which may want every core.
+NICENESS = 10
+#: Signals that end a process.
+ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT)
+#: Ends what a killed viewer has begun: an unfinished sequence, a synchronised update, mouse, focus and size reports,
+#: bracketed paste, the Kitty keyboard; then leaves the alternate screen, and wraps lines and shows the cursor again.
+RESTORE = (
+    b"\x18\x1b[?2026l\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[?1016l\x1b[?1004l\x1b[?2048l\x1b[?2004l\x1b[<u"
+    b"\x1b[?1049l\x1b[?7h\x1b[?25h\x1b[0m"
+)
+
+
+def watch(
+    run_directory: Path, *, replay: bool = False, readonly: bool = False, ascii_only: bool = False, page: str = ""
+) -> None:
+    """Show a run until the viewer is told to leave; afterwards says on stderr how to come back.
+
+    With `replay` it is shown as it went, from its beginning; with `readonly` nothing can be ordered; with `ascii_only`
+    it is drawn in ASCII, as it is where the locale is not UTF-8. `page` is shown first.
+
+    Raises:
+        TrainkitError: this is no terminal, or there is no such run.
+        SystemExit: there is no such page, or the viewer has failed or was ended by a signal: the terminal is restored.
+    """
+    if not run_directory.is_dir():
+        raise TrainkitError("there is no such run", where=str(run_directory), hint="list them: trainkit runs")
+    require_terminal(f"one picture of it as text: trainkit watch {run_directory} --once")
+
+    def show() -> None:
+        from trainkit.dashboard import habits
+        from trainkit.dashboard.app import Dashboard, require_page
+        from trainkit.dashboard.filters import wants_ascii
+        from trainkit.dashboard.replay import Replay
+
+        require_page(page)
+        dashboard = Dashboard(
+            run_directory,
+            replay=Replay(run_directory) if replay else None,
+            readonly=readonly,
+            ascii_only=ascii_only or wants_ascii(),
+            page=page,
+            remembered=habits.where(),
+        )
+        dashboard.run()
+        if dashboard.signal is not None:
+            raise SystemExit(128 + dashboard.signal)
+        if dashboard.return_code:
+            raise SystemExit(dashboard.return_code)
+        print(farewell(run_directory, "replayed" if replay else dashboard.state), file=sys.stderr)
+
+    guarded(show)
+
+
+def farewell(run: Path, state: State | Literal["replayed"]) -> str:
+    """What to tell when the dashboard has gone: how the run stands and how to come back."""
+    match state:
+        case "replayed":
+            return f"left the replay of {run}\n  see it again:  trainkit watch {run} --replay"
+        case "finished":
+            return f"the run is finished: {run}"
+        case "stopped" | "interrupted" | "failed" | "crashed":
+            ended = {"stopped": "has stopped", "interrupted": "was interrupted"}.get(state, state)
+            return f"the run {ended}; go on with it:  trainkit resume {run}"
+    return f"detached; the run goes on\n  come back:  trainkit watch {run}\n  stop it:    trainkit send {run} stop"
+
+
+def require_terminal(hint: str) -> None:
+    """Textual draws on stderr and reads stdin; where either is a file or a pipe it would fill it with escapes.
+
+    Raises:
+        TrainkitError: with `hint`, what to do instead.
+    """
+    streams = {"stdin": sys.__stdin__, "stdout": sys.__stdout__, "stderr": sys.__stderr__}
+    for name, stream in streams.items():
+        if stream is None or not stream.isatty():
+            raise TrainkitError(f"the dashboard needs a terminal, and {name} is not a terminal", hint=hint)
+    if (term := os.environ.get("TERM", "")) in ("", "dumb", "unknown"):
+        found = f"TERM is {term!r}, which cannot move its cursor"
+        raise TrainkitError(f"the dashboard needs a terminal, and {found}", hint=hint)
+
+
+def guarded(show: Callable[[], None]) -> None:
+    """Call `show` in a child process, which draws on this terminal, and restore the terminal if the child is killed.
+
+    Signals that end a process are passed on to the child. No thread may have been started before.
+
+    Raises:
+        SystemExit: the child did not end as it should: with its exit code, or 128 + the signal that killed it.
+    """
+    before = termios.tcgetattr(sys.stdin.fileno())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ours, lifeline = os.pipe()
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # one that comes now waits until somebody can see to it
+    child = os.fork()
+    if not child:
+        os.close(lifeline)
+        _be_the_child(show, ours)
+    os.close(ours)
+    code = _outlive(child)
+    os.close(lifeline)
+    if code < 0:
+        with contextlib.suppress(OSError, termios.error):  # the terminal may have gone as well
+            os.write(sys.stderr.fileno(), RESTORE)
+            termios.tcsetattr(sys.stdin.fileno(), termios.TCSAFLUSH, before)
+            print(f"the viewer was killed by signal {-code}; a run goes on without it", file=sys.stderr)
+        code = 128 - code
+    if code != DONE:
+        raise SystemExit(code)
+
+
+def _be_the_child(show: Callable[[], None], lifeline: int) -> NoReturn:
+    """What the parent has open stays the parent's to close: the child leaves without unwinding its stack.
+
+    `lifeline` is a pipe that the parent holds for as long as it lives: without a parent the child hangs up.
+    """
+
+    def hold_on() -> None:
+        os.read(lifeline, 1)
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    code = DONE
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+        threading.Thread(target=hold_on, name="lifeline", daemon=True).start()
+        os.nice(NICENESS)
+        show()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else FAILED
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except TrainkitError as error:
+        print(inert(f"error: {error}"), file=sys.stderr)
+        code = error.exit_code
+    except BaseException:
+        traceback.print_exc()
+        code = FAILED
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _outlive(child: int) -> int:
+    """The exit code of the child, or minus the signal that killed it. Stops and goes on with it (ctrl-z, fg)."""
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
+
+    handlers = {number: signal.signal(number, pass_on) for number in ENDING}
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # that of a key reaches the child by itself
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+    try:
+        while True:
+            _, status = os.waitpid(child, os.WUNTRACED)
+            if not os.WIFSTOPPED(status):
+                return os.waitstatus_to_exitcode(status)
+            os.kill(os.getpid(), signal.SIGSTOP)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

@@ -1,0 +1,210 @@
+"""What the borders of a chart tell: last and best values, changes, the values under the crosshair."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+from rich.cells import cell_len
+from textual.content import Content
+
+from trainkit.dashboard import theme, ticks
+from trainkit.dashboard.columns import Window
+from trainkit.dashboard.curves import Curve
+from trainkit.dashboard.plot import letter
+from trainkit.events import plain
+from trainkit.events.series import Series
+
+Goal = Literal["min", "max"] | None
+Part = tuple[str, str]
+
+#: The last words of a metric of which less, or more, is better, and of one that is a share.
+LESS = re.compile(r"loss|perplexity|bits_per_byte|error|data_wait")
+MORE = re.compile(r"accuracy|reward|score|margin|f1$|mfu$")
+SHARE = re.compile(r"accuracy|mfu$|share$")
+
+
+class Piece(NamedTuple):
+    """Part of a title; of those that find no room, the one with the highest rank is the first to go."""
+
+    rank: int
+    parts: Sequence[Part]
+
+
+class Facts(NamedTuple):
+    """What a title tells of the finite values in a window. `change` is the mean of its first tenth and of its last;
+    None of a single point."""
+
+    last: float
+    low: float
+    low_at: float
+    high: float
+    high_at: float
+    change: tuple[float, float] | None
+
+
+class Reading(NamedTuple):
+    """What a curve has at a crosshair: the lowest and the highest value `here`, or else the last one before.
+
+    `at` is the step of the first of them, or of that one.
+    """
+
+    low: float
+    high: float
+    at: float
+    here: bool
+
+
+def goal(metric: str) -> Goal:
+    """Whether the lowest or the highest value is the best one; None where neither is."""
+    last = metric.rpartition("/")[2]
+    if LESS.search(last) or metric == "time/step":
+        return "min"
+    return "max" if MORE.search(last) or metric.startswith("throughput/") else None
+
+
+def unit(metric: str) -> ticks.Unit:
+    """What a metric counts."""
+    return "B" if metric.startswith("memory/") else "%" if SHARE.search(metric) else ""
+
+
+def told_value(metric: str, value: float) -> str:
+    """A value in few characters; memory in bytes, shares in per cent."""
+    if not math.isfinite(value):
+        return plain.quantity(value)
+    if unit(metric) == "B":
+        return plain.bytes_(value)
+    if unit(metric) == "%":
+        return f"{100 * value:.2f}%"
+    if 1e-3 <= abs(value) < 1e4:
+        return plain.quantity(value)
+    return plain.count(value) if 1e4 <= abs(value) < 1e15 else ticks.short(value)
+
+
+def facts(series: Series, window: Window | None = None) -> Facts | None:
+    """Of the buckets that end in the window (None: all); None where no value of theirs is finite."""
+    steps = np.frombuffer(series.steps) if len(series) else np.empty(0)
+    begin, end = (0, len(steps)) if window is None else np.searchsorted(steps, [window.low, window.high + 1e-9])
+    thinned = series.stride > 1
+    there = slice(int(begin), int(end))
+
+    def part(name: str, otherwise: str) -> np.ndarray:
+        return np.frombuffer(getattr(series, name if thinned else otherwise))[there]
+
+    if begin >= end:
+        return None
+    good = np.isfinite(part("lows", "values"))
+    if not good.any():
+        return None
+    low, low_at, high, high_at = (
+        part(name, otherwise)[good]
+        for name, otherwise in (("lows", "values"), ("low_at", "steps"), ("highs", "values"), ("high_at", "steps"))
+    )
+    count = part("counts", "values")[good] if thinned else np.ones(len(low))
+    total = part("totals", "values")[good]
+    lowest, highest = int(low.argmin()), int(high.argmax())
+    return Facts(
+        last=series.values[int(end) - 1],
+        low=float(low[lowest]), low_at=float(low_at[lowest]),
+        high=float(high[highest]), high_at=float(high_at[highest]),
+        change=_change(steps[there][good], total, count),
+    )  # fmt: skip
+
+
+def reading(series: Series, low: float, high: float) -> Reading | None:
+    """What the series has from step `low` up to, but without, `high`."""
+    if not len(series):
+        return None
+    steps = np.frombuffer(series.steps)
+    firsts = np.frombuffer(series.first_steps) if series.stride > 1 else steps
+    begin, end = int(np.searchsorted(steps, low)), int(np.searchsorted(firsts, high))
+    if begin >= end:
+        if not end:
+            return None
+        value = series.values[end - 1]
+        return Reading(value, value, float(steps[end - 1]), False)
+    name = ("lows", "highs") if series.stride > 1 else ("values", "values")
+    least, most = (np.frombuffer(getattr(series, n))[begin:end] for n in name)
+    finite = np.isfinite(least)
+    if not finite.any():
+        return Reading(math.nan, math.nan, float(steps[begin]), True)
+    return Reading(float(least[finite].min()), float(most[finite].max()), float(steps[begin]), True)
+
+
+def fitted(pieces: Sequence[Piece], width: int) -> Content:
+    """As many of the pieces as there is room for, two cells apart; one at least, which is cut where it must be."""
+    kept = [(piece, length) for piece in pieces if (length := sum(cell_len(text) for text, _ in piece.parts))]
+    while len(kept) > 1 and sum(length + 2 for _, length in kept) - 2 > width:
+        kept.remove(max(reversed(kept), key=lambda entry: entry[0].rank))
+    parts: list[Part] = []
+    for piece, _ in kept:
+        parts += [("  ", theme.DIM), *piece.parts] if parts else piece.parts
+    return Content.assemble(*parts).truncate(max(0, width), ellipsis=True)
+
+
+def legend(curve: Curve, index: int, *, letters: bool) -> list[Part]:
+    """What tells a curve from others, and its name."""
+    sign = "━" if not letters else letter(index) if index else "⠿"
+    return [(f"{sign} ", curve.color), (f"{plain.inert(curve.label)} ", theme.DIM)]
+
+
+def told_reading(metric: str, found: Reading | None) -> Part:
+    """The value or values under the crosshair."""
+    if found is None:
+        return "–", theme.DIM
+    low, high = told_value(metric, found.low), told_value(metric, found.high)
+    if not found.here:
+        return f"{low} at {found.at:,.0f}", theme.DIM
+    return (low if low == high else f"{low}–{high}"), theme.BRIGHT
+
+
+def told_best(metric: str, found: Facts) -> str:
+    """The best value and its step; of a metric of which neither is better, the extremes."""
+    which, low, high = goal(metric), told_value(metric, found.low), told_value(metric, found.high)
+    if which is None:
+        return f"min {low}  max {high}"
+    value, at = (low, found.low_at) if which == "min" else (high, found.high_at)
+    return f"best {value} at {at:,.0f}"
+
+
+def told_change(metric: str, found: Facts) -> Part:
+    """How much the last tenth of what is shown differs from its first."""
+    if found.change is None:
+        return "", theme.DIM
+    before, now = found.change
+    share = (now - before) / abs(before) if before else math.nan
+    amount = f"{abs(share):.1%}" if abs(share) < 10 else told_value(metric, abs(now - before))
+    if now == before or amount == "0.0%":
+        return "Δ 0.0%", theme.DIM
+    which = goal(metric)
+    color = theme.DIM if which is None else theme.GOOD if (now < before) == (which == "min") else theme.WARN
+    return f"Δ {'+' if now > before else '−'}{amount}", color
+
+
+def one_line(text: str) -> str:
+    """`text` inert and without line feeds."""
+    return plain.inert(text).replace("\n", "␊")
+
+
+def shortened(text: str, width: int) -> str:
+    """The end of `text`, which tells more than its beginning, in at most `width` cells."""
+    if cell_len(text) <= width:
+        return text
+    while text and cell_len(text) + 1 > width:
+        text = text[1:]
+    text = text[max(0, text.find("/", 0, 4)) :]
+    return f"…{text}" if width > 0 else ""
+
+
+def _change(steps: np.ndarray, total: np.ndarray, count: np.ndarray) -> tuple[float, float] | None:
+    if len(steps) < 2:
+        return None
+    tenth = (steps[-1] - steps[0]) / 10
+    before, now = np.searchsorted(steps, [steps[0] + tenth, steps[-1] - tenth], side="right")
+    before, now = max(1, int(before)), min(len(steps) - 1, int(now))
+    with np.errstate(over="ignore", invalid="ignore"):
+        means = float(total[:before].sum() / count[:before].sum()), float(total[now:].sum() / count[now:].sum())
+    return means if all(map(math.isfinite, means)) else None

@@ -1,0 +1,182 @@
+"""Which steps all charts show, and the step that a person points at in all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary, WeakSet
+
+from textual.app import App
+
+from trainkit.dashboard.columns import Window
+from trainkit.dashboard.curves import SMOOTHINGS, Look
+from trainkit.events.series import Series
+
+#: Steps that are shown at least.
+LEAST = 4.0
+
+
+class Member(Protocol):
+    """A chart that follows a viewport. `extent`: all steps that it has; `in_sight`: whether it is on the screen."""
+
+    @property
+    def extent(self) -> Window | None: ...
+    @property
+    def in_sight(self) -> bool: ...
+    def viewport_changed(self) -> None: ...
+
+
+class Viewport:
+    """What is the same in all charts of an application.
+
+    Attributes:
+        range: the steps from and to which all charts show; None: each shows all it has, also what is still to come.
+        cross: the step of the crosshair, None where there is none.
+        pinned: whether the crosshair was set; else it is where the mouse happens to be.
+        log_x: steps on a logarithmic axis.
+        looks: how a person wants the chart of a metric; a chart that is not here looks as usual.
+        exact: every point of a few steps by metric, and which steps these are.
+        version: grows with every change of `range`, `log_x` and `exact`.
+    """
+
+    def __init__(self) -> None:
+        self.range: tuple[float, float] | None = None
+        self.cross: float | None = None
+        self.pinned = self.log_x = False
+        self.looks: dict[str, Look] = {}
+        self.exact: Mapping[str, Series] = {}
+        self._exact_range = (math.inf, -math.inf)
+        self.version = 0
+        #: Called after every change of what is shown.
+        self.moved: Callable[[], object] = lambda: None
+        self.members: WeakSet[Member] = WeakSet()
+
+    def look(self, key: str) -> Look:
+        return self.looks.get(key, Look())
+
+    def change_look(self, key: str, look: Look) -> None:
+        """From now on, the chart of this metric looks so."""
+        if look == Look():
+            self.looks.pop(key, None)
+        else:
+            self.looks[key] = look
+        self._tell()
+
+    def next_smoothing(self, key: str) -> None:
+        look = self.look(key)
+        following = SMOOTHINGS[(SMOOTHINGS.index(look.smoothing) + 1) % len(SMOOTHINGS)]
+        self.change_look(key, look._replace(smoothing=following))
+
+    def habits(self) -> dict[str, list[Any]]:
+        """The looks as JSON holds them."""
+        return {key: list(look) for key, look in self.looks.items()}
+
+    def adopt(self, habits: object) -> None:
+        """Take looks that `habits` told; what is damaged or foreign is left out."""
+        if not isinstance(habits, dict):
+            return
+        for key, told in habits.items():
+            match told:
+                case [bool(), str(), bool()] if isinstance(key, str) and told[1] in SMOOTHINGS:
+                    self.looks[key] = Look(*told)
+        self._tell()
+
+    def whole(self) -> Window | None:
+        """All steps of all charts in sight; None where there is no such step."""
+        there = [member.extent for member in self.members if member.in_sight]
+        found = [extent for extent in there if extent is not None]
+        if not found:
+            return None
+        return Window(min(e.low for e in found), max(e.high for e in found), all(e.log for e in found))
+
+    def window(self, whole: Window | None) -> Window | None:
+        """The steps to be shown of a chart whose data are the `whole`; None: the whole."""
+        if self.range is None or whole is None:
+            return None
+        low, high = self.range
+        return Window(max(1.0, low) if whole.log else low, high, whole.log)
+
+    def zoom(self, factor: float, whole: Window, *, around: float | None = None) -> None:
+        """Show `factor` times as many steps of the `whole`; the step `around` stays where it is: the crosshair, or else
+        the right end."""
+        shown = self.window(whole) or whole
+        center = around if around is not None else self.cross if self.cross is not None else shown.high
+        at = min(max(0.0, shown.share_of(center)), 1.0)
+        left, right = shown.share_of(whole.low), shown.share_of(whole.high)
+        # what lies beyond one end is made up for at the other
+        begin = max(left, min(at - at * factor, right - factor))
+        low, high = shown.step(begin), shown.step(min(right, begin + factor))
+        if high - low < LEAST:
+            low = max(whole.low, min(center - at * LEAST, whole.high - LEAST))
+            high = low + LEAST
+        self._show(low, high, whole)
+
+    def pan(self, share: float, whole: Window) -> None:
+        """Move by a share of what is shown, to the right where it is positive, and not beyond the ends."""
+        if (shown := self.window(whole)) is None:
+            return
+        left, right = shown.share_of(whole.low), shown.share_of(whole.high)
+        share = min(max(share, left), right - 1)
+        self._show(shown.step(share), shown.step(1 + share), whole)
+
+    def reset(self) -> None:
+        """Show all there is and will be."""
+        self.range = None
+        self._changed()
+
+    def toggle_log_x(self) -> None:
+        self.log_x = not self.log_x
+        self._changed()
+
+    def point(self, step: float | None, *, pinned: bool = False) -> None:
+        """Put the crosshair at a step, or (None) put it away. The mouse that passes by moves no pinned one."""
+        if self.pinned and not pinned and step is not None:
+            return
+        step = None if step is None else float(round(step))
+        if (step, pinned) != (self.cross, self.pinned):
+            self.cross, self.pinned = step, pinned
+            self._tell()
+
+    def give(self, exact: Mapping[str, Series], low: float, high: float) -> None:
+        """Show these points wherever no more than the steps `low` to `high` are shown."""
+        self.exact = {name: series for name, series in exact.items() if len(series)}
+        self._exact_range = (low, high)
+        self._changed()
+
+    def exact_for(self, window: Window) -> Mapping[str, Series]:
+        """The points of all steps of the window, by metric, where they have been given."""
+        low, high = self._exact_range
+        return self.exact if low <= window.low and window.high <= high else {}
+
+    def asked_for(self, low: float, high: float) -> bool:
+        """Whether the points of these steps have been given, or found to be too many."""
+        return self._exact_range[0] <= low and high <= self._exact_range[1]
+
+    def forget(self) -> None:
+        """The points that have been given are no longer those of the run."""
+        self.exact, self._exact_range = {}, (math.inf, -math.inf)
+        self._changed()
+
+    def _show(self, low: float, high: float, whole: Window) -> None:
+        low, high = max(low, whole.low), min(high, whole.high)
+        everything = low <= whole.low and high >= whole.high
+        self.range = None if everything or high <= low else (low, high)
+        self._changed()
+
+    def _changed(self) -> None:
+        self.version += 1
+        self._tell()
+        self.moved()
+
+    def _tell(self) -> None:
+        for member in list(self.members):
+            member.viewport_changed()
+
+
+_OF: WeakKeyDictionary[App[Any], Viewport] = WeakKeyDictionary()
+
+
+def viewport_of(app: App[Any]) -> Viewport:
+    """The application's only viewport."""
+    return _OF.setdefault(app, Viewport())
