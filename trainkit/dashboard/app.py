@@ -36,7 +36,7 @@ from trainkit.events.series import Series
 from trainkit.events.view import State, View
 
 #: Seconds between two looks at the log, between two drawings of the charts, and of reading at a time.
-POLL, DRAW, READ = 0.25, 1.0, 0.03
+POLL, DRAW, READ = 0.2, 1.0, 0.03
 #: The pages in the order of their keys.
 NAMES = ("overview", *(page.NAME for page in PAGES))
 #: The panels of text, side by side on a screen of at least so many cells, else one at a time.
@@ -105,13 +105,14 @@ class Dashboard(ChartKeys, Replaying, Acting):
         self._source = replay or Source(run_directory)
         self.replay = replay
         self.viewport.adopt(kept.looks)
-        self._drawn = 0.0
+        self._header = Header()
+        self._drawn, self._told = 0.0, 0
         self._more: Timer | None = None
         #: The signal that ended the dashboard, if one did.
         self.signal: int | None = None
 
     def compose(self) -> ComposeResult:
-        yield Header()
+        yield self._header
         yield Tabs(NAMES)
         panel = self.habits.panel if self.habits.panel in PANELS else "log"
         with ContentSwitcher(initial=NAMES[0], id="pages"):
@@ -188,16 +189,17 @@ class Dashboard(ChartKeys, Replaying, Acting):
             self._more = self.set_timer(0.01, self._read_on)
 
     def show(self, *, loading: bool = False, everything: bool = False) -> None:
-        """Draw the view; the charts only so often, unless `everything` is to be drawn."""
+        """Draw the view; the charts only so often, unless `everything` is to be drawn or there is a word to be read."""
         view, now = self._source.view, self._source.now()
-        if not self.screen_stack or not self.screen_stack[0].query(Header):
+        if not self.screen_stack or not self._header.is_attached:
             return  # the last tick of the clock while the app closes: its screens and widgets have gone before it
         screen = self.screen_stack[0]
         doing, problem = self._source.state(now), self._source.problem
-        screen.query_one(Header).show(view, state=doing, now=now, loading=loading, problem=problem)
+        self._header.show(view, state=doing, now=now, loading=loading, problem=problem)
         if self.replay:
             screen.query_one(Tabs).tell(replaying.told(self.replay))
-        if not everything and time.monotonic() - self._drawn < DRAW:
+        news, self._told = view.told != self._told, view.told
+        if not (everything or news) and time.monotonic() - self._drawn < DRAW:
             return
         self._drawn = time.monotonic()
         self.renew(view, view.attempt)
