@@ -280,7 +280,7 @@ def test_the_dashboard_asks_for_a_terminal(call, tmp_path):
     make_run(tmp_path / "runs/a")
     code, out, err = call("watch", "a")
     assert (code, out) == (WRONG_INPUT, "")
-    assert "trainkit watch a --once" in err
+    assert "trainkit watch runs/a --once" in err
 
 
 def test_verify_names_the_checkpoints_that_there_are(call, tmp_path):

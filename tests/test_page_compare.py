@@ -188,7 +188,7 @@ def test_a_broken_run_is_said_to_be_broken_and_the_others_are_still_drawn(run: P
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await choose("foreign", pilot, dashboard)
         await choose("slow", pilot, dashboard)
-        assert "its log cannot be read" in frame(dashboard) and spans(dashboard) == {"here": 60, "slow": 40}
+        assert "1 line of its log" in frame(dashboard) and spans(dashboard) == {"here": 60, "slow": 40}
 
     drive(run, steps)
 

@@ -447,7 +447,8 @@ def test_a_written_recipe_says_where_each_value_came_from_and_reads_back_equal(t
 
 def _without_none(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
+        kept = {key: _without_none(inner) for key, inner in value.items() if inner is not None}
+        return {key: inner for key, inner in kept.items() if inner != {}}  # of which nothing is left to write
     return [_without_none(inner) for inner in value] if isinstance(value, list) else value
 
 

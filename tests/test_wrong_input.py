@@ -101,7 +101,13 @@ WRONG_DATA = {
     "an empty text file": (_empty, "empty.txt", "tiny.toml:16: data.train", "hold no text", "not empty"),
     "a file that is not UTF-8": (_latin, "latin.txt", "latin.txt:byte 7", "is not UTF-8", 'data.on_error = "skip"'),
     "a line that is not JSON": (_json_line, "rows.jsonl", "rows.jsonl:2", "is not JSON", 'data.on_error = "skip"'),
-    "a missing key": (_other_key, "rows.jsonl", "rows.jsonl:1", "has no 'text'", 'text_key = "content"'),
+    "a missing key": (
+        _other_key,
+        "rows.jsonl",
+        "rows.jsonl:1",
+        "has no 'text'",
+        'did you mean "content"? text_key names it',
+    ),
 }
 
 

@@ -37,7 +37,6 @@ class Other:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.recipe: Mapping[str, str] = {}
-        self.broken = ""
         self.loading = True
         self._source = Source(directory)
 
@@ -45,12 +44,14 @@ class Other:
     def view(self) -> View:
         return self._source.view
 
+    @property
+    def problem(self) -> str:
+        """What is wrong with its log; empty where nothing is."""
+        return self._source.problem
+
     def advance(self) -> None:
         """Read on, for a moment."""
-        try:
-            self.loading = not self.broken and self._source.advance(seconds=SLICE)
-        except (OSError, KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-            self.loading, self.broken = False, f"its log cannot be read: {error or type(error).__name__}"
+        self.loading = self._source.advance(seconds=SLICE)
 
 
 def results(views: Sequence[View]) -> list[tuple[str, ...]]:
