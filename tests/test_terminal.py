@@ -11,12 +11,14 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import fake_run
 import pytest
 from trainer import LIMIT, environment, workplace
 
+from trainkit.dashboard.app import NAMES
 from trainkit.events.control import send
 from trainkit.events.log import read
 
@@ -84,6 +86,12 @@ def step_of(run: Path) -> int:
 
 def children(process: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def tells(*texts_and_screen: str) -> bool:
+    """Whether all of the texts are on the screen, which comes last."""
+    *texts, screen = texts_and_screen
+    return all(text in screen for text in texts)
 
 
 def goes_on(run: Path) -> None:
@@ -164,3 +172,63 @@ def test_a_finished_run_is_replayed_and_goes_to_a_step(tmp_path: Path, terminal:
     terminal.until(lambda screen: "step 120 / 300" in screen)
     terminal.press("q")
     terminal.until(lambda screen: "ended with 0" in screen and "left the replay" in screen)
+
+
+def test_a_terminal_shrinks_to_almost_nothing_and_grows_again_and_every_page_is_there(
+    tmp_path: Path, terminal: Terminal
+) -> None:
+    fake_run.write(tmp_path / "runs" / "fake", fake_run.events(300, total=300))
+    terminal.type(f"{shlex.quote(sys.executable)} -m trainkit watch fake; echo ended with $?")
+    terminal.until(lambda screen: "learning rate" in screen and "step 300 / 300" in screen)
+    terminal.resize(60, 20)
+    for number, name in [*enumerate(NAMES, 1)][::-1]:
+        terminal.press(str(number))
+        screen = terminal.until(partial(tells, f"{number} {name}", "? help"))
+        assert max(map(len, screen.splitlines())) <= 60 and "learning rate" not in screen
+    for columns, rows in ((22, 5), (60, 4), (20, 20)):
+        terminal.resize(columns, rows)
+        terminal.until(partial(tells, f"too small: {columns} x {rows}"))
+    terminal.resize(120, 40)
+    terminal.until(lambda screen: "learning rate" in screen and "too small" not in screen)
+    terminal.press("q")
+    terminal.until(lambda screen: "ended with 0" in screen)
+
+
+def test_a_run_is_opened_from_the_list_left_again_and_the_list_is_as_it_was(tmp_path: Path, terminal: Terminal) -> None:
+    for name, steps in (("first", 200), ("second", 300)):
+        fake_run.write(tmp_path / "runs" / name, fake_run.events(steps, total=300))
+    terminal.type(f"{shlex.quote(sys.executable)} -m trainkit watch runs/; echo ended with $?")
+    terminal.until(lambda screen: "2 runs" in screen and "200/300" in screen and "300/300" in screen)
+    terminal.press("/")
+    terminal.type("first")
+    terminal.until(lambda screen: "200/300" in screen and "300/300" not in screen)
+    terminal.press("Enter")
+    terminal.until(lambda screen: "step 200 / 300" in screen and "learning rate" in screen)
+    terminal.press("q")
+    terminal.until(lambda screen: "2 runs" in screen and "200/300" in screen and "300/300" not in screen)
+    terminal.press("q")
+    terminal.until(lambda screen: "ended with 0" in screen and "2 runs" not in screen)
+
+
+def test_two_viewers_watch_one_run_and_neither_hinders_the_other_nor_the_run(
+    tmp_path: Path, terminal: Terminal
+) -> None:
+    run = tmp_path / "runs" / "tiny"
+    trainkit = f"{shlex.quote(sys.executable)} -m trainkit"
+    terminal.type(f"{trainkit} run tiny.toml --set train.steps=1000000 --detach; echo began with $?")
+    terminal.until(lambda screen: "began with 0" in screen)
+    other = Terminal(tmp_path)
+    try:
+        for window in (terminal, other):
+            window.type(f"{trainkit} watch tiny --readonly; echo ended with $?")
+        for window in (terminal, other):
+            window.until(lambda screen: "● running" in screen)
+        terminal.press("c")
+        terminal.until(lambda screen: "may only look" in screen)
+        other.close()
+        goes_on(run)
+        terminal.until(lambda screen: "● running" in screen)
+        assert send(run, "stop").ok
+        terminal.until(lambda screen: "■ stopped" in screen)
+    finally:
+        other.close()
