@@ -121,6 +121,7 @@ class _Prepared:
         """Seconds a step as the event log tells them: feed, meter, log, control and all."""
         from trainkit.events.control import Server
         from trainkit.events.log import Tail
+        from trainkit.train.compilations import Compilations
         from trainkit.train.course import Course
         from trainkit.train.feed import Feed
         from trainkit.train.loop import Job, train
@@ -133,7 +134,7 @@ class _Prepared:
         feed = Feed(
             self.data.batch, first=first, last=first + self.STEPS, split=self.plan.batch, sharding=self.sharding
         )
-        server = Server(self.directory)
+        server, compilations = Server(self.directory), Compilations(self.log)
         course = Course(self.recipe.schedule, steps=first + self.STEPS, live=self.state.live)
         # measured is the loop between checkpoints, not the last one of each short measurement
         saving = SimpleNamespace(
@@ -150,9 +151,11 @@ class _Prepared:
             evaluate=lambda state, step: None,
             sample=lambda state, step, prompts=None: None,
             statistics=lambda state, step: None,
+            compilations=compilations,
             watch_helpers=lambda step: None,
         )
         self.state, _ = train(self.state, job)
+        compilations.close()
         feed.close()
         server.close()
         times = [e["metrics"]["time/step"] for e in tail.poll() if e["type"] == "step" and "time/step" in e["metrics"]]

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
+import viewer
 from textual.app import App
 from textual.pilot import Pilot
+from viewer import settle
 
 import trainkit.dashboard.app as app
 from trainkit.dashboard.pages import Page
 
-Steps = Callable[[Pilot[None], app.Dashboard], Awaitable[None]]
+__all__ = ["drive", "frame", "notices", "only", "settle", "until"]
 
 
 def only(monkeypatch: pytest.MonkeyPatch, page: type[Page]) -> None:
@@ -24,25 +24,8 @@ def only(monkeypatch: pytest.MonkeyPatch, page: type[Page]) -> None:
     monkeypatch.setattr(app, "NAMES", ("overview", page.NAME))
 
 
-def drive(run: Path, steps: Steps, *, size: tuple[int, int] = (120, 40), key: str = "2") -> None:
-    """Open the dashboard on a run, press the key of a page, and go through `steps`."""
-
-    async def drive_it() -> None:
-        dashboard = app.Dashboard(run)
-        async with dashboard.run_test(size=size) as pilot:
-            dashboard.load()
-            await pilot.press(key)
-            await settle(pilot)
-            await steps(pilot, dashboard)
-
-    asyncio.run(drive_it())
-
-
-async def settle(pilot: Pilot[Any]) -> None:
-    """Until the workers have ended, and those that they have started, and what they tell is drawn."""
-    for _ in range(3):
-        await pilot.app.workers.wait_for_complete()
-        await pilot.pause()
+#: Open the dashboard on a run, press the key of a page, and go through steps.
+drive = partial(viewer.drive, size=(120, 40), key="2")
 
 
 async def until(text: str, pilot: Pilot[Any], *, seconds: float = 60.0) -> None:

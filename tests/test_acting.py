@@ -7,14 +7,16 @@ from pathlib import Path
 
 import fake_run
 import pytest
+from pages import notices
 from textual.pilot import Pilot
 from textual.widgets import Input, Static
-from viewer import drive, trainer, until, write_run
+from viewer import WAITING, answered, drive, trainer, until, write_run
 
 from trainkit.dashboard.acting import present_rate
 from trainkit.dashboard.app import Dashboard
 from trainkit.dashboard.replay import Replay
 from trainkit.dashboard.screens import Ask, Confirm
+from trainkit.events.control import Command, Server
 from trainkit.events.orders import Order
 from trainkit.events.view import Marker, View, reduce
 
@@ -33,8 +35,7 @@ def orders(run: Path) -> Iterator[list[Order]]:
 def test_a_prompt_typed_here_is_sampled_and_is_there_the_next_time(run: Path, orders: list[Order]) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await pilot.press("s", *"def q", "enter")
-        await until(lambda: dashboard._notifications, pilot)
-        assert [told.message for told in dashboard._notifications] == ["sample it is [bold]"]
+        assert (await answered(pilot, dashboard)).message == "sample it is [bold]"
         await pilot.press("s")
         await pilot.pause()
         assert dashboard.screen.query_one(Input).value == "def q"
@@ -96,11 +97,30 @@ def test_what_ends_a_run_is_asked_for_first_and_enter_alone_is_no(
     assert orders == [Order(command)]
 
 
+def test_an_order_that_waits_says_so_at_once_and_the_answer_takes_its_place(run: Path) -> None:
+    server = Server(run)
+
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        await pilot.press("c", "e")
+        await pilot.pause()
+        assert [told.message for told in dashboard._notifications] == [WAITING, WAITING]
+        taken: list[Command] = []
+        await until(lambda: taken.extend(server.take()) or len(taken) == 2, pilot)
+        for left, command in zip((1, 0), taken, strict=True):
+            command.reply(True, f"{command.command} done")
+            await until(lambda told=f"{command.command} done": told in notices(dashboard), pilot)
+            assert notices(dashboard).count(WAITING) == left
+
+    try:
+        drive(run, steps)
+    finally:
+        server.close()
+
+
 def test_where_the_trainer_refuses_its_word_is_shown(run: Path) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await pilot.press("D", "y")
-        await until(lambda: dashboard._notifications, pilot)
-        (told,) = dashboard._notifications
+        told = await answered(pilot, dashboard)
         assert told.message == "the decay has begun [already]" and told.severity == "error"
         assert told.title == "decay: refused"
 

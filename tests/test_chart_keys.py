@@ -332,3 +332,19 @@ def test_at_every_size_every_key_is_harmless(run: Path, size: tuple[int, int]) -
         assert app.is_running and all(chart.size.area for chart in app.query(Chart) if chart.in_sight)
 
     drive(run, steps, size=size)
+
+
+def test_the_signs_of_a_legend_follow_the_theme_at_once(tmp_path: Path) -> None:
+    async def steps(pilot: Pilot[None], app: Dashboard) -> None:
+        app.draw_all()
+        await pilot.pause()
+        loss = app.query_one("#loss", Chart)
+        assert "━ train" in str(loss._border_title) and "━ held-out" in str(loss._border_title)
+        app.theme = "plain"
+        await pilot.pause()
+        assert "a held-out" in str(loss._border_title) and "━" not in str(loss._border_title)
+        app.theme = "dark"
+        await pilot.pause()
+        assert "━ held-out" in str(loss._border_title)
+
+    drive(write_run(tmp_path / "quickstart"), steps, size=(120, 40))

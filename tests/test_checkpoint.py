@@ -27,6 +27,7 @@ from trainkit.checkpoint.names import named_leaves
 from trainkit.checkpoint.restore import restore, restore_newest
 from trainkit.checkpoint.saver import Saved, Saver
 from trainkit.errors import FAILED, TrainkitError
+from trainkit.events import marks
 from trainkit.recipe.upkeep import Checkpoint
 
 CHILD = Path(__file__).with_name("checkpoint_child.py")
@@ -43,6 +44,13 @@ DTYPES = [
     "float8_e4m3fn",
     "int4",
 ]
+
+
+#: A manifest without arrays.
+BARE: dict[str, Any] = {
+    "format": manifest.FORMAT, "created": 0.0, "attempt": 1, "recipe": "", "data": "", "aim_run": None, "metrics": {},
+    "versions": {}, "devices": [], "mesh": {}, "bytes": 0, "leaves": {},
+}  # fmt: skip
 
 
 def save(run: Path, *steps: int, kind: Any = "permanent") -> list[Saved]:
@@ -285,6 +293,62 @@ def test_of_rolling_checkpoints_only_the_newest_stays_and_the_others_all_do(tmp_
         (step, kind, f"checkpoints/{step}") for step, kind in kinds.items()
     ]
     assert not list((tmp_path / "checkpoints").glob(".*"))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    saves=st.lists(st.tuples(st.sampled_from(["rolling", "requested", "permanent"]), st.booleans()), max_size=7),
+    unmarked=st.sets(st.integers(1, 7)),
+)
+def test_a_marked_checkpoint_is_never_removed_and_an_unmarked_one_as_if_it_had_never_been_marked(
+    tmp_path_factory: pytest.TempPathFactory, saves: list[tuple[str, bool]], unmarked: set[int]
+) -> None:
+    run = tmp_path_factory.mktemp("run")
+
+    def add(step: int, kind: str) -> None:
+        at(run, step).mkdir(parents=True)
+        manifest.write(at(run, step), manifest.Manifest.model_validate({**BARE, "step": step, "kind": kind}))
+        store.retain(run, saved=step)
+
+    for step, (kind, marked) in enumerate(saves, 1):
+        add(step, kind)
+        if marked:
+            marks.mark(at(run, step), keep=True)
+    kept = {step for step, (_, marked) in enumerate(saves, 1) if marked}
+    assert kept <= {info.step for info in store.checkpoints(run)}
+    for step in unmarked & kept:
+        marks.mark(at(run, step), keep=False)
+    add(len(saves) + 1, "rolling")
+    others = {step for step, (kind, _) in enumerate(saves, 1) if kind != "rolling"}
+    expected = others | (kept - unmarked) | {len(saves) + 1}
+    assert {info.step for info in store.checkpoints(run)} == expected
+    assert not list((run / "checkpoints").glob(".*"))
+
+
+def test_a_mark_that_comes_while_its_checkpoint_is_being_removed_saves_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 1, kind="rolling")
+    looked = marks.is_marked
+
+    def marked_just_then(checkpoint: Path) -> bool:
+        found = looked(checkpoint)
+        if checkpoint == at(tmp_path, 1) and not found:
+            marks.mark(checkpoint, keep=True)
+        return found
+
+    monkeypatch.setattr(marks, "is_marked", marked_just_then)
+    save(tmp_path, 2, kind="rolling")
+    assert [info.step for info in store.checkpoints(tmp_path)] == [1, 2]
+
+
+def test_a_mark_is_no_damage_and_stays_where_its_step_is_saved_anew(tmp_path: Path) -> None:
+    save(tmp_path, 1, kind="rolling")
+    marks.mark(at(tmp_path, 1), keep=True)
+    assert store.verify(at(tmp_path, 1)) == []
+    assert bits(restore(at(tmp_path, 1), template())) == bits(state_at(1))
+    save(tmp_path, 1, 2, kind="rolling")
+    assert [info.step for info in store.checkpoints(tmp_path)] == [1, 2] and marks.is_marked(at(tmp_path, 1))
 
 
 def test_saving_a_step_twice_keeps_it_as_the_more_precious_kind(tmp_path: Path) -> None:

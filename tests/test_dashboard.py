@@ -13,7 +13,7 @@ import pytest
 from test_view import HOSTILE
 from textual.pilot import Pilot
 from textual.widget import Widget
-from viewer import drive, trainer, until, write_run
+from viewer import answered, drive, trainer, until, write_run
 
 from trainkit.dashboard.app import Dashboard
 from trainkit.dashboard.picture import export_svg, once
@@ -98,8 +98,7 @@ def test_where_there_is_room_for_one_panel_tab_shows_the_next(run: Path) -> None
 def test_a_key_sends_its_order_and_the_answer_is_shown(run: Path, orders: list[Order], key: str, command: str) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await pilot.press(key)
-        await until(lambda: dashboard._notifications, pilot)
-        (told,) = dashboard._notifications
+        told = await answered(pilot, dashboard)
         assert told.message == f"{command} it is [bold]" and told.severity == "information"
 
     drive(run, steps, size=(100, 30))
@@ -123,8 +122,7 @@ def test_p_on_a_paused_run_lets_it_go_on(run: Path, orders: list[Order]) -> None
 def test_an_order_to_a_run_without_a_trainer_is_an_error_on_the_screen(run: Path) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await pilot.press("c")
-        await until(lambda: dashboard._notifications, pilot)
-        assert [told.severity for told in dashboard._notifications] == ["error"]
+        assert (await answered(pilot, dashboard)).severity == "error"
 
     drive(run, steps, size=(100, 30))
 

@@ -11,12 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from textual.pilot import Pilot
-from textual.widgets import ContentSwitcher
+from textual.widgets import ContentSwitcher, Input
 from viewer import drive, write_run
 
 from trainkit.dashboard import habits
 from trainkit.dashboard.app import NAMES, Dashboard
 from trainkit.dashboard.habits import Habits
+from trainkit.dashboard.pages import Page
+from trainkit.dashboard.panels.lines import Lines
 
 
 @pytest.fixture
@@ -96,8 +98,61 @@ def test_theme_page_panel_scale_and_prompt_come_back_with_the_next_viewer(run: P
         drive(run, steps, remembered=tmp_path / "habits.json")
 
 
+def test_how_each_page_is_shown_comes_back_with_the_next_viewer(run: Path, tmp_path: Path) -> None:
+    number = {name: str(NAMES.index(name) + 1) for name in NAMES}
+
+    async def leave(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        await pilot.press(number["logs"], "v", "slash", *"attempt", "enter")
+        await pilot.press(number["samples"], "w", "w")
+        await pilot.press(number["checkpoints"], "o")
+        await pilot.press(number["compare"], "m", "t")
+        await pilot.press(number["data"], "t", "1", "q")
+
+    async def come_back(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        assert dashboard.query_one("#log-search", Input).value == "attempt"
+        before = {page.NAME: page.habits() for page in dashboard.query(Page)}
+        assert before["logs"] == {"level": "warning", "search": "attempt", "follow": True}
+        assert before["samples"] == {"prompt": "", "beside": "first"}
+        assert before["checkpoints"] == {"present": True} and before["data"] == {"follow": True}
+        assert before["compare"]["axis"] == "tokens" and before["compare"]["metric"] != "train/loss"
+        for name in NAMES:
+            await pilot.press(number[name])
+            await pilot.pause()
+        assert dashboard.query_one("#log-search", Input).display
+        assert {page.NAME: page.habits() for page in dashboard.query(Page)} == before
+
+    for steps in (leave, come_back):
+        drive(run, steps, remembered=tmp_path / "habits.json")
+
+
+def test_a_log_that_was_left_scrolled_up_is_not_followed_the_next_time(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "quickstart", steps=300)
+    logs = str(NAMES.index("logs") + 1)
+
+    async def leave(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        await pilot.press(logs)
+        await pilot.pause()
+        await pilot.press("g", "q")
+
+    async def come_back(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        await pilot.pause()
+        lines = dashboard.query_one("#all-lines", Lines)
+        assert lines.max_scroll_y > 0 and lines.scroll_offset.y == 0
+        await pilot.press("f", "q")
+
+    async def follow(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        await pilot.pause()
+        assert dashboard.query_one("#all-lines", Lines).at_end
+
+    for steps in (leave, come_back, follow):
+        drive(run, steps, size=(60, 20), remembered=tmp_path / "habits.json")
+
+
 def test_a_foreign_theme_page_and_panel_are_the_defaults(run: Path, tmp_path: Path) -> None:
-    pages = {"logs": {"level": "high"}, "metrics": {"pinned": [[]]}, "data": {"x": []}}
+    pages = {
+        "logs": {"level": ["high"], "search": 7, "follow": {}}, "metrics": {"pinned": [[]]}, "data": {"follow": []},
+        "samples": {"prompt": [], "beside": {}}, "compare": {"metric": {}, "axis": []}, "checkpoints": {"present": "x"},
+    }  # fmt: skip
     foreign = {"theme": "\x1b[31m", "page": "nowhere", "panel": "#", "looks": {"train/loss": [1]}, "pages": pages}
     (tmp_path / "habits.json").write_text(json.dumps(foreign))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import fake_run
 import pytest
-from pages import drive, frame, only, settle, until
+from pages import drive, frame, notices, only, settle, until
 from test_view import HOSTILE, folded
 from textual.pilot import Pilot
 from textual.widgets import Static
@@ -21,6 +21,7 @@ from trainkit.dashboard.manifest import manifest_facts, present
 from trainkit.dashboard.pages import checkpoints
 from trainkit.dashboard.pages.checkpoints import Checkpoints
 from trainkit.dashboard.panels.rows import Rows
+from trainkit.dashboard.replay import Replay
 from trainkit.events.schema import Event
 
 
@@ -133,6 +134,48 @@ def test_v_verifies_the_chosen_one_and_tells_what_is_wrong_with_each_array(run: 
         assert "reading" not in detail(dashboard), "a replaced one is not there to be verified"
 
     drive(run, steps)
+
+
+def test_m_has_a_checkpoint_kept_and_no_longer(run: Path) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        assert "m keeps it" in detail(dashboard)
+        for kept in (True, False):
+            await pilot.press("m")
+            await settle(pilot)
+            assert (run / "checkpoints" / "300" / "keep").exists() is kept
+            assert ("there, kept" in row(dashboard, 300)) is kept and "kept" not in row(dashboard, 200)
+            assert ("m takes the mark away" in detail(dashboard)) is kept
+        await pilot.press("G", "m")
+        await settle(pilot)
+        assert not (run / "checkpoints" / "100").exists(), "a replaced one is not there to be kept"
+
+    drive(run, steps)
+
+
+def test_a_mark_that_somebody_else_made_is_seen_and_one_that_cannot_be_made_is_told(run: Path) -> None:
+    (run / "checkpoints" / "200" / "keep").mkdir()
+
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        assert "kept" in row(dashboard, 200) and "kept" not in row(dashboard, 300)
+        await pilot.press("j", "m")
+        await settle(pilot)
+        assert "200 cannot be marked" in notices(dashboard) and "kept" in row(dashboard, 200)
+
+    drive(run, steps)
+
+
+@pytest.mark.parametrize("why", ["readonly", "replay"])
+def test_who_may_only_look_marks_nothing(run: Path, why: str) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        if dashboard.replay:
+            dashboard.replay.seek(300)
+            dashboard.load()
+            await settle(pilot)
+        await pilot.press("m")
+        await settle(pilot)
+        assert not (run / "checkpoints" / "300" / "keep").exists() and notices(dashboard)
+
+    drive(run, steps, **({"readonly": True} if why == "readonly" else {"replay": Replay(run)}))
 
 
 def test_the_manifest_of_the_chosen_one_is_told(run: Path) -> None:

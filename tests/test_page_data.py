@@ -56,6 +56,21 @@ def test_the_batch_of_the_last_update_is_read_and_the_keys_go_to_others(run: Pat
     drive(run, steps)
 
 
+def test_copying_takes_the_row_in_sight_with_where_it_is_from(run: Path) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        page = dashboard.query_one(Data)
+        await until("update 4 → 5", pilot)
+        await until("qa.jsonl:", pilot)
+        first = page.copy_text() or ""
+        assert first.startswith("step 4 row 0 · ") and "it is [b]" in first and "qa.jsonl:" in first
+        dashboard.query_one("#batch").scroll_end(animate=False)
+        await pilot.pause()
+        last = page.copy_text() or ""
+        assert last.startswith("step 4 row ") and not last.startswith("step 4 row 0")
+
+    drive(run, steps, size=(60, 20))
+
+
 def test_t_follows_the_newest_step_and_a_move_ends_it(run: Path) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         page = dashboard.query_one(Data)

@@ -24,7 +24,8 @@ from trainkit.dashboard.keys import ChartKeys
 from trainkit.dashboard.pages.metrics import HEIGHT, WIDTH, Metrics, compiled, layout, ordered
 from trainkit.dashboard.panels.metric import MetricCell
 from trainkit.dashboard.plot import Picture
-from trainkit.dashboard.titles import facts, goal, one_line
+from trainkit.dashboard.titles import facts, goal
+from trainkit.events.plain import one_line
 from trainkit.events.series import Series
 from trainkit.events.view import View, reduce
 
@@ -288,6 +289,48 @@ def test_only_charts_in_sight_are_drawn_and_again_only_when_it_can_be_seen(monke
         assert len(drawn) == before + 5
 
     drive(view, steps, size=(80, 18))
+
+
+def test_charts_of_a_long_run_are_drawn_anew_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    draw = chart.draw
+
+    def counted(curves: list[chart.Curve], **options: Any) -> Picture:
+        drawn.append(len(curves))
+        return draw(curves, **options)
+
+    monkeypatch.setattr(chart, "draw", counted)
+    view = many(4)
+    long = array("d", range(5000))
+    for one in view.series.values():
+        one.steps, one.values, one.version = array("d", long), array("d", long), 5000
+
+    async def steps(pilot: Pilot[None], page: Metrics) -> None:
+        at_once = []
+        for now in range(1, 41):
+            if now % 5 == 0:
+                for one in view.series.values():
+                    one.add(5000 + now, 7.0)
+            before = len(drawn)
+            page.show_view(view, now=float(now))
+            await pilot.pause()
+            at_once.append(len(drawn) - before)
+        assert max(at_once) == 1 and sum(at_once) >= 8
+
+    drive(view, steps, size=(80, 18))
+
+
+def test_copying_takes_the_chosen_metric_with_its_last_and_its_best_value() -> None:
+    view = many(4)
+    view.series["train/loss"] = series([3.0, 1.0, 2.0])
+
+    async def steps(pilot: Pilot[None], page: Metrics) -> None:
+        page.show_view(view, now=1.0)
+        await pilot.press("home")
+        assert page.copy_text() == "train/loss: 2.0000, best 1.0000 at 2"
+
+    drive(view, steps)
+    assert Metrics(Path()).copy_text() is None
 
 
 def test_metrics_that_appear_and_go_keep_the_selection_where_it_was() -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import fake_run
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from test_view import HOSTILE
 from textual.pilot import Pilot
 from textual.widgets import Static
@@ -17,10 +19,12 @@ from textual.widgets import Static
 import trainkit.dashboard.app as app
 from trainkit.dashboard.chart import Chart
 from trainkit.dashboard.columns import Window
+from trainkit.dashboard.hardware import BLOCKS, core_lines
 from trainkit.dashboard.pages.system import System, wait_shares
 from trainkit.events.log import NAME
 from trainkit.events.schema import Event
 from trainkit.events.series import Series
+from trainkit.events.view import View
 
 BYTES = {"parameters": 1.0e9, "optimizer": 2.0e9, "activations": 3.2e9}
 GPU = {"count": 1, "platform": "gpu", "kind": "H100", "memory_bytes": 10**10}
@@ -71,7 +75,7 @@ def test_it_tells_step_times_the_plan_the_devices_the_host_and_versions(tmp_path
             assert expected in told, expected
         assert "1.2 GB" in told and "1.9" in told and "0.10.2" in told
         for chart in page.query(Chart):
-            assert chart.size.area > 0 and chart.curves
+            assert (chart.size.area > 0 and chart.curves) or (chart.id == "device-power" and not chart.display)
 
     drive(fake_run.write(tmp_path / "run", events(300)), steps)
 
@@ -111,6 +115,45 @@ def test_devices_that_do_not_tell_their_memory_have_no_chart_of_it(tmp_path: Pat
         assert "do not tell their memory" in facts(page)
 
     drive(fake_run.write(tmp_path / "run", told), steps)
+
+
+@given(st.lists(st.floats(0, 1) | st.just(math.nan), max_size=300), st.integers(0, 200))
+def test_every_core_has_its_block_in_the_order_of_their_numbers(shares: list[float], width: int) -> None:
+    view = View(series={f"host/core/{n}": series([(1, share)]) for n, share in reversed(list(enumerate(shares)))})
+    lines = [line.plain for line in core_lines(view, width)]
+    assert all(len(line) <= max(0, width) for line in lines)
+    if not lines:
+        return
+    head = len(lines[0]) - min(len(shares), 64, width - len(f"cores {len(shares)}–{len(shares)}  "))
+    blocks = "".join(line[head:] for line in lines)
+    assert len(blocks) == len(shares) and all(len(line) - head <= 64 for line in lines)
+    for block, share in zip(blocks, shares, strict=True):
+        assert block == " " if math.isnan(share) else BLOCKS.index(block) == min(7, int(8 * share))
+
+
+def test_cores_power_and_utilization_are_told_where_the_trainer_tells_them(tmp_path: Path) -> None:
+    told = events(20)
+    for event in told:
+        if event["type"] == "step":
+            devices = {"power/device/0": 312.4, "power/device/1": 80.0, "utilization/device/0": 0.97}
+            event["metrics"] |= devices | {f"host/core/{n}": n / 80 for n in range(80)}
+
+    async def steps(pilot: Pilot[None], page: System) -> None:
+        assert "312 W, busy 97% of the time" in facts(page) and "80 W" in facts(page)
+        power = page.query_one("#device-power", Chart)
+        assert power.display and [curve.label for curve in power.curves] == ["power 0", "power 1"]
+        assert isinstance(page.app, app.Dashboard)
+        page.app.draw_all()  # its width is known only now
+        cores = str(page.query_one("#system-cores", Static).content)
+        assert "cores 0–63" in cores and "cores 64–79" in cores and "▁" in cores and "█" in cores
+        assert "312 W" in (page.copy_text() or "")
+
+    drive(fake_run.write(tmp_path / "run", told), steps)
+
+    async def without(pilot: Pilot[None], page: System) -> None:
+        assert not page.query_one("#device-power").display and not page.query_one("#system-cores").display
+
+    drive(fake_run.write(tmp_path / "other", events(20)), without)
 
 
 def test_hostile_names_are_shown_and_not_obeyed(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from test_view import HOSTILE, folded
 from textual.pilot import Pilot
 from textual.widgets import Input
 
+from trainkit.cli.look import runs as table_of_runs
 from trainkit.cli.where import directory_of_runs
 from trainkit.dashboard import glance as glances
 from trainkit.dashboard.browse import Opened
@@ -32,6 +33,7 @@ from trainkit.dashboard.panels.rows import Rows
 from trainkit.dashboard.runs import Choice, Runs
 from trainkit.dashboard.shelf import Shelf, neighbours
 from trainkit.errors import TrainkitError
+from trainkit.events import marks
 from trainkit.events.schema import Event
 
 Steps = Callable[[Pilot[Choice], Runs], Awaitable[None]]
@@ -97,6 +99,28 @@ def read(run: Path) -> glances.Facts:
     glance.read()
     assert glance.facts is not None
     return glance.facts
+
+
+def test_checkpoints_that_are_kept_are_told_of_a_run(runs: Path) -> None:
+    for step in (10, 9, 8):
+        (runs / "best" / "checkpoints" / str(step)).mkdir(parents=True)
+    for step in (10, 9):
+        marks.mark(runs / "best" / "checkpoints" / str(step), keep=True)
+
+    async def steps(pilot: Pilot[Choice], app: Runs) -> None:
+        app._rows.choose("best")
+        await pilot.pause()
+        assert "kept: 9, 10" in frame(app)
+        app._rows.choose("good")
+        await pilot.pause()
+        assert "kept:" not in frame(app)
+
+    browse(runs, steps)
+    table = table_of_runs(runs)
+    assert "KEPT" in table and next(row for row in table.split("\n") if "9, 10" in row).startswith("best")
+    marks.mark(runs / "best" / "checkpoints" / "9", keep=False)
+    marks.mark(runs / "best" / "checkpoints" / "10", keep=False)
+    assert "KEPT" not in table_of_runs(runs)
 
 
 @settings(deadline=None, max_examples=20)

@@ -17,6 +17,8 @@ from trainkit.dashboard.app import Dashboard
 from trainkit.events.control import Server
 from trainkit.events.orders import Order
 
+#: What is told of an order before it is answered.
+WAITING = "sent, waiting for the trainer"
 Steps = Callable[[Pilot[None], Dashboard], Awaitable[None]]
 
 
@@ -48,17 +50,26 @@ def trainer(run: Path, *, refuses: str = "") -> Iterator[list[Order]]:
         server.close()
 
 
-def drive(run: Path, steps: Steps, *, size: tuple[int, int] = (100, 30), **options: Any) -> None:
-    """Open the dashboard on all of the log, and do `steps` with it."""
+def drive(run: Path, steps: Steps, *, size: tuple[int, int] = (100, 30), key: str = "", **options: Any) -> None:
+    """Open the dashboard on all of the log, press the key of a page if there is one, and do `steps` with it."""
 
     async def drive_it() -> None:
         dashboard = Dashboard(run, **options)
         async with dashboard.run_test(size=size) as pilot:
             dashboard.load()
-            await pilot.pause()
+            if key:
+                await pilot.press(key)
+            await settle(pilot)
             await steps(pilot, dashboard)
 
     asyncio.run(drive_it())
+
+
+async def settle(pilot: Pilot[Any]) -> None:
+    """Until the workers have ended, and those that they have started, and what they tell is drawn."""
+    for _ in range(3):
+        await until(lambda: all(worker.is_finished for worker in pilot.app.workers), pilot)
+        await pilot.pause()
 
 
 async def until(condition: Callable[[], object], pilot: Pilot[None]) -> None:
@@ -66,6 +77,13 @@ async def until(condition: Callable[[], object], pilot: Pilot[None]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
         await pilot.pause(0.02)
+
+
+async def answered(pilot: Pilot[None], dashboard: Dashboard) -> Any:
+    """What is notified once the trainer has answered an order, which is notified alone."""
+    await until(lambda: [told for told in dashboard._notifications if told.message != WAITING], pilot)
+    (told,) = dashboard._notifications
+    return told
 
 
 def screen_text(dashboard: Dashboard) -> str:

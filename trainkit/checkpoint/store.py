@@ -10,6 +10,7 @@ from pathlib import Path
 from trainkit.checkpoint import manifest as manifests
 from trainkit.checkpoint.manifest import DamagedCheckpoint, Kind, Manifest, sync_directory
 from trainkit.errors import TrainkitError
+from trainkit.events import marks
 from trainkit.recipe.upkeep import Checkpoint
 
 _WRITING, _REMOVING, ASIDE = ".tmp-", ".trash-", "set-aside-"
@@ -93,10 +94,19 @@ def due(spec: Checkpoint, *, step: int, last_saved_time: float, now: float) -> K
 
 
 def retain(run_directory: Path, *, saved: int) -> None:
-    """Once the checkpoint of step `saved` is committed: of the rolling ones up to it, remove all but the newest."""
+    """Once the checkpoint of step `saved` is committed: of the rolling ones up to it, remove all but the newest.
+
+    Those that a person has marked stay.
+    """
     rolling = [i for i in checkpoints(run_directory) if i.manifest.kind == "rolling" and i.step <= saved]
     for info in rolling[:-1]:
-        remove(info.directory)
+        if marks.is_marked(info.directory):
+            continue
+        removed = _trash(info.directory)
+        if marks.is_marked(removed):  # in this very moment
+            removed.rename(info.directory)
+        else:
+            shutil.rmtree(removed, ignore_errors=True)
 
 
 def temporary(run_directory: Path, step: int) -> Path:
@@ -105,21 +115,18 @@ def temporary(run_directory: Path, step: int) -> Path:
 
 
 def commit(written: Path, final: Path) -> None:
-    """Rename a whole checkpoint into place. One that is there already is replaced. Raises OSError.
+    """Rename a whole checkpoint into place. One that is there already is replaced, its mark stays. Raises OSError.
 
     A process that dies between the two renames leaves the new one under its temporary name, whole, manifest and all:
     `clean` then puts it in place.
     """
+    if marks.is_marked(final) and not marks.is_marked(written):
+        marks.mark(written, keep=True)
     replaced = _trash(final) if final.exists() else None
     written.rename(final)
     sync_directory(final.parent)
     if replaced:
         shutil.rmtree(replaced, ignore_errors=True)
-
-
-def remove(directory: Path) -> None:
-    """Delete a checkpoint so that a half-deleted one is never seen."""
-    shutil.rmtree(_trash(directory), ignore_errors=True)
 
 
 def clean(run_directory: Path) -> None:

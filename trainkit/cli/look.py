@@ -101,13 +101,17 @@ def runs(directory: Path) -> str:
         raise TrainkitError("there is no such directory", where=str(directory), hint="trainkit run RECIPE makes runs/")
     shelf = Shelf(directory)
     shelf.read()
-    found = [(name, g.facts) for name, g in shelf.glances.items() if g.facts is not None and is_run(g.directory)]
+    found = [
+        (name, g.facts, g.kept) for name, g in shelf.glances.items() if g.facts is not None and is_run(g.directory)
+    ]
     if not found:
         return f"no runs in {directory}"
     found.sort(key=lambda run: run[1].last_event or 0.0)
     now = time.time()
-    rows: list[tuple[str, ...]] = [("RUN", "STATE", "STEP", "LOSS", "LAST EVENT")]
-    rows += [_row(name, facts, now) for name, facts in found]
+    rows: list[tuple[str, ...]] = [("RUN", "STATE", "STEP", "LOSS", "LAST EVENT", "KEPT")]
+    rows += [(*_row(name, facts, now), ", ".join(map(str, kept))) for name, facts, kept in found]
+    if not any(kept for _, _, kept in found):
+        rows = [row[:-1] for row in rows]
     return "\n".join(aligned(rows))
 
 

@@ -1,13 +1,14 @@
-"""Orders to the trainer from the keyboard: asked for, confirmed where they change the run, and answered."""
+"""Orders to the trainer from the keyboard: asked for, confirmed where they change the run, sent, and answered."""
 
 from __future__ import annotations
 
 import queue
 import threading
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from textual.binding import Binding, BindingType
+from textual.notifications import Notification, Notify
 
 from trainkit.dashboard.habits import Habits
 from trainkit.dashboard.screens import Ask, Confirm
@@ -16,6 +17,9 @@ from trainkit.errors import TrainkitError
 from trainkit.events.control import Reply, send
 from trainkit.events.orders import Name, order
 from trainkit.events.view import View
+
+if TYPE_CHECKING:
+    from trainkit.dashboard.pages import Page
 
 STOP = "It finishes its step, writes a checkpoint and ends. trainkit resume goes on from there."
 DECAY = (
@@ -26,9 +30,16 @@ SAMPLE = "The model continues this text, once, after its step."
 RATE = "A factor of the schedule's rate: any number above 0. It is {now} at present; 1 puts the schedule's rate back."
 
 
+#: Seconds for which an order is said to be waiting, unless it is answered: longer than it is waited for.
+WAITING = 90.0
+
+
 class Answer(NamedTuple):
+    """What the trainer said to an order, or why it did not; `waiting` is what was told meanwhile."""
+
     command: Name
     reply: Reply | TrainkitError
+    waiting: Notification
 
 
 class Acting(Themed[None]):
@@ -88,13 +99,17 @@ class Acting(Themed[None]):
     def action_order(self, command: Name, argument: str | None = None) -> None:
         """Send an order from a thread of its own: the answer may take a while, and the screen must not."""
         if self._may():
+            waiting = Notification("sent, waiting for the trainer", command, timeout=WAITING)
+            self.post_message(Notify(waiting))
             name = f"send {command}"
-            threading.Thread(target=self._send, args=(command, argument), name=name, daemon=True).start()
+            threading.Thread(target=self._send, args=(command, argument, waiting), name=name, daemon=True).start()
 
     def tell_answers(self) -> None:
         """Show what the trainer has said to orders since the last call."""
         while not self._answers.empty():
-            command, reply = self._answers.get()
+            command, reply, waiting = self._answers.get()
+            waiting.timeout = 0.0  # it may not even have been shown yet
+            self._unnotify(waiting)
             if isinstance(reply, TrainkitError):
                 told = f"{reply.problem}\n{reply.hint}".strip()
                 self.notify(told, title=command, severity="error", markup=False)
@@ -111,16 +126,20 @@ class Acting(Themed[None]):
         if self._may():
             self.push_screen(question, answered)
 
+    def on_page_act(self, event: Page.Act) -> None:
+        if self._may():
+            event.do()
+
     def _may(self) -> bool:
         if self._forbidden:
             self.notify(self._forbidden, severity="warning", markup=False)
         return not self._forbidden
 
-    def _send(self, command: Name, argument: str | None) -> None:
+    def _send(self, command: Name, argument: str | None, waiting: Notification) -> None:
         try:
-            self._answers.put(Answer(command, send(self._run_directory, command, argument)))
+            self._answers.put(Answer(command, send(self._run_directory, command, argument), waiting))
         except TrainkitError as error:
-            self._answers.put(Answer(command, error))
+            self._answers.put(Answer(command, error, waiting))
 
 
 def present_rate(view: View) -> str:

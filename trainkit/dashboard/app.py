@@ -14,7 +14,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container
 from textual.events import Resize
 from textual.timer import Timer
-from textual.widgets import ContentSwitcher, Footer, Static
+from textual.widgets import ContentSwitcher, Static
 
 from trainkit.dashboard import habits, replaying, theme
 from trainkit.dashboard.acting import Acting
@@ -23,6 +23,7 @@ from trainkit.dashboard.keys import ChartKeys
 from trainkit.dashboard.pages import PAGES, Page
 from trainkit.dashboard.pages.data import Data
 from trainkit.dashboard.panels.charts import LossChart, MetricChart
+from trainkit.dashboard.panels.footer import Footer
 from trainkit.dashboard.panels.header import Header
 from trainkit.dashboard.panels.lines import LogLines, SampleLines
 from trainkit.dashboard.panels.machine import Machine
@@ -44,7 +45,7 @@ PANELS, WIDE = ("machine", "log", "samples"), 110
 
 LEAVE, PALETTE = "leave: the run goes on without this window", "whatever a key does, by its name"
 HELP = "question_mark"
-PANEL = "the next panel of text, where there is room for one only"
+PANEL = "the next panel of text, where only one has room"
 #: What is about the overview alone.
 OVERVIEW = ("next_panel", "scroll_text")
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from trainkit.dashboard import habits
+from trainkit.dashboard import habits, images
 from trainkit.dashboard.app import Dashboard
 from trainkit.dashboard.filters import wants_ascii
 from trainkit.dashboard.leaderboard import Arrangement
@@ -39,6 +39,7 @@ def show(directory: Path, *, readonly: bool, ascii_only: bool) -> None:
     Raises:
         SystemExit: a SIGTERM or SIGHUP came, or something failed; the terminal has been restored.
     """
+    images.graphics()
     shelf, arrangement = Shelf(directory), Arrangement()
     while True:
         plain_text, remembered = ascii_only or wants_ascii(), habits.where()

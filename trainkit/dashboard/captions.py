@@ -12,6 +12,7 @@ from trainkit.dashboard.columns import Window
 from trainkit.dashboard.curves import Curve, Look
 from trainkit.dashboard.plot import ABOVE, BELOW, MARKS, Picture
 from trainkit.dashboard.titles import Part, Piece
+from trainkit.events import plain
 from trainkit.events.series import Series
 from trainkit.events.view import Marker
 
@@ -40,7 +41,8 @@ class Caption:
 
     def below(self, width: int) -> Content:
         """The lower border: how it is drawn, so that nobody is misled, and more of a single curve."""
-        return titles.fitted([*self._at_cross(), *self._how(), *self._more()], width)
+        more = [piece for piece in self._more() if sum(len(text) for text, _ in piece.parts) <= width]
+        return titles.fitted([*self._at_cross(), *self._how(), *more], width)
 
     def _one(self, width: int) -> list[Piece]:
         """Of a name that is too long the end is told."""
@@ -76,7 +78,7 @@ class Caption:
         low, high = self.picture.steps(cell)
         here = [mark for mark in self.marks if low <= mark.step < high and mark.kind in MARKS]
         here.sort(key=lambda mark: -list(MARKS).index(mark.kind))
-        texts = [(f"{MARKS[mark.kind][0]} {mark.kind} {titles.one_line(mark.text)}", theme.TEXT) for mark in here]
+        texts = [(f"{MARKS[mark.kind][0]} {mark.kind} {plain.one_line(mark.text)}", theme.TEXT) for mark in here]
         return [step, *(Piece(1, [text]) for text in texts)]
 
     def _how(self) -> list[Piece]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Self
 
 from textual import events
+from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
@@ -15,6 +17,7 @@ from trainkit.dashboard.curves import Curve, Look, dressed, extent
 from trainkit.dashboard.plot import Picture, draw
 from trainkit.dashboard.titles import Part
 from trainkit.dashboard.viewport import Viewport, viewport_of
+from trainkit.events import plain
 from trainkit.events.view import Marker
 
 #: How much the wheel zooms, and the share of the picture that it pans.
@@ -28,6 +31,7 @@ class Chart(Widget):
 
     def __init__(self, *, key: str = "", from_zero: bool = False, linked: bool = True, id: str | None = None) -> None:
         """`key` is the metric whose look it has. One that is not `linked` (its x are no steps) follows no viewport."""
+        self._only_borders = False
         super().__init__(id=id)
         self.key = key
         self.from_zero, self.linked = from_zero, linked
@@ -46,6 +50,8 @@ class Chart(Widget):
 
     def on_mount(self) -> None:
         self.viewport.members.add(self)
+        # in the borders a curve is told by a letter where there are no colours
+        self.app.theme_changed_signal.subscribe(self, lambda theme: self._follow())
 
     def show(
         self,
@@ -61,7 +67,7 @@ class Chart(Widget):
         `log` says that values are on
         a logarithmic axis even where the chart's look does not.
         """
-        parts = [(titles.one_line(title), theme.DIM)] if isinstance(title, str) else title
+        parts = [(plain.one_line(title), theme.DIM)] if isinstance(title, str) else title
         viewport = self.viewport
         wanted = (
             tuple((id(c.series), c.series.version, c.color, c.label) for c in curves),
@@ -170,10 +176,19 @@ class Chart(Widget):
             letters=self.letters, exact=viewport.exact_for(window) if window else {},
         )  # fmt: skip
         title, subtitle = caption.above(width), caption.below(width)
+        self._only_borders = True
         if title.markup != self.border_title:
             self.border_title = title
         if subtitle.markup != self.border_subtitle:
             self.border_subtitle = subtitle
+        self._only_borders = False
+
+    def refresh(self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False) -> Self:
+        """As any widget's, but what is told on the borders, which changes all the time, has these alone drawn anew."""
+        if self._only_borders and all(edge := self.content_offset):
+            width, below = self.outer_size.width, self.size.height
+            regions = (Region(-edge.x, -edge.y, width, edge.y), Region(-edge.x, below, width, edge.y))
+        return super().refresh(*regions, repaint=repaint, layout=layout, recompose=recompose)
 
     def _step_at(self, event: events.MouseEvent) -> float | None:
         """The step under the mouse."""

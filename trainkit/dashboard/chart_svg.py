@@ -13,6 +13,7 @@ from trainkit.dashboard import theme, ticks, titles
 from trainkit.dashboard.columns import Envelope, Floats, Ints, Window
 from trainkit.dashboard.curves import Curve, Line, Look, dressed, falling_on, measured, y_range
 from trainkit.dashboard.plot import ABOVE, BELOW, MARKS, x_ticks
+from trainkit.events import plain
 from trainkit.events.series import Series
 from trainkit.events.view import Marker
 
@@ -68,7 +69,7 @@ def svg(
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}"'
         f' font-family="{FONT}" font-size="{LETTERS}">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="{color(theme.GROUND)}"/>',
-        _text(LEFT, 26, titles.one_line(title), color(theme.BRIGHT)),
+        _text(LEFT, 26, plain.one_line(title), color(theme.BRIGHT)),
         f'<clipPath id="plot"><rect x="{LEFT}" y="{TOP}" width="{WIDTH - LEFT - RIGHT}"'
         f' height="{HEIGHT - TOP - BOTTOM}"/></clipPath>',
         *_axes(place, look, unit, color(theme.EDGE), color(theme.DIM)),
@@ -78,7 +79,7 @@ def svg(
         parts += [*_line(line, place, color(line.curve.color), color(line.curve.band or line.curve.color))]
         parts += [_text(sign_x, sign_y, sign, color(theme.BAD)) for sign_x, sign_y, sign in _signs(line.raw, place)]
         told = titles.facts(line.curve.series, window)
-        name = titles.one_line(line.curve.label or line.curve.metric)
+        name = plain.one_line(line.curve.label or line.curve.metric)
         words = f"{name} {titles.told_value(line.curve.metric, told.last)}" if told else name
         words += f" ({titles.told_best(line.curve.metric, told)})" if told and titles.goal(line.curve.metric) else ""
         parts.append(f'<rect x="{x}" y="{TOP - 29}" width="14" height="4" fill="{color(line.curve.color)}"/>')

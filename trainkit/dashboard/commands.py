@@ -52,20 +52,21 @@ class Commands(Provider):
 
     async def discover(self) -> Hits:
         for name, meaning, command in self._commands():
-            yield DiscoveryHit(name, command, help=meaning)
+            yield DiscoveryHit(name, command, help=meaning or None)
 
     async def search(self, query: str) -> Hits:
         matcher = self.matcher(query)
         for name, meaning, command in self._commands():
             if (score := matcher.match(name)) > 0:
-                yield Hit(score, matcher.highlight(name), command, help=meaning)
+                yield Hit(score, matcher.highlight(name), command, help=meaning or None)
 
     def _commands(self) -> Iterator[tuple[str, str, Any]]:
         app = self.app
         for key in keys_in_force(self.screen):
             if key.action != "command_palette":
                 name = f"{key.name} ({key.keys})"
-                meaning = key.group if key.meaning == key.name else f"{key.group}: {key.meaning}"
+                more = key.group if isinstance(key.node, Page) else ""
+                meaning = more if key.meaning == key.name else f"{key.group}: {key.meaning}"
                 yield name, meaning, partial(app.run_action, key.action, key.node)
         assert isinstance(app, Themed)
         for name in theme.THEMES:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainkit.dashboard import recipes
+from trainkit.dashboard.manifest import kept
 from trainkit.dashboard.source import FOREIGN
 from trainkit.errors import TrainkitError
 from trainkit.events.log import NAME
@@ -64,6 +65,7 @@ class Glance:
     Attributes:
         facts: None until the log has been read.
         size: bytes on disk, None until they have been counted.
+        kept: the steps of the checkpoints that are marked to be kept, in ascending order.
         recipe: the values by their dotted keys, None where there is no recipe that can be read.
     """
 
@@ -71,6 +73,7 @@ class Glance:
         self.directory = directory
         self.facts: Facts | None = None
         self.size: int | None = None
+        self.kept: tuple[int, ...] = ()
         self.recipe: Mapping[str, str] | None = None
         self._begin()
         self._measured: tuple[int, float] | None = None
@@ -93,7 +96,7 @@ class Glance:
             return
         if (read_of := (self._view.attempt, self._view.started)) != self._read_of or self.facts is None:
             self._read_of, self.recipe = read_of, _recipe(self.directory)
-        self.facts = facts
+        self.facts, self.kept = facts, tuple(sorted(kept(self.directory)))
 
     def measure(self, *, stop: Callable[[], bool] = lambda: False) -> None:
         """Count the bytes on disk, where the run has grown since a while ago."""

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from trainkit.events import plain
+from trainkit.events import marks, plain
 
 #: Bytes of a manifest that are read at most; those of large models have a few hundred thousand.
 MOST_BYTES = 1 << 24
@@ -23,6 +23,12 @@ def present(run_directory: Path) -> dict[int, bool] | None:
         return {}
     except OSError:
         return None
+
+
+def kept(run_directory: Path) -> frozenset[int]:
+    """The steps whose checkpoints a person has marked to be kept."""
+    where = run_directory / "checkpoints"
+    return frozenset(step for step in present(run_directory) or () if marks.is_marked(where / str(step)))
 
 
 def manifest_facts(directory: Path) -> list[tuple[str, str]]:

@@ -67,12 +67,16 @@ def _frame(
     taken: list[T] = []
 
     async def pilot(pilot: Pilot[object]) -> None:
+        def busy() -> bool:
+            """Whether something is read, whoever began it; a reader that another has replaced is not waited for."""
+            reading = any(not worker.is_finished for worker in dashboard.workers)
+            return reading or not all(shown.settled for shown in dashboard.query(Page) if shown.display)
+
         dashboard.load()
-        await dashboard.workers.wait_for_complete()
-        await pilot.pause()
-        until = time.monotonic() + PATIENCE
-        while not all(shown.settled for shown in dashboard.query(Page) if shown.display) and time.monotonic() < until:
-            await pilot.pause(0.05)
+        until, quiet = time.monotonic() + PATIENCE, 0
+        while quiet < 2 and time.monotonic() < until:  # what has been read may lead to more that is to be read
+            await pilot.pause(0.02)
+            quiet = 0 if busy() else quiet + 1
         dashboard.draw_all()
         await pilot.pause()
         taken.append(take(dashboard))

@@ -14,7 +14,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
 from textual.events import Click
-from textual.widgets import Footer, Input, OptionList, Static
+from textual.widgets import Input, OptionList, Static
 
 from trainkit.dashboard import habits, theme
 from trainkit.dashboard.commands import Commands, keys_in_force
@@ -32,6 +32,7 @@ from trainkit.dashboard.leaderboard import (
     titles,
 )
 from trainkit.dashboard.pages.table import MOVES
+from trainkit.dashboard.panels.footer import Footer
 from trainkit.dashboard.panels.rows import Row, Rows, cell
 from trainkit.dashboard.screens import Confirm, Help
 from trainkit.dashboard.shelf import Shelf
@@ -41,6 +42,7 @@ from trainkit.events import plain
 
 #: Seconds between two looks at the logs, and between two drawings.
 READ, DRAW = 1.0, 0.25
+HELP = "question_mark"
 
 
 class Choice(NamedTuple):
@@ -56,6 +58,7 @@ class Runs(Themed[Choice]):
     TITLE = "trainkit"
     BINDING_GROUP_TITLE = "runs"
     COMMANDS = {Commands}  # noqa: RUF012 (as textual declares it)
+    COMMAND_PALETTE_BINDING = HELP  # the key that the footer has at its right end, however narrow it is
     AUTO_FOCUS = None
     CSS_PATH = "dashboard.tcss"
     CSS = """
@@ -77,7 +80,7 @@ class Runs(Themed[Choice]):
         Binding("x,delete", "delete", "delete", key_display="x"),
         Binding("escape", "all", "no filter, no marks", show=False),
         Binding("q", "leave", "quit"),
-        Binding("question_mark", "help", "help", key_display="?", tooltip="this"),
+        Binding(HELP, "help", "help", show=False, key_display="?", tooltip="this"),
         Binding("ctrl+p", "command_palette", "commands", show=False, priority=True),
         Binding("colon", "command_palette", "commands", show=False, tooltip="whatever a key does, by its name"),
         Binding("ctrl+c,ctrl+q", "leave", "quit", show=False, priority=True),
@@ -101,7 +104,7 @@ class Runs(Themed[Choice]):
         self._reader = threading.Thread(target=self._read, name="read runs", daemon=True)
         self._wanted = arrangement.chosen
         self._title, self._about = (Static("", id=id, markup=False) for id in ("title", "about"))
-        self._search = Input(arrangement.filter, placeholder="part of a name, a state or a recipe; escape shows all")
+        self._search = Input(placeholder="part of a name, a state or a recipe; escape shows all")
         self._frame, self._rows = Vertical(classes="framed", id="list"), Rows()
         self._lines: list[Line] = []
         self._told: object = None
@@ -110,12 +113,13 @@ class Runs(Themed[Choice]):
 
     def compose(self) -> ComposeResult:
         yield self._title
+        self._search.value = self._arranged.filter  # not before: a value needs an application that runs
         self._search.display = bool(self._arranged.filter)
         yield self._search
         with self._frame:
             yield self._rows
         yield self._about
-        yield Footer(show_command_palette=False)
+        yield Footer()
 
     def on_mount(self) -> None:
         if threading.current_thread() is threading.main_thread() and not self.is_headless:
@@ -192,7 +196,8 @@ class Runs(Themed[Choice]):
         second = "its log is being read …"
         if facts is not None:
             attempts = f"attempt {facts.attempt}  " if facts.attempt > 1 else ""
-            second = facts.problem or f"{attempts}{facts.message}"
+            kept = f"kept: {', '.join(f'{step:,}' for step in glance.kept)}  " if glance.kept else ""
+            second = facts.problem or f"{attempts}{kept}{facts.message}"
             style = theme.WARN if facts.problem else theme.BAD if facts.state == "failed" else theme.DIM
         self._about.update(Content("\n").join([cell(str(glance.directory), theme.TEXT), cell(second, style)]))
 

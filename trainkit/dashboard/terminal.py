@@ -51,12 +51,13 @@ def watch(
     require_terminal(f"one picture of it as text: trainkit watch {run_directory} --once")
 
     def show() -> None:
-        from trainkit.dashboard import habits
+        from trainkit.dashboard import habits, images
         from trainkit.dashboard.app import Dashboard, require_page
         from trainkit.dashboard.filters import wants_ascii
         from trainkit.dashboard.replay import Replay
 
         require_page(page)
+        images.graphics()
         dashboard = Dashboard(
             run_directory,
             replay=Replay(run_directory) if replay else None,

@@ -184,15 +184,12 @@ def told_change(metric: str, found: Facts) -> Part:
     return f"Δ {'+' if now > before else '−'}{amount}", color
 
 
-def one_line(text: str) -> str:
-    """`text` inert and without line feeds."""
-    return plain.inert(text).replace("\n", "␊")
-
-
 def shortened(text: str, width: int) -> str:
-    """The end of `text`, which tells more than its beginning, in at most `width` cells."""
+    """As much of `text` as `width` cells hold; of a path the end, which tells more than its beginning."""
     if cell_len(text) <= width:
         return text
+    if "/" not in text:
+        return Content(text).truncate(max(0, width), ellipsis=True).plain
     while text and cell_len(text) + 1 > width:
         text = text[1:]
     text = text[max(0, text.find("/", 0, 4)) :]

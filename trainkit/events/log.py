@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.events.index import Writer
-from trainkit.events.schema import FIELDS, Event, well_formed
+from trainkit.events.schema import FIELDS, OPTIONAL, Event, well_formed
 
 NAME = "events.jsonl"
 
@@ -46,8 +46,10 @@ class EventLog:
         self._index = Writer(run_directory)
 
     def write(self, kind: str, /, *, step: int, **fields: Any) -> None:
-        """Append one event. `fields` are all that `schema.FIELDS` lists for this kind. Raises OSError."""
-        assert fields.keys() == FIELDS[kind].keys(), f"{kind} has {sorted(FIELDS[kind])}, not {sorted(fields)}"
+        """Append one event. `fields` are all that `schema.FIELDS` lists for this kind, and those of `schema.OPTIONAL`
+        that there are. Raises OSError."""
+        required = fields.keys() - OPTIONAL.get(kind, {}).keys()
+        assert required == FIELDS[kind].keys(), f"{kind} has {sorted(FIELDS[kind])}, not {sorted(fields)}"
         if kind not in ("checkpoint_saved", "cache_progress"):
             self.step = step
         event: Event = {"type": kind, "t": round(time.time(), 3), "step": step, "attempt": self.attempt, **fields}

@@ -14,6 +14,8 @@ from trainkit.events.schema import Event
 
 #: Seconds of the log's own time between two step lines, and between two lines about the growth of a cache.
 EVERY_SECONDS = 10.0
+#: Predictions of a sample that are told.
+PREDICTIONS = 5
 
 
 def inert(text: str) -> str:
@@ -26,6 +28,11 @@ def inert(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c == "\n" or c.isprintable() else _picture(c) for c in text)
+
+
+def one_line(text: str) -> str:
+    """`text` inert and without line feeds."""
+    return inert(text).replace("\n", "␊")
 
 
 def _picture(c: str) -> str:
@@ -66,7 +73,7 @@ def text(event: Event) -> str | None:
         case "evaluated":
             told = f"evaluated {event['name']} at step {event['step']}{_evaluation(event)}  ({event['seconds']:.1f} s)"
         case "sampled":
-            told = f"sample at step {event['step']}: {event['prompt']!r}\n{_indented(event['text'])}"
+            told = f"sample at step {event['step']}: {event['prompt']!r}\n{_indented(event['text'])}{_seen(event)}"
         case "checkpoint_saved":
             size, seconds = bytes_(event["bytes"]), event["seconds"]
             told = f"saved {event['path']} ({event['kind']}, {size}, {seconds:.1f} s)"
@@ -208,6 +215,33 @@ def _cache(event: Event) -> str:
     documents = f"{count(event['documents'])} document{'s' * (event['documents'] != 1)}, " if event["documents"] else ""
     tokens = f", {count(event['tokens'])} tokens" if event["tokens"] else ""
     return f"{'cached' if event['done'] else 'caching'} {event['what']}: {documents}{size}{tokens}"
+
+
+def predictions(event: Event) -> list[tuple[str, float]]:
+    """What a `sampled` event says was predicted: labels (inert, on one line) and probabilities, the likeliest first.
+
+    Raises ValueError where they are not in pairs of a text and a number.
+    """
+    found = []
+    for pair in event.get("predictions", ()):
+        match pair:
+            case [str(label), int() | float() as probability] if not isinstance(probability, bool):
+                found.append((one_line(label), float(probability)))
+            case _:
+                raise ValueError("a prediction is a label and a probability")
+    return found
+
+
+def _seen(event: Event) -> str:
+    """Of a sample that is more than text: what was predicted, whether that is right, and where its image is."""
+    told = [f"{label} {probability:.1%}" for label, probability in predictions(event)[:PREDICTIONS]]
+    if told and "expected" in event:
+        right = predictions(event)[0][0] == one_line(event["expected"])
+        told.append(f"right: {event['expected']}" if right else f"wrong: expected {event['expected']}")
+    elif "expected" in event:
+        told.append(f"expected {event['expected']}")
+    told += [f"image {event['image']}"] if "image" in event else []
+    return "\n    " + one_line(", ".join(told)) if told else ""
 
 
 def _indented(sample: str) -> str:

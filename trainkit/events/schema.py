@@ -90,12 +90,19 @@ FIELDS: dict[str, dict[str, Types]] = {
     "run_finished": {"status": _TEXT, "exit_code": _WHOLE, "message": _TEXT},
 }
 
+#: kind -> fields that it may have beside those. Of a sample, tasks write them where it is more than text.
+OPTIONAL: dict[str, dict[str, Types]] = {
+    # image: path within the run directory; predictions: [[label, probability]], the likeliest first; expected: label
+    "sampled": {"image": _TEXT, "predictions": _LIST, "expected": _TEXT},
+}
+
 
 def well_formed(found: object) -> bool:
     """Whether it has what every event has, and nothing in a field that no version of this schema puts there."""
     if not isinstance(found, dict):
         return False
-    of_kind = FIELDS.get(found.get("type", ""), {}) if isinstance(found.get("type"), str) else {}
+    kind = found.get("type")
+    of_kind = FIELDS.get(kind, {}) | OPTIONAL.get(kind, {}) if isinstance(kind, str) else {}
     return all(isinstance(found.get(field), types) for field, types in COMMON.items()) and all(
         isinstance(found[field], types) for field, types in of_kind.items() if field in found
     )

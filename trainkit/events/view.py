@@ -38,9 +38,18 @@ class Marker(NamedTuple):
 
 
 class Sample(NamedTuple):
+    """All inert but `image`, which is a path within the run directory or empty, and may be hostile.
+
+    `predictions` are (label, probability), the likeliest first; `expected` is the right label, empty where none is
+    known.
+    """
+
     step: int
     prompt: str
     text: str
+    image: str = ""
+    predictions: tuple[tuple[str, float], ...] = ()
+    expected: str = ""
 
 
 class Line(NamedTuple):
@@ -231,7 +240,9 @@ def _evaluated(view: View, event: Event) -> None:
 
 
 def _sampled(view: View, event: Event) -> None:
-    view.samples.append(Sample(event["step"], plain.inert(event["prompt"]), plain.inert(event["text"])))
+    image, expected = event.get("image", ""), plain.one_line(event.get("expected", ""))
+    told = plain.inert(event["prompt"]), plain.inert(event["text"])
+    view.samples.append(Sample(event["step"], *told, image, tuple(plain.predictions(event)), expected))
     view.told += 1
 
 

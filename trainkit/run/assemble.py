@@ -40,6 +40,7 @@ from trainkit.tasks import Task, check_learnable
 from trainkit.tasks import build as build_task
 from trainkit.track.projections import asked, require
 from trainkit.track.sidecar import Sidecars
+from trainkit.train.compilations import Compilations
 from trainkit.train.course import Course
 from trainkit.train.evaluate import Evaluator
 from trainkit.train.feed import Feed
@@ -133,7 +134,7 @@ def train(
     orders = Orders(server=server, signal=signal, log=log, course=course, repeats=repeats)
     # a checkpoint that is written and the one that it replaces are there at once
     disk = Disk(directory, 2 * plan.bytes["snapshot"] * plan.fsdp_axis, log)
-    meter = Meter(log, data=data.epochs)
+    meter, compilations = Meter(log, data=data.epochs), Compilations(log)
     signal.training_begins()
     feed = Feed(data.batch, first=first, last=plan.steps, split=plan.batch, sharding=mesh.batch_sharding(built.mesh))
     job = Job(
@@ -147,12 +148,14 @@ def train(
         evaluate=_evaluator(recipe, cache, built, plan, orders=orders, log=log),
         sample=_sampler(recipe, cache, built, log=log),
         statistics=Statistics(log),
+        compilations=compilations,
         watch_helpers=lambda step: _watch(sidecars, findings, disk, log, step),
     )
     try:
         meter.restart_clock()
         _, last = run_loop(state, job)
     finally:
+        compilations.close()
         cache.close()
         feed.close()
         server.close()

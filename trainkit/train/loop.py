@@ -9,6 +9,7 @@ from typing import Protocol
 from jaxtyping import Array
 
 from trainkit.recipe import Recipe
+from trainkit.train.compilations import Compilations
 from trainkit.train.course import Course
 from trainkit.train.feed import Feed
 from trainkit.train.meter import Meter
@@ -42,6 +43,7 @@ class Job:
     evaluate: Look
     sample: Sample
     statistics: Look
+    compilations: Compilations
     watch_helpers: Callable[[int], None]
     """Called after every step: what runs beside the trainer may have something to report."""
 
@@ -57,9 +59,10 @@ def train(state: State, job: Job) -> tuple[State, int]:
     state = job.course.put_into(state)
     while step < job.course.total_steps and not stop:
         batch, waited = job.feed.next()
-        state, metrics = job.step(state, batch)
         step += 1
-        job.meter.add(step, metrics, waited=waited, tokens=_positions(batch))
+        with job.compilations.during("training", step):
+            state, metrics = job.step(state, batch)
+            job.meter.add(step, metrics, waited=waited, tokens=_positions(batch))
         state, stop = _between_steps(state, step, job, scheduled=True)
         while job.orders.paused and not stop:
             state, stop = _between_steps(state, step, job, scheduled=False)
@@ -90,14 +93,19 @@ def _between_steps(state: State, step: int, job: Job, *, scheduled: bool) -> tup
     stop = wanted.stop
     if evaluating or sampling or looking or wanted or last or job.saving.is_due(step):
         job.meter.flush()  # the log holds every step up to here before anything is said about its result
+        during = job.compilations.during
         if evaluating and not stop:
-            job.evaluate(state, step)
+            with during("evaluation", step):
+                job.evaluate(state, step)
         if looking and not stop:
-            job.statistics(state, step)
+            with during("statistics", step):
+                job.statistics(state, step)
         if sampling and not stop and not job.orders.interrupted:
-            job.sample(state, step)
+            with during("sampling", step):
+                job.sample(state, step)
         if wanted.prompts and not stop and not job.orders.interrupted:
-            job.sample(state, step, wanted.prompts)
+            with during("sampling", step):
+                job.sample(state, step, wanted.prompts)
         stop = stop or job.orders.interrupted
         job.saving.save(state, step, last=last, requested=wanted.save, stopping=stop)
         job.meter.restart_clock()

@@ -9,18 +9,18 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.widgets import OptionList
 
 from trainkit.dashboard import theme
-from trainkit.dashboard.manifest import clock, manifest_facts, present
+from trainkit.dashboard.manifest import clock, kept, manifest_facts, present
 from trainkit.dashboard.pages.table import TablePage
 from trainkit.dashboard.panels.rows import Column, Row, cell
 from trainkit.dashboard.verify import verified
-from trainkit.events import plain
+from trainkit.events import marks, plain
 from trainkit.events.view import Checkpoint, View
 from trainkit.recipe.load import as_shown
 
@@ -32,12 +32,13 @@ EMPTY = (
     " c writes one now"
 )
 COMMANDS = ("resume", "verify")
+KEPT = ", kept"
 KINDS = {"rolling": theme.DIM, "requested": theme.TEXT, "permanent": theme.BUSY, "final": theme.GOOD}
 
 
 class Checkpoints(TablePage):
-    """What was saved: `y` copies the command that goes on from the chosen one, `v` verifies it, `o` hides those
-    that are gone."""
+    """What was saved: `y` copies the command that goes on from the chosen one, `v` verifies it, `m` has it kept, `o`
+    hides those that are gone."""
 
     NAME = "checkpoints"
     DEFAULT_CSS = "Checkpoints > .detail { height: 15; }"
@@ -45,6 +46,7 @@ class Checkpoints(TablePage):
         Binding("y", "copy('resume')", "copy resume"),
         Binding("Y", "copy('verify')", "copy verify", key_display="Y", show=False),
         Binding("v", "verify", "verify"),
+        Binding("m", "mark", "keep", tooltip="keep it, whatever is saved later, or no longer"),
         Binding("o", "present", "only those there"),
     ]
 
@@ -55,6 +57,7 @@ class Checkpoints(TablePage):
         self._told: object = None
         #: Whether the manifest is there, by the step of each directory; None where that is not known (yet).
         self._disk: Mapping[int, bool] | None = None
+        self._kept: frozenset[int] = frozenset()
         self._looked, self._looked_for = 0.0, object()
         self._only_present = False
         #: The chosen step, and what is known of it.
@@ -73,14 +76,16 @@ class Checkpoints(TablePage):
         measured = [view.series[loss].version for loss in _losses(view)]
         if self._verifying:
             self._show_detail()
-        told = (saved, measured, self._disk, self._only_present, view.saving, view.finished, int(now // 60))
+        told = (saved, measured, self._disk, self._kept, self._only_present, view.saving, view.finished, int(now // 60))
         if told != self._told:
             self._told = told
             self._show()
 
     async def _look(self) -> None:
         """See what is there, and read the chosen one's manifest again: it is written anew where its kind changes."""
-        self._disk = await asyncio.to_thread(present, self.run_directory)
+        self._disk, self._kept = await asyncio.to_thread(
+            lambda: (present(self.run_directory), kept(self.run_directory))
+        )
         self.show_view(self._view, now=self._now)
         if self._chosen is not None:
             self._read(self._chosen)
@@ -101,7 +106,7 @@ class Checkpoints(TablePage):
                 cell(plain.bytes_(c.bytes), theme.DIM if gone else theme.TEXT),
                 cell(_age(self._now - c.t), theme.DIM),
                 cell(clock(c.t), theme.DIM),
-                cell(there[c.step], _WHEREABOUTS[there[c.step]]),
+                cell(there[c.step] + KEPT * (c.step in self._kept), _WHEREABOUTS[there[c.step]]),
             ]
             rows.append(Row(str(c.step), cells))
         number = sum(where == "there" for where in there.values())
@@ -154,6 +159,10 @@ class Checkpoints(TablePage):
         return [*lines, Content(""), *(Content.assemble(cell(f"{a:<{pad}}", theme.DIM), cell(b)) for a, b in facts)]
 
     def _notes(self, chosen: Checkpoint) -> Iterator[str]:
+        if chosen.step in self._kept:
+            yield "kept: it is never removed to make room for another; m takes the mark away"
+        elif chosen.kind == "rolling":
+            yield "the next rolling checkpoint replaces it; m keeps it"
         if chosen.kind == "final":
             yield "the run is finished: resume needs --set train.steps=… to make it longer"
         elif chosen.step != max(c.step for c in self._view.checkpoints):
@@ -178,9 +187,29 @@ class Checkpoints(TablePage):
         self.app.copy_to_clipboard(command)
         self.notify(command, title="copied", markup=False)
 
+    def habits(self) -> dict[str, Any]:
+        return {"present": self._only_present}
+
+    def adopt(self, habits: Mapping[str, Any]) -> None:
+        self._only_present = habits.get("present") is True
+
     def action_present(self) -> None:
         self._only_present = not self._only_present
         self.show_view(self._view, now=self._now)
+
+    def action_mark(self) -> None:
+        """Keep the chosen one, or no longer."""
+        if self._is_there() and (step := self._chosen) is not None:
+            checkpoint = self.run_directory / "checkpoints" / str(step)
+            self.post_message(self.Act(lambda: self.run_worker(self._mark(checkpoint), group="mark")))
+
+    async def _mark(self, checkpoint: Path) -> None:
+        try:
+            await asyncio.to_thread(marks.mark, checkpoint, keep=not marks.is_marked(checkpoint))
+        except OSError as error:
+            told = f"{checkpoint.name} cannot be marked: {error.strerror}"
+            self.notify(told, severity="error", markup=False)
+        await self._look()
 
     def action_verify(self) -> None:
         """Verify the chosen one in a process of its own, one at a time."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -91,6 +91,14 @@ class Compare(Page):
                 with Vertical(classes="framed results"):
                     yield Rows()
 
+    def habits(self) -> dict[str, Any]:
+        return {"metric": self._metric, "axis": self._axis}
+
+    def adopt(self, habits: Mapping[str, Any]) -> None:
+        if isinstance(metric := habits.get("metric"), str) and metric:
+            self._metric = metric
+        self._axis = next((axis for axis in AXES if axis == habits.get("axis")), self._axis)
+
     def compare_with(self, runs: Iterable[Path]) -> None:
         """Choose these, as if by hand."""
         for run in runs:
@@ -141,7 +149,7 @@ class Compare(Page):
         shown = self._shown
         wanted = self.query_one(Input).value.casefold()
         versions = [{name: series.version for name, series in view.series.items()} for _, view in shown]
-        others = [(name, other.loading, other.broken, other.recipe) for name, other in self._others.items()]
+        others = [(name, other.loading, other.problem, other.recipe) for name, other in self._others.items()]
         told = (versions, others, self._recipe, self._metric, self._axis, wanted, tuple(self._names), self.app.theme)
         if told == self._told:
             return
@@ -156,7 +164,7 @@ class Compare(Page):
             other = self._others.get(name)
             series, style = view.series.get(self._metric), f"bold {COLORS[place]}"
             best = series.lowest if series else None
-            note = other.broken if other and other.broken else "reading …" if other and other.loading else ""
+            note = other.problem if other and other.problem else "reading …" if other and other.loading else ""
             last = "–" if not series or series.last is None else _number(series.last)
             sign = letter(place) if place and self.query(Chart).first().letters else "━━"
             cells = [

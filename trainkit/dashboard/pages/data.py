@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -50,13 +50,13 @@ class Data(Page):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left,left_square_bracket", "move(-1)", "step before", key_display="←"),
         Binding("right,right_square_bracket", "move(1)", "next step", key_display="→"),
-        Binding("pageup", "move(-100)", show=False),
+        Binding("pageup", "move(-100)", "-100", show=False),
         Binding("pagedown", "move(100)", "+100", key_display="pgdn"),
         Binding("g", "ask", "go to"),
         Binding("t", "follow", "follow"),
-        Binding("j,down", "scroll(3)", show=False),
-        Binding("k,up", "scroll(-3)", show=False),
-        Binding("escape", "no_question", show=False),
+        Binding("j,down", "scroll(3)", "text down", show=False),
+        Binding("k,up", "scroll(-3)", "text up", show=False),
+        Binding("escape", "no_question", "ask no more", show=False),
     ]
 
     class Read(Message):
@@ -93,6 +93,27 @@ class Data(Page):
         elif self._follow and self._step != self._newest and time.monotonic() - self._followed >= FOLLOW_EVERY:
             self._step, self._followed = self._newest, time.monotonic()
         self._show_batch()
+
+    def habits(self) -> dict[str, Any]:
+        return {"follow": self._follow}
+
+    def adopt(self, habits: Mapping[str, Any]) -> None:
+        self._follow = habits.get("follow") is True
+
+    def copy_text(self) -> str | None:
+        """The row of the batch that is in sight, the first of several: where it is from, and its texts."""
+        batch = None if self._step is None else self._reader.get(self._step)
+        if batch is None or not batch.rows:
+            return None
+        box = self.query_one("#batch")
+        width, shown, begin = max(8, box.scrollable_content_region.width), batch.rows[0], 0
+        for row in batch.rows:
+            if begin <= box.scroll_offset.y:
+                shown = row
+            begin += sum(1 for _ in batch_lines([row], width, self._colors()))
+        head = f"step {self._step} row {shown.row} · {shown.source} · example {shown.example}"
+        texts = [f"{piece.where}\n{''.join(text for text, _ in piece.runs)}" for piece in shown.pieces]
+        return "\n\n".join([head, *texts])
 
     @property
     def settled(self) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -13,6 +14,7 @@ from textual.widgets import Input
 from trainkit.dashboard import theme
 from trainkit.dashboard.pages.page import Page
 from trainkit.dashboard.panels.lines import Lines, log_line
+from trainkit.events import plain
 from trainkit.events.view import Line, View
 
 LEVELS = ("info", "warning", "error")
@@ -26,13 +28,13 @@ class Logs(Page):
         Binding("slash", "search", "search", key_display="/"),
         Binding("v", "level", "level"),
         Binding("f", "follow", "follow"),
-        Binding("j,down", "scroll('down')", show=False),
-        Binding("k,up", "scroll('up')", show=False),
-        Binding("pagedown,ctrl+d", "scroll('page_down')", show=False),
-        Binding("pageup,ctrl+u", "scroll('page_up')", show=False),
-        Binding("g,home", "scroll('home')", show=False),
-        Binding("G,end", "scroll('end')", show=False),
-        Binding("escape", "all", show=False),
+        Binding("j,down", "scroll('down')", "down", show=False),
+        Binding("k,up", "scroll('up')", "up", show=False),
+        Binding("pagedown,ctrl+d", "scroll('page_down')", "a page down", show=False),
+        Binding("pageup,ctrl+u", "scroll('page_up')", "a page up", show=False),
+        Binding("g,home", "scroll('home')", "first", show=False),
+        Binding("G,end", "scroll('end')", "last", show=False),
+        Binding("escape", "all", "all lines", show=False),
     ]
 
     def __init__(self, run_directory: Path) -> None:
@@ -40,19 +42,33 @@ class Logs(Page):
         self._level = 0
         self._view = View()
         self._told: object = None
+        #: False where the newest line was out of sight the last time, until somebody scrolls.
+        self._follow = True
+        self._search = Input(placeholder="text to look for; escape shows all", id="log-search")
 
     def compose(self) -> ComposeResult:
-        search = Input(placeholder="text to look for; escape shows all", id="log-search")
-        search.display = False
-        yield search
+        self._search.display = bool(self._search.value)
+        yield self._search
         yield Lines(id="all-lines")
+
+    def habits(self) -> dict[str, Any]:
+        follow = self.query_one(Lines).at_end if self._told is not None else self._follow
+        return {"level": LEVELS[self._level], "search": self._search.value, "follow": follow}
+
+    def adopt(self, habits: Mapping[str, Any]) -> None:
+        if habits.get("level") in LEVELS:
+            self._level = LEVELS.index(habits["level"])
+        if isinstance(search := habits.get("search"), str):
+            self._search.value = plain.inert(search)
+            self._search.display = bool(search)
+        self._follow = habits.get("follow") is not False
 
     def show_view(self, view: View, *, now: float) -> None:
         self._view = view
         self._show()
 
     def _show(self) -> None:
-        view, wanted = self._view, self.query_one(Input).value.casefold()
+        view, wanted = self._view, self._search.value.casefold()
         told = (view.told, wanted, self._level)
         if told == self._told:
             return
@@ -61,24 +77,24 @@ class Logs(Page):
         lines = self.query_one(Lines)
         level = f", {LEVELS[self._level]} and worse" if self._level else ""
         lines.border_title = Content.styled(f"log: {len(shown):,} of {len(view.log):,} lines{level}", theme.DIM)
-        lines.show([log_line(line) for line in shown])
+        follow = self._follow or (lines.max_scroll_y > 0 and lines.at_end)
+        lines.show([log_line(line) for line in shown], follow=follow)
 
     def _lines(self) -> list[Line]:
-        wanted = self.query_one(Input).value.casefold()
+        wanted = self._search.value.casefold()
         log = self._view.log
         return [line for line in log if LEVELS.index(line.level) >= self._level and wanted in line.text.casefold()]
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        return action != "all" or self.query_one(Input).display or self._level > 0  # else escape is not this page's
+        return action != "all" or self._search.display or self._level > 0  # else escape is not this page's
 
     def copy_text(self) -> str | None:
         """The lines that are shown."""
         return "\n".join(log_line(line).plain for line in self._lines()) or None
 
     def action_search(self) -> None:
-        search = self.query_one(Input)
-        search.display = True
-        search.focus()
+        self._search.display = True
+        self._search.focus()
 
     def action_level(self) -> None:
         self._level = (self._level + 1) % len(LEVELS)
@@ -86,10 +102,10 @@ class Logs(Page):
 
     def action_follow(self) -> None:
         """Back to the newest line; whoever is there stays there."""
-        self.query_one(Lines).scroll_end(animate=False)
+        self.action_scroll("end")
 
     def action_scroll(self, how: str) -> None:
-        lines = self.query_one(Lines)
+        lines, self._follow = self.query_one(Lines), True
         match how:
             case "down" | "up":
                 lines.scroll_relative(y=1 if how == "down" else -1, animate=False)
@@ -102,8 +118,7 @@ class Logs(Page):
                 lines.scroll_end(animate=False)
 
     def action_all(self) -> None:
-        search = self.query_one(Input)
-        search.value, search.display = "", False
+        self._search.value, self._search.display = "", False
         self._level = 0
         self.focus()
         self._show()

@@ -19,7 +19,8 @@ from textual.widgets import Input, Static
 from trainkit.dashboard import theme
 from trainkit.dashboard.pages.page import Page
 from trainkit.dashboard.panels.metric import MetricCell, Place
-from trainkit.dashboard.titles import Part, one_line
+from trainkit.dashboard.titles import Part, facts, told_best, told_value
+from trainkit.events.plain import one_line
 from trainkit.events.view import View
 
 GROUPS = (
@@ -98,6 +99,7 @@ class Metrics(Page):
         self._selected = ""
         self._whole = False
         self._columns, self._rows, self._first_row = 1, 1, 0
+        self._status = Content("")
 
     def habits(self) -> dict[str, Any]:
         return {"pinned": sorted(self._pinned), "filter": self._pattern.pattern}
@@ -183,6 +185,13 @@ class Metrics(Page):
             self._whole ^= event.chain == 2
             self._draw()
 
+    def copy_text(self) -> str | None:
+        """The name of the chosen metric, its last value and its best."""
+        name = self.selected
+        if self._view is None or name is None or (told := facts(self._view.series[name])) is None:
+            return None
+        return f"{one_line(name)}: {told_value(name, told.last)}, {told_best(name, told)}"
+
     def _place(self) -> int:
         return self._names.index(self._selected) if self._selected in self._names else 0
 
@@ -215,7 +224,7 @@ class Metrics(Page):
             return
         kept = {cell.key: cell for cell in self._cells if cell.key in visible}
         free = [cell for cell in self._cells if cell.key not in visible]
-        new = [MetricCell() for _ in range(len(visible) - len(self._cells))]
+        new = [MetricCell(number) for number in range(len(self._cells), len(visible))]
         grid.mount(*new)
         free += new
         self._cells = [kept[name] if name in kept else free.pop() for name in visible]
@@ -243,4 +252,6 @@ class Metrics(Page):
         else:
             empty.update("no metrics yet: every metric of the log gets a chart here, with the first step")
         status = Content.assemble(*parts).truncate(max(1, self.size.width - 2), ellipsis=True)
-        self.query_one(".status", Static).update(status)
+        if status != self._status:
+            self._status = status
+            self.query_one(".status", Static).update(status, layout=False)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from textual.containers import Container
+from textual.message import Message
 
 from trainkit.events.view import View
 
@@ -20,6 +21,13 @@ class Page(Container, can_focus=True):
     """
 
     NAME: ClassVar[str]
+
+    class Act(Message):
+        """`do` changes the run: it is called if this viewer may change anything."""
+
+        def __init__(self, do: Callable[[], object]) -> None:
+            super().__init__()
+            self.do = do
 
     def __init__(self, run_directory: Path) -> None:
         super().__init__(id=self.NAME, classes="page")

@@ -1,12 +1,14 @@
-"""What the model writes, by step and by prompt, and two steps of one prompt side by side."""
+"""What the model writes or recognises, by step and by prompt, and two steps of one prompt side by side."""
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+from PIL.Image import Image
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
@@ -15,17 +17,20 @@ from textual.events import Click, Resize
 from textual.message import Message
 from textual.widgets import Static
 
-from trainkit.dashboard import theme
+from trainkit.dashboard import images, theme
 from trainkit.dashboard.pages.page import Page
+from trainkit.dashboard.panels.sample import Text, predicted, written
 from trainkit.events import plain
 from trainkit.events.series import Series
 from trainkit.events.view import Sample, View
 
-#: prompt -> text, in the order of the prompts, by step.
-ByStep = dict[int, dict[str, str]]
+#: prompt -> sample, in the order of the prompts, by step.
+ByStep = dict[int, dict[str, Sample]]
 #: What stands beside the chosen step.
 Beside = Literal["nothing", "before", "first"]
 BESIDE: tuple[Beside, ...] = ("nothing", "before", "first")
+#: Images that are kept.
+MOST_IMAGES = 64
 #: Cells below which the list of steps is over the text.
 NARROW = 78
 EMPTY = "no samples yet: what the model writes will be here, for each of the prompts of [sample] in the recipe"
@@ -42,21 +47,6 @@ class Steps(Static):
 
     def on_click(self, event: Click) -> None:
         self.post_message(self.Chosen(event.y))
-
-
-class Text(VerticalScroll, can_focus=False):
-    """A framed text that scrolls."""
-
-    def __init__(self, *, id: str) -> None:
-        super().__init__(id=id, classes="framed")
-        self._text = Static("", markup=False)
-
-    def compose(self) -> ComposeResult:
-        yield self._text
-
-    def show(self, title: str, text: Content) -> None:
-        self.border_title = Content.styled(title, theme.DIM)
-        self._text.update(text)
 
 
 class Samples(Page):
@@ -82,8 +72,8 @@ class Samples(Page):
         Binding("n", "prompt(1)", "next prompt"),
         Binding("b", "prompt(-1)", "prompt before"),
         Binding("w", "beside", "two steps"),
-        Binding("pagedown,space", "scroll(1)", show=False),
-        Binding("pageup", "scroll(-1)", show=False),
+        Binding("pagedown,space", "scroll(1)", "text down", show=False),
+        Binding("pageup", "scroll(-1)", "text up", show=False),
     ]
 
     def __init__(self, run_directory: Path) -> None:
@@ -92,8 +82,12 @@ class Samples(Page):
         self._loss: Series | None = None
         self._step: int | None = None
         self._prompt = 0
+        #: The prompt that was chosen the last time, until it is there or another is chosen.
+        self._wanted = ""
         self._beside: Beside = "nothing"
         self._seen: object = None
+        #: By their paths: an image, why there is none, or None while it is being read.
+        self._images: dict[str, Image | str | None] = {}
 
     def compose(self) -> ComposeResult:
         with Horizontal(id="sample-all"):
@@ -105,17 +99,28 @@ class Samples(Page):
 
     def show_view(self, view: View, *, now: float) -> None:
         newest = view.samples[-1] if view.samples else None
-        if (seen := (newest, len(view.samples))) == self._seen:
+        if (seen := (newest, len(view.samples), self.app.theme)) == self._seen:
             return
         self._seen = seen
         self._samples, self._loss = by_step(view.samples), view.series.get("train/loss")
+        if self._wanted in self._prompts:
+            self._prompt, self._wanted = self._prompts.index(self._wanted), ""
         self._draw()
+
+    def habits(self) -> dict[str, Any]:
+        prompt = self._prompts[self._prompt] if self._prompt else self._wanted
+        return {"prompt": prompt, "beside": self._beside}
+
+    def adopt(self, habits: Mapping[str, Any]) -> None:
+        if isinstance(prompt := habits.get("prompt"), str):
+            self._wanted = prompt
+        self._beside = next((beside for beside in BESIDE if beside == habits.get("beside")), self._beside)
 
     def copy_text(self) -> str | None:
         """What was written at the step that is shown."""
         if not self._samples:
             return None
-        return "\n\n".join(self._samples[self._chosen].values())
+        return "\n\n".join(sample.text for sample in self._samples[self._chosen].values())
 
     @property
     def _steps(self) -> list[int]:
@@ -143,16 +148,16 @@ class Samples(Page):
         prompt = self._prompts[self._prompt]
         if self._beside == "nothing":
             title = f"step {self._chosen:,} · {len(self._samples[self._chosen])} of {len(self._prompts)} prompts"
-            text.show(title, Content("\n\n").join(self._all_prompts()))
+            text.show(title, Content("\n\n").join(self._all_prompts()), self._image(self._chosen, prompt))
             return
         of = f"prompt {self._prompt + 1} of {len(self._prompts)}"
-        text.show(f"step {self._chosen:,} · {of}", self._one(self._chosen, prompt))
+        text.show(f"step {self._chosen:,} · {of}", self._one(self._chosen, prompt), self._image(self._chosen, prompt))
         compared = compared_with(self._chosen, prompt, self._samples, self._beside)
         if compared is None:
             other.show(f"the {self._beside} step", Content.styled("this is the first that is kept", theme.DIM))
         else:
             which = "the step before" if self._beside == "before" else "the first step"
-            other.show(f"step {compared:,} · {which}", self._one(compared, prompt))
+            other.show(f"step {compared:,} · {which}", self._one(compared, prompt), self._image(compared, prompt))
 
     def _step_line(self, step: int) -> Content:
         loss = _at(self._loss, step)
@@ -161,8 +166,32 @@ class Samples(Page):
         return Content.styled(f"{'▸' if chosen else ' '}{told}", f"bold {theme.BRIGHT}" if chosen else theme.DIM)
 
     def _one(self, step: int, prompt: str) -> Content:
-        text = self._samples[step].get(prompt)
-        return Content.styled(UNKNOWN, theme.DIM) if text is None else written(prompt, text)
+        sample = self._samples[step].get(prompt)
+        if sample is None:
+            return Content.styled(UNKNOWN, theme.DIM)
+        return Content("\n").join([written(sample), *predicted(sample)])
+
+    def _image(self, step: int, prompt: str) -> Image | str:
+        """The image of a sample; a word while it is being read, or where it cannot be shown."""
+        sample = self._samples[step].get(prompt)
+        if sample is None or not sample.image:
+            return ""
+        if sample.image not in self._images:
+            self._images[sample.image] = None
+            self.run_worker(self._read(sample.image), group="image")
+        found = self._images[sample.image]
+        name = plain.one_line(sample.image)
+        return f"reading {name} …" if found is None else f"{name}: {found}" if isinstance(found, str) else found
+
+    async def _read(self, path: str) -> None:
+        self._images[path] = await asyncio.to_thread(images.read, self.run_directory, path)
+        while len(self._images) > MOST_IMAGES:
+            del self._images[next(iter(self._images))]
+        self._choose_again()
+
+    @property
+    def settled(self) -> bool:
+        return None not in self._images.values()
 
     def _all_prompts(self) -> list[Content]:
         parts = []
@@ -186,7 +215,7 @@ class Samples(Page):
     def action_prompt(self, prompts: int) -> None:
         """Choose the next prompt, or the one before."""
         if self._samples:
-            self._prompt = (self._prompt + prompts) % len(self._prompts)
+            self._prompt, self._wanted = (self._prompt + prompts) % len(self._prompts), ""
             self._choose_again()
 
     def action_beside(self) -> None:
@@ -204,7 +233,7 @@ class Samples(Page):
 
     def on_resize(self, event: Resize) -> None:
         self.set_class(event.size.width < NARROW, "-column")
-        self.call_after_refresh(self._into_sight)
+        self.call_after_refresh(self._choose_again)
 
     def _choose(self, line: int) -> None:
         line = max(0, min(line, len(self._steps) - 1))
@@ -230,25 +259,19 @@ class Samples(Page):
 
 
 def by_step(samples: Iterable[Sample]) -> ByStep:
-    """The samples by step and prompt; of a prompt that was sampled twice at one step the later text counts."""
+    """The samples by step and prompt; of a prompt that was sampled twice at one step the later counts."""
     grouped: ByStep = {}
     for sample in samples:
-        grouped.setdefault(sample.step, {})[sample.prompt] = sample.text
+        grouped.setdefault(sample.step, {})[sample.prompt] = sample
     return grouped
 
 
 def compared_with(step: int, prompt: str, samples: ByStep, beside: Beside) -> int | None:
     """The step before `step` at which the prompt was sampled, or the first such step; None where there is none."""
-    earlier = sorted(other for other, texts in samples.items() if other < step and prompt in texts)
+    earlier = sorted(other for other, there in samples.items() if other < step and prompt in there)
     if not earlier or beside == "nothing":
         return None
     return earlier[-1] if beside == "before" else earlier[0]
-
-
-def written(prompt: str, text: str) -> Content:
-    """A prompt, dim, and what the model made of it. A text that repeats its prompt has it once."""
-    made = text[len(prompt) :] if text.startswith(prompt) else text
-    return Content.assemble((prompt, theme.DIM), (made.rstrip(), theme.BRIGHT))
 
 
 def _at(series: Series | None, step: int) -> float | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
+from itertools import cycle
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,24 +19,17 @@ from trainkit.dashboard import theme
 from trainkit.dashboard.chart import Chart
 from trainkit.dashboard.columns import Floats, Window, points
 from trainkit.dashboard.curves import Curve
+from trainkit.dashboard.hardware import DEVICES, POWER, UTILIZATION, core_lines, facts, numbered, planned_bytes
 from trainkit.dashboard.pages.page import Page
 from trainkit.dashboard.viewport import viewport_of
-from trainkit.events import plain
 from trainkit.events.series import Series
 from trainkit.events.view import View
 
-DEVICES = "memory/device/"
 DEVICE_COLORS = (theme.TRAIN, *theme.VALIDATION, theme.NORM, theme.SPEED)
-#: Steps that the median and the 95th percentile are of.
-RECENT = 200
-#: Cells of a bar.
-BAR = 14
 #: The share of a step below which waiting is told and not drawn.
 LEAST_SHARE = 0.01
 #: What the log does not tell, by names that say how it is told.
 WAIT, PLANNED = "time/wait_share", "memory/planned"
-
-Part = tuple[str, str]
 
 
 class System(Page):
@@ -49,6 +42,7 @@ class System(Page):
         scrollbar-background: $ground; }
     #system-charts { width: 1fr; height: 1fr; }
     #system-charts > Horizontal { height: 1fr; }
+    #system-cores { height: auto; padding: 0 1; }
     #system-facts { width: 52; height: 1fr; scrollbar-size-vertical: 1; scrollbar-color: $edge;
         scrollbar-background: $ground; }
     #system-facts > Static { height: auto; width: 1fr; }
@@ -62,15 +56,16 @@ class System(Page):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("j,down", "move(1)", "down", key_display="j"),
         Binding("k,up", "move(-1)", "up", key_display="k"),
-        Binding("pagedown,space", "move(10)", show=False),
-        Binding("pageup", "move(-10)", show=False),
-        Binding("g,home", "move(-100000)", show=False),
-        Binding("G,end", "move(100000)", show=False),
+        Binding("pagedown,space", "move(10)", "ten lines down", show=False),
+        Binding("pageup", "move(-10)", "ten lines up", show=False),
+        Binding("g,home", "move(-100000)", "first", show=False),
+        Binding("G,end", "move(100000)", "last", show=False),
     ]
 
     def __init__(self, run_directory: Path) -> None:
         super().__init__(run_directory)
         self._told: object = None
+        self._facts = Content("")
         self._waiting, self._whole, self._planned = Series(limit=None), Series(), Series()
 
     def compose(self) -> ComposeResult:
@@ -81,14 +76,16 @@ class System(Page):
                     yield Chart(key="time/step", id="time-step", from_zero=True)
                 with Horizontal():
                     yield Chart(key=DEVICES, id="device-memory", from_zero=True)
+                    yield Chart(key=POWER, id="device-power", from_zero=True)
                     yield Chart(key="memory/host", id="host-memory", from_zero=True)
                     yield Chart(key="host/cpu", id="host-cores", from_zero=True)
+                yield Static("", markup=False, id="system-cores")
             with VerticalScroll(id="system-facts", can_focus=False, classes="framed") as facts:
                 facts.border_title = Content.styled("machine", theme.DIM)
                 yield Static("", markup=False)
 
     def show_view(self, view: View, *, now: float) -> None:
-        shown = ("time/", "memory/", "host/")
+        shown = ("time/", "memory/", "host/", POWER, UTILIZATION)
         versions = tuple((name, s.version) for name, s in view.series.items() if name.startswith(shown))
         told = (
             view.attempt,
@@ -97,6 +94,7 @@ class System(Page):
             view.pid,
             versions,
             self.size,
+            self.query_one("#system-charts").size,
             viewport_of(self.app).version,
         )
         if told == self._told:
@@ -104,8 +102,16 @@ class System(Page):
         self._told = told
         self._show_time(view)
         self._show_memory(view)
-        facts = [part for part in (_time(view), _plan(view), _devices(view), _host(view), _versions(view)) if part]
-        self.query_one("#system-facts > Static", Static).update(Content("\n\n").join(map(_section, facts)))
+        self._facts = facts(view)
+        self.query_one("#system-facts > Static", Static).update(self._facts)
+        cores = self.query_one("#system-cores", Static)
+        lines = core_lines(view, self.query_one("#system-charts").size.width - 2)
+        cores.display = bool(lines)
+        cores.update(Content("\n").join(lines))
+
+    def copy_text(self) -> str | None:
+        """The facts."""
+        return self._facts.plain or None
 
     def action_move(self, rows: int) -> None:
         """Scroll whichever of the two can be scrolled."""
@@ -131,19 +137,21 @@ class System(Page):
         self._show_one("#time-step", view, "time/step", "step time (s)", theme.NORM, theme.NORM_BAND)
 
     def _show_memory(self, view: View) -> None:
-        devices, planned = _device_metrics(view), _planned_bytes(view)
+        planned, curves = planned_bytes(view), _device_curves(view, DEVICES)
         chart = self.query_one("#device-memory", Chart)
-        chart.display = bool(devices)
-        curves = [
-            Curve(view.series[name], DEVICE_COLORS[n % len(DEVICE_COLORS)], metric=name, label=name[len(DEVICES) :])
-            for n, name in enumerate(devices)
-        ]
+        chart.display = bool(curves)
         if curves and planned:
             _rewrite(self._planned, [(step, planned) for step in _ends(c.series for c in curves)])
             curves.insert(0, Curve(self._planned, theme.DIM, metric=PLANNED, label="planned"))
         chart.show(curves, title="device memory")
+        self._show_power(view)
         self._show_one("#host-memory", view, "memory/host", "host memory", theme.RATE)
         self._show_one("#host-cores", view, "host/cpu", "cores in use", theme.SPEED)
+
+    def _show_power(self, view: View) -> None:
+        chart, curves = self.query_one("#device-power", Chart), _device_curves(view, POWER, called="power ")
+        chart.display = bool(curves)
+        chart.show(curves, title="device power (W)")
 
     def _show_one(self, chart: str, view: View, metric: str, title: str, color: str, band: str | None = None) -> None:
         series = view.series.get(metric)
@@ -194,102 +202,9 @@ def _ends(series: Iterable[Series]) -> list[float]:
     return sorted({min(first for first, _ in there), max(last for _, last in there)}) if there else []
 
 
-def _device_metrics(view: View) -> list[str]:
-    names = [name for name in view.series if name.startswith(DEVICES)]
-    return sorted(names, key=lambda name: (len(name), name))
-
-
-def _planned_bytes(view: View) -> int:
-    return sum(view.plan["bytes"].values()) if "bytes" in view.plan else 0
-
-
-def _time(view: View) -> list[list[Part]]:
-    head: list[Part] = [("step time", f"bold {theme.BRIGHT}")]
-    found = [view.series.get(metric) for metric in ("time/step", "time/data_wait")]
-    steps, waits = ([v for v in s.values[-RECENT:] if math.isfinite(v)] if s else [] for s in found)
-    if not steps or not waits:
-        return [head, [("no step has been timed yet", theme.DIM)]]
-    stretch = found[0].stride if found[0] else 1
-    which = f"last {len(steps)} steps" if stretch == 1 else f"{len(steps)} steps, every {stretch}th"
-    head.append((f"  {which}", theme.DIM))
-    recent = sorted(steps)
-    share = min(1.0, math.fsum(waits) / len(waits) / (math.fsum(steps) / len(steps) or math.inf))
-    color = theme.WARN if share > 0.1 else theme.TEXT
+def _device_curves(view: View, prefix: str, *, called: str = "") -> list[Curve]:
+    """One a device; `called` comes before its number in the legend, which may have no room for a title beside it."""
     return [
-        head,
-        _row("median", _seconds(statistics.median(recent))),
-        _row("p95", _seconds(recent[math.ceil(0.95 * len(recent)) - 1])),
-        [*_row("data wait", _seconds(math.fsum(waits) / len(waits))), (f"  {share:.1%} of the time", color)],
+        Curve(view.series[name], color, metric=name, label=f"{called}{name[len(prefix) :]}")
+        for name, color in zip(numbered(view, prefix), cycle(DEVICE_COLORS), strict=False)
     ]
-
-
-def _plan(view: View) -> list[list[Part]]:
-    head: list[Part] = [("planned for each device", f"bold {theme.BRIGHT}")]
-    total = _planned_bytes(view)
-    if not total:
-        return [head, [("no estimate: it comes with the plan, before the first step", theme.DIM)]]
-    limit = _limit(view)
-    head.append((f"  {plain.bytes_(total)}" + (f" of {plain.bytes_(limit)}" if limit else ""), theme.TEXT))
-    parts: Mapping[str, int] = view.plan["bytes"]
-    order = sorted(parts, key=lambda what: -parts[what])
-    return [head, *(_bar(what.replace("_", " "), parts[what], total, theme.TRAIN) for what in order)]
-
-
-def _devices(view: View) -> list[list[Part]]:
-    head: list[Part] = [("devices", f"bold {theme.BRIGHT}")]
-    if not view.devices:
-        return [head, [("not known before the plan", theme.DIM)]]
-    names = sorted(set(view.devices))
-    head.append(("  " + ", ".join(f"{view.devices.count(n)} × {plain.inert(n)}" for n in names), theme.TEXT))
-    rows, total, limit = [head], _planned_bytes(view), _limit(view)
-    for name in _device_metrics(view):
-        used = view.series[name].values[-1]
-        of = limit or total
-        full = used / of if of else 0.0
-        color = theme.BAD if limit and full > 0.97 else theme.WARN if limit and full > 0.9 else theme.SPEED
-        rows.append(_bar(plain.inert(name[len(DEVICES) :]), used, of, color))
-        if total and limit:
-            rows.append(_row("", f"{used / total:.0%} of what was planned"))
-    if len(rows) == 1:
-        rows.append([("they do not tell their memory; a CPU's is the host's", theme.DIM)])
-    return rows
-
-
-def _host(view: View) -> list[list[Part]]:
-    rows: list[list[Part]] = [[("host", f"bold {theme.BRIGHT}"), (f"  {plain.inert(view.host)}", theme.TEXT)]]
-    if (memory := view.last("memory/host")) is not None:
-        rows.append(_row("memory", plain.bytes_(memory)))
-    if (cores := view.last("host/cpu")) is not None:
-        rows.append(_row("cores in use", f"{cores:.1f}"))
-    if view.pid is not None:
-        rows.append(_row("process", str(view.pid)))
-    return rows
-
-
-def _versions(view: View) -> list[list[Part]]:
-    rows = [_row(name, version) for name, version in view.versions.items()]
-    return [[("versions", f"bold {theme.BRIGHT}")], *rows] if rows else []
-
-
-def _limit(view: View) -> int | None:
-    return view.plan["devices"]["memory_bytes"] if "devices" in view.plan else None
-
-
-def _bar(label: str, value: float, of: float, color: str) -> list[Part]:
-    full = round(BAR * min(1.0, value / of)) if of else 0
-    size = plain.bytes_(value)
-    share = f" {value / of:4.0%}" if of else ""
-    bar: list[Part] = [("━" * full, color), ("─" * (BAR - full), theme.EDGE)]
-    return [(f"{plain.inert(label):<16}", theme.DIM), *bar, (f" {size:>8}{share}", theme.TEXT)]
-
-
-def _row(label: str, value: str) -> list[Part]:
-    return [(f"{label:<16}", theme.DIM), (value, theme.TEXT)]
-
-
-def _seconds(seconds: float) -> str:
-    return f"{1e3 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.2f} s" if seconds < 60 else plain.duration(seconds)
-
-
-def _section(rows: Sequence[Sequence[Part]]) -> Content:
-    return Content("\n").join(Content.assemble(*row) for row in rows)

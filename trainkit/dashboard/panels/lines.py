@@ -31,9 +31,14 @@ class Lines(VerticalScroll, can_focus=False):
     def compose(self) -> ComposeResult:
         yield self._text
 
-    def show(self, lines: Sequence[Content]) -> None:
-        """Show these lines; the last is in sight, unless somebody has scrolled up."""
-        at_end = self.scroll_offset.y >= self.max_scroll_y - 1
+    @property
+    def at_end(self) -> bool:
+        """Whether the last line is in sight."""
+        return self.scroll_offset.y >= self.max_scroll_y - 1
+
+    def show(self, lines: Sequence[Content], *, follow: bool = True) -> None:
+        """Show these lines; the last is in sight, unless somebody has scrolled up or it is not to be followed."""
+        at_end = follow and self.at_end
         self._text.update(Content("\n").join(lines))
         if at_end:
             self.call_after_refresh(self.scroll_end, animate=False)

@@ -8,11 +8,14 @@ from trainkit.dashboard import theme
 from trainkit.dashboard.chart import Chart
 from trainkit.dashboard.curves import Curve
 from trainkit.dashboard.keys import SELECTED
-from trainkit.dashboard.titles import Part, one_line
+from trainkit.dashboard.titles import Part
+from trainkit.events.plain import one_line
 from trainkit.events.view import View
 
-#: A chart is drawn anew when it has grown by this share, which is less than a dot, or after so many seconds.
-GROWN, LATE = 1e-3, 10.0
+#: A chart is drawn anew when it has grown by this share, which is less than a dot, or after so many seconds. Charts
+#: that were drawn at once wait longer the first time, each by another share of these seconds, so that they are not due
+#: at once again: multiples of the golden ratio conjugate are spread evenly, however many there are.
+GROWN, LATE, APART = 1e-3, 10.0, 0.618034
 #: The group's colours: the line's and that of the band around it.
 COLORS = {
     "train": (theme.TRAIN, theme.TRAIN_BAND),
@@ -33,11 +36,12 @@ class Place(NamedTuple):
 class MetricCell(Chart):
     """One metric of the grid. What it shows is drawn anew only when that can be seen; the last value is always told."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        """`number`: how many others there were before."""
         super().__init__()
         self._of: object = None
         self._version, self._length = -1, -1
-        self._drawn_at = 0.0
+        self._wait, self._drawn_at = LATE * (number * APART % 1), 0.0
 
     def show_metric(self, metric: str, view: View, place: Place, *, now: float) -> None:
         """Show the view's series of this metric as of `now` (Unix seconds)."""
@@ -51,7 +55,8 @@ class MetricCell(Chart):
         if of == self._of and not grown and now - self._drawn_at < LATE:
             self.entitle()
             return
-        self._of, self._version, self._length, self._drawn_at = of, series.version, len(series), now
+        self._drawn_at = now if of == self._of else now + self._wait
+        self._of, self._version, self._length = of, series.version, len(series)
         star: list[Part] = [("★ ", theme.WARN)] if place.pinned else []
         title = [*star, (one_line(metric), theme.BRIGHT if place.selected else theme.DIM)]
         self.show([_curve(metric, view)], marks=view.markers if place.alone else (), title=title)

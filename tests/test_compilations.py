@@ -1,0 +1,109 @@
+"""What is compiled again is told, on real compilations and on a real run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+import trainer
+
+from trainkit.events.log import EventLog, read
+from trainkit.train.compilations import CALM, SETTLED, Compilations
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[EventLog]:
+    log = EventLog(tmp_path, attempt=1)
+    yield log
+    log.close()
+
+
+@pytest.fixture
+def compilations(log: EventLog) -> Iterator[Compilations]:
+    compilations = Compilations(log)
+    yield compilations
+    compilations.close()
+
+
+def fresh() -> jax.stages.Wrapped:
+    """A function that nobody has compiled for any shape."""
+
+    def doubled(x: jax.Array) -> jax.Array:
+        return 2 * x
+
+    return jax.jit(doubled)
+
+
+def work(compilations: Compilations, function: jax.stages.Wrapped, sizes: list[int], what: str = "evaluation") -> None:
+    arrays = [jnp.zeros(size) for size in sizes]
+    for step, array in enumerate(arrays, 1):
+        with compilations.during(what, step):
+            function(array)
+
+
+def told(run: Path) -> list[str]:
+    return [event["message"] for event in read(run) if event["type"] == "alert" and event["kind"] == "recompilation"]
+
+
+def test_work_that_has_been_done_twice_and_compiles_again_is_told_with_its_step(
+    tmp_path: Path, compilations: Compilations
+) -> None:
+    work(compilations, fresh(), [3, 4, 3, 4, 5])
+    (message,) = told(tmp_path)
+    assert message.startswith("evaluation at step 5 compiled again, for ") and "doubled" in message
+
+
+def test_what_is_compiled_the_first_times_is_not_told(tmp_path: Path, compilations: Compilations) -> None:
+    work(compilations, fresh(), list(range(1, SETTLED + 1)))
+    work(compilations, fresh(), list(range(1, SETTLED + 1)), "sampling")
+    assert told(tmp_path) == []
+
+
+def test_each_kind_is_told_once_until_it_was_calm(tmp_path: Path, compilations: Compilations) -> None:
+    settled = [1] * SETTLED
+    work(compilations, fresh(), [*settled, 2, 3, 1, 4])
+    assert len(told(tmp_path)) == 1, "it was not calm in between"
+    work(compilations, fresh(), [*settled, 2], "sampling")
+    assert len(told(tmp_path)) == 2, "another kind is another alert"
+    function = fresh()
+    function(jnp.zeros(1))
+    work(compilations, function, [*[1] * CALM, 2])
+    assert len(told(tmp_path)) == 3
+
+
+def test_what_other_threads_compile_or_what_is_compiled_outside_belongs_to_no_work(
+    tmp_path: Path, compilations: Compilations
+) -> None:
+    function = fresh()
+    work(compilations, function, [1] * SETTLED)
+    function(jnp.zeros(2))
+    three = jnp.zeros(3)
+    thread = threading.Thread(target=function, args=(three,))
+    with compilations.during("evaluation", 9):
+        thread.start()
+        thread.join()
+    assert told(tmp_path) == []
+
+
+def test_nothing_is_heard_after_it_was_closed(tmp_path: Path, log: EventLog) -> None:
+    compilations = Compilations(log)
+    function = fresh()
+    work(compilations, function, [1] * SETTLED)
+    compilations.close()
+    work(compilations, function, [2])
+    assert told(tmp_path) == []
+
+
+def test_a_run_that_evaluates_samples_and_takes_statistics_compiles_nothing_again(tmp_path: Path) -> None:
+    recipe = trainer.RECIPE.replace("every = 10", "every = 4").replace("every = 12", "every = 5")
+    trainer.workplace(tmp_path, recipe + "[statistics]\nevery = 3\n")
+    done = trainer.trainkit(tmp_path, "run", "tiny.toml", "--plain")
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs" / "tiny"
+    kinds = [event["type"] for event in read(run)]
+    assert min(kinds.count(kind) for kind in ("evaluated", "sampled", "distributions")) > SETTLED
+    assert told(run) == []

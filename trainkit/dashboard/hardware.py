@@ -1,0 +1,154 @@
+"""The machine in words: step times, what its memory is planned for and holds, its devices, its host and its cores."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+from textual.content import Content
+
+from trainkit.dashboard import theme
+from trainkit.events import plain
+from trainkit.events.view import View
+
+#: Metrics with the number of a device or a core after them.
+DEVICES, POWER, UTILIZATION, CORES = "memory/device/", "power/device/", "utilization/device/", "host/core/"
+#: How busy a core is, in eighths, and how many of them a line has at most.
+BLOCKS, CORES_A_LINE = "▁▂▃▄▅▆▇█", 64
+#: Steps that the median and the 95th percentile are of.
+RECENT = 200
+#: Cells of a bar.
+BAR = 14
+
+Part = tuple[str, str]
+
+
+def facts(view: View) -> Content:
+    """All that is known, in sections."""
+    sections = [part for part in (_time(view), _plan(view), _devices(view), _host(view), _versions(view)) if part]
+    return Content("\n\n").join(map(_section, sections))
+
+
+def core_lines(view: View, width: int) -> list[Content]:
+    """How busy each core of the host is, a block of eighths for each, on lines of at most `width` cells."""
+    cores = [view.series[name].values[-1] for name in numbered(view, CORES)]
+    head = len(f"cores {len(cores)}–{len(cores)}  ")
+    most = min(CORES_A_LINE, width - head)
+    if not cores or most < 1:
+        return []
+    lines = []
+    for first in range(0, len(cores), most):
+        some = cores[first : first + most]
+        blocks = "".join(BLOCKS[min(7, int(8 * max(0.0, share)))] if math.isfinite(share) else " " for share in some)
+        label = f"cores {first}–{first + len(some) - 1}"
+        lines.append(Content.assemble((f"{label:<{head}}", theme.DIM), (blocks, theme.SPEED)))
+    return lines
+
+
+def numbered(view: View, prefix: str) -> list[str]:
+    """The metrics below a prefix, by the number after it."""
+    names = [name for name in view.series if name.startswith(prefix)]
+    return sorted(names, key=lambda name: (len(name), name))
+
+
+def planned_bytes(view: View) -> int:
+    """What a device is planned to hold; 0 where there is no plan yet."""
+    return sum(view.plan["bytes"].values()) if "bytes" in view.plan else 0
+
+
+def _time(view: View) -> list[list[Part]]:
+    head: list[Part] = [("step time", f"bold {theme.BRIGHT}")]
+    found = [view.series.get(metric) for metric in ("time/step", "time/data_wait")]
+    steps, waits = ([v for v in s.values[-RECENT:] if math.isfinite(v)] if s else [] for s in found)
+    if not steps or not waits:
+        return [head, [("no step has been timed yet", theme.DIM)]]
+    stretch = found[0].stride if found[0] else 1
+    which = f"last {len(steps)} steps" if stretch == 1 else f"{len(steps)} steps, every {stretch}th"
+    head.append((f"  {which}", theme.DIM))
+    recent = sorted(steps)
+    share = min(1.0, math.fsum(waits) / len(waits) / (math.fsum(steps) / len(steps) or math.inf))
+    color = theme.WARN if share > 0.1 else theme.TEXT
+    return [
+        head,
+        _row("median", _seconds(statistics.median(recent))),
+        _row("p95", _seconds(recent[math.ceil(0.95 * len(recent)) - 1])),
+        [*_row("data wait", _seconds(math.fsum(waits) / len(waits))), (f"  {share:.1%} of the time", color)],
+    ]
+
+
+def _plan(view: View) -> list[list[Part]]:
+    head: list[Part] = [("planned for each device", f"bold {theme.BRIGHT}")]
+    total = planned_bytes(view)
+    if not total:
+        return [head, [("no estimate: it comes with the plan, before the first step", theme.DIM)]]
+    limit = _limit(view)
+    head.append((f"  {plain.bytes_(total)}" + (f" of {plain.bytes_(limit)}" if limit else ""), theme.TEXT))
+    parts: Mapping[str, int] = view.plan["bytes"]
+    order = sorted(parts, key=lambda what: -parts[what])
+    return [head, *(_bar(what.replace("_", " "), parts[what], total, theme.TRAIN) for what in order)]
+
+
+def _devices(view: View) -> list[list[Part]]:
+    head: list[Part] = [("devices", f"bold {theme.BRIGHT}")]
+    if not view.devices:
+        return [head, [("not known before the plan", theme.DIM)]]
+    names = sorted(set(view.devices))
+    head.append(("  " + ", ".join(f"{view.devices.count(n)} × {plain.inert(n)}" for n in names), theme.TEXT))
+    rows, total, limit = [head], planned_bytes(view), _limit(view)
+    for name in numbered(view, DEVICES):
+        used = view.series[name].values[-1]
+        of = limit or total
+        full = used / of if of else 0.0
+        color = theme.BAD if limit and full > 0.97 else theme.WARN if limit and full > 0.9 else theme.SPEED
+        rows.append(_bar(plain.inert(name[len(DEVICES) :]), used, of, color))
+        if total and limit:
+            rows.append(_row("", f"{used / total:.0%} of what was planned"))
+    if len(rows) == 1:
+        rows.append([("they do not tell their memory; a CPU's is the host's", theme.DIM)])
+    told: dict[str, list[str]] = {}
+    for prefix, form in ((POWER, "{:.0f} W".format), (UTILIZATION, "busy {:.0%} of the time".format)):
+        for name in numbered(view, prefix):
+            told.setdefault(name[len(prefix) :], []).append(form(view.series[name].values[-1]))
+    rows += [_row(plain.inert(device), ", ".join(words)) for device, words in told.items()]
+    return rows
+
+
+def _host(view: View) -> list[list[Part]]:
+    rows: list[list[Part]] = [[("host", f"bold {theme.BRIGHT}"), (f"  {plain.inert(view.host)}", theme.TEXT)]]
+    if (memory := view.last("memory/host")) is not None:
+        rows.append(_row("memory", plain.bytes_(memory)))
+    if (cores := view.last("host/cpu")) is not None:
+        rows.append(_row("cores in use", f"{cores:.1f}"))
+    if view.pid is not None:
+        rows.append(_row("process", str(view.pid)))
+    return rows
+
+
+def _versions(view: View) -> list[list[Part]]:
+    rows = [_row(name, version) for name, version in view.versions.items()]
+    return [[("versions", f"bold {theme.BRIGHT}")], *rows] if rows else []
+
+
+def _limit(view: View) -> int | None:
+    return view.plan["devices"]["memory_bytes"] if "devices" in view.plan else None
+
+
+def _bar(label: str, value: float, of: float, color: str) -> list[Part]:
+    full = round(BAR * min(1.0, value / of)) if of else 0
+    size = plain.bytes_(value)
+    share = f" {value / of:4.0%}" if of else ""
+    bar: list[Part] = [("━" * full, color), ("─" * (BAR - full), theme.EDGE)]
+    return [(f"{plain.inert(label):<16}", theme.DIM), *bar, (f" {size:>8}{share}", theme.TEXT)]
+
+
+def _row(label: str, value: str) -> list[Part]:
+    return [(f"{label:<16}", theme.DIM), (value, theme.TEXT)]
+
+
+def _seconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.2f} s" if seconds < 60 else plain.duration(seconds)
+
+
+def _section(rows: Sequence[Sequence[Part]]) -> Content:
+    return Content("\n").join(Content.assemble(*row) for row in rows)

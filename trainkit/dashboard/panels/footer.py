@@ -1,0 +1,25 @@
+"""The line of keys at the bottom."""
+
+from __future__ import annotations
+
+from textual.app import ComposeResult
+from textual.widgets import Footer as AllKeys
+from textual.widgets._footer import FooterKey
+
+
+class Footer(AllKeys):
+    """As many keys as there is room for, none of them cut; the rest is told by the help, which has the right end."""
+
+    def compose(self) -> ComposeResult:
+        yield from super().compose()
+        self.call_after_refresh(self._fit)
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self._fit)
+
+    def _fit(self) -> None:
+        keys = list(self.query(FooterKey))
+        ends = [key.region.x for key in keys if key.has_class("-command-palette")]
+        end = min(ends, default=self.region.right)
+        for key in keys:
+            key.visible = key.region.x >= end or key.region.right <= end
