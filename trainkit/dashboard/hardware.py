@@ -96,6 +96,10 @@ def _devices(view: View) -> list[list[Part]]:
     names = sorted(set(view.devices))
     head.append(("  " + ", ".join(f"{view.devices.count(n)} × {plain.inert(n)}" for n in names), theme.TEXT))
     rows, total, limit = [head], planned_bytes(view), _limit(view)
+    told: dict[str, list[str]] = {}
+    for prefix, form in ((POWER, "{:.0f} W".format), (UTILIZATION, "busy {:.0%} of the time".format)):
+        for name in numbered(view, prefix):
+            told.setdefault(name[len(prefix) :], []).append(form(view.series[name].values[-1]))
     for name in numbered(view, DEVICES):
         used = view.series[name].values[-1]
         of = limit or total
@@ -104,12 +108,10 @@ def _devices(view: View) -> list[list[Part]]:
         rows.append(_bar(plain.inert(name[len(DEVICES) :]), used, of, color))
         if total and limit:
             rows.append(_row("", f"{used / total:.0%} of what was planned"))
+        if words := told.pop(name[len(DEVICES) :], None):
+            rows.append(_row("", ", ".join(words)))
     if len(rows) == 1:
         rows.append([("they do not tell their memory; a CPU's is the host's", theme.DIM)])
-    told: dict[str, list[str]] = {}
-    for prefix, form in ((POWER, "{:.0f} W".format), (UTILIZATION, "busy {:.0%} of the time".format)):
-        for name in numbered(view, prefix):
-            told.setdefault(name[len(prefix) :], []).append(form(view.series[name].values[-1]))
     rows += [_row(plain.inert(device), ", ".join(words)) for device, words in told.items()]
     return rows
 

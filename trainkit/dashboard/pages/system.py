@@ -74,9 +74,10 @@ class System(Page):
                 with Horizontal():
                     yield Chart(key=WAIT, id="time-share", from_zero=True)
                     yield Chart(key="time/step", id="time-step", from_zero=True)
-                with Horizontal():
+                with Horizontal(id="system-devices"):
                     yield Chart(key=DEVICES, id="device-memory", from_zero=True)
                     yield Chart(key=POWER, id="device-power", from_zero=True)
+                with Horizontal():
                     yield Chart(key="memory/host", id="host-memory", from_zero=True)
                     yield Chart(key="host/cpu", id="host-cores", from_zero=True)
                 yield Static("", markup=False, id="system-cores")
@@ -144,14 +145,17 @@ class System(Page):
             _rewrite(self._planned, [(step, planned) for step in _ends(c.series for c in curves)])
             curves.insert(0, Curve(self._planned, theme.DIM, metric=PLANNED, label="planned"))
         chart.show(curves, title="device memory")
-        self._show_power(view)
+        power = self._show_power(view)
+        self.query_one("#system-devices").display = power or bool(curves)
         self._show_one("#host-memory", view, "memory/host", "host memory", theme.RATE)
         self._show_one("#host-cores", view, "host/cpu", "cores in use", theme.SPEED)
 
-    def _show_power(self, view: View) -> None:
+    def _show_power(self, view: View) -> bool:
+        """Whether there is any to show."""
         chart, curves = self.query_one("#device-power", Chart), _device_curves(view, POWER, called="power ")
         chart.display = bool(curves)
         chart.show(curves, title="device power (W)")
+        return bool(curves)
 
     def _show_one(self, chart: str, view: View, metric: str, title: str, color: str, band: str | None = None) -> None:
         series = view.series.get(metric)
