@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from textual.app import App
 
@@ -20,6 +20,7 @@ MOVES = st.lists(
 
 
 @settings(max_examples=200, deadline=None)
+@example(moves=[("in", 1.0), ("left", 1.0)], first=0.0, span=10.0, log=True)
 @given(moves=MOVES, first=st.sampled_from([0.0, 1.0, 700.0]), span=st.floats(10, 1e6), log=st.booleans())
 def test_however_one_moves_it_is_a_part_of_all_steps_and_not_too_few(
     moves: list[tuple[str, float]], first: float, span: float, log: bool

@@ -118,7 +118,9 @@ class Viewport:
             return
         left, right = shown.share_of(whole.low), shown.share_of(whole.high)
         share = min(max(share, left), right - 1)
-        self._show(shown.step(share), shown.step(1 + share), whole)
+        low = shown.step(share)
+        # on a logarithmic axis the same share holds fewer steps the further to the left it lies
+        self._show(low, max(shown.step(1 + share), min(low + LEAST, whole.high)), whole)
 
     def reset(self) -> None:
         """Show all there is and will be."""
