@@ -23,6 +23,7 @@ import os
 import platform
 import pty
 import random
+import shutil
 import signal
 import statistics
 import struct
@@ -111,6 +112,8 @@ def make(run: Path, arguments: argparse.Namespace) -> None:
     from trainkit.events.log import NAME
 
     building = run.with_suffix(".tmp")
+    for left in (building, run):
+        shutil.rmtree(left, ignore_errors=True)
     building.mkdir(parents=True)
     began = time.perf_counter()
     _write(building, arguments.metrics, 1, arguments.steps)
@@ -275,7 +278,7 @@ class _Viewer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.send_signal(signal.SIGCONT)
+        self.signal(signal.SIGCONT)
         self.process.terminate()
         self.process.wait()
         os.close(self._terminal)
@@ -296,8 +299,17 @@ class _Viewer:
 
     def cpu(self) -> float:
         """Seconds of CPU time so far."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in self._pids()]
+        return sum(int(fields[11]) + int(fields[12]) for fields in stats) / os.sysconf("SC_CLK_TCK")
+
+    def signal(self, number: int) -> None:
+        for pid in self._pids():
+            os.kill(pid, number)
+
+    def _pids(self) -> list[int]:
+        """The parent that guards the terminal, and the process that draws."""
+        pid = self.process.pid
+        return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
 
     def _read(self) -> None:
         with contextlib.suppress(OSError):
@@ -359,7 +371,7 @@ def viewers(run: Path, arguments: argparse.Namespace) -> None:
             rate = {}
             for watched in (turn % 2 == 0, turn % 2 == 1):
                 for view in views:
-                    view.process.send_signal(signal.SIGCONT if watched else signal.SIGSTOP)
+                    view.signal(signal.SIGCONT if watched else signal.SIGSTOP)
                 time.sleep(1)
                 rate[watched] = _rate(trained, arguments.seconds)
                 assert trainer.poll() is None, "the trainer has ended"
