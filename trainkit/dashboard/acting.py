@@ -65,6 +65,7 @@ class Acting(Themed[None]):
     @property
     def view(self) -> View:
         """The run, as far as its log has been read."""
+        # textual's metaclass is no ABCMeta: an abstract method cannot say it
         raise NotImplementedError
 
     def action_stop(self) -> None:

@@ -36,6 +36,7 @@ class Replaying(App[None]):
 
     def draw_all(self) -> None:
         """Draw everything anew: the moment that is shown is another one."""
+        # textual's metaclass is no ABCMeta: an abstract method cannot say it
         raise NotImplementedError
 
     def action_play(self) -> None:

@@ -35,6 +35,7 @@ class Page(Container, can_focus=True):
 
     def show_view(self, view: View, *, now: float) -> None:
         """Show the run as of `now` (Unix seconds). Must cost little where nothing has changed."""
+        # textual's metaclass is no ABCMeta: an abstract method cannot say it
         raise NotImplementedError
 
     @property
