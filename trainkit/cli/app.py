@@ -263,7 +263,8 @@ def watch(
         look.watch(run, replay=replay, readonly=readonly, ascii_only=ascii_only, page=page)
 
 
-@app.command()
+# a prompt may begin with a dash, and of a negative factor the order itself says what is wrong
+@app.command(context_settings={"ignore_unknown_options": True})
 def send(
     run: RunName,
     command: Annotated[
