@@ -256,7 +256,9 @@ def test_only_what_fits_is_mounted_and_the_grid_follows_the_selection() -> None:
     drive(many(100), steps, size=(120, 34))
 
 
-def test_only_charts_in_sight_are_drawn_and_again_only_when_it_can_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of curves of every chart that is drawn."""
     drawn: list[int] = []
     draw = chart.draw
 
@@ -265,10 +267,19 @@ def test_only_charts_in_sight_are_drawn_and_again_only_when_it_can_be_seen(monke
         return draw(curves, **options)
 
     monkeypatch.setattr(chart, "draw", counted)
-    view = many(50)
-    long = array("d", range(5000))
+    return drawn
+
+
+def many_long(metrics: int) -> View:
+    """So many metrics of 5,000 points."""
+    view = many(metrics)
     for one in view.series.values():
-        one.steps, one.values, one.version = array("d", long), array("d", long), 5000
+        one.steps, one.values, one.version = array("d", range(5000)), array("d", range(5000)), 5000
+    return view
+
+
+def test_only_charts_in_sight_are_drawn_and_again_only_when_it_can_be_seen(drawn: list[int]) -> None:
+    view = many_long(50)
 
     async def steps(pilot: Pilot[None], page: Metrics) -> None:
         assert len(cells(page)) == 4 and 4 <= len(drawn) <= 8
@@ -291,19 +302,8 @@ def test_only_charts_in_sight_are_drawn_and_again_only_when_it_can_be_seen(monke
     drive(view, steps, size=(80, 18))
 
 
-def test_charts_of_a_long_run_are_drawn_anew_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[int] = []
-    draw = chart.draw
-
-    def counted(curves: list[chart.Curve], **options: Any) -> Picture:
-        drawn.append(len(curves))
-        return draw(curves, **options)
-
-    monkeypatch.setattr(chart, "draw", counted)
-    view = many(4)
-    long = array("d", range(5000))
-    for one in view.series.values():
-        one.steps, one.values, one.version = array("d", long), array("d", long), 5000
+def test_charts_of_a_long_run_are_drawn_anew_one_after_the_other(drawn: list[int]) -> None:
+    view = many_long(4)
 
     async def steps(pilot: Pilot[None], page: Metrics) -> None:
         at_once = []
