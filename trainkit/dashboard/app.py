@@ -207,12 +207,13 @@ class Dashboard(ChartKeys, Replaying, Acting):
         if page := self._page():
             page.show_view(view, now=now)
             return
-        screen.query_one(LossChart).show_view(view)
-        for chart in screen.query(MetricChart):
-            chart.show_view(view)
-        screen.query_one(Machine).show_view(view, now=now)
-        screen.query_one(LogLines).show_view(view)
-        screen.query_one(SampleLines).show_view(view)
+        # by their ids, which textual remembers: any other query walks through all widgets of all pages
+        screen.query_one("#loss", LossChart).show_view(view)
+        for name in ("#rate", "#norm", "#speed"):
+            screen.query_one(name, MetricChart).show_view(view)
+        screen.query_one("#machine", Machine).show_view(view, now=now)
+        screen.query_one("#log", LogLines).show_view(view)
+        screen.query_one("#newest-samples", SampleLines).show_view(view)
 
     def draw_all(self) -> None:
         self.show(everything=True)
