@@ -23,13 +23,13 @@ from textual.app import App
 from textual.pilot import Pilot
 
 from trainkit.dashboard.app import NAMES, Dashboard
-from trainkit.dashboard.browse import Opened
 from trainkit.dashboard.commands import Key, keys_in_force
-from trainkit.dashboard.leaderboard import Arrangement
 from trainkit.dashboard.pages import Page
 from trainkit.dashboard.replay import Replay
-from trainkit.dashboard.runs import Choice, Runs
-from trainkit.dashboard.shelf import Shelf
+from trainkit.dashboard.runs.app import Choice, Runs
+from trainkit.dashboard.runs.browse import Opened
+from trainkit.dashboard.runs.leaderboard import Arrangement
+from trainkit.dashboard.runs.shelf import Shelf
 from trainkit.events.log import EventLog
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

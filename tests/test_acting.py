@@ -16,9 +16,12 @@ from trainkit.dashboard.acting import present_rate
 from trainkit.dashboard.app import Dashboard
 from trainkit.dashboard.replay import Replay
 from trainkit.dashboard.screens import Ask, Confirm
+from trainkit.dashboard.terminal import farewell
 from trainkit.events.control import Command, Server
-from trainkit.events.orders import Order
-from trainkit.events.view import Marker, View, reduce
+from trainkit.events.log import NAME
+from trainkit.events.orders import Order, order
+from trainkit.events.reducer import reduce
+from trainkit.events.view import Marker, View
 
 
 @pytest.fixture
@@ -30,6 +33,51 @@ def run(tmp_path: Path) -> Path:
 def orders(run: Path) -> Iterator[list[Order]]:
     with trainer(run) as orders:
         yield orders
+
+
+@pytest.mark.parametrize(("key", "command"), [("c", "save"), ("e", "evaluate"), ("p", "pause")])
+def test_a_key_sends_its_order_and_the_answer_is_shown(run: Path, orders: list[Order], key: str, command: str) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        await pilot.press(key)
+        told = await answered(pilot, dashboard)
+        assert told.message == f"{command} it is [bold]" and told.severity == "information"
+
+    drive(run, steps)
+    assert orders == [order(command)]
+
+
+def test_p_on_a_paused_run_lets_it_go_on(run: Path, orders: list[Order]) -> None:
+    paused = '{"type": "control", "t": 2e9, "step": 300, "attempt": 1, "command": "pause", "detail": ""}\n'
+    with (run / NAME).open("a") as file:
+        file.write(paused)
+
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        assert dashboard.state == "paused"
+        await pilot.press("p")
+        await until(lambda: orders, pilot)
+
+    drive(run, steps)
+    assert orders == [Order("continue")]
+
+
+def test_an_order_to_a_run_without_a_trainer_is_an_error_on_the_screen(run: Path) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        await pilot.press("c")
+        assert (await answered(pilot, dashboard)).severity == "error"
+
+    drive(run, steps)
+
+
+@pytest.mark.parametrize("key", ["q", "ctrl+c", "ctrl+q"])
+def test_quitting_detaches_and_says_how_to_come_back(run: Path, orders: list[Order], key: str) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        await pilot.press(key)
+        await pilot.pause()
+        assert not dashboard.is_running
+        assert f"trainkit watch {run}" in farewell(run, dashboard.state)
+
+    drive(run, steps)
+    assert orders == []
 
 
 def test_a_prompt_typed_here_is_sampled_and_is_there_the_next_time(run: Path, orders: list[Order]) -> None:
@@ -121,10 +169,10 @@ def test_where_the_trainer_refuses_its_word_is_shown(run: Path) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await pilot.press("D", "y")
         told = await answered(pilot, dashboard)
-        assert told.message == "the decay has begun [already]" and told.severity == "error"
+        assert told.message == "the decay has begun [already]␛[2J" and told.severity == "error"
         assert told.title == "decay: refused"
 
-    with trainer(run, refuses="the decay has begun [already]"):
+    with trainer(run, refuses="the decay has begun [already]\x1b[2J"):
         drive(run, steps)
 
 

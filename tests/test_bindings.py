@@ -20,11 +20,11 @@ from textual.dom import DOMNode
 
 import trainkit.dashboard
 from trainkit.dashboard.app import NAMES, Dashboard
-from trainkit.dashboard.browse import Opened
-from trainkit.dashboard.leaderboard import Arrangement
 from trainkit.dashboard.replay import Replay
-from trainkit.dashboard.runs import Choice, Runs
-from trainkit.dashboard.shelf import Shelf
+from trainkit.dashboard.runs.app import Choice, Runs
+from trainkit.dashboard.runs.browse import Opened
+from trainkit.dashboard.runs.leaderboard import Arrangement
+from trainkit.dashboard.runs.shelf import Shelf
 
 PICTURES = Path(__file__).parents[1] / "scripts" / "pictures.py"
 

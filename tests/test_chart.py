@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.style import Style
 
-from trainkit.dashboard import braille, theme, ticks
-from trainkit.dashboard.columns import Window, envelope, moving_average, points, trend
-from trainkit.dashboard.curves import Curve, Look
-from trainkit.dashboard.plot import Picture, draw
+from trainkit.dashboard import theme
+from trainkit.dashboard.charts import braille, ticks
+from trainkit.dashboard.charts.columns import Window, envelope, moving_average, points, trend
+from trainkit.dashboard.charts.curves import Curve, Look
+from trainkit.dashboard.charts.plot import Picture, draw
 from trainkit.events.series import Series
 from trainkit.events.view import Marker
 

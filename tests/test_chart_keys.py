@@ -15,11 +15,11 @@ from textual.widgets import ContentSwitcher
 from viewer import drive, screen_text, until, write_run
 
 from trainkit.dashboard.app import NAMES, Dashboard
-from trainkit.dashboard.chart import Chart
+from trainkit.dashboard.charts.chart import Chart
 from trainkit.dashboard.panels.charts import LossChart
 from trainkit.dashboard.replay import Replay
 from trainkit.dashboard.screens import Help
-from trainkit.events import view
+from trainkit.events import reducer
 from trainkit.events.series import Series
 
 WIDE = (160, 48)
@@ -45,6 +45,7 @@ def test_plus_and_minus_zoom_brackets_pan_and_0_shows_all_and_every_chart_says_s
         await pilot.pause()
         assert range_of(app) == (150.5, 300)
         assert screen_text(app).count("0: all") >= 2
+        assert f"train {app.view.series['train/loss'].values[-1]:.4f}" in screen_text(app), "the last that is shown"
         await pilot.press("left_square_bracket")
         assert range_of(app) == pytest.approx((150.5 - 149.5 / 4, 300 - 149.5 / 4))
         await pilot.press("right_square_bracket")
@@ -63,7 +64,7 @@ def test_what_is_zoomed_in_does_not_move_while_the_run_goes_on(run: Path) -> Non
         await pilot.press("plus")
         before = loss(app).picture().window
         for event in fake_run.events(320, total=600)[-20:]:
-            view.reduce(app.view, event)
+            reducer.reduce(app.view, event)
         app.show(everything=True)
         await pilot.pause()
         assert loss(app).picture().window == before
@@ -226,6 +227,23 @@ def test_w_writes_the_chart_into_the_working_directory_and_says_where(
     assert sorted(run.rglob("*")) == before
 
 
+def test_a_chart_over_something_else_than_steps_is_not_written_as_one_over_steps(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    async def steps(pilot: Pilot[None], app: Dashboard) -> None:
+        await pilot.press(str(NAMES.index("compare") + 1), "t")
+        await pilot.pause()
+        await pilot.press("w")
+        await pilot.pause()
+        (written,) = tmp_path.glob("quickstart-train-loss-*.svg")
+        told = [element.text for element in ElementTree.parse(written).iter() if element.text]
+        assert "quickstart · train/loss over tokens" in told and "step" not in told
+
+    drive(run, steps, size=WIDE)
+
+
 def test_in_the_grid_arrows_choose_a_chart_and_with_a_crosshair_move_it(run: Path) -> None:
     async def steps(pilot: Pilot[None], app: Dashboard) -> None:
         await pilot.press("2", "right")
@@ -291,7 +309,7 @@ def test_the_mouse_points_sets_zooms_pans_and_drags(run: Path) -> None:
 
 
 def test_a_close_look_at_a_thinned_run_shows_its_exact_points(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(view, "Series", partial(Series, limit=64))
+    monkeypatch.setattr(reducer, "Series", partial(Series, limit=64))
 
     async def steps(pilot: Pilot[None], app: Dashboard) -> None:
         assert app.view.series["train/loss"].stride > 1
@@ -304,7 +322,7 @@ def test_a_close_look_at_a_thinned_run_shows_its_exact_points(run: Path, monkeyp
         await pilot.pause()
         cross = int(app.viewport.cross or 0)
         assert f"train {exact.values[list(exact.steps).index(cross)]:.4f}" in screen_text(app)
-        view.reduce(app.view, {**fake_run.events(1, attempt=2, resumed_from=250)[0]})
+        reducer.reduce(app.view, {**fake_run.events(1, attempt=2, resumed_from=250)[0]})
         app.show(everything=True)
         assert app.viewport.exact is not exact and not app.viewport.exact.get("train/loss")
 

@@ -13,9 +13,9 @@ from test_chart import series, thinned
 from test_view import HOSTILE
 
 from trainkit.dashboard import theme
-from trainkit.dashboard.chart_svg import HEIGHT, WIDTH, svg
-from trainkit.dashboard.columns import Window
-from trainkit.dashboard.curves import SMOOTHINGS, Curve, Look, extent
+from trainkit.dashboard.charts.columns import Window
+from trainkit.dashboard.charts.curves import SMOOTHINGS, Curve, Look, extent
+from trainkit.dashboard.charts.svg import HEIGHT, WIDTH, svg
 from trainkit.events.view import Marker
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -70,6 +70,13 @@ def test_what_is_cut_off_and_what_is_no_number_is_marked_and_smoothing_is_told()
     found = texts(drawn([curve], look=Look(smoothing="0.99")))
     assert "▲" in found and "×" in found and "EMA 0.99" in found
     assert "▲" not in texts(drawn([curve], look=Look(whole=True)))
+
+
+def test_what_a_legend_tells_is_the_last_exact_point_that_is_shown_and_the_axis_says_what_it_counts() -> None:
+    exact = {"a/b": series([3.0, 2.0, 1.5], [10, 11, 12])}
+    curve = Curve(thinned([9.0] * 64, limit=8), theme.TRAIN, metric="a/b")
+    found = texts(drawn([curve], window=Window(10, 12), exact=exact, over="tokens"))
+    assert "a/b 1.5" in found and "tokens" in found and "step" not in found
 
 
 @pytest.mark.parametrize("name", [HOSTILE, "<script>&amp;]]>"])

@@ -20,9 +20,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from trainkit.errors import WRONG_INPUT, TrainkitError
-from trainkit.events.control import COMMANDS, LONGEST_LINE, NAME, Server, send
+from trainkit.events.client import send
+from trainkit.events.control import LONGEST_LINE, NAME, Server
 from trainkit.events.log import EventLog
-from trainkit.events.orders import Given, Order, given, order
+from trainkit.events.orders import COMMANDS, Given, Order, given, order
 
 
 @pytest.fixture
@@ -318,10 +319,12 @@ def test_the_orders_of_a_log_that_no_trainer_wrote_are_ignored(tmp_path: Path) -
     wrong: list[object] = [
         {"command": "rate", "argument": "much"}, {"command": "rate"}, {"command": ["rate"]}, {"command": None},
         {"command": "decay", "step": None}, {"command": "decay", "attempt": "first"},
+        {"type": "run_started", "step": 9},
+        {"type": "run_started", "resumed_from": 9, "orders": [{"command": "decay", "step": 1e400, "attempt": 1}, 7]},
     ]  # fmt: skip
     with (tmp_path / "events.jsonl").open("a") as file:
         for told in wrong:
             event = {"type": "control", "t": 0, "step": 7, "attempt": 1, "detail": "", **told}
-            file.write(json.dumps(event) + "\n")
+            file.write(json.dumps(event).replace("Infinity", "1e400") + "\n")
         file.write('["control"]\n{"type": "control", "torn')
     assert given(tmp_path) == [half]

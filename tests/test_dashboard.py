@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import fake_run
@@ -13,15 +12,14 @@ import pytest
 from test_view import HOSTILE
 from textual.pilot import Pilot
 from textual.widget import Widget
-from viewer import answered, drive, trainer, until, write_run
+from viewer import drive, until, write_run
 
 from trainkit.dashboard.app import Dashboard
 from trainkit.dashboard.picture import export_svg, once
 from trainkit.dashboard.screens import Help
-from trainkit.dashboard.terminal import farewell, watch
+from trainkit.dashboard.terminal import watch
 from trainkit.errors import TrainkitError
 from trainkit.events.log import NAME
-from trainkit.events.orders import Order, order
 
 WATCH = [
     sys.executable, "-c",
@@ -34,13 +32,6 @@ SIZES = [(200, 60), (120, 40), (110, 24), (80, 24), (60, 20), (30, 8), (1, 1)]
 def run(tmp_path: Path) -> Path:
     """A run in the middle of its training."""
     return write_run(tmp_path / "quickstart")
-
-
-@pytest.fixture
-def orders(run: Path) -> Iterator[list[Order]]:
-    """What a trainer on `run` is told to do; it obeys at once."""
-    with trainer(run) as orders:
-        yield orders
 
 
 def shown(widget: Widget) -> bool:
@@ -94,51 +85,6 @@ def test_where_there_is_room_for_one_panel_tab_shows_the_next(run: Path) -> None
     drive(run, steps, size=(60, 20))
 
 
-@pytest.mark.parametrize(("key", "command"), [("c", "save"), ("e", "evaluate"), ("p", "pause")])
-def test_a_key_sends_its_order_and_the_answer_is_shown(run: Path, orders: list[Order], key: str, command: str) -> None:
-    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
-        await pilot.press(key)
-        told = await answered(pilot, dashboard)
-        assert told.message == f"{command} it is [bold]" and told.severity == "information"
-
-    drive(run, steps, size=(100, 30))
-    assert orders == [order(command)]
-
-
-def test_p_on_a_paused_run_lets_it_go_on(run: Path, orders: list[Order]) -> None:
-    paused = '{"type": "control", "t": 2e9, "step": 300, "attempt": 1, "command": "pause", "detail": ""}\n'
-    with (run / NAME).open("a") as file:
-        file.write(paused)
-
-    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
-        assert dashboard.state == "paused"
-        await pilot.press("p")
-        await until(lambda: orders, pilot)
-
-    drive(run, steps, size=(100, 30))
-    assert orders == [Order("continue")]
-
-
-def test_an_order_to_a_run_without_a_trainer_is_an_error_on_the_screen(run: Path) -> None:
-    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
-        await pilot.press("c")
-        assert (await answered(pilot, dashboard)).severity == "error"
-
-    drive(run, steps, size=(100, 30))
-
-
-@pytest.mark.parametrize("key", ["q", "ctrl+c", "ctrl+q"])
-def test_quitting_detaches_and_says_how_to_come_back(run: Path, orders: list[Order], key: str) -> None:
-    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
-        await pilot.press(key)
-        await pilot.pause()
-        assert not dashboard.is_running
-        assert f"trainkit watch {run}" in farewell(run, dashboard.state)
-
-    drive(run, steps, size=(100, 30))
-    assert orders == []
-
-
 def test_the_help_comes_and_goes_and_polling_goes_on_under_it(run: Path) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await pilot.press("question_mark")
@@ -152,7 +98,7 @@ def test_the_help_comes_and_goes_and_polling_goes_on_under_it(run: Path) -> None
         await pilot.pause()
         assert not isinstance(dashboard.screen, Help)
 
-    drive(run, steps, size=(100, 30))
+    drive(run, steps)
 
 
 def test_a_log_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
@@ -161,7 +107,16 @@ def test_a_log_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
         fake_run.write(tmp_path, fake_run.events(5, total=600))
         await until(lambda: dashboard._source.view.step == 5, pilot)
 
-    drive(tmp_path, steps, size=(100, 30))
+    drive(tmp_path, steps)
+
+
+def test_a_run_that_is_begun_anew_while_it_is_watched_is_shown_from_its_beginning(run: Path) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        fake_run.write(run, fake_run.events(5, total=7))
+        await until(lambda: (dashboard.view.step, dashboard.view.total_steps) == (5, 7), pilot)
+        assert len(dashboard.view.series["train/loss"]) == 5
+
+    drive(run, steps)
 
 
 def test_hostile_names_samples_and_messages_are_shown_and_not_obeyed(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,11 @@ from rich.cells import cell_len
 from textual.pilot import Pilot
 from viewer import drive, screen_text, write_run
 
+import trainkit.dashboard as dashboards
 from trainkit.dashboard.app import NAMES, Dashboard
+from trainkit.dashboard.charts.plot import MARKS
 from trainkit.dashboard.filters import ascii_of, wants_ascii
+from trainkit.dashboard.runs.leaderboard import BLOCKS
 
 
 @given(st.text() | st.text(alphabet=st.characters(min_codepoint=0x2500, max_codepoint=0x29FF)))
@@ -22,6 +26,25 @@ def test_text_in_ascii_is_ascii_and_as_wide(text: str) -> None:
 
 def test_signs_become_signs_like_them() -> None:
     assert ascii_of("╭─╮│█⠀⣿⡇⢸⠤⣀⠉→▲ é 日本") == "+-+|# #||-.'>^ e ????"
+
+
+def test_every_sign_that_is_drawn_has_one_in_ascii_and_no_two_marks_of_a_chart_the_same() -> None:
+    drawn = {
+        character
+        for path in Path(dashboards.__file__).parent.rglob("*.py")
+        for constant in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(constant, ast.Constant) and isinstance(constant.value, str)
+        for character in constant.value
+        if not character.isascii()
+    }
+    assert len(drawn) > 40, "they have been found"
+    assert not {sign for sign in drawn if ascii_of(sign) == "?"}
+    assert len({ascii_of(sign) for sign, _ in MARKS.values()}) == len(MARKS)
+
+
+def test_a_higher_value_never_has_the_lower_block() -> None:
+    told = ascii_of(BLOCKS)
+    assert told == "_" * told.count("_") + "#" * told.count("#")
 
 
 @pytest.mark.parametrize(
@@ -58,6 +81,8 @@ def test_in_ascii_every_page_and_question_is_ascii(tmp_path: Path) -> None:
 
 def test_the_plain_theme_has_no_colour_in_any_cell_and_says_what_is_chosen_by_reverse_video(tmp_path: Path) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        dashboard.theme = "plain"
+        await pilot.pause()
         for key in (*map(str, range(1, len(NAMES) + 1)), "colon"):
             await pilot.press(key)
             await pilot.pause(0.1)
@@ -68,16 +93,7 @@ def test_the_plain_theme_has_no_colour_in_any_cell_and_says_what_is_chosen_by_re
 
     run = write_run(tmp_path / "quickstart")
     (run / "recipe.toml").write_text('schema = 1  # a.toml:1\n[run]\nname = "x"  # a.toml:3\nseed = 0  # a.toml:4\n')
-    drive(run, _plain(steps), size=(120, 40))
-
-
-def _plain(steps):  # type: ignore[no-untyped-def]
-    async def in_plain(pilot: Pilot[None], dashboard: Dashboard) -> None:
-        dashboard.theme = "plain"
-        await pilot.pause()
-        await steps(pilot, dashboard)
-
-    return in_plain
+    drive(run, steps, size=(120, 40))
 
 
 @pytest.mark.parametrize(("value", "theme"), [("1", "plain"), ("", "dark")])

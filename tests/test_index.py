@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,16 @@ def tell(log: EventLog, data: st.DataObject, *, first: int, last: int) -> list[i
     return saved
 
 
+@contextmanager
+def drawn_run(data: st.DataObject) -> Iterator[tuple[Path, Path]]:
+    """The directories of a drawn run, and of the same one without an index."""
+    with tempfile.TemporaryDirectory() as directory:
+        run = Path(directory) / "run"
+        run.mkdir()
+        write(run, data)
+        yield run, without_index(run)
+
+
 def write(run: Path, data: st.DataObject) -> None:
     """A run of several attempts, some of which end as a killed process does, in the middle of a line even."""
     resumed_from = None
@@ -81,11 +93,15 @@ def write(run: Path, data: st.DataObject) -> None:
         resumed_from = data.draw(st.sampled_from([None, *saved, *told]), "resumed from")
 
 
-def seen(run: Path) -> View:
+def read_out(run: Path) -> Source:
     source = Source(run)
     while source.advance(seconds=60):
         pass
-    return source.view
+    return source
+
+
+def seen(run: Path) -> View:
+    return read_out(run).view
 
 
 def without_index(run: Path) -> Path:
@@ -114,40 +130,27 @@ def points(series: dict[str, Series]) -> dict[str, list[tuple[float, str]]]:
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_what_is_seen_of_a_run_is_the_same_with_and_without_an_index(data: st.DataObject) -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        run = Path(directory) / "run"
-        run.mkdir()
-        write(run, data)
-        slow, fast = seen(without_index(run)), seen(run)
-        assert content(fast) == content(slow)
+    with drawn_run(data) as (run, bare):
+        assert content(seen(run)) == content(seen(bare))
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_the_details_of_a_range_are_the_points_of_the_current_course(data: st.DataObject) -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        run = Path(directory) / "run"
-        run.mkdir()
-        write(run, data)
-        exact = points(seen(bare := without_index(run)).series)
+    with drawn_run(data) as (run, bare):
+        exact = points(seen(bare).series)
         low = data.draw(st.integers(-3, 70), "low")
         high = data.draw(st.integers(low, 80), "high")
         wanted = {name: [p for p in told if low <= p[0] <= high] for name, told in exact.items()}
         for one in (run, bare):
-            source = Source(one)
-            while source.advance(seconds=60):
-                pass
-            assert points(source.detail(low, high)) == {name: told for name, told in wanted.items() if told}
+            assert points(read_out(one).detail(low, high)) == {name: told for name, told in wanted.items() if told}
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_a_replay_is_where_it_would_be_without_an_index(data: st.DataObject) -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        run = Path(directory) / "run"
-        run.mkdir()
-        write(run, data)
-        fast, slow = Replay(run), Replay(without_index(run))
+    with drawn_run(data) as (run, bare):
+        fast, slow = Replay(run), Replay(bare)
         for step in data.draw(st.lists(st.integers(1, 130), min_size=1, max_size=4), "seeks"):
             for replay in (fast, slow):
                 replay.playing = False
@@ -254,6 +257,15 @@ def test_a_metric_told_by_steps_and_by_evaluations_is_left_to_the_lines(tmp_path
     log.close()
     assert not list(index.stretches(tmp_path))
     assert set(seen(tmp_path).series["a"].values) == {2.0}
+
+
+def test_the_details_of_a_range_leave_out_what_no_trainer_wrote(tmp_path: Path) -> None:
+    run = long_run(tmp_path / "run", steps=6)
+    with (run / NAME).open("a") as file:
+        for metrics in ({"a": None}, {"a": "much"}, {"a": 10**400}, {"b": 1.0}):
+            file.write(json.dumps({"type": "evaluated", "t": 1.0, "step": 6, "attempt": 1, "metrics": metrics}) + "\n")
+    found = read_out(run).detail(5, 6)
+    assert list(found["a"].steps) == [5, 6] and list(found["b"].steps) == [6]
 
 
 def test_a_range_of_too_many_steps_has_no_details(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,13 +7,19 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import pytest
 from trainer import RECIPE, Trainer, arrays, losses, trainkit, workplace
 
-from trainkit.events.control import send
-from trainkit.events.log import read
-from trainkit.events.orders import given
+from trainkit.events.client import send
+from trainkit.events.log import EventLog, read
+from trainkit.events.orders import Given, Order, given
 from trainkit.events.plain import PlainLog
+from trainkit.recipe.schedule import NEVER, Cosine
+from trainkit.run.repeat import orders_to_repeat
+from trainkit.run.start import Start
+from trainkit.train.course import Course
+from trainkit.train.state import Live
 
 WARMUP, DECAY, PEAK = 4, 12, 1e-2
 #: So long that every order comes before its end; the decay ends it.
@@ -193,3 +199,17 @@ def test_a_checkpoint_from_before_there_were_such_orders_is_gone_on_from(
     done = trainkit(tmp_path, "resume", "tiny/6", "--plain")
     assert done.returncode == 0, done.stderr
     assert arrays(copy, decayed + DECAY) == arrays(run, decayed + DECAY)
+
+
+@pytest.mark.parametrize(("in_checkpoint", "forget"), [(False, False), (True, False), (False, True), (True, True)])
+def test_an_order_after_the_very_step_of_a_checkpoint_is_repeated_unless_it_is_in_it_or_to_be_forgotten(
+    tmp_path: Path, in_checkpoint: bool, forget: bool
+) -> None:
+    early, same, late = (Given(Order("rate", 1 / step), step, 1) for step in (10, 20, 30))
+    factor = jnp.asarray(1 / 20 if in_checkpoint else 1 / 10, jnp.float32)
+    course = Course(Cosine(), steps=100, live=Live(factor, jnp.asarray(NEVER)))
+    log = EventLog(tmp_path, attempt=2)
+    repeats = orders_to_repeat(Start(orders=(early, same, late), forget_orders=forget), course, first=20, log=log)
+    log.close()
+    assert repeats == ([] if forget else [late] if in_checkpoint else [same, late])
+    assert len(read(tmp_path)) == bool(repeats), "what is repeated is told"

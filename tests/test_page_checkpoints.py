@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -272,3 +274,31 @@ def test_a_long_manifest_can_be_scrolled_with_keys_on_a_small_screen(run: Path) 
         assert below.scroll_offset.y == 1
 
     drive(run, steps, size=(60, 20))
+
+
+def test_who_walks_through_the_rows_fast_leaves_no_reading_that_was_never_begun(run: Path) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        page = dashboard.query_one(Checkpoints)
+        for now in range(1, 4):
+            page.show_view(folded(events()), now=now * 1e9)
+            for step in (100, 200, 300):
+                page._read(step)
+        await pilot.press(*"jjkkGg")
+        await settle(pilot)
+        assert "2 × cpu" in detail(dashboard)
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        drive(run, steps)
+        gc.collect()
+    assert not [warning for warning in told if warning.category is RuntimeWarning], told
+
+
+def test_a_name_of_a_validation_set_of_two_lines_leaves_the_head_on_one(run: Path) -> None:
+    told = [json.loads(json.dumps(event).replace("held-out", "held\\nout")) for event in events()]
+    fake_run.write(run, told)
+
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        assert "held␊out" in frame(dashboard)
+
+    drive(run, steps)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import re
+import warnings
 from pathlib import Path
 
 import fake_run
@@ -16,9 +19,10 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from trainkit.dashboard.app import Dashboard
-from trainkit.dashboard.chart import Chart
-from trainkit.dashboard.comparison import along, elapsed, results
-from trainkit.dashboard.pages.compare import COLORS, Compare
+from trainkit.dashboard.charts.chart import Chart
+from trainkit.dashboard.pages.compare import Compare
+from trainkit.dashboard.panels.comparison import COLORS
+from trainkit.dashboard.runs.comparison import along, elapsed, results
 from trainkit.events.schema import Event
 from trainkit.events.series import Series
 from trainkit.events.view import View
@@ -281,3 +285,44 @@ def test_without_colours_the_list_has_the_letter_that_a_curve_is_drawn_with(run:
         assert row.cells[0].plain == "a" and shown_chart(dashboard).letters
 
     drive(run, steps)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 160])
+def test_the_results_are_never_cut_within_a_value(run: Path, width: int) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        for name in ("slow", "short"):
+            await choose(name, pilot, dashboard)
+        await pilot.pause()
+        lines = [line for line in frame(dashboard).split("\n") if "loss, best" in line]
+        values = [found for line in lines for found in re.findall(r"(\d\.\d{4})( at \d+)?", line)]
+        assert len(values) >= 2 and not any("…" in line.split("loss, best")[1] for line in lines), lines
+        assert len({bool(step) for _, step in values}) == 1, "the steps are told of all or of none"
+
+    drive(run, steps, size=(width, 40))
+
+
+def test_runs_for_which_the_table_has_no_room_are_named(run: Path) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        await choose("slow", pilot, dashboard)
+        await choose("short", pilot, dashboard)
+        assert "no room for" not in frame(dashboard)
+        await pilot.resize_terminal(44, 40)
+        await pilot.pause()
+        assert "no room for short" in frame(dashboard)
+
+    drive(run, steps, size=(60, 40))
+
+
+def test_who_chooses_fast_leaves_no_reading_that_was_never_begun(run: Path) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        page = dashboard.query_one(Compare)
+        for now in range(1, 4):
+            page.show_view(View(), now=now * 1e9)
+            page.compare_with([run.parent / "slow"])
+        await settle(pilot)
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        drive(run, steps)
+        gc.collect()
+    assert not [warning for warning in told if warning.category is RuntimeWarning], told

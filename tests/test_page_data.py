@@ -11,13 +11,15 @@ import pytest
 from pages import drive, frame, only, until
 from test_view import HOSTILE
 from textual.pilot import Pilot
+from textual.widgets import Input
 from trainer import RECIPE, workplace
 
 from trainkit.dashboard import theme
 from trainkit.dashboard.app import Dashboard
 from trainkit.dashboard.batches import Batch, Piece, Reader, Row
 from trainkit.dashboard.pages.data import MOST_CHARACTERS, NO_STEP, Data, batch_lines, epochs_of, wait_share
-from trainkit.events.view import View, reduce
+from trainkit.events.reducer import reduce
+from trainkit.events.view import View
 
 
 @pytest.fixture(autouse=True)
@@ -148,3 +150,22 @@ def test_the_reader_tells_an_error_in_words_and_nothing_of_a_traceback(tmp_path:
     reader = Reader(tmp_path / "none", lambda: None)
     batch = reader._inspect(0)
     assert isinstance(batch, Batch) and "there is no run" in batch.error and "Traceback" not in batch.error
+
+
+@pytest.mark.parametrize("answer", ["", "-", "+-3", "9" * 5000])
+def test_an_answer_that_is_no_step_changes_nothing(tmp_path: Path, answer: str) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        page = dashboard.query_one(Data)
+        await pilot.press("g")
+        page.query_one(Input).value = answer
+        await pilot.press("enter")
+        assert page._step is None and page.is_attached
+
+    drive(tmp_path, steps)
+
+
+def test_a_wait_that_is_no_number_is_no_share() -> None:
+    view = View()
+    metrics = {"time/step": 0.5, "time/data_wait": "nan"}
+    reduce(view, {"type": "step", "t": 1.0, "step": 1, "attempt": 1, "metrics": metrics})
+    assert wait_share(view) is None

@@ -18,16 +18,18 @@ from textual.app import ComposeResult
 from textual.pilot import Pilot
 from textual.widgets import Input, Static
 
-from trainkit.dashboard import chart, theme
-from trainkit.dashboard.columns import Window
-from trainkit.dashboard.keys import ChartKeys
+from trainkit.dashboard import theme
+from trainkit.dashboard.charts import chart
+from trainkit.dashboard.charts.columns import Window
+from trainkit.dashboard.charts.keys import ChartKeys
+from trainkit.dashboard.charts.plot import Picture
+from trainkit.dashboard.charts.titles import facts, goal
 from trainkit.dashboard.pages.metrics import HEIGHT, WIDTH, Metrics, compiled, layout, ordered
 from trainkit.dashboard.panels.metric import MetricCell
-from trainkit.dashboard.plot import Picture
-from trainkit.dashboard.titles import facts, goal
 from trainkit.events.plain import one_line
+from trainkit.events.reducer import reduce
 from trainkit.events.series import Series
-from trainkit.events.view import View, reduce
+from trainkit.events.view import View
 
 SIZES = [(200, 60), (120, 40), (80, 24), (60, 20), (36, 9), (20, 6), (1, 1)]
 
@@ -386,3 +388,13 @@ def test_every_size_shows_at_least_the_selected_chart_and_nothing_outside() -> N
                 assert page.region.contains_region(cell.region) and cell.region.width >= min(width, WIDTH)
 
     drive(a_run(), steps)
+
+
+@pytest.mark.parametrize("size", SIZES[:4])
+def test_the_line_above_the_grid_is_not_cut_and_tells_what_the_change_is_where_it_can(size: tuple[int, int]) -> None:
+    async def steps(pilot: Pilot[None], page: Metrics) -> None:
+        line = str(page.query_one(".status", Static).render())
+        assert "…" not in line and "train/loss" in line
+        assert ("first" in line) == (size[0] >= 80), line
+
+    drive(a_run(), steps, size=size)

@@ -129,3 +129,25 @@ def test_the_step_compared_with_is_one_at_which_the_same_prompt_was_sampled() ->
     assert compared_with(4, "a", samples, "before") == 2
     assert compared_with(4, "a", samples, "first") == 1
     assert compared_with(1, "a", samples, "first") is None and compared_with(3, "b", samples, "before") is None
+
+
+def test_the_chosen_prompt_stays_chosen_when_new_ones_come_and_the_first_is_when_it_goes(tmp_path: Path) -> None:
+    run = fake_run.write(tmp_path / "run", written(range(10, 30, 10)))
+
+    def more(*events: dict[str, Any]) -> None:
+        with (run / fake_run.NAME).open("a") as file:
+            file.writelines(fake_run.json.dumps(event) + "\n" for event in events)
+
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        page = dashboard.query_one(Samples)
+        await pilot.press("n")
+        more(sampled(30, "typed", "typed, and then"))
+        dashboard.load()
+        assert page._prompts == ["typed", *PROMPTS] and page._prompts[page._prompt] == PROMPTS[1]
+        await pilot.press("n", "b")
+        more(*(sampled(step, "typed", "again") for step in range(40, 110)))
+        dashboard.load()
+        await pilot.pause()
+        assert page._prompts == ["typed"] and page._prompt == 0 and page.habits()["prompt"] == PROMPTS[1]
+
+    drive(run, steps)

@@ -17,8 +17,8 @@ from textual.pilot import Pilot
 from textual.widgets import Static
 
 import trainkit.dashboard.app as app
-from trainkit.dashboard.chart import Chart
-from trainkit.dashboard.columns import Window
+from trainkit.dashboard.charts.chart import Chart
+from trainkit.dashboard.charts.columns import Window
 from trainkit.dashboard.hardware import BLOCKS, core_lines
 from trainkit.dashboard.pages.system import System, wait_shares
 from trainkit.events.log import NAME

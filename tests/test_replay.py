@@ -1,23 +1,24 @@
-"""A replay shows at each moment what was there at that moment, and nothing can be ordered in it."""
+"""A replay shows at each moment what was there at that moment."""
 
 from __future__ import annotations
 
-import asyncio
-import threading
-import time
 from pathlib import Path
 
 import fake_run
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from textual.pilot import Pilot
+from viewer import drive
 
 from trainkit.dashboard import replay as replays
 from trainkit.dashboard.app import Dashboard
 from trainkit.dashboard.replay import Replay
-from trainkit.events.control import Server
-from trainkit.events.log import read
-from trainkit.events.view import View, reduce
+from trainkit.dashboard.screens import Ask
+from trainkit.dashboard.source import SLICE_BYTES
+from trainkit.events.log import NAME, read
+from trainkit.events.reducer import reduce
+from trainkit.events.view import View
 
 
 @pytest.fixture
@@ -48,6 +49,14 @@ def test_wherever_one_goes_and_in_any_order_it_is_what_was_there_then(run: Path,
     for step in steps:
         replay.seek(step)
         assert facts(replay.view) == facts(as_of(run, step))
+
+
+def test_however_many_lines_are_no_events_it_goes_on_behind_them(run: Path) -> None:
+    told = (run / NAME).read_bytes().splitlines(keepends=True)
+    (run / NAME).write_bytes(b"".join([*told[:40], b"[]\n" * SLICE_BYTES, *told[40:]]))
+    replay = Replay(run)
+    replay.seek(120)
+    assert facts(replay.view) == facts(as_of(run, 120))
 
 
 def test_played_to_its_end_it_is_the_run_as_it_is_now(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,52 +91,20 @@ def test_a_halted_replay_stands_still_and_a_night_between_two_attempts_is_left_o
     assert replay.over, "20 seconds at x1000 do not suffice for 50,000"
 
 
-def test_keys_play_halt_seek_and_order_nothing(run: Path) -> None:
-    server, taken = Server(run), []
-    over = threading.Event()
+def test_keys_halt_change_the_pace_and_go_to_another_moment(run: Path) -> None:
+    replay = Replay(run, speed=1.0)
 
-    def listen() -> None:
-        while not over.is_set():
-            taken.extend(server.wait(0.05))
+    async def steps(pilot: Pilot[None], app: Dashboard) -> None:
+        await pilot.press("space")
+        assert not replay.playing
+        await pilot.press("full_stop", "full_stop", "comma")
+        assert replay.speed == 2.0
+        await pilot.press("G", *"77", "enter")
+        await pilot.pause()
+        assert app.view.step == 77 and not isinstance(app.screen, Ask)
+        await pilot.press("right")
+        assert app.view.step == 78
+        await pilot.press("left", "left")
+        assert app.view.step == 76
 
-    thread = threading.Thread(target=listen)
-    thread.start()
-
-    async def drive() -> None:
-        replay = Replay(run, speed=1.0)
-        app = Dashboard(run, replay=replay)
-        async with app.run_test(size=(120, 40)) as pilot:
-            await pilot.press("space")
-            assert not replay.playing
-            await pilot.press("full_stop", "full_stop", "comma")
-            assert replay.speed == 2.0
-            await pilot.press("G", *"77", "enter")
-            await pilot.pause()
-            assert app._source.view.step == 77 and not app.screen.query(".goto")
-            await pilot.press("right")
-            assert app._source.view.step == 78
-            await pilot.press("left", "left")
-            assert app._source.view.step == 76
-            for key in "cpeS":
-                await pilot.press(key)
-            await pilot.pause(0.3)
-
-    try:
-        asyncio.run(drive())
-        time.sleep(0.2)
-    finally:
-        over.set()
-        thread.join()
-        server.close()
-    assert taken == []
-
-
-def test_a_readonly_viewer_orders_nothing(run: Path) -> None:
-    async def drive() -> None:
-        app = Dashboard(run, readonly=True)
-        async with app.run_test(size=(120, 40)) as pilot:
-            await pilot.press("c")
-            await pilot.pause()
-            assert "only look" in " ".join(n.message for n in app._notifications)
-
-    asyncio.run(drive())
+    drive(run, steps, replay=replay)

@@ -9,13 +9,16 @@ import math
 import os
 import random
 import re
+import shutil
+import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import fake_run
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pages import frame, notices, until
 from test_view import HOSTILE, folded
@@ -24,14 +27,15 @@ from textual.widgets import Input
 
 from trainkit.cli.look import runs as table_of_runs
 from trainkit.cli.where import directory_of_runs
-from trainkit.dashboard import glance as glances
-from trainkit.dashboard.browse import Opened
-from trainkit.dashboard.glance import LOSS, Glance
-from trainkit.dashboard.leaderboard import LISTED, Arrangement, Order, lines, metrics, ranked, spark
 from trainkit.dashboard.pages.compare import Compare
 from trainkit.dashboard.panels.rows import Rows
-from trainkit.dashboard.runs import Choice, Runs
-from trainkit.dashboard.shelf import Shelf, neighbours
+from trainkit.dashboard.runs import glance as glances
+from trainkit.dashboard.runs import shelf as shelves
+from trainkit.dashboard.runs.app import Choice, Runs
+from trainkit.dashboard.runs.browse import Opened
+from trainkit.dashboard.runs.glance import LOSS, Glance
+from trainkit.dashboard.runs.leaderboard import LISTED, Arrangement, Order, lines, metrics, ranked, spark
+from trainkit.dashboard.runs.shelf import Shelf, neighbours
 from trainkit.errors import TrainkitError
 from trainkit.events import marks
 from trainkit.events.schema import Event
@@ -72,12 +76,12 @@ def runs(tmp_path: Path) -> Path:
 
 def browse(
     directory: Path, steps: Steps, *, size: tuple[int, int] = (120, 40), arrangement: Arrangement | None = None,
-    readonly: bool = False,
+    readonly: bool = False, shelf: Shelf | None = None,
 ) -> Choice | None:  # fmt: skip
     """Open the browser, wait until all logs have been read, and go through `steps`; what was chosen."""
+    shelf = shelf or Shelf(directory)
 
     async def drive_it() -> Choice | None:
-        shelf = Shelf(directory)
         app = Runs(shelf, arrangement or Arrangement(), readonly=readonly)
         async with app.run_test(size=size) as pilot:
             while not shelf.passes:
@@ -180,6 +184,12 @@ def spoil(directory: Path) -> Iterator[tuple[str, str, bool]]:
         "foreign": (json.dumps(step) + "\n", "its log has lines that no trainkit wrote", True),
         "foreign-types": (json.dumps({**step, "step": "x", "metrics": {}}) + "\n", "no trainkit wrote", True),
         "foreign-time": (json.dumps({**step, "t": None, "metrics": {}}) + "\n", "no trainkit wrote", True),
+        "foreign-attempt": (json.dumps({**step, "attempt": "x", "metrics": {}}) + "\n", "no trainkit wrote", True),
+        "foreign-total": (
+            json.dumps({**step, "type": "planned", "total_steps": "x", "plan": {}, "devices": []}) + "\n",
+            "no trainkit wrote",
+            True,
+        ),
         "deep": ("[" * 100_000 + "\n", "its log holds no event", False),
         "binary": ("\x00\ufffd" * 99 + "\n", "its log holds no event", False),
     }
@@ -227,8 +237,6 @@ def test_what_is_no_run_or_a_broken_one_is_listed_with_what_is_wrong(tmp_path: P
 
 
 def test_a_run_that_no_process_trains_any_more_is_said_to_have_crashed_and_a_living_one_to_run(tmp_path: Path) -> None:
-    import time
-
     told = fake_run.events(9, total=20)
     told = [{**event, "t": time.time()} for event in told]
     fake_run.write(tmp_path / "lives", told)
@@ -351,29 +359,25 @@ def test_leaving_a_run_that_was_opened_leads_back_and_its_choice_is_compared(run
 
 def test_who_comes_back_finds_the_run_that_he_left_chosen(runs: Path) -> None:
     async def steps(pilot: Pilot[Choice], app: Runs) -> None:
-        await pilot.pause()
         assert app.query_one(Rows).chosen == "good"
 
-    async def drive_it() -> None:
-        shelf = Shelf(runs)
-        shelf.read()
-        app = Runs(shelf, Arrangement(chosen="good"))
-        async with app.run_test(size=(100, 30)) as pilot:
-            await steps(pilot, app)
-
-    asyncio.run(drive_it())
+    shelf = Shelf(runs)
+    shelf.read()
+    browse(runs, steps, shelf=shelf, arrangement=Arrangement(chosen="good"))
 
 
 def test_the_leaderboard_ranks_by_the_metric_and_shows_only_keys_that_differ(runs: Path) -> None:
     fake_run.write(runs / "no-evaluation", fake_run.events(1, total=40)[:3])
 
     async def steps(pilot: Pilot[Choice], app: Runs) -> None:
+        assert " sort " in frame(app).split("\n")[-1]
         await pilot.press("L")
         await pilot.pause()
         assert listed(app) == ["best", "good", "poor", "worst", "no-evaluation"]
         told = frame(app)
         assert "leaderboard by validation/held-out/loss" in told and "optimizer.learning_rate" in told
         assert "optimizer.momentum" not in told and "run.name" not in told
+        assert " sort " not in told.split("\n")[-1], "it has an order of its own"
         ranks = [line.cells[1][0] for line in app._lines]
         assert ranks == ["1", "2", "3", "4", "–"], "who was not evaluated has no rank"
         await pilot.press("m")
@@ -418,6 +422,30 @@ def test_a_run_is_deleted_only_after_a_yes_and_with_all_that_is_in_it(runs: Path
         await pilot.press("delete", "y")
         while "worst" in app._shelf.glances:
             await pilot.pause(0.02)
+
+    browse(runs, steps)
+    assert sorted(os.listdir(runs)) == ["best", "good", "poor"]
+
+
+def test_a_deletion_that_has_begun_is_finished_though_the_browser_is_left(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, left = threading.Event(), threading.Event()
+
+    def slowly(path: Path) -> None:
+        begun.set()
+        left.wait(20)
+        rmtree(path)
+
+    rmtree = shutil.rmtree
+    monkeypatch.setattr(shelves.shutil, "rmtree", slowly)
+
+    async def steps(pilot: Pilot[Choice], app: Runs) -> None:
+        await pilot.press("x", "y")
+        while not begun.is_set():
+            await pilot.pause(0.01)
+        await pilot.press("q")
+        left.set()
 
     browse(runs, steps)
     assert sorted(os.listdir(runs)) == ["best", "good", "poor"]
@@ -537,6 +565,7 @@ def test_an_empty_directory_says_how_to_begin_and_its_keys_do_no_harm(tmp_path: 
 
 
 @given(st.lists(st.floats(), max_size=20))
+@example([-1.7e308, 1.7e308])
 def test_a_spark_has_a_block_for_each_value_the_highest_where_that_is(curve: list[float]) -> None:
     told = spark(curve)
     crosses = [block == "×" for block in told[: len(curve)]]

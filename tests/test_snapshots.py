@@ -26,13 +26,14 @@ from textual.app import App
 from textual.pilot import Pilot
 from textual.widgets import Input
 
-from trainkit.dashboard import glance, theme
+from trainkit.dashboard import theme
 from trainkit.dashboard.app import NAMES, Dashboard
 from trainkit.dashboard.batches import Reader
-from trainkit.dashboard.leaderboard import Arrangement
 from trainkit.dashboard.pages import Page
-from trainkit.dashboard.runs import Runs
-from trainkit.dashboard.shelf import Shelf
+from trainkit.dashboard.runs import glance
+from trainkit.dashboard.runs.app import Runs
+from trainkit.dashboard.runs.leaderboard import Arrangement
+from trainkit.dashboard.runs.shelf import Shelf
 from trainkit.dashboard.source import Source
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")

@@ -19,7 +19,7 @@ import pytest
 from trainer import LIMIT, environment, workplace
 
 from trainkit.dashboard.app import NAMES
-from trainkit.events.control import send
+from trainkit.events.client import send
 from trainkit.events.log import read
 
 pytestmark = pytest.mark.skipif(
@@ -39,6 +39,10 @@ class Terminal:
     def type(self, line: str) -> None:
         self._tmux("send-keys", "-l", line)
         self.press("Enter")
+
+    def trainkit(self, words: str) -> None:
+        """A command of ours; "ended with" its exit code is told after it."""
+        self.type(f"{shlex.quote(sys.executable)} -m trainkit {words}; echo ended with $?")
 
     def press(self, key: str) -> None:
         self._tmux("send-keys", key)
@@ -80,6 +84,13 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
     terminal.close()
 
 
+def train(terminal: Terminal, directory: Path, *options: str, seen: str = "● running") -> Path:
+    """Begin a run that does not end by itself, and wait until this is on the screen."""
+    terminal.trainkit(" ".join(["run tiny.toml --set train.steps=1000000", *options]))
+    terminal.until(lambda screen: seen in screen)
+    return directory / "runs" / "tiny"
+
+
 def step_of(run: Path) -> int:
     return max((event["step"] for event in read(run)), default=0)
 
@@ -102,11 +113,9 @@ def goes_on(run: Path) -> None:
 
 
 def test_it_draws_resizes_detaches_attaches_again_and_stops(tmp_path: Path, terminal: Terminal) -> None:
-    run = tmp_path / "runs" / "tiny"
-    trainkit = f"{shlex.quote(sys.executable)} -m trainkit"
-    terminal.type(f"{trainkit} run tiny.toml --set train.steps=1000000; echo ended with $?")
-    screen = terminal.until(lambda screen: ("● running" in screen and "⠤" in screen) or "⣀" in screen)
-    assert ("tiny" in screen and "1,000,000" in screen.replace(" ", "")) or "1000000" in screen
+    run = train(terminal, tmp_path)
+    screen = terminal.until(lambda screen: any(0x2800 < ord(c) < 0x2900 for c in screen))
+    assert "tiny" in screen and "/ 1,000,000" in screen
 
     terminal.resize(70, 24)
     narrow = terminal.until(lambda screen: "running" in screen and len(screen.splitlines()[0]) <= 70)
@@ -120,7 +129,7 @@ def test_it_draws_resizes_detaches_attaches_again_and_stops(tmp_path: Path, term
     goes_on(run)
 
     terminal.type("clear")
-    terminal.type(f"{trainkit} watch tiny; echo ended with $?")
+    terminal.trainkit("watch tiny")
     terminal.until(lambda screen: "● running" in screen)
     terminal.press("S")
     terminal.until(lambda screen: "Stop this run?" in screen)
@@ -140,10 +149,7 @@ def test_it_draws_resizes_detaches_attaches_again_and_stops(tmp_path: Path, term
 def test_a_viewer_that_is_killed_and_a_terminal_that_is_closed_leave_shell_and_run_alone(
     tmp_path: Path, terminal: Terminal
 ) -> None:
-    run = tmp_path / "runs" / "tiny"
-    trainkit = f"{shlex.quote(sys.executable)} -m trainkit"
-    terminal.type(f"{trainkit} run tiny.toml --set train.steps=1000000; echo ended with $?")
-    terminal.until(lambda screen: "● running" in screen)
+    run = train(terminal, tmp_path)
     (parent,) = children(terminal.shell())
     (viewer,) = (child for child in children(parent) if os.getsid(child) == os.getsid(parent))
     os.kill(viewer, signal.SIGKILL)
@@ -153,7 +159,7 @@ def test_a_viewer_that_is_killed_and_a_terminal_that_is_closed_leave_shell_and_r
     terminal.until(lambda screen: "it is 42" in screen)
     goes_on(run)
 
-    terminal.type(f"{trainkit} watch tiny")
+    terminal.trainkit("watch tiny")
     terminal.until(lambda screen: "● running" in screen)
     terminal.close()
     goes_on(run)
@@ -162,7 +168,7 @@ def test_a_viewer_that_is_killed_and_a_terminal_that_is_closed_leave_shell_and_r
 
 def test_a_finished_run_is_replayed_and_goes_to_a_step(tmp_path: Path, terminal: Terminal) -> None:
     fake_run.write(tmp_path / "runs" / "fake", fake_run.events(300, total=300))
-    terminal.type(f"{shlex.quote(sys.executable)} -m trainkit watch fake --replay; echo ended with $?")
+    terminal.trainkit("watch fake --replay")
     terminal.until(lambda screen: "replay x10" in screen)
     terminal.press("Space")
     terminal.until(lambda screen: "replay halted" in screen)
@@ -178,7 +184,7 @@ def test_a_terminal_shrinks_to_almost_nothing_and_grows_again_and_every_page_is_
     tmp_path: Path, terminal: Terminal
 ) -> None:
     fake_run.write(tmp_path / "runs" / "fake", fake_run.events(300, total=300))
-    terminal.type(f"{shlex.quote(sys.executable)} -m trainkit watch fake; echo ended with $?")
+    terminal.trainkit("watch fake")
     terminal.until(lambda screen: "learning rate" in screen and "step 300 / 300" in screen)
     terminal.resize(60, 20)
     for number, name in [*enumerate(NAMES, 1)][::-1]:
@@ -197,7 +203,7 @@ def test_a_terminal_shrinks_to_almost_nothing_and_grows_again_and_every_page_is_
 def test_a_run_is_opened_from_the_list_left_again_and_the_list_is_as_it_was(tmp_path: Path, terminal: Terminal) -> None:
     for name, steps in (("first", 200), ("second", 300)):
         fake_run.write(tmp_path / "runs" / name, fake_run.events(steps, total=300))
-    terminal.type(f"{shlex.quote(sys.executable)} -m trainkit watch runs/; echo ended with $?")
+    terminal.trainkit("watch runs/")
     terminal.until(lambda screen: "2 runs" in screen and "200/300" in screen and "300/300" in screen)
     terminal.press("/")
     terminal.type("first")
@@ -213,14 +219,11 @@ def test_a_run_is_opened_from_the_list_left_again_and_the_list_is_as_it_was(tmp_
 def test_two_viewers_watch_one_run_and_neither_hinders_the_other_nor_the_run(
     tmp_path: Path, terminal: Terminal
 ) -> None:
-    run = tmp_path / "runs" / "tiny"
-    trainkit = f"{shlex.quote(sys.executable)} -m trainkit"
-    terminal.type(f"{trainkit} run tiny.toml --set train.steps=1000000 --detach; echo began with $?")
-    terminal.until(lambda screen: "began with 0" in screen)
+    run = train(terminal, tmp_path, "--detach", seen="ended with 0")
     other = Terminal(tmp_path)
     try:
         for window in (terminal, other):
-            window.type(f"{trainkit} watch tiny --readonly; echo ended with $?")
+            window.trainkit("watch tiny --readonly")
         for window in (terminal, other):
             window.until(lambda screen: "● running" in screen)
         terminal.press("c")

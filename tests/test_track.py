@@ -140,17 +140,19 @@ def test_a_sample_may_have_an_image_from_the_runs_directory_and_from_nowhere_els
     run = run_directory(tmp_path, "images")
     Image.new("RGB", (4, 3)).save(run / "a.png")
     Image.new("RGB", (9, 9)).save(tmp_path / "secret.png")
+    (run / "torn.png").write_bytes((run / "a.png").read_bytes()[:20])
     log = began(run, 1)
     with (run / NAME).open("a") as file:
-        for step, image in ((1, "a.png"), (2, "../secret.png"), (3, str(tmp_path / "secret.png")), (4, "none.png")):
+        elsewhere = str(tmp_path / "secret.png")
+        for step, image in enumerate(("a.png", "../secret.png", elsewhere, "none.png", "torn.png"), 1):
             about = {"type": "sampled", "t": 1.0, "step": step, "attempt": 1, "prompt": "p", "text": "", "seconds": 0.1}
             file.write(json.dumps({**about, "image": image}) + "\n")
-    finish(log, 4)
-    with pytest.raises(TrainkitError, match=r"3 of the events cannot be copied; the first: .*'\.\./secret.png' is not"):
+    finish(log, 5)
+    with pytest.raises(TrainkitError, match=r"4 of the events cannot be copied; the first: .*'\.\./secret.png' is not"):
         tail.follow(run, "aim", Track(repository=str(repository)))
     found = read_back(repository)["images"]
     assert found["images"] == {"images {'prompt': 'p'}": [[1, [4, 3, "p"]]]}
-    assert [step for step, _ in found["texts"]["samples {'prompt': 'p'}"]] == [1, 2, 3, 4]
+    assert [step for step, _ in found["texts"]["samples {'prompt': 'p'}"]] == [1, 2, 3, 4, 5]
 
 
 def test_a_killed_sidecar_is_continued_without_gaps_or_doubles_and_ends_with_its_trainer(
@@ -187,13 +189,14 @@ def test_events_that_are_not_understood_are_counted_and_the_others_copied(tmp_pa
     run = run_directory(tmp_path, "strange")
     log = began(run, 1)
     train(log, range(1, 3))
-    strange = ({"metrics": 7}, {}, {"step": "x", "metrics": {}}, {"metrics": {"train/loss": "much"}})
+    huge = {"metrics": {"train/loss": 10**400}}
+    strange = ({"metrics": 7}, {}, {"step": "x", "metrics": {}}, {"metrics": {"train/loss": "much"}}, huge)
     with (run / NAME).open("a") as file:
         for fields in strange:
             file.write(json.dumps({"type": "step", "t": 1.0, "step": 2, "attempt": 1, **fields}) + "\n")
     train(log, range(3, 5))
     finish(log, 4)
-    with pytest.raises(TrainkitError, match="2 of the events cannot be copied"):
+    with pytest.raises(TrainkitError, match="3 of the events cannot be copied"):
         tail.follow(run, "aim", Track(repository=str(repository)))
     assert read_back(repository)["strange"]["metrics"]["train/loss"][1] == [1, 2, 3, 4]
 
@@ -237,6 +240,11 @@ def test_a_sidecar_that_needs_too_long_is_left_to_end_by_itself(tmp_path: Path) 
     assert process.poll() is None
     process.kill()
     process.wait()
+
+
+def test_a_sidecar_whose_run_has_been_deleted_is_a_message_too(tmp_path: Path) -> None:
+    sidecar = Sidecar(tmp_path / "gone", "aim", subprocess.Popen(["false"]), None)
+    assert sidecar.finish(timeout=60) == "the Aim sidecar failed (exit 1): it said nothing"
 
 
 @pytest.mark.parametrize(

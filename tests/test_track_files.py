@@ -29,6 +29,8 @@ from track_run import (
 
 from trainkit.cli.app import Tracker
 from trainkit.errors import TrainkitError
+from trainkit.events.log import NAME
+from trainkit.events.series import LIMIT
 from trainkit.recipe.upkeep import Track, WandB
 from trainkit.track import progress, projections, table, tail
 from trainkit.track.projections import Name
@@ -107,6 +109,30 @@ def test_a_w_and_b_run_is_written_without_a_network_and_is_the_same_one_each_tim
     assert sorted(row for table in tables for row in table["data"]) == cells
 
 
+def test_messages_of_a_course_that_was_given_up_do_not_have_everything_told_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_directory(tmp_path, "run")
+    log = began(run, 1)
+    train(log, range(1, 31))
+    log.write("alert", step=30, kind="odd", message="beyond what is gone on from")
+    began(run, 2, resumed_from=28)
+    log = began(run, 3, resumed_from=20)
+    train(log, range(21, 26), factor=3.0)
+    finish(log, 25)
+    opened: list[Name] = []
+    open_it = tail._open
+
+    def count(directory: Path, name: Name, spec: Track) -> projections.Projection:
+        opened.append(name)
+        assert len(opened) < 3, "it would never end"
+        return open_it(directory, name, spec)
+
+    monkeypatch.setattr(tail, "_open", count)
+    assert tail.follow(run, "tensorboard", SPEC).last_step == 25
+    assert opened == ["tensorboard"]
+
+
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
 def test_a_course_that_is_given_up_while_it_is_followed_is_told_anew(tmp_path: Path, name: Name) -> None:
     run = run_directory(tmp_path, "run")
@@ -163,6 +189,13 @@ def test_a_missing_package_is_told_with_the_extra_that_brings_it(monkeypatch: py
     assert projections.asked(Track(wandb=WandB(project="p"), tensorboard=True)) == ["aim", "tensorboard", "wandb"]
 
 
+def test_a_run_that_cannot_be_written_to_is_an_error_in_words(tmp_path: Path) -> None:
+    run = two_attempts(tmp_path, "run")
+    (run / "tensorboard.lock").mkdir()
+    with pytest.raises(TrainkitError, match=r"TensorBoard cannot be brought up to date: .*Is a directory"):
+        tail.follow(run, "tensorboard", SPEC)
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_a_table_has_evaluations_too_and_nothing_that_was_given_up(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"numbers{suffix}"
@@ -177,3 +210,16 @@ def test_a_table_has_evaluations_too_and_nothing_that_was_given_up(tmp_path: Pat
     evaluated = [row for row in rows if "validation/held-out/loss" in row]
     assert [(row["step"], row["validation/held-out/loss"]) for row in evaluated] == [(10, 2.5)]
     assert math.isnan(evaluated[0]["validation/held-out/bits_per_byte"])
+
+
+def test_a_table_has_every_step_of_a_long_run_and_nothing_that_no_trainer_wrote(tmp_path: Path) -> None:
+    run, steps = run_directory(tmp_path, "run"), LIMIT + 300
+    log = began(run, 1)
+    train(log, range(1, steps + 1))
+    finish(log, steps)
+    with (run / NAME).open("a") as file:
+        file.write(json.dumps({"type": "step", "t": 1.0, "step": 9, "attempt": 1, "metrics": {"a": None}}) + "\n")
+    path = tmp_path / "numbers.csv"
+    assert table.write(run, path) == steps
+    with path.open(newline="") as file:
+        assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(1, steps + 1))

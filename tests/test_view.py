@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import subprocess
 import sys
@@ -18,11 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit.events import plain
-from trainkit.events.log import NAME, EventLog, Tail, current, read
+from trainkit.events.log import NAME, EventLog, Tail, current, last_attempt, read
 from trainkit.events.process import process_alive, process_started
+from trainkit.events.reducer import reduce, view_of
 from trainkit.events.schema import Event
 from trainkit.events.series import Series
-from trainkit.events.view import View, alive, reduce, state
+from trainkit.events.view import View, alive, state
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202e[bold red]boo[/]\r\x7f\ud800 end"
 
@@ -150,6 +152,7 @@ def test_states_are_told_from_events_and_the_process() -> None:
     assert state(after(), now + 3600, True) == "stalled"
     assert state(after(until=2), events[0]["t"] + 300, True) == "compiling"
     assert state(after(("checkpoint_started", {"kind": "final"})), now, True) == "saving"
+    assert state(after(("checkpoint_started", {"kind": "final"})), now + 300, True) == "saving", "nothing else happens"
     assert state(after(("control", {"command": "pause", **order})), now + 3600, True) == "paused"
     resumed = after(("control", {"command": "pause", **order}), ("control", {"command": "continue", **order}))
     assert state(resumed, now, True) == "running"
@@ -170,6 +173,8 @@ def test_a_process_is_told_from_another_that_was_given_its_number() -> None:
         assert not process_alive(child.pid, None), "a zombie does not train"
     child.wait()
     assert not process_alive(child.pid, None)
+    for nobody in (0, -1, 1 << 31, 1 << 52):
+        assert not process_alive(nobody, None)
 
 
 def test_a_trainer_on_another_host_counts_as_alive_and_this_one_is_looked_up() -> None:
@@ -179,6 +184,37 @@ def test_a_trainer_on_another_host_counts_as_alive_and_this_one_is_looked_up() -
     assert alive(view) is (process_started(os.getpid()) is None)
     view.host = "elsewhere.invalid"
     assert alive(view)
+
+
+def test_how_long_a_step_takes_is_told_by_finite_numbers_alone() -> None:
+    events = fake_run.events(9, total=20)
+    steps = [event for event in events if event["type"] == "step"]
+    for event, odd in zip(steps, ["nan", "inf", math.inf], strict=False):
+        event["metrics"]["time/step"] = odd
+    eta = folded(events).eta
+    assert eta is not None and math.isfinite(eta)
+
+
+def test_an_end_or_a_level_that_no_trainer_writes_is_never_in_a_view() -> None:
+    where = {"t": 1.0, "step": 3, "attempt": 1}
+    told = folded([*fake_run.events(3), {"type": "log", **where, "level": "LOUD", "message": "m"}])
+    assert (told.log[-1].level, told.log[-1].text) == ("info", "LOUD m")
+    with pytest.raises(ValueError, match="no run ends so"):
+        reduce(told, {"type": "run_finished", **where, "status": "exploded", "exit_code": 0, "message": ""})
+    assert told.finished is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"parameters": "many"}, {"tokens_per_step": [1]}, {"sequence_length": math.inf}, {"bytes": {"gradients": None}},
+        {"bytes": 7}, {"batch": {"micro": 1}}, {"devices": {}}, {"devices": {"memory_bytes": {}}}, {"batch": 3},
+    ],
+)  # fmt: skip
+def test_a_plan_that_no_page_could_show_is_never_in_a_view(wrong: dict[str, Any], tmp_path: Path) -> None:
+    started, planned, *steps = fake_run.events(3)
+    told = view_of(fake_run.write(tmp_path / "run", [started, {**planned, "plan": fake_run.PLAN | wrong}, *steps]))
+    assert told.plan == {} and told.devices == [] and told.step == 3
 
 
 def test_kinds_of_event_that_this_version_does_not_know_are_ignored() -> None:
@@ -227,7 +263,16 @@ def test_a_run_that_is_stopped_early_still_tells_its_last_step() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "told"),
-    [(0.04, "0.0 s"), (9.94, "9.9 s"), (9.96, "10 s"), (59.7, "1m 00s"), (3599.6, "1h 00m"), (90061, "1d 01h")],
+    [
+        (0.04, "0.0 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (59.7, "1m 00s"),
+        (3599.6, "1h 00m"),
+        (90061, "1d 01h"),
+        (math.nan, "nan s"),
+        (math.inf, "inf s"),
+    ],
 )
 def test_durations_have_two_units_at_most(seconds: float, told: str) -> None:
     assert plain.duration(seconds) == told
@@ -235,7 +280,15 @@ def test_durations_have_two_units_at_most(seconds: float, told: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "told"),
-    [(7, "7"), (950, "950"), (4096, "4,096"), (11_132, "11.1k"), (3_200_000, "3.20M"), (1.449e9, "1.45B")],
+    [
+        (7, "7"),
+        (950, "950"),
+        (4096, "4,096"),
+        (11_132, "11.1k"),
+        (3_200_000, "3.20M"),
+        (1.449e9, "1.45B"),
+        (math.nan, "nan"),
+    ],
 )
 def test_counts_have_three_digits_and_a_unit(value: float, told: str) -> None:
     assert plain.count(value) == told
@@ -258,3 +311,64 @@ def test_an_event_after_a_line_that_a_full_disk_tore_is_read(tmp_path: Path, mon
     monkeypatch.setattr(os, "write", whole_write)
     log.write("log", step=1, level="info", message="whole")
     assert [event["message"] for event in read(tmp_path)] == ["whole"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"step": -1}, {"step": 10**400}, {"t": 1e400}, {"t": -1}, {"t": 10**12}, {"attempt": 10**30}, {"step": 1.5},
+        {"seconds": 1e400}, {"seconds": -1.0}, {"metrics": 7},
+    ],
+)  # fmt: skip
+def test_an_event_with_a_number_that_nothing_can_have_is_skipped(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    good = {"type": "evaluated", "t": 1.0, "step": 1, "attempt": 1, "name": "x", "metrics": {}, "seconds": 0.1}
+    (tmp_path / NAME).write_text("".join(json.dumps(event) + "\n" for event in (good, good | wrong, good)))
+    assert read(tmp_path) == [good, good]
+
+
+def test_lines_that_are_no_events_do_not_end_the_reading(tmp_path: Path) -> None:
+    fake_run.write(tmp_path, fake_run.events(2))
+    (tmp_path / NAME).write_text("nonsense\n" * 100 + (tmp_path / NAME).read_text())
+    assert [event["type"] for event in Tail(tmp_path).poll(limit_bytes=64)] == ["run_started"]
+
+
+def test_a_log_that_has_become_shorter_is_known_to_be_another(tmp_path: Path) -> None:
+    fake_run.write(tmp_path, fake_run.events(3))
+    tail = Tail(tmp_path)
+    assert tail.poll() and not tail.replaced
+    assert not tail.poll() and not tail.replaced
+    fake_run.write(tmp_path, fake_run.events(1))
+    assert not tail.poll() and tail.replaced
+
+
+def test_attempts_are_counted_on_after_a_last_line_of_any_length(tmp_path: Path) -> None:
+    assert last_attempt(tmp_path) == 0
+    log = EventLog(tmp_path, attempt=3)
+    log.write("run_started", step=0, **fake_run.started())
+    values = {f"parameters/{n}": {"low": 0.0, "high": 1.0, "counts": [1] * 64} for n in range(1000)}
+    log.write("distributions", step=1, values=values)
+    log.close()
+    assert last_attempt(tmp_path) == 3
+    (tmp_path / NAME).write_text("no event\n" * 20_000)
+    assert last_attempt(tmp_path) == 0
+
+
+def test_a_clock_that_is_put_back_silences_no_steps() -> None:
+    printer = plain.PlainLog(every=10.0)
+    events = fake_run.events(100, total=600)
+    for event in events[60:]:
+        event["t"] -= 3600
+    steps = [line for event in events for line in printer.feed(event) if "  step " in line]
+    assert len(steps) == pytest.approx(100 * 0.37 / 10 + 1, abs=1)
+    progress = {"type": "cache_progress", "step": 0, "attempt": 1, "what": "x", "documents": 1, "bytes": 1, "tokens": 1}
+    told = [printer.feed({**progress, "t": t, "total_bytes": None, "done": False}) for t in (5e9, 5e9 - 3600)]
+    assert [len(lines) for lines in told] == [0, 1]
+
+
+def test_what_no_trainer_wrote_is_left_out_of_a_view_and_the_rest_is_in_it(tmp_path: Path) -> None:
+    where = {"t": 1.0, "step": 2, "attempt": 1}
+    wrong = [{}, {"metrics": {"a": None}}, {"metrics": {"a": "much"}}, {"metrics": {"a": 10**400}}]
+    events = fake_run.events(4)
+    foreign = [{"type": "step", **where, **fields} for fields in wrong] + [{"type": "run_started", **where}]
+    run = fake_run.write(tmp_path / "run", [*events[:4], *foreign, *events[4:]])
+    assert list(view_of(run).series["train/loss"].steps) == [1, 2, 3, 4]

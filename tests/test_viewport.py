@@ -9,9 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from textual.app import App
 
-from trainkit.dashboard.columns import Window
-from trainkit.dashboard.curves import Look
-from trainkit.dashboard.viewport import LEAST, Viewport, viewport_of
+from trainkit.dashboard.charts.columns import Window
+from trainkit.dashboard.charts.curves import Look
+from trainkit.dashboard.charts.viewport import LEAST, Viewport, viewport_of
 from trainkit.events.series import Series
 
 MOVES = st.lists(

@@ -68,6 +68,7 @@ def two_attempts(parent: Path, name: str) -> Path:
     look(log, 10, loss=2.5)
     train(log, range(11, 31))
     look(log, 30, loss=1.5)
+    log.write("log", step=30, level="info", message="it stays")
     log = began(run, 2, resumed_from=20)
     train(log, range(21, 26), factor=3.0)
     finish(log, 25)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainkit.cli.look import aligned, view_of
+from trainkit.cli.look import aligned
 from trainkit.cli.where import run_directory
-from trainkit.dashboard.comparison import results
 from trainkit.dashboard.recipes import differing
+from trainkit.dashboard.runs.comparison import results
 from trainkit.events.plain import inert
+from trainkit.events.reducer import view_of
 from trainkit.recipe import Recipe
 from trainkit.recipe.locate import dotted
 from trainkit.recipe.write import flat, toml_value

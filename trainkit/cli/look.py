@@ -8,12 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainkit.cli.where import find_run, run_directory
-from trainkit.dashboard.glance import Facts, is_run
-from trainkit.dashboard.shelf import Shelf
+from trainkit.dashboard.runs.glance import Facts, is_run
+from trainkit.dashboard.runs.shelf import Shelf
 from trainkit.errors import DONE, FAILED, TrainkitError
-from trainkit.events.log import Tail
 from trainkit.events.plain import duration, inert, quantity
-from trainkit.events.view import View, reduce
 
 
 def watch(run: str, *, replay: bool, readonly: bool, ascii_only: bool, page: str) -> None:
@@ -38,7 +36,7 @@ def browse(directory: Path, *, readonly: bool, ascii_only: bool) -> None:
     terminal.require_terminal(f"the same as a table: trainkit runs {directory}")
 
     def show() -> None:
-        from trainkit.dashboard.browse import show
+        from trainkit.dashboard.runs.browse import show
 
         show(directory, readonly=readonly, ascii_only=ascii_only)
 
@@ -87,12 +85,12 @@ def send(run: str, command: str, argument: str | None) -> str:
     Raises:
         TrainkitError: no such run or command, a wrong argument, no trainer, or it refuses.
     """
-    from trainkit.events import control
+    from trainkit.events import client
 
-    reply = control.send(run_directory(run), command, argument)
+    reply = client.send(run_directory(run), command, argument)
     if not reply.ok:
         raise TrainkitError(reply.detail, exit_code=FAILED)
-    return reply.detail
+    return inert(reply.detail)
 
 
 def runs(directory: Path) -> str:
@@ -136,15 +134,6 @@ def verify(run: str) -> int:
         for problem in problems:
             print(f"  {inert(problem)}")
     return FAILED if damaged else DONE
-
-
-def view_of(directory: Path) -> View:
-    """What a run's log says."""
-    view, tail = View(), Tail(directory)
-    while events := tail.poll():
-        for event in events:
-            reduce(view, event)
-    return view
 
 
 def _row(name: str, facts: Facts, now: float) -> tuple[str, ...]:

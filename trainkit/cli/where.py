@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-from trainkit.dashboard.glance import is_run
+from trainkit.dashboard.runs.glance import is_run
 from trainkit.errors import TrainkitError
 
 RUNS = Path("runs")

@@ -14,7 +14,7 @@ from trainkit.dashboard.habits import Habits
 from trainkit.dashboard.screens import Ask, Confirm
 from trainkit.dashboard.themed import Themed
 from trainkit.errors import TrainkitError
-from trainkit.events.control import Reply, send
+from trainkit.events.client import Reply, send
 from trainkit.events.orders import Name, order
 from trainkit.events.view import View
 

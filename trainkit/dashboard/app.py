@@ -18,8 +18,9 @@ from textual.widgets import ContentSwitcher, Static
 
 from trainkit.dashboard import habits, replaying, theme
 from trainkit.dashboard.acting import Acting
+from trainkit.dashboard.charts.keys import ChartKeys
 from trainkit.dashboard.commands import Commands, keys_in_force
-from trainkit.dashboard.keys import ChartKeys
+from trainkit.dashboard.crowding import Crowding
 from trainkit.dashboard.pages import PAGES, Page
 from trainkit.dashboard.pages.data import Data
 from trainkit.dashboard.panels.charts import LossChart, MetricChart
@@ -28,6 +29,7 @@ from trainkit.dashboard.panels.header import Header
 from trainkit.dashboard.panels.lines import LogLines, SampleLines
 from trainkit.dashboard.panels.machine import Machine
 from trainkit.dashboard.panels.tabs import Tabs
+from trainkit.dashboard.panels.texts import WIDE, Texts
 from trainkit.dashboard.replay import Replay
 from trainkit.dashboard.replaying import Replaying
 from trainkit.dashboard.screens import Help
@@ -38,10 +40,10 @@ from trainkit.events.view import State, View
 
 #: Seconds between two looks at the log, between two drawings of the charts, and of reading at a time.
 POLL, DRAW, READ = 0.2, 1.0, 0.03
+#: On a crowded machine: seconds between two drawings of the clocks in the header, and of the charts.
+CROWDED_TICK, CROWDED_DRAW = 2.0, 15.0
 #: The pages in the order of their keys.
 NAMES = ("overview", *(page.NAME for page in PAGES))
-#: The panels of text, side by side on a screen of at least so many cells, else one at a time.
-PANELS, WIDE = ("machine", "log", "samples"), 110
 
 LEAVE, PALETTE = "leave: the run goes on without this window", "whatever a key does, by its name"
 HELP = "question_mark"
@@ -58,7 +60,6 @@ class Dashboard(ChartKeys, Replaying, Acting):
     COMMANDS = {Commands}  # noqa: RUF012 (as textual declares it)
     COMMAND_PALETTE_BINDING = HELP  # the key that the footer has at its right end, however narrow it is
     AUTO_FOCUS = None
-    CSS_PATH = "dashboard.tcss"
     # the lowest class of each is a terminal that is too small for anything
     HORIZONTAL_BREAKPOINTS = [(0, "-tiny"), (24, "-narrow"), (78, "-medium"), (WIDE, "-wide")]  # noqa: RUF012 (the same)
     VERTICAL_BREAKPOINTS = [(0, "-flat"), (8, "-low"), (23, "-middle"), (32, "-high")]  # noqa: RUF012
@@ -107,7 +108,8 @@ class Dashboard(ChartKeys, Replaying, Acting):
         self.replay = replay
         self.viewport.adopt(kept.looks)
         self._header = Header()
-        self._drawn, self._told = 0.0, 0
+        self._drawn, self._ticked, self._told = 0.0, 0.0, 0
+        self._crowding = Crowding()
         self._more: Timer | None = None
         #: The signal that ended the dashboard, if one did.
         self.signal: int | None = None
@@ -115,7 +117,6 @@ class Dashboard(ChartKeys, Replaying, Acting):
     def compose(self) -> ComposeResult:
         yield self._header
         yield Tabs(NAMES)
-        panel = self.habits.panel if self.habits.panel in PANELS else "log"
         with ContentSwitcher(initial=NAMES[0], id="pages"):
             with Container(id=NAMES[0]):
                 with Container(id="charts"):
@@ -126,10 +127,7 @@ class Dashboard(ChartKeys, Replaying, Acting):
                         yield MetricChart("gradient norm", "gradients/norm", theme.NORM, theme.NORM_BAND, id="norm")
                         speed = "throughput/tokens_per_second"
                         yield MetricChart("tokens/s", speed, theme.SPEED, theme.SPEED_BAND, from_zero=True, id="speed")
-                with Container(id="texts", classes=panel):
-                    yield Machine(id="machine")
-                    yield LogLines(id="log")
-                    yield SampleLines(id="newest-samples")
+                yield Texts(self.habits.panel)
             for page in PAGES:
                 yield page(self._directory)
         yield Footer()
@@ -148,12 +146,8 @@ class Dashboard(ChartKeys, Replaying, Acting):
         self.poll()
 
     def on_resize(self, event: Resize) -> None:
-        """Where there is room for one panel of text only, each says how to get to the next."""
-        screen, size = self.screen_stack[0], event.size
-        screen.query_one("#too-small", Static).update(f"too small: {size.width} x {size.height}")
-        for name, panel in zip(PANELS, screen.query_one("#texts").children, strict=True):
-            following = PANELS[(PANELS.index(name) + 1) % len(PANELS)]
-            panel.border_subtitle = "" if size.width >= WIDE else f"tab: {following}"
+        told = f"too small: {event.size.width} x {event.size.height}"
+        self.screen_stack[0].query_one("#too-small", Static).update(told)
 
     @property
     def view(self) -> View:
@@ -191,16 +185,20 @@ class Dashboard(ChartKeys, Replaying, Acting):
 
     def show(self, *, loading: bool = False, everything: bool = False) -> None:
         """Draw the view; the charts only so often, unless `everything` is to be drawn or there is a word to be read."""
-        view, now = self._source.view, self._source.now()
+        view, now, crowded = self._source.view, self._source.now(), self._crowding.crowded()
         if not self.screen_stack or not self._header.is_attached:
             return  # the last tick of the clock while the app closes: its screens and widgets have gone before it
+        news, self._told = view.told != self._told, view.told
+        at_once = everything or news
+        if crowded and not at_once and time.monotonic() - self._ticked < CROWDED_TICK:
+            return
+        self._ticked = time.monotonic()
         screen = self.screen_stack[0]
         doing, problem = self._source.state(now), self._source.problem
         self._header.show(view, state=doing, now=now, loading=loading, problem=problem)
         if self.replay:
             screen.query_one(Tabs).tell(replaying.told(self.replay))
-        news, self._told = view.told != self._told, view.told
-        if not (everything or news) and time.monotonic() - self._drawn < DRAW:
+        if not at_once and time.monotonic() - self._drawn < (CROWDED_DRAW if crowded else DRAW):
             return
         self._drawn = time.monotonic()
         self.renew(view, view.attempt)
@@ -239,16 +237,12 @@ class Dashboard(ChartKeys, Replaying, Acting):
         self.push_screen(Help(keys_in_force(self.screen)))
 
     def action_next_panel(self) -> None:
-        texts = self.screen_stack[0].query_one("#texts")
-        shown = next(name for name in PANELS if texts.has_class(name))
-        self.habits.panel = PANELS[(PANELS.index(shown) + 1) % len(PANELS)]
-        texts.remove_class(shown).add_class(self.habits.panel)
+        texts = self.screen_stack[0].query_one(Texts)
+        texts.turn()
+        self.habits.panel = texts.shown
 
     def action_scroll_text(self, lines: int) -> None:
-        """Scroll the panel of text that is shown; where all are, the log."""
-        panel = "log" if self.size.width >= WIDE else self.habits.panel
-        name = {"log": "#log", "samples": "#newest-samples"}.get(panel, "#log")
-        self.screen_stack[0].query_one(name).scroll_relative(y=lines, animate=False)
+        self.screen_stack[0].query_one(Texts).scroll_lines(lines)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action in OVERVIEW and (len(self.screen_stack) != 1 or self._page()):

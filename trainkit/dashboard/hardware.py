@@ -137,7 +137,7 @@ def _limit(view: View) -> int | None:
 
 
 def _bar(label: str, value: float, of: float, color: str) -> list[Part]:
-    full = round(BAR * min(1.0, value / of)) if of else 0
+    full = round(BAR * min(1.0, max(0.0, value / of))) if of else 0
     size = plain.bytes_(value)
     share = f" {value / of:4.0%}" if of else ""
     bar: list[Part] = [("━" * full, color), ("─" * (BAR - full), theme.EDGE)]

@@ -61,7 +61,7 @@ def _said(key: str, value: Any) -> str:
             return " × ".join(f"{axis} {size}" for axis, size in value.items()) or "none: one device"
         case "leaves", dict():
             return f"{len(value):,}"
-        case "bytes", int():
+        case "bytes", int() if 0 <= value < 1 << 63:
             return plain.bytes_(value)
         case "created", int() | float():
             return clock(value)

@@ -42,7 +42,8 @@ def export_svg(
     def take(app: Dashboard) -> str:
         return app.export_screenshot(simplify=True)
 
-    path.write_text(_frame(run_directory, take, width=width, height=height, page=page, theme=theme))
+    told = _frame(run_directory, take, width=width, height=height, page=page, theme=theme)
+    path.write_text(told, encoding="utf-8")
 
 
 def _frame(

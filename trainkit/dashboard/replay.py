@@ -70,7 +70,9 @@ class Replay(Source):
 
     def _next(self) -> Event | None:
         """The event that comes next; it stays the next one until it is taken from `_waiting`."""
-        if not self._waiting:
+        read = -1
+        while not self._waiting and read != self._tail.offset:  # lines that are no events are passed over
+            read = self._tail.offset
             # the newest last, so that the next one is popped from the end
             self._waiting = self._read()[::-1]
         self.over = not self._waiting

@@ -20,6 +20,7 @@ from trainkit.dashboard import habits
 from trainkit.dashboard.app import Dashboard
 from trainkit.dashboard.replay import Replay
 from trainkit.errors import TrainkitError
+from trainkit.events import plain
 
 HOST = "127.0.0.1"
 #: Bytes of randomness in the address.
@@ -83,7 +84,7 @@ def serve(run_directory: Path, *, port: int = 0, replay: bool = False, orders: b
     listener = _listen(port)
     options = [name for name, on in (("replay", replay), ("orders", orders)) if on]
     command = shlex.join([sys.executable, "-m", __name__, str(run_directory), *options])
-    server = Guarded(command, port=listener.getsockname()[1], title=run_directory.name)
+    server = Guarded(command, port=listener.getsockname()[1], title=plain.one_line(run_directory.absolute().name))
     web.run_app(server.application(), sock=listener, print=None, access_log=None, shutdown_timeout=PATIENCE)
 
 

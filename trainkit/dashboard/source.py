@@ -9,14 +9,13 @@ from trainkit.events.course import MOST, Course
 from trainkit.events.index import Stretch, stretches
 from trainkit.events.log import Tail, parse
 from trainkit.events.pace import Pace
-from trainkit.events.schema import SCHEMA, Event
+from trainkit.events.reducer import reduce
+from trainkit.events.schema import FOREIGN, SCHEMA, Event
 from trainkit.events.series import Series
-from trainkit.events.view import State, View, alive, reduce, state
+from trainkit.events.view import State, View, alive, state
 
 #: Bytes parsed at once (a millisecond or two), and seconds between two looks at the trainer's process.
 SLICE_BYTES, LOOK_EVERY = 1 << 17, 1.0
-#: What folding a line may raise that is an event by its keys, but none that a trainer wrote.
-FOREIGN = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError)
 
 
 class Source:
@@ -79,13 +78,17 @@ class Source:
             lines, self._unreadable = self._tail.placed(limit_bytes=limit), ""
         except OSError as error:
             lines, self._unreadable = [], error.strerror or str(error)
+        if self._tail.replaced:  # the run has been begun anew
+            self._rewind()
+            return self._read()
         return lines
 
     def _fold_lines(self) -> bool:
-        lines = self._read()
-        for offset, event in lines:
+        tail, begin = self._tail, self._tail.offset
+        for offset, event in self._read():
             self._fold(offset, event)
-        return bool(lines)
+        # lines that are no events are progress too
+        return self._tail is not tail or tail.offset > begin
 
     def _fold(self, offset: int, event: Event) -> None:
         """Fold the event whose line begins at this byte of the log; one that nobody can is counted."""

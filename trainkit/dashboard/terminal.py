@@ -22,7 +22,8 @@ from trainkit.errors import DONE, FAILED, INTERRUPTED, TrainkitError
 from trainkit.events.plain import inert
 from trainkit.events.view import State
 
-#: The viewer steps back for the trainer, which may want every core.
+#: The viewer steps back for the trainer, which may want every core. Not further: where none is idle, it would answer
+#: keys only after seconds.
 NICENESS = 10
 #: Signals that end a process.
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT)
@@ -71,7 +72,7 @@ def watch(
             raise SystemExit(128 + dashboard.signal)
         if dashboard.return_code:
             raise SystemExit(dashboard.return_code)
-        print(farewell(run_directory, "replayed" if replay else dashboard.state), file=sys.stderr)
+        print(inert(farewell(run_directory, "replayed" if replay else dashboard.state)), file=sys.stderr)
 
     guarded(show)
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.filter import LineFilter, Monochrome
+from textual.notifications import SeverityLevel
 
 from trainkit.dashboard import theme
 from trainkit.dashboard.filters import Ascii, Colorless
 from trainkit.dashboard.habits import Habits
+from trainkit.events import plain
 
 T = TypeVar("T")
 
@@ -23,6 +26,8 @@ class Themed(App[T]):
     """
 
     BINDING_GROUP_TITLE = "the window"
+    # as it is: textual looks for a relative path beside the file of each subclass
+    CSS_PATH = Path(__file__).with_name("dashboard.tcss")
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("T", "next_theme", "theme", show=False, tooltip="the next colours, in the end none"),
     ]
@@ -54,6 +59,18 @@ class Themed(App[T]):
     def action_next_theme(self) -> None:
         names = list(theme.THEMES)
         self.wear(names[(names.index(self.theme) + 1) % len(names)])
+
+    def notify(
+        self,
+        message: str,
+        *,
+        title: str = "",
+        severity: SeverityLevel = "information",
+        timeout: float | None = None,
+        markup: bool = False,
+    ) -> None:
+        """As any application's, but inert: names of directories and what a trainer answers are told so."""
+        super().notify(plain.inert(message), title=title, severity=severity, timeout=timeout, markup=markup)
 
     def watch_theme(self, name: str) -> None:
         self.no_color = name == theme.PLAIN

@@ -2,8 +2,8 @@
 
 `{"command": "rate", "argument": 0.5}` is answered with `{"ok": true, "detail": "…"}`; `orders.py` knows what there is.
 
-Whoever may connect may command, so the socket belongs to its owner alone. The trainer takes orders between steps; the
-client waits for its answer.
+Whoever may connect may command, so the socket belongs to its owner alone. The trainer, whose end this is, takes orders
+between steps; `client.py` waits for its answer.
 """
 
 from __future__ import annotations
@@ -19,12 +19,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from trainkit.errors import FAILED, TrainkitError
-from trainkit.events.orders import COMMANDS, Name, Order, order
-
-__all__ = ["COMMANDS", "LONGEST_LINE", "NAME", "Command", "Name", "Reply", "Server", "send"]
+from trainkit.errors import TrainkitError
+from trainkit.events.orders import Name, Order, order
 
 NAME = "control.sock"
 #: Bytes of an order, most of it a prompt; whoever sends more, or takes longer to finish it, is not a client of ours.
@@ -33,11 +31,6 @@ LONGEST_LINE, PATIENCE = 1 << 16, 5.0
 MOST_CLIENTS = 64
 #: Bytes of a socket's path that every system takes (Linux has room for 107, macOS for 103).
 LONGEST_PATH = 100
-
-
-class Reply(NamedTuple):
-    ok: bool
-    detail: str
 
 
 @dataclass(frozen=True)
@@ -130,60 +123,12 @@ class Server:
             _answer(connection, False, error.problem)
 
 
-def send(run_directory: Path, command: str, argument: str | float | None = None, *, timeout: float = 60.0) -> Reply:
-    """Give an order to the trainer of a run and wait up to `timeout` seconds for its answer.
-
-    Raises:
-        TrainkitError: there is no such command, its argument is not right, no trainer lives there, it belongs to
-            somebody else, or it does not answer in time.
-    """
-    line = _line(order(command, argument))
-    gone = TrainkitError(
-        "no trainer is at work on this run",
-        where=str(run_directory),
-        hint=f"go on with it: trainkit resume {run_directory}",
-    )
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(timeout)
-        try:
-            with _address(run_directory) as address:
-                connection.connect(address)
-            connection.sendall(line)
-            answer = _receive(connection, until=time.monotonic() + timeout)
-        except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
-            raise gone from None
-        except PermissionError:
-            raise TrainkitError(
-                "this trainer takes orders from its owner only", where=str(run_directory / NAME)
-            ) from None
-        except TimeoutError:
-            raise TrainkitError(
-                f"no answer to '{command}' within {timeout:g} seconds",
-                where=str(run_directory),
-                hint="the trainer answers between steps: while it compiles, evaluates or is in a long step, that takes"
-                f" time; it still has the order. Look at it: trainkit watch {run_directory}",
-                exit_code=FAILED,
-            ) from None
-        except (ConnectionResetError, BrokenPipeError):
-            answer = b""
-    try:
-        said = json.loads(answer)
-        return Reply(bool(said["ok"]), str(said["detail"]))
-    except (ValueError, TypeError, KeyError):
-        raise TrainkitError(
-            f"the trainer ended before it answered '{command}'",
-            where=str(run_directory),
-            hint=f"what happened is in the log: trainkit watch {run_directory}",
-            exit_code=FAILED,
-        ) from None
-
-
 def _listen(run_directory: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        with _address(run_directory) as address:
-            _remove_stale(run_directory / NAME, address)
-            listener.bind(address)
+        with address(run_directory) as there:
+            _remove_stale(run_directory / NAME, there)
+            listener.bind(there)
         # Nobody can connect before listen(): there is no moment at which others may.
         (run_directory / NAME).chmod(0o600)
         listener.listen(16)
@@ -201,12 +146,12 @@ def _listen(run_directory: Path) -> socket.socket:
     return listener
 
 
-def _remove_stale(path: Path, address: str) -> None:
+def _remove_stale(path: Path, there: str) -> None:
     """Remove the socket of a trainer that died; one that answers belongs to a living one."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1)
         try:
-            probe.connect(address)
+            probe.connect(there)
         except FileNotFoundError:
             return
         except ConnectionRefusedError:
@@ -220,8 +165,12 @@ def _remove_stale(path: Path, address: str) -> None:
 
 
 @contextlib.contextmanager
-def _address(run_directory: Path) -> Iterator[str]:
-    """A path to the socket that is short enough for the system: a deep directory is named by a descriptor of it."""
+def address(run_directory: Path) -> Iterator[str]:
+    """A path to the socket that is short enough for the system: a deep directory is named by a descriptor of it.
+
+    Raises:
+        TrainkitError: it is too long, and the system has no such names.
+    """
     path = run_directory / NAME
     if len(os.fsencode(path)) <= LONGEST_PATH:
         yield str(path)
@@ -261,30 +210,6 @@ def _read(connection: socket.socket, got: bytes) -> bytes | None:
     except ConnectionError:
         return None
     return got + more if more and len(got) + len(more) <= LONGEST_LINE else None
-
-
-def _receive(connection: socket.socket, *, until: float) -> bytes:
-    """A line, or what there is of it when the other side closes."""
-    line = b""
-    while b"\n" not in line:
-        connection.settimeout(max(0.001, until - time.monotonic()))
-        more = connection.recv(LONGEST_LINE)
-        if not more:
-            break
-        line += more
-    return line
-
-
-def _line(order: Order) -> bytes:
-    """An order as it is sent; without what it has not."""
-    told = {name: value for name, value in order._asdict().items() if value is not None}
-    line = json.dumps(told, ensure_ascii=False).encode() + b"\n"
-    if len(line) > LONGEST_LINE:
-        raise TrainkitError(
-            f"the prompt is too long: as an order it has {len(line):,} bytes, of which {LONGEST_LINE:,} are taken",
-            hint="the model sees no more than its context length: send the end of it",
-        )
-    return line
 
 
 def _parse(line: bytes) -> tuple[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_left
 from itertools import pairwise
 from math import inf
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from trainkit.events.log import NAME, number, parse
+from trainkit.events.schema import FOREIGN, Event
 from trainkit.events.series import Series
 
 #: Steps of a range whose points are told one by one, at most.
@@ -36,7 +38,7 @@ class Course:
     def points(self, low: float, high: float) -> dict[str, Series]:
         """Every point of every metric from step `low` to `high`, both included, by metric in order of appearance.
 
-        Empty where the range is wider than `MOST` steps, and where there is no log. Any thread may call it.
+        Empty where the range is wider than `MOST` steps, and where no log can be read. Any thread may call it.
         """
         marks = self._marks.copy()
         found: dict[str, Series] = {}
@@ -49,9 +51,20 @@ class Course:
                     if begun > high:
                         break
                     _collect(found, log, begin, end, low=max(low, begun), high=min(high, ended))
-        except FileNotFoundError:
+        except OSError:
             pass
         return found
+
+
+def record(found: dict[str, Series], event: Event) -> None:
+    """Add every metric of an event to its series, which has no limit.
+
+    What it may raise where no trainer wrote the event is `schema.FOREIGN`.
+    """
+    for name, value in event["metrics"].items():
+        if name not in found:
+            found[name] = Series(limit=None)
+        found[name].add(event["step"], number(value))
 
 
 def _collect(found: dict[str, Series], log: BinaryIO, begin: int, end: int, *, low: float, high: float) -> None:
@@ -66,10 +79,8 @@ def _collect(found: dict[str, Series], log: BinaryIO, begin: int, end: int, *, l
             if event["type"] == "run_started" and begin > beginning:
                 return
             if event["type"] in ("step", "evaluated") and low <= event["step"] <= high:
-                for name, value in event["metrics"].items():
-                    if name not in found:
-                        found[name] = Series(limit=None)
-                    found[name].add(event["step"], number(value))
+                with contextlib.suppress(*FOREIGN):
+                    record(found, event)
         begin += len(line)
         if begin == end:
             return

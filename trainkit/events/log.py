@@ -91,15 +91,22 @@ class Tail:
         self._path = run_directory / NAME
         #: Bytes consumed; a later Tail that starts here continues without a gap.
         self.offset = offset
+        #: Whether the log has become shorter than what was consumed: it is another one now, to be read anew.
+        self.replaced = False
 
     def poll(self, *, limit_bytes: int = 1 << 24) -> list[Event]:
-        """New whole lines, at most about `limit_bytes` of them; empty where there are none or no log yet."""
-        return [event for _, event in self.placed(limit_bytes=limit_bytes)]
+        """New events, of about `limit_bytes` of whole lines; empty where there are none or no log yet."""
+        while True:
+            begin = self.offset
+            events = [event for _, event in self.placed(limit_bytes=limit_bytes)]
+            if events or self.offset == begin:  # lines that are no events are passed over
+                return events
 
     def placed(self, *, limit_bytes: int) -> list[tuple[int, Event]]:
         """As `poll`, each event with the byte at which its line begins. No line is begun beyond the limit."""
         try:
             with self._path.open("rb") as file:
+                self.replaced = file.seek(0, os.SEEK_END) < self.offset
                 file.seek(self.offset)
                 chunk = file.read(limit_bytes)
                 while chunk and b"\n" not in chunk and (more := file.read(limit_bytes)):
@@ -133,8 +140,12 @@ def of_kinds(run_directory: Path, *kinds: str) -> Iterator[Event]:
 
 def last_attempt(run_directory: Path) -> int:
     """Number of the attempt that wrote the newest event; 0 where there is none."""
-    tail = Tail(run_directory, offset=max(0, _size(run_directory / NAME) - (1 << 16)))
-    return max((event["attempt"] for event in tail.poll()), default=0)
+    size, back = _size(run_directory / NAME), 1 << 16
+    while True:  # the last line alone may be longer than any number of bytes
+        events = Tail(run_directory, offset=max(0, size - back)).poll(limit_bytes=back)
+        if events or back >= size:
+            return max((event["attempt"] for event in events), default=0)
+        back *= 8
 
 
 def current(events: list[Event]) -> list[Event]:

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from trainkit.errors import TrainkitError
 from trainkit.events.log import of_kinds
+from trainkit.events.schema import FOREIGN
 
 Name: TypeAlias = Literal["save", "pause", "continue", "evaluate", "stop", "sample", "rate", "decay"]
 COMMANDS: tuple[Name, ...] = get_args(Name)
@@ -83,7 +84,7 @@ def _given(told: Mapping[str, Any]) -> Given | None:
     """None for what changed nothing, and for what no trainer has written."""
     try:
         found = Given(order(told["command"], told.get("argument")), int(told["step"]), int(told["attempt"]))
-    except (TrainkitError, AttributeError, KeyError, TypeError, ValueError):
+    except (TrainkitError, *FOREIGN):
         return None
     return found if found.order.command in CHANGING else None
 

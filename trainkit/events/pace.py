@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Iterable
@@ -30,7 +31,9 @@ class Pace:
         step, t, last = event["step"], event["t"], self.last
         self.last = (step, t)
         if "time/step" in event["metrics"]:
-            self.seconds.append(float(event["metrics"]["time/step"]))
+            seconds = float(event["metrics"]["time/step"])
+            if math.isfinite(seconds):
+                self.seconds.append(seconds)
         elif last and step > last[0] and t >= last[1]:
             self.seconds.append((t - last[1]) / (step - last[0]))
 

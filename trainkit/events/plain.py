@@ -109,7 +109,7 @@ class PlainLog:
             case "step":
                 return self._step(event)
             case "cache_progress" if not event["done"]:
-                if event["t"] - self._cache.setdefault(event["what"], event["t"]) < self._every:
+                if 0 <= event["t"] - self._cache.setdefault(event["what"], event["t"]) < self._every:
                     return []
                 self._cache[event["what"]] = event["t"]
             case "run_started":
@@ -123,7 +123,8 @@ class PlainLog:
         return ([self._tell(held)] if held else []) + ([told] if told is not None else [])
 
     def _step(self, event: Event) -> list[str]:
-        if event["t"] - self._printed < self._every and event["step"] != self._total:
+        # a clock that was put back must not silence the log for as long
+        if 0 <= event["t"] - self._printed < self._every and event["step"] != self._total:
             self._held = event
             return []
         self._printed, self._held = event["t"], None
@@ -139,7 +140,7 @@ class PlainLog:
 
 def duration(seconds: float) -> str:
     """Two units at most: `0.3 s`, `42 s`, `3m 05s`, `2h 07m`, `5d 03h`."""
-    if seconds < 9.95:
+    if seconds < 9.95 or not math.isfinite(seconds):
         return f"{seconds:.1f} s"
     whole = round(seconds)
     for unit, size, below, part in (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
@@ -150,6 +151,8 @@ def duration(seconds: float) -> str:
 
 def count(value: float) -> str:
     """Three or four digits and a unit: `950`, `4,096`, `11.1k`, `3.20M`, `1.45B`."""
+    if not math.isfinite(value):
+        return str(value)
     if 1e3 <= abs(value) < 1e4:
         return f"{value:,.0f}"
     for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):

@@ -20,6 +20,8 @@ def process_started(pid: int) -> float | None:
 
 def process_alive(pid: int, started: float | None) -> bool:
     """Whether the process `pid` that started at `started` runs; where that cannot be told, whether any `pid` does."""
+    if not 0 < pid < 1 << 31:  # to kill(2), others are groups or nothing
+        return False
     fields = _stat(pid)
     if fields is not None and fields[0] in ("Z", "X"):
         return False
@@ -39,7 +41,7 @@ def _stat(pid: int) -> list[str] | None:
     """The fields of /proc/PID/stat from the state on: what is before it, the name, may itself hold blanks."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
 
 

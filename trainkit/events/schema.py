@@ -27,6 +27,8 @@ _NUMBER: Types = (int, float)
 _OBJECT: Types = (dict,)
 _LIST: Types = (list,)
 _MAYBE: Types = (NoneType,)
+#: Every number of a field is at least 0 and below this, within which a float is exact; a time is before the year 10000.
+_LIMIT, _LAST_SECOND = 2**53, 253_402_300_800
 
 #: What every event has: its kind, Unix seconds, updates done when it happened, the attempt's number.
 COMMON: dict[str, Types] = {"type": _TEXT, "t": _NUMBER, "step": _WHOLE, "attempt": _WHOLE}
@@ -95,14 +97,28 @@ OPTIONAL: dict[str, dict[str, Types]] = {
     # image: path within the run directory; predictions: [[label, probability]], the likeliest first; expected: label
     "sampled": {"image": _TEXT, "predictions": _LIST, "expected": _TEXT},
 }
+_OF_KIND = {kind: fields | OPTIONAL.get(kind, {}) for kind, fields in FIELDS.items()}
+
+#: What taking in an event may raise that is one by its fields, but none that a trainer wrote.
+FOREIGN = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError)
 
 
 def well_formed(found: object) -> bool:
-    """Whether it has what every event has, and nothing in a field that no version of this schema puts there."""
+    """Whether it has what every event has, and nothing in a field that no version of this schema puts there.
+
+    An attempt must also say from where it begins: what readers make of all events before it depends on that.
+    """
     if not isinstance(found, dict):
         return False
     kind = found.get("type")
-    of_kind = FIELDS.get(kind, {}) | OPTIONAL.get(kind, {}) if isinstance(kind, str) else {}
-    return all(isinstance(found.get(field), types) for field, types in COMMON.items()) and all(
-        isinstance(found[field], types) for field, types in of_kind.items() if field in found
+    of_kind = _OF_KIND.get(kind, {}) if isinstance(kind, str) else {}
+    return (
+        all(_fits(found.get(field), types) for field, types in COMMON.items())
+        and found["t"] < _LAST_SECOND
+        and (kind != "run_started" or "resumed_from" in found)
+        and all(_fits(found[field], types) for field, types in of_kind.items() if field in found)
     )
+
+
+def _fits(value: object, types: Types) -> bool:
+    return isinstance(value, types) and (not isinstance(value, (int, float)) or 0 <= value < _LIMIT)

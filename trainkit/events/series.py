@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from math import fsum, inf, isfinite, isnan, nan
+from math import inf, isfinite, isnan, nan
 from operator import add, ge, le
 from typing import NamedTuple
 
@@ -138,7 +138,7 @@ class Series:
     @property
     def total(self) -> float:
         """The sum of the finite points."""
-        return fsum(self.totals if self.stride > 1 else filter(isfinite, self.values))
+        return sum(self.totals if self.stride > 1 else filter(isfinite, self.values))
 
     @property
     def lowest(self) -> Extreme | None:

@@ -13,8 +13,11 @@ def orders_to_repeat(start: Start, course: Course, *, first: int, log: EventLog)
 
     Orders that came after that very step may be in its checkpoint or not: it may have been written while they came.
     """
-    repeats = [given for given in start.orders if given.step == first and not course.holds(given.order, step=first)]
-    repeats += start.repeated(after=first)
+    repeats = [
+        given
+        for given in start.repeated(after=first - 1)
+        if given.step > first or not course.holds(given.order, step=first)
+    ]
     if repeats:
         told = ", ".join(_told(given) for given in repeats)
         message = f"orders of earlier attempts are repeated: {told}; not to, trainkit resume RUN --forget-orders"

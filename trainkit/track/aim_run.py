@@ -96,7 +96,11 @@ class AimRun:
             path = (self._directory / image).resolve()
             if not path.is_relative_to(self._directory.resolve()):
                 raise ValueError(f"{image!r} is not in the run's directory")
-            self._run.track(Image(str(path), caption=event["prompt"]), name="images", **where)
+            try:
+                picture = Image(str(path), caption=event["prompt"])
+            except OSError as error:
+                raise ValueError(f"{image!r} is no picture: {error}") from error
+            self._run.track(picture, name="images", **where)
 
     def _checkpoint(self, event: Event) -> None:
         """Enter a checkpoint among the run's artifacts by reference: where it is, its step, kind, size and metrics.

@@ -19,7 +19,7 @@ class Progress:
     offset: int = 0
     """Bytes of the event log whose events have been copied."""
     last_step: int = 0
-    """The furthest step of training among them."""
+    """The furthest step among them, messages not counted: what a course that is given up leaves to be forgotten."""
     messages: int = 0
     """Alerts, commands and log lines among them: their steps in Aim, as several may happen at one step of training."""
     attempt: int = 0

@@ -76,7 +76,10 @@ class Sidecar:
         return self.poll()
 
     def _last_line(self) -> str:
-        lines = (self._run / f"{self.name}.log").read_text(encoding="utf-8", errors="replace").split("\n")
+        try:
+            lines = (self._run / f"{self.name}.log").read_text(encoding="utf-8", errors="replace").split("\n")
+        except OSError:
+            lines = []
         said = [line.strip() for line in lines if line.strip()]
         return said[-1] if said else "it said nothing"
 

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 from collections.abc import Mapping
 from pathlib import Path
 
 from trainkit.errors import TrainkitError
+from trainkit.events.course import record
 from trainkit.events.log import Tail
-from trainkit.events.view import View, reduce
+from trainkit.events.schema import FOREIGN
+from trainkit.events.series import Series
+from trainkit.track.tail import Course
 
 
 def write(run_directory: Path, path: Path) -> int:
     """Write the metrics of a run to `path`, `.csv` or `.parquet`; the number of rows.
 
-    What an earlier attempt did beyond the step from which a later one went on is left out, as everywhere.
+    Every step is there, however long the run. What an earlier attempt did beyond the step from which a later one went
+    on is left out, as everywhere.
 
     Raises:
         TrainkitError: the suffix is another one, or the file cannot be written.
     """
     if path.suffix not in (".csv", ".parquet"):
         raise TrainkitError("a table is a .csv or a .parquet file", where=str(path), hint="give it one of these names")
-    view, tail = View(), Tail(run_directory)
-    while events := tail.poll():
-        for event in events:
-            reduce(view, event)
-    columns = _columns(view)
+    columns = _columns(_metrics(run_directory))
     try:
         if path.suffix == ".csv":
             _write_csv(columns, path)
@@ -39,12 +40,25 @@ def write(run_directory: Path, path: Path) -> int:
     return len(columns["step"])
 
 
-def _columns(view: View) -> dict[str, list[float | int | None]]:
+def _metrics(run_directory: Path) -> dict[str, Series]:
+    found: dict[str, Series] = {}
+    tail, course = Tail(run_directory), Course(run_directory)
+    while events := tail.poll():
+        for event in events:
+            if course.keeps(event) and event["type"] in ("step", "evaluated"):
+                with contextlib.suppress(*FOREIGN):
+                    record(found, event)
+    return found
+
+
+def _columns(metrics: Mapping[str, Series]) -> dict[str, list[float | int | None]]:
     """`step`, and each metric by its name; None where a step has no value of it."""
-    by_name = {name: dict(zip(series.steps, series.values, strict=True)) for name, series in view.series.items()}
-    steps = sorted({step for values in by_name.values() for step in values})
+    steps = sorted(set().union(*(series.steps for series in metrics.values())))
     columns: dict[str, list[float | int | None]] = {"step": [int(step) for step in steps]}
-    return columns | {name: [values.get(step) for step in steps] for name, values in sorted(by_name.items())}
+    for name, series in sorted(metrics.items()):
+        values = dict(zip(series.steps, series.values, strict=True))
+        columns[name] = [values.get(step) for step in steps]
+    return columns
 
 
 def _write_csv(columns: Mapping[str, list[float | int | None]], path: Path) -> None:

@@ -14,12 +14,14 @@ from typing import Any
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.log import Tail
 from trainkit.events.process import process_alive
-from trainkit.events.schema import Event
+from trainkit.events.schema import FOREIGN, Event
 from trainkit.recipe.upkeep import Track
 from trainkit.track import progress as progress_file
 from trainkit.track.progress import Progress
 from trainkit.track.projections import ABOUT, Name, Projection
 
+#: Of a course that was given up, what stays: that it was begun, and messages.
+STAYS = ("run_started", "alert", "log", "control")
 #: Seconds between two looks at the log.
 INTERVAL = 1.0
 #: Seconds to wait for a sidecar of an earlier attempt that is about to end.
@@ -34,9 +36,14 @@ def follow(run_directory: Path, name: Name, spec: Track) -> Progress:
     Raises:
         TrainkitError: the tracker cannot be written, or the log has events that cannot be copied (the others are).
     """
-    with _only_one(run_directory, name):
-        while not _copied(run_directory, name, spec):
-            pass
+    try:
+        with _only_one(run_directory, name):
+            while not _copied(run_directory, name, spec):
+                pass
+    except OSError as error:
+        raise TrainkitError(
+            f"{ABOUT[name].title} cannot be brought up to date: {error}", where=str(run_directory), exit_code=FAILED
+        ) from error
     done = progress_file.read(run_directory, name)
     assert done is not None
     return done
@@ -96,7 +103,7 @@ class _Copy:
                 try:
                     if course.keeps(event) and not self._take(event):
                         return False
-                except (KeyError, TypeError, ValueError, AttributeError) as error:
+                except FOREIGN as error:
                     self.problems.append(f"{type(error).__name__}: {error}, in an event of step {event['step']!r}")
             if events:
                 self._progress.offset = tail.offset
@@ -108,7 +115,8 @@ class _Copy:
 
     def _take(self, event: Event) -> bool:
         progress = self._progress
-        progress.last_step = max(progress.last_step, event["step"])
+        if event["type"] not in STAYS:  # else there would for ever be something to forget
+            progress.last_step = max(progress.last_step, event["step"])
         if event["type"] == "run_started":
             resumed_from = event["resumed_from"] or 0
             if resumed_from < progress.last_step:
@@ -134,9 +142,10 @@ class Course:
     `events.log.current` for a log too long to be held; commands, which are messages here, stay."""
 
     def __init__(self, run_directory: Path, offset: int = 0) -> None:
-        tail, resumed = Tail(run_directory, offset=offset), []
+        tail, resumed = Tail(run_directory, offset=offset), list[int]()
         while events := tail.poll():
-            resumed += [_resumed_from(event) for event in events if event["type"] == "run_started"]
+            begun = [event["resumed_from"] for event in events if event["type"] == "run_started"]
+            resumed += [-1 if step is None else step for step in begun]
         #: For each beginning of an attempt that is still to come: the last step that it and those after it leave.
         self._kept = list(accumulate(reversed(resumed), min))
 
@@ -144,14 +153,9 @@ class Course:
         """Whether the next event is part of the run, as far as the log went when this was made."""
         if event["type"] == "run_started" and self._kept:
             self._kept.pop()
-        if event["type"] in ("run_started", "alert", "log", "control") or not self._kept:
+        if event["type"] in STAYS or not self._kept:
             return True
         return bool(event["step"] <= self._kept[-1])
-
-
-def _resumed_from(event: Event) -> int:
-    step = event.get("resumed_from")
-    return step if isinstance(step, int) else -1
 
 
 def _recipe(run_directory: Path) -> dict[str, Any]:

@@ -13,23 +13,21 @@ from textual.containers import Container, Vertical
 from textual.events import Resize
 from textual.widgets import Input
 
-from trainkit.dashboard import recipes, theme
-from trainkit.dashboard.chart import Chart
-from trainkit.dashboard.comparison import AXES, SECONDS, Other, along, recipe_of, results, time_unit
-from trainkit.dashboard.curves import Curve
-from trainkit.dashboard.glance import LOSS
+from trainkit.dashboard import theme
+from trainkit.dashboard.charts.chart import Chart
+from trainkit.dashboard.charts.curves import Curve
 from trainkit.dashboard.pages.metrics import ordered
 from trainkit.dashboard.pages.page import Page
 from trainkit.dashboard.pages.table import MOVES
-from trainkit.dashboard.panels.rows import Column, Row, Rows, cell
-from trainkit.dashboard.plot import letter
-from trainkit.dashboard.shelf import neighbours
+from trainkit.dashboard.panels.comparison import COLORS, Results, RunList
+from trainkit.dashboard.panels.rows import Rows, cell
+from trainkit.dashboard.runs.comparison import AXES, SECONDS, Other, along, recipe_of, time_unit
+from trainkit.dashboard.runs.glance import LOSS
+from trainkit.dashboard.runs.shelf import neighbours
 from trainkit.events import plain
 from trainkit.events.series import Series
 from trainkit.events.view import View
 
-#: One a run, this one's first; so many can be told apart.
-COLORS = (theme.TRAIN, *theme.VALIDATION[:2], theme.SPEED, theme.NORM, *theme.VALIDATION[2:], theme.RATE)
 #: Seconds between two slices of reading a long log, and between two looks at which runs there are.
 NEXT_SLICE, LOOK_EVERY = 0.05, 10.0
 #: Cells from which list and chart are side by side, and lines from which the table is below the chart.
@@ -83,13 +81,11 @@ class Compare(Page):
         wanted.display = False
         yield wanted
         with Container(classes="sides"):
-            with Vertical(classes="framed runs"):
-                yield Rows()
+            yield RunList()
             with Vertical(classes="curves"):
                 yield Chart(id="over-steps")
                 yield Chart(linked=False, id="over-others")
-                with Vertical(classes="framed results"):
-                    yield Rows()
+                yield Results()
 
     def habits(self) -> dict[str, Any]:
         return {"metric": self._metric, "axis": self._axis}
@@ -105,13 +101,13 @@ class Compare(Page):
             if run.name not in self._others and len(self._others) < len(COLORS) - 1:
                 self._others[run.name] = Other(run)
         self._read_on()
-        self.run_worker(self._read_recipes(), group="recipes", exclusive=True)
+        self.work(self._read_recipes, group="recipes", only=True)
 
     def show_view(self, view: View, *, now: float) -> None:
         self._view = view
         if abs(now - self._looked) >= LOOK_EVERY:
             self._looked = now
-            self.run_worker(self._look(), group="look", exclusive=True)
+            self.work(self._look, group="look", only=True)
         for other in self._others.values():
             if not other.loading:
                 other.advance()
@@ -156,34 +152,21 @@ class Compare(Page):
         self._told = told
         self._show_list(shown, wanted)
         self._show_chart(shown)
-        self._show_table(shown)
+        self.query_one(Results).show(shown, [self._recipe, *(other.recipe for other in self._others.values())])
 
     def _show_list(self, shown: Sequence[tuple[str, View]], wanted: str) -> None:
-        rows = []
-        for place, (name, view) in enumerate(shown):
-            other = self._others.get(name)
-            series, style = view.series.get(self._metric), f"bold {COLORS[place]}"
-            best = series.lowest if series else None
-            note = other.problem if other and other.problem else "reading …" if other and other.loading else ""
-            last = "–" if not series or series.last is None else _number(series.last)
-            sign = letter(place) if place and self.query(Chart).first().letters else "━━"
-            cells = [
-                cell(sign, style), cell(name, theme.BRIGHT), cell(note or last, theme.WARN if note else theme.TEXT),
-                cell("–" if best is None else _number(best.value), theme.DIM),
-            ]  # fmt: skip
-            rows.append(Row(name, cells))
         chosen = {name for name, _ in shown}
         rest = [name for name in self._names if name not in chosen and wanted in name.casefold()]
-        rows += [Row(name, [cell("  "), cell(name, theme.DIM), cell(""), cell("")]) for name in rest]
-        columns = [Column("  "), Column("run", least=8), Column("last", right=True)]
-        columns.append(Column("lowest", drop=1, right=True))
+        notes = {name: other.problem or ("reading …" if other.loading else "") for name, other in self._others.items()}
+        letters = self.query(Chart).first().letters
+        found = self.query_one(RunList)
+        found.show(shown, rest, metric=self._metric, notes=notes, letters=letters)
         with_ = f", {len(rest):,} more with “{wanted}”" if wanted else ""
-        frame = self.query_one(".runs", Vertical)
-        # the chart's own title gives way to its legend where there is little room
-        frame.border_title = cell(f"{self._metric} over {self._axis}", theme.DIM)
         alone = ALONE if len(shown) == 1 and self._names else ""
-        frame.border_subtitle = cell(f"{len(shown)} of {len(self._names) + 1:,} runs{with_}{alone}", theme.DIM)
-        self._list.show(columns, rows, empty="")
+        # the chart's own title gives way to its legend where there is little room
+        found.border_title = cell(f"{self._metric} over {self._axis}", theme.DIM)
+        known = chosen.union(self._names)
+        found.border_subtitle = cell(f"{len(shown)} of {len(known):,} runs{with_}{alone}", theme.DIM)
 
     def _show_chart(self, shown: Sequence[tuple[str, View]]) -> None:
         curves: list[Curve] = []
@@ -219,38 +202,21 @@ class Compare(Page):
             self._moved[key] = of, along(series, view, self._axis, seconds=seconds)
         return self._moved[key][1]
 
-    def _show_table(self, shown: Sequence[tuple[str, View]]) -> None:
-        head, rows = self._table(shown)
-        columns = [Column("", least=30)]
-        columns += [Column(cell(name).plain, drop=place, least=9, right=True) for place, name in enumerate(head)]
-        lines = []
-        for number, (label, *values) in enumerate(rows):
-            cells = [cell(label, theme.DIM), *(cell(value, COLORS[place]) for place, value in enumerate(values))]
-            lines.append(Row(f"{number}", cells))
-        self.query_one(".results", Vertical).border_title = cell("results, and what differs in the recipes", theme.DIM)
-        self._results.show(columns, lines, empty="")
-
-    def _table(self, shown: Sequence[tuple[str, View]]) -> tuple[list[str], list[tuple[str, ...]]]:
-        """Names of the runs, and rows of a label and a value of each run."""
-        all_recipes = [self._recipe, *(other.recipe for other in self._others.values())]
-        differ = [(key, *(recipe.get(key, "–") for recipe in all_recipes)) for key in recipes.differing(all_recipes)]
-        return [name for name, _ in shown], [*results([view for _, view in shown]), *differ]
-
     @property
     def _list(self) -> Rows:
-        return self.query_one(".runs Rows", Rows)
+        return self.query_one(RunList).query_one(Rows)
 
     @property
     def _results(self) -> Rows:
-        return self.query_one(".results Rows", Rows)
+        return self.query_one(Results).query_one(Rows)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         return action != "all" or self.query_one(Input).display  # else escape is not this page's
 
     def copy_text(self) -> str | None:
         """The table."""
-        head, rows = self._table(self._shown)
-        return "\n".join("\t".join(plain.inert(value) for value in row) for row in [("", *head), *rows])
+        rows = self.query_one(Results).told()
+        return "\n".join("\t".join(plain.inert(value) for value in row) for row in rows)
 
     def action_choose(self) -> None:
         """Compare with the chosen run, or no longer."""
@@ -307,7 +273,3 @@ class Compare(Page):
         self.set_class(event.size.height < HIGH, "-low")
         self._told = None
         self._show()
-
-
-def _number(value: float) -> str:
-    return plain.count(value) if abs(value) >= 1e3 else plain.quantity(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -213,7 +214,7 @@ class Data(Page):
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         self.action_no_question()
-        if event.value.lstrip("+-").isdecimal():
+        with contextlib.suppress(ValueError):  # a sign alone, or more digits than there are steps
             self.show_step(int(event.value))
 
     def show_step(self, step: int) -> None:
@@ -238,7 +239,8 @@ def wait_share(view: View) -> float | None:
         return None
     steps = min(WAIT_STEPS, len(seconds), len(waited))
     whole = sum(seconds.values[-steps:])
-    return min(1.0, sum(waited.values[-steps:]) / whole) if whole > 0 else None
+    share = sum(waited.values[-steps:]) / whole if whole > 0 else math.nan
+    return min(1.0, share) if math.isfinite(share) else None
 
 
 def mixture_table(epochs: dict[str, float], width: int, colors: dict[str, str]) -> Content:

@@ -13,11 +13,9 @@ from textual.widgets import Input
 
 from trainkit.dashboard import theme
 from trainkit.dashboard.pages.page import Page
-from trainkit.dashboard.panels.lines import Lines, log_line
+from trainkit.dashboard.panels.lines import CLOCK, Lines, log_line
 from trainkit.events import plain
-from trainkit.events.view import Line, View
-
-LEVELS = ("info", "warning", "error")
+from trainkit.events.view import LEVELS, Line, View
 
 
 class Logs(Page):
@@ -49,7 +47,7 @@ class Logs(Page):
     def compose(self) -> ComposeResult:
         self._search.display = bool(self._search.value)
         yield self._search
-        yield Lines(id="all-lines")
+        yield Lines(id="all-lines", indent=CLOCK)
 
     def habits(self) -> dict[str, Any]:
         follow = self.query_one(Lines).at_end if self._told is not None else self._follow

@@ -17,9 +17,9 @@ from textual.events import Click, Resize
 from textual.widgets import Input, Static
 
 from trainkit.dashboard import theme
+from trainkit.dashboard.charts.titles import Part, facts, told_best, told_value
 from trainkit.dashboard.pages.page import Page
 from trainkit.dashboard.panels.metric import MetricCell, Place
-from trainkit.dashboard.titles import Part, facts, told_best, told_value
 from trainkit.events.plain import one_line
 from trainkit.events.view import View
 
@@ -29,6 +29,8 @@ GROUPS = (
 )  # fmt: skip
 #: The smallest cell of the grid, and the shape (width : height) that a cell should come near to.
 WIDTH, HEIGHT, SHAPE = 36, 8, 4.5
+#: What the Δ of every chart is, in as many words as there is room for.
+CHANGE = ("Δ the last tenth of the steps against the first", "Δ last tenth against first")
 
 
 def ordered(names: Iterable[str], *, pinned: Iterable[str] = ()) -> list[str]:
@@ -246,7 +248,8 @@ class Metrics(Page):
             parts = [(f"{which} of {len(self._names)}", theme.DIM)]
             parts += [(f" that match {pattern} (escape: all)", theme.WARN)] if pattern else [(" metrics", theme.DIM)]
             parts += [("  ", theme.DIM), (one_line(self.selected or ""), theme.BRIGHT)]
-            parts += [("   Δ the last tenth of the steps against the first", theme.DIM)]
+            room = self.size.width - 2 - Content.assemble(*parts).cell_length
+            parts += [(f"   {told}", theme.DIM) for told in CHANGE if len(told) + 3 <= room][:1]
         elif pattern:
             empty.update(f"none of the {len(view.series)} metrics matches {pattern}; escape shows all")
         else:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from textual.containers import Container
 from textual.message import Message
+from textual.worker import Worker
 
 from trainkit.events.view import View
 
@@ -42,6 +43,14 @@ class Page(Container, can_focus=True):
     def settled(self) -> bool:
         """Whether all that is to be shown now is there; False while something is still being read for it."""
         return True
+
+    def work(self, do: Callable[[], Coroutine[Any, Any, None]], *, group: str, only: bool = False) -> None:
+        """Do it beside what is shown; `only`: instead of what the group is doing.
+
+        The coroutine is made by the worker: one that is made before, and whose worker is cancelled before it begins,
+        is never awaited.
+        """
+        _worker: Worker[None] = self.run_worker(do, group=group, exclusive=only)
 
     def copy_text(self) -> str | None:
         """What the page is about, inert, for the clipboard; None where there is nothing."""

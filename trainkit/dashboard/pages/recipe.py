@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -12,10 +13,10 @@ from textual.content import Content
 from textual.widgets import Input, OptionList
 
 from trainkit.dashboard import recipes, theme
-from trainkit.dashboard.choose import ChooseRun
 from trainkit.dashboard.pages.table import TablePage
 from trainkit.dashboard.panels.rows import Column, Row, cell
 from trainkit.dashboard.recipes import Change, Entry, Found
+from trainkit.dashboard.runs.choose import ChooseRun
 from trainkit.errors import TrainkitError
 from trainkit.events.view import View
 
@@ -54,7 +55,7 @@ class Recipe(TablePage):
         # a run's recipe is replaced only before an attempt begins
         if (wanted := (view.attempt, view.started)) != self._read_for:
             self._read_for = wanted
-            self.run_worker(self._read(), exclusive=True)
+            self.work(self._read, group="recipe", only=True)
 
     async def _read(self) -> None:
         self._found = await asyncio.to_thread(recipes.read, self.run_directory)
@@ -126,7 +127,7 @@ class Recipe(TablePage):
 
         def answered(run: Path | None) -> None:
             if run is not None:
-                self.run_worker(self._compare(run), exclusive=True)
+                self.work(partial(self._compare, run), group="recipe", only=True)
 
         self.app.push_screen(ChooseRun(self.run_directory, "what differs from which run?"), answered)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -81,8 +82,7 @@ class Samples(Page):
         self._samples: ByStep = {}
         self._loss: Series | None = None
         self._step: int | None = None
-        self._prompt = 0
-        #: The prompt that was chosen the last time, until it is there or another is chosen.
+        #: The prompt that was chosen; where it is not (yet, or any more) there, the first.
         self._wanted = ""
         self._beside: Beside = "nothing"
         self._seen: object = None
@@ -103,13 +103,10 @@ class Samples(Page):
             return
         self._seen = seen
         self._samples, self._loss = by_step(view.samples), view.series.get("train/loss")
-        if self._wanted in self._prompts:
-            self._prompt, self._wanted = self._prompts.index(self._wanted), ""
         self._draw()
 
     def habits(self) -> dict[str, Any]:
-        prompt = self._prompts[self._prompt] if self._prompt else self._wanted
-        return {"prompt": prompt, "beside": self._beside}
+        return {"prompt": self._wanted, "beside": self._beside}
 
     def adopt(self, habits: Mapping[str, Any]) -> None:
         if isinstance(prompt := habits.get("prompt"), str):
@@ -134,6 +131,11 @@ class Samples(Page):
     @property
     def _prompts(self) -> list[str]:
         return list(dict.fromkeys(prompt for step in self._steps for prompt in self._samples[step]))
+
+    @property
+    def _prompt(self) -> int:
+        """The place of the chosen prompt: a new one, or one that is kept no more, moves the others."""
+        return self._prompts.index(self._wanted) if self._wanted in self._prompts else 0
 
     def _draw(self) -> None:
         text, other = self.query_one("#sample-text", Text), self.query_one("#sample-other", Text)
@@ -178,7 +180,7 @@ class Samples(Page):
             return ""
         if sample.image not in self._images:
             self._images[sample.image] = None
-            self.run_worker(self._read(sample.image), group="image")
+            self.work(partial(self._read, sample.image), group="image")
         found = self._images[sample.image]
         name = plain.one_line(sample.image)
         return f"reading {name} …" if found is None else f"{name}: {found}" if isinstance(found, str) else found
@@ -215,7 +217,7 @@ class Samples(Page):
     def action_prompt(self, prompts: int) -> None:
         """Choose the next prompt, or the one before."""
         if self._samples:
-            self._prompt, self._wanted = (self._prompt + prompts) % len(self._prompts), ""
+            self._wanted = self._prompts[(self._prompt + prompts) % len(self._prompts)]
             self._choose_again()
 
     def action_beside(self) -> None:

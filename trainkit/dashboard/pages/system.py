@@ -16,12 +16,12 @@ from textual.content import Content
 from textual.widgets import Static
 
 from trainkit.dashboard import theme
-from trainkit.dashboard.chart import Chart
-from trainkit.dashboard.columns import Floats, Window, points
-from trainkit.dashboard.curves import Curve
+from trainkit.dashboard.charts.chart import Chart
+from trainkit.dashboard.charts.columns import Floats, Window, points
+from trainkit.dashboard.charts.curves import Curve
+from trainkit.dashboard.charts.viewport import viewport_of
 from trainkit.dashboard.hardware import DEVICES, POWER, UTILIZATION, core_lines, facts, numbered, planned_bytes
 from trainkit.dashboard.pages.page import Page
-from trainkit.dashboard.viewport import viewport_of
 from trainkit.events.series import Series
 from trainkit.events.view import View
 
@@ -125,7 +125,6 @@ class System(Page):
         steps, shares = wait_shares(times, waits, stretches=max(1, 2 * chart.size.width), window=chart.window)
         _rewrite(self._waiting, zip(steps, shares, strict=True))
         _rewrite(self._whole, [(step, 1.0) for step in _ends([self._waiting])])
-        # the least that can be drawn is a row of dots, which looks like more than this
         whole = Curve(self._whole, theme.TRAIN_BAND, metric=WAIT, filled=True)
         wait = Curve(self._waiting, theme.WARN, metric=WAIT, label="data wait", filled=True)
         # the least that can be drawn is a row of dots, which looks like more than this

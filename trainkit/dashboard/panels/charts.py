@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from trainkit.dashboard import theme
-from trainkit.dashboard.chart import Chart
-from trainkit.dashboard.curves import Curve
-from trainkit.dashboard.plot import MARKS
+from trainkit.dashboard.charts.chart import Chart
+from trainkit.dashboard.charts.curves import Curve
+from trainkit.dashboard.charts.plot import MARKS
 from trainkit.events.view import View
 
 __all__ = ["MARKS", "LossChart", "MetricChart"]

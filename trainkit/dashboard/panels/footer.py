@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from textual.app import ComposeResult
 from textual.widgets import Footer as AllKeys
 from textual.widgets._footer import FooterKey
 
@@ -10,9 +9,9 @@ from textual.widgets._footer import FooterKey
 class Footer(AllKeys):
     """As many keys as there is room for, none of them cut; the rest is told by the help, which has the right end."""
 
-    def compose(self) -> ComposeResult:
-        yield from super().compose()
-        self.call_after_refresh(self._fit)
+    async def recompose(self) -> None:
+        await super().recompose()
+        self.call_after_refresh(self._fit)  # the keys are there now, and have their places after the next refresh
 
     def on_resize(self) -> None:
         self.call_after_refresh(self._fit)

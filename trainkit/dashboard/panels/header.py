@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich.cells import cell_len
 from textual.content import Content
 from textual.widget import Widget
 
@@ -36,7 +37,7 @@ class Header(Widget):
     def render(self) -> Content:
         width = self.size.width
         symbol, color = theme.STATES[self._state]
-        name = plain.inert(self._view.name) or "trainkit"
+        name = plain.one_line(self._view.name) or "trainkit"
         left: list[Part] = [(name, f"bold {theme.BRIGHT}"), (f"  {symbol} {self._state}", f"bold {color}")]
         if self._loading:
             left.append(("  reading the log …", theme.DIM))
@@ -71,7 +72,7 @@ class Header(Widget):
         view = self._view
         caching = next((item for item in view.cache.items() if not item[1].done), None)
         if self._state == "caching" and caching:
-            what, cache = plain.inert(caching[0]), caching[1]
+            what, cache = plain.one_line(caching[0]), caching[1]
             share = cache.bytes / cache.total_bytes if cache.total_bytes else None
             told = f"{what}  {plain.count(cache.documents)} documents  {plain.count(cache.tokens)} tokens"
             return _bar(told, share, width=width, color=theme.BUSY)
@@ -87,7 +88,7 @@ def _bar(told: str, share: float | None, *, width: int, color: str) -> Content:
     if share is None:
         return Content.styled(told, theme.TEXT).truncate(width, ellipsis=True)
     percent = f" {share:4.0%}" if share < 1 else " 100%"
-    length = width - len(told) - len(percent) - 2
+    length = width - cell_len(told) - len(percent) - 2
     if length < 4:
         return Content.styled(told + percent, theme.TEXT).truncate(width, ellipsis=True)
     halves = int(2 * length * share)

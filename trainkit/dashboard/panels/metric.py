@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from trainkit.dashboard import theme
-from trainkit.dashboard.chart import Chart
-from trainkit.dashboard.curves import Curve
-from trainkit.dashboard.keys import SELECTED
-from trainkit.dashboard.titles import Part
+from trainkit.dashboard.charts.chart import Chart
+from trainkit.dashboard.charts.curves import Curve
+from trainkit.dashboard.charts.keys import SELECTED
+from trainkit.dashboard.charts.titles import Part
 from trainkit.events.plain import one_line
 from trainkit.events.view import View
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from rich.cells import cell_len
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
@@ -20,13 +21,15 @@ GAP = 2
 class Column(NamedTuple):
     """How a column gives way where all do not fit.
 
-    First those with the highest `drop` are left out, 0 never; then the widest are cut, each to `least` cells at least.
+    First those with the highest `drop` are left out, 0 never; then the widest are cut, each to `least` cells at least,
+    at its end, or of a `path`, whose end tells more, at its beginning.
     """
 
     title: str
     drop: int = 0
     least: int = 1_000
     right: bool = False
+    path: bool = False
 
 
 class Row(NamedTuple):
@@ -61,6 +64,8 @@ class Rows(Vertical):
         self._rows: Sequence[Row] = ()
         self._empty = ""
         self._width = 0
+        #: The titles of the columns for which there was no room.
+        self.left_out: list[str] = []
 
     def compose(self) -> ComposeResult:
         yield self._head
@@ -105,6 +110,8 @@ class Rows(Vertical):
             return  # not shown yet: a resize follows
         was, at = self.chosen, self._list.highlighted
         kept = _fitting(self._columns, [row.cells for row in self._rows], self._width - 1)
+        shown = {place for place, _ in kept}
+        self.left_out = [column.title for place, column in enumerate(self._columns) if place not in shown]
         head = [Content.styled(column.title, theme.DIM) for column in self._columns]
         with self.app.batch_update():
             self._head.update(_line(head, self._columns, kept) if self._rows else cell(self._empty, theme.DIM))
@@ -124,7 +131,8 @@ def cell(text: str, style: str = theme.TEXT) -> Content:
 def _fitting(columns: Sequence[Column], cells: Sequence[Sequence[Content]], room: int) -> list[tuple[int, int]]:
     """(place, width) of the columns that are shown, in order."""
     natural = [
-        max([len(column.title), *(row[place].cell_length for row in cells)]) for place, column in enumerate(columns)
+        max([cell_len(column.title), *(row[place].cell_length for row in cells)])
+        for place, column in enumerate(columns)
     ]
     least = [min(width, column.least) for width, column in zip(natural, columns, strict=True)]
     kept = list(range(len(columns)))
@@ -149,7 +157,15 @@ def _fitting(columns: Sequence[Column], cells: Sequence[Sequence[Content]], room
 def _line(cells: Sequence[Content], columns: Sequence[Column], kept: Sequence[tuple[int, int]]) -> Content:
     parts = []
     for place, width in kept:
-        part = cells[place].truncate(width, ellipsis=True)
+        part = _cut(cells[place], width, columns[place])
         missing = max(0, width - part.cell_length)
         parts.append(part.pad_left(missing) if columns[place].right else part.pad_right(missing))
     return Content(" " * GAP).join(parts)
+
+
+def _cut(content: Content, width: int, column: Column) -> Content:
+    if not column.path or content.cell_length <= width:
+        return content.truncate(width, ellipsis=True)
+    while content and content.cell_length >= width:
+        content = content[1:]
+    return Content.assemble(("…", theme.DIM), content)

@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from textual.app import App
 
-from trainkit.dashboard.columns import Window
-from trainkit.dashboard.curves import SMOOTHINGS, Look
+from trainkit.dashboard.charts.columns import Window
+from trainkit.dashboard.charts.curves import SMOOTHINGS, Look
 from trainkit.events.series import Series
 
 #: Steps that are shown at least.

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from textual.content import Content
 
-from trainkit.dashboard import theme, titles
-from trainkit.dashboard.columns import Window
-from trainkit.dashboard.curves import Curve, Look
-from trainkit.dashboard.plot import ABOVE, BELOW, MARKS, Picture
-from trainkit.dashboard.titles import Part, Piece
+from trainkit.dashboard import theme
+from trainkit.dashboard.charts import titles
+from trainkit.dashboard.charts.columns import Window
+from trainkit.dashboard.charts.curves import Curve, Look
+from trainkit.dashboard.charts.plot import ABOVE, BELOW, MARKS, Picture
+from trainkit.dashboard.charts.titles import Part, Piece
 from trainkit.events import plain
 from trainkit.events.series import Series
 from trainkit.events.view import Marker
@@ -111,10 +112,8 @@ class Caption:
             cell = self.picture.cell(self.cross)
             found = None if cell is None else titles.reading(series, *self.picture.steps(cell))
             return titles.told_reading(curve.metric, found)
-        if self.window is None:
-            return titles.told_value(curve.metric, series.values[-1]), theme.TEXT
-        last = titles.reading(series, self.window.high, self.window.high)
-        return ("–", theme.DIM) if last is None else (titles.told_value(curve.metric, last.high), theme.TEXT)
+        last = titles.last(series, self.window)
+        return ("–", theme.DIM) if last is None else (titles.told_value(curve.metric, last), theme.TEXT)
 
     def _series(self, curve: Curve) -> Series:
         return self.exact.get(curve.metric, curve.series)

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from trainkit.dashboard.glance import ENDED, Glance, is_run
+from trainkit.dashboard.runs.glance import ENDED, Glance, is_run
 from trainkit.errors import TrainkitError
 from trainkit.events.log import NAME
 

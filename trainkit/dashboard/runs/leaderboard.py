@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from trainkit.dashboard import recipes, theme
-from trainkit.dashboard.glance import ENDED, POINTS, Facts, Glance
 from trainkit.dashboard.panels.rows import Column, cell
+from trainkit.dashboard.runs.glance import ENDED, POINTS, Facts, Glance
 from trainkit.events import plain
 
 #: The columns by which the list can be sorted, in the order of the key.
@@ -66,6 +66,17 @@ def metrics(glances: Iterable[Glance]) -> list[Metric]:
         Metric("train/loss", lambda facts: facts.loss),
         Metric("tokens/s", lambda facts: facts.speed, better=1),
     ]
+
+
+def table(glances: Sequence[Glance], arranged: Arrangement, *, now: float) -> tuple[Metric, list[Column], list[Line]]:
+    """What is shown as it is `arranged`: the metric that counts, columns and rows. `now` is in Unix seconds."""
+    found = metrics(glances)
+    metric = next((metric for metric in found if metric.name == arranged.metric), found[0])
+    fitting = [glance for glance in glances if fits(glance, arranged.filter)]
+    if arranged.leaderboard:
+        return metric, *ranked(fitting, metric, marked=arranged.marked)
+    told = lines(fitting, arranged.order, metric, now=now, marked=arranged.marked)
+    return metric, titles(arranged.order, metric), told
 
 
 def titles(order: Order, metric: Metric) -> list[Column]:
@@ -189,7 +200,8 @@ def spark(curve: Sequence[float]) -> str:
     def block(value: float) -> str:
         if not math.isfinite(value):
             return "×"
-        share = (value - low) / (high - low) if high > low else 0.0
+        # halves: the difference of two very large numbers may be none
+        share = (value / 2 - low / 2) / (high / 2 - low / 2) if high > low else 0.0
         return BLOCKS[min(len(BLOCKS) - 1, int(share * len(BLOCKS)))]
 
     return "".join(map(block, curve)).ljust(POINTS if curve else 0)
@@ -257,7 +269,7 @@ def _step(facts: Facts) -> Text:
 def _number(value: float | None, *, best: bool = False) -> Text:
     if value is None:
         return "–", theme.FAINT
-    told = plain.count(value) if value >= 1e3 else plain.quantity(value)
+    told = plain.count(value) if 1e3 <= value < math.inf else plain.quantity(value)
     if not math.isfinite(value):
         return told, theme.BAD
     return (f"★ {told}", f"bold {theme.VALIDATION[0]}") if best else (told, theme.TEXT)

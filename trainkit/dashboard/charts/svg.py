@@ -9,10 +9,11 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
-from trainkit.dashboard import theme, ticks, titles
-from trainkit.dashboard.columns import Envelope, Floats, Ints, Window
-from trainkit.dashboard.curves import Curve, Line, Look, dressed, falling_on, measured, y_range
-from trainkit.dashboard.plot import ABOVE, BELOW, MARKS, x_ticks
+from trainkit.dashboard import theme
+from trainkit.dashboard.charts import ticks, titles
+from trainkit.dashboard.charts.columns import Envelope, Floats, Ints, Window
+from trainkit.dashboard.charts.curves import Curve, Line, Look, dressed, falling_on, measured, y_range
+from trainkit.dashboard.charts.plot import ABOVE, BELOW, MARKS, x_ticks
 from trainkit.events import plain
 from trainkit.events.series import Series
 from trainkit.events.view import Marker
@@ -53,11 +54,16 @@ def svg(
     marks: Sequence[Marker] = (),
     from_zero: bool = False,
     exact: Mapping[str, Series] | None = None,
+    over: str = "step",
 ) -> str:
-    """The curves over the steps of the window, as a whole SVG document; `exact` and `look` are as for `draw`."""
+    """The curves over the steps of the window, as a whole SVG document; `exact` and `look` are as for `draw`.
+
+    `over` says below the axis what it counts.
+    """
+    exact = exact or {}
     curves = dressed(curves, look)
     columns = (WIDTH - LEFT - RIGHT) // COLUMN + 1
-    lines = [falling_on(c, measured(c, window, look, exact or {}), window, columns, look) for c in curves]
+    lines = [falling_on(c, measured(c, window, look, exact), window, columns, look) for c in curves]
     y = y_range([line.raw for line in lines], from_zero=from_zero and not look.log, whole=look.whole)
     place = _Place(window, y)
     unit = titles.unit(curves[0].metric) if curves else ""
@@ -73,12 +79,13 @@ def svg(
         f'<clipPath id="plot"><rect x="{LEFT}" y="{TOP}" width="{WIDTH - LEFT - RIGHT}"'
         f' height="{HEIGHT - TOP - BOTTOM}"/></clipPath>',
         *_axes(place, look, unit, color(theme.EDGE), color(theme.DIM)),
+        _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 12, over, color(theme.DIM), anchor="middle"),
     ]
     x = LEFT
     for index, line in enumerate(lines):
         parts += [*_line(line, place, color(line.curve.color), color(line.curve.band or line.curve.color))]
         parts += [_text(sign_x, sign_y, sign, color(theme.BAD)) for sign_x, sign_y, sign in _signs(line.raw, place)]
-        told = titles.facts(line.curve.series, window)
+        told = titles.facts(exact.get(line.curve.metric, line.curve.series), window)
         name = plain.one_line(line.curve.label or line.curve.metric)
         words = f"{name} {titles.told_value(line.curve.metric, told.last)}" if told else name
         words += f" ({titles.told_best(line.curve.metric, told)})" if told and titles.goal(line.curve.metric) else ""
@@ -110,7 +117,6 @@ def _axes(place: _Place, look: Look, unit: ticks.Unit, edge: str, dim: str) -> I
         x = float(place.x_of(np.asarray(step)))
         yield f'<path d="M{x:.1f} {HEIGHT - BOTTOM}v5" stroke="{dim}"/>'
         yield _text(x, HEIGHT - BOTTOM + 20, text, dim, anchor="middle")
-    yield _text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 12, "step", dim, anchor="middle")
 
 
 def _line(line: Line, place: _Place, color: str, band: str) -> Iterator[str]:

@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 from trainkit.dashboard import recipes
 from trainkit.dashboard.manifest import kept
-from trainkit.dashboard.source import FOREIGN
 from trainkit.errors import TrainkitError
 from trainkit.events.log import NAME
-from trainkit.events.schema import SCHEMA, Event
+from trainkit.events.reducer import reduce
+from trainkit.events.schema import COMMON, FOREIGN, SCHEMA, Event, well_formed
 from trainkit.events.series import Extreme, Series
-from trainkit.events.view import State, View, alive, reduce, state
+from trainkit.events.view import State, View, alive, state
 
 #: Bytes at the end of a log that are read whole (more than a hundred steps of fifty metrics), steps before them that
 #: are, bytes that a line may have, and lines after which a reader asks whether it is to stop.
@@ -193,10 +193,10 @@ def _event(line: bytes) -> Event | None:
         event = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(event, dict) or not {"type", "t", "step", "attempt"} <= event.keys():
+    if not isinstance(event, dict) or not COMMON.keys() <= event.keys():
         return None
-    if not (isinstance(event["t"], int | float) and isinstance(event["step"], int)):
-        raise TypeError("a time or a step that is no number")
+    if not well_formed(event):
+        raise TypeError("a field that holds something else")
     return event
 
 

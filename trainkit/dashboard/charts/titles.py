@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -11,10 +12,11 @@ import numpy as np
 from rich.cells import cell_len
 from textual.content import Content
 
-from trainkit.dashboard import theme, ticks
-from trainkit.dashboard.columns import Window
-from trainkit.dashboard.curves import Curve
-from trainkit.dashboard.plot import letter
+from trainkit.dashboard import theme
+from trainkit.dashboard.charts import ticks
+from trainkit.dashboard.charts.columns import Window
+from trainkit.dashboard.charts.curves import Curve
+from trainkit.dashboard.charts.plot import letter
 from trainkit.events import plain
 from trainkit.events.series import Series
 
@@ -87,9 +89,9 @@ def told_value(metric: str, value: float) -> str:
 def facts(series: Series, window: Window | None = None) -> Facts | None:
     """Of the buckets that end in the window (None: all); None where no value of theirs is finite."""
     steps = np.frombuffer(series.steps) if len(series) else np.empty(0)
-    begin, end = (0, len(steps)) if window is None else np.searchsorted(steps, [window.low, window.high + 1e-9])
+    begin, end = 0 if window is None else int(np.searchsorted(steps, window.low)), _ending(series, window)
     thinned = series.stride > 1
-    there = slice(int(begin), int(end))
+    there = slice(begin, end)
 
     def part(name: str, otherwise: str) -> np.ndarray:
         return np.frombuffer(getattr(series, name if thinned else otherwise))[there]
@@ -107,11 +109,17 @@ def facts(series: Series, window: Window | None = None) -> Facts | None:
     total = part("totals", "values")[good]
     lowest, highest = int(low.argmin()), int(high.argmax())
     return Facts(
-        last=series.values[int(end) - 1],
+        last=series.values[end - 1],
         low=float(low[lowest]), low_at=float(low_at[lowest]),
         high=float(high[highest]), high_at=float(high_at[highest]),
         change=_change(steps[there][good], total, count),
     )  # fmt: skip
+
+
+def last(series: Series, window: Window | None = None) -> float | None:
+    """The last value up to the end of the window (None: all); None where there is none."""
+    end = _ending(series, window)
+    return series.values[end - 1] if end else None
 
 
 def reading(series: Series, low: float, high: float) -> Reading | None:
@@ -194,6 +202,11 @@ def shortened(text: str, width: int) -> str:
         text = text[1:]
     text = text[max(0, text.find("/", 0, 4)) :]
     return f"…{text}" if width > 0 else ""
+
+
+def _ending(series: Series, window: Window | None) -> int:
+    """How many of the buckets end where the window does, or before."""
+    return len(series) if window is None else bisect_right(series.steps, window.high + 1e-9)
 
 
 def _change(steps: np.ndarray, total: np.ndarray, count: np.ndarray) -> tuple[float, float] | None:

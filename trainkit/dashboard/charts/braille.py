@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from trainkit.dashboard.columns import Envelope, Floats, Ints
+from trainkit.dashboard.charts.columns import Envelope, Floats, Ints
 
 Mask = npt.NDArray[np.bool_]
 

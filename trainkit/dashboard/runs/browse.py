@@ -10,10 +10,10 @@ from textual.binding import Binding, BindingType
 from trainkit.dashboard import habits, images
 from trainkit.dashboard.app import Dashboard
 from trainkit.dashboard.filters import wants_ascii
-from trainkit.dashboard.leaderboard import Arrangement
 from trainkit.dashboard.pages.compare import Compare
-from trainkit.dashboard.runs import Choice, Runs
-from trainkit.dashboard.shelf import Shelf
+from trainkit.dashboard.runs.app import Choice, Runs
+from trainkit.dashboard.runs.leaderboard import Arrangement
+from trainkit.dashboard.runs.shelf import Shelf
 
 
 class Opened(Dashboard):

@@ -10,13 +10,14 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from trainkit.dashboard import theme, titles
-from trainkit.dashboard.captions import Caption
-from trainkit.dashboard.columns import Window
-from trainkit.dashboard.curves import Curve, Look, dressed, extent
-from trainkit.dashboard.plot import Picture, draw
-from trainkit.dashboard.titles import Part
-from trainkit.dashboard.viewport import Viewport, viewport_of
+from trainkit.dashboard import theme
+from trainkit.dashboard.charts import titles
+from trainkit.dashboard.charts.captions import Caption
+from trainkit.dashboard.charts.columns import Window
+from trainkit.dashboard.charts.curves import Curve, Look, dressed, extent
+from trainkit.dashboard.charts.plot import Picture, draw
+from trainkit.dashboard.charts.titles import Part
+from trainkit.dashboard.charts.viewport import Viewport, viewport_of
 from trainkit.events import plain
 from trainkit.events.view import Marker
 
@@ -64,8 +65,7 @@ class Chart(Widget):
         """Show these from now on; costs nothing where they are as they were.
 
         With a `title` (inert where it is in parts) the chart tells itself what it shows, else whoever calls this does.
-        `log` says that values are on
-        a logarithmic axis even where the chart's look does not.
+        `log` says that values are on a logarithmic axis even where the chart's look does not.
         """
         parts = [(plain.one_line(title), theme.DIM)] if isinstance(title, str) else title
         viewport = self.viewport
@@ -105,6 +105,11 @@ class Chart(Widget):
     @property
     def curves(self) -> Sequence[Curve]:
         return self._curves
+
+    @property
+    def told(self) -> str:
+        """The title without colours."""
+        return "".join(text for text, _ in self._title or ())
 
     @property
     def marks(self) -> Sequence[Marker]:

@@ -13,10 +13,11 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 
-from trainkit.dashboard import braille, theme, ticks
-from trainkit.dashboard.columns import Window, envelope
-from trainkit.dashboard.curves import Curve, Line, Look, Range, dressed, extent, falling_on, measured, y_range
-from trainkit.dashboard.ticks import Unit
+from trainkit.dashboard import theme
+from trainkit.dashboard.charts import braille, ticks
+from trainkit.dashboard.charts.columns import Window, envelope
+from trainkit.dashboard.charts.curves import Curve, Line, Look, Range, dressed, extent, falling_on, measured, y_range
+from trainkit.dashboard.charts.ticks import Unit
 from trainkit.events.series import Series
 from trainkit.events.view import Marker
 

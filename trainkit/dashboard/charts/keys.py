@@ -14,10 +14,10 @@ from textual.events import Click
 from textual.timer import Timer
 from textual.widgets import Input
 
-from trainkit.dashboard.chart import Chart
-from trainkit.dashboard.chart_svg import svg
-from trainkit.dashboard.plot import Picture
-from trainkit.dashboard.viewport import Viewport, viewport_of
+from trainkit.dashboard.charts.chart import Chart
+from trainkit.dashboard.charts.plot import Picture
+from trainkit.dashboard.charts.svg import svg
+from trainkit.dashboard.charts.viewport import Viewport, viewport_of
 from trainkit.events.series import Series
 
 #: The metric whose crosshair the enter key follows to the batch.
@@ -194,9 +194,10 @@ class ChartKeys(App[None]):
             return
         parts = (self.run_name, chart.key, f"{window.high:.0f}")
         path = Path("-".join(re.sub(r"[^\w.]+", "-", part).strip("-.") or "chart" for part in parts) + ".svg")
+        name, over = (chart.key, "step") if chart.linked else (chart.told, "")  # which tells what its axis is
         told = svg(
-            chart.curves, window=window, look=chart.look, marks=chart.marks, title=f"{self.run_name} · {chart.key}",
-            colors=self.theme_variables, from_zero=chart.from_zero, exact=self.viewport.exact_for(window),
+            chart.curves, window=window, look=chart.look, marks=chart.marks, title=f"{self.run_name} · {name}",
+            colors=self.theme_variables, from_zero=chart.from_zero, exact=self.viewport.exact_for(window), over=over,
         )  # fmt: skip
         try:
             path.write_text(told, encoding="utf-8")

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from trainkit.dashboard import theme
-from trainkit.dashboard.columns import Envelope, Points, Window, envelope, moving_average, points, trend
+from trainkit.dashboard.charts.columns import Envelope, Points, Window, envelope, moving_average, points, trend
 from trainkit.events.series import Series
 
 #: The share of a curve's columns on either side that may be cut off, the number of columns that it takes, how much

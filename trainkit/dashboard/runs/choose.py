@@ -13,7 +13,7 @@ from textual.widgets import Input, OptionList
 
 from trainkit.dashboard import theme
 from trainkit.dashboard.panels.rows import Column, Row, Rows, cell
-from trainkit.dashboard.shelf import neighbours
+from trainkit.dashboard.runs.shelf import neighbours
 
 
 class ChooseRun(ModalScreen[Path | None]):

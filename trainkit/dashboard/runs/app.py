@@ -12,33 +12,21 @@ from typing import ClassVar, NamedTuple
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.content import Content
 from textual.events import Click
 from textual.widgets import Input, OptionList, Static
 
 from trainkit.dashboard import habits, theme
 from trainkit.dashboard.commands import Commands, keys_in_force
-from trainkit.dashboard.glance import ENDED
-from trainkit.dashboard.leaderboard import (
-    LISTED,
-    Arrangement,
-    Line,
-    Metric,
-    Order,
-    fits,
-    lines,
-    metrics,
-    ranked,
-    titles,
-)
 from trainkit.dashboard.pages.table import MOVES
 from trainkit.dashboard.panels.footer import Footer
 from trainkit.dashboard.panels.rows import Row, Rows, cell
-from trainkit.dashboard.screens import Confirm, Help
-from trainkit.dashboard.shelf import Shelf
+from trainkit.dashboard.runs import words
+from trainkit.dashboard.runs.glance import Glance
+from trainkit.dashboard.runs.leaderboard import LISTED, Arrangement, Line, Order, metrics, table
+from trainkit.dashboard.runs.shelf import Shelf
+from trainkit.dashboard.screens import Help
 from trainkit.dashboard.themed import Themed
 from trainkit.errors import TrainkitError
-from trainkit.events import plain
 
 #: Seconds between two looks at the logs, and between two drawings.
 READ, DRAW = 1.0, 0.25
@@ -60,7 +48,6 @@ class Runs(Themed[Choice]):
     COMMANDS = {Commands}  # noqa: RUF012 (as textual declares it)
     COMMAND_PALETTE_BINDING = HELP  # the key that the footer has at its right end, however narrow it is
     AUTO_FOCUS = None
-    CSS_PATH = "dashboard.tcss"
     CSS = """
     #title { height: 1; padding: 0 1; }
     #list { height: 1fr; }
@@ -150,56 +137,25 @@ class Runs(Themed[Choice]):
         if not self._rows.is_attached:
             return  # the last tick of the clock while the app closes
         arranged = self._arranged
-        found = metrics(self._shelf.glances.values())
-        metric = next((metric for metric in found if metric.name == arranged.metric), found[0])
-        glances = [glance for glance in self._shelf.glances.values() if fits(glance, arranged.filter)]
-        if arranged.leaderboard:
-            columns, self._lines = ranked(glances, metric, marked=arranged.marked)
-        else:
-            columns = titles(arranged.order, metric)
-            self._lines = lines(glances, arranged.order, metric, now=time.time(), marked=arranged.marked)
-        if (told := (columns, self._lines, arranged.filter)) != self._told:
+        by, columns, self._lines = table(list(self._shelf.glances.values()), arranged, now=time.time())
+        empty = words.nothing(self._shelf, arranged)
+        if (told := (columns, self._lines, empty)) != self._told:
             self._told = told
             rows = [Row(line.name, [cell(text, style) for text, style in line.cells]) for line in self._lines]
-            self._rows.show(columns, rows, empty=self._empty())
+            self._rows.show(columns, rows, empty=empty)
             self._tell_chosen()
-        self._entitle(metric)
-
-    def _entitle(self, metric: Metric) -> None:
-        glances, arranged = self._shelf.glances.values(), self._arranged
-        unread = sum(glance.facts is None for glance in glances)
-        at_work = sum(glance.facts is not None and glance.facts.state not in (None, *ENDED) for glance in glances)
-        parts = [(f"{cell(str(self._shelf.directory)).plain}  ", f"bold {theme.BRIGHT}")]
-        parts += [(f"{len(self._shelf.glances):,} runs", theme.TEXT), (f"  {at_work:,} at work", theme.DIM)]
-        parts += [(f"  reading {unread:,} logs …", theme.DIM)] if unread else []
-        parts += [(f"  {len(arranged.marked):,} marked", theme.WARN)] if arranged.marked else []
-        self._title.update(Content.assemble(*parts))
+        self._title.update(words.heading(self._shelf, arranged))
         which = f"{len(self._lines):,} with “{arranged.filter}”, escape: all" if arranged.filter else ""
-        title = f"leaderboard by {metric.name}" if arranged.leaderboard else "runs"
-        self._frame.border_title = cell(title, theme.DIM)
+        self._frame.border_title = cell(f"leaderboard by {by.name}" if arranged.leaderboard else "runs", theme.DIM)
         self._frame.border_subtitle = cell(which, theme.WARN)
 
-    def _empty(self) -> str:
-        if self._arranged.filter:
-            return f"no run has “{self._arranged.filter}” in it; escape shows all"
-        return f"no runs in {self._shelf.directory} yet; begin one: trainkit run RECIPE"
-
     def _tell_chosen(self) -> None:
-        """Two lines on the chosen run: where it is, and what is wrong with it or how it ended."""
-        name = self._rows.chosen
-        self._arranged.chosen = name
-        glance = self._shelf.glances.get(name) if name is not None else None
-        if glance is None:
-            self._about.update("")
-            return
-        facts, style = glance.facts, theme.DIM
-        second = "its log is being read …"
-        if facts is not None:
-            attempts = f"attempt {facts.attempt}  " if facts.attempt > 1 else ""
-            kept = f"kept: {', '.join(f'{step:,}' for step in glance.kept)}  " if glance.kept else ""
-            second = facts.problem or f"{attempts}{kept}{facts.message}"
-            style = theme.WARN if facts.problem else theme.BAD if facts.state == "failed" else theme.DIM
-        self._about.update(Content("\n").join([cell(str(glance.directory), theme.TEXT), cell(second, style)]))
+        self._arranged.chosen = self._rows.chosen
+        glance = self._glance(self._rows.chosen)
+        self._about.update(words.about(glance) if glance else "")
+
+    def _glance(self, name: str | None) -> Glance | None:
+        return self._shelf.glances.get(name) if name is not None else None
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
         self._tell_chosen()
@@ -234,21 +190,18 @@ class Runs(Themed[Choice]):
 
     def _openable(self, name: str | None) -> Path | None:
         """Its directory; where it cannot be opened, says why."""
-        glance = self._shelf.glances.get(name) if name is not None else None
-        if glance is None:
+        if (glance := self._glance(name)) is None:
             return None
-        if glance.facts is not None and not glance.facts.broken:
-            return glance.directory
-        problem = glance.facts.problem if glance.facts else "its log is still being read"
-        self.notify(f"{cell(glance.directory.name).plain}: {problem}", severity="warning", markup=False)
-        return None
+        if problem := words.unopenable(glance):
+            self.notify(f"{cell(glance.directory.name).plain}: {problem}", severity="warning", markup=False)
+            return None
+        return glance.directory
 
     def action_sort(self, by: int) -> None:
         """Sort by the next column, best or newest first."""
-        if not self._arranged.leaderboard:
-            place = LISTED.index(self._arranged.order.column)
-            self._arranged.order = Order(LISTED[(place + by) % len(LISTED)])
-            self.show()
+        place = LISTED.index(self._arranged.order.column)
+        self._arranged.order = Order(LISTED[(place + by) % len(LISTED)])
+        self.show()
 
     def action_reverse(self) -> None:
         order = self._arranged.order
@@ -257,7 +210,12 @@ class Runs(Themed[Choice]):
 
     def action_leaderboard(self) -> None:
         self._arranged.leaderboard = not self._arranged.leaderboard
+        self.refresh_bindings()
         self.show()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """The leaderboard has an order of its own."""
+        return action not in ("sort", "reverse") or not self._arranged.leaderboard
 
     def action_metric(self, by: int) -> None:
         """Show another metric as the one that counts."""
@@ -291,34 +249,28 @@ class Runs(Themed[Choice]):
         if self._readonly:
             self.notify("this viewer may only look", severity="warning", markup=False)
             return
-        glance = self._shelf.glances.get(self._rows.chosen or "")
-        if glance is None:
+        if (glance := self._glance(self._rows.chosen)) is None:
             return
-        name, facts = glance.directory.name, glance.facts
-        if facts is not None and facts.state is not None and facts.state not in ENDED:
-            self.notify(f"{cell(name).plain} is {facts.state}: stop it first", severity="warning", markup=False)
+        if isinstance(asked := words.deletion(glance), str):
+            self.notify(asked, severity="warning", markup=False)
             return
-        size = "" if glance.size is None else f", {plain.bytes_(glance.size)}"
-        told = "It is a link: what it leads to stays."
-        if not glance.directory.is_symlink():
-            steps = facts.step if facts else 0
-            told = f"Its {steps:,} steps, its checkpoints and its log go{size}.\nNothing brings them back."
 
         def answered(delete: bool | None) -> None:
             if delete:
-                threading.Thread(target=self._delete, args=(name,), name="delete run", daemon=True).start()
+                self.run_worker(self._delete(glance.directory.name))
 
-        self.push_screen(Confirm(f"Delete the run {cell(name).plain}?", told, yes="delete for good"), answered)
+        self.push_screen(asked, answered)
 
-    def _delete(self, name: str) -> None:
+    async def _delete(self, name: str) -> None:
+        """In a thread for which whoever leaves waits: a deletion that has begun is never left half done."""
         try:
-            self._shelf.delete(name)
+            await asyncio.to_thread(self._shelf.delete, name)
         except TrainkitError as error:
-            told = f"{error.problem}\n{error.hint or ''}".strip()
-            self.call_from_thread(self.notify, told, title=cell(name).plain, severity="error", markup=False)
+            told = f"{error.problem}\n{error.hint}".strip()
+            self.notify(told, title=cell(name).plain, severity="error", markup=False)
             return
         self._arranged.marked.discard(name)
-        self.call_from_thread(self.notify, f"{cell(name).plain} is deleted", markup=False)
+        self.notify(f"{cell(name).plain} is deleted", markup=False)
 
     def action_help(self) -> None:
         self.push_screen(Help(keys_in_force(self.screen)))

@@ -1,0 +1,189 @@
+"""What is drawn of checkpoints: the rows of their table, and what can be done with the chosen one."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from textual.content import Content
+
+from trainkit.dashboard import theme
+from trainkit.dashboard.manifest import clock
+from trainkit.dashboard.panels.rows import Column, Row, cell
+from trainkit.events import plain
+from trainkit.events.view import Checkpoint, View
+from trainkit.recipe.load import as_shown
+
+#: The commands that are about one checkpoint, each with the key that is about it.
+COMMANDS = {"resume": "y", "verify": "v"}
+KEPT = ", kept"
+KINDS = {"rolling": theme.DIM, "requested": theme.TEXT, "permanent": theme.BUSY, "final": theme.GOOD}
+WHEREABOUTS = {
+    "there": theme.GOOD,
+    "replaced": theme.DIM,
+    "gone": theme.WARN,
+    "no manifest": theme.BAD,
+    "…": theme.DIM,
+}
+
+
+class Disk(NamedTuple):
+    """What lies in `checkpoints/`, as far as it has been looked at.
+
+    `present`: whether there is a manifest, by the step of each directory; None where that is not known (yet).
+    `kept`: the steps that a person has marked to be kept.
+    """
+
+    present: Mapping[int, bool] | None = None
+    kept: frozenset[int] = frozenset()
+
+    def whereabouts(self, checkpoint: Checkpoint) -> str:
+        """One of `WHEREABOUTS`."""
+        if self.present is None:
+            return "…"
+        if checkpoint.step in self.present:
+            return "there" if self.present[checkpoint.step] else "no manifest"
+        return "replaced" if checkpoint.kind == "rolling" else "gone"
+
+
+class Table(NamedTuple):
+    """`written` counts all, `there` those that are on the disk; `best` says whether one of them is marked as it."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Row]
+    written: int
+    there: int
+    best: bool
+
+
+def losses(view: View) -> list[str]:
+    """The metrics by which checkpoints are compared."""
+    return [f"validation/{name}/loss" for name in view.validation_sets()]
+
+
+def _newest_first(view: View) -> list[Checkpoint]:
+    """One for each step: a rolling one that somebody asked to keep was told of twice."""
+    return sorted({c.step: c for c in view.checkpoints}.values(), key=lambda c: c.step, reverse=True)
+
+
+def table(view: View, disk: Disk, *, now: float, only_present: bool) -> Table:
+    """Every checkpoint that was written, or those alone that are there, as of `now` (Unix seconds)."""
+    saved = _newest_first(view)
+    there = {c.step: disk.whereabouts(c) for c in saved}
+    values = {loss: {c.step: _at(view, loss, c.step) for c in saved} for loss in losses(view)}
+    best = {loss: _best(measured, there) for loss, measured in values.items()}
+    rows = []
+    for c in saved:
+        if only_present and there[c.step] != "there":
+            continue
+        gone = there[c.step] in ("replaced", "gone")
+        cells = [
+            cell(f"{c.step:,}", theme.DIM if gone else theme.BRIGHT),
+            *(_loss(values[loss][c.step], best=best[loss] == c.step, gone=gone) for loss in values),
+            cell(c.kind, KINDS.get(c.kind, theme.TEXT) if not gone else theme.DIM),
+            cell(plain.bytes_(c.bytes), theme.DIM if gone else theme.TEXT),
+            cell(_age(now - c.t), theme.DIM),
+            cell(clock(c.t), theme.DIM),
+            cell(there[c.step] + KEPT * (c.step in disk.kept), WHEREABOUTS[there[c.step]]),
+        ]
+        rows.append(Row(str(c.step), cells))
+    number = sum(where == "there" for where in there.values())
+    return Table(_columns(values), rows, len(saved), number, any(step is not None for step in best.values()))
+
+
+def lack(where: str) -> Content | None:
+    """Why nothing can be done with a checkpoint that is there; None where something can."""
+    match where:
+        case "replaced":
+            return cell("A rolling checkpoint: a newer one has replaced it.", theme.DIM)
+        case "gone":
+            return cell("Its directory is gone.", theme.WARN)
+        case "no manifest":
+            return cell("There is no manifest.json in it: it is not whole.", theme.WARN)
+        case _:
+            return None
+
+
+def command(name: str, run_directory: Path, step: int | None) -> str:
+    """The command for a shell that does this with a checkpoint."""
+    return f"trainkit {name} {shlex.quote(f'{as_shown(run_directory)}/{step}')}"
+
+
+def commands(chosen: Checkpoint, view: View, disk: Disk, run_directory: Path) -> list[Content]:
+    """The keys and commands that are about the chosen one, and what is to be known before the first is used."""
+    lines = [
+        Content.assemble(
+            cell(f"{key}  ", f"bold {theme.WARN}"), cell(command(name, run_directory, chosen.step), theme.BRIGHT)
+        )
+        for name, key in COMMANDS.items()
+    ]
+    lines[1:1] = [cell(f"   {note}", theme.DIM) for note in _notes(chosen, view, disk)]
+    return lines
+
+
+def facts_table(facts: Sequence[tuple[str, str]]) -> list[Content]:
+    """A line for each (label, text)."""
+    pad = max((len(label) for label, _ in facts), default=0) + 2
+    return [Content.assemble(cell(f"{label:<{pad}}", theme.DIM), cell(text)) for label, text in facts]
+
+
+def _notes(chosen: Checkpoint, view: View, disk: Disk) -> Iterator[str]:
+    if chosen.step in disk.kept:
+        yield "kept: it is never removed to make room for another; m takes the mark away"
+    elif chosen.kind == "rolling":
+        yield "the next rolling checkpoint replaces it; m keeps it"
+    if chosen.kind == "final":
+        yield "the run is finished: resume needs --set train.steps=… to make it longer"
+    elif chosen.step != max(c.step for c in view.checkpoints):
+        yield "from here, later checkpoints are set aside, not deleted"
+    if view.finished is None:
+        yield "resume works once nobody trains this run"
+
+
+def _at(view: View, loss: str, step: int) -> float | None:
+    """The loss that was measured at exactly this step."""
+    series = view.series[loss]
+    place = bisect_left(series.steps, step)
+    return series.values[place] if place < len(series) and series.steps[place] == step else None
+
+
+def _best(values: Mapping[int, float | None], there: Mapping[int, str]) -> int | None:
+    """The step with the lowest loss among those that can be used."""
+    usable = [(v, step) for step, v in values.items() if v is not None and math.isfinite(v) and there[step] == "there"]
+    return min(usable)[1] if usable else None
+
+
+def _loss(value: float | None, *, best: bool, gone: bool) -> Content:
+    if value is None:
+        return cell("–  ", theme.FAINT)
+    told = plain.quantity(value)
+    return (
+        cell(f"{told} ★", f"bold {theme.VALIDATION[0]}")
+        if best
+        else cell(f"{told}  ", theme.DIM if gone else theme.TEXT)
+    )
+
+
+def _columns(losses: Mapping[str, object]) -> list[Column]:
+    names = [plain.one_line(loss[len("validation/") : -len("/loss")]) for loss in losses]
+    return [
+        Column("step", right=True),
+        *(Column(f"{name}  ", drop=6 + place if place else 0, right=True) for place, name in enumerate(names)),
+        Column("kind", drop=2),
+        Column("size", drop=4, right=True),
+        Column("age", drop=3, right=True),
+        Column("written", drop=1_000),
+        Column("on disk", drop=1),
+    ]
+
+
+def _age(seconds: float) -> str:
+    """The largest unit alone: it is drawn anew once a minute."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit}"
+    return "now"

@@ -1,0 +1,101 @@
+"""What is told of runs beside each other: the list that they are chosen from, and the table of what came of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from textual.app import ComposeResult
+from textual.containers import Vertical
+
+from trainkit.dashboard import recipes, theme
+from trainkit.dashboard.charts.plot import letter
+from trainkit.dashboard.panels.rows import GAP, Column, Row, Rows, cell
+from trainkit.dashboard.runs.comparison import results
+from trainkit.events import plain
+from trainkit.events.view import View
+
+#: One a run, this one's first; so many can be told apart.
+COLORS = (theme.TRAIN, *theme.VALIDATION[:2], theme.SPEED, theme.NORM, *theme.VALIDATION[2:], theme.RATE)
+#: Cells that the label of a result, and the values of one run, have at least.
+LABEL, VALUE = 20, 9
+
+Shown = Sequence[tuple[str, View]]
+
+
+class RunList(Vertical):
+    """The runs that are compared, this one first, each with the sign of its curve; below them those that may be."""
+
+    def __init__(self) -> None:
+        super().__init__(classes="framed runs")
+
+    def compose(self) -> ComposeResult:
+        yield Rows()
+
+    def show(self, shown: Shown, rest: Sequence[str], *, metric: str, notes: Mapping[str, str], letters: bool) -> None:
+        """Name and view of each run that is shown, and the names of the others. `notes` say what is wrong with a run,
+        by its name; with `letters` curves are not told apart by colours."""
+        rows = []
+        for place, (name, view) in enumerate(shown):
+            series, style = view.series.get(metric), f"bold {COLORS[place]}"
+            best, note = series.lowest if series else None, notes.get(name, "")
+            last = "–" if not series or series.last is None else _number(series.last)
+            cells = [
+                cell(letter(place) if place and letters else "━━", style), cell(name, theme.BRIGHT),
+                cell(note or last, theme.WARN if note else theme.TEXT),
+                cell("–" if best is None else _number(best.value), theme.DIM),
+            ]  # fmt: skip
+            rows.append(Row(name, cells))
+        rows += [Row(name, [cell("  "), cell(name, theme.DIM), cell(""), cell("")]) for name in rest]
+        columns = [Column("  "), Column("run", least=8), Column("last", right=True)]
+        columns.append(Column("lowest", drop=1, right=True))
+        self.query_one(Rows).show(columns, rows, empty="")
+
+
+class Results(Vertical):
+    """A column for each run: what came of it, and the values of the keys in which the recipes differ."""
+
+    def __init__(self) -> None:
+        super().__init__(classes="framed results")
+        self._shown: Shown = ()
+        self._recipes: Sequence[Mapping[str, str]] = ()
+
+    def compose(self) -> ComposeResult:
+        yield Rows()
+
+    def show(self, shown: Shown, recipes: Sequence[Mapping[str, str]]) -> None:
+        """Name and view of each run, and its recipe's values by their keys."""
+        self._shown, self._recipes = shown, recipes
+        self._draw()
+
+    def on_resize(self) -> None:
+        self._draw()
+
+    def told(self) -> list[tuple[str, ...]]:
+        """The table as text: the names of the runs, then rows of a label and a value of each run."""
+        names = ("", *(name for name, _ in self._shown))
+        return [names, *results([view for _, view in self._shown]), *self._differences()]
+
+    def _differences(self) -> list[tuple[str, ...]]:
+        return [(key, *(each.get(key, "–") for each in self._recipes)) for key in recipes.differing(self._recipes)]
+
+    def _draw(self) -> None:
+        table = self.query_one(Rows)
+        came = results([view for _, view in self._shown])
+        needed = LABEL + sum(GAP + max(VALUE, *map(len, column)) for column in list(zip(*came, strict=True))[1:])
+        if needed >= table.size.width:  # the step of the best value is the first to go
+            came = [(label, *(value.partition(" at ")[0] for value in values)) for label, *values in came]
+        columns = [Column("", least=LABEL, path=True)]
+        for place, (name, _) in enumerate(self._shown):
+            columns.append(Column(cell(name).plain, drop=place, least=VALUE, right=True))
+        rows = []
+        for number, (label, *values) in enumerate([*came, *self._differences()]):
+            cells = [cell(label, theme.DIM), *(cell(value, COLORS[place]) for place, value in enumerate(values))]
+            rows.append(Row(f"{number}", cells))
+        table.show(columns, rows, empty="")
+        self.border_title = cell("results, and what differs in the recipes", theme.DIM)
+        lacking = f"no room for {', '.join(table.left_out)}" if table.left_out else ""
+        self.border_subtitle = cell(lacking, theme.DIM)
+
+
+def _number(value: float) -> str:
+    return plain.count(value) if abs(value) >= 1e3 else plain.quantity(value)

@@ -1,0 +1,1 @@
+"""Many runs: the list, the leaderboard, several of them beside each other."""

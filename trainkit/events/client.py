@@ -1,0 +1,90 @@
+"""Giving an order to a living trainer, over the socket of `control.py`."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from trainkit.errors import FAILED, TrainkitError
+from trainkit.events.control import LONGEST_LINE, NAME, address
+from trainkit.events.orders import Order, order
+
+
+class Reply(NamedTuple):
+    ok: bool
+    detail: str
+
+
+def send(run_directory: Path, command: str, argument: str | float | None = None, *, timeout: float = 60.0) -> Reply:
+    """Give an order to the trainer of a run and wait up to `timeout` seconds for its answer.
+
+    Raises:
+        TrainkitError: there is no such command, its argument is not right, no trainer lives there, it belongs to
+            somebody else, or it does not answer in time.
+    """
+    line = _line(order(command, argument))
+    gone = TrainkitError(
+        "no trainer is at work on this run",
+        where=str(run_directory),
+        hint=f"go on with it: trainkit resume {run_directory}",
+    )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(timeout)
+        try:
+            with address(run_directory) as there:
+                connection.connect(there)
+            connection.sendall(line)
+            answer = _receive(connection, until=time.monotonic() + timeout)
+        except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
+            raise gone from None
+        except PermissionError:
+            raise TrainkitError(
+                "this trainer takes orders from its owner only", where=str(run_directory / NAME)
+            ) from None
+        except TimeoutError:
+            raise TrainkitError(
+                f"no answer to '{command}' within {timeout:g} seconds",
+                where=str(run_directory),
+                hint="the trainer answers between steps: while it compiles, evaluates or is in a long step, that takes"
+                f" time; it still has the order. Look at it: trainkit watch {run_directory}",
+                exit_code=FAILED,
+            ) from None
+        except (ConnectionResetError, BrokenPipeError):
+            answer = b""
+    try:
+        said = json.loads(answer)
+        return Reply(bool(said["ok"]), str(said["detail"]))
+    except (ValueError, TypeError, KeyError):
+        raise TrainkitError(
+            f"the trainer ended before it answered '{command}'",
+            where=str(run_directory),
+            hint=f"what happened is in the log: trainkit watch {run_directory}",
+            exit_code=FAILED,
+        ) from None
+
+
+def _receive(connection: socket.socket, *, until: float) -> bytes:
+    """A line, or what there is of it when the other side closes."""
+    line = b""
+    while b"\n" not in line:
+        connection.settimeout(max(0.001, until - time.monotonic()))
+        more = connection.recv(LONGEST_LINE)
+        if not more:
+            break
+        line += more
+    return line
+
+
+def _line(order: Order) -> bytes:
+    """An order as it is sent; without what it has not."""
+    told = {name: value for name, value in order._asdict().items() if value is not None}
+    line = json.dumps(told, ensure_ascii=False).encode() + b"\n"
+    if len(line) > LONGEST_LINE:
+        raise TrainkitError(
+            f"the prompt is too long: as an order it has {len(line):,} bytes, of which {LONGEST_LINE:,} are taken",
+            hint="the model sees no more than its context length: send the end of it",
+        )
+    return line
