@@ -373,7 +373,7 @@ def viewers(run: Path, arguments: argparse.Namespace) -> None:
             for watched in (turn % 2 == 0, turn % 2 == 1):
                 for view in views:
                     view.signal(signal.SIGCONT if watched else signal.SIGSTOP)
-                time.sleep(3)  # who was halted reads first what it has missed
+                time.sleep(6)  # who was halted reads first what it has missed
                 before, began = sum(view.cpu() for view in views), time.perf_counter()
                 rate[watched] = _rate(trained, arguments.seconds)
                 if watched:

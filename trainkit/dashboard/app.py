@@ -41,7 +41,7 @@ from trainkit.events.view import State, View
 #: Seconds between two looks at the log, between two drawings of the charts, and of reading at a time.
 POLL, DRAW, READ = 0.2, 1.0, 0.03
 #: On a crowded machine: seconds between two drawings of the clocks in the header, and of the charts.
-CROWDED_TICK, CROWDED_DRAW = 2.0, 15.0
+CROWDED_TICK, CROWDED_DRAW = 3.0, 15.0
 #: The pages in the order of their keys.
 NAMES = ("overview", *(page.NAME for page in PAGES))
 
