@@ -66,7 +66,8 @@ def state(seed: int = 0, spec: AdamW | None = None) -> State:
 
 @cache
 def _state(seed: int, spec: AdamW | None) -> State:
-    return jax.jit(partial(init, model=model, optimizer=optimizer(spec)))(jax.random.key(seed))
+    initial = partial(init, model=model, optimizer=optimizer(spec), compute=jnp.dtype(jnp.float32))
+    return jax.jit(initial)(jax.random.key(seed))
 
 
 def batch(seed: int, *, sequences: int = 8, accumulation: int = 1) -> dict[str, np.ndarray]:

@@ -153,7 +153,7 @@ def test_a_plan_is_a_table_with_every_part(tmp_path):
     text = "\n".join(table)
     for part in (
         "20 = 0.16 epochs",
-        "8 sequences of 64 = micro-batch 2 x accumulation 1 x 4 devices",
+        "8 sequences of 64 = micro-batch 1 x accumulation 2 x 4 devices",
         f"{made.parameters:,}",
         "10 documents",
         "DOES NOT FIT",

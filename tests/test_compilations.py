@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import trainer
 
 from trainkit.events.log import EventLog, read
-from trainkit.train.compilations import CALM, SETTLED, Compilations
+from trainkit.train.compilations import CALM, SETTLED, Compilations, changes
 
 
 @pytest.fixture
@@ -107,3 +108,47 @@ def test_a_run_that_evaluates_samples_and_takes_statistics_compiles_nothing_agai
     kinds = [event["type"] for event in read(run)]
     assert min(kinds.count(kind) for kind in ("evaluated", "sampled", "distributions")) > SETTLED
     assert told(run) == []
+
+
+def test_the_argument_that_has_changed_is_named_with_what_it_was_and_is(
+    tmp_path: Path, compilations: Compilations
+) -> None:
+    def total(batch: dict[str, jax.Array]) -> jax.Array:
+        return batch["tokens"].sum()
+
+    function = jax.jit(total)
+    batches = [{"tokens": jnp.zeros((2, length), jnp.int32)} for length in (3, 3, 4)]
+    for step, batch in enumerate(batches, 1):
+        with compilations.during("evaluation", step):
+            function(batch)
+    (message,) = told(tmp_path)
+    assert "batch['tokens'] was i32[2,3] and is i32[2,4]" in message
+
+
+def test_every_work_that_compiles_is_an_event_with_its_functions_and_why_it_did_again(
+    tmp_path: Path, compilations: Compilations
+) -> None:
+    work(compilations, fresh(), [3, 3, 3, 4])
+    first, again = (event for event in read(tmp_path) if event["type"] == "compiled")
+    assert (first["what"], first["step"], first["count"]) == ("evaluation", 1, 1) and "cause" not in first
+    assert "doubled" in first["functions"][0] and first["seconds"] > 0
+    assert again["step"] == 4 and again["cause"] == "x was f32[3] and is f32[4]"
+
+
+@pytest.mark.parametrize(
+    ("explanation", "found"),
+    [
+        ("  * at x, now f32[4] and before f32[3]", ["x was f32[3] and is f32[4]"]),
+        ("  * at input path [0]['a'], now int and before str, so they differ", ["[0]['a'] was str and is int"]),
+        ("TRACING CACHE MISS at here:\n  never seen function:\n    f id=1", ["it is another function each time"]),
+        ("nothing that we know", []),
+    ],
+)
+def test_of_an_explanation_only_what_has_changed_is_read(explanation: str, found: list[str]) -> None:
+    assert changes(explanation) == found
+
+
+def test_other_warnings_of_jax_are_still_heard(compilations: Compilations, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        logging.getLogger("jax._src.anything").warning("something else")
+    assert "something else" in caplog.text

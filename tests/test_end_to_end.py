@@ -28,7 +28,7 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 from trainkit.cli.run import run
-assert run(Path("tiny.toml"), [], None, "plain", False, True) == 0
+assert run(Path("tiny.toml"), [], None, "plain", False, True, None) == 0
 print(json.dumps(sorted(sys.modules)), file=sys.stderr)
 """
 

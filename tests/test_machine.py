@@ -58,10 +58,32 @@ def test_what_the_driver_does_not_tell_is_left_out() -> None:
 
     nvml = SimpleNamespace(
         NVMLError=NVMLError,
+        NVML_TEMPERATURE_GPU=0,
         nvmlDeviceGetPowerUsage=lambda handle: {"a": 123_400}[handle],
+        nvmlDeviceGetTemperature=lambda handle, sensor: {("a", 0): 61}[handle, sensor],
         nvmlDeviceGetUtilizationRates=refuse,
     )
-    assert Gpus(nvml, {0: "a"}).look() == {"power/device/0": 123.4}
+    assert Gpus(nvml, {0: "a"}).look() == {"power/device/0": 123.4, "temperature/device/0": 61}
+
+
+def test_a_device_that_tells_its_memory_tells_the_most_that_it_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Device:
+        id, platform, device_kind = 3, "gpu", "AMD"
+
+        def __init__(self, told: dict[str, int] | None) -> None:
+            self.told = told
+
+        def memory_stats(self) -> dict[str, int] | None:
+            return self.told
+
+    def looked(told: dict[str, int] | None) -> dict[str, float]:
+        monkeypatch.setattr(machine.jax, "local_devices", lambda: [Device(told)])
+        found = Machine().look(time.perf_counter() + 2 * machine.EVERY)
+        return {name: value for name, value in found.items() if name.startswith("memory/device")}
+
+    both = {"memory/device/3": 5, "memory/device_peak/3": 9}
+    assert looked({"bytes_in_use": 5, "peak_bytes_in_use": 9}) == both
+    assert looked({"bytes_in_use": 5}) == {"memory/device/3": 5} and looked(None) == {}
 
 
 def test_without_nvidia_devices_there_is_nothing_to_ask() -> None:

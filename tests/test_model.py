@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from trainkit import models
 from trainkit.infer.generate import encode_prompts, generate
 from trainkit.models.build import cast
-from trainkit.parallel.devices import attention_implementation
 from trainkit.recipe.model import Gpt2
 
 
@@ -57,7 +56,7 @@ def test_tied_embeddings_stay_tied_through_training() -> None:
         state, _ = step(state, small.batch(seed))
     model = eqx.combine(state.params, state.frozen)
     assert model.output is None
-    np.testing.assert_array_equal(model.unembedding().T, model.token_embedding)
+    np.testing.assert_array_equal(model.unembedding(), model.token_embedding)
     # both uses reach the one matrix: rows of tokens that never occur move too, because they are outputs
     unseen = sorted(set(range(small.VOCAB)) - set(np.unique(small.batch(0)["tokens"]).tolist()))
     first = eqx.combine(small.state().params, small.state().frozen)
@@ -81,7 +80,7 @@ def test_greedy_generation_with_the_cache_equals_running_the_whole_text_again(le
     prompt = jax.random.randint(jax.random.key(length), (1, length), 0, small.VOCAB)
     text = prompt
     for _ in range(4):
-        logits = model.hidden(text)[0][:, -1] @ model.unembedding()
+        logits = model.hidden(text)[0][:, -1] @ model.unembedding().T
         text = jnp.concatenate([text, logits.argmax(-1)[:, None]], axis=1)
     padded = jnp.full((2, small.LENGTH), 7).at[0, :length].set(prompt[0]).at[1, :2].set(jnp.array([3, 4]))
     cached = generate(model, padded, jnp.array([length, 2]), jax.random.key(0), new_tokens=4, temperature=0, top_k=None)
@@ -91,7 +90,7 @@ def test_greedy_generation_with_the_cache_equals_running_the_whole_text_again(le
 def test_sampling_takes_only_the_likeliest_k() -> None:
     model = small.model(jax.random.key(3))
     prompts, lengths = jnp.zeros((64, small.LENGTH), jnp.int32), jnp.full(64, 3)
-    likeliest = jax.lax.top_k(model.hidden(prompts[:1, :3])[0][0, -1] @ model.unembedding(), 2)[1]
+    likeliest = jax.lax.top_k(model.hidden(prompts[:1, :3])[0][0, -1] @ model.unembedding().T, 2)[1]
     drawn = generate(model, prompts, lengths, jax.random.key(5), new_tokens=1, temperature=5.0, top_k=2)
     assert set(drawn[:, 0].tolist()) == set(likeliest.tolist())
 
@@ -110,22 +109,3 @@ def test_of_a_prompt_that_is_too_long_the_end_is_kept() -> None:
     rows, lengths, new = encode_prompts(Letters(), ["abcdefghij", "", "ab"], context_length=8, new_tokens=3)
     assert new == 3 and lengths.tolist() == [5, 1, 2]
     assert Letters().decode(rows[0, :5].tolist()) == "fghij" and rows[1, 0] == 0
-
-
-@pytest.mark.parametrize(
-    ("platform", "compute", "head_width", "length", "expected"),
-    [
-        ("gpu", jnp.bfloat16, 64, 1024, "cudnn"),
-        ("gpu", jnp.float16, 128, None, "cudnn"),
-        ("gpu", jnp.float32, 64, 1024, "xla"),
-        ("gpu", jnp.bfloat16, 136, 1024, "xla"),
-        ("gpu", jnp.bfloat16, 60, 1024, "xla"),
-        ("gpu", jnp.bfloat16, 64, 1023, "xla"),
-        ("cpu", jnp.bfloat16, 64, 1024, "xla"),
-        ("tpu", jnp.bfloat16, 64, 1024, "xla"),
-    ],
-)
-def test_flash_attention_is_chosen_where_it_exists(
-    platform: str, compute: type, head_width: int, length: int | None, expected: str
-) -> None:
-    assert attention_implementation(platform, jnp.dtype(compute), head_width, length) == expected

@@ -156,6 +156,32 @@ def test_cores_power_and_utilization_are_told_where_the_trainer_tells_them(tmp_p
     drive(fake_run.write(tmp_path / "other", events(20)), without)
 
 
+def test_where_a_step_goes_its_speed_and_the_heat_are_told_and_an_unknown_peak_as_such(tmp_path: Path) -> None:
+    told = events(20)
+    for event in told:
+        if event["type"] == "step":
+            step = event["step"] / 1000
+            spent = {"time/dispatch": 0.25 * step, "time/device": 0.6 * step, "throughput/samples_per_second": 44.0}
+            heat = {"temperature/device/0": 61, "memory/device_peak/0": 4.5e9}
+            event["metrics"] |= spent | heat | {"throughput/model_tflops": 0.125}
+            event["metrics"] |= {"time/evaluation": 2.5} if event["step"] == 11 else {}
+
+    async def unknown(pilot: Pilot[None], page: System) -> None:
+        for expected in ("25.0% of the time", "60.0% of the time", "2.50 s between steps", "61 °C", "at most 4.5 GB"):
+            assert expected in facts(page), expected
+        assert "0.1250" in facts(page) and "44" in facts(page) and "n/a" in facts(page)
+
+    drive(fake_run.write(tmp_path / "run", told), unknown)
+    for event in told:
+        if event["type"] == "step":
+            event["metrics"] |= {"throughput/mfu": 0.453}
+
+    async def known(pilot: Pilot[None], page: System) -> None:
+        assert "45.3%" in facts(page) and "n/a" not in facts(page)
+
+    drive(fake_run.write(tmp_path / "known", told), known)
+
+
 def test_hostile_names_are_shown_and_not_obeyed(tmp_path: Path) -> None:
     told = events(3)
     told[0] |= {"host": HOSTILE, "versions": {HOSTILE: HOSTILE}}

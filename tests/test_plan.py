@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit.errors import TrainkitError
-from trainkit.plan import DataSize, Devices, make_plan
+from trainkit.plan import ENOUGH_TOKENS, Choice, DataSize, Devices, choices, divisors, make_plan
 from trainkit.recipe import Recipe
 
 DATA = DataSize(examples=1000, tokens=64_001, documents=10, bytes=300_000)
@@ -111,7 +111,7 @@ def test_data_that_does_not_fill_one_example_is_an_error():
 
 
 def test_the_micro_batch_is_the_largest_that_fits_the_memory():
-    made = recipe({"batch_size": 12})
+    made = recipe({"batch_size": 12, "remat": "none"})
     assert plan(made).batch.micro == 12
     whole = plan(made, platform="gpu", memory_bytes=10**12)
     state = whole.total_bytes - whole.bytes["activations"] - whole.bytes["logits"]
@@ -160,3 +160,36 @@ def test_the_summary_is_plain_json():
     told = json.loads(json.dumps(made.summary()))
     assert told["batch"] == {"global_size": 8, "micro": 8, "accumulation": 1, "replicas": 1}
     assert told["steps"] == 10 and told["total_bytes"] == made.total_bytes and told["fits"] is None
+
+
+def test_choices_keep_the_micro_batch_large_before_they_keep_everything():
+    made = recipe({"batch_size": 64})
+    data = {"sequence_length": 1024, "train": ({"type": "python-stdlib"},)}
+    found = list(choices(recipe({"batch_size": 64}, data=data), replicas=2, platform="gpu"))
+    assert len(set(found)) == len(found) == 6 * 4
+    assert found[0] == Choice(micro=32, remat="none")
+    large = [choice.micro * 1024 >= ENOUGH_TOKENS for choice in found]
+    assert large == sorted(large, reverse=True) and not large[-1]
+    assert {c.remat for c in choices(made, replicas=1, platform="cpu")} == {"none", "dots", "blocks"}
+    fixed = recipe({"batch_size": 64, "micro_batch_size": 4, "remat": "dots"})
+    assert list(choices(fixed, replicas=1, platform="gpu")) == [Choice(micro=4, remat="dots")]
+
+
+@given(size=st.integers(1, 64), remat=st.sampled_from(["none", "dots", "blocks"]), data=st.data())
+@modest
+def test_a_choice_goes_before_recipe_and_estimate_and_keeps_the_batch(size, remat, data):
+    micro = data.draw(st.sampled_from(divisors(size)))
+    made = recipe({"batch_size": size, "micro_batch_size": size, "remat": "none"})
+    chosen = make_plan(
+        made, devices=Devices(count=1), vocab_size=300, data=None, choice=Choice(micro=micro, remat=remat)
+    )
+    assert chosen.choice == Choice(micro=micro, remat=remat)
+    assert chosen.batch.micro * chosen.batch.accumulation == size
+    assert chosen.steps == plan(made).steps
+
+
+def test_what_lives_within_a_step_is_part_of_the_whole():
+    made = plan(recipe(precision={"compute": "bfloat16"}))
+    assert 0 < made.step_bytes < made.total_bytes
+    assert made.total_bytes - made.step_bytes == sum(made.bytes[w] for w in ("parameters", "optimizer", "snapshot"))
+    assert made.tokens_per_parameter == made.total_tokens / made.parameters

@@ -53,7 +53,7 @@ def packings(draw: st.DrawFn) -> list[Document]:
 @eqx.filter_jit
 def logits(model: LanguageModel, batch: Batch) -> jax.Array:
     hidden, _ = model.hidden(batch["tokens"], positions_BT=batch["positions"], segments_BT=batch["segments"])
-    return hidden @ model.unembedding()
+    return hidden @ model.unembedding().T
 
 
 @eqx.filter_jit

@@ -7,17 +7,29 @@ no time, and needs neither jax nor a device.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from itertools import product
+from typing import Any, Literal, get_args
 
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
+from trainkit.recipe.model import positions_in_block
+from trainkit.recipe.train import Remat
 
-BYTES = {"float32": 4, "bfloat16": 2}
+#: Of a number; with fp8 what is kept is bfloat16.
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 2}
+Compute = Literal["float32", "bfloat16", "float16", "fp8"]
 #: What activations may take where the memory of a device is not known.
 UNKNOWN_MEMORY_ACTIVATIONS = 4 << 30
 #: Share of a device's memory that is planned with; the rest is fragmentation and what the estimate forgets.
 USABLE = 0.9
+#: Tokens in a micro-batch from which on a larger one is hardly faster: before it falls below, less is kept (`remat`).
+ENOUGH_TOKENS = 4096
+#: Categories of the estimate that live within a step only.
+WITHIN_STEP = ("gradients", "cast_parameters", "activations", "logits")
+#: Tokens for each parameter at which a budget of FLOPs gives the lowest loss (Hoffmann et al. 2022, table 3).
+COMPUTE_OPTIMAL = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +64,42 @@ class BatchSplit:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What a recipe may leave to the memory of the device: sequences that it processes at once, and what is kept."""
+
+    micro: int
+    remat: Remat
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """What one device holds while a compiled step runs, in bytes.
+
+    Exact: `parameters`, `optimizer` and `snapshot` (the copy that a checkpoint is written from). XLA's own numbers,
+    from `memory_analysis`: `rest` (what else goes in: the batch, keys), `batches` (those that wait), `program`, and the
+    sum of `temporary`, which is all that lives within a step. How `temporary` is divided, XLA does not tell:
+    `gradients`, `activations` and `logits` in it are estimates, no more than there is, and `workspace` is what remains.
+    """
+
+    parameters: int
+    optimizer: int
+    snapshot: int
+    rest: int
+    batches: int
+    program: int
+    temporary: dict[str, int]
+
+    @property
+    def by_category(self) -> dict[str, int]:
+        exact = {name: size for name, size in asdict(self).items() if name != "temporary"}
+        return {**exact, **self.temporary}
+
+    @property
+    def peak(self) -> int:
+        return sum(self.by_category.values())
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """What a run will do.
 
@@ -71,7 +119,8 @@ class Plan:
     flops_per_token: int
     total_flops: int
     bytes: dict[str, int]
-    compute: Literal["float32", "bfloat16"]
+    compute: Compute
+    remat: Remat
     data_axis: int
     fsdp_axis: int
     vocab_size: int
@@ -89,13 +138,28 @@ class Plan:
             return None
         return self.total_bytes <= USABLE * self.devices.memory_bytes
 
+    @property
+    def step_bytes(self) -> int:
+        """The estimate of what lives only within a step."""
+        return sum(size for what, size in self.bytes.items() if what in WITHIN_STEP)
+
+    @property
+    def choice(self) -> Choice:
+        return Choice(micro=self.batch.micro, remat=self.remat)
+
+    @property
+    def tokens_per_parameter(self) -> float:
+        return self.total_tokens / self.parameters
+
     def summary(self) -> dict[str, Any]:
         """All of it as plain JSON, for the `planned` event."""
         return {**asdict(self), "total_bytes": self.total_bytes, "fits": self.fits}
 
 
-def make_plan(recipe: Recipe, *, devices: Devices, vocab_size: int, data: DataSize | None) -> Plan:
-    """Derive the plan.
+def make_plan(
+    recipe: Recipe, *, devices: Devices, vocab_size: int, data: DataSize | None, choice: Choice | None = None
+) -> Plan:
+    """Derive the plan; `choice` goes before what the recipe says of micro-batch and remat, and before the estimate.
 
     FLOPs per token count a multiplication and an addition as two, the backward pass as twice the forward one:
     6 for every parameter in a matrix product (Kaplan et al. 2020, section 2.1), plus 3 times the forward attention,
@@ -111,12 +175,20 @@ def make_plan(recipe: Recipe, *, devices: Devices, vocab_size: int, data: DataSi
     compute = _compute(recipe, devices)
     by_part = recipe.model.parameter_count(vocab_size=vocab_size, sequence_length=length)
     parameters = sum(by_part.values())
-    state = _state_bytes(recipe, parameters, fsdp=fsdp_axis, compute=compute)
-    per_sequence = _activation_bytes(recipe, vocab_size=vocab_size, compute=compute)
-    room = UNKNOWN_MEMORY_ACTIVATIONS
-    if devices.memory_bytes is not None and devices.platform != "cpu":
-        room = int(USABLE * devices.memory_bytes) - sum(state.values())
-    batch = _split(recipe, replicas=data_axis * fsdp_axis, fitting=room // max(1, sum(per_sequence.values())))
+    state = _state_bytes(recipe, parameters, data=data_axis, fsdp=fsdp_axis, compute=compute)
+    replicas = data_axis * fsdp_axis
+    _check_split(recipe, replicas)
+    possible = [choice] if choice else list(choices(recipe, replicas=replicas, platform=devices.platform))
+    # what `parallel.devices.choose_attention` says of most shapes
+    flash = devices.platform == "gpu" and compute != "float32"
+    needed = [_activation_bytes(recipe, c, vocab_size=vocab_size, compute=compute, flash=flash) for c in possible]
+    room = _room(devices, sum(state.values()))
+    fits = (index for index, sizes in enumerate(needed) if sum(sizes.values()) <= room)
+    least = min(range(len(needed)), key=lambda index: sum(needed[index].values()))
+    chosen = next(fits, least)
+    micro = possible[chosen].micro
+    size = train.batch_size
+    batch = BatchSplit(global_size=size, micro=micro, accumulation=size // (micro * replicas), replicas=replicas)
     steps = _steps(recipe, data)
     flops_per_token = 6 * recipe.model.matmul_parameters(vocab_size=vocab_size)
     flops_per_token += 3 * recipe.model.attention_flops_per_token(sequence_length=length)
@@ -132,8 +204,9 @@ def make_plan(recipe: Recipe, *, devices: Devices, vocab_size: int, data: DataSi
         parameters_by_part=by_part,
         flops_per_token=flops_per_token,
         total_flops=flops_per_token * total_tokens,
-        bytes={**state, **{what: size * batch.micro for what, size in per_sequence.items()}},
+        bytes={**state, **needed[chosen]},
         compute=compute,
+        remat=possible[chosen].remat,
         data_axis=data_axis,
         fsdp_axis=fsdp_axis,
         vocab_size=vocab_size,
@@ -163,8 +236,36 @@ def _mesh(recipe: Recipe, devices: Devices) -> tuple[int, int]:
     return recipe.parallel.data, fsdp
 
 
-def _split(recipe: Recipe, *, replicas: int, fitting: int) -> BatchSplit:
-    """Divide the batch; with micro-batch "auto" into the largest equal parts of at most `fitting` sequences, or 1."""
+def choices(recipe: Recipe, *, replicas: int, platform: str) -> Iterator[Choice]:
+    """All ways to run the recipe's batch, the best first: as much at once as goes, and nothing computed twice.
+
+    What is kept is cut down before the micro-batch falls below `ENOUGH_TOKENS`, and only then the micro-batch.
+    """
+    train = recipe.train
+    micros = divisors(train.batch_size // replicas)[::-1]
+    if train.micro_batch_size != "auto":
+        micros = [train.micro_batch_size]
+    policies: list[Remat] = [remat for remat in get_args(Remat) if remat != "offload" or platform != "cpu"]
+    if train.remat != "auto":
+        policies = [train.remat]
+    enough = min(micros[0], math.ceil(ENOUGH_TOKENS / recipe.data.sequence_length))
+    for large in (True, False):
+        for remat, micro in product(policies, micros):
+            if (micro >= enough) == large:
+                yield Choice(micro=micro, remat=remat)
+
+
+def _room(devices: Devices, taken: int) -> int:
+    """What activations may take. A CPU is no faster for more than its caches hold, and its memory is not ours alone."""
+    room = UNKNOWN_MEMORY_ACTIVATIONS
+    if devices.memory_bytes is not None:
+        left = int(USABLE * devices.memory_bytes) - taken
+        room = min(room, left) if devices.platform == "cpu" else left
+    return room
+
+
+def _check_split(recipe: Recipe, replicas: int) -> None:
+    """Raises TrainkitError where the batch cannot be divided over the devices and their micro-batches."""
     size, wanted = recipe.train.batch_size, recipe.train.micro_batch_size
     if wanted == "auto":
         if size % replicas:
@@ -173,20 +274,16 @@ def _split(recipe: Recipe, *, replicas: int, fitting: int) -> BatchSplit:
                 where="train.batch_size",
                 hint=f"train.batch_size = {_either(_multiples(replicas, size))}",
             )
-        micro = max(n for n in _divisors(size // replicas) if n <= max(1, fitting))
-    else:
-        micro = wanted
-    if size % (micro * replicas):
-        hint = f"train.batch_size = {_either(_multiples(micro * replicas, size))}"
+    elif size % (wanted * replicas):
+        hint = f"train.batch_size = {_either(_multiples(wanted * replicas, size))}"
         if size % replicas == 0:
-            hint += f"; or train.micro_batch_size = {_either(_nearest(_divisors(size // replicas), micro))}"
+            hint += f"; or train.micro_batch_size = {_either(_nearest(divisors(size // replicas), wanted))}"
         raise TrainkitError(
-            f"batch_size = {size} is not a multiple of micro_batch_size = {micro} x {_devices(replicas)}"
-            f" = {micro * replicas}",
+            f"batch_size = {size} is not a multiple of micro_batch_size = {wanted} x {_devices(replicas)}"
+            f" = {wanted * replicas}",
             where="train.batch_size",
             hint=hint,
         )
-    return BatchSplit(global_size=size, micro=micro, accumulation=size // (micro * replicas), replicas=replicas)
 
 
 def _steps(recipe: Recipe, data: DataSize | None) -> int:
@@ -212,30 +309,34 @@ def _steps(recipe: Recipe, data: DataSize | None) -> int:
     return math.ceil(train.epochs * (data.batches or data.examples / train.batch_size))
 
 
-def _compute(recipe: Recipe, devices: Devices) -> Literal["float32", "bfloat16"]:
+def _compute(recipe: Recipe, devices: Devices) -> Compute:
     if recipe.precision.compute != "auto":
         return recipe.precision.compute
     return "float32" if devices.platform == "cpu" else "bfloat16"
 
 
-def _state_bytes(recipe: Recipe, parameters: int, *, fsdp: int, compute: str) -> dict[str, int]:
+def _state_bytes(recipe: Recipe, parameters: int, *, data: int, fsdp: int, compute: str) -> dict[str, int]:
     copy = math.ceil(parameters * BYTES[recipe.precision.params] / fsdp)
-    optimizer = copy * recipe.optimizer.state_per_parameter
+    sharing = fsdp * data if recipe.parallel.zero1 else fsdp
+    optimizer = math.ceil(parameters * recipe.optimizer.state_bytes_per_parameter / sharing)
     state = {"parameters": copy, "gradients": copy, "optimizer": optimizer, "snapshot": copy + optimizer}
-    if compute != recipe.precision.params:
+    if ("bfloat16" if compute == "fp8" else compute) != recipe.precision.params:
         state["cast_parameters"] = parameters * BYTES[compute]
     return state
 
 
-def _activation_bytes(recipe: Recipe, *, vocab_size: int, compute: str) -> dict[str, int]:
-    """For one sequence. Logits are float32 whatever the compute dtype is."""
-    length = recipe.data.sequence_length
-    inner = recipe.model.activation_floats_per_token(vocab_size=0, sequence_length=length)
-    both = recipe.model.activation_floats_per_token(vocab_size=vocab_size, sequence_length=length)
-    return {"activations": length * inner * BYTES[compute], "logits": length * (both - inner) * BYTES["float32"]}
+def _activation_bytes(recipe: Recipe, choice: Choice, *, vocab_size: int, compute: str, flash: bool) -> dict[str, int]:
+    """For one micro-batch. Logits are float32 whatever the compute dtype is, and there is one block of them at once."""
+    model, length = recipe.model, recipe.data.sequence_length
+    tokens = choice.micro * length
+    floats = model.activation_floats_per_token(sequence_length=length, remat=choice.remat, flash=flash)
+    block = positions_in_block(rows=choice.micro, positions=length, hidden=model.hidden, vocab_size=vocab_size)
+    # as they are, their exponentials, and their gradients
+    logits = 3 * choice.micro * block * vocab_size
+    return {"activations": tokens * floats * BYTES[compute], "logits": logits * BYTES["float32"]}
 
 
-def _divisors(number: int) -> list[int]:
+def divisors(number: int) -> list[int]:
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     return sorted({*small, *(number // n for n in small)})
 

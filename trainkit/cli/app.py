@@ -32,6 +32,15 @@ Overrides = Annotated[
 ]
 Plain = Annotated[bool, typer.Option("--plain", help="Print lines instead of the dashboard; train in this process.")]
 Json = Annotated[bool, typer.Option("--json", help="Print events as JSON lines; train in this process.")]
+Profile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FIRST:LAST",
+        help="Trace these steps, such as 20:25: a trace for Perfetto and XProf, and a summary of the operations that"
+        " took most, in the run's profile/.",
+        show_default=False,
+    ),
+]
 Detach = Annotated[bool, typer.Option("--detach", help="Train in the background; look with trainkit watch.")]
 
 
@@ -79,11 +88,14 @@ def run(
     smoke: Annotated[
         bool, typer.Option("--smoke", help="Try it: 2 steps, in a directory that is thrown away.")
     ] = False,
+    profile: Profile = None,
 ) -> None:
     """Train a recipe, and show it in the terminal."""
     from trainkit.cli.run import run
 
-    raise typer.Exit(run(recipe, overrides or [], name, _output(plain, json), detach, smoke))
+    if smoke and profile is not None:
+        raise typer.BadParameter("--smoke keeps nothing, of --profile neither")
+    raise typer.Exit(run(recipe, overrides or [], name, _output(plain, json), detach, smoke, profile))
 
 
 @app.command()
@@ -97,11 +109,13 @@ def resume(
     plain: Plain = False,
     json: Json = False,
     detach: Detach = False,
+    profile: Profile = None,
 ) -> None:
     """Go on with a run from its newest checkpoint, or from one of them."""
     from trainkit.cli.resume import resume
 
-    raise typer.Exit(resume(run, overrides or [], reset_optimizer, forget_orders, _output(plain, json), detach))
+    output = _output(plain, json)
+    raise typer.Exit(resume(run, overrides or [], reset_optimizer, forget_orders, output, detach, profile))
 
 
 @app.command()
@@ -139,11 +153,16 @@ def plan(
     devices: Annotated[
         int | None, typer.Option(min=1, help="Suppose so many devices, instead of those of this machine.")
     ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Suppose a device to have so much memory, such as 8GB.", show_default=False),
+    ] = None,
+    mfu: Annotated[float, typer.Option(min=0.01, max=1.0, help="Share of the devices' peak to expect.")] = 0.4,
 ) -> None:
-    """Print steps, batch split, parameters, FLOPs and estimated memory; train nothing."""
+    """Print steps, batch split, parameters, FLOPs, time and the memory of the compiled step; train nothing."""
     from trainkit.cli.plan import plan
 
-    print(plan(recipe, overrides or [], devices=devices))
+    print(plan(recipe, overrides or [], devices=devices, memory=memory, mfu=mfu))
 
 
 @app.command("cache-data")
@@ -332,6 +351,16 @@ def verify(run: RunOrStep) -> None:
     from trainkit.cli.look import verify
 
     raise typer.Exit(verify(run))
+
+
+@app.command()
+def doctor(json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+    """Say what is installed, what this machine has, what is wrong with it and how to mend that."""
+    from trainkit.cli.doctor import doctor
+
+    text, code = doctor(as_json=json)
+    print(text)
+    raise typer.Exit(code)
 
 
 def _output(plain: bool, json: bool) -> Literal["plain", "json"] | None:

@@ -1,33 +1,75 @@
-"""`trainkit plan`: the plan of a recipe as a table."""
+"""`trainkit plan`: the plan of a recipe as a table, and whether its compiled step fits."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainkit.errors import TrainkitError
-from trainkit.events.plain import bytes_, count
-from trainkit.plan import DataSize, Devices, Plan, make_plan
+from trainkit.events.plain import bytes_, count, duration
+from trainkit.plan import COMPUTE_OPTIMAL, WITHIN_STEP, DataSize, Devices, Plan, make_plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.load import load, located
+from trainkit.run import proposal
+from trainkit.run.forecast import Forecast, forecast, forecast_supposed
+
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 
-def plan(path: Path, overrides: Sequence[str], *, devices: int | None) -> str:
-    """The plan on this machine's devices, or on `devices` supposed ones. Tokenises nothing and builds nothing.
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What is known beyond arithmetic."""
+
+    forecast: Forecast
+    peak_flops: float | None
+    """Of all devices that train, a second."""
+    mfu: float
+    seconds: dict[str, float]
+    """Of the probe, by dtype; empty where there was none."""
+
+
+def plan(path: Path, overrides: Sequence[str], *, devices: int | None, memory: str | None, mfu: float) -> str:
+    """The plan on this machine's devices, or on `devices` supposed ones, each with `memory` if that is given.
+
+    Tokenises nothing and allocates nothing; compiles the step, and, if it does not fit, what would.
 
     Raises:
-        TrainkitError: the recipe is wrong or does not fit the devices, or it needs data that is not cached yet.
+        TrainkitError: the recipe is wrong or does not suit the devices, or it needs data that is not cached yet.
     """
     loaded = load(path, overrides)
-    vocab_size, data = _vocabulary_and_data(loaded.recipe)
+    recipe = loaded.recipe
+    supposed = None if memory is None else parsed_bytes(memory)
+    vocab_size, data = _vocabulary_and_data(recipe)
     try:
-        made = make_plan(loaded.recipe, devices=_devices(devices), vocab_size=vocab_size, data=data)
+        there = _devices(devices, recipe)
+        if supposed is not None:
+            there = replace(there, memory_bytes=supposed)
+        made = make_plan(recipe, devices=there, vocab_size=vocab_size, data=data)
+        compiled = forecast_supposed(recipe, made) if devices is not None else forecast(recipe, made)
+        made = make_plan(recipe, devices=there, vocab_size=vocab_size, data=data, choice=compiled.choice)
     except TrainkitError as error:
         raise located(error, loaded) from error
-    return "\n".join(lines(made, name=str(loaded.recipe.run.name), data=data))
+    probing = devices is None and there.platform == "cpu"
+    found = Found(forecast=compiled, peak_flops=_peak(made, recipe), mfu=mfu, seconds=_probe(recipe) if probing else {})
+    told = lines(made, name=str(recipe.run.name), data=data, found=found)
+    if compiled.fits(there) is False:
+        told += ["", *_way_out(compiled)]
+        if compiled.proposal:
+            told += proposal.diff(loaded, compiled.proposal.changes)
+    return "\n".join(told)
 
 
-def lines(plan: Plan, *, name: str, data: DataSize | None) -> list[str]:
+def parsed_bytes(text: str) -> int:
+    """`8GB`, `80 GiB` or `500M` in bytes. Raises TrainkitError."""
+    told = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]?I?)B?", text.strip().upper())
+    if told is None or told[2] not in UNITS or float(told[1]) == 0:
+        raise TrainkitError(f"'{text}' is no size of memory", where="--memory", hint="such as 8GB, 80GiB or 500MB")
+    return int(float(told[1]) * UNITS[told[2]])
+
+
+def lines(plan: Plan, *, name: str, data: DataSize | None, found: Found | None = None) -> list[str]:
     """A plan as aligned lines of text."""
     batch, devices = plan.batch, plan.devices
     epochs = f" = {plan.epochs:.2f} epochs" if plan.epochs is not None else ""
@@ -36,18 +78,86 @@ def lines(plan: Plan, *, name: str, data: DataSize | None) -> list[str]:
     rows = [
         ("steps", f"{plan.steps:,}{epochs}"),
         ("tokens", f"{count(plan.total_tokens)} = {plan.tokens_per_step:,} a step"),
+        ("", f"{plan.tokens_per_parameter:.3g} a parameter (compute-optimal is about {COMPUTE_OPTIMAL})"),
         ("batch", f"{batch.global_size} sequences of {plan.sequence_length} = {split}"),
+        ("remat", plan.remat),
         ("devices", f"{devices.count} x {devices.kind}, data {plan.data_axis} x fsdp {plan.fsdp_axis}"),
         ("compute", plan.compute),
+        *_measured(plan, found),
         ("data", _data(data)),
         ("FLOPs", f"{count(plan.flops_per_token)} a token, {plan.total_flops:.2e} in all (causal attention)"),
+        *_time(plan, found),
         ("parameters", f"{plan.parameters:,}"),
         *((f"  {part.replace('_', ' ')}", f"{size:>14,}") for part, size in plan.parameters_by_part.items()),
-        ("memory", f"{bytes_(plan.total_bytes)} a device, estimated{_fits(plan)}"),
-        *((f"  {part.replace('_', ' ')}", f"{bytes_(size):>14}") for part, size in plan.bytes.items()),
+        *_memory(plan, found),
     ]
     width = max(len(label) for label, _ in rows) + 2
     return [f"plan of {name}", *(f"  {label:<{width}}{text}" for label, text in rows)]
+
+
+def _measured(plan: Plan, found: Found | None) -> list[tuple[str, str]]:
+    if found is None:
+        return []
+    rows = [("attention", f"{found.forecast.attention}: {found.forecast.attention_reason}")]
+    if found.seconds:
+        fast, slow = sorted(found.seconds, key=lambda name: found.seconds[name])
+        ratio = found.seconds[slow] / found.seconds[fast]
+        rows.append(("", f"{fast} is {ratio:.1f} x as fast as {slow} on this CPU (a probe of a block, just timed)"))
+    return rows
+
+
+def _time(plan: Plan, found: Found | None) -> list[tuple[str, str]]:
+    if found is None:
+        return []
+    if found.peak_flops is None:
+        peak = f"the peak of '{plan.devices.kind}' in {plan.compute} is not known: parallel.peak_tflops says it"
+        return [("speed", f"n/a: {peak}")]
+    rate = found.mfu * found.peak_flops / plan.flops_per_token
+    left = duration(plan.total_tokens / rate)
+    return [("speed", f"{count(int(rate))} tokens/s at {found.mfu:.0%} MFU: {left} to the end")]
+
+
+def _memory(plan: Plan, found: Found | None) -> list[tuple[str, str]]:
+    """Of each device, by category: compiled, where it was, and estimated."""
+    memory = found.forecast.memory if found else None
+    if memory is None or found is None:
+        rows = [("memory", f"{bytes_(plan.total_bytes)} a device, estimated{_of(plan, plan.fits)}")]
+        return [*rows, *((f"  {part.replace('_', ' ')}", f"{bytes_(size):>14}") for part, size in plan.bytes.items())]
+    fits = found.forecast.fits(plan.devices)
+    compiled, estimated = memory.by_category, plan.bytes
+    within = bytes_(sum(memory.temporary.values()))
+    rows = [
+        ("memory", f"{bytes_(memory.peak)} a device, compiled{_of(plan, fits)}; {bytes_(plan.total_bytes)} estimated"),
+        ("", f"{'COMPILED':>14}{'ESTIMATED':>14}"),
+    ]
+    for part in dict.fromkeys([*compiled, *estimated]):
+        sizes = [f"{bytes_(of[part]) if part in of else '-':>14}" for of in (compiled, estimated)]
+        share = "  a share, by the estimate" if part in compiled and part in WITHIN_STEP else ""
+        rows.append((f"  {part.replace('_', ' ')}", "".join(sizes) + share))
+    shares = ", ".join(memory.temporary)
+    rows.append(("", f"of what lives within a step ({shares}) XLA tells the sum only: {within}"))
+    return rows
+
+
+def _way_out(forecast: Forecast) -> list[str]:
+    if forecast.proposal is None:
+        return ["it does not fit, and no micro-batch, remat, fsdp or moments were found with which it would"]
+    needed = bytes_(forecast.proposal.memory.peak)
+    return [f"it does not fit; with this it does (compiled: {needed} a device):"]
+
+
+def _peak(plan: Plan, recipe: Recipe) -> float | None:
+    from trainkit.parallel.peaks import peak_of_all
+
+    used = plan.data_axis * plan.fsdp_axis
+    return peak_of_all(plan.devices.kind, plan.compute, devices=used, tflops=recipe.parallel.peak_tflops)
+
+
+def _probe(recipe: Recipe) -> dict[str, float]:
+    from trainkit.train.probe import seconds_by_dtype
+
+    model = recipe.model
+    return seconds_by_dtype(hidden=model.hidden, heads=model.heads, length=recipe.data.sequence_length)
 
 
 def _vocabulary_and_data(recipe: Recipe) -> tuple[int, DataSize | None]:
@@ -67,12 +177,12 @@ def _vocabulary_and_data(recipe: Recipe) -> tuple[int, DataSize | None]:
     return vocab_size, None
 
 
-def _devices(supposed: int | None) -> Devices:
+def _devices(supposed: int | None, recipe: Recipe) -> Devices:
     if supposed is not None:
         return Devices(count=supposed, kind="supposed device")
     from trainkit.parallel.devices import local
 
-    return local()
+    return local(recipe.parallel.platform)
 
 
 def _data(data: DataSize | None) -> str:
@@ -83,7 +193,7 @@ def _data(data: DataSize | None) -> str:
     )
 
 
-def _fits(plan: Plan) -> str:
-    if plan.fits is None or plan.devices.memory_bytes is None:
+def _of(plan: Plan, fits: bool | None) -> str:
+    if fits is None or plan.devices.memory_bytes is None:
         return ""
-    return f" of {bytes_(plan.devices.memory_bytes)}: {'fits' if plan.fits else 'DOES NOT FIT'}"
+    return f" of {bytes_(plan.devices.memory_bytes)}: {'fits' if fits else 'DOES NOT FIT'}"

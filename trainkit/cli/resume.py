@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from trainkit.cli.run import Output, follow
 from trainkit.cli.where import find_run
 from trainkit.run.resume import prepare
+from trainkit.run.start import steps_of
 
 
 def resume(
@@ -17,12 +19,14 @@ def resume(
     forget_orders: bool,
     output: Output | None,
     detach: bool,
+    profile: str | None,
 ) -> int:
     """Go on with a run; the exit code."""
+    steps = steps_of(profile) if profile is not None else None
     directory, step = find_run(run)
     resumption = prepare(
         directory, step=step, overrides=overrides, reset_optimizer=reset_optimizer, forget_orders=forget_orders
     )
     for note in resumption.notes:
         print(note, file=sys.stderr)
-    return follow(directory, resumption.start, output, detach)
+    return follow(directory, replace(resumption.start, profile=steps), output, detach)

@@ -15,7 +15,7 @@ from trainkit.recipe.load import load
 from trainkit.recipe.write import toml_value
 from trainkit.run.attempt import attempt
 from trainkit.run.directory import create, discard, typed
-from trainkit.run.start import Start
+from trainkit.run.start import Start, steps_of
 from trainkit.track.projections import NAMES
 
 Output = Literal["dashboard", "plain", "json"]
@@ -25,9 +25,16 @@ SMOKE = ("train.steps=2", "evaluate.every=2", "evaluate.max_batches=1", *(f"trac
 
 
 def run(
-    recipe: Path, overrides: Sequence[str], name: str | None, output: Output | None, detach: bool, smoke: bool
+    recipe: Path,
+    overrides: Sequence[str],
+    name: str | None,
+    output: Output | None,
+    detach: bool,
+    smoke: bool,
+    profile: str | None,
 ) -> int:
     """Make the run and train it; the exit code."""
+    start = Start(profile=steps_of(profile) if profile is not None else None)
     given = [*overrides, *([f"run.name={toml_value(name)}"] if name is not None else [])]
     with contextlib.ExitStack() as stack:
         if smoke:
@@ -38,7 +45,7 @@ def run(
             output, detach = output or "plain", False
         made = create(load(recipe, given))
         try:
-            return follow(made, Start(), output, detach)
+            return follow(made, start, output, detach)
         except TrainkitError as error:
             if error.exit_code == WRONG_INPUT:
                 discard(made)

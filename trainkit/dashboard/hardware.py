@@ -14,6 +14,7 @@ from trainkit.events.view import View
 
 #: Metrics with the number of a device or a core after them.
 DEVICES, POWER, UTILIZATION, CORES = "memory/device/", "power/device/", "utilization/device/", "host/core/"
+PEAK, TEMPERATURE = "memory/device_peak/", "temperature/device/"
 #: How busy a core is, in eighths, and how many of them a line has at most.
 BLOCKS, CORES_A_LINE = "▁▂▃▄▅▆▇█", 64
 #: Steps that the median and the 95th percentile are of.
@@ -26,7 +27,8 @@ Part = tuple[str, str]
 
 def facts(view: View) -> Content:
     """All that is known, in sections."""
-    sections = [part for part in (_time(view), _plan(view), _devices(view), _host(view), _versions(view)) if part]
+    kinds = (_time, _speed, _plan, _devices, _host, _versions)
+    sections = [part for part in (kind(view) for kind in kinds) if part]
     return Content("\n\n").join(map(_section, sections))
 
 
@@ -74,7 +76,43 @@ def _time(view: View) -> list[list[Part]]:
         _row("median", _seconds(statistics.median(recent))),
         _row("p95", _seconds(recent[math.ceil(0.95 * len(recent)) - 1])),
         [*_row("data wait", _seconds(math.fsum(waits) / len(waits))), (f"  {share:.1%} of the time", color)],
+        *_parts(view, math.fsum(steps) / len(steps)),
     ]
+
+
+def _parts(view: View, seconds: float) -> list[list[Part]]:
+    """What else the loop did in a step that takes so long, and what it did between steps."""
+    rows = []
+    for part in ("dispatch", "device"):
+        if (spent := _recent(view, f"time/{part}")) and seconds > 0:
+            mean = math.fsum(spent) / len(spent)
+            rows.append([*_row(part, _seconds(mean)), (f"  {min(1.0, mean / seconds):.1%} of the time", theme.TEXT)])
+    between = {part: _recent(view, f"time/{part}") for part in ("evaluation", "checkpoint")}
+    told = {
+        part: f"{_seconds(statistics.median(spent))} between steps, each" for part, spent in between.items() if spent
+    }
+    return rows + [_row(part, words) for part, words in told.items()]
+
+
+def _speed(view: View) -> list[list[Part]]:
+    """What a second brings; nothing where the trainer did not tell its FLOP/s."""
+    told = {name: _recent(view, f"throughput/{name}") for name in ("samples_per_second", "model_tflops", "mfu")}
+    if not told["model_tflops"]:
+        return []
+    median = {name: statistics.median(values) for name, values in told.items() if values}
+    rows = [[("throughput", f"bold {theme.BRIGHT}"), ("  median", theme.TEXT)]]
+    if (tokens := view.tokens_per_second) is not None:
+        rows.append(_row("tokens/s", plain.count(tokens)))
+    if "samples_per_second" in median:
+        rows.append(_row("samples/s", plain.count(median["samples_per_second"])))
+    rows.append(_row("model TFLOP/s", plain.quantity(median["model_tflops"])))
+    unknown = "n/a: the devices' peak is not known"
+    return [*rows, _row("MFU", f"{median['mfu']:.1%}" if "mfu" in median else unknown)]
+
+
+def _recent(view: View, metric: str) -> list[float]:
+    """The finite ones of the last values of a metric."""
+    return [v for v in view.series[metric].values[-RECENT:] if math.isfinite(v)] if metric in view.series else []
 
 
 def _plan(view: View) -> list[list[Part]]:
@@ -97,7 +135,13 @@ def _devices(view: View) -> list[list[Part]]:
     head.append(("  " + ", ".join(f"{view.devices.count(n)} × {plain.inert(n)}" for n in names), theme.TEXT))
     rows, total, limit = [head], planned_bytes(view), _limit(view)
     told: dict[str, list[str]] = {}
-    for prefix, form in ((POWER, "{:.0f} W".format), (UTILIZATION, "busy {:.0%} of the time".format)):
+    forms = (
+        (PEAK, lambda value: f"at most {plain.bytes_(value)}"),
+        (POWER, "{:.0f} W".format),
+        (TEMPERATURE, "{:.0f} °C".format),
+        (UTILIZATION, "busy {:.0%} of the time".format),
+    )
+    for prefix, form in forms:
         for name in numbered(view, prefix):
             told.setdefault(name[len(prefix) :], []).append(form(view.series[name].values[-1]))
     for name in numbered(view, DEVICES):

@@ -89,8 +89,10 @@ class Watch:
         return alerts
 
     def _finite(self, step: int, values: Mapping[str, float]) -> list[Alert]:
-        # a perplexity is infinite long before its loss is
-        wrong = [n for n, value in values.items() if not math.isfinite(value) and not n.endswith("/perplexity")]
+        # a perplexity is infinite long before its loss is, and gradients in float16 while their scale is sought
+        usual = ("train/loss", "gradients/norm") if "precision/loss_scale" in values else ()
+        broken = [name for name, value in values.items() if not math.isfinite(value)]
+        wrong = [name for name in broken if not name.endswith("/perplexity") and name not in usual]
         if not self._episodes["not-finite"].begins(wrong=bool(wrong), normal=not wrong):
             return []
         return [("not-finite", f"step {step}: " + ", ".join(f"{name} is {values[name]}" for name in wrong))]

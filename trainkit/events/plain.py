@@ -186,6 +186,7 @@ def _metrics(metrics: Mapping[str, float | str]) -> str:
         ("optimizer/learning_rate", "lr", lambda value: f"{value:.2e}"),
         ("gradients/norm", "norm", quantity),
         ("throughput/tokens_per_second", "", lambda value: f"{count(value)} tok/s"),
+        ("throughput/mfu", "MFU", lambda value: f"{value:.1%}"),
     ):
         if name in metrics:
             told += f"  {label} {form(number(metrics[name]))}" if label else f"  {form(number(metrics[name]))}"

@@ -6,8 +6,12 @@ from further back than it meant to. Readers ignore kinds and fields that they do
 
 Metric names are paths, the same here, in the dashboard, in Aim and in the docs: `train/loss`, `validation/NAME/loss`,
 `validation/NAME/perplexity`, `validation/NAME/bits_per_byte`, `optimizer/learning_rate`, `gradients/norm`,
-`parameters/norm`, `updates/norm`, `throughput/tokens_per_second`, `throughput/mfu`, `time/step`, `time/data_wait`,
-`memory/host` (bytes), `memory/device/0` (bytes), `power/device/0` (watts), `utilization/device/0` (share of the time),
+`parameters/norm`, `updates/norm`, `throughput/tokens_per_second`, `throughput/samples_per_second`,
+`throughput/model_tflops` (10^12 analytic FLOP/s), `throughput/mfu` (their share of the devices' peak, where known),
+`time/step` and its parts `time/data_wait`, `time/dispatch`, `time/device`; of what came between the step before and
+this one `time/evaluation`, `time/checkpoint`; `memory/host` (bytes), `memory/device/0` (bytes, and the most so far
+`memory/device_peak/0`),
+`power/device/0` (watts), `temperature/device/0` (degrees Celsius), `utilization/device/0` (share of the time),
 `host/cpu` (cores in use by the trainer), `host/core/0` (share of the time, whoever uses it).
 """
 
@@ -61,7 +65,7 @@ FIELDS: dict[str, dict[str, Types]] = {
         "total_bytes": _WHOLE + _MAYBE,
         "done": (bool,),
     },
-    # what: "train step" …
+    # what: "train step", or the kind of work in the loop that compiled: "evaluation" …
     "compiled": {"what": _TEXT, "seconds": _NUMBER},
     # metrics: {path: number}; not finite ones are written as the strings "nan", "inf", "-inf"
     "step": {"metrics": _OBJECT},
@@ -96,6 +100,11 @@ FIELDS: dict[str, dict[str, Types]] = {
 OPTIONAL: dict[str, dict[str, Types]] = {
     # image: path within the run directory; predictions: [[label, probability]], the likeliest first; expected: label
     "sampled": {"image": _TEXT, "predictions": _LIST, "expected": _TEXT},
+    # memory: {category: bytes of one device}, from the compiler; of work in the loop count: of programs; functions:
+    # [name]; cause: which arguments have changed, where it had compiled all it needs
+    "compiled": {"memory": _OBJECT, "count": _WHOLE, "functions": _LIST, "cause": _TEXT},
+    # attention: its implementation; attention_reason: why no faster one
+    "planned": {"attention": _TEXT, "attention_reason": _TEXT},
 }
 _OF_KIND = {kind: fields | OPTIONAL.get(kind, {}) for kind, fields in FIELDS.items()}
 

@@ -38,10 +38,10 @@ def generate(
     position is overwritten before a query reaches it. A temperature of 0 takes the likeliest token.
     """
     n, s = prompts_NS.shape
-    unembedding_DV = model.unembedding()
+    unembedding_VD = model.unembedding()
 
     def choose(hidden_ND: Array, key: PRNGKeyArray) -> Array:
-        logits_NV = (hidden_ND @ unembedding_DV).astype(jnp.float32)
+        logits_NV = (hidden_ND @ unembedding_VD.T).astype(jnp.float32)
         if temperature == 0:
             return logits_NV.argmax(-1)
         if top_k is not None and top_k < logits_NV.shape[-1]:

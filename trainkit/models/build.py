@@ -9,10 +9,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
+from trainkit.models.attention import KeyValues
 from trainkit.models.gpt2 import Gpt2
-from trainkit.models.layers import KeyValues
-from trainkit.parallel.devices import AttentionImplementation
+from trainkit.models.llama import Llama
+from trainkit.parallel.devices import AttentionName
 from trainkit.recipe import model as spec
+from trainkit.recipe.train import Remat
 
 
 class LanguageModel(Protocol):
@@ -30,7 +32,7 @@ class LanguageModel(Protocol):
         cache: KeyValues | None = None,
     ) -> tuple[Float[Array, "B T D"], KeyValues | None]: ...
 
-    def unembedding(self) -> Float[Array, "D V"]: ...
+    def unembedding(self) -> Float[Array, "V D"]: ...
 
     def empty_cache(self, batch: int, length: int) -> KeyValues: ...
 
@@ -40,14 +42,35 @@ def build(
     *,
     vocab_size: int,
     sequence_length: int,
-    implementation: AttentionImplementation,
+    implementation: AttentionName,
+    remat: Remat = "none",
+    fp8: bool = False,
     key: PRNGKeyArray,
 ) -> LanguageModel:
-    """A freshly initialised model, in float32."""
+    """A freshly initialised model, in float32.
+
+    With `fp8`, the products of its linear layers are made of 8-bit operands: see `models/fp8.py`.
+    """
     match model:
         case spec.Gpt2():
             return Gpt2.init(
-                model, vocab_size=vocab_size, sequence_length=sequence_length, implementation=implementation, key=key
+                model,
+                vocab_size=vocab_size,
+                sequence_length=sequence_length,
+                implementation=implementation,
+                remat=remat,
+                fp8=fp8,
+                key=key,
+            )
+        case spec.Llama():
+            return Llama.init(
+                model,
+                vocab_size=vocab_size,
+                sequence_length=sequence_length,
+                implementation=implementation,
+                remat=remat,
+                fp8=fp8,
+                key=key,
             )
         case _:
             assert_never(model)

@@ -7,16 +7,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from trainkit.models.layers import KeyValues, LayerNorm, Linear, cached_attention, causal_attention
-from trainkit.parallel.devices import AttentionImplementation
+from trainkit.models.attention import KeyValues, cached_attention, causal_attention
+from trainkit.models.layers import LayerNorm, Linear
+from trainkit.models.pointwise import gelu
+from trainkit.models.remat import block_input, rematerialised
+from trainkit.parallel.devices import AttentionName
 from trainkit.recipe.model import Gpt2 as Gpt2Spec
+from trainkit.recipe.train import Remat
 
 
 class Attention(eqx.Module):
     qkv: Linear
     output: Linear
     heads: int = eqx.field(static=True)
-    implementation: AttentionImplementation = eqx.field(static=True)
+    implementation: AttentionName = eqx.field(static=True)
 
     def __call__(
         self, x_BTD: Array, positions_BT: Array, segments_BT: Array | None, cache: KeyValues | None
@@ -38,7 +42,7 @@ class Block(eqx.Module):
     mlp_out: Linear
 
     @staticmethod
-    def init(spec: Gpt2Spec, key: PRNGKeyArray, *, implementation: AttentionImplementation) -> Block:
+    def init(spec: Gpt2Spec, key: PRNGKeyArray, *, implementation: AttentionName, fp8: bool) -> Block:
         d, f = spec.hidden, spec.mlp_width
         qkv, output, mlp_in, mlp_out = jax.random.split(key, 4)
         # the paper: what is added to the residual stream starts smaller the deeper the model
@@ -46,14 +50,14 @@ class Block(eqx.Module):
         return Block(
             LayerNorm.init(d),
             Attention(
-                Linear.init(qkv, d, 3 * d, scale=0.02),
-                Linear.init(output, d, d, scale=residual),
+                Linear.init(qkv, d, 3 * d, scale=0.02, fp8=fp8),
+                Linear.init(output, d, d, scale=residual, fp8=fp8),
                 spec.heads,
                 implementation,
             ),
             LayerNorm.init(d),
-            Linear.init(mlp_in, d, f, scale=0.02),
-            Linear.init(mlp_out, f, d, scale=residual),
+            Linear.init(mlp_in, d, f, scale=0.02, fp8=fp8),
+            Linear.init(mlp_out, f, d, scale=residual, fp8=fp8),
         )
 
     def __call__(
@@ -61,7 +65,7 @@ class Block(eqx.Module):
     ) -> tuple[Float[Array, "B T D"], KeyValues | None]:
         y_BTD, cache = self.attention(self.attention_norm(x_BTD), positions_BT, segments_BT, cache)
         x_BTD = x_BTD + y_BTD
-        inner = jax.nn.gelu(self.mlp_in(self.mlp_norm(x_BTD)), approximate=True)
+        inner = gelu(self.mlp_in(self.mlp_norm(x_BTD)))
         return x_BTD + self.mlp_out(inner), cache
 
 
@@ -71,8 +75,9 @@ class Gpt2(eqx.Module):
     blocks: Block
     """All blocks in one, every leaf with a leading axis of layers: compiled once, run by scan."""
     final_norm: LayerNorm
-    output: Float[Array, "D V"] | None
+    output: Float[Array, "V D"] | None
     """None where it is the token embedding: a tied weight is stored once, so it cannot come apart."""
+    remat: Remat = eqx.field(static=True)
 
     @staticmethod
     def init(
@@ -80,7 +85,9 @@ class Gpt2(eqx.Module):
         *,
         vocab_size: int,
         sequence_length: int,
-        implementation: AttentionImplementation,
+        implementation: AttentionName,
+        remat: Remat,
+        fp8: bool,
         key: PRNGKeyArray,
     ) -> Gpt2:
         tokens, positions, blocks, output = jax.random.split(key, 4)
@@ -88,11 +95,12 @@ class Gpt2(eqx.Module):
         return Gpt2(
             token_embedding=jax.random.normal(tokens, (vocab_size, d)) * 0.02,
             position_embedding=jax.random.normal(positions, (spec.context_length or sequence_length, d)) * 0.01,
-            blocks=jax.vmap(lambda k: Block.init(spec, k, implementation=implementation))(
+            blocks=jax.vmap(lambda k: Block.init(spec, k, implementation=implementation, fp8=fp8))(
                 jax.random.split(blocks, spec.layers)
             ),
             final_norm=LayerNorm.init(d),
-            output=None if spec.tied else jax.random.normal(output, (d, vocab_size)) * 0.02,
+            output=None if spec.tied else jax.random.normal(output, (vocab_size, d)) * 0.02,
+            remat=remat,
         )
 
     @property
@@ -121,14 +129,14 @@ class Gpt2(eqx.Module):
 
         def layer(x_BTD: Array, block_and_cache: tuple[Block, KeyValues | None]):
             block, cache = block_and_cache
-            return block(x_BTD, positions_BT, segments_BT, cache)
+            return block(block_input(x_BTD), positions_BT, segments_BT, cache)
 
-        x_BTD, cache = jax.lax.scan(layer, x_BTD, (self.blocks, cache))
+        x_BTD, cache = jax.lax.scan(rematerialised(layer, self.remat), x_BTD, (self.blocks, cache))
         return self.final_norm(x_BTD), cache
 
-    def unembedding(self) -> Float[Array, "D V"]:
-        """The matrix that turns hidden states into logits."""
-        return self.token_embedding.T if self.output is None else self.output
+    def unembedding(self) -> Float[Array, "V D"]:
+        """The matrix whose products with a hidden state are its logits."""
+        return self.token_embedding if self.output is None else self.output
 
     def empty_cache(self, batch: int, length: int) -> KeyValues:
         """Room for `length` positions of `batch` sequences, in the dtype of the embeddings."""

@@ -6,33 +6,38 @@ Matrices are stored (in, out). Layers compute in the dtype of their input; norms
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from trainkit.parallel.devices import AttentionImplementation
+from trainkit.models.fp8 import fp8_product
+from trainkit.models.pointwise import layer_norm, rms_norm
 
 
 class Linear(eqx.Module):
-    """x @ weight + bias."""
+    """x @ weight, + bias where there is one."""
 
     weight: Float[Array, "in out"]
-    bias: Float[Array, " out"]
+    bias: Float[Array, " out"] | None
+    fp8: bool = eqx.field(static=True, default=False)
+    """Whether the product is made of operands rounded to 8 bit: see `fp8_product`."""
 
     @staticmethod
-    def init(key: PRNGKeyArray, inputs: int, outputs: int, *, scale: float) -> Linear:
+    def init(
+        key: PRNGKeyArray, inputs: int, outputs: int, *, scale: float, bias: bool = True, fp8: bool = False
+    ) -> Linear:
         """Normal weights of standard deviation `scale`, zero bias."""
-        return Linear(jax.random.normal(key, (inputs, outputs)) * scale, jnp.zeros(outputs))
+        weight = jax.random.normal(key, (inputs, outputs)) * scale
+        return Linear(weight, jnp.zeros(outputs) if bias else None, fp8)
 
     def __call__(self, x: Float[Array, "*n in"]) -> Float[Array, "*n out"]:
-        return x @ self.weight + self.bias
+        y = fp8_product(x, self.weight) if self.fp8 else x @ self.weight
+        return y if self.bias is None else y + self.bias
 
 
 class LayerNorm(eqx.Module):
-    """Layer normalisation (Ba et al. 2016) over the last axis, statistics in float32."""
+    """Layer normalisation over the last axis."""
 
     weight: Float[Array, " D"]
     bias: Float[Array, " D"]
@@ -42,50 +47,34 @@ class LayerNorm(eqx.Module):
         return LayerNorm(jnp.ones(width), jnp.zeros(width))
 
     def __call__(self, x: Float[Array, "*n D"]) -> Float[Array, "*n D"]:
-        x32 = x.astype(jnp.float32)
-        centred = x32 - x32.mean(-1, keepdims=True)
-        scaled = centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-5)
-        return (scaled * self.weight.astype(jnp.float32) + self.bias.astype(jnp.float32)).astype(x.dtype)
+        return layer_norm(x, self.weight, self.bias, 1e-5)
 
 
-class KeyValues(NamedTuple):
-    """Keys and values of the positions seen so far, of one layer or, stacked, of all."""
+class RmsNorm(eqx.Module):
+    """Root-mean-square normalisation over the last axis."""
 
-    k_BSHK: Float[Array, "*L B S H K"]
-    v_BSHK: Float[Array, "*L B S H K"]
+    weight: Float[Array, " D"]
+    epsilon: float = eqx.field(static=True)
+
+    @staticmethod
+    def init(width: int, *, epsilon: float) -> RmsNorm:
+        return RmsNorm(jnp.ones(width), epsilon)
+
+    def __call__(self, x: Float[Array, "*n D"]) -> Float[Array, "*n D"]:
+        return rms_norm(x, self.weight, self.epsilon)
 
 
-def causal_attention(
-    q_BTHK: Float[Array, "B T H K"],
-    k_BTHK: Float[Array, "B T H K"],
-    v_BTHK: Float[Array, "B T H K"],
-    segments_BT: Int[Array, "B T"] | None,
-    *,
-    implementation: AttentionImplementation,
+def rotate(
+    x_BTHK: Float[Array, "B T H K"], positions_BT: Int[Array, "B T"], *, theta: float
 ) -> Float[Array, "B T H K"]:
-    """Softmax attention over each position and those before it (Vaswani et al. 2017), of its own segment where given.
+    """Rotary positions (Su et al. 2021): number i of a head's first half turns with number i of its second.
 
-    Padding is a segment like any other here: every position sees at least itself, so that all numbers stay finite.
-    `implementation` is what `parallel.devices.attention_implementation` chose for the device.
+    Which numbers turn together is what the checkpoints of the Llama family on the Hugging Face hub mean.
     """
-    # no mask at all without segments: the kernels then know the triangle, and skip what it hides
-    same_B1TT = None if segments_BT is None else (segments_BT[:, :, None] == segments_BT[:, None, :])[:, None]
-    return jax.nn.dot_product_attention(
-        q_BTHK, k_BTHK, v_BTHK, mask=same_B1TT, is_causal=True, implementation=implementation
-    )
-
-
-def cached_attention(
-    q_BTHK: Float[Array, "B T H K"],
-    k_BTHK: Float[Array, "B T H K"],
-    v_BTHK: Float[Array, "B T H K"],
-    cache: KeyValues,
-    positions_BT: Int[Array, "B T"],
-) -> tuple[Float[Array, "B T H K"], KeyValues]:
-    """Attention to all cached positions up to each query's own; stores the new keys and values at `positions_BT`."""
-    rows_B1 = jnp.arange(q_BTHK.shape[0])[:, None]
-    cache = KeyValues(
-        cache.k_BSHK.at[rows_B1, positions_BT].set(k_BTHK), cache.v_BSHK.at[rows_B1, positions_BT].set(v_BTHK)
-    )
-    visible_B1TS = (jnp.arange(cache.k_BSHK.shape[1]) <= positions_BT[:, :, None])[:, None]
-    return jax.nn.dot_product_attention(q_BTHK, cache.k_BSHK, cache.v_BSHK, mask=visible_B1TS), cache
+    half = x_BTHK.shape[-1] // 2
+    frequencies = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angles_BT1h = positions_BT[:, :, None, None].astype(jnp.float32) * frequencies
+    cosine, sine = jnp.cos(angles_BT1h), jnp.sin(angles_BT1h)
+    first, second = jnp.split(x_BTHK.astype(jnp.float32), 2, axis=-1)
+    turned = jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
+    return turned.astype(x_BTHK.dtype)

@@ -1,17 +1,24 @@
 """The mesh and how state and batches lie on it.
 
 Two axes, both of which split the batch: over `data` parameters are replicated, over `fsdp` parameters, gradients and
-optimiser state are sharded (ZeRO-3, Rajbhandari et al. 2020). XLA inserts the collectives.
+optimiser state are sharded (ZeRO-3, Rajbhandari et al. 2020). Over `data` the optimiser state may be sharded too
+(ZeRO-1, the same paper). XLA inserts the collectives.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from typing import Any
 
+import equinox as eqx
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
+
+from trainkit.errors import TrainkitError
+from trainkit.parallel.precision import Blocks
 
 DATA, FSDP = "data", "fsdp"
 #: Arrays with fewer numbers stay whole: gathering them costs more than it saves.
@@ -33,15 +40,77 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def state_shardings(mesh: Mesh, shapes: PyTree[jax.ShapeDtypeStruct]) -> PyTree[NamedSharding]:
-    """Where each array of the state lies. The rule knows shapes only, so that moments lie as their parameters do."""
-    return jax.tree.map(lambda leaf: NamedSharding(mesh, partition(leaf.shape, mesh.shape[FSDP])), shapes)
+def state_shardings(mesh: Mesh, shapes: PyTree[jax.ShapeDtypeStruct], *, zero1: bool = False) -> PyTree[NamedSharding]:
+    """Where each array of the state lies. The rule knows shapes only, so that moments lie as their parameters do.
+
+    With `zero1` the arrays of `shapes.optimizer` are shared out over `data` too (ZeRO-1).
+    """
+    lie = shardings(mesh, shapes)
+    return eqx.tree_at(lambda s: s.optimizer, lie, shardings(mesh, shapes.optimizer, over_data=True)) if zero1 else lie
 
 
-def partition(shape: tuple[int, ...], fsdp: int) -> PartitionSpec:
-    """Shard the largest dimension that `fsdp` divides, the later of equals; none of a small array."""
-    candidates = [(size, axis) for axis, size in enumerate(shape) if size % fsdp == 0]
-    if fsdp == 1 or math.prod(shape) < SMALLEST_SHARDED or not candidates:
-        return PartitionSpec()
-    _, axis = max(candidates)
-    return PartitionSpec(*[None] * axis, FSDP)
+def shardings(mesh: Mesh, shapes: PyTree[jax.ShapeDtypeStruct], *, over_data: bool = False) -> PyTree[NamedSharding]:
+    """For each array over `fsdp`, and over `data` too if asked."""
+    data = mesh.shape[DATA] if over_data else 1
+
+    def lies(leaf: jax.ShapeDtypeStruct | Blocks) -> NamedSharding | Blocks:
+        if not isinstance(leaf, Blocks):
+            return NamedSharding(mesh, partition(leaf.shape, mesh.shape[FSDP], data))
+        spec = partition(leaf.codes.shape, mesh.shape[FSDP], data)
+        codes: Any = NamedSharding(mesh, spec)
+        # a scale lies where its block does, unless a block lies on two devices
+        devices = [math.prod(mesh.shape[name] for name in _names(part)) for part in spec]
+        whole = any(size % count for size, count in zip(leaf.scales.shape, devices, strict=False))
+        scales: Any = replicated(mesh) if whole else codes
+        return Blocks(codes, scales)
+
+    return jax.tree.map(lies, shapes, is_leaf=lambda leaf: isinstance(leaf, Blocks))
+
+
+def partition(shape: tuple[int, ...], fsdp: int, data: int = 1) -> PartitionSpec:
+    """Shard the largest dimension that `fsdp` divides, the later of equals; none of a small array.
+
+    Then the largest that `data` divides, of those that one device has left.
+    """
+    names: list[tuple[str, ...]] = [()] * len(shape)
+    left = list(shape)
+    for name, count in ((FSDP, fsdp), (DATA, data)):
+        fitting = [(size, axis) for axis, size in enumerate(left) if size % count == 0]
+        if count > 1 and fitting and math.prod(shape) >= SMALLEST_SHARDED:
+            _, axis = max(fitting)
+            names[axis] += (name,)
+            left[axis] //= count
+    while names and not names[-1]:
+        names.pop()
+    return PartitionSpec(*((part[0] if len(part) == 1 else part or None) for part in names))
+
+
+def check_layout(params: PyTree[jax.ShapeDtypeStruct], *, fsdp: int) -> None:
+    """Raise `TrainkitError` where so much cannot be sharded that it is more than a device's share of the whole."""
+    sizes = {jax.tree_util.keystr(path, simple=True, separator="."): leaf.shape for path, leaf in _leaves(params)}
+    if _shards(sizes.values(), fsdp):
+        return
+    name, shape = max(
+        ((name, shape) for name, shape in sizes.items() if not partition(shape, fsdp)),
+        key=lambda found: math.prod(found[1]),
+    )
+    fitting = [count for count in range(1, 2 * fsdp) if _shards(sizes.values(), count)]
+    nearest = sorted(sorted(fitting, key=lambda count: abs(count - fsdp))[:3])
+    raise TrainkitError(
+        f"fsdp = {fsdp} divides no dimension of {name}, which is {' x '.join(map(str, shape))}",
+        where="parallel.fsdp",
+        hint=f"the nearest that divide what is large: parallel.fsdp = {', '.join(map(str, nearest))}",
+    )
+
+
+def _shards(shapes: Iterable[tuple[int, ...]], fsdp: int) -> bool:
+    sizes = [(math.prod(shape), bool(partition(shape, fsdp))) for shape in shapes]
+    return fsdp == 1 or fsdp * sum(size for size, sharded in sizes if not sharded) <= sum(size for size, _ in sizes)
+
+
+def _leaves(tree: PyTree[jax.ShapeDtypeStruct]) -> list[tuple[Any, jax.ShapeDtypeStruct]]:
+    return jax.tree_util.tree_flatten_with_path(tree)[0]
+
+
+def _names(part: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return () if part is None else (part,) if isinstance(part, str) else part

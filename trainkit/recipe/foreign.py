@@ -83,7 +83,7 @@ _DIFFERENT = {
         "checkpoint.every_minutes", "rolling checkpoints replace each other; those of checkpoint.keep_every stay"
     ),
     "bf16": Foreign("precision.compute", 'write compute = "bfloat16"'),
-    "fp16": Foreign("precision.compute", 'there is no float16; write compute = "bfloat16", which needs no loss scale'),
+    "fp16": Foreign("precision.compute", 'write compute = "float16", or "bfloat16", which needs no loss scale'),
     "mixed_precision": Foreign("precision.compute", 'write compute = "bfloat16" or "float32"'),
     "dropout": Foreign("", "there is no dropout"),
     "logging_steps": Foreign("", "every step is logged"),

@@ -8,6 +8,9 @@ from pydantic import model_validator
 
 from trainkit.recipe.spec import Count, NotNegative, Positive, Spec
 
+#: What is kept for the backward pass, from everything to next to nothing on the device.
+Remat = Literal["none", "dots", "blocks", "offload"]
+
 
 class Train(Spec):
     steps: Count | None = None
@@ -20,6 +23,10 @@ class Train(Spec):
     """Sequences per step, over all devices."""
     micro_batch_size: Count | Literal["auto"] = "auto"
     """Sequences that one device processes at once; the rest is accumulated."""
+    remat: Literal["auto"] | Remat = "auto"
+    """What is computed again in the backward pass instead of being kept: nothing (`none`), all but the results of the
+    products with parameters (`dots`), each block from its input (`blocks`), or that with the inputs in the host's
+    memory (`offload`, for GPU and TPU). `auto` is the cheapest of them that fits."""
     max_grad_norm: NotNegative = 1.0
     """Gradients are scaled down to this global norm; 0 leaves them alone."""
 

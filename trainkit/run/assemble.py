@@ -5,39 +5,33 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
-import jax.numpy as jnp
-from jax.sharding import Mesh
-from jaxtyping import PyTree
 
-from trainkit import models, optim
 from trainkit.checkpoint.saver import Facts
 from trainkit.data import cache as caches
 from trainkit.data.dataset import TrainSet, may_start_early
 from trainkit.data.evalset import EvalSet, validation_sources
-from trainkit.data.layout import Layout
 from trainkit.events.control import Server
 from trainkit.events.log import EventLog
 from trainkit.infer.sampler import Sampler
-from trainkit.models.build import LanguageModel
 from trainkit.parallel import devices, mesh
-from trainkit.plan import DataSize, Plan, make_plan
+from trainkit.plan import Choice, DataSize, Devices, Plan, choices, make_plan
 from trainkit.recipe import Recipe, upkeep
 from trainkit.recipe.load import Loaded
+from trainkit.run.compiled import Built, build, fitted, tell_plan, tell_program
 from trainkit.run.findings import Disk, Findings
 from trainkit.run.repeat import orders_to_repeat
+from trainkit.run.replan import choice_before
+from trainkit.run.rescue import Rescue, explained
 from trainkit.run.start import Start
 from trainkit.run.state import new_or_restored
-from trainkit.tasks import Task, check_learnable
-from trainkit.tasks import build as build_task
+from trainkit.tasks import check_learnable
 from trainkit.track.projections import asked, require
 from trainkit.track.sidecar import Sidecars
 from trainkit.train.compilations import Compilations
@@ -46,12 +40,11 @@ from trainkit.train.evaluate import Evaluator
 from trainkit.train.feed import Feed
 from trainkit.train.loop import Job, Sample
 from trainkit.train.loop import train as run_loop
-from trainkit.train.meter import Meter
+from trainkit.train.meter import Meter, Work
 from trainkit.train.obey import Orders
+from trainkit.train.profile import Profile, check_steps
 from trainkit.train.saving import Saving
-from trainkit.train.state import State, init
 from trainkit.train.statistics import Statistics
-from trainkit.train.step import Step, make_step
 from trainkit.train.stop import StopSignal
 
 #: How long the end of a run waits for its trackers.
@@ -60,17 +53,6 @@ SIDECAR_SECONDS = 60.0
 AIM_HASH_SECONDS = 20.0
 #: In the run's directory: what its tokens mean, with or without the cache.
 TOKENIZER = "tokenizer.json"
-
-
-class Built(NamedTuple):
-    """What follows from recipe, plan and devices, before any state exists."""
-
-    mesh: Mesh
-    task: Task
-    compute: jnp.dtype
-    step: Step
-    initial: Callable[[jax.Array], State]
-    shardings: PyTree[Any]
 
 
 def train(
@@ -99,29 +81,32 @@ def train(
         cache = make(recipe, progress=partial(_tell_progress, log))
     afterwards.callback(cache.close)
     data = TrainSet(cache, recipe)
-    plan = plan_of(recipe, cache, data)
+    plan = plan_of(recipe, cache, data, before=partial(choice_before, directory))
     built = build(recipe, plan)
-    state = new_or_restored(
+    restored = partial(
+        new_or_restored,
         directory,
         loaded,
-        start,
         initial=built.initial,
         shardings=built.shardings,
         data_fingerprint=cache.fingerprint,
         log=log,
     )
-    course = Course(recipe.schedule, steps=plan.steps, live=state.live)
-    log.write(
-        "planned",
-        step=log.step,
-        total_steps=course.total_steps,
-        plan=plan.summary(),
-        devices=[f"{device.platform}:{device.id} {device.device_kind}" for device in jax.devices()],
-    )
-    first = int(state.step)
-    repeats = orders_to_repeat(start, course, first=first, log=log)
-    _keep_tokenizer(cache, directory)
-    step = compile_step(built, state, plan, data, log=log)
+    with ThreadPoolExecutor(1, "compile") as thread:
+        # XLA compiles without the interpreter's lock: meanwhile the state is made or read
+        compiling = thread.submit(fitted, recipe, plan, built, data.layouts())
+        with explained("the state (parameters and optimizer)", plan, recipe):
+            state = restored(start)
+        course = Course(recipe.schedule, steps=plan.steps, live=state.live)
+        tell_plan(plan, built, total_steps=course.total_steps, log=log)
+        first = int(state.step)
+        check_steps(start.profile, done=first, total=course.total_steps)
+        repeats = orders_to_repeat(start, course, first=first, log=log)
+        _keep_tokenizer(cache, directory)
+        with explained("a step of the smallest micro-batch", plan, recipe):
+            program = compiling.result()
+    tell_program(program, guessed=plan, total_steps=course.total_steps, log=log)
+    plan, state = program.plan, program.adopt(state)
     findings = Findings(cache, recipe, log)
     data.batch(first)  # the first window is there, so that there is something to look at
     findings.look()
@@ -134,13 +119,18 @@ def train(
     orders = Orders(server=server, signal=signal, log=log, course=course, repeats=repeats)
     # a checkpoint that is written and the one that it replaces are there at once
     disk = Disk(directory, 2 * plan.bytes["snapshot"] * plan.fsdp_axis, log)
-    meter, compilations = Meter(log, data=data.epochs), Compilations(log)
+    work = Work.of(plan, tflops=recipe.parallel.peak_tflops)
+    meter, compilations = Meter(log, data=data.epochs, work=work), Compilations(log)
+    profile = Profile(directory, start.profile, log=log, meter=meter)
     signal.training_begins()
     feed = Feed(data.batch, first=first, last=plan.steps, split=plan.batch, sharding=mesh.batch_sharding(built.mesh))
     job = Job(
         recipe=recipe,
         course=course,
-        step=step,
+        step=program,
+        rescue=Rescue(
+            directory, recipe, start, program, data.layouts(), restored, course, orders, feed, meter, saving, log
+        ),
         feed=feed,
         meter=meter,
         orders=orders,
@@ -149,12 +139,14 @@ def train(
         sample=_sampler(recipe, cache, built, log=log),
         statistics=Statistics(log),
         compilations=compilations,
+        profile=profile,
         watch_helpers=lambda step: _watch(sidecars, findings, disk, log, step),
     )
     try:
         meter.restart_clock()
         _, last = run_loop(state, job)
     finally:
+        profile.close(log.step)
         compilations.close()
         cache.close()
         feed.close()
@@ -178,64 +170,21 @@ def rehearse(recipe: Recipe) -> None:
     Of the data nothing is known yet, and nothing that is looked at here hangs on it.
     """
     guess = DataSize(examples=1, tokens=1, documents=1, bytes=1)
-    build(recipe, make_plan(recipe, devices=devices.local(), vocab_size=1, data=guess))
+    build(recipe, make_plan(recipe, devices=devices.local(recipe.parallel.platform), vocab_size=1, data=guess))
 
 
-def build(recipe: Recipe, plan: Plan) -> Built:
-    """Model, optimiser, task and step for the plan's devices; nothing is allocated."""
-    compute, kept = jnp.dtype(plan.compute), jnp.dtype(recipe.precision.params)
-    head_width = recipe.model.hidden // recipe.model.heads
-    length = recipe.data.sequence_length
-    attention = devices.attention_implementation(plan.devices.platform, compute, head_width, length)
-
-    def model(key: jax.Array) -> LanguageModel:
-        fresh = models.build(
-            recipe.model, vocab_size=plan.vocab_size, sequence_length=length, implementation=attention, key=key
-        )
-        return models.cast(fresh, kept)
-
-    trainable = eqx.filter_eval_shape(lambda key: eqx.filter(model(key), eqx.is_inexact_array), jax.random.key(0))
-    optimizer = optim.build(recipe.optimizer, models.leaf_names(trainable))
-    rate = optim.learning_rate(recipe.schedule, peak=recipe.optimizer.learning_rate, steps=plan.steps)
-    task = build_task(recipe.task)
-    step = make_step(
-        task=task,
-        optimizer=optimizer,
-        learning_rate=rate,
-        compute=compute,
-        max_grad_norm=recipe.train.max_grad_norm,
-    )
-    initial = partial(init, model=model, optimizer=optimizer)
-    device_mesh = mesh.make_mesh(data=plan.data_axis, fsdp=plan.fsdp_axis)
-    shardings = mesh.state_shardings(device_mesh, jax.eval_shape(initial, jax.random.key(0)))
-    return Built(device_mesh, task, compute, step, initial, shardings)
-
-
-def plan_of(recipe: Recipe, cache: caches.Cache, data: TrainSet) -> Plan:
+def plan_of(
+    recipe: Recipe, cache: caches.Cache, data: TrainSet, *, before: Callable[[Devices], Choice | None] | None = None
+) -> Plan:
+    """The plan on this machine's devices; what an earlier attempt chose `before` on them is chosen again where it is
+    possible, so that the same is computed in the same order."""
+    there = devices.local(recipe.parallel.platform)
     size = data.size() if cache.train.complete else None
-    return make_plan(recipe, devices=devices.local(), vocab_size=cache.tokenizer.vocab_size, data=size)
-
-
-def compile_step(built: Built, state: State, plan: Plan, data: TrainSet, *, log: EventLog) -> Step:
-    """The step, compiled for the shapes of this run before it begins: a call can no longer compile anything."""
-    started = time.perf_counter()
-    micro = plan.batch.micro * plan.batch.replicas
-    sharding = mesh.batch_sharding(built.mesh)
-    outputs = (built.shardings, mesh.replicated(built.mesh))
-    step = jax.jit(built.step, donate_argnums=0, out_shardings=outputs)
-
-    def compiled(layout: Layout) -> Step:
-        batch = {
-            name: jax.ShapeDtypeStruct((plan.batch.accumulation, micro, *shape[1:]), dtype, sharding=sharding)
-            for name, (shape, dtype) in layout.items()
-        }
-        return step.lower(state, batch).compile()
-
-    by_length = {length: compiled(layout) for length, layout in data.layouts().items()}
-    log.write("compiled", step=log.step, what="train step", seconds=round(time.perf_counter() - started, 3))
-    if len(by_length) == 1:
-        return next(iter(by_length.values()))
-    return lambda state, batch: by_length[batch["tokens"].shape[-1]](state, batch)
+    made = partial(make_plan, recipe, devices=there, vocab_size=cache.tokenizer.vocab_size, data=size)
+    plan = made()
+    choice = before(there) if before else None
+    possible = list(choices(recipe, replicas=plan.batch.replicas, platform=there.platform))
+    return made(choice=choice) if choice in possible else plan
 
 
 def _evaluator(
@@ -256,6 +205,7 @@ def _evaluator(
     }
     return Evaluator(
         sets,
+        batch_size=size,
         task=built.task,
         compute=built.compute,
         sharding=mesh.batch_sharding(built.mesh),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainkit.errors import TrainkitError
 from trainkit.run.attempt import attempt
-from trainkit.run.start import Start
+from trainkit.run.start import Start, steps_of
 
 LOG = "trainer.log"
 
@@ -16,7 +16,8 @@ LOG = "trainer.log"
 def spawn(directory: Path, start: Start) -> subprocess.Popen[bytes]:
     """Start `attempt(directory, start)` in the background; what it prints goes to the run's `trainer.log`."""
     step = "" if start.step is None else str(start.step)
-    arguments = [str(directory), step, str(int(start.reset_optimizer)), str(int(start.forget_orders))]
+    profile = ":".join(map(str, start.profile or ()))
+    arguments = [str(directory), step, str(int(start.reset_optimizer)), str(int(start.forget_orders)), profile]
     with (directory / LOG).open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-m", __name__, *arguments],
@@ -28,9 +29,12 @@ def spawn(directory: Path, start: Start) -> subprocess.Popen[bytes]:
 
 
 def main(arguments: list[str]) -> int:
-    directory, step, reset_optimizer, forget_orders = arguments
+    directory, step, reset_optimizer, forget_orders, profile = arguments
     start = Start(
-        step=int(step) if step else None, reset_optimizer=reset_optimizer == "1", forget_orders=forget_orders == "1"
+        step=int(step) if step else None,
+        reset_optimizer=reset_optimizer == "1",
+        forget_orders=forget_orders == "1",
+        profile=steps_of(profile) if profile else None,
     )
     try:
         return attempt(Path(directory), start)

@@ -35,7 +35,7 @@ FIXED = (
     "precision.params",
 )
 #: Changed, the optimiser's state no longer fits.
-FIXED_FOR_OPTIMIZER = ("optimizer.type",)
+FIXED_FOR_OPTIMIZER = ("optimizer.type", "optimizer.moments")
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,8 @@ def _refuse(changed: list[Difference], *, reset_optimizer: bool) -> None:
     wrong = [d for d in changed if any(fnmatchcase(d.key, pattern) for pattern in FIXED_FOR_OPTIMIZER)]
     if wrong and not reset_optimizer:
         raise TrainkitError(
-            "\n".join(map(str, wrong)), hint="the optimiser's state does not fit another optimiser: --reset-optimizer"
+            "\n".join(map(str, wrong)),
+            hint="the optimiser's state no longer fits; to begin a new one: --reset-optimizer",
         )
 
 

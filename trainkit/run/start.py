@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from dataclasses import dataclass
 from importlib.metadata import version
 
+from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
 from trainkit.events.orders import Given
 from trainkit.events.process import process_started
@@ -27,10 +29,26 @@ class Start:
     """Repeat none of the orders that came after the checkpoint."""
     orders: tuple[Given, ...] = ()
     """On the run's course so far, as the log has them when the attempt begins."""
+    profile: tuple[int, int] | None = None
+    """The first and the last step to be traced."""
 
     def repeated(self, *, after: int) -> list[Given]:
         """The orders that an attempt which goes on from step `after` carries out again."""
         return [] if self.forget_orders else [given for given in self.orders if given.step > after]
+
+
+def steps_of(text: str) -> tuple[int, int]:
+    """`20:25` as the first and the last step to be traced. Raises TrainkitError where it is not that."""
+    found = re.fullmatch(r"(\d{1,15}):(\d{1,15})", text.strip(), re.ASCII)
+    first, last = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= first <= last:
+        why = f": {first} comes after {last}" if first > last else ": steps are counted from 1" if found else ""
+        raise TrainkitError(
+            f"{text!r} is no range of steps{why}",
+            where="--profile",
+            hint="FIRST:LAST, both of them traced, such as --profile 20:25",
+        )
+    return first, last
 
 
 def announce(log: EventLog, loaded: Loaded, start: Start, *, resumed_from: int | None) -> None:

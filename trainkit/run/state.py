@@ -19,6 +19,7 @@ from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
 from trainkit.recipe.load import Loaded
 from trainkit.run.start import Start, announce
+from trainkit.train import loss_scale
 from trainkit.train.state import State, unchanged
 
 
@@ -55,8 +56,9 @@ def new_or_restored(
     )
 
     def read(path: Path) -> State:
-        has_live = any(name.startswith("live.") for name in manifests.read(path).leaves)
-        if has_live and not start.reset_optimizer:
+        parts = {name.partition(".")[0] for name in manifests.read(path).leaves}
+        has_live, is_scaled = "live" in parts, "loss_scale" in parts
+        if has_live and is_scaled == (template.loss_scale is not None) and not start.reset_optimizer:
             return restore.restore(path, template)
         kept = {part.name: getattr(template, part.name) for part in fields(State)}
         new: dict[str, Any] = {}
@@ -64,6 +66,8 @@ def new_or_restored(
             new["optimizer"] = fresh(key).optimizer
         if not has_live:  # from before a run could be changed while it goes on: nobody has
             new["live"] = jax.device_put(unchanged(), shardings.live)
+        if template.loss_scale is None or not is_scaled:  # only float16 has one
+            new["loss_scale"] = template.loss_scale and jax.device_put(loss_scale.initial(), shardings.loss_scale)
         found = {name: restore.restore(path, part, under=name) for name, part in kept.items() if name not in new}
         return State(**found, **new)
 

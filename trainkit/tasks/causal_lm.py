@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from trainkit.models.build import LanguageModel
+from trainkit.models.loss import blocked_cross_entropy
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,8 @@ class CausalLM:
             positions_BT=batch["positions"] if packed else None,
             segments_BT=batch["segments"] if packed else None,
         )
-        losses_BT = cross_entropy(hidden_BTD, model.unembedding(), batch["targets"].astype(jnp.int32))
-        weights_BT = batch["weights"].astype(jnp.float32)
-        return (losses_BT * weights_BT).sum(), weights_BT.sum()
+        targets_BT = batch["targets"].astype(jnp.int32)
+        return blocked_cross_entropy(hidden_BTD, model.unembedding(), targets_BT, batch["weights"])
 
     def report(self, *, loss: float, tokens: int, bytes: int) -> dict[str, float]:
         """Loss in nats per token, its exponential, and bits per byte of the set's UTF-8 text where that is known.
@@ -38,12 +37,3 @@ class CausalLM:
         """
         report = {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
         return {**report, "bits_per_byte": loss / math.log(2) * tokens / bytes} if bytes else report
-
-
-def cross_entropy(
-    hidden_BTD: Float[Array, "B T D"], unembedding_DV: Float[Array, "D V"], targets_BT: Int[Array, "B T"]
-) -> Float[Array, "B T"]:
-    """Negative log-likelihood of each target in nats; logits in the compute dtype, the softmax in float32."""
-    logits_BTV = jnp.einsum("btd,dv->btv", hidden_BTD, unembedding_DV, preferred_element_type=jnp.float32)
-    target_logits_BT = jnp.take_along_axis(logits_BTV, targets_BT[..., None], axis=-1)[..., 0]
-    return jax.nn.logsumexp(logits_BTV, axis=-1) - target_logits_BT

@@ -40,7 +40,7 @@ _CONTEXTS = (
     re.compile(r"(?P<subset>validation)/((?P<set>.+)/)?"),
     re.compile(r"(.*/)?layers/(?P<layer>\d+)(/|$)", re.ASCII),
     re.compile(r"data/epochs/(?P<source>.+)"),
-    re.compile(r"\w+/device/(?P<device>\d+)$", re.ASCII),
+    re.compile(r"\w+/device(_peak)?/(?P<device>\d+)$", re.ASCII),
     re.compile(r"host/core/(?P<core>\d+)$", re.ASCII),
 )
 NUMBERED = ("layer", "device", "core")

@@ -9,13 +9,17 @@ from typing import Protocol
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array
 
+from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.log import EventLog
 from trainkit.models.build import cast
+from trainkit.plan import divisors
 from trainkit.tasks import Task
 from trainkit.train.feed import HostBatch, to_device
+from trainkit.train.fit import is_out_of_memory
 from trainkit.train.state import State
 
 Sums = tuple[Array, Array]
@@ -39,6 +43,7 @@ class Evaluator:
         self,
         sets: Mapping[str, EvaluationSet],
         *,
+        batch_size: int,
         task: Task,
         compute: jnp.dtype,
         sharding: NamedSharding,
@@ -57,18 +62,20 @@ class Evaluator:
             return sums[0] + total, sums[1] + weight
 
         self._add = jax.jit(add)
+        self._rows, self._parts = batch_size, 1
 
     def __call__(self, state: State, step: int) -> None:
         """Evaluate all sets; returns early, without an event for the set at hand, where the run is to end now."""
         for name, data in self._sets.items():
             started = time.perf_counter()
             self._log.write("evaluation_started", step=step, name=name)
-            sums = (jnp.float32(0), jnp.float32(0))
-            for index in range(len(data)):
-                sums = self._add(sums, state, to_device(data.batch(index), accumulation=1, sharding=self._sharding))
-                if self._interrupted():
-                    return
-            total, weight = (float(x) for x in jax.device_get(sums))
+            sums = self._summed(state, data)
+            while sums is None:  # of what was computed nothing is left, and nothing is lost
+                self._split(step)
+                sums = self._summed(state, data)
+            if self._interrupted():
+                return
+            total, weight = sums
             report = self._task.report(loss=total / (weight or 1), tokens=data.tokens, bytes=data.bytes)
             self._log.write(
                 "evaluated",
@@ -77,3 +84,37 @@ class Evaluator:
                 metrics={f"validation/{name}/{metric}": value for metric, value in report.items()},
                 seconds=round(time.perf_counter() - started, 3),
             )
+
+    def _summed(self, state: State, data: EvaluationSet) -> tuple[float, float] | None:
+        """Sums of losses and weights, of what there was before an interruption; None where there was no memory."""
+        sums = (jnp.float32(0), jnp.float32(0))
+        try:
+            for index in range(len(data)):
+                batch = data.batch(index)
+                for part in range(self._parts):
+                    rows = {name: np.array_split(array, self._parts)[part] for name, array in batch.items()}
+                    sums = self._add(sums, state, to_device(rows, accumulation=1, sharding=self._sharding))
+                if self._interrupted():
+                    break
+            total, weight = (float(x) for x in jax.device_get(sums))
+        except jax.errors.JaxRuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return None
+        return total, weight
+
+    def _split(self, step: int) -> None:
+        """Take fewer rows at once from now on; raises TrainkitError where that cannot be."""
+        devices = self._sharding.mesh.size
+        more = [n for n in divisors(self._rows) if n > self._parts and self._rows // n % devices == 0]
+        if not more:
+            raise TrainkitError(
+                f"there is no memory to evaluate {self._rows // self._parts} sequences at once",
+                where="evaluate.batch_size",
+                hint="shorter sequences, a smaller model, or more devices",
+                exit_code=FAILED,
+            )
+        self._parts = more[0]
+        told = f"no memory to evaluate so many sequences at once: going on with {self._rows // self._parts}"
+        told += f"; evaluate.batch_size = {self._rows // self._parts} would begin so"
+        self._log.write("alert", step=step, kind="out of memory", message=told)

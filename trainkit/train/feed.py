@@ -61,18 +61,30 @@ class Feed:
         sharding: NamedSharding,
         depth: int = 2,
     ) -> None:
-        self._ready: queue.Queue[DeviceBatch | BaseException] = queue.Queue(depth)
-        self._closed = threading.Event()
+        self._batch, self._last, self._sharding, self._depth = batch, last, sharding, depth
+        self._begin(first, split)
+
+    def _begin(self, first: int, split: BatchSplit) -> None:
+        ready = self._ready = queue.Queue[DeviceBatch | BaseException](self._depth)
+        closed = self._closed = threading.Event()
+
+        def put(item: DeviceBatch | BaseException) -> None:
+            while not closed.is_set():
+                try:
+                    return ready.put(item, timeout=0.2)
+                except queue.Full:
+                    continue
 
         def work() -> None:
             try:
-                rows = own_rows(split, sharding)
-                for step in range(first, last):
-                    self._put(to_device(batch(step, rows), accumulation=split.accumulation, sharding=sharding))
-                    if self._closed.is_set():
+                rows = own_rows(split, self._sharding)
+                for step in range(first, self._last):
+                    read = self._batch(step, rows)
+                    put(to_device(read, accumulation=split.accumulation, sharding=self._sharding))
+                    if closed.is_set():
                         return
             except BaseException as error:  # handed to the thread that waits for the batch, which raises it
-                self._put(error)
+                put(error)
 
         self._thread = threading.Thread(target=work, name="feed", daemon=True)
         self._thread.start()
@@ -85,13 +97,11 @@ class Feed:
             raise item
         return item, time.perf_counter() - started
 
+    def restart(self, *, first: int, split: BatchSplit) -> None:
+        """Begin again at step `first`, with the same batches split otherwise."""
+        self.close()
+        self._begin(first, split)
+
     def close(self) -> None:
         self._closed.set()
         self._thread.join(timeout=5)
-
-    def _put(self, item: DeviceBatch | BaseException) -> None:
-        while not self._closed.is_set():
-            try:
-                return self._ready.put(item, timeout=0.2)
-            except queue.Full:
-                continue

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from jax.errors import JaxRuntimeError
 from jaxtyping import Array
 
 from trainkit.recipe import Recipe
@@ -14,6 +16,7 @@ from trainkit.train.course import Course
 from trainkit.train.feed import Feed
 from trainkit.train.meter import Meter
 from trainkit.train.obey import Orders
+from trainkit.train.profile import Profile
 from trainkit.train.saving import Saving
 from trainkit.train.state import State
 from trainkit.train.step import Step
@@ -27,6 +30,11 @@ class Look(Protocol):
 class Sample(Protocol):
     def __call__(self, state: State, step: int, prompts: Sequence[str] | None = None, /) -> None:
         """Write to the log how the model continues these prompts, or those of the recipe."""
+
+
+def no_rescue(state: State, error: Exception) -> tuple[State, Step]:
+    """For loops that are to fail."""
+    raise error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +52,9 @@ class Job:
     sample: Sample
     statistics: Look
     compilations: Compilations
+    profile: Profile
+    rescue: Callable[[State, Exception], tuple[State, Step]] = no_rescue
+    """Called where the devices failed: from what state, and with what step, to go on."""
     watch_helpers: Callable[[int], None]
     """Called after every step: what runs beside the trainer may have something to report."""
 
@@ -54,18 +65,28 @@ def train(state: State, job: Job) -> tuple[State, int]:
     What it returns has been saved.
     """
     step = int(state.step)
-    stop = False
+    update, stop = job.step, False
     job.orders.repeat(step)
     state = job.course.put_into(state)
     while step < job.course.total_steps and not stop:
-        batch, waited = job.feed.next()
-        step += 1
-        with job.compilations.during("training", step):
-            state, metrics = job.step(state, batch)
-            job.meter.add(step, metrics, waited=waited, tokens=_positions(batch))
-        state, stop = _between_steps(state, step, job, scheduled=True)
-        while job.orders.paused and not stop:
-            state, stop = _between_steps(state, step, job, scheduled=False)
+        try:
+            batch, waited = job.feed.next()
+            job.profile.before(step + 1)
+            with job.compilations.during("training", step + 1):
+                with job.meter.spent("dispatch"):
+                    state, metrics = update(state, batch)
+                step += 1
+                job.meter.add(step, metrics, waited=waited, tokens=_positions(batch))
+            job.profile.after(step)
+            state, stop = _between_steps(state, step, job, scheduled=True)
+            while job.orders.paused and not stop:
+                state, stop = _between_steps(state, step, job, scheduled=False)
+        except JaxRuntimeError as error:
+            state, update = job.rescue(state, error)
+            step = int(state.step)
+            job.orders.repeat(step)
+            state = job.course.put_into(state)
+            job.meter.restart_clock()
         job.saving.report(step)
         job.watch_helpers(step)
     job.meter.flush()
@@ -95,7 +116,7 @@ def _between_steps(state: State, step: int, job: Job, *, scheduled: bool) -> tup
         job.meter.flush()  # the log holds every step up to here before anything is said about its result
         during = job.compilations.during
         if evaluating and not stop:
-            with during("evaluation", step):
+            with during("evaluation", step), job.meter.spent("evaluation"):
                 job.evaluate(state, step)
         if looking and not stop:
             with during("statistics", step):
@@ -107,7 +128,9 @@ def _between_steps(state: State, step: int, job: Job, *, scheduled: bool) -> tup
             with during("sampling", step):
                 job.sample(state, step, wanted.prompts)
         stop = stop or job.orders.interrupted
-        job.saving.save(state, step, last=last, requested=wanted.save, stopping=stop)
+        started = time.perf_counter()
+        if job.saving.save(state, step, last=last, requested=wanted.save, stopping=stop):
+            job.meter.spend("checkpoint", since=started)
         job.meter.restart_clock()
     return state, stop
 

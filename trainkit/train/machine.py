@@ -1,4 +1,4 @@
-"""What the machine is doing while it trains: memory, processors, power."""
+"""What the machine is doing while it trains: memory, processors, power, heat."""
 
 from __future__ import annotations
 
@@ -38,6 +38,8 @@ class Machine:
         for device in jax.local_devices():
             if statistics := device.memory_stats():
                 metrics[f"memory/device/{device.id}"] = statistics["bytes_in_use"]
+                if "peak_bytes_in_use" in statistics:
+                    metrics[f"memory/device_peak/{device.id}"] = statistics["peak_bytes_in_use"]
         if self._gpus:
             metrics |= self._gpus.look()
         if now - self._cores_looked >= CORES_EVERY:
@@ -47,7 +49,7 @@ class Machine:
 
 
 class Gpus:
-    """Power and utilisation of NVIDIA devices, from the driver's management library (NVML)."""
+    """Power, temperature and utilisation of NVIDIA devices, from the driver's management library (NVML)."""
 
     def __init__(self, nvml: ModuleType | Any, handles: dict[int, Any]) -> None:
         """`handles` are NVML's, by the number that the device has in JAX."""
@@ -70,13 +72,18 @@ class Gpus:
             return None
 
     def look(self) -> dict[str, float]:
-        """Watts and the share of the last moments in which a kernel ran; what the driver does not tell is left out."""
+        """Watts, degrees Celsius and the share of the last moments in which a kernel ran; what the driver does not tell
+        is left out."""
+        nvml = self._nvml
         metrics: dict[str, float] = {}
         for number, handle in self._handles.items():
-            with contextlib.suppress(self._nvml.NVMLError):
-                metrics[f"power/device/{number}"] = self._nvml.nvmlDeviceGetPowerUsage(handle) / 1000
-            with contextlib.suppress(self._nvml.NVMLError):
-                metrics[f"utilization/device/{number}"] = self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+            with contextlib.suppress(nvml.NVMLError):
+                metrics[f"power/device/{number}"] = nvml.nvmlDeviceGetPowerUsage(handle) / 1000
+            with contextlib.suppress(nvml.NVMLError):
+                degrees = nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
+                metrics[f"temperature/device/{number}"] = degrees
+            with contextlib.suppress(nvml.NVMLError):
+                metrics[f"utilization/device/{number}"] = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
         return metrics
 
 

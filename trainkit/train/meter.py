@@ -3,25 +3,69 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import jax
 
 from trainkit.events.log import EventLog
+from trainkit.parallel.peaks import peak_of_all
+from trainkit.plan import Plan
 from trainkit.train.guard import check_finite
 from trainkit.train.machine import Machine
 from trainkit.train.step import Metrics
 
 
-class Meter:
-    """Writes one `step` event for every step, with what the step computed and how long it took."""
+class Work(NamedTuple):
+    """What a step amounts to, and what the devices could do at best."""
 
-    def __init__(self, log: EventLog, *, data: Callable[[int], dict[str, float]]) -> None:
+    samples: int
+    flops_per_token: int
+    """Analytic, as the plan counts them."""
+    peak_flops: float | None
+    """Operations a second of all devices that train; None where that is not known."""
+
+    @classmethod
+    def of(cls, plan: Plan, *, tflops: float | None) -> Work:
+        """`tflops` is what the recipe says of one device (`parallel.peak_tflops`), None where it says nothing."""
+        used = plan.data_axis * plan.fsdp_axis
+        peak = peak_of_all(plan.devices.kind, plan.compute, devices=used, tflops=tflops)
+        return cls(plan.batch.global_size, plan.flops_per_token, peak)
+
+    def rates(self, *, tokens: int, seconds: float) -> dict[str, float]:
+        """The metrics of a step that took so long; model FLOP/s utilisation (Chowdhery et al. 2022, appendix B) only
+        where the peak is known."""
+        flops = self.flops_per_token * tokens / seconds
+        rates = {
+            "throughput/tokens_per_second": round(tokens / seconds, 1),
+            "throughput/samples_per_second": _digits(self.samples / seconds),
+            "throughput/model_tflops": _digits(flops / 1e12),
+        }
+        if self.peak_flops is not None:
+            rates["throughput/mfu"] = _digits(flops / self.peak_flops)
+        return rates
+
+
+class Meter:
+    """Writes one `step` event for every step, with what the step computed and how long it took.
+
+    `time/step` is the time from the moment at which the result of the step before was here to that at which this one's
+    was. `time/data_wait`, `time/dispatch` and `time/device` are what the loop did meanwhile: it waited for a batch,
+    called the step, waited for the device; the rest is its own work, such as the log's. They are told of the same
+    stretch of time, so that they add up; since the loop is a step ahead of its results, what it waited for was mostly
+    the batch after this one. A device that computes within the call, as a CPU may, shows in `time/dispatch`.
+    `time/evaluation` and `time/checkpoint` came between the step before and this one, and are no part of `time/step`.
+    """
+
+    def __init__(self, log: EventLog, *, data: Callable[[int], dict[str, float]], work: Work) -> None:
         """`data` says how often each source has been seen after so many steps."""
-        self._log, self._data = log, data
-        self._pending: tuple[int, Metrics, float, int] | None = None
+        self._log, self._data, self._work = log, data, work
+        self._pending: tuple[int, Metrics, int] | None = None
         self._machine = Machine()
         self._last_done: float | None = None
+        self._spent: defaultdict[str, float] = defaultdict(float)
 
     def add(self, step: int, metrics: Metrics, *, waited: float, tokens: int) -> None:
         """Take the metrics of `step`, just dispatched, and log those of the step before.
@@ -29,9 +73,23 @@ class Meter:
         Raises:
             TrainkitError: a loss or gradient is not finite.
         """
-        previous, self._pending = self._pending, (step, metrics, waited, tokens)
+        self._spent["data_wait"] += waited
+        previous, self._pending = self._pending, (step, metrics, tokens)
         if previous:
             self._write(*previous)
+
+    @contextmanager
+    def spent(self, part: str) -> Iterator[None]:
+        """The time that this block takes is told as `time/PART` with the next step that is logged."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.spend(part, since=started)
+
+    def spend(self, part: str, *, since: float) -> None:
+        """The same of the time since this moment of `time.perf_counter`."""
+        self._spent[part] += time.perf_counter() - since
 
     def flush(self) -> None:
         """Log what is pending: waits for the device."""
@@ -39,21 +97,33 @@ class Meter:
             pending, self._pending = self._pending, None
             self._write(*pending)
 
+    def forget(self) -> None:
+        """Log nothing of what is pending: it came to nothing."""
+        self._pending = None
+        self._spent.clear()
+
     def restart_clock(self) -> None:
         """The time since the last step was spent on something else: it is not the next step's."""
         self._last_done = time.perf_counter()
 
-    def _write(self, step: int, metrics: Metrics, waited: float, tokens: int) -> None:
-        values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+    def _write(self, step: int, metrics: Metrics, tokens: int) -> None:
+        with self.spent("device"):
+            values = {name: float(value) for name, value in jax.device_get(metrics).items()}
         done = time.perf_counter()
-        values["time/data_wait"] = round(waited, 6)
+        values |= {f"time/{part}": round(seconds, 6) for part, seconds in self._spent.items()}
+        self._spent.clear()
         if self._last_done is not None:
             seconds = done - self._last_done
             values["time/step"] = round(seconds, 6)
-            values["throughput/tokens_per_second"] = round(tokens / seconds, 1)
+            values |= self._work.rates(tokens=tokens, seconds=seconds)
         self._last_done = done
         if machine := self._machine.look(done):
             values |= machine
             values |= {f"data/epochs/{name}": round(epochs, 4) for name, epochs in self._data(step).items()}
         self._log.write("step", step=step, metrics=values)
         check_finite(step, values)
+
+
+def _digits(value: float) -> float:
+    """Four of them: a tiny model's numbers are as readable as a large one's."""
+    return float(f"{value:.4g}")

@@ -70,6 +70,10 @@ class Orders:
                 message = f"'{given.order.command}' of attempt {given.attempt} was not repeated: {refused.problem}"
                 self._log.write("log", step=step, level="warning", message=message)
 
+    def begin_again(self, repeats: Iterable[Given]) -> None:
+        """The run has gone back: what is to be carried out again is now this."""
+        self._repeats = deque(repeats)
+
     def _obey(self, commands: list[Command], step: int, wanted: Wanted) -> None:
         for command in commands:
             try:

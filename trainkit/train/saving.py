@@ -29,8 +29,9 @@ class Saving:
         """Whether the recipe asks for a checkpoint after this step."""
         return self._kind(step) is not None
 
-    def save(self, state: State, step: int, *, last: bool, requested: bool, stopping: bool) -> None:
-        """Save, if there is any reason to: returns when the state may be donated, and writes in the background.
+    def save(self, state: State, step: int, *, last: bool, requested: bool, stopping: bool) -> bool:
+        """Save, if there is any reason to, and say whether there was: returns when the state may be donated, and
+        writes in the background.
 
         Raises:
             TrainkitError: the save before this one could not be written.
@@ -40,14 +41,19 @@ class Saving:
         if stopping and kind is None:
             kind = "rolling"
         if kind is None:
-            return
+            return False
         self._log.write("checkpoint_started", step=step, kind=kind)
         self._saver.save(state, step=step, kind=kind, facts=self._facts(last))
         self._last = time.monotonic()
+        return True
 
     def report(self, step: int) -> None:
         """Log a save that has ended since; raises TrainkitError where it failed. Does not wait."""
         self._saver.poll()
+
+    def settle(self) -> None:
+        """Return once the save that is under way is on disk; raises TrainkitError where it failed."""
+        self._saver.wait()
 
     def finish(self) -> None:
         """Return once everything is on disk; raises TrainkitError where that failed."""

@@ -12,6 +12,8 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from trainkit.models.build import LanguageModel
 from trainkit.recipe.schedule import NEVER
+from trainkit.train import loss_scale
+from trainkit.train.loss_scale import LossScale
 
 
 class Live(eqx.Module):
@@ -36,6 +38,8 @@ class State(eqx.Module):
     key: PRNGKeyArray
     """Never consumed: what is random in a step derives from (key, step, purpose) by `fold_in`."""
     live: Live
+    loss_scale: LossScale | None = None
+    """None where the loss needs none, which is anywhere but in float16."""
 
 
 def unchanged() -> Live:
@@ -44,8 +48,13 @@ def unchanged() -> Live:
 
 
 def init(
-    key: PRNGKeyArray, *, model: Callable[[PRNGKeyArray], LanguageModel], optimizer: optax.GradientTransformation
+    key: PRNGKeyArray,
+    *,
+    model: Callable[[PRNGKeyArray], LanguageModel],
+    optimizer: optax.GradientTransformation,
+    compute: jnp.dtype,
 ) -> State:
     """The state before the first step. `model` makes the initial model, in the dtype in which it is kept."""
     params, frozen = eqx.partition(model(jax.random.fold_in(key, 0)), eqx.is_inexact_array)
-    return State(params, frozen, optimizer.init(params), jnp.int32(0), key, unchanged())
+    scale = loss_scale.initial() if compute == jnp.float16 else None
+    return State(params, frozen, optimizer.init(params), jnp.int32(0), key, unchanged(), scale)

@@ -6,43 +6,65 @@ A = accumulation (micro-batches in a step), M = sequences in a micro-batch over 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from trainkit.models.build import cast
 from trainkit.optim.schedules import LearningRate
+from trainkit.parallel.precision import random_bits, to_bfloat16
 from trainkit.tasks import Task
+from trainkit.train import loss_scale
 from trainkit.train.state import State
 
 Batch = Mapping[str, Array]
 Metrics = dict[str, Float[Array, ""]]
 Step = Callable[[State, Batch], tuple[State, Metrics]]
 
+#: What a step draws random numbers for; samples have 1 (`infer/sampler.py`).
+MOMENTS, PARAMETERS = 2, 3
+
 
 def make_step(
     *,
     task: Task,
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformationExtraArgs,
     learning_rate: LearningRate,
     compute: jnp.dtype,
     max_grad_norm: float,
+    rounding: Literal["stochastic", "nearest"] = "stochastic",
+    gradient_shardings: PyTree | None = None,
 ) -> Step:
     """`step(state, batch) -> (state, metrics)`; every array of `batch` is (A, M, …).
 
     The loss of a step is the sum of all its tokens' losses divided once by the sum of their weights, so that it is the
-    same however the batch is split. Gradients are summed in float32.
+    same however the batch is split. Gradients are summed in float32. Where the state has a loss scale and a gradient is
+    not finite, the step changes nothing but that scale and its own number.
+
+    Args:
+        rounding: of parameters in bfloat16, whose updates are computed in float32.
+        gradient_shardings: where each gradient lies as soon as it is there; where XLA likes it, if None.
     """
 
     def loss(params: PyTree, frozen: PyTree, batch: Batch) -> tuple[Array, Array]:
         return task.loss(eqx.combine(cast(params, compute), cast(frozen, compute)), batch)
 
     def gradients(state: State, batch: Batch) -> tuple[PyTree, Array, Array]:
-        (total, weight), grads = jax.value_and_grad(loss, has_aux=True)(state.params, state.frozen, batch)
-        return cast(grads, jnp.float32), total, weight
+        def scaled(params: PyTree) -> tuple[Array, tuple[Array, Array, Array]]:
+            total, weight = loss(params, state.frozen, batch)
+            # of the mean loss, so that float16 meets the same numbers whatever the size of the micro-batch
+            scale = state.loss_scale.value / jnp.maximum(weight, 1) if state.loss_scale else jnp.float32(1)
+            return total * scale, (total, weight, scale)
+
+        grads, (total, weight, scale) = jax.grad(scaled, has_aux=True)(state.params)
+        if gradient_shardings is not None:
+            grads = jax.lax.with_sharding_constraint(grads, gradient_shardings)
+        grads = cast(grads, jnp.float32)
+        return jax.tree.map(lambda g: g / scale, grads) if state.loss_scale else grads, total, weight
 
     def step(state: State, batch: Batch) -> tuple[State, Metrics]:
         accumulation = jax.tree.leaves(dict(batch))[0].shape[0]
@@ -64,9 +86,12 @@ def make_step(
         grads = jax.tree.map(lambda g: g * (clip / weight), grads)
 
         rate = learning_rate(state.step, state.live.decay_start) * state.live.rate_factor
-        directions, optimizer_state = optimizer.update(grads, state.optimizer, state.params)
+        key = jax.random.fold_in(state.key, state.step)
+        directions, moments = optimizer.update(
+            grads, state.optimizer, state.params, key=jax.random.fold_in(key, MOMENTS)
+        )
         updates = jax.tree.map(lambda d: -rate * d, directions)
-        params = optax.apply_updates(state.params, updates)
+        params = _applied(updates, state.params, key=jax.random.fold_in(key, PARAMETERS), rounding=rounding)
         metrics = {
             "train/loss": total / weight,
             "optimizer/learning_rate": rate,
@@ -74,6 +99,35 @@ def make_step(
             "updates/norm": optax.tree.norm(updates),
             "parameters/norm": optax.tree.norm(params),
         }
-        return State(params, state.frozen, optimizer_state, state.step + 1, state.key, state.live), metrics
+        after = State(params, state.frozen, moments, state.step + 1, state.key, state.live)
+        return _unless_overflown(state, after, metrics) if state.loss_scale else (after, metrics)
 
     return step
+
+
+def _applied(updates: PyTree, params: PyTree, *, key: PRNGKeyArray, rounding: str) -> PyTree:
+    """The parameters with their updates, added in float32, in the dtype in which they are kept."""
+    leaves, structure = jax.tree.flatten(params)
+    for i, (p, u) in enumerate(zip(leaves, jax.tree.leaves(updates), strict=True)):
+        exact = p.astype(jnp.float32) + u
+        if p.dtype == jnp.bfloat16 and rounding == "stochastic":
+            leaves[i] = to_bfloat16(exact, random_bits(jax.random.fold_in(key, i), p.shape))
+        else:
+            leaves[i] = exact.astype(p.dtype)
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _unless_overflown(before: State, after: State, metrics: Metrics) -> tuple[State, Metrics]:
+    """`after` with its loss scale, or, where the gradient is not finite, `before` with a lower one, a step later."""
+    assert before.loss_scale is not None
+    finite = jnp.isfinite(metrics["gradients/norm"])
+    params, moments = jax.tree.map(
+        lambda new, old: jnp.where(finite, new, old), (after.params, after.optimizer), (before.params, before.optimizer)
+    )
+    scale = loss_scale.adjusted(before.loss_scale, finite)
+    metrics |= {
+        "updates/norm": jnp.where(finite, metrics["updates/norm"], 0),
+        "parameters/norm": optax.tree.norm(params),
+        "precision/loss_scale": scale.value,
+    }
+    return State(params, after.frozen, moments, after.step, after.key, after.live, scale), metrics

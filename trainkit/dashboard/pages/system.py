@@ -20,7 +20,16 @@ from trainkit.dashboard.charts.chart import Chart
 from trainkit.dashboard.charts.columns import Floats, Window, points
 from trainkit.dashboard.charts.curves import Curve
 from trainkit.dashboard.charts.viewport import viewport_of
-from trainkit.dashboard.hardware import DEVICES, POWER, UTILIZATION, core_lines, facts, numbered, planned_bytes
+from trainkit.dashboard.hardware import (
+    DEVICES,
+    POWER,
+    TEMPERATURE,
+    UTILIZATION,
+    core_lines,
+    facts,
+    numbered,
+    planned_bytes,
+)
 from trainkit.dashboard.pages.page import Page
 from trainkit.events.series import Series
 from trainkit.events.view import View
@@ -86,7 +95,7 @@ class System(Page):
                 yield Static("", markup=False)
 
     def show_view(self, view: View, *, now: float) -> None:
-        shown = ("time/", "memory/", "host/", POWER, UTILIZATION)
+        shown = ("time/", "throughput/", "memory/", "host/", POWER, TEMPERATURE, UTILIZATION)
         versions = tuple((name, s.version) for name, s in view.series.items() if name.startswith(shown))
         told = (
             view.attempt,

@@ -63,8 +63,11 @@ def _host(view: View) -> list[tuple[str, Content]]:
         if waited is not None:
             color = theme.WARN if waited > 0.1 * seconds else theme.TEXT
             facts.append(("data wait", Content.styled(f"{1e3 * waited:.1f} ms ({waited / seconds:.0%})", color)))
-    if (mfu := view.last("throughput/mfu")) is not None:
-        facts.append(("MFU", _text(f"{mfu:.1%}")))
+    tera, mfu = view.last("throughput/model_tflops"), view.last("throughput/mfu")
+    if mfu is not None or tera is not None:
+        facts.append(("MFU", _text("n/a" if mfu is None else f"{mfu:.1%}")))
+    if tera is not None:
+        facts.append(("TFLOP/s", _text(plain.quantity(tera))))
     return facts
 
 

@@ -1,0 +1,299 @@
+"""What the compiled step says of its memory, the search for one that fits, and what `trainkit plan` tells of both."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import trainer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainkit.cli.plan import parsed_bytes
+from trainkit.data import cache
+from trainkit.data.dataset import TrainSet
+from trainkit.data.layout import longest_layout
+from trainkit.errors import TrainkitError
+from trainkit.events.log import read
+from trainkit.parallel.host import available_memory
+from trainkit.plan import USABLE, Choice, Devices, Memory, make_plan
+from trainkit.recipe import Recipe
+from trainkit.recipe.load import load
+from trainkit.run import proposal
+from trainkit.run.compiled import build, compiled, fitted, shapes
+from trainkit.run.forecast import forecast
+from trainkit.run.replan import choice_before
+from trainkit.train import fit
+
+LENGTH = 64
+FEW = Devices(count=1)
+
+
+def recipe(**train: Any) -> Recipe:
+    return Recipe.model_validate(
+        {
+            "schema": 1,
+            "model": {"layers": 2, "hidden": 32, "heads": 4},
+            "tokenizer": {"train": {"vocab_size": 300}},
+            "data": {"sequence_length": LENGTH, "train": ({"type": "python-stdlib"},)},
+            "train": {"steps": 10, "batch_size": 16, **train},
+            "optimizer": {"learning_rate": 1e-3},
+        }
+    )
+
+
+def planned(made: Recipe, devices: Devices = FEW):
+    return make_plan(made, devices=devices, vocab_size=300, data=None)
+
+
+def layouts(made: Recipe):
+    return {LENGTH: longest_layout(made.data, batch_size=made.train.batch_size, vocab_size=300)}
+
+
+@pytest.fixture(scope="module")
+def program():
+    made = recipe(micro_batch_size=16, remat="none")
+    return compiled(build(made, planned(made)), planned(made), layouts(made))
+
+
+def test_the_categories_of_a_compiled_step_are_what_the_compiler_tells(program):
+    (step,) = program.by_length.values()
+    told, memory = step.memory_analysis(), program.memory
+    assert sum(memory.temporary.values()) == told.temp_size_in_bytes
+    state = shapes(program.built)
+    assert memory.parameters == sum(leaf.size * 4 for leaf in jax.tree.leaves(state.params))
+    assert memory.optimizer >= 2 * memory.parameters
+    inside = memory.parameters + memory.optimizer + memory.rest
+    assert inside == told.argument_size_in_bytes + told.output_size_in_bytes - told.alias_size_in_bytes
+    assert memory.peak == sum(memory.by_category.values()) > inside + told.temp_size_in_bytes
+    assert all(size >= 0 for size in memory.by_category.values())
+
+
+def test_nothing_is_allocated_to_plan(program):
+    before = {id(array) for array in jax.live_arrays()}
+    made = recipe(micro_batch_size=8, remat="none")
+    compiled(build(made, planned(made)), planned(made), layouts(made))
+    big = [array for array in jax.live_arrays() if id(array) not in before and array.size > 4]
+    assert not big
+
+
+def test_a_compiled_step_holds_its_share_of_a_state_that_is_divided():
+    made = recipe(micro_batch_size=4, remat="none")
+    shared = made.model_copy(update={"parallel": made.parallel.model_copy(update={"fsdp": 4})})
+    plan = planned(shared, Devices(count=4))
+    memory = compiled(build(shared, plan), plan, layouts(shared)).memory
+    assert memory is not None
+    whole = 4 * plan.parameters
+    assert whole / 4 <= memory.parameters < whole / 2
+
+
+def test_a_first_guess_that_fits_is_compiled_once_and_one_that_does_not_makes_way(program):
+    made = recipe(micro_batch_size="auto", remat="none")
+    plan = planned(made)
+    assert plan.choice.micro == 16
+    assert fitted(made, plan, build(made, plan), layouts(made)).plan.choice == plan.choice
+    # the estimate lets 16 pass, the compiler does not
+    tight = dataclasses.replace(plan, devices=Devices(count=1, memory_bytes=int(0.7 * program.memory.peak / USABLE)))
+    found = fitted(made, tight, build(made, tight), layouts(made))
+    assert found.plan.batch.micro < 16
+    assert found.plan.batch.micro * found.plan.batch.accumulation == 16
+    assert found.memory is not None and found.memory.peak <= 0.7 * program.memory.peak
+    assert found.plan.steps == plan.steps
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=8), st.integers(1, 1500), st.floats(0.3, 3))
+@settings(max_examples=200, deadline=None)
+def test_the_search_takes_a_choice_that_fits_if_it_meets_one_and_else_the_smallest_it_has_seen(sizes, limit, error):
+    choices = [Choice(micro=n, remat="none") for n in range(1, len(sizes) + 1)]
+    tried: list[int] = []
+
+    def attempt(choice: Choice) -> int:
+        tried.append(choice.micro)
+        return int(error * sizes[choice.micro - 1])
+
+    def memory(size: int) -> Memory:
+        return Memory(
+            parameters=0, optimizer=0, snapshot=0, rest=0, batches=0, program=0, temporary={"workspace": size}
+        )
+
+    found = fit.first_that_fits(
+        choices,
+        first=choices[0],
+        attempt=attempt,
+        memory=memory,
+        estimate=lambda choice: sizes[choice.micro - 1],
+        limit=limit,
+    )
+    seen = [int(error * sizes[n - 1]) for n in tried]
+    assert len(set(tried)) == len(tried)
+    assert found == (seen[-1] if seen[-1] <= limit else min(seen))
+    if int(error * sizes[0]) <= limit:
+        assert tried == [1]
+    elif any(int(error * size) <= limit - 1 for size in sizes):
+        assert found <= limit, "the smallest is tried before it is given up"
+
+
+def test_a_compiler_without_memory_is_a_step_that_does_not_fit():
+    choices = [Choice(micro=n, remat="none") for n in (8, 4, 2)]
+
+    def attempt(choice: Choice) -> int:
+        if choice.micro > 2:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no workspace for autotuning")
+        return choice.micro
+
+    def search(choices: list[Choice]) -> int:
+        return fit.first_that_fits(
+            choices,
+            first=choices[0],
+            attempt=attempt,
+            memory=lambda size: None,
+            estimate=lambda choice: choice.micro,
+            limit=None,
+        )
+
+    assert search(choices) == 2
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        search(choices[:1])
+
+
+def test_a_proposal_changes_one_key_before_two_and_the_batch_before_the_optimizer(program):
+    made = recipe(micro_batch_size=16, remat="none")
+    limit = int(0.6 * program.memory.peak / USABLE)
+    plan = planned(made, Devices(count=1, memory_bytes=limit))
+    found = forecast(made, plan)
+    assert found.fits(plan.devices) is False
+    assert found.proposal is not None
+    assert list(found.proposal.changes) == ["train.micro_batch_size"]
+    changed = proposal.changed(made, found.proposal.changes)
+    again = forecast(changed, planned(changed, plan.devices))
+    assert again.fits(plan.devices) is True, "what is proposed fits"
+    assert again.memory == found.proposal.memory
+    keys = [tuple(changes) for changes in proposal.candidates(made, plan)]
+    assert [len(key) for key in keys] == sorted(len(key) for key in keys)
+    assert keys[-1] == ("train.micro_batch_size", "train.remat", "optimizer.moments")
+    with_more = proposal.candidates(made, planned(made.model_copy(), Devices(count=1)))
+    assert all("parallel.fsdp" not in changes for changes in with_more), "one device has nobody to share with"
+
+
+def test_where_nothing_helps_nothing_is_proposed():
+    made = recipe()
+    found = forecast(made, planned(made, Devices(count=1, memory_bytes=1000)))
+    assert found.proposal is None and found.fits(Devices(count=1, memory_bytes=1000)) is False
+
+
+@pytest.mark.parametrize(
+    "encoding",
+    [
+        '{ type = "concatenate" }',
+        "{ separate = true }",
+        '{ type = "pack" }',
+        '{ type = "windows" }',
+        '{ type = "pad", buckets = [16] }',
+    ],
+)
+def test_the_layout_that_is_planned_with_is_the_longest_of_those_that_come(tmp_path, monkeypatch, encoding):
+    text = trainer.RECIPE.replace("held_out = 0.1", f"held_out = 0.1\nencoding = {encoding}")
+    trainer.workplace(tmp_path, text, documents=12)
+    monkeypatch.chdir(tmp_path)
+    made = load(Path("tiny.toml")).recipe
+    built = cache.build(made)
+    found = TrainSet(built, made).layouts()
+    assert found[max(found)] == longest_layout(made.data, batch_size=8, vocab_size=built.tokenizer.vocab_size)
+    built.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("8GB", 8 * 10**9), ("80 GiB", 80 << 30), ("1.5k", 1500), ("500M", 5 * 10**8), ("7", 7)]
+)
+def test_a_size_of_memory_is_read_as_it_is_written(text, size):
+    assert parsed_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "8 apples", "-1GB", "0GB", "1e9", "8IB"])
+def test_what_is_no_size_of_memory_is_refused(text):
+    with pytest.raises(TrainkitError, match="is no size of memory"):
+        parsed_bytes(text)
+
+
+def test_a_host_has_what_linux_calls_available_or_what_its_control_group_leaves(tmp_path):
+    def write(path: str, text: str) -> None:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+
+    assert available_memory(tmp_path) is None
+    write("proc/meminfo", "MemTotal: 900 kB\nMemAvailable:     800 kB\n")
+    assert available_memory(tmp_path) == 800 * 1024
+    write("proc/self/cgroup", "0::/a/b\n")
+    write("sys/fs/cgroup/a/b/memory.max", "max\n")
+    write("sys/fs/cgroup/a/b/memory.current", "5\n")
+    assert available_memory(tmp_path) == 800 * 1024, "without a limit"
+    write("sys/fs/cgroup/a/memory.max", "5000\n")
+    write("sys/fs/cgroup/a/memory.current", "4000\n")
+    assert available_memory(tmp_path) == 1000
+    write("sys/fs/cgroup/a/memory.stat", "anon 1\ninactive_file 500\n")
+    assert available_memory(tmp_path) == 1500
+
+
+def test_a_plan_that_does_not_fit_ends_in_a_diff_with_which_it_does(tmp_path):
+    whole_batch = 'micro_batch_size = 8\nremat = "none"'
+    trainer.workplace(tmp_path, trainer.RECIPE.replace("micro_batch_size = 1", whole_batch))
+    whole = trainer.trainkit(tmp_path, "plan", "tiny.toml", "--devices", "1")
+    assert whole.returncode == 0, whole.stderr
+    ((peak, unit),) = re.findall(r"memory +([\d.]+) (kB|MB) a device, compiled", whole.stdout)
+    supposed = ("--devices", "1", "--memory", f"{0.95 * float(peak):.3f}{unit}")
+    done = trainer.trainkit(tmp_path, "plan", "tiny.toml", *supposed)
+    assert done.returncode == 0, done.stderr
+    table, _, way_out = done.stdout.partition("it does not fit; with this it does")
+    assert "DOES NOT FIT" in table and "COMPILED" in table and "attention" in table and "n/a" in table
+    _, section, *changes = way_out.rstrip().splitlines()
+    assert section.startswith(" [train]") and changes[0] == "-micro_batch_size = 8"
+    assert (tmp_path / "tiny.toml").read_text().count(changes[0][1:]) == 1, "the line is there to take out"
+    new = tomllib.loads("\n".join(line[1:] for line in changes if line.startswith("+")))
+    overrides = [f"--set=train.{key}={json.dumps(value)}" for key, value in new.items()]
+    again = trainer.trainkit(tmp_path, "plan", "tiny.toml", *supposed, *overrides)
+    assert ": fits" in again.stdout and "does not fit" not in again.stdout
+
+
+def test_the_speed_is_told_where_the_peak_is_known(tmp_path):
+    trainer.workplace(tmp_path)
+    arguments = ("--devices", "2", "--mfu", "0.5", "--set", "parallel.peak_tflops=1e-6")
+    done = trainer.trainkit(tmp_path, "plan", "tiny.toml", *arguments)
+    assert done.returncode == 0, done.stderr
+    (flops,) = re.findall(r"FLOPs +([\d.]+)k a token", done.stdout)
+    (rate,) = re.findall(r"speed +(\d+) tokens/s at 50% MFU: .* to the end", done.stdout)
+    assert int(rate) == pytest.approx(0.5 * 2 * 1e6 / (float(flops) * 1e3), abs=1.0)
+
+
+def test_a_resumed_attempt_computes_with_what_the_one_before_it_chose(tmp_path):
+    trainer.workplace(tmp_path, trainer.RECIPE.replace("micro_batch_size = 1", ""))
+    run = tmp_path / "runs" / "tiny"
+    here = Devices(count=1)
+    assert choice_before(run, here) is None
+    assert trainer.trainkit(tmp_path, "run", "tiny.toml", "--plain", "--set", "train.steps=2").returncode == 0
+    assert choice_before(run, here) == Choice(micro=8, remat="none")
+    assert choice_before(run, Devices(count=2)) is choice_before(run, Devices(count=1, kind="gpu")) is None
+    planned = next(event for event in read(run) if event["type"] == "planned")
+    compiled = next(event for event in read(run) if event["type"] == "compiled")
+    assert planned["attention"] and planned["attention_reason"]
+    assert compiled["memory"]["parameters"] > 0
+    # as if that machine had had less memory
+    log = run / "events.jsonl"
+    log.write_text(log.read_text().replace('"micro": 8, "accumulation": 1', '"micro": 2, "accumulation": 4'))
+    assert choice_before(run, here) == Choice(micro=2, remat="none")
+    assert trainer.trainkit(tmp_path, "resume", "tiny", "--plain", "--set", "train.steps=3").returncode == 0
+    last = [event for event in read(run) if event["type"] == "planned"][-1]
+    assert last["plan"]["batch"]["micro"] == 2
+
+
+def test_arrays_count_what_one_device_holds_of_them():
+    mesh = jax.make_mesh((4,), ("x",))
+    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    array = jax.device_put(np.zeros((8, 3), np.float32), split)
+    assert fit.device_bytes({"a": array}) == 2 * 3 * 4

@@ -1,0 +1,131 @@
+"""What the trainer tells of its speed, on the real meter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import pytest
+import trainer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trainkit.events import plain
+from trainkit.events.log import EventLog, read
+from trainkit.plan import DataSize, Devices, make_plan
+from trainkit.recipe.load import load
+from trainkit.track.mapping import context
+from trainkit.train import meter as module
+from trainkit.train.meter import Meter, Work
+
+WORK = Work(samples=8, flops_per_token=6_000_000, peak_flops=1e12)
+PARTS = ("time/data_wait", "time/dispatch", "time/device")
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[EventLog]:
+    log = EventLog(tmp_path, attempt=1)
+    yield log
+    log.close()
+
+
+def result(loss: float) -> dict[str, jax.Array]:
+    return {"train/loss": jnp.float32(loss)} | {name: jnp.float32(1) for name in ("gradients/norm", "parameters/norm")}
+
+
+def metrics(run: Path) -> list[dict[str, float]]:
+    return [event["metrics"] for event in read(run) if event["type"] == "step"]
+
+
+@given(st.integers(1, 10**6), st.floats(1e-4, 1e3))
+def test_every_rate_is_the_same_time_seen_otherwise(tokens: int, seconds: float) -> None:
+    told = WORK.rates(tokens=tokens, seconds=seconds)
+    flops = tokens * WORK.flops_per_token / seconds
+    assert told["throughput/samples_per_second"] == pytest.approx(8 / seconds, rel=1e-3)
+    assert told["throughput/model_tflops"] == pytest.approx(flops / 1e12, rel=1e-3)
+    assert told["throughput/mfu"] == pytest.approx(flops / WORK.peak_flops, rel=1e-3)
+
+
+def test_without_a_known_peak_there_is_no_utilisation_and_all_else_is_told() -> None:
+    told = WORK._replace(peak_flops=None).rates(tokens=64, seconds=1.0)
+    assert set(told) == {f"throughput/{name}" for name in ("tokens_per_second", "samples_per_second", "model_tflops")}
+
+
+def test_the_peak_is_that_of_all_devices_that_train_and_the_recipe_knows_it_better(tmp_path: Path) -> None:
+    trainer.workplace(tmp_path / "here")
+    recipe = load(tmp_path / "here" / "tiny.toml", ["train.batch_size=16", "parallel.data=2"]).recipe
+    h200 = Devices(count=4, platform="gpu", kind="NVIDIA H200", memory_bytes=140 << 30)
+    plan = make_plan(recipe, devices=h200, vocab_size=300, data=DataSize(examples=9, tokens=9, documents=9, bytes=9))
+    found = Work.of(plan, tflops=None)
+    assert found.peak_flops == pytest.approx(2 * 989.4e12), "two of the four train, in bfloat16"
+    assert (found.samples, found.flops_per_token) == (16, plan.flops_per_token)
+    assert Work.of(plan, tflops=1.0).peak_flops == 2e12
+
+
+class Clock:
+    """Seconds that pass only where a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+def test_the_parts_of_a_step_add_up_to_it_and_what_came_between_is_told_with_the_next(
+    tmp_path: Path, log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+
+    def fetch(metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        clock.now += 4
+        return metrics
+
+    monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(module, "jax", SimpleNamespace(device_get=fetch))
+    meter = Meter(log, data=lambda step: {}, work=WORK)
+    meter.restart_clock()
+    for step in range(1, 7):
+        clock.now += 1  # a batch is waited for
+        with meter.spent("dispatch"):
+            clock.now += 2
+        meter.add(step, result(step), waited=1.0, tokens=64)
+        if step == 3:
+            meter.flush()
+            with meter.spent("evaluation"):
+                clock.now += 50
+            started = clock.perf_counter()
+            clock.now += 30
+            meter.spend("checkpoint", since=started)
+            meter.restart_clock()
+    meter.flush()
+    told = metrics(tmp_path)
+    assert [values["train/loss"] for values in told] == [1, 2, 3, 4, 5, 6]
+    for values in told:
+        assert values["time/step"] == sum(values.get(part, 0) for part in PARTS)
+        assert values["throughput/tokens_per_second"] == round(64 / values["time/step"], 1)
+    found = [(step, values) for step, values in enumerate(told, 1) if "time/evaluation" in values]
+    assert [(step, values["time/evaluation"], values["time/checkpoint"]) for step, values in found] == [(4, 50, 30)]
+    assert sum(values["time/step"] for values in told) == 6 * (1 + 2 + 4), "nothing of the steps is lost at the flush"
+
+
+def test_what_came_to_nothing_is_not_logged_nor_is_its_time(tmp_path: Path, log: EventLog) -> None:
+    meter = Meter(log, data=lambda step: {}, work=WORK)
+    meter.add(1, result(1), waited=5.0, tokens=64)
+    meter.forget()
+    meter.restart_clock()
+    meter.add(1, result(2), waited=0.0, tokens=64)
+    meter.flush()
+    (told,) = metrics(tmp_path)
+    assert told["train/loss"] == 2 and told["time/data_wait"] < 1
+
+
+def test_the_utilisation_is_printed_where_it_is_known_and_devices_are_told_apart_in_aim() -> None:
+    event = {"type": "step", "step": 3, "metrics": {"throughput/tokens_per_second": 5000.0, "throughput/mfu": 0.4567}}
+    assert plain.text(event) == "step 3  5,000 tok/s  MFU 45.7%"
+    del event["metrics"]["throughput/mfu"]
+    assert plain.text(event) == "step 3  5,000 tok/s"
+    assert context("memory/device_peak/3") == context("temperature/device/3") == {"device": 3}

@@ -1,0 +1,50 @@
+"""The memory of the host, which is that of a CPU."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+
+def available_memory(root: Path = Path("/")) -> int | None:
+    """Bytes that may still be taken: what Linux calls available or what a control group leaves, the smaller; None where
+    the system does not tell. `root` is where /proc and /sys are.
+    """
+    found = [size for size in (_free(root), *_group_left(root)) if size is not None]
+    return min(found, default=None)
+
+
+def _free(root: Path) -> int | None:
+    told = re.search(r"^MemAvailable: +(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
+    return int(told[1]) * 1024 if told else None
+
+
+def _group_left(root: Path) -> list[int]:
+    """Of every group that holds this process and has a limit (control groups version 2, then 1)."""
+    left = []
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        base = root / "sys/fs/cgroup" / controllers
+        limit, used = ("memory.max", "memory.current") if not controllers else (f"memory.{w}_in_bytes" for w in _V1)
+        group = base / path.lstrip("/")
+        for directory in (group, *group.parents):
+            if not directory.is_relative_to(base):
+                break
+            most, now = _read(directory / limit).strip(), _read(directory / used).strip()
+            if most.isdecimal() and now.isdecimal():
+                # what files are held in memory for nobody's use at the moment is given up when somebody asks
+                idle = re.search(r"^(?:total_)?inactive_file (\d+)", _read(directory / "memory.stat"), re.MULTILINE)
+                left.append(max(0, int(most) - int(now) + (int(idle[1]) if idle else 0)))
+    return left
+
+
+_V1 = ("limit", "usage")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,117 @@
+"""What a run would need, found by compiling its step: on this machine's devices, or in a child on supposed ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trainkit.errors import TrainkitError
+from trainkit.plan import USABLE, Choice, Devices, Memory, Plan, make_plan
+from trainkit.recipe import Recipe
+from trainkit.recipe.spec import with_tuples
+from trainkit.run.proposal import Proposal
+from trainkit.run.replan import counted_in_steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """The plan with the micro-batch and remat that were found, and what its step needs when it is compiled."""
+
+    choice: Choice
+    memory: Memory | None
+    """None where the compiler does not tell."""
+    attention: str
+    attention_reason: str
+    proposal: Proposal | None
+    """Where it does not fit: what would; None if nothing was found, or nothing had to be."""
+
+    def fits(self, devices: Devices) -> bool | None:
+        if self.memory is None or devices.memory_bytes is None:
+            return None
+        return self.memory.peak <= USABLE * devices.memory_bytes
+
+
+def forecast(recipe: Recipe, plan: Plan) -> Forecast:
+    """Compile the step of the plan in this process; nothing is allocated on the devices.
+
+    Raises:
+        TrainkitError: the model cannot be laid out over the devices.
+    """
+    from trainkit.data.layout import longest_layout
+    from trainkit.run import proposal
+    from trainkit.run.compiled import build, fitted
+
+    def layouts(recipe: Recipe) -> dict[int, Any]:
+        batch_size = recipe.train.batch_size
+        longest = longest_layout(recipe.data, batch_size=batch_size, vocab_size=plan.vocab_size)
+        return {recipe.data.sequence_length: longest}
+
+    def memory(recipe: Recipe, plan: Plan) -> Memory | None:
+        return fitted(recipe, plan, build(recipe, plan), layouts(recipe)).memory
+
+    built = build(recipe, plan)
+    program = fitted(recipe, plan, built, layouts(recipe))
+    found = Forecast(
+        choice=program.plan.choice,
+        memory=program.memory,
+        attention=built.attention.name,
+        attention_reason=built.attention.reason,
+        proposal=None,
+    )
+    if found.fits(plan.devices) is not False:
+        return found
+    smaller = proposal.find(recipe, program.plan, program.memory, compiled=memory)
+    return Forecast(**{**vars(found), "proposal": smaller})
+
+
+def forecast_supposed(recipe: Recipe, plan: Plan) -> Forecast:
+    """The same for as many CPU devices as the plan has, in a process of its own: JAX counts its devices once."""
+    question = {
+        "recipe": counted_in_steps(recipe, plan).model_dump(mode="json", by_alias=True),
+        "devices": asdict(plan.devices),
+        "vocab_size": plan.vocab_size,
+    }
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(plan.devices.count)}
+    child = subprocess.run(
+        [sys.executable, "-m", "trainkit.run.forecast"],
+        input=json.dumps(question),
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if child.returncode:
+        raise RuntimeError(f"the plan could not be compiled: {child.stderr[-2000:]}")
+    answer = json.loads(child.stdout)
+    if "problem" in answer:
+        raise TrainkitError(answer["problem"], where=answer["where"], hint=answer["hint"])
+    return _from_json(answer)
+
+
+def _answer(question: dict[str, Any]) -> dict[str, Any]:
+    recipe = Recipe.model_validate(with_tuples(question["recipe"]))
+    devices = Devices(**question["devices"])
+    try:
+        plan = make_plan(recipe, devices=devices, vocab_size=question["vocab_size"], data=None)
+        return asdict(forecast(recipe, plan))
+    except TrainkitError as error:
+        return {"problem": error.problem, "where": error.where, "hint": error.hint}
+
+
+def _from_json(answer: dict[str, Any]) -> Forecast:
+    memory, proposal = answer["memory"], answer["proposal"]
+    return Forecast(
+        choice=Choice(**answer["choice"]),
+        memory=memory and Memory(**memory),
+        attention=answer["attention"],
+        attention_reason=answer["attention_reason"],
+        proposal=proposal and Proposal(proposal["changes"], Memory(**proposal["memory"])),
+    )
+
+
+if __name__ == "__main__":
+    json.dump(_answer(json.load(sys.stdin)), sys.stdout)
