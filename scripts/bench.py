@@ -84,6 +84,7 @@ class _Prepared:
         from trainkit.parallel import mesh
         from trainkit.recipe.load import load
         from trainkit.run import assemble
+        from trainkit.run.compiled import build, compiled
         from trainkit.run.directory import create
         from trainkit.train.feed import to_device
 
@@ -93,11 +94,11 @@ class _Prepared:
         cache = caches.build(self.recipe)
         self.data = TrainSet(cache, self.recipe)
         self.plan = assemble.plan_of(self.recipe, cache, self.data)
-        self.built = assemble.build(self.recipe, self.plan)
+        self.built = build(self.recipe, self.plan)
         self.log = EventLog(self.directory, attempt=1)
         self.sharding = mesh.batch_sharding(self.built.mesh)
         self.state = jax.jit(self.built.initial, out_shardings=self.built.shardings)(jax.random.key(0))
-        self.step = assemble.compile_step(self.built, self.state, self.plan, self.data, log=self.log)
+        self.step = compiled(self.built, self.plan, self.data.layouts())
         accumulation = self.plan.batch.accumulation
         self.batches = [
             to_device(self.data.batch(i), accumulation=accumulation, sharding=self.sharding) for i in range(8)
@@ -125,8 +126,9 @@ class _Prepared:
         from trainkit.train.course import Course
         from trainkit.train.feed import Feed
         from trainkit.train.loop import Job, train
-        from trainkit.train.meter import Meter
+        from trainkit.train.meter import Meter, Work
         from trainkit.train.obey import Orders
+        from trainkit.train.profile import Profile
 
         first = int(self.state.step)
         tail = Tail(self.directory)
@@ -140,18 +142,20 @@ class _Prepared:
         saving = SimpleNamespace(
             is_due=lambda step: False, save=lambda *_, **__: None, report=lambda step: None, finish=lambda: None
         )
+        meter = Meter(self.log, data=self.data.epochs, work=Work.of(self.plan, tflops=None))
         job = Job(
             recipe=self.recipe,
             course=course,
             step=self.step,
             feed=feed,
-            meter=Meter(self.log, data=self.data.epochs),
+            meter=meter,
             orders=Orders(server=server, signal=SimpleNamespace(received=None), log=self.log, course=course),
             saving=saving,
             evaluate=lambda state, step: None,
             sample=lambda state, step, prompts=None: None,
             statistics=lambda state, step: None,
             compilations=compilations,
+            profile=Profile(self.directory, None, log=self.log, meter=meter),
             watch_helpers=lambda step: None,
         )
         self.state, _ = train(self.state, job)
