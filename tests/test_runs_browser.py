@@ -554,7 +554,7 @@ def test_hostile_names_and_logs_are_inert_at_every_size(tmp_path: Path, size: tu
 
 def test_an_empty_directory_says_how_to_begin_and_its_keys_do_no_harm(tmp_path: Path) -> None:
     async def steps(pilot: Pilot[Choice], app: Runs) -> None:
-        assert "trainkit run RECIPE" in frame(app)
+        await until("trainkit run RECIPE", pilot)
         await pilot.press("enter", "space", "c", "x", "delete", "j", "k", "g", "G", "pagedown", "pageup", "escape")
         await pilot.press("s", "S", "r", "L", "m", "M", "slash", "escape", "T")
         await pilot.press("question_mark")
