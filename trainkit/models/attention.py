@@ -28,6 +28,22 @@ class KeyValues(NamedTuple):
     v_BSGK: Float[Array, "*L B S G K"]
 
 
+def attention(
+    q_BTHK: Float[Array, "B T H K"],
+    k_BTGK: Float[Array, "B T G K"],
+    v_BTGK: Float[Array, "B T G K"],
+    positions_BT: Int[Array, "B T"],
+    segments_BT: Int[Array, "B T"] | None,
+    cache: KeyValues | None,
+    *,
+    implementation: AttentionName,
+) -> tuple[Float[Array, "B T H K"], KeyValues | None]:
+    """Of these positions to one another, or, with a cache, to all that it holds: the cache then has these as well."""
+    if cache is None:
+        return causal_attention(q_BTHK, k_BTGK, v_BTGK, segments_BT, implementation=implementation), None
+    return cached_attention(q_BTHK, k_BTGK, v_BTGK, cache, positions_BT)
+
+
 def causal_attention(
     q_BTHK: Float[Array, "B T H K"],
     k_BTGK: Float[Array, "B T G K"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, assert_never
+from typing import Protocol, TypedDict, assert_never
 
 import equinox as eqx
 import jax
@@ -37,6 +37,17 @@ class LanguageModel(Protocol):
     def empty_cache(self, batch: int, length: int) -> KeyValues: ...
 
 
+class _Common(TypedDict):
+    """What every family is made from, beside its spec."""
+
+    vocab_size: int
+    sequence_length: int
+    implementation: AttentionName
+    remat: Remat
+    fp8: bool
+    key: PRNGKeyArray
+
+
 def build(
     model: spec.Model,
     *,
@@ -51,27 +62,19 @@ def build(
 
     With `fp8`, the products of its linear layers are made of 8-bit operands: see `models/fp8.py`.
     """
+    common = _Common(
+        vocab_size=vocab_size,
+        sequence_length=sequence_length,
+        implementation=implementation,
+        remat=remat,
+        fp8=fp8,
+        key=key,
+    )
     match model:
         case spec.Gpt2():
-            return Gpt2.init(
-                model,
-                vocab_size=vocab_size,
-                sequence_length=sequence_length,
-                implementation=implementation,
-                remat=remat,
-                fp8=fp8,
-                key=key,
-            )
+            return Gpt2.init(model, **common)
         case spec.Llama():
-            return Llama.init(
-                model,
-                vocab_size=vocab_size,
-                sequence_length=sequence_length,
-                implementation=implementation,
-                remat=remat,
-                fp8=fp8,
-                key=key,
-            )
+            return Llama.init(model, **common)
         case _:
             assert_never(model)
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from trainkit.models.attention import KeyValues, cached_attention, causal_attention
+from trainkit.models.attention import KeyValues, attention
 from trainkit.models.layers import LayerNorm, Linear
 from trainkit.models.pointwise import gelu
 from trainkit.models.remat import block_input, rematerialised
@@ -27,10 +27,7 @@ class Attention(eqx.Module):
     ) -> tuple[Float[Array, "B T D"], KeyValues | None]:
         b, t, d = x_BTD.shape
         q, k, v = (a.reshape(b, t, self.heads, d // self.heads) for a in jnp.split(self.qkv(x_BTD), 3, axis=-1))
-        if cache is None:
-            y_BTHK = causal_attention(q, k, v, segments_BT, implementation=self.implementation)
-        else:
-            y_BTHK, cache = cached_attention(q, k, v, cache, positions_BT)
+        y_BTHK, cache = attention(q, k, v, positions_BT, segments_BT, cache, implementation=self.implementation)
         return self.output(y_BTHK.reshape(b, t, d)), cache
 
 

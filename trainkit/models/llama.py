@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from trainkit.models.attention import KeyValues, cached_attention, causal_attention
+from trainkit.models.attention import KeyValues, attention
 from trainkit.models.layers import Linear, RmsNorm, rotate
 from trainkit.models.pointwise import gated_silu
 from trainkit.models.remat import block_input, rematerialised
@@ -35,10 +35,7 @@ class Attention(eqx.Module):
             for project, heads in ((self.query, self.heads), (self.key, self.kv_heads), (self.value, self.kv_heads))
         )
         q, k = (rotate(x, positions_BT, theta=self.rope_theta) for x in (q, k))
-        if cache is None:
-            y_BTHK = causal_attention(q, k, v, segments_BT, implementation=self.implementation)
-        else:
-            y_BTHK, cache = cached_attention(q, k, v, cache, positions_BT)
+        y_BTHK, cache = attention(q, k, v, positions_BT, segments_BT, cache, implementation=self.implementation)
         return self.output(y_BTHK.reshape(b, t, d)), cache
 
 

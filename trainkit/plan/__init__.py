@@ -1,0 +1,25 @@
+"""The plan: everything that follows from a recipe, the devices and the data, by arithmetic alone."""
+
+from trainkit.plan.facts import USABLE, WITHIN_STEP, BatchSplit, Choice, Compute, DataSize, Devices, Memory, Plan
+from trainkit.plan.plan import make_plan
+from trainkit.plan.split import ENOUGH_TOKENS, choices, divisors
+
+#: Tokens for each parameter at which a budget of FLOPs gives the lowest loss (Hoffmann et al. 2022, table 3).
+COMPUTE_OPTIMAL = 20
+
+__all__ = [
+    "COMPUTE_OPTIMAL",
+    "ENOUGH_TOKENS",
+    "USABLE",
+    "WITHIN_STEP",
+    "BatchSplit",
+    "Choice",
+    "Compute",
+    "DataSize",
+    "Devices",
+    "Memory",
+    "Plan",
+    "choices",
+    "divisors",
+    "make_plan",
+]

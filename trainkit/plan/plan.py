@@ -1,0 +1,137 @@
+"""The plan: everything that follows from a recipe, the devices and the data, by arithmetic alone.
+
+Steps, the split of the batch, the mesh, parameters, FLOPs and an estimate of bytes. Nothing is built, so a plan takes
+no time, and needs neither jax nor a device.
+"""
+
+from __future__ import annotations
+
+import math
+
+from trainkit.errors import TrainkitError
+from trainkit.plan.facts import USABLE, BatchSplit, Choice, Compute, DataSize, Devices, Plan
+from trainkit.plan.split import check_split, choices, mesh_axes
+from trainkit.recipe import Recipe
+from trainkit.recipe.model import positions_in_block
+
+#: Of a number; with fp8 what is kept is bfloat16.
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 2}
+#: What activations may take where the memory of a device is not known.
+UNKNOWN_MEMORY_ACTIVATIONS = 4 << 30
+
+
+def make_plan(
+    recipe: Recipe, *, devices: Devices, vocab_size: int, data: DataSize | None, choice: Choice | None = None
+) -> Plan:
+    """Derive the plan; `choice` goes before what the recipe says of micro-batch and remat, and before the estimate.
+
+    FLOPs per token count a multiplication and an addition as two, the backward pass as twice the forward one:
+    6 for every parameter in a matrix product (Kaplan et al. 2020, section 2.1), plus 3 times the forward attention,
+    which is counted as causal: a token at position t is charged for the t + 1 positions it may see, (T + 1) / 2 on
+    average, though a kernel may compute and mask all T. Recomputed activations are not counted.
+
+    Raises:
+        TrainkitError: the mesh does not fit the devices, the batch cannot be split over them, or the recipe counts in
+            epochs and `data` is None.
+    """
+    train, length = recipe.train, recipe.data.sequence_length
+    data_axis, fsdp_axis = mesh_axes(recipe, devices)
+    compute = _compute(recipe, devices)
+    by_part = recipe.model.parameter_count(vocab_size=vocab_size, sequence_length=length)
+    parameters = sum(by_part.values())
+    state = _state_bytes(recipe, parameters, data=data_axis, fsdp=fsdp_axis, compute=compute)
+    replicas = data_axis * fsdp_axis
+    check_split(recipe, replicas)
+    possible = [choice] if choice else list(choices(recipe, replicas=replicas, platform=devices.platform))
+    # what `parallel.devices.choose_attention` says of most shapes
+    flash = devices.platform == "gpu" and compute != "float32"
+    needed = [_activation_bytes(recipe, c, vocab_size=vocab_size, compute=compute, flash=flash) for c in possible]
+    room = _room(devices, sum(state.values()))
+    fits = (index for index, sizes in enumerate(needed) if sum(sizes.values()) <= room)
+    least = min(range(len(needed)), key=lambda index: sum(needed[index].values()))
+    chosen = next(fits, least)
+    micro = possible[chosen].micro
+    size = train.batch_size
+    batch = BatchSplit(global_size=size, micro=micro, accumulation=size // (micro * replicas), replicas=replicas)
+    steps = _steps(recipe, data)
+    flops_per_token = 6 * recipe.model.matmul_parameters(vocab_size=vocab_size)
+    flops_per_token += 3 * recipe.model.attention_flops_per_token(sequence_length=length)
+    total_tokens = steps * train.batch_size * length
+    return Plan(
+        steps=steps,
+        epochs=steps / (data.batches or data.examples / train.batch_size) if data else None,
+        batch=batch,
+        sequence_length=length,
+        tokens_per_step=train.batch_size * length,
+        total_tokens=total_tokens,
+        parameters=parameters,
+        parameters_by_part=by_part,
+        flops_per_token=flops_per_token,
+        total_flops=flops_per_token * total_tokens,
+        bytes={**state, **needed[chosen]},
+        compute=compute,
+        remat=possible[chosen].remat,
+        data_axis=data_axis,
+        fsdp_axis=fsdp_axis,
+        vocab_size=vocab_size,
+        devices=devices,
+    )
+
+
+def _room(devices: Devices, taken: int) -> int:
+    """What activations may take. A CPU is no faster for more than its caches hold, and its memory is not ours alone."""
+    room = UNKNOWN_MEMORY_ACTIVATIONS
+    if devices.memory_bytes is not None:
+        left = int(USABLE * devices.memory_bytes) - taken
+        room = min(room, left) if devices.platform == "cpu" else left
+    return room
+
+
+def _steps(recipe: Recipe, data: DataSize | None) -> int:
+    train = recipe.train
+    if data is not None and data.examples == 0:
+        raise TrainkitError(
+            f"the training data ({data.tokens:,} tokens) does not fill one example of"
+            f" {recipe.data.sequence_length} tokens",
+            where="data.train",
+            hint="give more text or a smaller data.sequence_length",
+        )
+    if train.steps is not None:
+        return train.steps
+    if train.tokens is not None:
+        return math.ceil(train.tokens / (train.batch_size * recipe.data.sequence_length))
+    assert train.epochs is not None
+    if data is None:
+        raise TrainkitError(
+            f"epochs = {train.epochs} cannot be turned into steps before the data is counted",
+            where="train.epochs",
+            hint="count it first: trainkit cache-data RECIPE; or give train.steps or train.tokens",
+        )
+    return math.ceil(train.epochs * (data.batches or data.examples / train.batch_size))
+
+
+def _compute(recipe: Recipe, devices: Devices) -> Compute:
+    if recipe.precision.compute != "auto":
+        return recipe.precision.compute
+    return "float32" if devices.platform == "cpu" else "bfloat16"
+
+
+def _state_bytes(recipe: Recipe, parameters: int, *, data: int, fsdp: int, compute: str) -> dict[str, int]:
+    copy = math.ceil(parameters * BYTES[recipe.precision.params] / fsdp)
+    sharing = fsdp * data if recipe.parallel.zero1 else fsdp
+    optimizer = math.ceil(parameters * recipe.optimizer.state_bytes_per_parameter / sharing)
+    state = {"parameters": copy, "gradients": copy, "optimizer": optimizer, "snapshot": copy + optimizer}
+    if ("bfloat16" if compute == "fp8" else compute) != recipe.precision.params:
+        state["cast_parameters"] = parameters * BYTES[compute]
+    return state
+
+
+def _activation_bytes(recipe: Recipe, choice: Choice, *, vocab_size: int, compute: str, flash: bool) -> dict[str, int]:
+    """For one micro-batch. Logits are float32 whatever the compute dtype is, and there is one block of them at once."""
+    model, length = recipe.model, recipe.data.sequence_length
+    tokens = choice.micro * length
+    floats = model.activation_floats_per_token(sequence_length=length, remat=choice.remat, flash=flash)
+    block = positions_in_block(rows=choice.micro, positions=length, hidden=model.hidden, vocab_size=vocab_size)
+    # as they are, their exponentials, and their gradients
+    logits = 3 * choice.micro * block * vocab_size
+    return {"activations": tokens * floats * BYTES[compute], "logits": logits * BYTES["float32"]}
