@@ -150,6 +150,7 @@ class _Prepared:
             feed=feed,
             meter=meter,
             orders=Orders(server=server, signal=SimpleNamespace(received=None), log=self.log, course=course),
+            log=self.log,
             saving=saving,
             evaluate=lambda state, step: None,
             sample=lambda state, step, prompts=None: None,

@@ -41,7 +41,7 @@ from trainkit.parallel import devices, mesh
 from trainkit.plan import DataSize, make_plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.load import load
-from trainkit.recipe.model import positions_in_block
+from trainkit.recipe.model import tokens_in_block
 from trainkit.run import assemble
 from trainkit.run import compiled as compiling
 from trainkit.run.compiled import Program
@@ -148,10 +148,10 @@ def memory(work: Work) -> dict[str, int]:
         program = compiled(work, Path(directory)).step
     (step,) = program.by_length.values()
     rows, shape = program.plan.batch.micro, work.shape
-    positions = positions_in_block(rows=rows, positions=shape.length, hidden=shape.hidden, vocab_size=shape.vocab)
+    tokens = tokens_in_block(tokens=rows * shape.length, hidden=shape.hidden, vocab_size=shape.vocab)
     return {
         "temporary": step.memory_analysis().temp_size_in_bytes,
-        "block": 4 * rows * positions * shape.vocab,
+        "block": 4 * tokens * shape.vocab,
         "parameters": program.plan.parameters,
     }
 

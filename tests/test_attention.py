@@ -149,9 +149,22 @@ def test_splash_as_the_interpreter_runs_it_equals_jax_attention(packed: bool, wi
 def test_the_fastest_attention_is_chosen_and_it_is_said_why_no_faster_one(
     platform: str, compute: type, head_width: int, length: int | None, segments: bool, expected: str, because: str
 ) -> None:
-    choice = choose_attention(platform, jnp.dtype(compute), head_width, length, segments)
+    capability = (8, 0) if platform == "gpu" else None
+    device = Capabilities(platform=platform, kind=platform, compute_capability=capability)
+    choice = choose_attention(device, jnp.dtype(compute), head_width, length, segments)
     assert choice.name == expected and because in choice.reason
-    assert choice.flash == (expected in ("cudnn", "splash"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "capability", "because"),
+    [("Tesla V100", (7, 0), "8.0, and Tesla V100 has 7.0"), ("MI300X", None, "an NVIDIA GPU, and this is MI300X")],
+)
+def test_a_gpu_for_which_cudnn_has_no_flash_attention_is_given_none(
+    kind: str, capability: tuple[int, int] | None, because: str
+) -> None:
+    device = Capabilities(platform="gpu", kind=kind, compute_capability=capability)
+    choice = choose_attention(device, jnp.dtype(jnp.bfloat16), 64, 1024, False)
+    assert choice.name == "xla" and because in choice.reason
 
 
 def test_fp8_is_refused_where_there_are_no_units_for_it() -> None:

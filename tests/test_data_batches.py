@@ -96,6 +96,25 @@ def test_a_validation_set_is_every_example_in_order_once_in_batches_of_one_shape
     assert (part.tokens, part.bytes) == (data.tokens, data.bytes)
 
 
+@few
+@given(sizes=sizes, length=st.integers(1, 20), at_once=st.integers(1, 4), parts=st.integers(2, 4))
+def test_what_max_batches_evaluates_is_the_same_however_few_rows_go_at_once(
+    tmp_path_factory, sizes, length, at_once, parts
+):
+    directory = tmp_path_factory.mktemp("parts")
+    room.write_jsonl(directory / "a.jsonl", _documents(sizes))
+    cache = caches.build(recipe := room.recipe(directory, directory / "a.jsonl", sequence_length=length))
+
+    def targets(**options: int) -> list[int]:
+        data = _evaluation(cache, recipe, batch_size=at_once * parts, max_batches=2, **options)
+        batches = [data.batch(i) for i in range(len(data))]
+        assert {len(b["targets"]) for b in batches} == {options.get("at_once", at_once * parts)}
+        assert all(b["weights"].any() for b in batches), "none is of padding only"
+        return np.concatenate([b["targets"][b["weights"] == 1] for b in batches]).tolist()
+
+    assert targets(at_once=at_once) == targets()
+
+
 def test_not_shuffled_the_first_batch_is_the_beginning_of_the_text(tmp_path):
     room.write_jsonl(tmp_path / "a.jsonl", _documents([200]))
     recipe = room.recipe(tmp_path, tmp_path / "a.jsonl", sequence_length=8, batch_size=2, shuffle=False)

@@ -161,6 +161,26 @@ def test_what_went_wrong_in_a_question_is_its_last_line() -> None:
     assert silent.answer(time.monotonic() + 60) == ("", "it ended with 3")
 
 
+def test_a_place_that_may_not_even_be_searched_is_one_that_is_not_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert doctor._free(tmp_path / "to" / "be" / "made")
+
+    def refused(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", refused)
+    assert doctor._free(tmp_path / "closed" / "cache") is None
+
+
+def test_the_memory_that_is_told_is_what_trainers_plan_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "available_memory", lambda: 5)
+    monkeypatch.setattr(doctor, "whole_memory", lambda: 7)
+    assert doctor._memory() == (5, 7)
+    monkeypatch.setattr(doctor, "whole_memory", lambda: None)
+    assert doctor._memory() is None
+
+
 def test_the_command_tells_of_this_machine_as_lines_and_as_json(tmp_path: Path) -> None:
     told = trainer.trainkit(tmp_path, "doctor", "--json")
     findings = json.loads(told.stdout)["findings"]

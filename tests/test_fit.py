@@ -16,16 +16,19 @@ import trainer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainkit.cli.plan import parsed_bytes
+from trainkit.cli.plan import lines, parsed_bytes
 from trainkit.data import cache
 from trainkit.data.dataset import TrainSet
+from trainkit.data.jobs import Stop, Stopped
 from trainkit.data.layout import longest_layout
 from trainkit.errors import TrainkitError
 from trainkit.events.log import read
-from trainkit.parallel.host import available_memory
-from trainkit.plan import USABLE, Choice, Devices, Memory, make_plan
+from trainkit.parallel import devices
+from trainkit.parallel.host import available_memory, whole_memory
+from trainkit.plan import SUPPOSED, USABLE, Choice, Devices, Memory, make_plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.load import load
+from trainkit.run import compiled as building
 from trainkit.run import proposal
 from trainkit.run.compiled import build, compiled, fitted, shapes
 from trainkit.run.forecast import forecast
@@ -114,6 +117,51 @@ def test_a_first_guess_that_fits_is_compiled_once_and_one_that_does_not_makes_wa
     assert found.plan.steps == plan.steps
 
 
+def test_once_it_is_told_to_stop_no_other_choice_is_compiled(monkeypatch):
+    made, stop, tried = recipe(remat="none"), Stop(), []
+
+    def too_large(built, plan, layouts):
+        tried.append(plan.choice)
+        stop.set()
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no workspace for autotuning")
+
+    monkeypatch.setattr(building, "compiled", too_large)
+    with pytest.raises(Stopped):
+        fitted(made, planned(made), build(made, planned(made)), layouts(made), stop=stop)
+    assert len(tried) == 1
+
+
+@pytest.mark.parametrize(
+    ("lengths", "told"),
+    [((), 256), ((128,), 256), ((100,), None), ((64, 128), None)],
+    ids=["one length", "all in blocks", "one in no block", "one too short for a block"],
+)
+def test_attention_is_chosen_for_all_lengths_of_batches_and_not_for_the_longest_only(monkeypatch, lengths, told):
+    values = recipe().model_dump(by_alias=True)
+    values["data"] |= {"sequence_length": 256, "encoding": {"type": "pad", "buckets": lengths}}
+    made, chosen = Recipe.model_validate(values), []
+    choose = devices.choose_attention
+
+    def noted(device, compute, head_width, length, segments):
+        chosen.append(length)
+        return choose(device, compute, head_width, length, segments)
+
+    monkeypatch.setattr(devices, "choose_attention", noted)
+    build(made, planned(made))
+    assert chosen == [told]
+
+
+def test_a_plan_for_devices_that_are_not_there_says_so_and_is_compiled_for_what_these_cpus_lack():
+    made = recipe(micro_batch_size=4, remat="none")
+    made = made.model_copy(update={"precision": made.precision.model_copy(update={"compute": "fp8"})})
+    plan = planned(made, Devices(count=1, kind=SUPPOSED))
+    assert forecast(made, plan).memory is not None
+    assert "compiled for as many CPUs" in "\n".join(lines(plan, name="it", data=None))
+    with pytest.raises(TrainkitError, match="fp8 needs an NVIDIA GPU"):
+        build(made, planned(made))
+    assert "CPUs" not in "\n".join(lines(planned(made), name="it", data=None))
+
+
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=8), st.integers(1, 1500), st.floats(0.3, 3))
 @settings(max_examples=200, deadline=None)
 def test_the_search_takes_a_choice_that_fits_if_it_meets_one_and_else_the_smallest_it_has_seen(sizes, limit, error):
@@ -188,6 +236,29 @@ def test_a_proposal_changes_one_key_before_two_and_the_batch_before_the_optimize
     assert all("parallel.fsdp" not in changes for changes in with_more), "one device has nobody to share with"
 
 
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        TrainkitError("fsdp = 2 divides no dimension"),
+        jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no workspace for autotuning"),
+    ],
+    ids=["no layout", "no memory to compile"],
+)
+def test_a_change_that_cannot_be_laid_out_or_compiled_makes_way_for_the_next(monkeypatch, program, refusal):
+    made = recipe(micro_batch_size=16, remat="none")
+    plan = planned(made, Devices(count=1, memory_bytes=int(with_share(program.memory, 0.6) / USABLE)))
+    first = next(proposal.likely(made, plan, program.memory))
+
+    def refused(recipe, plan, *arguments):
+        if recipe.train.micro_batch_size == first["train.micro_batch_size"]:
+            raise refusal
+        return fitted(recipe, plan, *arguments)
+
+    monkeypatch.setattr(building, "fitted", refused)
+    found = forecast(made, plan).proposal
+    assert found is not None and found.changes != first
+
+
 def test_where_nothing_helps_nothing_is_proposed():
     made = recipe()
     found = forecast(made, planned(made, Devices(count=1, memory_bytes=1000)))
@@ -233,18 +304,19 @@ def test_a_host_has_what_linux_calls_available_or_what_its_control_group_leaves(
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
 
-    assert available_memory(tmp_path) is None
+    assert available_memory(tmp_path) is whole_memory(tmp_path) is None
     write("proc/meminfo", "MemTotal: 900 kB\nMemAvailable:     800 kB\n")
     assert available_memory(tmp_path) == 800 * 1024
     write("proc/self/cgroup", "0::/a/b\n")
     write("sys/fs/cgroup/a/b/memory.max", "max\n")
     write("sys/fs/cgroup/a/b/memory.current", "5\n")
     assert available_memory(tmp_path) == 800 * 1024, "without a limit"
+    assert whole_memory(tmp_path) == 900 * 1024
     write("sys/fs/cgroup/a/memory.max", "5000\n")
     write("sys/fs/cgroup/a/memory.current", "4000\n")
     assert available_memory(tmp_path) == 1000
     write("sys/fs/cgroup/a/memory.stat", "anon 1\ninactive_file 500\n")
-    assert available_memory(tmp_path) == 1500
+    assert (available_memory(tmp_path), whole_memory(tmp_path)) == (1500, 5000)
 
 
 def test_a_plan_that_does_not_fit_ends_in_a_diff_with_which_it_does(tmp_path):

@@ -15,6 +15,7 @@ import trainer
 
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog, read
+from trainkit.parallel.mesh import make_mesh
 from trainkit.train.evaluate import Evaluator
 from trainkit.train.state import State, unchanged
 
@@ -120,14 +121,12 @@ class Task:
 @pytest.mark.parametrize(("most", "parts"), [(8, 1), (4, 2), (3, 4), (1, 8), (0, None)])
 def test_an_evaluation_without_memory_is_done_in_smaller_parts_with_the_same_result(tmp_path, most, parts):
     log = EventLog(tmp_path, attempt=1)
-    mesh = jax.make_mesh((1,), ("data",))
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "data"))
     evaluator = Evaluator(
         {"set": Set()},
         batch_size=8,
         task=Task(),
         compute=np.dtype(np.float32),
-        sharding=sharding,
+        mesh=make_mesh(data=1, fsdp=1),
         log=log,
         interrupted=lambda: False,
     )

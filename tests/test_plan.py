@@ -162,6 +162,28 @@ def test_the_summary_is_plain_json():
     assert told["steps"] == 10 and told["total_bytes"] == made.total_bytes and told["fits"] is None
 
 
+@given(size=st.integers(1, 70), devices=st.integers(1, 9))
+@modest
+def test_an_evaluation_that_cannot_be_divided_over_the_devices_is_refused_with_sizes_that_can(size, devices):
+    def batch(size: int):
+        return plan(recipe({"batch_size": devices}, evaluate={"batch_size": size}), devices=devices).batch
+
+    if size % devices == 0:
+        assert batch(size).replicas == devices
+        return
+    with pytest.raises(TrainkitError, match=f"batch_size = {size} cannot be divided") as refused:
+        batch(size)
+    assert refused.value.where == "evaluate.batch_size"
+    fitting = [int(text) for text in re.findall(r"\d+", refused.value.hint)]
+    assert fitting and all(batch(size).replicas == devices for size in fitting)
+
+
+def test_gradients_are_summed_in_float32_whatever_the_parameters_are():
+    wide, narrow = plan(recipe()), plan(recipe(precision={"params": "bfloat16"}))
+    assert narrow.bytes["parameters"] == wide.bytes["parameters"] / 2
+    assert narrow.bytes["gradients"] == wide.bytes["gradients"] == 4 * wide.parameters
+
+
 def test_choices_keep_the_micro_batch_large_before_they_keep_everything():
     made = recipe({"batch_size": 64})
     data = {"sequence_length": 1024, "train": ({"type": "python-stdlib"},)}

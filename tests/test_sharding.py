@@ -12,6 +12,7 @@ import small
 from jax.sharding import PartitionSpec
 
 from trainkit import optim
+from trainkit.checkpoint.saver import size_of
 from trainkit.errors import TrainkitError
 from trainkit.parallel import devices, mesh
 from trainkit.parallel.precision import random_bits
@@ -39,6 +40,12 @@ def zero1_step(device_mesh, spec: AdamW | None, shardings):
 
 def shapes_of(state: object) -> object:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
+
+
+def test_a_checkpoint_takes_the_whole_state_however_it_is_shared() -> None:
+    shardings = mesh.state_shardings(mesh.make_mesh(data=2, fsdp=2), shapes_of(small.state()), zero1=True)
+    shared = jax.device_put(small.state(), shardings)
+    assert size_of(shared) == size_of(small.state()) > 2 * bytes_on_one_device(shared.optimizer)
 
 
 def bytes_on_one_device(tree: object) -> int:

@@ -169,6 +169,11 @@ class Saver:
         return Saved(manifest.step, manifest.kind, str(path.relative_to(self._run)), manifest.bytes, seconds)
 
 
+def size_of(state: Any) -> int:
+    """Bytes that a checkpoint of a pytree of arrays takes, however they are shared among devices."""
+    return sum(_plain(leaf).nbytes for leaf in jax.tree.leaves(state))
+
+
 def _plain(leaf: jax.Array) -> jax.Array:
     return jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
 
@@ -225,7 +230,7 @@ def _manifest(leaves: dict[str, jax.Array], *, step: int, kind: Kind, facts: Fac
         versions=_versions(),
         devices=sorted(device.device_kind for device in devices),
         mesh=meshes[0] if meshes else {},
-        bytes=sum(_plain(leaf).nbytes for leaf in leaves.values()),
+        bytes=size_of(leaves),
         leaves=stored,
     )
 

@@ -18,6 +18,7 @@ from trainkit.cli.diagnosis import Facts, Finding, Seen, diagnose
 from trainkit.errors import DONE, FAILED
 from trainkit.events.plain import inert
 from trainkit.parallel import reasons
+from trainkit.parallel.host import available_memory, whole_memory
 
 #: Seconds for all that is asked in processes of their own. A cold start of JAX on many GPUs takes half of it.
 PATIENCE = 60.0
@@ -119,18 +120,9 @@ def _complaint(answer: tuple[str, str] | float) -> str | None:
 
 
 def _memory() -> tuple[int, int] | None:
-    """(available, all) bytes; of the container's limit, where there is one that is less. None without /proc."""
-    try:
-        rows = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
-    except OSError:
-        return None
-    found = {row[0].rstrip(":"): 1024 * int(row[1]) for row in rows}
-    available, whole = found["MemAvailable"], found["MemTotal"]
-    try:
-        limit, used = (Path("/sys/fs/cgroup", f"memory.{name}").read_text().strip() for name in ("max", "current"))
-    except OSError:  # no limits, or those of version 1
-        return available, whole
-    return (available, whole) if limit == "max" else (min(available, max(0, int(limit) - int(used))), int(limit))
+    """(available, all) bytes, as trainers plan with them; None where the system does not tell."""
+    available, whole = available_memory(), whole_memory()
+    return None if available is None or whole is None else (available, whole)
 
 
 def _places() -> dict[str, Path]:
@@ -139,6 +131,9 @@ def _places() -> dict[str, Path]:
 
 
 def _free(path: Path) -> int | None:
-    """Bytes free where `path` is or is to be made; None where it may not be written."""
-    there = next(parent for parent in (path, *path.parents) if parent.exists())
-    return shutil.disk_usage(there).free if os.access(there, os.W_OK) else None
+    """Bytes free where `path` is or is to be made; None where it may not be written, or not even looked for."""
+    try:
+        there = next(parent for parent in (path, *path.parents) if parent.exists())
+        return shutil.disk_usage(there).free if os.access(there, os.W_OK) else None
+    except OSError:
+        return None

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from trainkit.errors import TrainkitError
 from trainkit.events.plain import bytes_, count, duration
-from trainkit.plan import COMPUTE_OPTIMAL, WITHIN_STEP, DataSize, Devices, Plan, make_plan
+from trainkit.parallel.peaks import peak_of
+from trainkit.plan import COMPUTE_OPTIMAL, SUPPOSED, WITHIN_STEP, DataSize, Devices, Plan, make_plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.load import load, located
 from trainkit.run import proposal
@@ -52,7 +53,8 @@ def plan(path: Path, overrides: Sequence[str], *, devices: int | None, memory: s
     except TrainkitError as error:
         raise located(error, loaded) from error
     probing = devices is None and there.platform == "cpu"
-    found = Found(forecast=compiled, peak_flops=_peak(made, recipe), mfu=mfu, seconds=_probe(recipe) if probing else {})
+    peak = peak_of(made, tflops=recipe.parallel.peak_tflops)
+    found = Found(forecast=compiled, peak_flops=peak, mfu=mfu, seconds=_probe(recipe) if probing else {})
     told = lines(made, name=str(recipe.run.name), data=data, found=found)
     if compiled.fits(there) is False:
         told += ["", *_way_out(compiled)]
@@ -82,6 +84,7 @@ def lines(plan: Plan, *, name: str, data: DataSize | None, found: Found | None =
         ("batch", f"{batch.global_size} sequences of {plan.sequence_length} = {split}"),
         ("remat", plan.remat),
         ("devices", f"{devices.count} x {devices.kind}, data {plan.data_axis} x fsdp {plan.fsdp_axis}"),
+        *_supposed(plan),
         ("compute", plan.compute),
         *_measured(plan, found),
         ("data", _data(data)),
@@ -93,6 +96,15 @@ def lines(plan: Plan, *, name: str, data: DataSize | None, found: Found | None =
     ]
     width = max(len(label) for label, _ in rows) + 2
     return [f"plan of {name}", *(f"  {label:<{width}}{text}" for label, text in rows)]
+
+
+def _supposed(plan: Plan) -> list[tuple[str, str]]:
+    if not plan.devices.supposed:
+        return []
+    return [
+        ("", "which are not here: it is compiled for as many CPUs. GPUs and TPUs keep less of"),
+        ("", 'attention and more for their kernels; "auto" may choose another compute and remat there'),
+    ]
 
 
 def _measured(plan: Plan, found: Found | None) -> list[tuple[str, str]]:
@@ -146,13 +158,6 @@ def _way_out(forecast: Forecast) -> list[str]:
     return [f"it does not fit; with this it does (compiled: {needed} a device):"]
 
 
-def _peak(plan: Plan, recipe: Recipe) -> float | None:
-    from trainkit.parallel.peaks import peak_of_all
-
-    used = plan.data_axis * plan.fsdp_axis
-    return peak_of_all(plan.devices.kind, plan.compute, devices=used, tflops=recipe.parallel.peak_tflops)
-
-
 def _probe(recipe: Recipe) -> dict[str, float]:
     from trainkit.train.probe import seconds_by_dtype
 
@@ -179,7 +184,7 @@ def _vocabulary_and_data(recipe: Recipe) -> tuple[int, DataSize | None]:
 
 def _devices(supposed: int | None, recipe: Recipe) -> Devices:
     if supposed is not None:
-        return Devices(count=supposed, kind="supposed device")
+        return Devices(count=supposed, kind=SUPPOSED)
     from trainkit.parallel.devices import local
 
     return local(recipe.parallel.platform)

@@ -31,11 +31,15 @@ class EvalSet:
         cache: Path,
         *,
         batch_size: int,
+        at_once: int | None = None,
         max_batches: int | None = None,
         name: str = "validation",
     ) -> None:
+        """`at_once` divides `batch_size`: each batch comes in parts of so many rows. What is evaluated hangs on
+        `batch_size` and `max_batches` only."""
         self._examples = examples_of(stream, source, data, cache)
-        self._stream, self._data, self._batch_size, self._name = stream, data, batch_size, name
+        self._stream, self._data, self._name = stream, data, name
+        self._batch_size, self._at_once = batch_size, at_once or batch_size
         self._max_batches = max_batches
         self._lengths = lengths_of(data.encoding, data.sequence_length)
         self._rows: list[tuple[np.ndarray, int]] | None = None
@@ -49,16 +53,16 @@ class EvalSet:
         return self._stream.bytes if self._data.encoding.type == "concatenate" and not self._stream.marked else 0
 
     def __len__(self) -> int:
-        """Waits until the set is there. Raises TrainkitError where it makes no example."""
+        """Parts of batches. Waits until the set is there; raises TrainkitError where it makes no example."""
         return len(self._plan())
 
     def batch(self, index: int, /) -> Batch:
-        """Batch 0 … len - 1; all of one length have one shape."""
+        """Part 0 … len - 1; all of one length have one shape."""
         which, length = self._plan()[index]
-        return padded(self._examples, which, self._batch_size, length)
+        return padded(self._examples, which, self._at_once, length)
 
     def _plan(self) -> list[tuple[np.ndarray, int]]:
-        """(examples, length) of each batch."""
+        """(examples, length) of each part."""
         if self._rows is None:
             count = self._examples.wait(None)
             assert count is not None
@@ -69,10 +73,15 @@ class EvalSet:
             if len(self._lengths) > 1:
                 bucket = np.searchsorted(self._lengths, self._examples.sizes())
                 groups = [(np.flatnonzero(bucket == i), length) for i, length in enumerate(self._lengths)]
-            size = self._batch_size
-            self._rows = [(g[i : i + size], length) for g, length in groups for i in range(0, len(g), size)]
-            self._rows = self._rows[: self._max_batches]
+            batches = [(some, length) for group, length in groups for some in _cut(group, self._batch_size)]
+            taken = batches[: self._max_batches]
+            self._rows = [(some, length) for batch, length in taken for some in _cut(batch, self._at_once)]
         return self._rows
+
+
+def _cut(examples: np.ndarray, size: int) -> list[np.ndarray]:
+    """`size` at a time; the last may be fewer."""
+    return [examples[first : first + size] for first in range(0, len(examples), size)]
 
 
 def validation_sources(recipe: Recipe) -> list[Source]:

@@ -25,11 +25,16 @@ from typing import TypeAlias
 import numpy as np
 
 from trainkit.recipe.data import Data
-from trainkit.recipe.encoding import Concatenate, Pack
+from trainkit.recipe.encoding import Concatenate, Encoding, Pack
 
 Batch: TypeAlias = dict[str, np.ndarray]
 #: Name to (shape, dtype).
 Layout: TypeAlias = dict[str, tuple[tuple[int, ...], np.dtype]]
+
+
+def has_segments(encoding: Encoding) -> bool:
+    """Whether attention keeps within documents, of which a row may hold several."""
+    return isinstance(encoding, Pack) or (isinstance(encoding, Concatenate) and encoding.separate)
 
 
 def longest_layout(data: Data, *, batch_size: int, vocab_size: int) -> Layout:
@@ -37,6 +42,6 @@ def longest_layout(data: Data, *, batch_size: int, vocab_size: int) -> Layout:
     shape = (batch_size, data.sequence_length)
     token, whole = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32), np.dtype(np.int32)
     layout: Layout = {"tokens": (shape, token), "targets": (shape, token), "weights": (shape, np.dtype(np.float32))}
-    if isinstance(data.encoding, Pack) or (isinstance(data.encoding, Concatenate) and data.encoding.separate):
+    if has_segments(data.encoding):
         layout |= {"segments": (shape, whole), "positions": (shape, whole)}
     return layout

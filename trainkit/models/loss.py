@@ -1,22 +1,26 @@
-"""Cross-entropy against a vocabulary, in blocks: the logits of all positions are never there at once.
+"""Cross-entropy against a vocabulary, in blocks: the logits of all tokens are never there at once.
 
-Shapes: B batch, T positions, C positions of a block, D hidden, V vocabulary.
+Shapes: B batch, T positions, N tokens of a block, D hidden, V vocabulary, J blocks of it, U entries of such a block.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from trainkit.parallel.rows import on_own_rows
-from trainkit.recipe.model import positions_in_block
+from trainkit.recipe.model import tokens_in_block
 
 Sums = TypeVar("Sums")
+
+#: Of how many bytes logits are made at once on a CPU, whose caches then still hold them when they are used; elsewhere
+#: products of whole blocks of tokens are faster.
+CACHED_BYTES = 2 << 20
 
 
 def blocked_cross_entropy(
@@ -26,109 +30,216 @@ def blocked_cross_entropy(
     weights_BT: Float[Array, "B T"],
     *,
     block: int | None = None,
+    entries: int | None = None,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """(sum of weight x negative log-likelihood of the target in nats, sum of weights), both float32.
 
-    Logits and softmax are float32, and there are those of `block` positions of each row at most (None: chosen by
-    `recipe.model.positions_in_block`). Where gradients are wanted they are made in the forward pass, block by block,
-    so that no logit is computed twice (cf. Wijmans et al. 2024); where not, they are not made. Each device goes through
-    its own rows, and the gradient of the unembedding is summed over the devices once, at the end.
+    Logits and softmax are float32. There are those of `block` tokens at most (None: `recipe.model.tokens_in_block`),
+    made for `entries` of the vocabulary at a time (None: chosen for the device). Where gradients are wanted they are
+    made in the forward pass, so that no logit is computed twice (cf. Wijmans et al. 2024); elsewhere they are not made.
+    Each device goes through its own rows, and the gradient of the unembedding is summed over the devices once, at the
+    end.
     """
     weights_BT = weights_BT.astype(jnp.float32)
 
     def total(hidden_BTD: Array, unembedding_VD: Array, targets_BT: Array, weights_BT: Array) -> Array:
-        b, t, d = hidden_BTD.shape
-        size = block or positions_in_block(rows=b, positions=t, hidden=d, vocab_size=unembedding_VD.shape[0])
-        return _weighted_sum(hidden_BTD, unembedding_VD, targets_BT, weights_BT, size)[None]
+        vocab, d = unembedding_VD.shape
+        tokens = weights_BT.size
+        size = min(block or tokens_in_block(tokens=tokens, hidden=d, vocab_size=vocab), tokens)
+        sizes = Sizes(size, min(entries or _entries_at_once(size, vocab), vocab))
+        flat = hidden_BTD.reshape(tokens, d), unembedding_VD, targets_BT.reshape(tokens), weights_BT.reshape(tokens)
+        return _weighted_sum(*flat, sizes)[None]
 
     totals = on_own_rows(total, hidden_BTD, unembedding_VD, targets_BT, weights_BT, whole=(1,))
     return totals.sum(), weights_BT.sum()
 
 
+def _entries_at_once(tokens: int, vocab: int) -> int:
+    """An odd multiple of 16 on a CPU: rows a power of two apart would share the same few lines of its caches."""
+    return 16 * (CACHED_BYTES // (4 * 16 * tokens) | 1) if jax.default_backend() == "cpu" else vocab
+
+
+class Sizes(NamedTuple):
+    """How many tokens, and how many entries of the vocabulary, are dealt with at once."""
+
+    tokens: int
+    entries: int
+
+
+class Softmax(NamedTuple):
+    """What the entries seen so far make of each token: the largest logit, and the sum of exp(logit - largest)."""
+
+    top_N: Array
+    sum_N: Array
+
+    @staticmethod
+    def empty(tokens: int) -> Softmax:
+        return Softmax(jnp.full(tokens, -jnp.finfo(jnp.float32).max), jnp.zeros(tokens))
+
+    def add(self, logits_NU: Array) -> tuple[Softmax, Array, Array]:
+        """With these entries too; by what older exponentials shrink; exp(logits - largest) (Milakov et al. 2018)."""
+        top_N = jnp.maximum(self.top_N, logits_NU.max(-1))
+        exp_NU = jnp.exp(logits_NU - top_N[:, None])
+        shrink_N = jnp.exp(self.top_N - top_N)
+        return Softmax(top_N, self.sum_N * shrink_N + exp_NU.sum(-1)), shrink_N, exp_NU
+
+    def losses(self, target_N: Array) -> Array:
+        return jnp.log(self.sum_N) + self.top_N - target_N
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _weighted_sum(
-    hidden_BTD: Array, unembedding_VD: Array, targets_BT: Array, weights_BT: Array, block: int
+    hidden_TD: Array, unembedding_VD: Array, targets_T: Array, weights_T: Array, sizes: Sizes
 ) -> Float[Array, ""]:
-    def add(total: Array, start: Array, x_BCD: Array, targets_BC: Array, weights_BC: Array) -> Array:
-        losses_BC, _ = _losses(x_BCD, unembedding_VD, targets_BC)
-        return total + (losses_BC * weights_BC).sum()
+    def add(total: Array, start: Array, x_ND: Array, targets_N: Array, weights_N: Array) -> Array:
+        def see(seen: Softmax, start: Array, logits_NU: Array, w_UD: Array) -> tuple[Softmax, None]:
+            return seen.add(logits_NU)[0], None
 
-    return _over_blocks(add, jnp.float32(0), hidden_BTD, targets_BT, weights_BT, block)
+        seen, _ = _over_entries(see, Softmax.empty(len(x_ND)), x_ND, unembedding_VD, sizes)
+        return total + (seen.losses(_target_logits(x_ND, unembedding_VD[targets_N])) * weights_N).sum()
+
+    return _over_tokens(add, jnp.float32(0), hidden_TD, targets_T, weights_T, sizes)
 
 
 def _forward(
-    hidden_BTD: Array, unembedding_VD: Array, targets_BT: Array, weights_BT: Array, block: int
+    hidden_TD: Array, unembedding_VD: Array, targets_T: Array, weights_T: Array, sizes: Sizes
 ) -> tuple[Array, tuple[Array, Array, Array]]:
+    dtype = hidden_TD.dtype
     # float16 has no room for gradients that have not been multiplied by the scale of the loss yet
-    kept = jnp.float32 if hidden_BTD.dtype == jnp.float16 else hidden_BTD.dtype
+    kept = jnp.float32 if dtype == jnp.float16 else dtype
 
-    def add(sums: tuple, start: Array, x_BCD: Array, targets_BC: Array, weights_BC: Array) -> tuple:
-        total, dx_BTD, dw_VD, losses_BT = sums
-        losses_BC, gradients = _losses(x_BCD, unembedding_VD, targets_BC)
-        dlogits_BCV = (gradients() * weights_BC[..., None]).astype(x_BCD.dtype)
-        dx_BCD = jnp.einsum("bcv,vd->bcd", dlogits_BCV, unembedding_VD, preferred_element_type=kept)
-        dw_VD += jnp.einsum("bcv,bcd->vd", dlogits_BCV, x_BCD, preferred_element_type=jnp.float32)
+    def add(sums: tuple, start: Array, x_ND: Array, targets_N: Array, weights_N: Array) -> tuple:
+        total, dx_TD, dw_VD, losses_T = sums
+
+        def see(seen: tuple, start: Array, logits_NU: Array, w_UD: Array) -> tuple:
+            softmax, dx_ND = seen
+            softmax, shrink_N, exp_NU = softmax.add(logits_NU)
+            exp_NU = exp_NU.astype(dtype)
+            dx_ND = dx_ND * shrink_N[:, None] + jnp.matmul(exp_NU, w_UD, preferred_element_type=jnp.float32)
+            return (softmax, dx_ND), (exp_NU, softmax.top_N)
+
+        empty = Softmax.empty(len(x_ND)), jnp.zeros(x_ND.shape, jnp.float32)
+        (softmax, dx_ND), (exp_JNU, top_JN) = _over_entries(see, empty, x_ND, unembedding_VD, sizes)
+        target_ND = unembedding_VD[targets_N]
+        losses_N = softmax.losses(_target_logits(x_ND, target_ND))
+        dx_ND = (dx_ND / softmax.sum_N[:, None] - target_ND) * weights_N[:, None]
+        dw_VD = _add_unembedding(dw_VD, x_ND, targets_N, weights_N, softmax, exp_JNU, top_JN, sizes)
         return (
-            total + (losses_BC * weights_BC).sum(),
-            jax.lax.dynamic_update_slice_in_dim(dx_BTD, dx_BCD, start, axis=1),
+            total + (losses_N * weights_N).sum(),
+            jax.lax.dynamic_update_slice_in_dim(dx_TD, dx_ND.astype(kept), start, axis=0),
             dw_VD,
-            jax.lax.dynamic_update_slice_in_dim(losses_BT, losses_BC, start, axis=1),
+            jax.lax.dynamic_update_slice_in_dim(losses_T, losses_N, start, axis=0),
         )
 
-    b, t, d = hidden_BTD.shape
-    padded = -(-t // block) * block
+    tokens, d = hidden_TD.shape
+    padded = -(-tokens // sizes.tokens) * sizes.tokens
     sums = (
         jnp.float32(0),
-        jnp.zeros((b, padded, d), kept),
+        jnp.zeros((padded, d), kept),
         jnp.zeros(unembedding_VD.shape, jnp.float32),
-        jnp.zeros((b, padded), jnp.float32),
+        jnp.zeros(padded, jnp.float32),
     )
-    total, dx_BTD, dw_VD, losses_BT = _over_blocks(add, sums, hidden_BTD, targets_BT, weights_BT, block)
-    return total, (dx_BTD[:, :t], dw_VD.astype(unembedding_VD.dtype), losses_BT[:, :t])
+    total, dx_TD, dw_VD, losses_T = _over_tokens(add, sums, hidden_TD, targets_T, weights_T, sizes)
+    return total, (dx_TD[:tokens], dw_VD.astype(unembedding_VD.dtype), losses_T[:tokens])
 
 
-def _backward(block: int, residuals: tuple[Array, Array, Array], dtotal: Array) -> tuple:
-    dx_BTD, dw_VD, losses_BT = residuals
+def _add_unembedding(
+    dw_VD: Array,
+    x_ND: Array,
+    targets_N: Array,
+    weights_N: Array,
+    softmax: Softmax,
+    exp_JNU: Array,
+    top_JN: Array,
+    sizes: Sizes,
+) -> Array:
+    """The gradient of the unembedding, with that of these tokens added.
+
+    An exponential becomes a probability by a factor for its token, which stands with the hidden states here: there are
+    fewer of them. They are divided by the largest factor for the product, for the sake of few bits.
+    """
+    starts = _starts(dw_VD.shape[0], sizes.entries)
+    factors_JN = weights_N * jnp.exp(top_JN - softmax.top_N) / softmax.sum_N
+
+    def add(dw_VD: Array, part: tuple[Array, Array, Array]) -> tuple[Array, None]:
+        start, exp_NU, factor_N = part
+        largest = jnp.maximum(jnp.abs(factor_N).max(), jnp.finfo(jnp.float32).tiny)
+        scaled_ND = (x_ND * (factor_N / largest)[:, None]).astype(x_ND.dtype)
+        dw_UD = jnp.einsum("nu,nd->ud", exp_NU, scaled_ND, preferred_element_type=jnp.float32) * largest
+        old_UD = jax.lax.dynamic_slice_in_dim(dw_VD, start, sizes.entries)
+        return jax.lax.dynamic_update_slice_in_dim(dw_VD, old_UD + dw_UD, start, axis=0), None
+
+    dw_VD, _ = _scan(add, dw_VD, (starts, exp_JNU, factors_JN))
+    return dw_VD.at[targets_N].add(-weights_N[:, None] * x_ND.astype(jnp.float32))
+
+
+def _backward(sizes: Sizes, residuals: tuple[Array, Array, Array], dtotal: Array) -> tuple:
+    dx_TD, dw_VD, losses_T = residuals
     dtype = dw_VD.dtype
-    return (dx_BTD * dtotal).astype(dtype), (dw_VD * dtotal).astype(dtype), None, losses_BT * dtotal
+    return (dx_TD * dtotal).astype(dtype), (dw_VD * dtotal).astype(dtype), None, losses_T * dtotal
 
 
 _weighted_sum.defvjp(_forward, _backward)
 
 
-def _losses(
-    x_BCD: Array, unembedding_VD: Array, targets_BC: Array
-) -> tuple[Float[Array, "B C"], Callable[[], Float[Array, "B C V"]]]:
-    """Negative log-likelihoods, and how to make their gradients with respect to the logits."""
-    logits_BCV = jnp.einsum("bcd,vd->bcv", x_BCD, unembedding_VD, preferred_element_type=jnp.float32)
-    top_BC1 = logits_BCV.max(-1, keepdims=True)
-    exp_BCV = jnp.exp(logits_BCV - top_BC1)
-    sum_BC1 = exp_BCV.sum(-1, keepdims=True)
-    hit_BCV = jnp.arange(unembedding_VD.shape[0]) == targets_BC[..., None]
-    target_BC = jnp.where(hit_BCV, logits_BCV, 0).sum(-1)
-    losses_BC = jnp.log(sum_BC1[..., 0]) + top_BC1[..., 0] - target_BC
-    return losses_BC, lambda: exp_BCV * (1 / sum_BC1) - hit_BCV
+def _target_logits(x_ND: Array, target_ND: Array) -> Float[Array, " N"]:
+    return jnp.einsum("nd,nd->n", x_ND, target_ND, preferred_element_type=jnp.float32)
 
 
-def _over_blocks(
+def _starts(vocab: int, entries: int) -> Int[Array, " J"]:
+    """Where each block of the vocabulary begins. The last one ends with it, and so may overlap the one before."""
+    blocks = -(-vocab // entries)
+    return jnp.minimum(jnp.arange(blocks, dtype=jnp.int32) * entries, vocab - entries)
+
+
+def _over_entries(
+    see: Callable[[Sums, Array, Array, Array], tuple[Sums, object]],
+    seen: Sums,
+    x_ND: Array,
+    unembedding_VD: Array,
+    sizes: Sizes,
+) -> tuple[Sums, tuple]:
+    """Fold `see(seen, start, logits, unembedding)` over blocks of the vocabulary; no entry has a say twice."""
+    vocab, entries = unembedding_VD.shape[0], sizes.entries
+    starts = _starts(vocab, entries)
+
+    def one(seen: Sums, place: tuple[Array, Array]) -> tuple[Sums, object]:
+        start, number = place
+        w_UD = jax.lax.dynamic_slice_in_dim(unembedding_VD, start, entries)
+        logits_NU = jnp.einsum("nd,ud->nu", x_ND, w_UD, preferred_element_type=jnp.float32)
+        if vocab % entries:
+            fresh_U = start + jnp.arange(entries) >= number * entries
+            logits_NU = jnp.where(fresh_U, logits_NU, -jnp.inf)
+        return see(seen, start, logits_NU, w_UD)
+
+    return _scan(one, seen, (starts, jnp.arange(len(starts), dtype=jnp.int32)))
+
+
+def _over_tokens(
     add: Callable[[Sums, Array, Array, Array, Array], Sums],
     sums: Sums,
-    hidden_BTD: Array,
-    targets_BT: Array,
-    weights_BT: Array,
-    block: int,
+    hidden_TD: Array,
+    targets_T: Array,
+    weights_T: Array,
+    sizes: Sizes,
 ) -> Sums:
-    """Fold `add(sums, start, x, targets, weights)` over blocks of positions, the last filled up with weight 0."""
-    t = hidden_BTD.shape[1]
-    blocks = -(-t // block)
-    if rest := blocks * block - t:
-        hidden_BTD = jnp.pad(hidden_BTD, ((0, 0), (0, rest), (0, 0)))
-        targets_BT, weights_BT = (jnp.pad(a, ((0, 0), (0, rest))) for a in (targets_BT, weights_BT))
+    """Fold `add(sums, start, x, targets, weights)` over blocks of tokens, the last filled up with weight 0."""
+    tokens, block = hidden_TD.shape[0], sizes.tokens
+    blocks = -(-tokens // block)
+    if rest := blocks * block - tokens:
+        hidden_TD = jnp.pad(hidden_TD, ((0, rest), (0, 0)))
+        targets_T, weights_T = jnp.pad(targets_T, (0, rest)), jnp.pad(weights_T, (0, rest))
 
     def one(sums: Sums, start: Array) -> tuple[Sums, None]:
-        parts = (jax.lax.dynamic_slice_in_dim(a, start, block, axis=1) for a in (hidden_BTD, targets_BT, weights_BT))
+        parts = (jax.lax.dynamic_slice_in_dim(a, start, block) for a in (hidden_TD, targets_T, weights_T))
         return add(sums, start, *parts), None
 
-    if blocks == 1:
-        return one(sums, jnp.int32(0))[0]
-    return jax.lax.scan(one, sums, jnp.arange(blocks, dtype=jnp.int32) * block)[0]
+    return _scan(one, sums, jnp.arange(blocks, dtype=jnp.int32) * block)[0]
+
+
+def _scan(step: Callable, carry: Sums, over: object) -> tuple[Sums, tuple]:
+    """`jax.lax.scan`, without a loop where there is one turn only."""
+    if jax.tree.leaves(over)[0].shape[0] > 1:
+        return jax.lax.scan(step, carry, over)
+    carry, told = step(carry, jax.tree.map(lambda x: x[0], over))
+    return carry, jax.tree.map(lambda x: x[None], told)

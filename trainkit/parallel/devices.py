@@ -14,8 +14,10 @@ from trainkit.plan import Devices
 
 #: See `models.attention.causal_attention`.
 AttentionName: TypeAlias = Literal["lean", "xla", "cudnn", "splash"]
-#: Ada and Hopper are the first with units for 8-bit floating point.
-FP8_CAPABILITY = (8, 9)
+#: Ada and Hopper are the first with units for 8-bit floating point, Ampere for which cuDNN has flash attention.
+FP8_CAPABILITY, FLASH_CAPABILITY = (8, 9), (8, 0)
+#: Positions that Splash takes at once; the widths of its heads are in these too.
+FLASH_BLOCK = 128
 
 
 class AttentionChoice(NamedTuple):
@@ -24,14 +26,9 @@ class AttentionChoice(NamedTuple):
     name: AttentionName
     reason: str
 
-    @property
-    def flash(self) -> bool:
-        """Whether no matrix of (T, T) for each head is kept for the backward pass."""
-        return self.name in ("cudnn", "splash")
-
 
 class Capabilities(NamedTuple):
-    """What `require_precision` wants to know of a device; `compute_capability` is NVIDIA's, None elsewhere."""
+    """What hangs on the kind of a device; `compute_capability` is NVIDIA's, None elsewhere."""
 
     platform: str
     kind: str
@@ -74,7 +71,7 @@ def _unavailable(platform: str, found: str) -> TrainkitError:
 
 
 def choose_attention(
-    platform: str,
+    device: Capabilities,
     compute: jnp.dtype,
     head_width: int,
     sequence_length: int | None,
@@ -82,17 +79,25 @@ def choose_attention(
 ) -> AttentionChoice:
     """The fastest attention that this device has for these shapes; `sequence_length` None where it varies.
 
-    The conditions are those of jax 0.10 to 0.12: `jax.nn.dot_product_attention` with cuDNN wants 16 bit, heads of at
-    most 128 in eights, and, where there are segments, rows of an even number of positions. Segments reach cuDNN as a
+    The conditions are those of jax 0.10 to 0.12: `jax.nn.dot_product_attention` with cuDNN wants an NVIDIA GPU from
+    Ampere on, 16 bit, heads of at most 128 in eights, and, where there are segments, rows of an even number of
+    positions. Segments reach cuDNN as a
     bias of one (T, T) matrix for each row: it takes packed rows by offsets as well, but JAX offers that in no public
     function, wants the number of documents of a row beforehand, and had it read wrong keys for grouped queries
     (jax-ml/jax#39521).
     """
-    match platform:
+    match device.platform:
         case "gpu":
+            capability = device.compute_capability
             half = compute in (jnp.bfloat16, jnp.float16)
             odd = segments and sequence_length is not None and sequence_length % 2
             if why := _first(
+                (capability is None, f"cuDNN's needs an NVIDIA GPU, and this is {device.kind}"),
+                (
+                    capability and capability < FLASH_CAPABILITY,
+                    f"cuDNN's needs compute capability {_dotted(FLASH_CAPABILITY)}, and {device.kind} has "
+                    f"{_dotted(capability)}",
+                ),
                 (not half, f"cuDNN's needs 16 bit, and the products are in {jnp.dtype(compute).name}"),
                 (head_width % 8, f"cuDNN's needs heads in eights, and these are {head_width} wide"),
                 (head_width > 128, f"cuDNN's needs heads of at most 128, and these are {head_width} wide"),
@@ -103,16 +108,20 @@ def choose_attention(
             return AttentionChoice("cudnn", f"flash attention{mask}")
         case "tpu":
             if why := _first(
-                (head_width % 128, f"Splash needs heads in 128s, and these are {head_width} wide"),
+                (head_width % FLASH_BLOCK, f"Splash needs heads in 128s, and these are {head_width} wide"),
                 (
-                    sequence_length is None or sequence_length % 128,
+                    sequence_length is None or sequence_length % FLASH_BLOCK,
                     f"Splash needs a length in 128s, and this is {sequence_length or 'not always the same'}",
                 ),
             ):
                 return AttentionChoice("xla", why)
             return AttentionChoice("splash", "flash attention")
         case _:
-            return AttentionChoice("lean", f"there is no flash attention for {platform}")
+            return AttentionChoice("lean", f"there is no flash attention for {device.platform}")
+
+
+def _dotted(capability: tuple[int, int] | None) -> str:
+    return ".".join(map(str, capability or ()))
 
 
 def _first(*reasons: tuple[object, str]) -> str | None:
@@ -124,8 +133,8 @@ def require_precision(compute: str, device: Capabilities) -> None:
     """Raises TrainkitError where the device cannot multiply in `compute`, telling what it has."""
     capability = device.compute_capability
     if compute == "fp8" and (device.platform != "gpu" or capability is None or capability < FP8_CAPABILITY):
-        has = f"compute capability {capability[0]}.{capability[1]}" if capability else "none of these units"
-        least = ".".join(map(str, FP8_CAPABILITY))
+        has = f"compute capability {_dotted(capability)}" if capability else "none of these units"
+        least = _dotted(FP8_CAPABILITY)
         raise TrainkitError(
             f"fp8 needs an NVIDIA GPU of compute capability {least} or later; {device.kind} has {has}",
             where="precision.compute",

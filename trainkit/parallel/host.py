@@ -10,18 +10,26 @@ def available_memory(root: Path = Path("/")) -> int | None:
     """Bytes that may still be taken: what Linux calls available or what a control group leaves, the smaller; None where
     the system does not tell. `root` is where /proc and /sys are.
     """
-    found = [size for size in (_free(root), *_group_left(root)) if size is not None]
+    found = [size for size in (_told(root, "MemAvailable"), *(left for _, left in _groups(root))) if size is not None]
     return min(found, default=None)
 
 
-def _free(root: Path) -> int | None:
-    told = re.search(r"^MemAvailable: +(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
+def whole_memory(root: Path = Path("/")) -> int | None:
+    """Bytes that there are or that a control group allows, the smaller; None where the system does not tell."""
+    found = [size for size in (_told(root, "MemTotal"), *(most for most, _ in _groups(root))) if size is not None]
+    return min(found, default=None)
+
+
+def _told(root: Path, what: str) -> int | None:
+    told = re.search(rf"^{what}: +(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
     return int(told[1]) * 1024 if told else None
 
 
-def _group_left(root: Path) -> list[int]:
-    """Of every group that holds this process and has a limit (control groups version 2, then 1)."""
-    left = []
+def _groups(root: Path) -> list[tuple[int, int]]:
+    """(bytes it allows, what is left of them) of every control group that holds this process and has a limit; those of
+    version 2 and of version 1.
+    """
+    found = []
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers not in ("", "memory"):
@@ -36,8 +44,8 @@ def _group_left(root: Path) -> list[int]:
             if most.isdecimal() and now.isdecimal():
                 # what files are held in memory for nobody's use at the moment is given up when somebody asks
                 idle = re.search(r"^(?:total_)?inactive_file (\d+)", _read(directory / "memory.stat"), re.MULTILINE)
-                left.append(max(0, int(most) - int(now) + (int(idle[1]) if idle else 0)))
-    return left
+                found.append((int(most), max(0, int(most) - int(now) + (int(idle[1]) if idle else 0))))
+    return found
 
 
 _V1 = ("limit", "usage")

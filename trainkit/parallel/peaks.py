@@ -14,6 +14,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from trainkit.plan import Plan
+
 
 class Peak(NamedTuple):
     """Of one device: 10^12 operations a second by dtype, None where it has no unit for it, and GB (10^9 bytes) a
@@ -93,6 +95,11 @@ def peak_of_all(kind: str, compute: str, *, devices: int, tflops: float | None =
     """Operations a second of so many devices; `tflops` is what the recipe says of one, which the table gives way to."""
     one = tflops * 1e12 if tflops is not None else peak_flops(kind, compute)
     return None if one is None else devices * one
+
+
+def peak_of(plan: Plan, *, tflops: float | None) -> float | None:
+    """The same of all devices that a plan trains on."""
+    return peak_of_all(plan.devices.kind, plan.compute, devices=plan.batch.replicas, tflops=tflops)
 
 
 def _find(kind: str) -> Peak | None:

@@ -1,6 +1,17 @@
 """The plan: everything that follows from a recipe, the devices and the data, by arithmetic alone."""
 
-from trainkit.plan.facts import USABLE, WITHIN_STEP, BatchSplit, Choice, Compute, DataSize, Devices, Memory, Plan
+from trainkit.plan.facts import (
+    SUPPOSED,
+    USABLE,
+    WITHIN_STEP,
+    BatchSplit,
+    Choice,
+    Compute,
+    DataSize,
+    Devices,
+    Memory,
+    Plan,
+)
 from trainkit.plan.plan import make_plan
 from trainkit.plan.split import ENOUGH_TOKENS, choices, divisors
 
@@ -10,6 +21,7 @@ COMPUTE_OPTIMAL = 20
 __all__ = [
     "COMPUTE_OPTIMAL",
     "ENOUGH_TOKENS",
+    "SUPPOSED",
     "USABLE",
     "WITHIN_STEP",
     "BatchSplit",

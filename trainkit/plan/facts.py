@@ -12,6 +12,8 @@ Compute = Literal["float32", "bfloat16", "float16", "fp8"]
 USABLE = 0.9
 #: Categories of the estimate that live within a step only.
 WITHIN_STEP = ("gradients", "cast_parameters", "activations", "logits")
+#: The kind of devices that are not there: a plan for them is compiled for as many CPUs.
+SUPPOSED = "supposed device"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +24,19 @@ class Devices:
     platform: str = "cpu"
     kind: str = "cpu"
     memory_bytes: int | None = None
+
+    @property
+    def supposed(self) -> bool:
+        return self.kind == SUPPOSED
+
+    @property
+    def usable_bytes(self) -> int | None:
+        """What is planned with, of one device; None where its memory is not known."""
+        return None if self.memory_bytes is None else int(USABLE * self.memory_bytes)
+
+    def have_room_for(self, size: float) -> bool | None:
+        """Whether so many bytes on each are within what is planned with; None where that is not known."""
+        return None if self.usable_bytes is None else size <= self.usable_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +101,9 @@ class Plan:
     """What a run will do.
 
     `bytes` are estimates for each device: `parameters`, `gradients`, `optimizer` and `snapshot` (the copy that a
-    checkpoint is written from) are divided by the fsdp axis; `cast_parameters` (the parameters in the compute dtype),
-    `activations` and `logits` are those of one micro-batch and are not.
+    checkpoint is written from) are divided by the fsdp axis, and gradients are float32 whatever the parameters are;
+    `cast_parameters` (the parameters in the compute dtype), `activations` and `logits` are those of one micro-batch and
+    are not divided.
     """
 
     steps: int
@@ -116,9 +132,7 @@ class Plan:
     @property
     def fits(self) -> bool | None:
         """Whether the estimate is within the usable memory of a device; None where that is not known."""
-        if self.devices.memory_bytes is None:
-            return None
-        return self.total_bytes <= USABLE * self.devices.memory_bytes
+        return self.devices.have_room_for(self.total_bytes)
 
     @property
     def step_bytes(self) -> int:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 
 from trainkit.errors import TrainkitError
-from trainkit.plan.facts import USABLE, BatchSplit, Choice, Compute, DataSize, Devices, Plan
+from trainkit.plan.facts import BatchSplit, Choice, Compute, DataSize, Devices, Plan
 from trainkit.plan.split import check_split, choices, mesh_axes
 from trainkit.recipe import Recipe
-from trainkit.recipe.model import positions_in_block
+from trainkit.recipe.model import tokens_in_block
 
 #: Of a number; with fp8 what is kept is bfloat16.
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 2}
@@ -81,8 +81,8 @@ def make_plan(
 def _room(devices: Devices, taken: int) -> int:
     """What activations may take. A CPU is no faster for more than its caches hold, and its memory is not ours alone."""
     room = UNKNOWN_MEMORY_ACTIVATIONS
-    if devices.memory_bytes is not None:
-        left = int(USABLE * devices.memory_bytes) - taken
+    if devices.usable_bytes is not None:
+        left = devices.usable_bytes - taken
         room = min(room, left) if devices.platform == "cpu" else left
     return room
 
@@ -118,9 +118,10 @@ def _compute(recipe: Recipe, devices: Devices) -> Compute:
 
 def _state_bytes(recipe: Recipe, parameters: int, *, data: int, fsdp: int, compute: str) -> dict[str, int]:
     copy = math.ceil(parameters * BYTES[recipe.precision.params] / fsdp)
+    gradients = math.ceil(parameters * BYTES["float32"] / fsdp)  # in which a step sums them
     sharing = fsdp * data if recipe.parallel.zero1 else fsdp
     optimizer = math.ceil(parameters * recipe.optimizer.state_bytes_per_parameter / sharing)
-    state = {"parameters": copy, "gradients": copy, "optimizer": optimizer, "snapshot": copy + optimizer}
+    state = {"parameters": copy, "gradients": gradients, "optimizer": optimizer, "snapshot": copy + optimizer}
     if ("bfloat16" if compute == "fp8" else compute) != recipe.precision.params:
         state["cast_parameters"] = parameters * BYTES[compute]
     return state
@@ -131,7 +132,5 @@ def _activation_bytes(recipe: Recipe, choice: Choice, *, vocab_size: int, comput
     model, length = recipe.model, recipe.data.sequence_length
     tokens = choice.micro * length
     floats = model.activation_floats_per_token(sequence_length=length, remat=choice.remat, flash=flash)
-    block = positions_in_block(rows=choice.micro, positions=length, hidden=model.hidden, vocab_size=vocab_size)
-    # as they are, their exponentials, and their gradients
-    logits = 3 * choice.micro * block * vocab_size
+    logits = tokens_in_block(tokens=tokens, hidden=model.hidden, vocab_size=vocab_size) * vocab_size
     return {"activations": tokens * floats * BYTES[compute], "logits": logits * BYTES["float32"]}

@@ -58,8 +58,15 @@ def choices(recipe: Recipe, *, replicas: int, platform: str) -> Iterator[Choice]
 
 
 def check_split(recipe: Recipe, replicas: int) -> None:
-    """Raises TrainkitError where the batch cannot be divided over the devices and their micro-batches."""
+    """Raises TrainkitError where a batch cannot be divided over the devices, or that of a step over micro-batches."""
     size, wanted = recipe.train.batch_size, recipe.train.micro_batch_size
+    at_once = recipe.evaluate.batch_size
+    if at_once is not None and at_once % replicas:
+        raise TrainkitError(
+            f"batch_size = {at_once} cannot be divided equally among {_devices(replicas)}",
+            where="evaluate.batch_size",
+            hint=f"evaluate.batch_size = {_either(_multiples(replicas, at_once))}",
+        )
     if wanted == "auto":
         if size % replicas:
             raise TrainkitError(

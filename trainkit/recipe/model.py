@@ -13,21 +13,20 @@ from pydantic import Tag, model_validator
 from trainkit.recipe.spec import Count, Positive, Spec, by_type
 from trainkit.recipe.train import Remat
 
-#: Logits of a block take no more than this, unless the unembedding's own gradient does: see `positions_in_block`.
+#: The logits of a block take no more than this, unless the unembedding's own gradient does: see `tokens_in_block`.
 LOGIT_BLOCK_BYTES = 64 << 20
 
 
-def positions_in_block(*, rows: int, positions: int, hidden: int, vocab_size: int) -> int:
-    """Of how many positions of each row the logits are made at once.
+def tokens_in_block(*, tokens: int, hidden: int, vocab_size: int) -> int:
+    """Of how many tokens the logits are there at once: all of them, or a power of two, which divides most batches.
 
     Each block adds once to the gradient of the unembedding, (V, D) in float32, which therefore is moved through memory
     as often as there are blocks. A block as large as that gradient keeps this small beside the products, and memory
     less than doubles; a smaller one saves nothing that counts, hence the least size.
     """
     most = max(LOGIT_BLOCK_BYTES, 4 * vocab_size * hidden)
-    fitting = max(1, most // (4 * vocab_size * rows))
-    blocks = -(-positions // fitting)
-    return -(-positions // blocks)
+    fitting = max(1, most // (4 * vocab_size))
+    return tokens if tokens <= fitting else 1 << (fitting.bit_length() - 1)
 
 
 class ModelSpec(Protocol):

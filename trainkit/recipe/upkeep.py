@@ -24,9 +24,9 @@ class Evaluate(Spec):
     every: Count | None = None
     """Steps from one evaluation to the next; only at the end where not given."""
     batch_size: Count | None = None
-    """Sequences at once; `train.batch_size` where not given."""
+    """Sequences at once. Where not given a batch is `train.batch_size`, gone through in as many parts as in a step."""
     max_batches: Count | None = None
-    """Stop after so many batches of each set; all of it where not given."""
+    """Stop after so many batches of each set, whatever the parts; all of it where not given."""
 
 
 class Sample(Spec):

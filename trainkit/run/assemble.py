@@ -10,21 +10,24 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 
-from trainkit.checkpoint.saver import Facts
+from trainkit.checkpoint.saver import Facts, size_of
 from trainkit.data import cache as caches
 from trainkit.data.dataset import TrainSet, may_start_early
 from trainkit.data.evalset import EvalSet, validation_sources
+from trainkit.data.jobs import Stop
 from trainkit.events.control import Server
 from trainkit.events.log import EventLog
+from trainkit.events.orders import Given
 from trainkit.infer.sampler import Sampler
 from trainkit.parallel import devices, mesh
 from trainkit.plan import Choice, DataSize, Devices, Plan, choices, make_plan
 from trainkit.recipe import Recipe, upkeep
 from trainkit.recipe.load import Loaded
-from trainkit.run.compiled import Built, build, fitted, tell_plan, tell_program
+from trainkit.run.compiled import Built, Program, build, fitted, tell_plan, tell_program
 from trainkit.run.findings import Disk, Findings
 from trainkit.run.repeat import orders_to_repeat
 from trainkit.run.replan import choice_before
@@ -44,6 +47,7 @@ from trainkit.train.meter import Meter, Work
 from trainkit.train.obey import Orders
 from trainkit.train.profile import Profile, check_steps
 from trainkit.train.saving import Saving
+from trainkit.train.state import State
 from trainkit.train.statistics import Statistics
 from trainkit.train.stop import StopSignal
 
@@ -53,6 +57,18 @@ SIDECAR_SECONDS = 60.0
 AIM_HASH_SECONDS = 20.0
 #: In the run's directory: what its tokens mean, with or without the cache.
 TOKENIZER = "tokenizer.json"
+
+
+class Ready(NamedTuple):
+    """What there is before the first step."""
+
+    program: Program
+    state: State
+    course: Course
+    repeats: list[Given]
+    """Orders of earlier attempts that are to be carried out again."""
+    restored: Callable[[Start], State]
+    """The state from which an attempt goes on that begins so."""
 
 
 def train(
@@ -69,32 +85,95 @@ def train(
     What has to wait until the end of the attempt is in the log is pushed on `afterwards`.
     """
     recipe = loaded.recipe
+    _check(recipe, start, done=log.step)
+    use_compile_cache()
+    cache = _cached(recipe, log)
+    afterwards.callback(cache.close)
+    data = TrainSet(cache, recipe)
+    program, state, course, repeats, restored = _prepared(directory, loaded, start, cache, data, log=log)
+    plan, built, first = program.plan, program.built, int(state.step)
+    findings = Findings(cache, recipe, log)
+    data.batch(first)  # the first window is there, so that there is something to look at
+    findings.look()
+    # a checkpoint that is written and the one that it replaces are there at once
+    disk = Disk(directory, 2 * size_of(state), log)
+
+    sidecars = _sidecars(directory, recipe, log, afterwards)
+    facts = partial(_facts, recipe, cache.fingerprint, sidecars, log)
+    with contextlib.ExitStack() as opened:
+        saving = Saving(directory, recipe.checkpoint, log=log, facts=facts)
+        opened.callback(saving.finish)  # a save that is under way when training fails is still a good one
+        server = Server(directory)
+        opened.callback(server.close)
+        compilations = Compilations(log)
+        opened.callback(compilations.close)
+        orders = Orders(server=server, signal=signal, log=log, course=course, repeats=repeats)
+        meter = Meter(log, data=data.epochs, work=Work.of(plan, tflops=recipe.parallel.peak_tflops))
+        profile = Profile(directory, start.profile, log=log, meter=meter)
+        opened.callback(lambda: profile.close(log.step))
+        signal.training_begins()
+        sharding = mesh.batch_sharding(built.mesh)
+        feed = Feed(data.batch, first=first, last=plan.steps, split=plan.batch, sharding=sharding)
+        opened.callback(feed.close)
+        opened.callback(cache.close)  # before the feed, which may be waiting for it
+        layouts = data.layouts()
+        job = Job(
+            recipe=recipe,
+            course=course,
+            step=program,
+            rescue=Rescue(
+                directory, recipe, start, program, layouts, restored, course, orders, feed, meter, saving, log
+            ),
+            feed=feed,
+            meter=meter,
+            orders=orders,
+            saving=saving,
+            evaluate=_evaluator(recipe, cache, built, plan, orders=orders, log=log),
+            sample=_sampler(recipe, cache, built, log=log),
+            statistics=Statistics(log),
+            compilations=compilations,
+            profile=profile,
+            log=log,
+            watch_helpers=lambda step: _watch(sidecars, findings, disk, log, step),
+        )
+        meter.restart_clock()
+        _, last = run_loop(state, job)
+    return last >= course.total_steps
+
+
+def _check(recipe: Recipe, start: Start, *, done: int) -> None:
+    """Raises TrainkitError where it is known before there are any tokens that the run will not do."""
     for tracker in asked(recipe.track):
         if tracker != "aim":  # it comes with trainkit: where it is missing nonetheless, an alert says so
             require(tracker)
-    use_compile_cache()
     check_learnable(recipe.task, recipe.data)
+    if recipe.train.steps is not None:  # the run may have been ordered to end before: it is checked again then
+        check_steps(start.profile, done=done, total=recipe.train.steps)
+
+
+def _cached(recipe: Recipe, log: EventLog) -> caches.Cache:
+    """The tokens; what is missing is made, by the time this returns or, where training may begin before, later."""
     cache = caches.find(recipe)
     if cache is None:
         rehearse(recipe)
         make = caches.begin if may_start_early(recipe) else caches.build
         cache = make(recipe, progress=partial(_tell_progress, log))
-    afterwards.callback(cache.close)
-    data = TrainSet(cache, recipe)
+    return cache
+
+
+def _prepared(
+    directory: Path, loaded: Loaded, start: Start, cache: caches.Cache, data: TrainSet, *, log: EventLog
+) -> Ready:
+    """Plan and compile the step, and make or read the state meanwhile."""
+    recipe = loaded.recipe
     plan = plan_of(recipe, cache, data, before=partial(choice_before, directory))
     built = build(recipe, plan)
-    restored = partial(
-        new_or_restored,
-        directory,
-        loaded,
-        initial=built.initial,
-        shardings=built.shardings,
-        data_fingerprint=cache.fingerprint,
-        log=log,
-    )
-    with ThreadPoolExecutor(1, "compile") as thread:
+    restored = partial(new_or_restored, directory, loaded, built=built, data_fingerprint=cache.fingerprint, log=log)
+    stop = Stop()
+    with ThreadPoolExecutor(1, "compile") as thread, contextlib.ExitStack() as leaving:
+        leaving.callback(stop.set)  # who leaves with an exception waits for what is being compiled, and no longer
         # XLA compiles without the interpreter's lock: meanwhile the state is made or read
-        compiling = thread.submit(fitted, recipe, plan, built, data.layouts())
+        compiling = thread.submit(fitted, recipe, plan, built, data.layouts(), stop=stop)
         with explained("the state (parameters and optimizer)", plan, recipe):
             state = restored(start)
         course = Course(recipe.schedule, steps=plan.steps, live=state.live)
@@ -106,53 +185,7 @@ def train(
         with explained("a step of the smallest micro-batch", plan, recipe):
             program = compiling.result()
     tell_program(program, guessed=plan, total_steps=course.total_steps, log=log)
-    plan, state = program.plan, program.adopt(state)
-    findings = Findings(cache, recipe, log)
-    data.batch(first)  # the first window is there, so that there is something to look at
-    findings.look()
-
-    sidecars = _sidecars(directory, recipe, log, afterwards)
-    saving = Saving(
-        directory, recipe.checkpoint, log=log, facts=partial(_facts, recipe, cache.fingerprint, sidecars, log)
-    )
-    server = Server(directory)
-    orders = Orders(server=server, signal=signal, log=log, course=course, repeats=repeats)
-    # a checkpoint that is written and the one that it replaces are there at once
-    disk = Disk(directory, 2 * plan.bytes["snapshot"] * plan.fsdp_axis, log)
-    work = Work.of(plan, tflops=recipe.parallel.peak_tflops)
-    meter, compilations = Meter(log, data=data.epochs, work=work), Compilations(log)
-    profile = Profile(directory, start.profile, log=log, meter=meter)
-    signal.training_begins()
-    feed = Feed(data.batch, first=first, last=plan.steps, split=plan.batch, sharding=mesh.batch_sharding(built.mesh))
-    job = Job(
-        recipe=recipe,
-        course=course,
-        step=program,
-        rescue=Rescue(
-            directory, recipe, start, program, data.layouts(), restored, course, orders, feed, meter, saving, log
-        ),
-        feed=feed,
-        meter=meter,
-        orders=orders,
-        saving=saving,
-        evaluate=_evaluator(recipe, cache, built, plan, orders=orders, log=log),
-        sample=_sampler(recipe, cache, built, log=log),
-        statistics=Statistics(log),
-        compilations=compilations,
-        profile=profile,
-        watch_helpers=lambda step: _watch(sidecars, findings, disk, log, step),
-    )
-    try:
-        meter.restart_clock()
-        _, last = run_loop(state, job)
-    finally:
-        profile.close(log.step)
-        compilations.close()
-        cache.close()
-        feed.close()
-        server.close()
-        saving.finish()  # a save that is under way when training fails is still a good one
-    return last >= course.total_steps
+    return Ready(program, program.adopt(state), course, repeats, restored)
 
 
 def use_compile_cache() -> None:
@@ -190,7 +223,9 @@ def plan_of(
 def _evaluator(
     recipe: Recipe, cache: caches.Cache, built: Built, plan: Plan, *, orders: Orders, log: EventLog
 ) -> Evaluator:
-    size = recipe.evaluate.batch_size or plan.batch.micro * plan.batch.replicas
+    # how large a batch is hangs on the recipe alone, so that `max_batches` means the same on every machine
+    given = recipe.evaluate.batch_size
+    at_once = given or plan.batch.micro * plan.batch.replicas
     sets = {
         name: EvalSet(
             stream,
@@ -198,17 +233,18 @@ def _evaluator(
             recipe.data,
             cache.directory,
             name=name,
-            batch_size=size,
+            batch_size=given or recipe.train.batch_size,
+            at_once=at_once,
             max_batches=recipe.evaluate.max_batches,
         )
         for (name, stream), source in zip(cache.validation.items(), validation_sources(recipe), strict=True)
     }
     return Evaluator(
         sets,
-        batch_size=size,
+        batch_size=at_once,
         task=built.task,
         compute=built.compute,
-        sharding=mesh.batch_sharding(built.mesh),
+        mesh=built.mesh,
         log=log,
         interrupted=lambda: orders.interrupted,
     )

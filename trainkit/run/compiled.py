@@ -15,7 +15,9 @@ from jax.sharding import Mesh
 from jaxtyping import Array, PyTree
 
 from trainkit import models, optim
-from trainkit.data.layout import Layout
+from trainkit.data.examples import lengths_of
+from trainkit.data.jobs import Stop
+from trainkit.data.layout import Layout, has_segments
 from trainkit.events.log import EventLog
 from trainkit.events.plain import bytes_
 from trainkit.models.build import LanguageModel
@@ -23,7 +25,6 @@ from trainkit.parallel import devices, mesh
 from trainkit.parallel.precision import compute_dtype
 from trainkit.plan import Choice, Memory, Plan, choices
 from trainkit.recipe import Recipe
-from trainkit.recipe.encoding import Concatenate, Pack
 from trainkit.run.replan import replanned
 from trainkit.tasks import Task
 from trainkit.tasks import build as build_task
@@ -71,13 +72,16 @@ class Program:
 
 def build(recipe: Recipe, plan: Plan) -> Built:
     """Model, optimiser, task and step for the plan's devices; nothing is allocated."""
-    devices.require_precision(plan.compute, devices.capabilities())
+    device = devices.capabilities()
+    if not plan.devices.supposed:
+        devices.require_precision(plan.compute, device)
     compute, kept = compute_dtype(plan.compute), jnp.dtype(recipe.precision.params)
     head_width = recipe.model.hidden // recipe.model.heads
     length = recipe.data.sequence_length
-    encoding = recipe.data.encoding
-    segments = isinstance(encoding, Pack) or (isinstance(encoding, Concatenate) and encoding.separate)
-    attention = devices.choose_attention(plan.devices.platform, compute, head_width, length, segments)
+    lengths = lengths_of(recipe.data.encoding, length)
+    # one implementation is for batches of all lengths: of these the longest tells enough where all are in whole blocks
+    common = length if len(lengths) == 1 or not any(each % devices.FLASH_BLOCK for each in lengths) else None
+    attention = devices.choose_attention(device, compute, head_width, common, has_segments(recipe.data.encoding))
 
     def model(key: jax.Array) -> LanguageModel:
         fresh = models.build(
@@ -132,13 +136,17 @@ def compiled(built: Built, plan: Plan, layouts: Layouts) -> Program:
     return Program(plan, built, by_length, most, time.perf_counter() - started)
 
 
-def fitted(recipe: Recipe, plan: Plan, built: Built, layouts: Layouts) -> Program:
+def fitted(recipe: Recipe, plan: Plan, built: Built, layouts: Layouts, *, stop: Stop | None = None) -> Program:
     """The step of a run with the micro-batch and remat of `plan` or, where the recipe leaves them open and the compiled
-    step does not fit, with the next ones that do. A first guess that fits is compiled once, and is what runs."""
-    began = time.perf_counter()
+    step does not fit, with the next ones that do. A first guess that fits is compiled once, and is what runs.
+
+    Raises `Stopped` instead of compiling another once `stop` is set: a compilation that has begun cannot be ended.
+    """
+    began, stop = time.perf_counter(), stop or Stop()
     again = partial(replanned, recipe, plan)
 
     def attempt(choice: Choice) -> Program:
+        stop.check()
         if choice == plan.choice:
             return compiled(built, plan, layouts)
         return compiled(build(recipe, again(choice)), again(choice), layouts)
@@ -149,7 +157,7 @@ def fitted(recipe: Recipe, plan: Plan, built: Built, layouts: Layouts) -> Progra
         attempt=attempt,
         memory=lambda program: program.memory,
         estimate=lambda choice: again(choice).step_bytes,
-        limit=fit.limit_of(plan),
+        limit=plan.devices.usable_bytes,
     )
     return replace(found, seconds=time.perf_counter() - began)
 

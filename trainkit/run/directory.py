@@ -17,7 +17,6 @@ from trainkit.recipe.load import Loaded, load_resolved
 from trainkit.recipe.write import dumps
 
 RECIPE = "recipe.toml"
-CHECKPOINTS = "checkpoints"
 #: What a disk says that takes no more: it is full, read-only, or not ours.
 _REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 _MAKE_ROOM = "make room there or permit writing"

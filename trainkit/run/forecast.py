@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trainkit.errors import TrainkitError
-from trainkit.plan import USABLE, Choice, Devices, Memory, Plan, make_plan
+from trainkit.plan import Choice, Devices, Memory, Plan, make_plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.spec import with_tuples
 from trainkit.run.proposal import Proposal
@@ -30,9 +30,7 @@ class Forecast:
     """Where it does not fit: what would; None if nothing was found, or nothing had to be."""
 
     def fits(self, devices: Devices) -> bool | None:
-        if self.memory is None or devices.memory_bytes is None:
-            return None
-        return self.memory.peak <= USABLE * devices.memory_bytes
+        return None if self.memory is None else devices.have_room_for(self.memory.peak)
 
 
 def forecast(recipe: Recipe, plan: Plan) -> Forecast:
@@ -41,9 +39,12 @@ def forecast(recipe: Recipe, plan: Plan) -> Forecast:
     Raises:
         TrainkitError: the model cannot be laid out over the devices.
     """
+    from jax.errors import JaxRuntimeError
+
     from trainkit.data.layout import longest_layout
     from trainkit.run import proposal
     from trainkit.run.compiled import build, fitted
+    from trainkit.train.fit import is_out_of_memory
 
     def layouts(recipe: Recipe) -> dict[int, Any]:
         batch_size = recipe.train.batch_size
@@ -51,7 +52,14 @@ def forecast(recipe: Recipe, plan: Plan) -> Forecast:
         return {recipe.data.sequence_length: longest}
 
     def memory(recipe: Recipe, plan: Plan) -> Memory | None:
-        return fitted(recipe, plan, build(recipe, plan), layouts(recipe)).memory
+        try:
+            return fitted(recipe, plan, build(recipe, plan), layouts(recipe)).memory
+        except TrainkitError:  # it cannot be laid out over the devices so
+            return None
+        except JaxRuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return None
 
     built = build(recipe, plan)
     program = fitted(recipe, plan, built, layouts(recipe))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations, product
 from typing import Any, get_args
 
-from trainkit.plan import USABLE, Memory, Plan, divisors
+from trainkit.plan import Memory, Plan, divisors
 from trainkit.recipe import Recipe
 from trainkit.recipe.load import Loaded
 from trainkit.recipe.spec import with_tuples
@@ -62,25 +62,25 @@ _KEYS = ("train.micro_batch_size", "train.remat", "parallel.fsdp", "optimizer.mo
 
 def likely(recipe: Recipe, plan: Plan, memory: Memory | None) -> Iterator[Changes]:
     """The candidates that fit by the estimate, put right by what was compiled, if anything was."""
-    limit = plan.devices.memory_bytes
-    assert limit is not None
+    assert plan.devices.memory_bytes is not None
     error = memory.peak / plan.total_bytes if memory else 1.0
     for changes in candidates(recipe, plan):
         other = replanned(changed(recipe, changes), plan)
-        if error * other.total_bytes <= USABLE * limit:
+        if plan.devices.have_room_for(error * other.total_bytes):
             yield changes
 
 
 def find(
     recipe: Recipe, plan: Plan, memory: Memory | None, *, compiled: Callable[[Recipe, Plan], Memory | None]
 ) -> Proposal | None:
-    """The first candidate that fits when it is compiled; None where none was found."""
-    limit = plan.devices.memory_bytes
-    assert limit is not None
+    """The first candidate that fits when it is compiled; None where none was found.
+
+    `compiled` says what the step needs, None where it cannot be laid out or compiled.
+    """
     for _, changes in zip(range(COMPILED_AT_MOST), likely(recipe, plan, memory), strict=False):
         other = changed(recipe, changes)
         needed = compiled(other, replanned(other, plan))
-        if needed is not None and needed.peak <= USABLE * limit:
+        if needed is not None and plan.devices.have_room_for(needed.peak):
             return Proposal(changes, needed)
     return None
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
-from jaxtyping import PyTree
 
 from trainkit.checkpoint import manifest as manifests
 from trainkit.checkpoint import restore, store
@@ -18,6 +16,7 @@ from trainkit.checkpoint.manifest import Manifest
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
 from trainkit.recipe.load import Loaded
+from trainkit.run.compiled import Built, shapes
 from trainkit.run.start import Start, announce
 from trainkit.train import loss_scale
 from trainkit.train.state import State, unchanged
@@ -28,16 +27,11 @@ def new_or_restored(
     loaded: Loaded,
     start: Start,
     *,
-    initial: Callable[[jax.Array], State],
-    shardings: PyTree[Any],
+    built: Built,
     data_fingerprint: str,
     log: EventLog,
 ) -> State:
     """A new state, or that of the checkpoint from which to go on; what differs since then is told in the log.
-
-    Args:
-        initial: makes the state before the first step from the run's key.
-        shardings: where each array of it lies.
 
     Raises:
         TrainkitError: no checkpoint is whole, none has this step, or it was trained on other data.
@@ -48,12 +42,9 @@ def new_or_restored(
         log.write("alert", step=log.step, kind="checkpoint", message=message)
 
     key = jax.random.key(loaded.recipe.run.seed)
-    fresh = jax.jit(initial, out_shardings=shardings)
-    template = jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        jax.eval_shape(initial, key),
-        shardings,
-    )
+    shardings = built.shardings
+    fresh = jax.jit(built.initial, out_shardings=shardings)
+    template = shapes(built)
 
     def read(path: Path) -> State:
         parts = {name.partition(".")[0] for name in manifests.read(path).leaves}

@@ -10,12 +10,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh
 from jaxtyping import Array
 
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.log import EventLog
 from trainkit.models.build import cast
+from trainkit.parallel.mesh import batch_sharding, replicated
 from trainkit.plan import divisors
 from trainkit.tasks import Task
 from trainkit.train.feed import HostBatch, to_device
@@ -46,13 +47,13 @@ class Evaluator:
         batch_size: int,
         task: Task,
         compute: jnp.dtype,
-        sharding: NamedSharding,
+        mesh: Mesh,
         log: EventLog,
         interrupted: Callable[[], bool],
     ) -> None:
         self._sets = sets
         self._task = task
-        self._sharding = sharding
+        self._mesh, self._sharding, self._whole = mesh, batch_sharding(mesh), replicated(mesh)
         self._log = log
         self._interrupted = interrupted
 
@@ -61,7 +62,8 @@ class Evaluator:
             total, weight = task.loss(model, {name: array[0] for name, array in batch.items()})
             return sums[0] + total, sums[1] + weight
 
-        self._add = jax.jit(add)
+        # the sums lie there before as well: otherwise it would be compiled for where they begin and for where they end
+        self._add = jax.jit(add, out_shardings=self._whole)
         self._rows, self._parts = batch_size, 1
 
     def __call__(self, state: State, step: int) -> None:
@@ -87,13 +89,15 @@ class Evaluator:
 
     def _summed(self, state: State, data: EvaluationSet) -> tuple[float, float] | None:
         """Sums of losses and weights, of what there was before an interruption; None where there was no memory."""
-        sums = (jnp.float32(0), jnp.float32(0))
         try:
+            sums: Sums = jax.device_put((np.float32(0), np.float32(0)), self._whole)
             for index in range(len(data)):
                 batch = data.batch(index)
                 for part in range(self._parts):
                     rows = {name: np.array_split(array, self._parts)[part] for name, array in batch.items()}
-                    sums = self._add(sums, state, to_device(rows, accumulation=1, sharding=self._sharding))
+                    arrays = to_device(rows, accumulation=1, sharding=self._sharding)
+                    with jax.set_mesh(self._mesh):  # as in a step, by the mesh each device knows its rows
+                        sums = self._add(sums, state, arrays)
                 if self._interrupted():
                     break
             total, weight = (float(x) for x in jax.device_get(sums))
@@ -105,7 +109,7 @@ class Evaluator:
 
     def _split(self, step: int) -> None:
         """Take fewer rows at once from now on; raises TrainkitError where that cannot be."""
-        devices = self._sharding.mesh.size
+        devices = self._mesh.size
         more = [n for n in divisors(self._rows) if n > self._parts and self._rows // n % devices == 0]
         if not more:
             raise TrainkitError(

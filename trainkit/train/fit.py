@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import jax
 from jax.stages import Compiled
 
-from trainkit.plan import USABLE, Choice, Memory, Plan
+from trainkit.events.log import EventLog
+from trainkit.plan import Choice, Memory, Plan
 from trainkit.train.state import State
 
 T = TypeVar("T")
@@ -23,6 +25,21 @@ CPU_RUNTIME = 64 << 20
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether a device (on CPU, the host) had no room for a buffer, or the compiler none to try its kernels in."""
     return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+
+
+@contextmanager
+def skipped_without_memory(what: str, *, step: int, log: EventLog) -> Iterator[None]:
+    """For blocks without which training goes on as well: where there is no memory for this one, an alert says so.
+
+    One of several hosts cannot skip what the others do.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if not is_out_of_memory(error) or jax.process_count() > 1:
+            raise
+        message = f"no memory for {what} after step {step}: skipped"
+        log.write("alert", step=step, kind="out of memory", message=message)
 
 
 def device_bytes(tree: Any) -> int:
@@ -53,12 +70,6 @@ def memory_of(compiled: Compiled, state: State, batch: Any, plan: Plan) -> Memor
         program=told.generated_code_size_in_bytes + (CPU_RUNTIME if plan.devices.platform == "cpu" else 0),
         temporary=_divided(told.temp_size_in_bytes, plan),
     )
-
-
-def limit_of(plan: Plan) -> int | None:
-    """Bytes of a device that a step may take; None where they are not known."""
-    memory = plan.devices.memory_bytes
-    return None if memory is None else int(USABLE * memory)
 
 
 def first_that_fits(

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from jax.errors import JaxRuntimeError
-from jaxtyping import Array
 
+from trainkit.events.log import EventLog
 from trainkit.recipe import Recipe
 from trainkit.train.compilations import Compilations
 from trainkit.train.course import Course
 from trainkit.train.feed import Feed
+from trainkit.train.fit import skipped_without_memory
 from trainkit.train.meter import Meter
-from trainkit.train.obey import Orders
+from trainkit.train.obey import Orders, Wanted
 from trainkit.train.profile import Profile
 from trainkit.train.saving import Saving
 from trainkit.train.state import State
@@ -53,8 +54,9 @@ class Job:
     statistics: Look
     compilations: Compilations
     profile: Profile
+    log: EventLog
     rescue: Callable[[State, Exception], tuple[State, Step]] = no_rescue
-    """Called where the devices failed: from what state, and with what step, to go on."""
+    """Called where the devices failed in a step: from what state, and with what step, to go on."""
     watch_helpers: Callable[[int], None]
     """Called after every step: what runs beside the trainer may have something to report."""
 
@@ -76,17 +78,19 @@ def train(state: State, job: Job) -> tuple[State, int]:
                 with job.meter.spent("dispatch"):
                     state, metrics = update(state, batch)
                 step += 1
-                job.meter.add(step, metrics, waited=waited, tokens=_positions(batch))
+                job.meter.add(step, metrics, waited=waited, tokens=batch["tokens"].size)
             job.profile.after(step)
-            state, stop = _between_steps(state, step, job, scheduled=True)
-            while job.orders.paused and not stop:
-                state, stop = _between_steps(state, step, job, scheduled=False)
+            due = _due_after(step, job, scheduled=True)
         except JaxRuntimeError as error:
             state, update = job.rescue(state, error)
             step = int(state.step)
             job.orders.repeat(step)
             state = job.course.put_into(state)
             job.meter.restart_clock()
+        else:
+            state, stop = _between_steps(state, step, job, due)
+            while job.orders.paused and not stop:
+                state, stop = _between_steps(state, step, job, _due_after(step, job, scheduled=False))
         job.saving.report(step)
         job.watch_helpers(step)
     job.meter.flush()
@@ -94,46 +98,65 @@ def train(state: State, job: Job) -> tuple[State, int]:
     return state, step
 
 
-def _positions(batch: Mapping[str, Array]) -> int:
-    """Tokens that the step sees, padding included; examples where these have none."""
-    return int((batch["tokens"] if "tokens" in batch else next(iter(batch.values()))[..., 0]).size)
+class _Due(NamedTuple):
+    """What is to be done after a step."""
+
+    wanted: Wanted
+    last: bool
+    evaluating: bool
+    looking: bool
+    sampling: bool
+    saving: bool
 
 
-def _between_steps(state: State, step: int, job: Job, *, scheduled: bool) -> tuple[State, bool]:
-    """Obey; evaluate, sample and save, where it is ordered or, if `scheduled`, due.
-
-    The state as orders have changed it, and whether the run is to end here.
-    """
+def _due_after(step: int, job: Job, *, scheduled: bool) -> _Due:
+    """What is ordered or, if `scheduled`, due. Where there is anything, the device has done all steps up to here."""
     wanted = job.orders.take(step, meanwhile=lambda: job.saving.report(step))
-    state = job.course.put_into(state)
     last = step == job.course.total_steps
-    sample = job.recipe.sample
-    evaluating = wanted.evaluate or (scheduled and (last or _due(job.recipe.evaluate.every, step)))
-    sampling = sample is not None and scheduled and (last or _due(sample.every, step))
-    looking = scheduled and _due(job.recipe.statistics.every, step)
-    stop = wanted.stop
-    if evaluating or sampling or looking or wanted or last or job.saving.is_due(step):
-        job.meter.flush()  # the log holds every step up to here before anything is said about its result
-        during = job.compilations.during
-        if evaluating and not stop:
-            with during("evaluation", step), job.meter.spent("evaluation"):
-                job.evaluate(state, step)
-        if looking and not stop:
-            with during("statistics", step):
-                job.statistics(state, step)
-        if sampling and not stop and not job.orders.interrupted:
-            with during("sampling", step):
-                job.sample(state, step)
-        if wanted.prompts and not stop and not job.orders.interrupted:
-            with during("sampling", step):
-                job.sample(state, step, wanted.prompts)
-        stop = stop or job.orders.interrupted
-        started = time.perf_counter()
-        if job.saving.save(state, step, last=last, requested=wanted.save, stopping=stop):
-            job.meter.spend("checkpoint", since=started)
-        job.meter.restart_clock()
+    recipe, sample = job.recipe, job.recipe.sample
+    due = _Due(
+        wanted,
+        last,
+        evaluating=wanted.evaluate or (scheduled and (last or _falls_on(step, recipe.evaluate.every))),
+        looking=scheduled and _falls_on(step, recipe.statistics.every),
+        sampling=sample is not None and scheduled and (last or _falls_on(step, sample.every)),
+        saving=last or job.saving.is_due(step),
+    )
+    if any(due):
+        try:
+            job.meter.flush()  # the log holds every step up to here before anything is said about its result
+        except JaxRuntimeError:
+            job.orders.put_back(wanted)
+            raise
+    return due
+
+
+def _between_steps(state: State, step: int, job: Job, due: _Due) -> tuple[State, bool]:
+    """Evaluate, sample and save; the state as orders have changed it, and whether the run is to end here."""
+    state = job.course.put_into(state)
+    if not any(due):
+        return state, False
+    wanted, stop, during = due.wanted, due.wanted.stop, job.compilations.during
+    if due.evaluating and not stop:
+        with during("evaluation", step), job.meter.spent("evaluation"):
+            job.evaluate(state, step)
+    if due.looking and not stop:
+        with skipped_without_memory("statistics", step=step, log=job.log), during("statistics", step):
+            job.statistics(state, step)
+    asked: list[Sequence[str] | None] = [None] if due.sampling else []
+    if wanted.prompts:
+        asked.append(wanted.prompts)
+    for prompts in asked:
+        if not stop and not job.orders.interrupted:
+            with skipped_without_memory("samples", step=step, log=job.log), during("sampling", step):
+                job.sample(state, step, prompts)
+    stop = stop or job.orders.interrupted
+    started = time.perf_counter()
+    if job.saving.save(state, step, last=due.last, requested=wanted.save, stopping=stop):
+        job.meter.spend("checkpoint", since=started)
+    job.meter.restart_clock()
     return state, stop
 
 
-def _due(every: int | None, step: int) -> bool:
+def _falls_on(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0

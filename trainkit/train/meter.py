@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 
 from trainkit.events.log import EventLog
-from trainkit.parallel.peaks import peak_of_all
+from trainkit.parallel.peaks import peak_of
 from trainkit.plan import Plan
 from trainkit.train.guard import check_finite
 from trainkit.train.machine import Machine
@@ -30,9 +30,7 @@ class Work(NamedTuple):
     @classmethod
     def of(cls, plan: Plan, *, tflops: float | None) -> Work:
         """`tflops` is what the recipe says of one device (`parallel.peak_tflops`), None where it says nothing."""
-        used = plan.data_axis * plan.fsdp_axis
-        peak = peak_of_all(plan.devices.kind, plan.compute, devices=used, tflops=tflops)
-        return cls(plan.batch.global_size, plan.flops_per_token, peak)
+        return cls(plan.batch.global_size, plan.flops_per_token, peak_of(plan, tflops=tflops))
 
     def rates(self, *, tokens: int, seconds: float) -> dict[str, float]:
         """The metrics of a step that took so long; model FLOP/s utilisation (Chowdhery et al. 2022, appendix B) only

@@ -40,6 +40,7 @@ class Orders:
         self._log = log
         self._course = course
         self._repeats = deque(repeats)
+        self._back = Wanted()
         self.paused = False
 
     @property
@@ -51,7 +52,7 @@ class Orders:
         """What is to be done after this step. While the run is paused, waits until there is something, and calls
         `meanwhile` now and then.
         """
-        wanted = Wanted()
+        wanted, self._back = self._back, Wanted()
         self.repeat(step)
         self._obey(self._server.take(), step, wanted)
         while self.paused and not wanted and not self.interrupted:
@@ -59,6 +60,10 @@ class Orders:
             meanwhile()
         wanted.stop |= self.interrupted
         return wanted
+
+    def put_back(self, wanted: Wanted) -> None:
+        """It was promised and could not be done: the next `take` gives it again."""
+        self._back = wanted
 
     def repeat(self, step: int) -> None:
         """Carry out again what an earlier attempt was ordered after this step."""

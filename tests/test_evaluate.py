@@ -1,0 +1,65 @@
+"""Evaluations over several devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import get_abstract_mesh
+
+from trainkit.events.log import EventLog, read
+from trainkit.parallel import mesh
+from trainkit.train.compilations import Compilations
+from trainkit.train.evaluate import Evaluator
+from trainkit.train.state import State, unchanged
+
+
+class Set:
+    tokens, bytes = 8 * 4, 0
+
+    def __len__(self) -> int:
+        return 3
+
+    def batch(self, index: int) -> dict[str, np.ndarray]:
+        return {"x": np.arange(8, dtype=np.float32).reshape(8, 1) + 8 * index}
+
+
+class Task:
+    """Notes the size of the mesh whenever its loss is traced."""
+
+    def __init__(self) -> None:
+        self.meshes: list[int] = []
+
+    def loss(self, model, batch):
+        self.meshes.append(0 if get_abstract_mesh().empty else get_abstract_mesh().size)
+        return batch["x"].sum(), jnp.float32(batch["x"].size)
+
+    def report(self, *, loss, tokens, bytes):
+        return {"loss": loss}
+
+
+def test_an_evaluation_knows_the_mesh_and_is_compiled_once_for_all_its_batches(tmp_path: Path) -> None:
+    device_mesh, log, task = mesh.make_mesh(data=2, fsdp=2), EventLog(tmp_path, attempt=1), Task()
+    evaluator = Evaluator(
+        {"one": Set(), "two": Set()},
+        batch_size=8,
+        task=task,
+        compute=np.dtype(np.float32),
+        mesh=device_mesh,
+        log=log,
+        interrupted=lambda: False,
+    )
+    whole = mesh.replicated(device_mesh)
+    state = jax.device_put(State(None, None, (), jnp.int32(3), jax.random.key(0), unchanged()), whole)
+    compilations = Compilations(log)
+    for step in (3, 4):
+        with compilations.during("evaluation", step):
+            evaluator(state, step)
+    compilations.close()
+    log.close()
+    assert [event["count"] for event in read(tmp_path) if event["type"] == "compiled"] == [1]
+    assert task.meshes == [4]
+    losses = {event["metrics"][f"validation/{event['name']}/loss"] for event in read(tmp_path) if "metrics" in event}
+    assert losses == {11.5}
