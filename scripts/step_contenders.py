@@ -123,6 +123,7 @@ def compare(
             answer = process.answer(end)
             results[entry].error = answer.get("error")
             if results[entry].error is not None:
+                process.close()  # what it holds is not there for the next one until it has ended
                 continue
             results[entry].ready = answer
             if apart:

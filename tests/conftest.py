@@ -13,6 +13,10 @@ from trainkit.dashboard.crowding import Crowding
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["HF_HUB_OFFLINE"] = "1"
+# pytest imports readline, which tells every process that it starts, such as a worker with tests, that this is 80 by 24
+for name in ("COLUMNS", "LINES"):
+    os.environ.pop(name, None)
+    os.unsetenv(name)
 os.environ.setdefault("XDG_CACHE_HOME", tempfile.mkdtemp(prefix="trainkit-tests-cache-"))
 os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(os.environ["XDG_CACHE_HOME"], "trainkit", "jax")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"

@@ -15,6 +15,7 @@ from textual.widget import Widget
 from viewer import drive, until, write_run
 
 from trainkit.dashboard.app import Dashboard
+from trainkit.dashboard.panels.header import _age
 from trainkit.dashboard.picture import export_svg, once
 from trainkit.dashboard.screens import Help
 from trainkit.dashboard.terminal import watch
@@ -161,3 +162,8 @@ def test_a_tick_of_the_clock_while_the_app_closes_draws_nothing_and_fails_nothin
         dashboard.poll()
 
     drive(run, steps, size=(120, 40))
+
+
+def test_the_age_of_the_last_event_changes_once_a_second_at_most() -> None:
+    told = [_age(seconds) for seconds in (-1.0, 0.0, 3.0, 3.9, 9.99, 65.2)]
+    assert told == ["0 s", "0 s", "3 s", "3 s", "9 s", "1m 05s"]

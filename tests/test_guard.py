@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import fake_run
 import pytest
 from viewer import write_run
 
@@ -135,6 +136,16 @@ def test_it_stops_and_goes_on_with_the_process_that_draws(run: Path) -> None:
         assert viewer.end() == 0
 
 
+def test_who_was_stopped_and_continued_from_outside_ends_and_leaves_a_whole_terminal(run: Path) -> None:
+    with viewing(run) as viewer:
+        viewer.until(rb"step 50")
+        for _ in range(2):
+            os.kill(viewer.child(), signal.SIGCONT)
+            time.sleep(0.5)
+        viewer.process.terminate()
+        assert viewer.end() == 128 + signal.SIGTERM and viewer.is_whole()
+
+
 def test_the_terminal_of_a_locale_without_utf_8_is_sent_ascii_only(run: Path) -> None:
     with viewing(run, LANG="C") as viewer:
         viewer.until(rb"step 50")
@@ -167,3 +178,44 @@ def test_a_terminal_that_cannot_move_its_cursor_is_told_so(run: Path, term: str)
         assert b"\x1b" not in viewer.written
     finally:
         viewer.close()
+
+
+def test_a_viewer_whose_terminal_is_gone_ends_though_nobody_tells_it(run: Path) -> None:
+    with viewing(run) as viewer:
+        viewer.until(rb"step 50")
+        os.close(viewer.terminal)  # it is the terminal of no session: the kernel sends no signal
+        viewer.terminal = os.dup(viewer.inside)  # to be closed in the end
+        assert viewer.process.wait(30) == 128 + signal.SIGHUP
+
+
+def test_the_terminal_says_how_large_it_is_whatever_a_shell_has_exported(run: Path) -> None:
+    with viewing(run, COLUMNS="40", LINES="10") as viewer:
+        viewer.until(rb"gradient norm")
+
+
+def test_escape_alone_is_a_key_and_nobody_has_to_press_another(run: Path) -> None:
+    with viewing(run) as viewer:
+        viewer.until(rb"gradient norm")
+        os.write(viewer.terminal, b":")
+        viewer.until(rb"Search for commands")
+        viewer.written = b""
+        os.write(viewer.terminal, b"\x1b")
+        viewer.until(rb"gradient norm")
+
+
+def test_a_viewer_with_nothing_to_draw_hardly_ever_wakes(tmp_path: Path) -> None:
+    end = {"type": "run_finished", "t": 1.8e9, "step": 50, "attempt": 1}
+    told = [*fake_run.events(50), {**end, "status": "finished", "exit_code": 0, "message": ""}]
+    run = fake_run.write(tmp_path / "quickstart", told)
+    with viewing(run) as viewer:
+        viewer.until(rb"step 50")
+        time.sleep(1)
+        before = wakings(viewer.child())
+        time.sleep(2)
+        assert wakings(viewer.child()) - before < 16, "one look a second, and no more for keys"
+
+
+def wakings(process: int) -> int:
+    """How often its threads have waited for something so far."""
+    told = (Path(f"/proc/{process}/task") / thread / "status" for thread in os.listdir(f"/proc/{process}/task"))
+    return sum(int(re.findall(r"\nvoluntary_ctxt_switches:\s+(\d+)", path.read_text())[0]) for path in told)

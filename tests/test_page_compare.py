@@ -22,7 +22,7 @@ from trainkit.dashboard.app import Dashboard
 from trainkit.dashboard.charts.chart import Chart
 from trainkit.dashboard.pages.compare import Compare
 from trainkit.dashboard.panels.comparison import COLORS
-from trainkit.dashboard.runs.comparison import along, elapsed, results
+from trainkit.dashboard.runs.comparison import Other, along, elapsed, results
 from trainkit.events.schema import Event
 from trainkit.events.series import Series
 from trainkit.events.view import View
@@ -326,3 +326,17 @@ def test_who_chooses_fast_leaves_no_reading_that_was_never_begun(run: Path) -> N
         drive(run, steps)
         gc.collect()
     assert not [warning for warning in told if warning.category is RuntimeWarning], told
+
+
+def test_however_many_runs_are_chosen_at_once_one_timer_reads_them(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        page, timers = dashboard.query_one(Compare), []
+        monkeypatch.setattr(Other, "advance", lambda other: None)  # they are never read out
+        monkeypatch.setattr(page, "set_timer", lambda delay, callback: timers.append(callback) or callback)
+        for name in ("slow", "short"):
+            page.compare_with([run.parent / name])
+        assert len(timers) == 1
+        timers[0]()
+        assert len(timers) == 2, "it goes on by itself"
+
+    drive(run, steps)

@@ -14,6 +14,7 @@ from textual.pilot import Pilot
 
 from trainkit.dashboard.app import Dashboard
 from trainkit.dashboard.pages.logs import Logs
+from trainkit.dashboard.panels import lines
 from trainkit.dashboard.panels.lines import CLOCK, Lines, Paragraphs
 
 
@@ -84,3 +85,19 @@ def test_nothing_of_a_line_is_lost_by_wrapping_and_nothing_is_wider_than_it_may_
     found = [part.plain for part in paragraphs._at(width)]
     assert "".join("".join(found).split()) == "".join("".join(texts).split())
     assert all(Content(part).cell_length <= width for part in found)
+
+
+def test_of_lines_that_were_there_before_nothing_is_wrapped_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrapped: list[str] = []
+    hanging = lines._hanging
+
+    def counted(line: Content, indent: int, width: int) -> list[Content]:
+        wrapped.append(line.plain)
+        return hanging(line, indent, width)
+
+    monkeypatch.setattr(lines, "_hanging", counted)
+    paragraphs = Paragraphs()
+    paragraphs._lines = [Content(f"line {n}") for n in range(200)]
+    assert len(paragraphs._at(40)) == len(wrapped) == 200
+    paragraphs._lines = [*paragraphs._lines[1:], Content("a new one")]
+    assert paragraphs._at(40)[-1].plain == "a new one" and wrapped[200:] == ["a new one"]

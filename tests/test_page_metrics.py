@@ -280,8 +280,16 @@ def many_long(metrics: int) -> View:
     return view
 
 
-def test_only_charts_in_sight_are_drawn_and_again_only_when_it_can_be_seen(drawn: list[int]) -> None:
+def at(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """The moment, to charts."""
+    monkeypatch.setattr(chart, "monotonic", lambda: seconds)
+
+
+def test_only_charts_in_sight_are_drawn_and_again_only_when_it_can_be_seen(
+    drawn: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     view = many_long(50)
+    at(monkeypatch, 0.0)
 
     async def steps(pilot: Pilot[None], page: Metrics) -> None:
         assert len(cells(page)) == 4 and 4 <= len(drawn) <= 8
@@ -292,6 +300,7 @@ def test_only_charts_in_sight_are_drawn_and_again_only_when_it_can_be_seen(drawn
         page.show_view(view, now=2.0)
         await pilot.pause()
         assert len(drawn) == before and "metric_000  7.0000" in frame(page)
+        at(monkeypatch, 2 * chart.LATE)
         page.show_view(view, now=60.0)
         await pilot.pause()
         assert len(drawn) == before + 4
@@ -304,8 +313,11 @@ def test_only_charts_in_sight_are_drawn_and_again_only_when_it_can_be_seen(drawn
     drive(view, steps, size=(80, 18))
 
 
-def test_charts_of_a_long_run_are_drawn_anew_one_after_the_other(drawn: list[int]) -> None:
+def test_charts_of_a_long_run_are_drawn_anew_one_after_the_other(
+    drawn: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     view = many_long(4)
+    at(monkeypatch, 0.0)
 
     async def steps(pilot: Pilot[None], page: Metrics) -> None:
         at_once = []
@@ -314,6 +326,7 @@ def test_charts_of_a_long_run_are_drawn_anew_one_after_the_other(drawn: list[int
                 for one in view.series.values():
                     one.add(5000 + now, 7.0)
             before = len(drawn)
+            at(monkeypatch, now / 10 * chart.LATE)
             page.show_view(view, now=float(now))
             await pilot.pause()
             at_once.append(len(drawn) - before)

@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 from viewer import drive
 
 from trainkit.dashboard import replay as replays
-from trainkit.dashboard.app import Dashboard
+from trainkit.dashboard.app import NAMES, Dashboard
 from trainkit.dashboard.replay import Replay
 from trainkit.dashboard.screens import Ask
 from trainkit.dashboard.source import SLICE_BYTES
@@ -108,3 +108,18 @@ def test_keys_halt_change_the_pace_and_go_to_another_moment(run: Path) -> None:
         assert app.view.step == 76
 
     drive(run, steps, replay=replay)
+
+
+@pytest.mark.parametrize("page", [name for name in NAMES if name != "overview"])
+def test_on_every_page_the_keys_of_a_replay_are_its_own(run: Path, page: str) -> None:
+    replay = Replay(run, speed=1.0)
+
+    async def steps(pilot: Pilot[None], app: Dashboard) -> None:
+        await pilot.press("space", "full_stop")
+        assert not replay.playing and replay.speed == 2.0
+        await pilot.press("G", *"77", "enter")
+        await pilot.pause()
+        await pilot.press("right", "right", "left")
+        assert app.view.step == 78
+
+    drive(run, steps, replay=replay, key=str(NAMES.index(page) + 1))

@@ -554,7 +554,9 @@ def test_hostile_names_and_logs_are_inert_at_every_size(tmp_path: Path, size: tu
 
 def test_an_empty_directory_says_how_to_begin_and_its_keys_do_no_harm(tmp_path: Path) -> None:
     async def steps(pilot: Pilot[Choice], app: Runs) -> None:
-        await until("trainkit run RECIPE", pilot)
+        await until("no runs in", pilot)
+        told = " ".join(frame(app).replace("│", " ").split())  # where the directory's name is long, it is wrapped
+        assert "begin one: trainkit run RECIPE" in told
         await pilot.press("enter", "space", "c", "x", "delete", "j", "k", "g", "G", "pagedown", "pageup", "escape")
         await pilot.press("s", "S", "r", "L", "m", "M", "slash", "escape", "T")
         await pilot.press("question_mark")
@@ -573,3 +575,12 @@ def test_a_spark_has_a_block_for_each_value_the_highest_where_that_is(curve: lis
     finite = [value for value in curve if math.isfinite(value)]
     if finite and max(finite) > min(finite) and math.isfinite(max(finite) - min(finite)):
         assert told[curve.index(max(finite))] == "█" and told[curve.index(min(finite))] == "▁"
+
+
+def test_while_nothing_changes_nothing_is_drawn(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def steps(pilot: Pilot[Choice], app: Runs) -> None:
+        await pilot.pause(1.5)
+        monkeypatch.setattr(Runs, "show", lambda *_: pytest.fail("it was drawn"))
+        await pilot.pause(2.5)
+
+    browse(runs, steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -21,10 +22,14 @@ from trainer import LIMIT, environment, workplace
 from trainkit.dashboard.app import NAMES
 from trainkit.events.client import send
 from trainkit.events.log import read
+from trainkit.events.process import process_alive
 
 pytestmark = pytest.mark.skipif(
     shutil.which("tmux") is None, reason="tmux is not installed: the terminal was not tested"
 )
+
+#: Of a run that is running, evaluating or saving: which of them, a crowded machine's header tells only now and then.
+AT_WORK = "  ● "
 
 
 class Terminal:
@@ -33,7 +38,9 @@ class Terminal:
     def __init__(self, directory: Path) -> None:
         self._socket, self._open = f"trainkit-{uuid.uuid4().hex[:8]}", True
         self._tmux("-f", "/dev/null", "new-session", "-d", "-x", "120", "-y", "40", "-c", str(directory), "sh")
-        for name, value in (("PS1", "$ "), ("TERM", "tmux-256color")):
+        # what a viewer remembers of another test is none of its business
+        state = str(directory / "state")
+        for name, value in (("PS1", "$ "), ("TERM", "tmux-256color"), ("XDG_STATE_HOME", state)):
             self.type(f"export {name}={shlex.quote(value)}")
 
     def type(self, line: str) -> None:
@@ -79,12 +86,24 @@ class Terminal:
 
 @pytest.fixture
 def terminal(tmp_path: Path) -> Iterator[Terminal]:
-    terminal = Terminal(workplace(tmp_path))
-    yield terminal
-    terminal.close()
+    try:
+        terminal = Terminal(workplace(tmp_path))
+        yield terminal
+        terminal.close()
+    finally:
+        end_all(tmp_path)
 
 
-def train(terminal: Terminal, directory: Path, *options: str, seen: str = "● running") -> Path:
+def end_all(directory: Path) -> None:
+    """Kill every process that works in this directory: a trainer outlives its terminal, and would take a processor from
+    all tests to come."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (process / "cwd").readlink().is_relative_to(directory):
+                os.kill(int(process.name), signal.SIGKILL)
+
+
+def train(terminal: Terminal, directory: Path, *options: str, seen: str = AT_WORK) -> Path:
     """Begin a run that does not end by itself, and wait until this is on the screen."""
     terminal.trainkit(" ".join(["run tiny.toml --set train.steps=1000000", *options]))
     terminal.until(lambda screen: seen in screen)
@@ -118,10 +137,10 @@ def test_it_draws_resizes_detaches_attaches_again_and_stops(tmp_path: Path, term
     assert "tiny" in screen and "/ 1,000,000" in screen
 
     terminal.resize(70, 24)
-    narrow = terminal.until(lambda screen: "running" in screen and len(screen.splitlines()[0]) <= 70)
+    narrow = terminal.until(lambda screen: AT_WORK in screen and len(screen.splitlines()[0]) <= 70)
     assert max(map(len, narrow.splitlines())) <= 70
     terminal.resize(140, 45)
-    terminal.until(lambda screen: "running" in screen and max(map(len, screen.splitlines())) > 120)
+    terminal.until(lambda screen: AT_WORK in screen and max(map(len, screen.splitlines())) > 120)
 
     terminal.press("q")
     farewell = terminal.until(lambda screen: "ended with 0" in screen)
@@ -130,11 +149,11 @@ def test_it_draws_resizes_detaches_attaches_again_and_stops(tmp_path: Path, term
 
     terminal.type("clear")
     terminal.trainkit("watch tiny")
-    terminal.until(lambda screen: "● running" in screen)
+    terminal.until(lambda screen: AT_WORK in screen)
     terminal.press("S")
     terminal.until(lambda screen: "Stop this run?" in screen)
     terminal.press("n")
-    terminal.until(lambda screen: "Stop this run?" not in screen and "running" in screen)
+    terminal.until(lambda screen: "Stop this run?" not in screen and AT_WORK in screen)
     terminal.press("S")
     terminal.until(lambda screen: "Stop this run?" in screen)
     terminal.press("y")
@@ -154,15 +173,21 @@ def test_a_viewer_that_is_killed_and_a_terminal_that_is_closed_leave_shell_and_r
     (viewer,) = (child for child in children(parent) if os.getsid(child) == os.getsid(parent))
     os.kill(viewer, signal.SIGKILL)
     screen = terminal.until(lambda screen: "ended with 137" in screen)
-    assert "● running" not in screen and "killed by signal 9" in screen
+    assert AT_WORK not in screen and "killed by signal 9" in screen
     terminal.type("echo it is $((20 + 22))")
     terminal.until(lambda screen: "it is 42" in screen)
     goes_on(run)
 
     terminal.trainkit("watch tiny")
-    terminal.until(lambda screen: "● running" in screen)
+    terminal.until(lambda screen: AT_WORK in screen)
+    (parent,) = children(terminal.shell())
+    viewers = [parent, *children(parent)]
     terminal.close()
     goes_on(run)
+    deadline = time.monotonic() + LIMIT
+    while any(process_alive(viewer, None) for viewer in viewers):
+        assert time.monotonic() < deadline, "the viewer does not end with its terminal"
+        time.sleep(0.1)
     assert send(run, "stop").ok
 
 
@@ -225,12 +250,12 @@ def test_two_viewers_watch_one_run_and_neither_hinders_the_other_nor_the_run(
         for window in (terminal, other):
             window.trainkit("watch tiny --readonly")
         for window in (terminal, other):
-            window.until(lambda screen: "● running" in screen)
+            window.until(lambda screen: AT_WORK in screen)
         terminal.press("c")
         terminal.until(lambda screen: "may only look" in screen)
         other.close()
         goes_on(run)
-        terminal.until(lambda screen: "● running" in screen)
+        terminal.until(lambda screen: AT_WORK in screen)
         assert send(run, "stop").ok
         terminal.until(lambda screen: "■ stopped" in screen)
     finally:

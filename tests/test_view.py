@@ -341,6 +341,24 @@ def test_a_log_that_has_become_shorter_is_known_to_be_another(tmp_path: Path) ->
     assert not tail.poll() and tail.replaced
 
 
+def test_a_log_that_stands_in_for_another_is_known_to_be_another_though_it_is_longer(tmp_path: Path) -> None:
+    fake_run.write(tmp_path, fake_run.events(3))
+    tail = Tail(tmp_path)
+    assert tail.poll()
+    fake_run.write(tmp_path / "new", fake_run.events(30))
+    (tmp_path / "new" / NAME).replace(tmp_path / NAME)
+    tail.poll()
+    assert tail.replaced
+
+
+def test_a_look_at_a_log_that_has_not_grown_opens_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_run.write(tmp_path, fake_run.events(3))
+    tail = Tail(tmp_path)
+    assert tail.poll()
+    monkeypatch.setattr(Path, "open", lambda *_: pytest.fail("it was opened"))
+    assert not tail.poll() and not tail.replaced
+
+
 def test_attempts_are_counted_on_after_a_last_line_of_any_length(tmp_path: Path) -> None:
     assert last_attempt(tmp_path) == 0
     log = EventLog(tmp_path, attempt=3)
@@ -371,4 +389,6 @@ def test_what_no_trainer_wrote_is_left_out_of_a_view_and_the_rest_is_in_it(tmp_p
     events = fake_run.events(4)
     foreign = [{"type": "step", **where, **fields} for fields in wrong] + [{"type": "run_started", **where}]
     run = fake_run.write(tmp_path / "run", [*events[:4], *foreign, *events[4:]])
-    assert list(view_of(run).series["train/loss"].steps) == [1, 2, 3, 4]
+    view = view_of(run)
+    assert list(view.series["train/loss"].steps) == [1, 2, 3, 4]
+    assert all(view.series.values()), "there is no metric of which nothing is known"

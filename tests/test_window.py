@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from textual.pilot import Pilot
 from textual.widgets import ContentSwitcher, Static
@@ -166,6 +166,7 @@ KEYS = st.sampled_from(["1", "2", "3", "4", "5", "6", "7", "8", "question_mark",
 SIZES = st.tuples(st.integers(1, 220), st.integers(1, 70))
 
 
+@example([((133, 25), "colon"), ((5, 67), "tab"), ((142, 36), "escape")])
 @given(st.lists(st.tuples(SIZES, KEYS), min_size=1, max_size=6))
 @settings(max_examples=8, deadline=None)
 def test_no_size_and_no_page_ends_it(

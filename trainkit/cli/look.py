@@ -89,7 +89,7 @@ def send(run: str, command: str, argument: str | None) -> str:
 
     reply = client.send(run_directory(run), command, argument)
     if not reply.ok:
-        raise TrainkitError(reply.detail, exit_code=FAILED)
+        raise TrainkitError(reply.detail, hint=f"how the run stands: trainkit watch {run} --once", exit_code=FAILED)
     return inert(reply.detail)
 
 

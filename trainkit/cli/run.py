@@ -72,5 +72,6 @@ def follow(directory: Path, start: Start, output: Output | None, detach: bool) -
     watch(directory)
     code = trainer.poll()
     if code == WRONG_INPUT:
+        # where it was and how to mend it are in the message
         raise TrainkitError(next(e["message"] for e in reversed(read(directory)) if e["type"] == "run_finished"))
     return DONE if code is None else code

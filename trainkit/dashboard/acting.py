@@ -105,9 +105,13 @@ class Acting(Themed[None]):
             name = f"send {command}"
             threading.Thread(target=self._send, args=(command, argument, waiting), name=name, daemon=True).start()
 
+    def has_answers(self) -> bool:
+        """Whether there are any to be told."""
+        return not self._answers.empty()
+
     def tell_answers(self) -> None:
         """Show what the trainer has said to orders since the last call."""
-        while not self._answers.empty():
+        while self.has_answers():
             command, reply, waiting = self._answers.get()
             waiting.timeout = 0.0  # it may not even have been shown yet
             self._unnotify(waiting)

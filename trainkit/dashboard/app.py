@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import threading
-import time
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,8 +16,7 @@ from textual.widgets import ContentSwitcher, Static
 from trainkit.dashboard import habits, replaying, theme
 from trainkit.dashboard.acting import Acting
 from trainkit.dashboard.charts.keys import ChartKeys
-from trainkit.dashboard.commands import Commands, keys_in_force
-from trainkit.dashboard.crowding import Crowding
+from trainkit.dashboard.crowding import Crowding, Turn
 from trainkit.dashboard.pages import PAGES, Page
 from trainkit.dashboard.pages.data import Data
 from trainkit.dashboard.panels.charts import LossChart, MetricChart
@@ -32,7 +28,6 @@ from trainkit.dashboard.panels.tabs import Tabs
 from trainkit.dashboard.panels.texts import WIDE, Texts
 from trainkit.dashboard.replay import Replay
 from trainkit.dashboard.replaying import Replaying
-from trainkit.dashboard.screens import Help
 from trainkit.dashboard.source import Source
 from trainkit.errors import TrainkitError
 from trainkit.events.series import Series
@@ -40,13 +35,13 @@ from trainkit.events.view import State, View
 
 #: Seconds between two looks at the log, between two drawings of the charts, and of reading at a time.
 POLL, DRAW, READ = 0.2, 1.0, 0.03
-#: On a crowded machine: seconds between two drawings of the clocks in the header, and of the charts.
-CROWDED_TICK, CROWDED_DRAW = 3.0, 15.0
+#: On a crowded machine: seconds between two looks, which are those of a run that has ended as well; and the fewest and
+#: the most between two drawings of the header, of words, and of the charts.
+REST, CLOCK, WORDS, CHARTS = 1.0, (3.0, 10.0), (1.0, 5.0), (15.0, 60.0)
 #: The pages in the order of their keys.
 NAMES = ("overview", *(page.NAME for page in PAGES))
 
-LEAVE, PALETTE = "leave: the run goes on without this window", "whatever a key does, by its name"
-HELP = "question_mark"
+LEAVE = "leave: the run goes on without this window"
 PANEL = "the next panel of text, where only one has room"
 #: What is about the overview alone.
 OVERVIEW = ("next_panel", "scroll_text")
@@ -55,11 +50,7 @@ OVERVIEW = ("next_panel", "scroll_text")
 class Dashboard(ChartKeys, Replaying, Acting):
     """One run on one screen."""
 
-    TITLE = "trainkit"
     BINDING_GROUP_TITLE = "everywhere"
-    COMMANDS = {Commands}  # noqa: RUF012 (as textual declares it)
-    COMMAND_PALETTE_BINDING = HELP  # the key that the footer has at its right end, however narrow it is
-    AUTO_FOCUS = None
     # the lowest class of each is a terminal that is too small for anything
     HORIZONTAL_BREAKPOINTS = [(0, "-tiny"), (24, "-narrow"), (78, "-medium"), (WIDE, "-wide")]  # noqa: RUF012 (the same)
     VERTICAL_BREAKPOINTS = [(0, "-flat"), (8, "-low"), (23, "-middle"), (32, "-high")]  # noqa: RUF012
@@ -67,10 +58,6 @@ class Dashboard(ChartKeys, Replaying, Acting):
         *ChartKeys.BINDINGS,  # these and the next have keys in common
         *Replaying.BINDINGS,
         Binding("q", "detach", "detach", tooltip=LEAVE),
-        Binding("ctrl+c,ctrl+q", "detach", "detach", show=False, priority=True, tooltip=LEAVE),
-        Binding(HELP, "help", "help", show=False, key_display="?", tooltip="the keys, and the signs of a chart"),
-        Binding("ctrl+p", "command_palette", "commands", show=False, priority=True, tooltip=PALETTE),
-        Binding("colon", "command_palette", "commands", show=False, tooltip=PALETTE),
         Binding("y", "copy", "copy", show=False, tooltip="copy what this page is about to the clipboard"),
         Binding("tab", "next_panel", "next panel", show=False, priority=True, tooltip=PANEL),
         *(
@@ -107,16 +94,17 @@ class Dashboard(ChartKeys, Replaying, Acting):
         self._source = replay or Source(run_directory)
         self.replay = replay
         self.viewport.adopt(kept.looks)
-        self._header = Header()
-        self._drawn, self._ticked, self._told = 0.0, 0.0, 0
+        self._header, self._tabs = Header(), Tabs(NAMES)
+        self._clock, self._words = Turn(0, crowded=CLOCK), Turn(0, crowded=WORDS)
+        self._charts = Turn(DRAW, crowded=CHARTS)
+        #: How many lines and samples, and how many metrics, the view had when they were drawn last.
+        self._told, self._metrics = 0, 0
         self._crowding = Crowding()
         self._more: Timer | None = None
-        #: The signal that ended the dashboard, if one did.
-        self.signal: int | None = None
 
     def compose(self) -> ComposeResult:
         yield self._header
-        yield Tabs(NAMES)
+        yield self._tabs
         with ContentSwitcher(initial=NAMES[0], id="pages"):
             with Container(id=NAMES[0]):
                 with Container(id="charts"):
@@ -134,16 +122,37 @@ class Dashboard(ChartKeys, Replaying, Acting):
         yield Static(id="too-small", markup=False)
 
     def on_mount(self) -> None:
-        loop = asyncio.get_running_loop()
-        if threading.current_thread() is threading.main_thread() and not self.is_headless:
-            for number in (signal.SIGTERM, signal.SIGHUP):
-                loop.add_signal_handler(number, self._end_by_signal, number)
+        self.end_by_signals()
         for page in self.query(Page):
             page.adopt(self.habits.pages.get(page.NAME, {}))
         if self._first_page in NAMES[1:]:
             self._turn_to(self._first_page)
-        self.set_interval(POLL, self.poll)
+        self._look_on()
+
+    def _look_on(self) -> None:
+        """Poll now, and again as soon as it may matter: every waking costs."""
         self.poll()
+        if self._crowded() or (self.view.finished is not None and self.replay is None):
+            self._rest()
+        else:
+            self.set_timer(POLL, self._look_on)
+
+    def _rest(self) -> None:
+        """Poll after a while, but see before, once a second, whether there is a word to be read: not by a timer of
+        textual's, which costs more than the look."""
+
+        def look() -> None:
+            words = self._words.has_come(crowded=True) and self._source.says_more()
+            if words or self._clock.has_come(crowded=True) or self.has_answers():
+                self.call_later(self._look_on)
+            else:
+                self._rest()
+
+        asyncio.get_running_loop().call_later(REST, look)
+
+    def _crowded(self) -> bool:
+        """Whether to draw less often: for a trainer, which a replay does not follow."""
+        return self.replay is None and self._crowding.crowded()
 
     def on_resize(self, event: Resize) -> None:
         told = f"too small: {event.size.width} x {event.size.height}"
@@ -184,34 +193,45 @@ class Dashboard(ChartKeys, Replaying, Acting):
             self._more = self.set_timer(0.01, self._read_on)
 
     def show(self, *, loading: bool = False, everything: bool = False) -> None:
-        """Draw the view; the charts only so often, unless `everything` is to be drawn or there is a word to be read."""
-        view, now, crowded = self._source.view, self._source.now(), self._crowding.crowded()
+        """Draw what is due of the view, or `everything`. Where there is a word to be read, all of it is due, but on a
+        crowded machine the word alone."""
+        view, now, crowded = self._source.view, self._source.now(), self._crowded()
         if not self.screen_stack or not self._header.is_attached:
             return  # the last tick of the clock while the app closes: its screens and widgets have gone before it
-        news, self._told = view.told != self._told, view.told
-        at_once = everything or news
-        if crowded and not at_once and time.monotonic() - self._ticked < CROWDED_TICK:
-            return
-        self._ticked = time.monotonic()
-        screen = self.screen_stack[0]
-        doing, problem = self._source.state(now), self._source.problem
-        self._header.show(view, state=doing, now=now, loading=loading, problem=problem)
-        if self.replay:
-            screen.query_one(Tabs).tell(replaying.told(self.replay))
-        if not at_once and time.monotonic() - self._drawn < (CROWDED_DRAW if crowded else DRAW):
-            return
-        self._drawn = time.monotonic()
-        self.renew(view, view.attempt)
-        if page := self._page():
+        words = view.told != self._told and self._words.has_come(crowded=crowded)
+        first = len(view.series) > self._metrics  # a run that has just begun shows that it has
+        charts = everything or first or (words and not crowded) or self._charts.has_come(crowded=crowded)
+        if charts or words or self._clock.has_come(crowded=crowded):
+            self._clock.take()
+            doing, problem = self._source.state(now), self._source.problem
+            self._header.show(view, state=doing, now=now, loading=loading, problem=problem)
+            if self.replay:
+                self._tabs.tell(replaying.told(self.replay))
+        if charts or words:
+            self._words.take()
+            self._told = view.told
+        if charts:
+            self._charts.take()
+            self._metrics = len(view.series)
+            self.renew(view, view.attempt)
+        page = self._page()
+        if page and (charts or (words and page.WORDS)):
             page.show_view(view, now=now)
-            return
+        elif not page and charts:
+            self._show_charts(view, now)
+        if not page and (charts or words):
+            screen = self.screen_stack[0]
+            screen.query_one("#log", LogLines).show_view(view)
+            screen.query_one("#newest-samples", SampleLines).show_view(view)
+
+    def _show_charts(self, view: View, now: float) -> None:
+        """What the overview shows beside words."""
         # by their ids, which textual remembers: any other query walks through all widgets of all pages
+        screen = self.screen_stack[0]
         screen.query_one("#loss", LossChart).show_view(view)
         for name in ("#rate", "#norm", "#speed"):
             screen.query_one(name, MetricChart).show_view(view)
         screen.query_one("#machine", Machine).show_view(view, now=now)
-        screen.query_one("#log", LogLines).show_view(view)
-        screen.query_one("#newest-samples", SampleLines).show_view(view)
 
     def draw_all(self) -> None:
         self.show(everything=True)
@@ -223,7 +243,7 @@ class Dashboard(ChartKeys, Replaying, Acting):
         self.show(everything=True)
 
     def remember(self) -> None:
-        if self._remembered and self.screen_stack[0].query(ContentSwitcher):
+        if self._remembered and self._pages():
             for page in self.screen_stack[0].query(Page):
                 self.habits.pages[page.NAME] = page.habits()
             self.habits.looks = self.viewport.habits()
@@ -233,8 +253,8 @@ class Dashboard(ChartKeys, Replaying, Acting):
         self.remember()
         self.exit()
 
-    def action_help(self) -> None:
-        self.push_screen(Help(keys_in_force(self.screen)))
+    def action_leave(self) -> None:
+        self.action_detach()
 
     def action_next_panel(self) -> None:
         texts = self.screen_stack[0].query_one(Texts)
@@ -270,22 +290,22 @@ class Dashboard(ChartKeys, Replaying, Acting):
 
     def _page(self) -> Page | None:
         """The page in front; None where it is the overview."""
-        screen = self.screen_stack[0]
-        name = next((switcher.current for switcher in screen.query(ContentSwitcher)), None)
-        return None if name in (None, NAMES[0]) else screen.query_one(f"#{name}", Page)
+        pages = self._pages()
+        name = pages.current if pages else None
+        return None if name in (None, NAMES[0]) else self.screen_stack[0].query_one(f"#{name}", Page)
+
+    def _pages(self) -> ContentSwitcher | None:
+        """All of them; None before they are there, and after."""
+        return self.screen_stack[0].query_one_optional("#pages", ContentSwitcher)
 
     def _turn_to(self, name: str) -> None:
         screen = self.screen_stack[0]
-        screen.query_one(ContentSwitcher).current = name
-        screen.query_one(Tabs).choose(name)
+        screen.query_one("#pages", ContentSwitcher).current = name
+        self._tabs.choose(name)
         screen.set_focus(self._page())
         self.habits.page = name
         self.remember()
         self.show(everything=True)
-
-    def _end_by_signal(self, number: int) -> None:
-        self.signal = number
-        self.action_detach()
 
 
 def require_page(name: str) -> None:

@@ -141,4 +141,4 @@ def _row(told: dict[str, Any]) -> Row:
 
 
 def _line(name: str) -> str:
-    return plain.inert(name).replace("\n", "␊")
+    return plain.one_line(name)

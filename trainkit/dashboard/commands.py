@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from textual.app import App
 from textual.command import DiscoveryHit, Hit, Hits, Provider
@@ -13,7 +13,9 @@ from textual.screen import Screen
 
 from trainkit.dashboard import theme
 from trainkit.dashboard.pages.page import Page
-from trainkit.dashboard.themed import Themed
+
+if TYPE_CHECKING:
+    from trainkit.dashboard.themed import Themed
 
 
 class Key(NamedTuple):
@@ -61,14 +63,13 @@ class Commands(Provider):
                 yield Hit(score, matcher.highlight(name), command, help=meaning or None)
 
     def _commands(self) -> Iterator[tuple[str, str, Any]]:
-        app = self.app
+        app = cast("Themed[Any]", self.app)
         for key in keys_in_force(self.screen):
             if key.action != "command_palette":
                 name = f"{key.name} ({key.keys})"
                 more = key.group if isinstance(key.node, Page) else ""
                 meaning = more if key.meaning == key.name else f"{key.group}: {key.meaning}"
                 yield name, meaning, partial(app.run_action, key.action, key.node)
-        assert isinstance(app, Themed)
         for name in theme.THEMES:
             yield f"theme {name}", "the window: its colours", partial(app.wear, name)
 

@@ -6,7 +6,9 @@ from typing import ClassVar
 
 from textual.app import App
 from textual.binding import Binding, BindingType
+from textual.widgets import Input
 
+from trainkit.dashboard.charts.viewport import viewport_of
 from trainkit.dashboard.replay import Replay
 from trainkit.dashboard.screens import Ask
 from trainkit.errors import TrainkitError
@@ -15,23 +17,27 @@ ACTIONS = ("play", "speed", "seek", "go_to_step")
 
 
 class Replaying(App[None]):
-    """Its keys are there only where there is a replay."""
+    """Its keys are there only where there is a replay, but then on every page, whatever they do there else. A line that
+    is typed, what lies over the page, and a crosshair keep theirs."""
 
     BINDING_GROUP_TITLE = "the replay"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("space", "play", "halt", show=False, tooltip="halt, or go on"),
-        Binding("full_stop,greater_than_sign", "speed(1)", "faster", show=False),
-        Binding("comma,less_than_sign", "speed(-1)", "slower", show=False),
-        Binding("left,h", "seek(-1)", "back", show=False, tooltip="a hundredth of the run back"),
-        Binding("right", "seek(1)", "on", show=False, tooltip="a hundredth of the run on"),
-        Binding("G", "go_to_step", "go to step", show=False, tooltip="go to a step (asks for it)"),
+        Binding("space", "play", "halt", show=False, priority=True, tooltip="halt, or go on"),
+        Binding("full_stop,greater_than_sign", "speed(1)", "faster", show=False, priority=True),
+        Binding("comma,less_than_sign", "speed(-1)", "slower", show=False, priority=True),
+        Binding("left,h", "seek(-1)", "back", show=False, priority=True, tooltip="a hundredth of the run back"),
+        Binding("right", "seek(1)", "on", show=False, priority=True, tooltip="a hundredth of the run on"),
+        Binding("G", "go_to_step", "go to step", show=False, priority=True, tooltip="go to a step (asks for it)"),
     ]
 
     replay: Replay | None
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        if action in ACTIONS and self.replay is None:
-            return False
+        if action in ACTIONS:
+            if self.replay is None or len(self.screen_stack) != 1 or isinstance(self.focused, Input):
+                return False
+            if action == "seek" and viewport_of(self).pinned:
+                return False
         return super().check_action(action, parameters)
 
     def draw_all(self) -> None:
@@ -43,10 +49,12 @@ class Replaying(App[None]):
         """Let a replay go on, or halt it."""
         if self.replay:
             self.replay.playing = not self.replay.playing
+            self.draw_all()
 
     def action_speed(self, by: int) -> None:
         if self.replay:
             self.replay.faster(by)
+            self.draw_all()
 
     def action_seek(self, steps: int) -> None:
         """Go so many hundredths of the run on, or back."""

@@ -24,6 +24,8 @@ class Source:
     def __init__(self, run_directory: Path) -> None:
         self._directory = run_directory
         self._alive, self._looked = True, 0.0
+        #: When the event was written that was the last one at the last look at the process.
+        self._heard: float | None = None
         self._rewind()
 
     def advance(self, *, seconds: float) -> bool:
@@ -33,6 +35,10 @@ class Source:
             if time.monotonic() >= until:
                 return True
         return False
+
+    def says_more(self) -> bool:
+        """Whether the log has new lines that are more than steps: found out without taking them in."""
+        return self._tail.ahead_but(b'{"type": "step"', limit_bytes=SLICE_BYTES)
 
     def detail(self, low: float, high: float) -> dict[str, Series]:
         """Every point from step `low` to `high` of every metric, read from the log again, for a look closer than the
@@ -45,8 +51,11 @@ class Source:
 
     def state(self, now: float) -> State:
         """What the run is doing at `now` (Unix seconds)."""
-        if abs(now - self._looked) >= LOOK_EVERY:
-            self._alive, self._looked = alive(self.view), now
+        if abs(now - self._looked) >= LOOK_EVERY and not self.view.finished:
+            heard, self._heard = self._heard, self.view.last_event
+            # whoever has written since the last look was alive a moment ago
+            wrote = heard is not None and self._heard is not None and max(heard, now - 2 * LOOK_EVERY) < self._heard
+            self._alive, self._looked = wrote or alive(self.view), now
         return state(self.view, now, self._alive)
 
     @property

@@ -150,6 +150,9 @@ def _be_the_child(show: Callable[[], None], lifeline: int) -> NoReturn:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
         threading.Thread(target=hold_on, name="lifeline", daemon=True).start()
         os.nice(NICENESS)
+        # the terminal itself says how large it is, also after a resize; what a shell exported says how large it was
+        for name in ("COLUMNS", "LINES"):
+            os.environ.pop(name, None)
         show()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else FAILED

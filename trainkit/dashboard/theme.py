@@ -16,7 +16,7 @@ from rich.style import Style
 from textual.app import App
 from textual.theme import Theme
 
-GROUND, RAISED, EDGE, FAINT = "$ground", "$raised", "$edge", "$faint"
+GROUND, EDGE, FAINT = "$ground", "$edge", "$faint"
 DIM, TEXT, BRIGHT = "$dim", "$ink", "$bright"
 
 TRAIN, TRAIN_BAND = "$train", "$train-band"

@@ -1,35 +1,56 @@
-"""An application in our colours, on any terminal: every theme, no colour at all, ASCII alone."""
+"""An application in our colours, on any terminal: every theme, no colour at all, ASCII alone; and what all of ours do:
+the help, the palette, ending by a key or a signal."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from textual.app import App
 from textual.binding import Binding, BindingType
+from textual.driver import Driver
+from textual.drivers.linux_driver import LinuxDriver
 from textual.filter import LineFilter, Monochrome
 from textual.notifications import SeverityLevel
 
 from trainkit.dashboard import theme
+from trainkit.dashboard.commands import Commands, keys_in_force
+from trainkit.dashboard.driver import Terminal
 from trainkit.dashboard.filters import Ascii, Colorless
 from trainkit.dashboard.habits import Habits
+from trainkit.dashboard.screens import Help
 from trainkit.events import plain
 
 T = TypeVar("T")
+
+HELP = "question_mark"
+PALETTE = "whatever a key does, by its name"
 
 
 class Themed(App[T]):
     """Attributes:
     habits: what is remembered of the person; whoever changes it calls `remember`.
+    signal: the signal that ended it, if one did.
     """
 
+    TITLE = "trainkit"
     BINDING_GROUP_TITLE = "the window"
+    COMMANDS = {Commands}  # noqa: RUF012 (as textual declares it)
+    COMMAND_PALETTE_BINDING = HELP  # the key that the footer has at its right end, however narrow it is
+    AUTO_FOCUS = None
     # as it is: textual looks for a relative path beside the file of each subclass
     CSS_PATH = Path(__file__).with_name("dashboard.tcss")
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("T", "next_theme", "theme", show=False, tooltip="the next colours, in the end none"),
+        Binding("ctrl+c,ctrl+q", "leave", "leave", show=False, priority=True, tooltip="leave: no run ends with it"),
+        Binding(HELP, "help", "help", show=False, key_display="?", tooltip="the keys, and the signs of a chart"),
+        Binding("ctrl+p", "command_palette", "commands", show=False, priority=True, tooltip=PALETTE),
+        Binding("colon", "command_palette", "commands", show=False, tooltip=PALETTE),
     ]
 
     def __init__(self, habits: Habits, *, ascii_only: bool = False) -> None:
@@ -37,10 +58,32 @@ class Themed(App[T]):
         super().__init__()
         theme.install(self)
         self.habits = habits
+        self.signal: int | None = None
         if os.environ.get("NO_COLOR"):
             self.theme = theme.PLAIN
         elif habits.theme in theme.THEMES:
             self.theme = habits.theme
+
+    def get_driver_class(self) -> type[Driver]:
+        """Textual's own, but for the one that wakes without need."""
+        found = super().get_driver_class()
+        return Terminal if found is LinuxDriver else found
+
+    def end_by_signals(self) -> None:
+        """From now on, a signal that ends a process ends the application as its key does. For when it is mounted."""
+        if threading.current_thread() is threading.main_thread() and not self.is_headless:
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                asyncio.get_running_loop().add_signal_handler(number, self._end_by_signal, number)
+
+    def _end_by_signal(self, number: int) -> None:
+        self.signal = number
+        self.action_leave()
+
+    def action_leave(self) -> None:
+        self.exit()
+
+    def action_help(self) -> None:
+        self.push_screen(Help(keys_in_force(self.screen)))
 
     def get_line_filters(self) -> Sequence[LineFilter]:
         """Textual's own, but for the one that leaves greys where NO_COLOR is set, and ours."""

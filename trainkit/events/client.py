@@ -42,7 +42,9 @@ def send(run_directory: Path, command: str, argument: str | float | None = None,
             raise gone from None
         except PermissionError:
             raise TrainkitError(
-                "this trainer takes orders from its owner only", where=str(run_directory / NAME)
+                "this trainer takes orders from its owner only",
+                where=str(run_directory / NAME),
+                hint="give it as the user who began the run",
             ) from None
         except TimeoutError:
             raise TrainkitError(

@@ -61,10 +61,11 @@ def record(found: dict[str, Series], event: Event) -> None:
 
     What it may raise where no trainer wrote the event is `schema.FOREIGN`.
     """
-    for name, value in event["metrics"].items():
+    for name, told in event["metrics"].items():
+        value = number(told)  # before the series is made: what no trainer wrote leaves no empty one behind
         if name not in found:
             found[name] = Series(limit=None)
-        found[name].add(event["step"], number(value))
+        found[name].add(event["step"], value)
 
 
 def _collect(found: dict[str, Series], log: BinaryIO, begin: int, end: int, *, low: float, high: float) -> None:

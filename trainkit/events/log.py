@@ -91,8 +91,10 @@ class Tail:
         self._path = run_directory / NAME
         #: Bytes consumed; a later Tail that starts here continues without a gap.
         self.offset = offset
-        #: Whether the log has become shorter than what was consumed: it is another one now, to be read anew.
+        #: Whether another log stands where what was consumed did, or it has become shorter: it is to be read anew.
         self.replaced = False
+        #: Which file the log was when it was last read.
+        self._file: tuple[int, int] | None = None
 
     def poll(self, *, limit_bytes: int = 1 << 24) -> list[Event]:
         """New events, of about `limit_bytes` of whole lines; empty where there are none or no log yet."""
@@ -105,8 +107,15 @@ class Tail:
     def placed(self, *, limit_bytes: int) -> list[tuple[int, Event]]:
         """As `poll`, each event with the byte at which its line begins. No line is begun beyond the limit."""
         try:
+            # most looks find nothing new, and then open nothing
+            found = self._path.stat()
+            if found.st_size == self.offset and self._file == (found.st_dev, found.st_ino):
+                self.replaced = False
+                return []
             with self._path.open("rb") as file:
-                self.replaced = file.seek(0, os.SEEK_END) < self.offset
+                found = os.fstat(file.fileno())
+                before, self._file = self._file, (found.st_dev, found.st_ino)
+                self.replaced = found.st_size < self.offset or before not in (None, self._file)
                 file.seek(self.offset)
                 chunk = file.read(limit_bytes)
                 while chunk and b"\n" not in chunk and (more := file.read(limit_bytes)):
@@ -116,6 +125,19 @@ class Tail:
         begin, end = self.offset, chunk.rfind(b"\n") + 1
         self.offset += end
         return list(parse(chunk[:end], begin))
+
+    def ahead_but(self, usual: bytes, *, limit_bytes: int) -> bool:
+        """Whether there is something new that is more than whole lines that begin with `usual`; nothing is consumed."""
+        try:
+            if self._path.stat().st_size == self.offset:
+                return False
+            with self._path.open("rb") as file:
+                file.seek(self.offset)
+                chunk = file.read(limit_bytes)
+        except OSError:
+            return True
+        whole = chunk[: chunk.rfind(b"\n") + 1]
+        return len(chunk) == limit_bytes or not chunk or whole.count(b"\n") != (b"\n" + whole).count(b"\n" + usual)
 
 
 def read(run_directory: Path) -> list[Event]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 
 #: Seconds by which two readings of one process's start may differ: the boot time is itself derived from the clock.
@@ -26,6 +27,9 @@ def process_alive(pid: int, started: float | None) -> bool:
     if fields is not None and fields[0] in ("Z", "X"):
         return False
     now = process_started(pid)
+    if now is not None and started is not None and abs(now - started) > TOLERANCE:
+        _boot_time.cache_clear()  # the clock may have been put right since
+        now = process_started(pid)
     if now is not None:
         return started is None or abs(now - started) <= TOLERANCE
     try:
@@ -45,7 +49,9 @@ def _stat(pid: int) -> list[str] | None:
         return None
 
 
+@cache
 def _boot_time() -> int | None:
+    """Unix seconds. Asked for once, as the file is long where there are many processors."""
     try:
         lines = Path("/proc/stat").read_text().splitlines()
     except FileNotFoundError:

@@ -107,10 +107,11 @@ def _step(view: View, event: Event) -> None:
 
 
 def _record(view: View, event: Event) -> None:
-    for name, value in event["metrics"].items():
+    for name, told in event["metrics"].items():
+        value = number(told)  # before the series is made: what no trainer wrote leaves no empty one behind
         if name not in view.series:
             view.series[name] = Series()
-        view.series[name].add(event["step"], number(value))
+        view.series[name].add(event["step"], value)
 
 
 def _evaluation_started(view: View, event: Event) -> None:

@@ -36,7 +36,11 @@ def write(run_directory: Path, path: Path) -> int:
 
             parquet.write_table(pyarrow.table(columns), path)
     except OSError as error:
-        raise TrainkitError(f"cannot write it: {error.strerror or error}", where=str(path)) from error
+        raise TrainkitError(
+            f"cannot write it: {error.strerror or error}",
+            where=str(path),
+            hint="give it a directory that is there and that you may write to",
+        ) from error
     return len(columns["step"])
 
 

@@ -42,7 +42,10 @@ def follow(run_directory: Path, name: Name, spec: Track) -> Progress:
                 pass
     except OSError as error:
         raise TrainkitError(
-            f"{ABOUT[name].title} cannot be brought up to date: {error}", where=str(run_directory), exit_code=FAILED
+            f"{ABOUT[name].title} cannot be brought up to date: {error}",
+            where=str(run_directory),
+            hint=f"once that is mended: trainkit track {run_directory} goes on where it ended",
+            exit_code=FAILED,
         ) from error
     done = progress_file.read(run_directory, name)
     assert done is not None
@@ -62,6 +65,7 @@ def _copied(run_directory: Path, name: Name, spec: Track) -> bool:
         raise TrainkitError(
             f"{len(copy.problems)} of the events cannot be copied; the first: {copy.problems[0]}",
             where=str(run_directory),
+            hint=f"the others are; the log itself has them all: trainkit watch {run_directory}",
             exit_code=FAILED,
         )
     return done

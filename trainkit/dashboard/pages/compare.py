@@ -11,6 +11,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container, Vertical
 from textual.events import Resize
+from textual.timer import Timer
 from textual.widgets import Input
 
 from trainkit.dashboard import theme
@@ -75,6 +76,8 @@ class Compare(Page):
         #: Each metric over another axis, as long as it does not change.
         self._moved: dict[tuple[str, str, str], tuple[object, Series | None]] = {}
         self._told: object = None
+        #: When the next slices of logs that are not read yet are read.
+        self._more: Timer | None = None
 
     def compose(self) -> ComposeResult:
         wanted = Input(placeholder="part of a name; escape shows all")
@@ -100,7 +103,8 @@ class Compare(Page):
         for run in runs:
             if run.name not in self._others and len(self._others) < len(COLORS) - 1:
                 self._others[run.name] = Other(run)
-        self._read_on()
+        if self._more is None:
+            self._read_on()
         self.work(self._read_recipes, group="recipes", only=True)
 
     def show_view(self, view: View, *, now: float) -> None:
@@ -129,8 +133,8 @@ class Compare(Page):
         """A slice of each log that is still being read; keys and timers have their turn between."""
         for other in [other for other in self._others.values() if other.loading]:
             other.advance()
-        if any(other.loading for other in self._others.values()):
-            self.set_timer(NEXT_SLICE, self._read_on)
+        loading = any(other.loading for other in self._others.values())
+        self._more = self.set_timer(NEXT_SLICE, self._read_on) if loading else None
         self._show()
 
     @property

@@ -229,7 +229,7 @@ class Data(Page):
 def epochs_of(view: View) -> dict[str, float]:
     """How many times each source has been seen, by its (inert) name, in the order of the log."""
     found = {name.removeprefix(EPOCHS): view.last(name) for name in view.series if name.startswith(EPOCHS)}
-    return {plain.inert(name).replace("\n", "␊"): epochs for name, epochs in found.items() if epochs is not None}
+    return {plain.one_line(name): epochs for name, epochs in found.items() if epochs is not None}
 
 
 def wait_share(view: View) -> float | None:

@@ -22,6 +22,7 @@ class Logs(Page):
     """The log: `/` searches, `v` raises the lowest level that is shown, `f` goes back to the newest line."""
 
     NAME = "logs"
+    WORDS = True
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "search", "search", key_display="/"),
         Binding("v", "level", "level"),

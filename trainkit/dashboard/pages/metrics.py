@@ -93,7 +93,6 @@ class Metrics(Page):
     def __init__(self, run_directory: Path) -> None:
         super().__init__(run_directory)
         self._view: View | None = None
-        self._now = 0.0
         self._names: list[str] = []
         self._cells: list[MetricCell] = []
         self._pattern = re.compile("")
@@ -121,7 +120,7 @@ class Metrics(Page):
         yield Container(classes="grid")
 
     def show_view(self, view: View, *, now: float) -> None:
-        self._view, self._now = view, now
+        self._view = view
         self._draw()
 
     def on_resize(self, event: Resize) -> None:
@@ -214,7 +213,7 @@ class Metrics(Page):
         self._assign(visible)
         for cell in self._cells:
             place = Place(cell.key in self._pinned, cell.key == self.selected, bool(one))
-            cell.show_metric(cell.key, view, place, now=self._now)
+            cell.show_metric(cell.key, view, place)
         self._tell(view, first=first, shown=len(visible))
 
     def _assign(self, visible: list[str]) -> None:
@@ -226,7 +225,7 @@ class Metrics(Page):
             return
         kept = {cell.key: cell for cell in self._cells if cell.key in visible}
         free = [cell for cell in self._cells if cell.key not in visible]
-        new = [MetricCell(number) for number in range(len(self._cells), len(visible))]
+        new = [MetricCell() for _ in range(len(self._cells), len(visible))]
         grid.mount(*new)
         free += new
         self._cells = [kept[name] if name in kept else free.pop() for name in visible]

@@ -19,9 +19,11 @@ class Page(Container, can_focus=True):
 
     Class attributes:
         NAME: its id and what the tabs call it; one word.
+        WORDS: whether it shows lines of the log or samples, which are to be read soon also on a crowded machine.
     """
 
     NAME: ClassVar[str]
+    WORDS: ClassVar[bool] = False
 
     class Act(Message):
         """`do` changes the run: it is called if this viewer may change anything."""

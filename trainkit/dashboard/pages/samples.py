@@ -54,6 +54,7 @@ class Samples(Page):
     """The texts of one step. It is the newest until another is chosen."""
 
     NAME = "samples"
+    WORDS = True
     DEFAULT_CSS = """
     Samples #sample-all { height: 1fr; layout: horizontal; }
     Samples #sample-steps { width: 25; padding: 0 1; }

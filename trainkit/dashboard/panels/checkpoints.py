@@ -13,7 +13,7 @@ from textual.content import Content
 
 from trainkit.dashboard import theme
 from trainkit.dashboard.manifest import clock
-from trainkit.dashboard.panels.rows import Column, Row, cell
+from trainkit.dashboard.panels.rows import Column, Row, cell, coarse
 from trainkit.events import plain
 from trainkit.events.view import Checkpoint, View
 from trainkit.recipe.load import as_shown
@@ -86,7 +86,7 @@ def table(view: View, disk: Disk, *, now: float, only_present: bool) -> Table:
             *(_loss(values[loss][c.step], best=best[loss] == c.step, gone=gone) for loss in values),
             cell(c.kind, KINDS.get(c.kind, theme.TEXT) if not gone else theme.DIM),
             cell(plain.bytes_(c.bytes), theme.DIM if gone else theme.TEXT),
-            cell(_age(now - c.t), theme.DIM),
+            cell(coarse(now - c.t), theme.DIM),
             cell(clock(c.t), theme.DIM),
             cell(there[c.step] + KEPT * (c.step in disk.kept), WHEREABOUTS[there[c.step]]),
         ]
@@ -179,11 +179,3 @@ def _columns(losses: Mapping[str, object]) -> list[Column]:
         Column("written", drop=1_000),
         Column("on disk", drop=1),
     ]
-
-
-def _age(seconds: float) -> str:
-    """The largest unit alone: it is drawn anew once a minute."""
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{int(seconds // size)} {unit}"
-    return "now"

@@ -63,7 +63,7 @@ class Header(Widget):
         if view.finished and view.started and view.last_event:
             facts.append([("took ", theme.DIM), (plain.duration(view.last_event - view.started), theme.TEXT)])
         elif view.last_event is not None:
-            facts.append([(plain.duration(max(0.0, self._now - view.last_event)), theme.TEXT), (" ago", theme.DIM)])
+            facts.append([(_age(self._now - view.last_event), theme.TEXT), (" ago", theme.DIM)])
         if view.attempt > 1:
             facts.append([("attempt ", theme.DIM), (str(view.attempt), theme.TEXT)])
         return facts
@@ -81,6 +81,12 @@ class Header(Widget):
         color = theme.STATES[self._state][1]
         share = min(1.0, view.step / view.total_steps) if view.total_steps else 1.0
         return _bar(f"step {view.step:,} / {view.total_steps:,}", share, width=width, color=color)
+
+
+def _age(seconds: float) -> str:
+    """In whole seconds, so that it is drawn anew once a second at most."""
+    whole = max(0, int(seconds))
+    return f"{whole} s" if whole < 10 else plain.duration(whole)
 
 
 def _bar(told: str, share: float | None, *, width: int, color: str) -> Content:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import lru_cache
 
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.geometry import Size
+from textual.strip import Strip
+from textual.visual import Visual
 from textual.widget import Widget
 
 from trainkit.dashboard import theme
@@ -23,7 +26,11 @@ CLOCK, WIDE = 9, 40
 
 
 class Paragraphs(Widget):
-    """Lines of text, as high as they are; where one is wrapped, the rest of it stands `indent` cells to the right."""
+    """Lines of text, as high as they are; where one is wrapped, the rest of it stands `indent` cells to the right.
+
+    Of lines that were there before nothing is wrapped anew, and only what is in sight is drawn: there are hundreds, and
+    they change by one at a time.
+    """
 
     DEFAULT_CSS = "Paragraphs { width: 1fr; height: auto; }"
 
@@ -31,12 +38,16 @@ class Paragraphs(Widget):
         super().__init__()
         self._lines: Sequence[Content] = ()
         self._indent = indent
-        self._wrapped: tuple[int, list[Content]] = 0, []
+        #: What was laid out last: the lines, the width, and the rows on the screen.
+        self._wrapped: tuple[Sequence[Content], int, list[Content]] = (), 0, []
+        #: The rows of each of its lines, by text and colours.
+        self._rows: dict[tuple[object, ...], list[Content]] = {}
 
     def show(self, lines: Sequence[Content]) -> None:
         """Show these."""
-        self._lines, self._wrapped = lines, (0, [])
-        self.refresh(layout=True)
+        width = self.size.width
+        height, self._lines = len(self._at(width)), lines
+        self.refresh(layout=width < 1 or len(self._at(width)) != height)
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         return len(self._at(width))
@@ -44,14 +55,29 @@ class Paragraphs(Widget):
     def render(self) -> Content:
         return Content("\n").join(self._at(self.size.width))
 
+    def render_line(self, y: int) -> Strip:
+        rows, width = self._at(self.size.width), self.size.width
+        if y >= len(rows) or self.text_selection is not None:
+            return super().render_line(y)
+        drawn = Visual.to_strips(self, rows[y], width, 1, self.visual_style)
+        return drawn[0].apply_offsets(0, y) if drawn else Strip.blank(width, self.visual_style.rich_style)
+
     def _at(self, width: int) -> list[Content]:
         """The lines on the screen, each of at most `width` cells."""
         if width < 1:
             return []
-        if self._wrapped[0] != width:
-            indent = self._indent if width >= WIDE else 0
-            self._wrapped = width, [part for line in self._lines for part in _hanging(line, indent, width)]
-        return self._wrapped[1]
+        lines, of_width, _ = self._wrapped
+        if of_width != width:
+            self._rows.clear()
+        if lines is not self._lines or of_width != width:
+            indent, before = self._indent if width >= WIDE else 0, self._rows
+            keys = [(line.plain, *line.spans) for line in self._lines]
+            self._rows = {
+                key: before.get(key) or _hanging(line, indent, width)
+                for key, line in zip(keys, self._lines, strict=True)
+            }
+            self._wrapped = self._lines, width, [row for key in keys for row in self._rows[key]]
+        return self._wrapped[2]
 
 
 class Lines(VerticalScroll, can_focus=False):
@@ -91,6 +117,7 @@ class Lines(VerticalScroll, can_focus=False):
             self.call_after_refresh(self.scroll_end, animate=False)
 
 
+@lru_cache(maxsize=1 << 10)  # more than a view keeps
 def log_line(line: Line) -> Content:
     """A line of the log with its time, of `CLOCK` cells, in the colour of its level."""
     clock = time.strftime("%H:%M:%S ", time.localtime(line.t))

@@ -114,4 +114,4 @@ def _memory(used: float, limit: float | None) -> Content:
 
 
 def _text(told: str) -> Content:
-    return Content.styled(plain.inert(told).replace("\n", "␊"), theme.TEXT)
+    return Content.styled(plain.one_line(told), theme.TEXT)

@@ -125,7 +125,15 @@ class Rows(Vertical):
 
 def cell(text: str, style: str = theme.TEXT) -> Content:
     """Any text as one line that a terminal obeys nothing of."""
-    return Content.styled(plain.inert(text).replace("\n", "␊"), style)
+    return Content.styled(plain.one_line(text), style)
+
+
+def coarse(seconds: float) -> str:
+    """The largest unit alone, minutes at least: a table of ages is drawn anew once a minute."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit}"
+    return "now"
 
 
 def _fitting(columns: Sequence[Column], cells: Sequence[Sequence[Content]], room: int) -> list[tuple[int, int]]:

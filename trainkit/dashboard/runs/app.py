@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import threading
 import time
 from pathlib import Path
@@ -16,7 +15,7 @@ from textual.events import Click
 from textual.widgets import Input, OptionList, Static
 
 from trainkit.dashboard import habits, theme
-from trainkit.dashboard.commands import Commands, keys_in_force
+from trainkit.dashboard.crowding import Crowding, Turn
 from trainkit.dashboard.pages.table import MOVES
 from trainkit.dashboard.panels.footer import Footer
 from trainkit.dashboard.panels.rows import Row, Rows, cell
@@ -24,13 +23,13 @@ from trainkit.dashboard.runs import words
 from trainkit.dashboard.runs.glance import Glance
 from trainkit.dashboard.runs.leaderboard import LISTED, Arrangement, Line, Order, metrics, table
 from trainkit.dashboard.runs.shelf import Shelf
-from trainkit.dashboard.screens import Help
 from trainkit.dashboard.themed import Themed
 from trainkit.errors import TrainkitError
 
-#: Seconds between two looks at the logs, and between two drawings.
+#: Seconds between two looks at the logs, and between two at what they have given while they are read the first time.
 READ, DRAW = 1.0, 0.25
-HELP = "question_mark"
+#: On a crowded machine: seconds between two looks at the logs, and the fewest and the most between two drawings.
+CROWDED_READ, CROWDED_DRAW = 5.0, (3.0, 10.0)
 
 
 class Choice(NamedTuple):
@@ -43,11 +42,7 @@ class Choice(NamedTuple):
 class Runs(Themed[Choice]):
     """The runs of a directory. Ends with the one to open, or with None."""
 
-    TITLE = "trainkit"
     BINDING_GROUP_TITLE = "runs"
-    COMMANDS = {Commands}  # noqa: RUF012 (as textual declares it)
-    COMMAND_PALETTE_BINDING = HELP  # the key that the footer has at its right end, however narrow it is
-    AUTO_FOCUS = None
     CSS = """
     #title { height: 1; padding: 0 1; }
     #list { height: 1fr; }
@@ -67,10 +62,6 @@ class Runs(Themed[Choice]):
         Binding("x,delete", "delete", "delete", key_display="x"),
         Binding("escape", "all", "no filter, no marks", show=False),
         Binding("q", "leave", "quit"),
-        Binding(HELP, "help", "help", show=False, key_display="?", tooltip="this"),
-        Binding("ctrl+p", "command_palette", "commands", show=False, priority=True),
-        Binding("colon", "command_palette", "commands", show=False, tooltip="whatever a key does, by its name"),
-        Binding("ctrl+c,ctrl+q", "leave", "quit", show=False, priority=True),
         *MOVES,
     ]
 
@@ -94,9 +85,11 @@ class Runs(Themed[Choice]):
         self._search = Input(placeholder="part of a name, a state or a recipe; escape shows all")
         self._frame, self._rows = Vertical(classes="framed", id="list"), Rows()
         self._lines: list[Line] = []
+        self._crowding, self._turn, self._crowded = Crowding(), Turn(DRAW, crowded=CROWDED_DRAW), False
+        #: What the list was made of when it was drawn last by itself, its rows, and what stands around them.
+        self._seen: object = None
         self._told: object = None
-        #: The signal that ended the browser, if one did.
-        self.signal: int | None = None
+        self._around: object = None
 
     def compose(self) -> ComposeResult:
         yield self._title
@@ -109,12 +102,9 @@ class Runs(Themed[Choice]):
         yield Footer()
 
     def on_mount(self) -> None:
-        if threading.current_thread() is threading.main_thread() and not self.is_headless:
-            loop = asyncio.get_running_loop()
-            for number in (signal.SIGTERM, signal.SIGHUP):
-                loop.add_signal_handler(number, self._end_by_signal, number)
+        self.end_by_signals()
         self._reader.start()
-        self.set_interval(DRAW, self.show)
+        self._look_on()
         self.call_after_refresh(self._first)
 
     def _first(self) -> None:
@@ -130,7 +120,22 @@ class Runs(Themed[Choice]):
     def _read(self) -> None:
         while not self._leaving.is_set():
             self._shelf.read(stop=self._leaving.is_set)
-            self._leaving.wait(READ)
+            self._leaving.wait(CROWDED_READ if self._crowded else READ)
+
+    def _look_on(self) -> None:
+        """Draw what has been read since, and look again as soon as there may be more."""
+        self._crowded = self._crowding.crowded()
+        if self._turn.has_come(crowded=self._crowded) and (known := self._known()) != self._seen:
+            self._seen = known
+            self._turn.take()
+            self.show()
+        self.set_timer(READ if self._shelf.passes else DRAW, self._look_on)
+
+    def _known(self) -> object:
+        """What the list is made of: ages are told in minutes."""
+        glances = self._shelf.glances
+        told = [(name, glance.facts, glance.size, glance.kept, glance.recipe) for name, glance in glances.items()]
+        return told, self._shelf.passes > 0, int(time.time() // 60)
 
     def show(self) -> None:
         """Draw what is known, where that has changed."""
@@ -144,10 +149,13 @@ class Runs(Themed[Choice]):
             rows = [Row(line.name, [cell(text, style) for text, style in line.cells]) for line in self._lines]
             self._rows.show(columns, rows, empty=empty)
             self._tell_chosen()
-        self._title.update(words.heading(self._shelf, arranged))
         which = f"{len(self._lines):,} with “{arranged.filter}”, escape: all" if arranged.filter else ""
-        self._frame.border_title = cell(f"leaderboard by {by.name}" if arranged.leaderboard else "runs", theme.DIM)
-        self._frame.border_subtitle = cell(which, theme.WARN)
+        called = f"leaderboard by {by.name}" if arranged.leaderboard else "runs"
+        heading = words.heading(self._shelf, arranged)
+        if (around := (heading.plain, which, called)) != self._around:
+            self._around = around
+            self._title.update(heading)
+            self._frame.border_title, self._frame.border_subtitle = cell(called, theme.DIM), cell(which, theme.WARN)
 
     def _tell_chosen(self) -> None:
         self._arranged.chosen = self._rows.chosen
@@ -272,16 +280,6 @@ class Runs(Themed[Choice]):
         self._arranged.marked.discard(name)
         self.notify(f"{cell(name).plain} is deleted", markup=False)
 
-    def action_help(self) -> None:
-        self.push_screen(Help(keys_in_force(self.screen)))
-
-    def action_leave(self) -> None:
-        self.exit()
-
     def remember(self) -> None:
         if self._remembered:
             habits.write(self.habits, self._remembered)
-
-    def _end_by_signal(self, number: int) -> None:
-        self.signal = number
-        self.exit()

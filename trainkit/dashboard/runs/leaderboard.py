@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from trainkit.dashboard import recipes, theme
-from trainkit.dashboard.panels.rows import Column, cell
+from trainkit.dashboard.panels.rows import Column, cell, coarse
 from trainkit.dashboard.runs.glance import ENDED, POINTS, Facts, Glance
 from trainkit.events import plain
 
@@ -205,14 +205,6 @@ def spark(curve: Sequence[float]) -> str:
         return BLOCKS[min(len(BLOCKS) - 1, int(share * len(BLOCKS)))]
 
     return "".join(map(block, curve)).ljust(POINTS if curve else 0)
-
-
-def coarse(seconds: float) -> str:
-    """The largest unit alone, minutes at least: a table of ages is drawn anew once a minute."""
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= size:
-            return f"{int(seconds // size)} {unit}"
-    return "now"
 
 
 def _best(name: str) -> Metric:

@@ -60,7 +60,11 @@ class Shelf:
                 gone = run.rename(self.directory / f".trash-{name}-{os.getpid()}")
             shutil.rmtree(gone)
         except OSError as error:
-            raise TrainkitError(f"it cannot be deleted: {error.strerror}", where=str(error.filename or run)) from None
+            raise TrainkitError(
+                f"it cannot be deleted: {error.strerror}",
+                where=str(error.filename or run),
+                hint="see that you may write there, and that the disk is not read-only; then delete it again",
+            ) from None
 
 
 def neighbours(run_directory: Path) -> list[Path]:
