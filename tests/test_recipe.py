@@ -171,6 +171,7 @@ def test_what_is_no_recipe_file_is_told_with_those_that_are(tmp_path, monkeypatc
     write(tmp_path)
     assert wrong(Path("simple.toml")) == "simple.toml: there is no such file\nhint: did you mean sample.toml?"
     assert wrong(Path("x/y.toml")).startswith("x/y.toml: there is no such file")
+    Path("pyproject.toml").write_text("")  # is no recipe, and is not offered as one
     assert wrong(Path(".")).startswith(".: is a directory, not a recipe\nhint: recipes here: sample.toml")
     (tmp_path / "bytes.toml").write_bytes(b"schema = 1\nname = '\xff'\n")
     assert wrong(Path("bytes.toml")).startswith("bytes.toml:2: is not UTF-8 text")

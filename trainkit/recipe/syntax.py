@@ -62,8 +62,9 @@ def _meant(line: str, message: str) -> str:
 
 
 def _tomls(directory: Path) -> list[Path]:
+    """Those that may be recipes."""
     try:
-        return sorted(path for path in directory.iterdir() if path.suffix == ".toml")
+        return sorted(p for p in directory.iterdir() if p.suffix == ".toml" and p.name != "pyproject.toml")
     except OSError:
         return []
 
