@@ -111,7 +111,7 @@ def _llama_block(shape: Shape, attend: Callable, p: Params, h: jax.Array) -> jax
     )
     h += _linear(attend(_rotated(q), _rotated(k), v).reshape(b, t, d), p, "attention.output")
     x = _rms_norm(h, p, "mlp_norm")
-    return h + _linear(jax.nn.silu(_linear(x, p, "gate")) * _linear(x, p, "up"), p, "down")
+    return h + _linear(jax.nn.silu(_linear(x, p, "mlp.gate")) * _linear(x, p, "mlp.up"), p, "mlp.down")
 
 
 def _linear(x: jax.Array, p: Params, name: str) -> jax.Array:

@@ -154,9 +154,9 @@ LLAMA_NAMES = {
     "blocks.attention.value": "self_attn.v_proj",
     "blocks.attention.output": "self_attn.o_proj",
     "blocks.mlp_norm": "post_attention_layernorm",
-    "blocks.gate": "mlp.gate_proj",
-    "blocks.up": "mlp.up_proj",
-    "blocks.down": "mlp.down_proj",
+    "blocks.mlp.gate": "mlp.gate_proj",
+    "blocks.mlp.up": "mlp.up_proj",
+    "blocks.mlp.down": "mlp.down_proj",
     "final_norm": "model.norm",
     "token_embedding": "model.embed_tokens.weight",
 }

@@ -208,8 +208,8 @@ def _llama(shape: Shape) -> Sizes:
         "blocks.attention.value.weight": ((n, d, kv), 0.02),
         "blocks.attention.output.weight": ((n, d, d), residual),
         "blocks.mlp_norm.weight": ((n, d), "one"),
-        "blocks.gate.weight": ((n, d, f), 0.02),
-        "blocks.up.weight": ((n, d, f), 0.02),
-        "blocks.down.weight": ((n, f, d), residual),
+        "blocks.mlp.gate.weight": ((n, d, f), 0.02),
+        "blocks.mlp.up.weight": ((n, d, f), 0.02),
+        "blocks.mlp.down.weight": ((n, f, d), residual),
         "final_norm.weight": ((d,), "one"),
     }

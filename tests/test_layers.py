@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from trainkit.models.fp8 import BACKWARD, FORWARD, fp8_product, scaled
-from trainkit.models.layers import Linear, rotate
-from trainkit.models.pointwise import gated_silu, gelu, layer_norm, rms_norm
+from trainkit.models.layers import Linear
+from trainkit.models.pointwise import exact_gelu, gated_silu, gelu, layer_norm, rms_norm
+from trainkit.models.rope import rotate, turns
+from trainkit.recipe.rope import Rope
 
 
 def random(seed: int, *shapes: tuple[int, ...]) -> list[jax.Array]:
@@ -28,6 +30,7 @@ def plain_rms_norm(x: jax.Array, weight: jax.Array) -> jax.Array:
 
 CASES = {
     "gelu": (gelu, lambda x: jax.nn.gelu(x, approximate=True), [(2, 5, 7)]),
+    "exact_gelu": (exact_gelu, lambda x: jax.nn.gelu(x, approximate=False), [(2, 5, 7)]),
     "gated_silu": (gated_silu, lambda gate, up: jax.nn.silu(gate) * up, [(2, 5, 7), (2, 5, 7)]),
     "layer_norm": (lambda x, w, b: layer_norm(x, w, b, 1e-5), plain_layer_norm, [(2, 5, 7), (7,), (7,)]),
     "rms_norm": (lambda x, w: rms_norm(x, w, 1e-6), plain_rms_norm, [(2, 5, 7), (7,)]),
@@ -63,17 +66,20 @@ def test_in_bfloat16_what_is_kept_and_what_comes_back_is_bfloat16_and_near(name:
     assert len(kept) <= 2 and all(leaf.dtype == jnp.bfloat16 for leaf in kept)
 
 
+TURNS = turns(Rope(100.0, None), 8)
+
+
 def test_rotation_keeps_lengths_and_products_hang_on_distances_only() -> None:
     q, k = random(0, (1, 1, 1, 8), (1, 1, 1, 8))
 
     def product(at: int, other: int) -> float:
-        left, right = (rotate(x, jnp.array([[p]]), theta=100.0) for x, p in ((q, at), (k, other)))
+        left, right = (rotate(x, jnp.array([[p]]), TURNS) for x, p in ((q, at), (k, other)))
         np.testing.assert_allclose(jnp.linalg.norm(left), jnp.linalg.norm(q), rtol=1e-5)
         return float((left * right).sum())
 
     np.testing.assert_allclose(product(7, 3), product(104, 100), atol=1e-4)
     assert abs(product(7, 3) - product(7, 4)) > 1e-2
-    np.testing.assert_allclose(rotate(q, jnp.zeros((1, 1), jnp.int32), theta=100.0), q)
+    np.testing.assert_allclose(rotate(q, jnp.zeros((1, 1), jnp.int32), TURNS), q)
 
 
 def by_hand(x: np.ndarray, dtype: type) -> np.ndarray:

@@ -30,8 +30,13 @@ def inputs(seed: int, *, rows: int, length: int, hidden: int, vocab: int) -> tup
     )
 
 
-def whole(hidden: jax.Array, unembedding: jax.Array, targets: jax.Array, weights: jax.Array) -> jax.Array:
-    logits = jnp.einsum("btd,vd->btv", hidden, unembedding, precision="highest").astype(jnp.float32)
+def whole(
+    hidden: jax.Array, unembedding: jax.Array, targets: jax.Array, weights: jax.Array, softcap: float | None = None
+) -> jax.Array:
+    """Over all logits at once, in the precision of its input."""
+    logits = jnp.einsum("btd,vd->btv", hidden, unembedding, precision="highest")
+    if softcap is not None:
+        logits = softcap * jnp.tanh(logits / softcap)
     target_logits = jnp.take_along_axis(logits, targets[..., None], -1)[..., 0]
     return ((jax.nn.logsumexp(logits, -1) - target_logits) * weights).sum()
 
@@ -41,7 +46,7 @@ def gradients(loss: object, *arguments: jax.Array) -> tuple[jax.Array, ...]:
     return jax.grad(loss, argnums=(0, 1, 3))(*arguments)
 
 
-@partial(jax.jit, static_argnums=(4, 5))
+@partial(jax.jit, static_argnums=(4, 5, 6))
 def both(
     hidden: jax.Array,
     unembedding: jax.Array,
@@ -49,12 +54,13 @@ def both(
     weights: jax.Array,
     block: int | None,
     entries: int | None,
+    softcap: float | None = None,
 ) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
     """Loss and gradients in blocks, and at once; three times as large, as an outer derivative may have it."""
     arguments, places = (hidden, unembedding, targets, weights), (0, 1, 3)
-    loss = lambda *a: 3 * blocked_cross_entropy(*a, block=block, entries=entries)[0]  # noqa: E731
+    loss = lambda *a: 3 * blocked_cross_entropy(*a, block=block, entries=entries, softcap=softcap)[0]  # noqa: E731
     ours = jax.value_and_grad(loss, argnums=places)(*arguments)
-    expected = jax.value_and_grad(lambda *a: 3 * whole(*a), argnums=places)(*arguments)
+    expected = jax.value_and_grad(lambda *a: 3 * whole(*a, softcap), argnums=places)(*arguments)
     return (ours[0], *ours[1]), (expected[0], *expected[1])
 
 
@@ -82,6 +88,42 @@ def test_it_equals_cross_entropy_over_all_logits_in_value_and_gradients(
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=2e-5)
 
 
+@partial(jax.jit, static_argnums=4)
+def slowly(*arguments: object) -> tuple:
+    """Three times the loss, and its gradients, without a word about blocks."""
+    return jax.value_and_grad(lambda *a: 3 * whole(*a, arguments[4]), argnums=(0, 1, 3))(*arguments[:4])
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.integers(0, 2**31),
+    st.sampled_from([(1, 1, None, 2, None), (2, 23, 10, 31, 8), (2, 9, 50, 8, 4), (1, 7, 1, 30, 7)]),
+    st.sampled_from([0.5, 30.0]),
+)
+def test_with_a_softcap_it_equals_cross_entropy_over_all_capped_logits_in_value_and_gradients(
+    seed: int, case: tuple[int, int, int | None, int, int | None], softcap: float
+) -> None:
+    rows, length, block, vocab, entries = case
+    arguments = inputs(seed, rows=rows, length=length, hidden=5, vocab=vocab)
+    ours, _ = both(*arguments, block, entries, softcap)
+    undifferentiated = blocked_cross_entropy(*arguments, block=block, entries=entries, softcap=softcap)[0]
+    np.testing.assert_allclose(3 * undifferentiated, ours[0], rtol=1e-5, atol=1e-6)
+    with jax.enable_x64(True):
+        exact = [np.asarray(x, np.float64 if x.dtype == jnp.float32 else np.int32) for x in arguments]
+        expected = slowly(*map(jnp.asarray, exact), softcap)
+    for got, wanted in zip(ours, (expected[0], *expected[1]), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=2e-5)
+
+
+def test_logits_far_beyond_the_softcap_leave_all_numbers_finite_and_change_nothing_further() -> None:
+    hidden, unembedding, targets, weights = inputs(0, rows=2, length=9, hidden=4, vocab=11)
+    loss = lambda *a: blocked_cross_entropy(*a, block=5, entries=4, softcap=2.0)[0]  # noqa: E731
+    value, grads = jax.value_and_grad(loss, argnums=(0, 1))(1e6 * hidden, unembedding, targets, weights)
+    assert np.isfinite(value) and value <= weights.sum() * (np.log(11) + 4)
+    for grad in grads:
+        np.testing.assert_array_equal(grad, 0)
+
+
 def test_the_second_sum_is_that_of_the_weights() -> None:
     arguments = inputs(0, rows=2, length=12, hidden=4, vocab=9)
     np.testing.assert_allclose(blocked_cross_entropy(*arguments, block=5)[1], arguments[-1].sum(), rtol=1e-6)
@@ -97,11 +139,14 @@ def test_where_the_weight_is_zero_nothing_is_learned() -> None:
     assert (left[0][weights == 0] == 0).all() and (left[0][weights > 0] != 0).any()
 
 
+@pytest.mark.parametrize("softcap", [None, 5.0])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_in_16_bit_it_is_near_float32_and_gradients_have_the_dtype_of_what_they_are_of(dtype: type) -> None:
+def test_in_16_bit_it_is_near_float32_and_gradients_have_the_dtype_of_what_they_are_of(
+    dtype: type, softcap: float | None
+) -> None:
     exact = inputs(1, rows=2, length=64, hidden=16, vocab=50)
     low = (*(x.astype(dtype) for x in exact[:2]), *exact[2:])
-    loss = lambda *a: blocked_cross_entropy(*a, block=20)[0]  # noqa: E731
+    loss = lambda *a: blocked_cross_entropy(*a, block=20, softcap=softcap)[0]  # noqa: E731
     np.testing.assert_allclose(loss(*low), loss(*exact), rtol=0.01)
     for a, b in zip(gradients(loss, *low), gradients(loss, *exact), strict=True):
         np.testing.assert_allclose(a.astype(jnp.float32), b, atol=0.03 * float(jnp.abs(b).max()))

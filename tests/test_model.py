@@ -4,14 +4,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 import small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit import models
-from trainkit.infer.generate import encode_prompts, generate
-from trainkit.models.build import cast
+from trainkit.models.exact import cast
 from trainkit.recipe.model import Gpt2
 
 
@@ -72,40 +70,3 @@ def test_bfloat16_compute_is_near_float32() -> None:
     exact, rounded = model.hidden(tokens)[0], cast(model, jnp.bfloat16).hidden(tokens)[0]
     assert rounded.dtype == jnp.bfloat16
     np.testing.assert_allclose(rounded.astype(jnp.float32), exact, atol=0.08)
-
-
-@pytest.mark.parametrize("length", [1, 5, small.LENGTH - 4])
-def test_greedy_generation_with_the_cache_equals_running_the_whole_text_again(length: int) -> None:
-    model = small.model(jax.random.key(3))
-    prompt = jax.random.randint(jax.random.key(length), (1, length), 0, small.VOCAB)
-    text = prompt
-    for _ in range(4):
-        logits = model.hidden(text)[0][:, -1] @ model.unembedding().T
-        text = jnp.concatenate([text, logits.argmax(-1)[:, None]], axis=1)
-    padded = jnp.full((2, small.LENGTH), 7).at[0, :length].set(prompt[0]).at[1, :2].set(jnp.array([3, 4]))
-    cached = generate(model, padded, jnp.array([length, 2]), jax.random.key(0), new_tokens=4, temperature=0, top_k=None)
-    np.testing.assert_array_equal(cached[0], text[0, length:])
-
-
-def test_sampling_takes_only_the_likeliest_k() -> None:
-    model = small.model(jax.random.key(3))
-    prompts, lengths = jnp.zeros((64, small.LENGTH), jnp.int32), jnp.full(64, 3)
-    likeliest = jax.lax.top_k(model.hidden(prompts[:1, :3])[0][0, -1] @ model.unembedding().T, 2)[1]
-    drawn = generate(model, prompts, lengths, jax.random.key(5), new_tokens=1, temperature=5.0, top_k=2)
-    assert set(drawn[:, 0].tolist()) == set(likeliest.tolist())
-
-
-class Letters:
-    end_of_text = 0
-
-    def encode(self, text: str) -> list[int]:
-        return [ord(c) - 96 for c in text]
-
-    def decode(self, ids: list[int]) -> str:
-        return "".join(chr(i + 96) for i in ids)
-
-
-def test_of_a_prompt_that_is_too_long_the_end_is_kept() -> None:
-    rows, lengths, new = encode_prompts(Letters(), ["abcdefghij", "", "ab"], context_length=8, new_tokens=3)
-    assert new == 3 and lengths.tolist() == [5, 1, 2]
-    assert Letters().decode(rows[0, :5].tolist()) == "fghij" and rows[1, 0] == 0

@@ -114,8 +114,10 @@ def test_y_copies_a_command_that_a_shell_takes_apart_rightly(run: Path) -> None:
         assert dashboard.clipboard == "trainkit resume 'runs/quick start/200'"
         await pilot.press("k", "Y")
         assert dashboard.clipboard == "trainkit verify 'runs/quick start/300'"
+        await pilot.press("E")
+        assert dashboard.clipboard == "trainkit export 'runs/quick start/300' 'quick start-300'"
         await pilot.press("G", "y")
-        assert dashboard.clipboard == "trainkit verify 'runs/quick start/300'", "a replaced one has no command"
+        assert dashboard.clipboard.startswith("trainkit export "), "a replaced one has no command"
 
     drive(run, steps)
 

@@ -50,6 +50,8 @@ class Manifest(BaseModel):
     """Fingerprint of the recipe."""
     data: str
     """Fingerprint of the ledger."""
+    base: str | None = None
+    """Digest of the frozen parameters, which are not in it; None where there are none."""
     aim_run: str | None
     metrics: dict[str, float]
     versions: dict[str, str]

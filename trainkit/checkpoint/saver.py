@@ -36,6 +36,8 @@ class Facts:
     data: str
     """Fingerprint of the ledger."""
     attempt: int
+    base: str | None = None
+    """Digest of what the state is trained on top of and does not hold; None where it holds all."""
     aim_run: str | None = None
     metrics: dict[str, float] = field(default_factory=dict)
 
@@ -225,6 +227,7 @@ def _manifest(leaves: dict[str, jax.Array], *, step: int, kind: Kind, facts: Fac
         attempt=facts.attempt,
         recipe=facts.recipe,
         data=facts.data,
+        base=facts.base,
         aim_run=facts.aim_run,
         metrics=facts.metrics,
         versions=_versions(),

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 import trainkit
+from trainkit.cli import use
 
 app = typer.Typer(
     name="trainkit",
@@ -361,6 +362,11 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print one JSON obj
     text, code = doctor(as_json=json)
     print(text)
     raise typer.Exit(code)
+
+
+app.command()(use.generate)
+app.command()(use.chat)
+app.command()(use.export)
 
 
 def _output(plain: bool, json: bool) -> Literal["plain", "json"] | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from trainkit.errors import DONE, FAILED, TrainkitError
 from trainkit.events.plain import bytes_, count, duration
-from trainkit.recipe.load import load
+from trainkit.hub.recipe import load
 
 if TYPE_CHECKING:
     from trainkit.data.cache import Cache, Progress

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from trainkit.cli.cache import shown
 from trainkit.errors import TrainkitError
+from trainkit.hub.recipe import load
 from trainkit.recipe import Recipe
-from trainkit.recipe.load import load, located
+from trainkit.recipe.load import located
 
 if TYPE_CHECKING:
     from trainkit.data.show import ShownRow

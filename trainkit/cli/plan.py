@@ -9,10 +9,11 @@ from pathlib import Path
 
 from trainkit.errors import TrainkitError
 from trainkit.events.plain import bytes_, count, duration
+from trainkit.hub.recipe import load
 from trainkit.parallel.peaks import peak_of
 from trainkit.plan import COMPUTE_OPTIMAL, SUPPOSED, WITHIN_STEP, DataSize, Devices, Plan, make_plan
 from trainkit.recipe import Recipe
-from trainkit.recipe.load import load, located
+from trainkit.recipe.load import located
 from trainkit.run import proposal
 from trainkit.run.forecast import Forecast, forecast, forecast_supposed
 
@@ -91,6 +92,7 @@ def lines(plan: Plan, *, name: str, data: DataSize | None, found: Found | None =
         ("FLOPs", f"{count(plan.flops_per_token)} a token, {plan.total_flops:.2e} in all (causal attention)"),
         *_time(plan, found),
         ("parameters", f"{plan.parameters:,}"),
+        *_trained(plan),
         *((f"  {part.replace('_', ' ')}", f"{size:>14,}") for part, size in plan.parameters_by_part.items()),
         *_memory(plan, found),
     ]
@@ -105,6 +107,12 @@ def _supposed(plan: Plan) -> list[tuple[str, str]]:
         ("", "which are not here: it is compiled for as many CPUs. GPUs and TPUs keep less of"),
         ("", 'attention and more for their kernels; "auto" may choose another compute and remat there'),
     ]
+
+
+def _trained(plan: Plan) -> list[tuple[str, str]]:
+    if plan.trainable == plan.parameters:
+        return []
+    return [("", f"{plan.trainable:,} of them are trained ({plan.trainable / plan.parameters:.2%}), the others frozen")]
 
 
 def _measured(plan: Plan, found: Found | None) -> list[tuple[str, str]]:

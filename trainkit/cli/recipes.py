@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import TrainkitError
+from trainkit.hub.recipe import load
 from trainkit.plan import Devices, make_plan
-from trainkit.recipe.load import Loaded, load, located
+from trainkit.recipe.load import Loaded, located
 from trainkit.recipe.locate import Key, dotted
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from trainkit.errors import DONE, WRONG_INPUT, TrainkitError
 from trainkit.events.log import read
-from trainkit.recipe.load import load
+from trainkit.hub.recipe import load
 from trainkit.recipe.write import toml_value
 from trainkit.run.attempt import attempt
 from trainkit.run.directory import create, discard, typed

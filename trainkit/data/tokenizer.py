@@ -19,6 +19,8 @@ from trainkit.recipe.document import Chat
 from trainkit.recipe.tokenizer import TrainTokenizer
 
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
+#: Files beside a tokenizer.json that say how it is used.
+BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "generation_config.json")
 
 
 def for_files(
@@ -99,7 +101,8 @@ def _given(recipe: Recipe) -> LoadedTokenizer:
     assert recipe.tokenizer.path is not None
     path = _local(recipe) or _fetched(recipe)
     if not path.exists():
-        content = _fetch(recipe.tokenizer.path)
+        content = _fetch(recipe.tokenizer.path, recipe.tokenizer.revision)
+        _fetch_beside(recipe.tokenizer.path, recipe.tokenizer.revision, path.parent)
         with writing(path) as out:
             out.write(content.encode())
     return load(path)
@@ -127,19 +130,42 @@ def _local(recipe: Recipe) -> Path | None:
 
 def _fetched(recipe: Recipe) -> Path:
     """Where one from the hub is kept, so that a run goes on with the one that it began with, network or not."""
-    return Path(recipe.data.cache) / "tokenizers" / of_value(["hub", recipe.tokenizer.path]) / "tokenizer.json"
+    revision = [recipe.tokenizer.revision] if recipe.tokenizer.revision is not None else []
+    named = of_value(["hub", recipe.tokenizer.path, *revision])
+    return Path(recipe.data.cache) / "tokenizers" / named / "tokenizer.json"
 
 
-def _fetch(name: str) -> str:
+def _fetch_beside(name: str, revision: str | None, to: Path) -> None:
+    """What belongs to a tokenizer besides: its chat template, its special tokens. A hub may have none of it."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    for file in BESIDE:
+        try:
+            content = Path(hf_hub_download(name, file, revision=revision)).read_bytes()
+        except Exception as error:
+            # that it could not be looked for is a kind of not being there
+            if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
+                continue
+            raise _not_fetched(name, error) from error
+        with writing(to / file) as out:
+            out.write(content)
+
+
+def _fetch(name: str, revision: str | None) -> str:
     from tokenizers import Tokenizer
 
     try:
-        return Tokenizer.from_pretrained(name).to_str()
+        return Tokenizer.from_pretrained(name, revision=revision or "main").to_str()
     # the hub's client, its HTTP library and tokenizers (a bare Exception) each raise what they like
     except Exception as error:
-        raise TrainkitError(
-            f"'{name}' is no local file, and could not be fetched from the Hugging Face hub: {str(error).strip()}",
-            where="tokenizer.path",
-            hint="give a local tokenizer.json or a directory that holds one, or train one on your own text:"
-            " [tokenizer] train = { vocab_size = 4096 }",
-        ) from error
+        raise _not_fetched(name, error) from error
+
+
+def _not_fetched(name: str, error: Exception) -> TrainkitError:
+    return TrainkitError(
+        f"'{name}' is no local file, and could not be fetched from the Hugging Face hub: {str(error).strip()}",
+        where="tokenizer.path",
+        hint="give a local tokenizer.json or a directory that holds one, or train one on your own text:"
+        " [tokenizer] train = { vocab_size = 4096 }",
+    )

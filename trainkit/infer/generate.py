@@ -1,16 +1,27 @@
-"""Sampling text. Static shapes, so that it compiles once for a model: N prompts, S = the model's context length."""
+"""Sampling text, in static shapes: a prefill of padded prompts, then tokens one by one until all have ended.
+
+Shapes: N sequences, P positions of the longest prompt's bucket, S positions that the cache has room for, V vocabulary,
+T tokens at a time.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from trainkit.infer.sampling import Sampling, draw
+from trainkit.models.attention import KeyValues
 from trainkit.models.build import LanguageModel
+
+#: Stands where a sequence has no token any more.
+NOTHING = -1
+#: The least bucket: shorter prompts are padded to it.
+LEAST_BUCKET = 16
 
 
 class TextCodec(Protocol):
@@ -22,66 +33,115 @@ class TextCodec(Protocol):
     def decode(self, ids: Sequence[int], /) -> str: ...
 
 
+class Decoding(NamedTuple):
+    """Where sequences stand between two tokens."""
+
+    logits_NV: Float[Array, "N V"]
+    """Of the next token."""
+    positions_N: Int[Array, " N"]
+    """Where it will stand."""
+    ended_N: Bool[Array, " N"]
+    drawn: Int[Array, ""]
+    """Tokens so far, by which the keys of the next are told."""
+    cache: KeyValues | None
+    seen_NV: Bool[Array, "N V"] | None
+    """Which tokens a sequence has, where there is a penalty for them."""
+
+
+def prefill(
+    model: LanguageModel,
+    prompts_NP: Int[Array, "N P"],
+    lengths_N: Int[Array, " N"],
+    *,
+    cache_length: int,
+    sampling: Sampling,
+) -> Decoding:
+    """Read the prompts, the first `lengths_N` tokens of each row; a row of length 0 has ended before it began.
+
+    What the padding leaves in the cache is never visible: each position is overwritten before a query reaches it.
+    """
+    n, p = prompts_NP.shape
+    rows_N, places_P = jnp.arange(n), jnp.arange(p)
+    positions_NP = jnp.broadcast_to(places_P, (n, p))
+    hidden_NPD, cache = model.hidden(prompts_NP, positions_BT=positions_NP, cache=model.empty_cache(n, cache_length))
+    logits_NV = model.logits(hidden_NPD[rows_N, jnp.maximum(lengths_N - 1, 0)])
+    seen_NV = None
+    if sampling.penalises:
+        real_NP = places_P < lengths_N[:, None]
+        seen_NV = jnp.zeros(logits_NV.shape, bool).at[rows_N[:, None], prompts_NP].max(real_NP)
+    return Decoding(logits_NV, lengths_N, lengths_N == 0, jnp.int32(0), cache, seen_NV)
+
+
+def decode(
+    model: LanguageModel,
+    state: Decoding,
+    keys_N: PRNGKeyArray,
+    limit: Int[Array, ""],
+    *,
+    tokens: int,
+    sampling: Sampling,
+    ends: tuple[int, ...],
+) -> tuple[Int[Array, "N T"], Decoding]:
+    """Up to `limit` further tokens of each sequence, in rows of `tokens`, `NOTHING` after its end; stops at the last.
+
+    A sequence ends with one of the tokens `ends`, which it still gets. `limit` is at most `tokens`, and no constant, so
+    that the same program makes a few tokens less where fewer are wanted.
+    """
+    rows_N, ends_E = jnp.arange(len(state.ended_N)), jnp.asarray(ends, jnp.int32)
+
+    def goes_on(carry: tuple[Array, Array, Decoding]) -> Array:
+        i, _, state = carry
+        return (i < limit) & ~state.ended_N.all()
+
+    def one(carry: tuple[Array, Array, Decoding]) -> tuple[Array, Array, Decoding]:
+        i, tokens_NT, state = carry
+        keys_now_N = jax.vmap(jax.random.fold_in, (0, None))(keys_N, state.drawn)
+        token_N = draw(state.logits_NV, keys_now_N, sampling, seen_NV=state.seen_NV)
+        tokens_NT = tokens_NT.at[:, i].set(jnp.where(state.ended_N, NOTHING, token_N))
+        ended_N = state.ended_N | jnp.isin(token_N, ends_E)
+        hidden_N1D, cache = model.hidden(token_N[:, None], positions_BT=state.positions_N[:, None], cache=state.cache)
+        seen_NV = None if state.seen_NV is None else state.seen_NV.at[rows_N, token_N].set(True)
+        # who has ended stands still, so that nobody leaves the cache
+        positions_N = state.positions_N + ~state.ended_N
+        logits_NV = model.logits(hidden_N1D[:, 0])
+        return i + 1, tokens_NT, Decoding(logits_NV, positions_N, ended_N, state.drawn + 1, cache, seen_NV)
+
+    nothing_NT = jnp.full((len(rows_N), tokens), NOTHING, jnp.int32)
+    _, tokens_NT, state = jax.lax.while_loop(goes_on, one, (jnp.int32(0), nothing_NT, state))
+    return tokens_NT, state
+
+
 def generate(
     model: LanguageModel,
-    prompts_NS: Int[Array, "N S"],
-    lengths_N: Int[Array, N],
-    key: PRNGKeyArray,
+    prompts_NP: Int[Array, "N P"],
+    lengths_N: Int[Array, " N"],
+    keys_N: PRNGKeyArray,
     *,
     new_tokens: int,
-    temperature: float,
-    top_k: int | None,
-) -> Int[Array, "N new"]:
-    """Continue each prompt, the first `lengths_N` tokens of its row, by `new_tokens` tokens.
-
-    The prompt is run once over the whole padded row; what the padding leaves in the cache is never visible, since every
-    position is overwritten before a query reaches it. A temperature of 0 takes the likeliest token.
-    """
-    n, s = prompts_NS.shape
-    unembedding_VD = model.unembedding()
-
-    def choose(hidden_ND: Array, key: PRNGKeyArray) -> Array:
-        logits_NV = (hidden_ND @ unembedding_VD.T).astype(jnp.float32)
-        if temperature == 0:
-            return logits_NV.argmax(-1)
-        if top_k is not None and top_k < logits_NV.shape[-1]:
-            least_N1 = jax.lax.top_k(logits_NV, top_k)[0][:, -1:]
-            logits_NV = jnp.where(logits_NV < least_N1, -jnp.inf, logits_NV)
-        return jax.random.categorical(key, logits_NV / temperature)
-
-    positions_NS = jnp.broadcast_to(jnp.arange(s), (n, s))
-    hidden_NSD, cache = model.hidden(prompts_NS, positions_BT=positions_NS, cache=model.empty_cache(n, s))
-    last_ND = hidden_NSD[jnp.arange(n), lengths_N - 1]
-
-    def one(carry: tuple, i: Array) -> tuple[tuple, Array]:
-        hidden_ND, cache = carry
-        token_N = choose(hidden_ND, jax.random.fold_in(key, i))
-        hidden_N1D, cache = model.hidden(token_N[:, None], positions_BT=(lengths_N + i)[:, None], cache=cache)
-        return (hidden_N1D[:, 0], cache), token_N
-
-    _, tokens_TN = jax.lax.scan(one, (last_ND, cache), jnp.arange(new_tokens))
-    return tokens_TN.T
+    sampling: Sampling,
+    ends: tuple[int, ...] = (),
+) -> Int[Array, "N T"]:
+    """Continue each prompt by up to `new_tokens` tokens, in one program, with a cache of just the length for it."""
+    room = prompts_NP.shape[1] + new_tokens
+    state = prefill(model, prompts_NP, lengths_N, cache_length=room, sampling=sampling)
+    limit = jnp.int32(new_tokens)
+    return decode(model, state, keys_N, limit, tokens=new_tokens, sampling=sampling, ends=ends)[0]
 
 
-def encode_prompts(
-    codec: TextCodec, prompts: Sequence[str], *, context_length: int, new_tokens: int
-) -> tuple[np.ndarray, np.ndarray, int]:
-    """Prompts as rows of `context_length` tokens, their lengths, and how many new tokens fit.
-
-    An empty prompt becomes the end-of-text token, after which documents begin. At least one token is generated: of a
-    prompt that is too long for that, the end is kept.
-    """
-    new_tokens = min(new_tokens, context_length - 1)
-    rows = np.full((len(prompts), context_length), codec.end_of_text, np.int32)
-    lengths = np.empty(len(prompts), np.int32)
-    for i, prompt in enumerate(prompts):
-        ids = (codec.encode(prompt) or [codec.end_of_text])[-(context_length - new_tokens) :]
-        rows[i, : len(ids)] = ids
-        lengths[i] = len(ids)
-    return rows, lengths, new_tokens
+def bucket(length: int, *, most: int) -> int:
+    """The power of two that holds `length`, but not more than `most`: how few shapes there are to compile for."""
+    assert length <= most
+    return min(most, max(LEAST_BUCKET, 1 << (length - 1).bit_length()))
 
 
-def decode_until_end(codec: TextCodec, ids: Sequence[int]) -> str:
-    """The text up to the end-of-text token, if there is one."""
-    ids = list(ids)
-    return codec.decode(ids[: ids.index(codec.end_of_text)] if codec.end_of_text in ids else ids)
+def padded(prompts: Sequence[Sequence[int]], width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Prompts as rows of `width` tokens, and their lengths."""
+    rows = np.zeros((len(prompts), width), np.int32)
+    for row, prompt in zip(rows, prompts, strict=True):
+        row[: len(prompt)] = prompt
+    return rows, np.array([len(prompt) for prompt in prompts], np.int32)
+
+
+def fitting(ids: Sequence[int], *, context_length: int, new_tokens: int, empty: int) -> list[int]:
+    """A prompt after which so many tokens fit: of one that is too long the end; `empty` where there is nothing."""
+    return list(ids)[-(context_length - new_tokens) :] or [empty]

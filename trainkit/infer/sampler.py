@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import partial
 
 import equinox as eqx
 import jax
@@ -13,8 +12,10 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from trainkit.events.log import EventLog
-from trainkit.infer.generate import TextCodec, decode_until_end, encode_prompts, generate
-from trainkit.models.build import cast
+from trainkit.infer.generate import NOTHING, TextCodec, fitting, generate, padded
+from trainkit.infer.sampling import Sampling
+from trainkit.infer.text import Transcript
+from trainkit.models.exact import cast
 from trainkit.recipe.upkeep import Sample
 
 
@@ -30,14 +31,15 @@ class Sampler:
         self._prompts = spec.prompts
         self._codec = codec
         self._log = log
-        self._encode = partial(encode_prompts, codec, context_length=context_length, new_tokens=spec.max_tokens)
-        _, _, new_tokens = self._encode(spec.prompts)
+        self._new_tokens = min(spec.max_tokens, context_length - 1)
+        self._context_length = context_length
+        sampling = Sampling(temperature=spec.temperature, top_k=spec.top_k)
+        new_tokens, ends = self._new_tokens, (codec.end_of_text,)
 
         def continued(params: PyTree, frozen: PyTree, rows: Array, lengths: Array, key: PRNGKeyArray) -> Array:
             model = eqx.combine(cast(params, compute), cast(frozen, compute))
-            return generate(
-                model, rows, lengths, key, new_tokens=new_tokens, temperature=spec.temperature, top_k=spec.top_k
-            )
+            keys = jax.random.split(key, len(rows))
+            return generate(model, rows, lengths, keys, new_tokens=new_tokens, sampling=sampling, ends=ends)
 
         self._continued = jax.jit(continued)
 
@@ -50,9 +52,16 @@ class Sampler:
         for first in range(0, len(prompts), size):
             started = time.perf_counter()
             some = prompts[first : first + size]
-            rows, lengths, _ = self._encode([*some, *[""] * (size - len(some))])
+            ids = [self._ids(prompt) for prompt in some]
+            # rows that are not asked for have no tokens, and have ended before they began
+            rows, lengths = padded([*ids, *[[]] * (size - len(some))], self._context_length - self._new_tokens)
             tokens = np.asarray(self._continued(params, frozen, rows, lengths, key))
             seconds = round(time.perf_counter() - started, 3)
-            for prompt, ids in zip(some, tokens.tolist(), strict=False):
-                text = decode_until_end(self._codec, ids)
-                self._log.write("sampled", step=step, prompt=prompt, text=text, seconds=seconds)
+            for prompt, before, new in zip(some, ids, tokens.tolist(), strict=False):
+                transcript = Transcript(self._codec, before)
+                transcript.add([t for t in new if t not in (NOTHING, self._codec.end_of_text)], last=True)
+                self._log.write("sampled", step=step, prompt=prompt, text=transcript.text, seconds=seconds)
+
+    def _ids(self, prompt: str) -> list[int]:
+        ids, end = self._codec.encode(prompt), self._codec.end_of_text
+        return fitting(ids, context_length=self._context_length, new_tokens=self._new_tokens, empty=end)

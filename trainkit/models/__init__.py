@@ -1,5 +1,6 @@
 """Models: `layers.py` and one file a family. A model turns tokens into hidden states and knows no task."""
 
-from trainkit.models.build import build, cast, leaf_names
+from trainkit.models.build import build, leaf_names
+from trainkit.models.exact import cast
 
 __all__ = ["build", "cast", "leaf_names"]

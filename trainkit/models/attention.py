@@ -6,19 +6,17 @@ query heads (Ainslie et al. 2023), N = T x H / G queries of one such group, K wi
 
 from __future__ import annotations
 
-from functools import partial
-from typing import NamedTuple, assert_never
+from typing import NamedTuple, TypeAlias, TypedDict, assert_never
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
+from trainkit.models import lean
 from trainkit.parallel.devices import AttentionName
 from trainkit.parallel.rows import on_own_rows
 
-#: Queries that `lean_attention` takes at once: what lies beyond the last of them is neither computed nor kept.
-LEAST_QUERIES, MOST_BLOCKS = 128, 8
+Window: TypeAlias = Int[Array, ""] | int | None
 
 
 class KeyValues(NamedTuple):
@@ -26,6 +24,15 @@ class KeyValues(NamedTuple):
 
     k_BSGK: Float[Array, "*L B S G K"]
     v_BSGK: Float[Array, "*L B S G K"]
+
+
+class _Options(TypedDict):
+    """What `causal_attention` and `cached_attention` both take."""
+
+    window: Window
+    softcap: float | None
+    scale: float | None
+    slopes_H: Float[Array, " H"] | None
 
 
 def attention(
@@ -37,11 +44,19 @@ def attention(
     cache: KeyValues | None,
     *,
     implementation: AttentionName,
+    window: Window = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    slopes_H: Float[Array, " H"] | None = None,
 ) -> tuple[Float[Array, "B T H K"], KeyValues | None]:
-    """Of these positions to one another, or, with a cache, to all that it holds: the cache then has these as well."""
+    """Of these positions to one another, or, with a cache, to all that it holds: the cache then has these as well.
+
+    The options are those of `causal_attention`.
+    """
+    options = _Options(window=window, softcap=softcap, scale=scale, slopes_H=slopes_H)
     if cache is None:
-        return causal_attention(q_BTHK, k_BTGK, v_BTGK, segments_BT, implementation=implementation), None
-    return cached_attention(q_BTHK, k_BTGK, v_BTGK, cache, positions_BT)
+        return causal_attention(q_BTHK, k_BTGK, v_BTGK, segments_BT, implementation=implementation, **options), None
+    return cached_attention(q_BTHK, k_BTGK, v_BTGK, cache, positions_BT, **options)
 
 
 def causal_attention(
@@ -51,16 +66,27 @@ def causal_attention(
     segments_BT: Int[Array, "B T"] | None,
     *,
     implementation: AttentionName,
-    window: int | None = None,
+    window: Window = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    slopes_H: Float[Array, " H"] | None = None,
 ) -> Float[Array, "B T H K"]:
     """Softmax attention over each position and those before it (Vaswani et al. 2017), of its own segment where given.
 
-    With `window`, over the last `window` of these, its own included (Beltagy et al. 2020). Padding is a segment like
-    any other here: every position sees at least itself, so that all numbers stay finite. The softmax is in float32.
+    With `window`, over the last `window` of these, its own included (Beltagy et al. 2020); an array of no axes where it
+    differs between layers that one scan runs; 0 or less is no window. `softcap` bounds the scores (Gemma Team 2024),
+    `scale` stands for 1 / sqrt(K), and `slopes_H` times its distance is what each position loses (Press et al. 2022);
+    slopes get no gradient. Soft caps, slopes and arrays as windows are for `lean` alone, which is taken for them
+    whatever `implementation` says. Padding is a segment like any other here: every position sees at least itself, so
+    that all numbers stay finite. The softmax is in float32.
     """
+    known, window = _known(window)
+    rule = lean.Rule(lean.default_scale(q_BTHK) if scale is None else scale, softcap, known)
+    if softcap is not None or slopes_H is not None or window is not None:
+        implementation = "lean"
     match implementation:
         case "lean":
-            return lean_attention(q_BTHK, k_BTGK, v_BTGK, segments_BT, window)
+            return lean.lean_attention(q_BTHK, k_BTGK, v_BTGK, segments_BT, window, slopes_H, rule)
         case "xla" | "cudnn":
             # no mask at all without segments: the kernels then know the triangle, and skip what it hides
             same_B1TT = None if segments_BT is None else (segments_BT[:, :, None] == segments_BT[:, None, :])[:, None]
@@ -69,12 +95,13 @@ def causal_attention(
                 k_BTGK,
                 v_BTGK,
                 mask=same_B1TT,
+                scale=scale,
                 is_causal=True,
-                local_window_size=None if window is None else (window - 1, 0),
+                local_window_size=None if known is None else (known - 1, 0),
                 implementation=implementation,
             )
         case "splash":
-            return splash_attention(q_BTHK, k_BTGK, v_BTGK, segments_BT, window)
+            return splash_attention(q_BTHK, k_BTGK, v_BTGK, segments_BT, known, scale=rule.scale)
         case _:
             assert_never(implementation)
 
@@ -85,70 +112,31 @@ def cached_attention(
     v_BTGK: Float[Array, "B T G K"],
     cache: KeyValues,
     positions_BT: Int[Array, "B T"],
+    *,
+    window: Window = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    slopes_H: Float[Array, " H"] | None = None,
 ) -> tuple[Float[Array, "B T H K"], KeyValues]:
-    """Attention to all cached positions up to each query's own; stores the new keys and values at `positions_BT`."""
+    """Attention to all cached positions up to each query's own; stores the new keys and values at `positions_BT`.
+
+    The options are those of `causal_attention`.
+    """
     rows_B1 = jnp.arange(q_BTHK.shape[0])[:, None]
     cache = KeyValues(
         cache.k_BSGK.at[rows_B1, positions_BT].set(k_BTGK), cache.v_BSGK.at[rows_B1, positions_BT].set(v_BTGK)
     )
-    visible_B1TS = (jnp.arange(cache.k_BSGK.shape[1]) <= positions_BT[:, :, None])[:, None]
+    known, window = _known(window)
     q, k, v = q_BTHK, cache.k_BSGK, cache.v_BSGK
+    if softcap is not None or slopes_H is not None:
+        rule = lean.Rule(lean.default_scale(q) if scale is None else scale, softcap, known)
+        q_BGNK, k_BGSK = lean.by_group(q, k.shape[2]), k.swapaxes(1, 2)
+        p_BGNS = lean.probabilities(q_BGNK, k_BGSK, positions_BT, None, window, slopes_H, rule).astype(q.dtype)
+        return lean.by_position(jnp.einsum("bgns,bsgk->bgnk", p_BGNS, v), q.shape[1]), cache
+    visible_B1TS = lean.visible(positions_BT, k.shape[1], None, known, window)[:, 0]
     if q.dtype == jnp.float16:  # of which XLA has no product summed in float32 on CPU, and jax asks for one
         q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
-    return jax.nn.dot_product_attention(q, k, v, mask=visible_B1TS).astype(q_BTHK.dtype), cache
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
-def lean_attention(
-    q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, segments_BT: Array | None, window: int | None
-) -> Float[Array, "B T H K"]:
-    """Attention in plain matrix products, with the backward pass written out.
-
-    The probabilities are kept, in the dtype of the input, so that the backward pass needs neither mask nor softmax; and
-    the sum over each row of probabilities x their gradients is taken from the output instead (Dao et al. 2022,
-    appendix B.2). Queries go in blocks, each with the keys up to its last position only.
-    """
-    return _lean_forward(q_BTHK, k_BTGK, v_BTGK, segments_BT, window)[0]
-
-
-def _lean_forward(
-    q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, segments_BT: Array | None, window: int | None
-) -> tuple[Array, tuple]:
-    k_BGTK, v_BGTK = k_BTGK.swapaxes(1, 2), v_BTGK.swapaxes(1, 2)
-    outputs, kept = [], []
-    for first, last in _query_blocks(q_BTHK.shape[1]):
-        q_BGNK = _by_group(q_BTHK[:, first:last], k_BTGK.shape[2])
-        scores_BGNS = _product("bgnk,bgsk->bgns", q_BGNK, k_BGTK[:, :, :last]) * _scale(q_BTHK)
-        visible = _visible(first, last, segments_BT, window)
-        b, g, n, s = scores_BGNS.shape
-        scores_BGNS = jnp.where(visible, scores_BGNS.reshape(b, g, -1, last - first, s), -1e30).reshape(b, g, n, s)
-        weights_BGNS = jnp.exp(scores_BGNS - scores_BGNS.max(-1, keepdims=True))
-        p_BGNS = (weights_BGNS / weights_BGNS.sum(-1, keepdims=True)).astype(q_BTHK.dtype)
-        y_BGNK = jnp.einsum("bgns,bgsk->bgnk", p_BGNS, v_BGTK[:, :, :last])
-        outputs.append(_by_position(y_BGNK, last - first))
-        kept.append(p_BGNS)
-    y_BTHK = jnp.concatenate(outputs, 1)
-    return y_BTHK, (q_BTHK, k_BTGK, v_BTGK, kept, y_BTHK)
-
-
-def _lean_backward(window: int | None, residuals: tuple, dy_BTHK: Array) -> tuple[Array, Array, Array, None]:
-    q_BTHK, k_BTGK, v_BTGK, kept, y_BTHK = residuals
-    groups, dtype = k_BTGK.shape[2], q_BTHK.dtype
-    k_BGTK, v_BGTK = k_BTGK.swapaxes(1, 2), v_BTGK.swapaxes(1, 2)
-    row_sums_BTH1 = (dy_BTHK.astype(jnp.float32) * y_BTHK.astype(jnp.float32)).sum(-1, keepdims=True)
-    dq, dk, dv = [], [], []
-    for (first, last), p_BGNS in zip(_query_blocks(q_BTHK.shape[1]), kept, strict=True):
-        q_BGNK, dy_BGNK, row_sums_BGN1 = (_by_group(x[:, first:last], groups) for x in (q_BTHK, dy_BTHK, row_sums_BTH1))
-        dp_BGNS = _product("bgnk,bgsk->bgns", dy_BGNK, v_BGTK[:, :, :last])
-        ds_BGNS = (p_BGNS * (dp_BGNS - row_sums_BGN1) * _scale(q_BTHK)).astype(dtype)
-        dq_BGNK = jnp.einsum("bgns,bgsk->bgnk", ds_BGNS, k_BGTK[:, :, :last])
-        dq.append(_by_position(dq_BGNK, last - first))
-        dk.append(jnp.einsum("bgns,bgnk->bsgk", ds_BGNS, q_BGNK))
-        dv.append(jnp.einsum("bgns,bgnk->bsgk", p_BGNS, dy_BGNK))
-    return jnp.concatenate(dq, 1), _sum_of_prefixes(dk), _sum_of_prefixes(dv), None
-
-
-lean_attention.defvjp(_lean_forward, _lean_backward)
+    return jax.nn.dot_product_attention(q, k, v, mask=visible_B1TS, scale=scale).astype(q_BTHK.dtype), cache
 
 
 def splash_attention(
@@ -158,6 +146,7 @@ def splash_attention(
     segments_BT: Array | None,
     window: int | None,
     *,
+    scale: float,
     interpret: bool = False,
 ) -> Float[Array, "B T H K"]:
     """The TPU's flash attention for sparse masks, from JAX's own Pallas kernels; one row of the batch after another.
@@ -184,50 +173,15 @@ def splash_attention(
 
     def attend(q_BTHK: Array, k_BTGK: Array, v_BTGK: Array, segments_BT: Array | None) -> Array:
         segments = None if segments_BT is None else splash.SegmentIds(segments_BT, segments_BT)
-        scaled_BTHK = q_BTHK * jnp.asarray(_scale(q_BTHK), q_BTHK.dtype)
+        scaled_BTHK = q_BTHK * jnp.asarray(scale, q_BTHK.dtype)
         q, k, v = (x.swapaxes(1, 2) for x in (scaled_BTHK, k_BTGK, v_BTGK))
         return jax.vmap(kernel)(q, k, v, segments).swapaxes(1, 2)
 
     return on_own_rows(attend, q_BTHK, k_BTGK, v_BTGK, segments_BT)
 
 
-def _query_blocks(t: int) -> list[tuple[int, int]]:
-    """Where each block of queries begins and ends."""
-    size = max(LEAST_QUERIES, -(-t // MOST_BLOCKS))
-    return [(first, min(first + size, t)) for first in range(0, t, size)]
-
-
-def _visible(first: int, last: int, segments_BT: Array | None, window: int | None) -> Bool[Array, "#B 1 1 T S"]:
-    """Which of the first `last` positions each of the queries from `first` to `last` sees."""
-    distance_TS = np.arange(first, last)[:, None] - np.arange(last)
-    seen_TS = (distance_TS >= 0) if window is None else (distance_TS >= 0) & (distance_TS < window)
-    if segments_BT is None:
-        return jnp.asarray(seen_TS)[None, None, None]
-    same_BTS = segments_BT[:, first:last, None] == segments_BT[:, None, :last]
-    return (same_BTS & seen_TS)[:, None, None]
-
-
-def _product(equation: str, left: Array, right: Array) -> Float[Array, ...]:
-    return jnp.einsum(equation, left, right, preferred_element_type=jnp.float32)
-
-
-def _scale(q_BTHK: Array) -> float:
-    return float(q_BTHK.shape[-1] ** -0.5)
-
-
-def _by_group(x_BTHK: Array, groups: int) -> Float[Array, "B G N K"]:
-    b, t, h, k = x_BTHK.shape
-    return x_BTHK.reshape(b, t, groups, h // groups, k).transpose(0, 2, 3, 1, 4).reshape(b, groups, -1, k)
-
-
-def _by_position(x_BGNK: Array, t: int) -> Float[Array, "B T H K"]:
-    b, g, n, k = x_BGNK.shape
-    return x_BGNK.reshape(b, g, n // t, t, k).transpose(0, 3, 1, 2, 4).reshape(b, t, -1, k)
-
-
-def _sum_of_prefixes(parts: list[Array]) -> Float[Array, "B S G K"]:
-    """The sum of arrays of which each has the first so many positions, the last all of them."""
-    total = parts[-1]
-    for part in parts[:-1]:
-        total = total.at[:, : part.shape[1]].add(part)
-    return total
+def _known(window: Window) -> tuple[int | None, Array | None]:
+    """The window where it is known when compiled, and where it is not; one of the two is None, and both without one."""
+    if isinstance(window, int):
+        return (window if window > 0 else None), None
+    return None, window

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Protocol, TypedDict, assert_never
 
-import equinox as eqx
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from trainkit.models.attention import KeyValues
+from trainkit.models.decoder import Decoder
 from trainkit.models.gpt2 import Gpt2
-from trainkit.models.llama import Llama
+from trainkit.models.mpt import Mpt
 from trainkit.parallel.devices import AttentionName
+from trainkit.recipe import decoder
 from trainkit.recipe import model as spec
 from trainkit.recipe.train import Remat
 
@@ -22,6 +22,10 @@ class LanguageModel(Protocol):
 
     @property
     def context_length(self) -> int: ...
+
+    @property
+    def final_softcap(self) -> float | None:
+        """What its logits are bent to stay below, where they are: see `layers.logits`."""
 
     def hidden(
         self,
@@ -33,6 +37,8 @@ class LanguageModel(Protocol):
     ) -> tuple[Float[Array, "B T D"], KeyValues | None]: ...
 
     def unembedding(self) -> Float[Array, "V D"]: ...
+
+    def logits(self, hidden_BTD: Float[Array, "*n D"]) -> Float[Array, "*n V"]: ...
 
     def empty_cache(self, batch: int, length: int) -> KeyValues: ...
 
@@ -73,15 +79,12 @@ def build(
     match model:
         case spec.Gpt2():
             return Gpt2.init(model, **common)
-        case spec.Llama():
-            return Llama.init(model, **common)
+        case spec.Mpt():
+            return Mpt.init(model, **common)
+        case decoder.Decoder():
+            return Decoder.init(model, **common)
         case _:
             assert_never(model)
-
-
-def cast(tree: PyTree, dtype: jnp.dtype) -> PyTree:
-    """Floating-point arrays in `dtype`, all else as it is."""
-    return jax.tree.map(lambda x: x.astype(dtype) if eqx.is_inexact_array(x) else x, tree)
 
 
 def leaf_names(tree: PyTree) -> PyTree[str]:

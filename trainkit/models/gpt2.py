@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from trainkit.models.attention import KeyValues, attention
-from trainkit.models.layers import LayerNorm, Linear
+from trainkit.models.layers import LayerNorm, Linear, logits
 from trainkit.models.pointwise import gelu
 from trainkit.models.remat import block_input, rematerialised
 from trainkit.parallel.devices import AttentionName
@@ -104,6 +104,10 @@ class Gpt2(eqx.Module):
     def context_length(self) -> int:
         return self.position_embedding.shape[0]
 
+    @property
+    def final_softcap(self) -> None:
+        return None
+
     def hidden(
         self,
         tokens_BT: Int[Array, "B T"],
@@ -134,6 +138,9 @@ class Gpt2(eqx.Module):
     def unembedding(self) -> Float[Array, "V D"]:
         """The matrix whose products with a hidden state are its logits."""
         return self.token_embedding if self.output is None else self.output
+
+    def logits(self, hidden_BTD: Float[Array, "*n D"]) -> Float[Array, "*n V"]:
+        return logits(hidden_BTD, self.unembedding())
 
     def empty_cache(self, batch: int, length: int) -> KeyValues:
         """Room for `length` positions of `batch` sequences, in the dtype of the embeddings."""

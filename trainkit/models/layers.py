@@ -9,7 +9,7 @@ from __future__ import annotations
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from trainkit.models.fp8 import fp8_product
 from trainkit.models.pointwise import layer_norm, rms_norm
@@ -55,26 +55,21 @@ class RmsNorm(eqx.Module):
 
     weight: Float[Array, " D"]
     epsilon: float = eqx.field(static=True)
+    offset: float = eqx.field(static=True, default=0.0)
+    """Added to the weight, which then begins as 1 less: Gemma's weights are differences from 1."""
 
     @staticmethod
-    def init(width: int, *, epsilon: float) -> RmsNorm:
-        return RmsNorm(jnp.ones(width), epsilon)
+    def init(width: int, *, epsilon: float, offset: float = 0.0) -> RmsNorm:
+        return RmsNorm(jnp.full(width, 1 - offset), epsilon, offset)
 
     def __call__(self, x: Float[Array, "*n D"]) -> Float[Array, "*n D"]:
-        return rms_norm(x, self.weight, self.epsilon)
+        weight = self.offset + self.weight.astype(jnp.float32) if self.offset else self.weight
+        return rms_norm(x, weight, self.epsilon)
 
 
-def rotate(
-    x_BTHK: Float[Array, "B T H K"], positions_BT: Int[Array, "B T"], *, theta: float
-) -> Float[Array, "B T H K"]:
-    """Rotary positions (Su et al. 2021): number i of a head's first half turns with number i of its second.
-
-    Which numbers turn together is what the checkpoints of the Llama family on the Hugging Face hub mean.
-    """
-    half = x_BTHK.shape[-1] // 2
-    frequencies = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angles_BT1h = positions_BT[:, :, None, None].astype(jnp.float32) * frequencies
-    cosine, sine = jnp.cos(angles_BT1h), jnp.sin(angles_BT1h)
-    first, second = jnp.split(x_BTHK.astype(jnp.float32), 2, axis=-1)
-    turned = jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
-    return turned.astype(x_BTHK.dtype)
+def logits(
+    hidden_TD: Float[Array, "*n D"], unembedding_VD: Float[Array, "V D"], *, softcap: float | None = None
+) -> Float[Array, "*n V"]:
+    """Of every entry of the vocabulary, in float32; with `softcap`, bent to stay below it (Gemma 2, section 2)."""
+    logits_TV = jnp.einsum("...d,vd->...v", hidden_TD, unembedding_VD, preferred_element_type=jnp.float32)
+    return logits_TV if softcap is None else softcap * jnp.tanh(logits_TV / softcap)

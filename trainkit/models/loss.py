@@ -31,14 +31,15 @@ def blocked_cross_entropy(
     *,
     block: int | None = None,
     entries: int | None = None,
+    softcap: float | None = None,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """(sum of weight x negative log-likelihood of the target in nats, sum of weights), both float32.
 
-    Logits and softmax are float32. There are those of `block` tokens at most (None: `recipe.model.tokens_in_block`),
-    made for `entries` of the vocabulary at a time (None: chosen for the device). Where gradients are wanted they are
-    made in the forward pass, so that no logit is computed twice (cf. Wijmans et al. 2024); elsewhere they are not made.
-    Each device goes through its own rows, and the gradient of the unembedding is summed over the devices once, at the
-    end.
+    Logits and softmax are float32; with `softcap`, a logit is softcap x tanh(product / softcap) (Gemma Team 2024).
+    There are those of `block` tokens at most (None: `recipe.model.tokens_in_block`), made for `entries` of the
+    vocabulary at a time (None: chosen for the device). Where gradients are wanted they are made in the forward pass, so
+    that no logit is computed twice (cf. Wijmans et al. 2024); elsewhere they are not made. Each device goes through its
+    own rows, and the gradient of the unembedding is summed over the devices once, at the end.
     """
     weights_BT = weights_BT.astype(jnp.float32)
 
@@ -46,9 +47,9 @@ def blocked_cross_entropy(
         vocab, d = unembedding_VD.shape
         tokens = weights_BT.size
         size = min(block or tokens_in_block(tokens=tokens, hidden=d, vocab_size=vocab), tokens)
-        sizes = Sizes(size, min(entries or _entries_at_once(size, vocab), vocab))
+        settings = Settings(size, min(entries or _entries_at_once(size, vocab), vocab), softcap)
         flat = hidden_BTD.reshape(tokens, d), unembedding_VD, targets_BT.reshape(tokens), weights_BT.reshape(tokens)
-        return _weighted_sum(*flat, sizes)[None]
+        return _weighted_sum(*flat, settings)[None]
 
     totals = on_own_rows(total, hidden_BTD, unembedding_VD, targets_BT, weights_BT, whole=(1,))
     return totals.sum(), weights_BT.sum()
@@ -59,11 +60,21 @@ def _entries_at_once(tokens: int, vocab: int) -> int:
     return 16 * (CACHED_BYTES // (4 * 16 * tokens) | 1) if jax.default_backend() == "cpu" else vocab
 
 
-class Sizes(NamedTuple):
-    """How many tokens, and how many entries of the vocabulary, are dealt with at once."""
+class Settings(NamedTuple):
+    """How many tokens, and how many entries of the vocabulary, are dealt with at once; and what bounds their logits."""
 
     tokens: int
     entries: int
+    softcap: float | None
+
+    def logits(self, products: Array) -> Array:
+        return products if self.softcap is None else self.softcap * jnp.tanh(products / self.softcap)
+
+    def times_slope(self, values: Array, logits: Array) -> Array:
+        """`values` times the derivative of each one's logit, by the product that it is of; at a logit of -inf, 0."""
+        if self.softcap is None:
+            return values
+        return values * (1 - jnp.square(jnp.maximum(logits, -self.softcap) / self.softcap))
 
 
 class Softmax(NamedTuple):
@@ -89,20 +100,20 @@ class Softmax(NamedTuple):
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _weighted_sum(
-    hidden_TD: Array, unembedding_VD: Array, targets_T: Array, weights_T: Array, sizes: Sizes
+    hidden_TD: Array, unembedding_VD: Array, targets_T: Array, weights_T: Array, settings: Settings
 ) -> Float[Array, ""]:
     def add(total: Array, start: Array, x_ND: Array, targets_N: Array, weights_N: Array) -> Array:
         def see(seen: Softmax, start: Array, logits_NU: Array, w_UD: Array) -> tuple[Softmax, None]:
             return seen.add(logits_NU)[0], None
 
-        seen, _ = _over_entries(see, Softmax.empty(len(x_ND)), x_ND, unembedding_VD, sizes)
-        return total + (seen.losses(_target_logits(x_ND, unembedding_VD[targets_N])) * weights_N).sum()
+        seen, _ = _over_entries(see, Softmax.empty(len(x_ND)), x_ND, unembedding_VD, settings)
+        return total + (seen.losses(_target_logits(x_ND, unembedding_VD[targets_N], settings)) * weights_N).sum()
 
-    return _over_tokens(add, jnp.float32(0), hidden_TD, targets_T, weights_T, sizes)
+    return _over_tokens(add, jnp.float32(0), hidden_TD, targets_T, weights_T, settings)
 
 
 def _forward(
-    hidden_TD: Array, unembedding_VD: Array, targets_T: Array, weights_T: Array, sizes: Sizes
+    hidden_TD: Array, unembedding_VD: Array, targets_T: Array, weights_T: Array, settings: Settings
 ) -> tuple[Array, tuple[Array, Array, Array]]:
     dtype = hidden_TD.dtype
     # float16 has no room for gradients that have not been multiplied by the scale of the loss yet
@@ -114,16 +125,19 @@ def _forward(
         def see(seen: tuple, start: Array, logits_NU: Array, w_UD: Array) -> tuple:
             softmax, dx_ND = seen
             softmax, shrink_N, exp_NU = softmax.add(logits_NU)
-            exp_NU = exp_NU.astype(dtype)
+            exp_NU = settings.times_slope(exp_NU, logits_NU).astype(dtype)
             dx_ND = dx_ND * shrink_N[:, None] + jnp.matmul(exp_NU, w_UD, preferred_element_type=jnp.float32)
             return (softmax, dx_ND), (exp_NU, softmax.top_N)
 
         empty = Softmax.empty(len(x_ND)), jnp.zeros(x_ND.shape, jnp.float32)
-        (softmax, dx_ND), (exp_JNU, top_JN) = _over_entries(see, empty, x_ND, unembedding_VD, sizes)
+        (softmax, dx_ND), (exp_JNU, top_JN) = _over_entries(see, empty, x_ND, unembedding_VD, settings)
         target_ND = unembedding_VD[targets_N]
-        losses_N = softmax.losses(_target_logits(x_ND, target_ND))
-        dx_ND = (dx_ND / softmax.sum_N[:, None] - target_ND) * weights_N[:, None]
-        dw_VD = _add_unembedding(dw_VD, x_ND, targets_N, weights_N, softmax, exp_JNU, top_JN, sizes)
+        target_N = _target_logits(x_ND, target_ND, settings)
+        losses_N = softmax.losses(target_N)
+        dtarget_N = settings.times_slope(-weights_N, target_N)
+        dx_ND = dx_ND * (weights_N / softmax.sum_N)[:, None] + target_ND * dtarget_N[:, None]
+        dw_VD = _add_unembedding(dw_VD, x_ND, weights_N, softmax, exp_JNU, top_JN, settings)
+        dw_VD = dw_VD.at[targets_N].add(dtarget_N[:, None] * x_ND.astype(jnp.float32))
         return (
             total + (losses_N * weights_N).sum(),
             jax.lax.dynamic_update_slice_in_dim(dx_TD, dx_ND.astype(kept), start, axis=0),
@@ -132,33 +146,33 @@ def _forward(
         )
 
     tokens, d = hidden_TD.shape
-    padded = -(-tokens // sizes.tokens) * sizes.tokens
+    padded = -(-tokens // settings.tokens) * settings.tokens
     sums = (
         jnp.float32(0),
         jnp.zeros((padded, d), kept),
         jnp.zeros(unembedding_VD.shape, jnp.float32),
         jnp.zeros(padded, jnp.float32),
     )
-    total, dx_TD, dw_VD, losses_T = _over_tokens(add, sums, hidden_TD, targets_T, weights_T, sizes)
+    total, dx_TD, dw_VD, losses_T = _over_tokens(add, sums, hidden_TD, targets_T, weights_T, settings)
     return total, (dx_TD[:tokens], dw_VD.astype(unembedding_VD.dtype), losses_T[:tokens])
 
 
 def _add_unembedding(
     dw_VD: Array,
     x_ND: Array,
-    targets_N: Array,
     weights_N: Array,
     softmax: Softmax,
     exp_JNU: Array,
     top_JN: Array,
-    sizes: Sizes,
+    settings: Settings,
 ) -> Array:
-    """The gradient of the unembedding, with that of these tokens added.
+    """The gradient of the unembedding, with that of these tokens' sums of exponentials added.
 
-    An exponential becomes a probability by a factor for its token, which stands with the hidden states here: there are
-    fewer of them. They are divided by the largest factor for the product, for the sake of few bits.
+    An exponential, which here has been multiplied with the slope of its logit, becomes a gradient by a factor for its
+    token. That stands with the hidden states: there are fewer of them. They are divided by the largest factor for the
+    product, for the sake of few bits.
     """
-    starts = _starts(dw_VD.shape[0], sizes.entries)
+    starts = _starts(dw_VD.shape[0], settings.entries)
     factors_JN = weights_N * jnp.exp(top_JN - softmax.top_N) / softmax.sum_N
 
     def add(dw_VD: Array, part: tuple[Array, Array, Array]) -> tuple[Array, None]:
@@ -166,14 +180,13 @@ def _add_unembedding(
         largest = jnp.maximum(jnp.abs(factor_N).max(), jnp.finfo(jnp.float32).tiny)
         scaled_ND = (x_ND * (factor_N / largest)[:, None]).astype(x_ND.dtype)
         dw_UD = jnp.einsum("nu,nd->ud", exp_NU, scaled_ND, preferred_element_type=jnp.float32) * largest
-        old_UD = jax.lax.dynamic_slice_in_dim(dw_VD, start, sizes.entries)
+        old_UD = jax.lax.dynamic_slice_in_dim(dw_VD, start, settings.entries)
         return jax.lax.dynamic_update_slice_in_dim(dw_VD, old_UD + dw_UD, start, axis=0), None
 
-    dw_VD, _ = _scan(add, dw_VD, (starts, exp_JNU, factors_JN))
-    return dw_VD.at[targets_N].add(-weights_N[:, None] * x_ND.astype(jnp.float32))
+    return _scan(add, dw_VD, (starts, exp_JNU, factors_JN))[0]
 
 
-def _backward(sizes: Sizes, residuals: tuple[Array, Array, Array], dtotal: Array) -> tuple:
+def _backward(settings: Settings, residuals: tuple[Array, Array, Array], dtotal: Array) -> tuple:
     dx_TD, dw_VD, losses_T = residuals
     dtype = dw_VD.dtype
     return (dx_TD * dtotal).astype(dtype), (dw_VD * dtotal).astype(dtype), None, losses_T * dtotal
@@ -182,8 +195,8 @@ def _backward(sizes: Sizes, residuals: tuple[Array, Array, Array], dtotal: Array
 _weighted_sum.defvjp(_forward, _backward)
 
 
-def _target_logits(x_ND: Array, target_ND: Array) -> Float[Array, " N"]:
-    return jnp.einsum("nd,nd->n", x_ND, target_ND, preferred_element_type=jnp.float32)
+def _target_logits(x_ND: Array, target_ND: Array, settings: Settings) -> Float[Array, " N"]:
+    return settings.logits(jnp.einsum("nd,nd->n", x_ND, target_ND, preferred_element_type=jnp.float32))
 
 
 def _starts(vocab: int, entries: int) -> Int[Array, " J"]:
@@ -197,16 +210,16 @@ def _over_entries(
     seen: Sums,
     x_ND: Array,
     unembedding_VD: Array,
-    sizes: Sizes,
+    settings: Settings,
 ) -> tuple[Sums, tuple]:
     """Fold `see(seen, start, logits, unembedding)` over blocks of the vocabulary; no entry has a say twice."""
-    vocab, entries = unembedding_VD.shape[0], sizes.entries
+    vocab, entries = unembedding_VD.shape[0], settings.entries
     starts = _starts(vocab, entries)
 
     def one(seen: Sums, place: tuple[Array, Array]) -> tuple[Sums, object]:
         start, number = place
         w_UD = jax.lax.dynamic_slice_in_dim(unembedding_VD, start, entries)
-        logits_NU = jnp.einsum("nd,ud->nu", x_ND, w_UD, preferred_element_type=jnp.float32)
+        logits_NU = settings.logits(jnp.einsum("nd,ud->nu", x_ND, w_UD, preferred_element_type=jnp.float32))
         if vocab % entries:
             fresh_U = start + jnp.arange(entries) >= number * entries
             logits_NU = jnp.where(fresh_U, logits_NU, -jnp.inf)
@@ -221,10 +234,10 @@ def _over_tokens(
     hidden_TD: Array,
     targets_T: Array,
     weights_T: Array,
-    sizes: Sizes,
+    settings: Settings,
 ) -> Sums:
     """Fold `add(sums, start, x, targets, weights)` over blocks of tokens, the last filled up with weight 0."""
-    tokens, block = hidden_TD.shape[0], sizes.tokens
+    tokens, block = hidden_TD.shape[0], settings.tokens
     blocks = -(-tokens // block)
     if rest := blocks * block - tokens:
         hidden_TD = jnp.pad(hidden_TD, ((0, rest), (0, 0)))

@@ -34,6 +34,22 @@ gelu.defvjp(_gelu_and_slope, lambda slope, dy: (dy * slope,))
 
 
 @jax.custom_vjp
+def exact_gelu(x: Float[Array, ...]) -> Float[Array, ...]:
+    """x times the normal distribution's cumulative function, by the error function (Hendrycks and Gimpel 2016)."""
+    return _exact_gelu_and_slope(x)[0]
+
+
+def _exact_gelu_and_slope(x: Array) -> tuple[Array, Array]:
+    x32 = x.astype(jnp.float32)
+    cumulative = 0.5 * jax.lax.erfc(-x32 * math.sqrt(0.5))
+    slope = cumulative + x32 * jnp.exp(-0.5 * x32**2) / math.sqrt(2 * math.pi)
+    return (x32 * cumulative).astype(x.dtype), slope.astype(x.dtype)
+
+
+exact_gelu.defvjp(_exact_gelu_and_slope, lambda slope, dy: (dy * slope,))
+
+
+@jax.custom_vjp
 def gated_silu(gate: Float[Array, ...], up: Float[Array, ...]) -> Float[Array, ...]:
     """silu(gate) * up, the gated unit of Shazeer 2020."""
     return (jax.nn.silu(gate.astype(jnp.float32)) * up.astype(jnp.float32)).astype(gate.dtype)

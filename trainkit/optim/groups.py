@@ -8,11 +8,12 @@ import jax
 from jaxtyping import PyTree
 
 from trainkit.errors import TrainkitError
+from trainkit.recipe.adapter import Adapter
 from trainkit.recipe.optimizer import AdamW, Group
 
 
 def weight_decays(spec: AdamW, names: PyTree[str]) -> PyTree[float]:
-    """Weight decay of each parameter. Norms, biases and embeddings have none unless a group says so."""
+    """Weight decay of each parameter. Norms, biases, embeddings and magnitudes have none unless a group says so."""
 
     def decay(name: str) -> float:
         chosen = 0.0 if _is_exempt(name) else spec.weight_decay
@@ -23,12 +24,16 @@ def weight_decays(spec: AdamW, names: PyTree[str]) -> PyTree[float]:
     return jax.tree.map(decay, names)
 
 
-def learning_rate_factors(spec: AdamW, names: PyTree[str]) -> PyTree[float]:
-    """Factor of each parameter's learning rate; the last group that matches decides."""
+def learning_rate_factors(spec: AdamW, names: PyTree[str], adapter: Adapter | None = None) -> PyTree[float]:
+    """Factor of each parameter's learning rate; the last group that matches decides.
+
+    The second matrices of an adapter have its ratio as well (LoRA+, Hayou et al. 2024).
+    """
 
     def factor(name: str) -> float:
         factors = [group.learning_rate_factor for group in _matching(spec, name)]
-        return factors[-1] if factors else 1.0
+        ratio = adapter.learning_rate_ratio if adapter and name.endswith(".b") else 1.0
+        return (factors[-1] if factors else 1.0) * ratio
 
     return jax.tree.map(factor, names)
 
@@ -46,7 +51,7 @@ def check(spec: AdamW, names: PyTree[str]) -> None:
 
 def _is_exempt(name: str) -> bool:
     *parents, last = name.split(".")
-    return last == "bias" or "embedding" in last or any("norm" in parent for parent in parents)
+    return last == "bias" or "embedding" in last or any("norm" in parent or parent == "magnitude" for parent in parents)
 
 
 def _matching(spec: AdamW, name: str) -> list[Group]:

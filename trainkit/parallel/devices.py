@@ -76,8 +76,11 @@ def choose_attention(
     head_width: int,
     sequence_length: int | None,
     segments: bool,
+    special: str | None = None,
 ) -> AttentionChoice:
     """The fastest attention that this device has for these shapes; `sequence_length` None where it varies.
+
+    `special` names what of the model's attention no kernel has, in the plural: see `models.attention.causal_attention`.
 
     The conditions are those of jax 0.10 to 0.12: `jax.nn.dot_product_attention` with cuDNN wants an NVIDIA GPU from
     Ampere on, 16 bit, heads of at most 128 in eights, and, where there are segments, rows of an even number of
@@ -86,6 +89,8 @@ def choose_attention(
     function, wants the number of documents of a row beforehand, and had it read wrong keys for grouped queries
     (jax-ml/jax#39521).
     """
+    if special and device.platform in ("gpu", "tpu"):
+        return AttentionChoice("lean", f"no flash attention that is used here has {special}")
     match device.platform:
         case "gpu":
             capability = device.compute_capability

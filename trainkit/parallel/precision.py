@@ -50,12 +50,24 @@ def random_bits(key: PRNGKeyArray, shape: tuple[int, ...]) -> UInt[Array, ...]:
 
     Good enough to round with; unlike jax's generators it fuses into what uses it, so that it costs no memory.
     """
+    first, second = jax.random.bits(key, (2,))
+    return mixed(mixed(places(shape) ^ first) ^ second)
+
+
+def places(shape: tuple[int, ...]) -> UInt[Array, ...]:
+    """The number of each element of an array, row by row, modulo 2^32."""
     place = jnp.zeros(shape, jnp.uint32)
     for axis in range(len(shape)):
         stride = math.prod(shape[axis + 1 :]) % (1 << 32)
         place += jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride)
-    first, second = jax.random.bits(key, (2,))
-    return _mixed(_mixed(place ^ first) ^ second)
+    return place
+
+
+def mixed(h: UInt[Array, ...]) -> UInt[Array, ...]:
+    """Another 32 bits for each, each bit of which hangs on all bits before (Appleby 2011)."""
+    h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
+    h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
+    return h ^ (h >> 16)
 
 
 def to_bfloat16(x: Float[Array, ...], bits: UInt[Array, ...]) -> Float[Array, ...]:
@@ -114,12 +126,6 @@ def _value(codes: Array, scales: Array) -> Float[Array, ...]:
 
 def _power_of_two(exponents: Array) -> Float[Array, ...]:
     return jax.lax.bitcast_convert_type((exponents.astype(jnp.int32) + 127) << 23, jnp.float32)
-
-
-def _mixed(h: UInt[Array, ...]) -> UInt[Array, ...]:
-    h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
-    h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
-    return h ^ (h >> 16)
 
 
 def _greatest(x: Array) -> Array:

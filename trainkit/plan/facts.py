@@ -72,13 +72,15 @@ class Choice:
 class Memory:
     """What one device holds while a compiled step runs, in bytes.
 
-    Exact: `parameters`, `optimizer` and `snapshot` (the copy that a checkpoint is written from). XLA's own numbers,
+    Exact: `parameters` (those that are trained), `frozen`, `optimizer` and `snapshot` (the copy that a checkpoint is
+    written from). XLA's own numbers,
     from `memory_analysis`: `rest` (what else goes in: the batch, keys), `batches` (those that wait), `program`, and the
     sum of `temporary`, which is all that lives within a step. How `temporary` is divided, XLA does not tell:
     `gradients`, `activations` and `logits` in it are estimates, no more than there is, and `workspace` is what remains.
     """
 
     parameters: int
+    frozen: int = 0
     optimizer: int
     snapshot: int
     rest: int
@@ -89,6 +91,8 @@ class Memory:
     @property
     def by_category(self) -> dict[str, int]:
         exact = {name: size for name, size in asdict(self).items() if name != "temporary"}
+        if not self.frozen:
+            del exact["frozen"]
         return {**exact, **self.temporary}
 
     @property
@@ -100,8 +104,9 @@ class Memory:
 class Plan:
     """What a run will do.
 
-    `bytes` are estimates for each device: `parameters`, `gradients`, `optimizer` and `snapshot` (the copy that a
-    checkpoint is written from) are divided by the fsdp axis, and gradients are float32 whatever the parameters are;
+    `bytes` are estimates for each device: `parameters` (those that are trained), `frozen`, `gradients`, `optimizer` and
+    `snapshot` (the copy that a checkpoint is written from) are divided by the fsdp axis, and gradients are float32
+    whatever the parameters are;
     `cast_parameters` (the parameters in the compute dtype), `activations` and `logits` are those of one micro-batch and
     are not divided.
     """
@@ -113,6 +118,8 @@ class Plan:
     tokens_per_step: int
     total_tokens: int
     parameters: int
+    trainable: int
+    """Of the parameters; all of them, or those of the adapter."""
     parameters_by_part: dict[str, int]
     flops_per_token: int
     total_flops: int

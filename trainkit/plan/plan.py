@@ -12,6 +12,7 @@ from trainkit.errors import TrainkitError
 from trainkit.plan.facts import BatchSplit, Choice, Compute, DataSize, Devices, Plan
 from trainkit.plan.split import check_split, choices, mesh_axes
 from trainkit.recipe import Recipe
+from trainkit.recipe.linears import adapter_parameters, quantised_bytes, quantised_parameters
 from trainkit.recipe.model import tokens_in_block
 
 #: Of a number; with fp8 what is kept is bfloat16.
@@ -28,7 +29,8 @@ def make_plan(
     FLOPs per token count a multiplication and an addition as two, the backward pass as twice the forward one:
     6 for every parameter in a matrix product (Kaplan et al. 2020, section 2.1), plus 3 times the forward attention,
     which is counted as causal: a token at position t is charged for the t + 1 positions it may see, (T + 1) / 2 on
-    average, though a kernel may compute and mask all T. Recomputed activations are not counted.
+    average, though a kernel may compute and mask all T. Recomputed activations are not counted. Beside an
+    adapter it is 4 for every parameter of the base, which has no gradient.
 
     Raises:
         TrainkitError: the mesh does not fit the devices, the batch cannot be split over them, or the recipe counts in
@@ -37,9 +39,15 @@ def make_plan(
     train, length = recipe.train, recipe.data.sequence_length
     data_axis, fsdp_axis = mesh_axes(recipe, devices)
     compute = _compute(recipe, devices)
+    vocab_size = recipe.model.rows(vocab_size)
     by_part = recipe.model.parameter_count(vocab_size=vocab_size, sequence_length=length)
+    if recipe.adapter:
+        by_part["adapter"] = adapter_parameters(recipe.adapter, recipe.model)
     parameters = sum(by_part.values())
-    state = _state_bytes(recipe, parameters, data=data_axis, fsdp=fsdp_axis, compute=compute)
+    trainable = by_part.get("adapter", parameters)
+    state = _state_bytes(
+        recipe, trainable, frozen=parameters - trainable, data=data_axis, fsdp=fsdp_axis, compute=compute
+    )
     replicas = data_axis * fsdp_axis
     check_split(recipe, replicas)
     possible = [choice] if choice else list(choices(recipe, replicas=replicas, platform=devices.platform))
@@ -54,7 +62,7 @@ def make_plan(
     size = train.batch_size
     batch = BatchSplit(global_size=size, micro=micro, accumulation=size // (micro * replicas), replicas=replicas)
     steps = _steps(recipe, data)
-    flops_per_token = 6 * recipe.model.matmul_parameters(vocab_size=vocab_size)
+    flops_per_token = _matmul_flops_per_token(recipe, vocab_size=vocab_size)
     flops_per_token += 3 * recipe.model.attention_flops_per_token(sequence_length=length)
     total_tokens = steps * train.batch_size * length
     return Plan(
@@ -65,6 +73,7 @@ def make_plan(
         tokens_per_step=train.batch_size * length,
         total_tokens=total_tokens,
         parameters=parameters,
+        trainable=trainable,
         parameters_by_part=by_part,
         flops_per_token=flops_per_token,
         total_flops=flops_per_token * total_tokens,
@@ -116,15 +125,27 @@ def _compute(recipe: Recipe, devices: Devices) -> Compute:
     return "float32" if devices.platform == "cpu" else "bfloat16"
 
 
-def _state_bytes(recipe: Recipe, parameters: int, *, data: int, fsdp: int, compute: str) -> dict[str, int]:
-    copy = math.ceil(parameters * BYTES[recipe.precision.params] / fsdp)
-    gradients = math.ceil(parameters * BYTES["float32"] / fsdp)  # in which a step sums them
+def _matmul_flops_per_token(recipe: Recipe, *, vocab_size: int) -> int:
+    base = recipe.model.matmul_parameters(vocab_size=vocab_size)
+    return 4 * base + 6 * adapter_parameters(recipe.adapter, recipe.model) if recipe.adapter else 6 * base
+
+
+def _state_bytes(recipe: Recipe, trainable: int, *, frozen: int, data: int, fsdp: int, compute: str) -> dict[str, int]:
+    # an adapter is float32 whatever its base is
+    copy = math.ceil(trainable * BYTES["float32" if recipe.adapter else recipe.precision.params] / fsdp)
+    gradients = math.ceil(trainable * BYTES["float32"] / fsdp)  # in which a step sums them
     sharing = fsdp * data if recipe.parallel.zero1 else fsdp
-    optimizer = math.ceil(parameters * recipe.optimizer.state_bytes_per_parameter / sharing)
+    optimizer = math.ceil(trainable * recipe.optimizer.state_bytes_per_parameter / sharing)
     state = {"parameters": copy, "gradients": gradients, "optimizer": optimizer, "snapshot": copy + optimizer}
+    cast = 0
+    if recipe.adapter:
+        packed = quantised_parameters(recipe.model) if recipe.adapter.base == "nf4" else 0
+        size = (frozen - packed) * BYTES[recipe.precision.params] + (packed and quantised_bytes(recipe.model))
+        state["frozen"] = math.ceil(size / fsdp)
+        cast, frozen = trainable * (compute != "float32"), frozen - packed
     if ("bfloat16" if compute == "fp8" else compute) != recipe.precision.params:
-        state["cast_parameters"] = parameters * BYTES[compute]
-    return state
+        cast += frozen if recipe.adapter else trainable
+    return state | ({"cast_parameters": cast * BYTES[compute]} if cast else {})
 
 
 def _activation_bytes(recipe: Recipe, choice: Choice, *, vocab_size: int, compute: str, flash: bool) -> dict[str, int]:

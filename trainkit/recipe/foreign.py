@@ -36,6 +36,9 @@ _SAME = {
     "model.hidden": "n_embd d_model hidden_size hidden_dim embed_dim dim width",
     "model.intermediate": "intermediate_size d_ff n_inner ffn_dim intermediate_dim mlp_dim",
     "model.context_length": "n_positions max_position_embeddings n_ctx",
+    "model.pretrained": "model_name_or_path pretrained_model_name_or_path base_model model_id init_from hf_model",
+    "model.revision": "model_revision",
+    "model.resize_vocabulary": "resize_token_embeddings resize_vocab",
     "model.tied": "tie_word_embeddings tie_embeddings weight_tying",
     "model.type": "model_type architecture arch",
     "tokenizer.path": "tokenizer_name tokenizer_path tokenizer_name_or_path",
@@ -54,7 +57,11 @@ _SAME = {
     "parallel.fsdp": "fsdp_size fsdp_axis_size",
     "precision.params": "param_dtype params_dtype",
     "precision.compute": "compute_dtype dtype",
+    "adapter.rank": "lora_r lora_rank r",
+    "adapter.alpha": "lora_alpha",
+    "adapter.learning_rate_ratio": "loraplus_lr_ratio",
     # whole sections
+    "adapter": "lora peft peft_config lora_config",
     "train": "training trainer training_arguments",
     "data": "dataset datasets",
     "optimizer": "optim",
@@ -65,6 +72,7 @@ _SAME = {
     "sample": "sampling generate generation",
 }
 
+_TARGETS = "layers are query, key, value, output, gate, up, down; in GPT-2 and MPT qkv, output, mlp_in, mlp_out"
 _DIFFERENT = {
     "per_device_train_batch_size": Foreign(
         "train.batch_size",
@@ -86,6 +94,16 @@ _DIFFERENT = {
     "fp16": Foreign("precision.compute", 'write compute = "float16", or "bfloat16", which needs no loss scale'),
     "mixed_precision": Foreign("precision.compute", 'write compute = "bfloat16" or "float32"'),
     "dropout": Foreign("", "there is no dropout"),
+    "lora_dropout": Foreign("", "there is no dropout"),
+    "target_modules": Foreign("adapter.targets", _TARGETS),
+    "lora_target_modules": Foreign("adapter.targets", _TARGETS),
+    "lora_target_linear": Foreign("adapter.targets", 'write targets = "all-linear"'),
+    "use_rslora": Foreign("adapter.variant", 'write variant = "rslora"'),
+    "use_dora": Foreign("adapter.variant", 'write variant = "dora"'),
+    "load_in_4bit": Foreign("adapter.base", 'write base = "nf4"'),
+    "load_in_8bit": Foreign("adapter.base", 'there is no base in 8 bit, only in 4: base = "nf4"'),
+    "bnb_4bit_quant_type": Foreign("adapter.base", 'write base = "nf4"; its scales are always quantised twice'),
+    "bnb_4bit_use_double_quant": Foreign("adapter.base", 'write base = "nf4"; its scales are always quantised twice'),
     "logging_steps": Foreign("", "every step is logged"),
     "log_interval": Foreign("", "every step is logged"),
     "report_to": Foreign("track.aim", "write aim = true or false; so too tensorboard, wandb"),
@@ -96,7 +114,7 @@ _DIFFERENT = {
     "beta2": Foreign("optimizer.betas", "both in one list: betas = [0.9, 0.95]"),
     "resume_from_checkpoint": Foreign("", "resuming is a command: trainkit resume RUN"),
     "num_workers": Foreign("", "batches need no worker processes; trainkit cache-data has --workers"),
-    "model_name_or_path": Foreign("model.type", "say which family and its sizes"),
+    "trust_remote_code": Foreign("", "code that comes with a checkpoint is never run"),
     "train_file": Foreign("data.train", 'write [[data.train]] with path = "…"'),
     "validation_file": Foreign("data.validation", 'write [[data.validation]] with path = "…"'),
     "dataset_name": Foreign("data.train", 'write [[data.train]] with path = "…"'),

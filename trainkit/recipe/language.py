@@ -151,11 +151,12 @@ def placeholder(node: Node) -> Any:
 
 
 def _specs(base: Any) -> dict[str, type[Spec]]:
-    """Every spec that a type leads to, by its name."""
+    """Every spec that a type leads to, by its name, and by the longer one that pydantic gives where two are alike."""
     found: dict[str, type[Spec]] = {}
     if isinstance(base, type) and issubclass(base, Spec):
         if base is not Recipe:
             found[base.__name__] = base
+            found[f"{base.__module__}.{base.__name__}".replace(".", "__")] = base
         for field in base.model_fields.values():
             found |= _specs(field.annotation)
     for part in get_args(base):

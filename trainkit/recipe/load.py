@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.locate import Key, Origin, dotted, locate
+from trainkit.recipe.pretrained import LookUp
 from trainkit.recipe.spec import with_tuples
 from trainkit.recipe.syntax import not_toml, unreadable
 from trainkit.recipe.write import flat
@@ -38,10 +39,12 @@ class Loaded:
     path: Path
 
 
-def load(path: Path, overrides: Sequence[str] = ()) -> Loaded:
+def load(path: Path, overrides: Sequence[str] = (), *, look_up: LookUp | None = None) -> Loaded:
     """Read `path`, put `overrides` (`"train.steps=10"`) over it, and check all of it.
 
     Relative paths in it are made absolute against the working directory, so that a run can be resumed from anywhere.
+    Without `look_up`, a model that begins with a checkpoint must say itself all that the checkpoint's config says, as
+    the recipe in a run's directory does.
 
     Raises:
         TrainkitError: a file is missing or not TOML, or the recipe is wrong; then all that is wrong is told at once.
@@ -49,6 +52,8 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Loaded:
     layer = _file(path, ())
     for override in overrides:
         _override(layer, override)
+    if look_up is not None:
+        layer = _begun(layer, look_up)
     try:
         recipe = Recipe.model_validate(with_tuples(layer.table))
     except ValidationError as error:
@@ -58,6 +63,36 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Loaded:
     recipe = _complete(recipe, path)
     origins = {dotted(key): str(layer.leaf_origin(key)) for key in flat(recipe)}
     return Loaded(recipe=recipe, origins=origins, path=path)
+
+
+def _begun(layer: _Layer, look_up: LookUp) -> _Layer:
+    """The layer over what the checkpoint says that its model begins with, if it begins with one."""
+    model = layer.table.get("model")
+    if not (isinstance(model, dict) and isinstance(model.get("pretrained"), str)):
+        return layer
+    revision, where = model.get("revision"), layer.origin(("model", "pretrained"))
+    try:
+        found = look_up(model["pretrained"], revision if isinstance(revision, str) else None)
+    except TrainkitError as error:
+        at = f"{where}: {error.where}" if error.where else str(where)
+        raise TrainkitError(error.problem, where=at, hint=error.hint) from error
+    try:
+        values = found.values_for(model)
+    except TrainkitError as error:
+        raise TrainkitError(error.problem, where=str(layer.origin(("model",))), hint=error.hint) from None
+    base: dict[str, Any] = {"model": values, "tokenizer": {"path": found.pretrained, "revision": found.revision}}
+    origin = Origin(found.config)
+    below = _Layer(base, {key: origin for key in _all_keys(base, ())}, layer.fallback)
+    if {"path", "train"} & set(_table_at(layer.table, "tokenizer")):
+        del base["tokenizer"]
+    below.put(layer)
+    below.table["model"] |= {"pretrained": found.pretrained, "revision": found.revision}
+    return below
+
+
+def _table_at(table: dict[str, Any], name: str) -> dict[str, Any]:
+    found = table.get(name)
+    return found if isinstance(found, dict) else {}
 
 
 class _Layer:

@@ -7,7 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from trainkit.recipe.adapter import Adapter
 from trainkit.recipe.data import Data
+from trainkit.recipe.linears import check_adapter
 from trainkit.recipe.machine import Parallel, Precision
 from trainkit.recipe.model import Model
 from trainkit.recipe.optimizer import Optimizer
@@ -40,6 +42,8 @@ class Recipe(Spec):
     """Version of the recipe language."""
     run: Run = Run.model_construct()
     model: Model
+    adapter: Adapter | None = None
+    """All of the model is trained where the section is absent."""
     tokenizer: Tokenizer
     task: Task = CausalLM.model_construct()
     data: Data
@@ -63,6 +67,12 @@ class Recipe(Spec):
                 f"data.sequence_length = {length} is more than model.context_length = {positions}:"
                 f" make the first at most {positions} or the second at least {length}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _the_adapter_fits_the_model(self) -> Recipe:
+        if self.adapter is not None:
+            check_adapter(self.adapter, self.model)
         return self
 
     def fingerprint(self) -> str:

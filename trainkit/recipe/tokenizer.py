@@ -23,6 +23,8 @@ class Tokenizer(Spec):
 
     path: str | None = None
     """A `tokenizer.json`, a directory that holds one, or a Hugging Face hub id."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub."""
     train: TrainTokenizer | None = None
     """Train one: `{ vocab_size = 4096 }`."""
 

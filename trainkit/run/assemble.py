@@ -14,11 +14,13 @@ from typing import NamedTuple
 
 import jax
 
+from trainkit.checkpoint.digest import digest
 from trainkit.checkpoint.saver import Facts, size_of
 from trainkit.data import cache as caches
 from trainkit.data.dataset import TrainSet, may_start_early
 from trainkit.data.evalset import EvalSet, validation_sources
 from trainkit.data.jobs import Stop
+from trainkit.data.tokenizer import BESIDE
 from trainkit.events.control import Server
 from trainkit.events.log import EventLog
 from trainkit.events.orders import Given
@@ -47,7 +49,7 @@ from trainkit.train.meter import Meter, Work
 from trainkit.train.obey import Orders
 from trainkit.train.profile import Profile, check_steps
 from trainkit.train.saving import Saving
-from trainkit.train.state import State
+from trainkit.train.state import State, lasting
 from trainkit.train.statistics import Statistics
 from trainkit.train.stop import StopSignal
 
@@ -96,10 +98,10 @@ def train(
     data.batch(first)  # the first window is there, so that there is something to look at
     findings.look()
     # a checkpoint that is written and the one that it replaces are there at once
-    disk = Disk(directory, 2 * size_of(state), log)
+    disk = Disk(directory, 2 * size_of(lasting(state)), log)
 
     sidecars = _sidecars(directory, recipe, log, afterwards)
-    facts = partial(_facts, recipe, cache.fingerprint, sidecars, log)
+    facts = partial(_facts, recipe, cache.fingerprint, digest(state.frozen), sidecars, log)
     with contextlib.ExitStack() as opened:
         saving = Saving(directory, recipe.checkpoint, log=log, facts=facts)
         opened.callback(saving.finish)  # a save that is under way when training fails is still a good one
@@ -263,11 +265,14 @@ def _sampler(recipe: Recipe, cache: caches.Cache, built: Built, *, log: EventLog
     )
 
 
-def _facts(recipe: Recipe, data_fingerprint: str, sidecars: Sidecars, log: EventLog, last: bool) -> Facts:
+def _facts(
+    recipe: Recipe, data_fingerprint: str, base: str | None, sidecars: Sidecars, log: EventLog, last: bool
+) -> Facts:
     return Facts(
         recipe=recipe.fingerprint(),
         data=data_fingerprint,
         attempt=log.attempt,
+        base=base,
         aim_run=sidecars.aim_run(patience=AIM_HASH_SECONDS if last else 0.0),
     )
 
@@ -296,7 +301,11 @@ def _tell_progress(log: EventLog, progress: caches.Progress) -> None:
 
 
 def _keep_tokenizer(cache: caches.Cache, directory: Path) -> None:
-    """Put it in place whole. Where the run goes on, the data has been found to be the same, and so this too."""
-    draft = directory / f".{TOKENIZER}"
-    shutil.copyfile(cache.tokenizer.path, draft)
-    draft.replace(directory / TOKENIZER)
+    """Put it in place whole, with what belongs to it: its chat template, how it ends a text. Where the run goes on, the
+    data has been found to be the same, and so this too."""
+    for name in (TOKENIZER, *BESIDE):
+        source = cache.tokenizer.path if name == TOKENIZER else cache.tokenizer.path.with_name(name)
+        if source.is_file():
+            draft = directory / f".{name}"
+            shutil.copyfile(source, draft)
+            draft.replace(directory / name)

@@ -20,11 +20,13 @@ from trainkit.data.jobs import Stop
 from trainkit.data.layout import Layout, has_segments
 from trainkit.events.log import EventLog
 from trainkit.events.plain import bytes_
+from trainkit.models.adapters import trainable
 from trainkit.models.build import LanguageModel
 from trainkit.parallel import devices, mesh
 from trainkit.parallel.precision import compute_dtype
 from trainkit.plan import Choice, Memory, Plan, choices
 from trainkit.recipe import Recipe
+from trainkit.run.adapted import with_adapter
 from trainkit.run.replan import replanned
 from trainkit.tasks import Task
 from trainkit.tasks import build as build_task
@@ -43,7 +45,10 @@ class Built(NamedTuple):
     task: Task
     compute: jnp.dtype
     step: Step
-    initial: Callable[[jax.Array], State]
+    initial: Callable[..., State]
+    """Of a key and, where the model does not begin at random, the arrays that `base` describes."""
+    base: PyTree[jax.ShapeDtypeStruct]
+    """The model before an adapter is put on it: every array, and where it lies."""
     shardings: PyTree[Any]
     attention: devices.AttentionChoice
 
@@ -76,14 +81,20 @@ def build(recipe: Recipe, plan: Plan) -> Built:
     if not plan.devices.supposed:
         devices.require_precision(plan.compute, device)
     compute, kept = compute_dtype(plan.compute), jnp.dtype(recipe.precision.params)
-    head_width = recipe.model.hidden // recipe.model.heads
     length = recipe.data.sequence_length
     lengths = lengths_of(recipe.data.encoding, length)
     # one implementation is for batches of all lengths: of these the longest tells enough where all are in whole blocks
     common = length if len(lengths) == 1 or not any(each % devices.FLASH_BLOCK for each in lengths) else None
-    attention = devices.choose_attention(device, compute, head_width, common, has_segments(recipe.data.encoding))
+    attention = devices.choose_attention(
+        device,
+        compute,
+        recipe.model.key_width,
+        common,
+        has_segments(recipe.data.encoding),
+        recipe.model.special_attention,
+    )
 
-    def model(key: jax.Array) -> LanguageModel:
+    def base(key: jax.Array) -> LanguageModel:
         fresh = models.build(
             recipe.model,
             vocab_size=plan.vocab_size,
@@ -95,9 +106,17 @@ def build(recipe: Recipe, plan: Plan) -> Built:
         )
         return models.cast(fresh, kept)
 
-    trainable = eqx.filter_eval_shape(lambda key: eqx.filter(model(key), eqx.is_inexact_array), jax.random.key(0))
-    optimizer = optim.build(recipe.optimizer, models.leaf_names(trainable))
-    mesh.check_layout(trainable, fsdp=plan.fsdp_axis)
+    def model(key: jax.Array, weights: PyTree | None = None) -> LanguageModel:
+        whole = base(key) if weights is None else eqx.combine(weights, base(key))
+        return with_adapter(whole, recipe, key=key)
+
+    def initial(key: jax.Array, weights: PyTree | None = None) -> State:
+        return init(key, model=partial(model, weights=weights), optimizer=optimizer, compute=compute)
+
+    whole = jax.eval_shape(model, jax.random.key(0))
+    trained = eqx.filter(whole, trainable(whole))
+    optimizer = optim.build(recipe.optimizer, models.leaf_names(trained), adapter=recipe.adapter)
+    mesh.check_layout(whole, fsdp=plan.fsdp_axis)
     device_mesh, zero1 = mesh.make_mesh(data=plan.data_axis, fsdp=plan.fsdp_axis), recipe.parallel.zero1
     rate = optim.learning_rate(recipe.schedule, peak=recipe.optimizer.learning_rate, steps=plan.steps)
     task = build_task(recipe.task)
@@ -108,11 +127,20 @@ def build(recipe: Recipe, plan: Plan) -> Built:
         compute=compute,
         max_grad_norm=recipe.train.max_grad_norm,
         rounding=recipe.precision.rounding,
-        gradient_shardings=mesh.shardings(device_mesh, trainable, over_data=True) if zero1 else None,
+        gradient_shardings=mesh.shardings(device_mesh, trained, over_data=True) if zero1 else None,
     )
-    initial = partial(init, model=model, optimizer=optimizer, compute=compute)
     shardings = mesh.state_shardings(device_mesh, jax.eval_shape(initial, jax.random.key(0)), zero1=zero1)
-    return Built(device_mesh, task, compute, step, initial, shardings, attention)
+    arrays = eqx.filter_eval_shape(lambda key: eqx.filter(base(key), eqx.is_array), jax.random.key(0))
+    plain = _placed(arrays, device_mesh)
+    return Built(device_mesh, task, compute, step, initial, plain, shardings, attention)
+
+
+def _placed(shapes: PyTree, on: Mesh) -> PyTree[jax.ShapeDtypeStruct]:
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        shapes,
+        mesh.shardings(on, shapes),
+    )
 
 
 def compiled(built: Built, plan: Plan, layouts: Layouts) -> Program:

@@ -23,6 +23,7 @@ FIXED = (
     "schema",
     "run.*",
     "model.*",
+    "adapter.[!l]*",  # all but the learning rate's ratio
     "tokenizer.*",
     "task.*",
     "data.sequence_length",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import fields
+from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,16 @@ from jax.sharding import Mesh
 
 from trainkit.checkpoint import manifest as manifests
 from trainkit.checkpoint import restore, store
+from trainkit.checkpoint.digest import check_base, digest
 from trainkit.checkpoint.manifest import Manifest
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
 from trainkit.recipe.load import Loaded
 from trainkit.run.compiled import Built, shapes
+from trainkit.run.pretrained import made_of, weights_of
 from trainkit.run.start import Start, announce
 from trainkit.train import loss_scale
-from trainkit.train.state import State, unchanged
+from trainkit.train.state import State, lasting, unchanged
 
 
 def new_or_restored(
@@ -34,7 +37,8 @@ def new_or_restored(
     """A new state, or that of the checkpoint from which to go on; what differs since then is told in the log.
 
     Raises:
-        TrainkitError: no checkpoint is whole, none has this step, or it was trained on other data.
+        TrainkitError: no checkpoint is whole, none has this step, or it was trained on other data or on top of another
+            base.
     """
 
     def on_damaged(path: Path, error: TrainkitError) -> None:
@@ -43,18 +47,26 @@ def new_or_restored(
 
     key = jax.random.key(loaded.recipe.run.seed)
     shardings = built.shardings
-    fresh = jax.jit(built.initial, out_shardings=shardings)
-    template = shapes(built)
+    template = lasting(shapes(built))
+
+    @cache
+    def fresh(part: str) -> Any:
+        """A part of a new state, and nothing besides it."""
+        if not jax.tree.leaves(getattr(shardings, part)):
+            return getattr(shardings, part)
+        # of these only what is frozen is made of weights
+        weights = weights_of(loaded.recipe, built) if part == "frozen" else None
+        return made_of(built, key, weights, part=part)
 
     def read(path: Path) -> State:
         parts = {name.partition(".")[0] for name in manifests.read(path).leaves}
         has_live, is_scaled = "live" in parts, "loss_scale" in parts
         if has_live and is_scaled == (template.loss_scale is not None) and not start.reset_optimizer:
-            return restore.restore(path, template)
+            return replace(restore.restore(path, template), frozen=fresh("frozen"))
         kept = {part.name: getattr(template, part.name) for part in fields(State)}
-        new: dict[str, Any] = {}
+        new: dict[str, Any] = {"frozen": fresh("frozen")}
         if start.reset_optimizer:
-            new["optimizer"] = fresh(key).optimizer
+            new["optimizer"] = fresh("optimizer")
         if not has_live:  # from before a run could be changed while it goes on: nobody has
             new["live"] = jax.device_put(unchanged(), shardings.live)
         if template.loss_scale is None or not is_scaled:  # only float16 has one
@@ -70,8 +82,9 @@ def new_or_restored(
     if restored is None:
         if log.step:
             announce(log, loaded, start, resumed_from=None)
-        return fresh(key)
+        return made_of(built, key, weights_of(loaded.recipe, built))
     state, manifest = restored
+    check_base(manifest, digest(state.frozen), where=directory)
     _check_data(directory, manifest, data_fingerprint)
     _tell_devices(manifest, jax.tree.leaves(shardings)[0].mesh, log)
     if manifest.step != log.step:

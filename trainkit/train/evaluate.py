@@ -15,7 +15,7 @@ from jaxtyping import Array
 
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.log import EventLog
-from trainkit.models.build import cast
+from trainkit.models.exact import cast
 from trainkit.parallel.mesh import batch_sharding, replicated
 from trainkit.plan import divisors
 from trainkit.tasks import Task

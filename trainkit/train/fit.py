@@ -57,15 +57,16 @@ def memory_of(compiled: Compiled, state: State, batch: Any, plan: Plan) -> Memor
     told = compiled.memory_analysis()
     if told is None:
         return None
-    parameters, optimizer = device_bytes((state.params, state.frozen)), device_bytes(state.optimizer)
+    parameters, frozen, optimizer = (device_bytes(part) for part in (state.params, state.frozen, state.optimizer))
     one_batch = device_bytes(batch)
     arguments = told.argument_size_in_bytes
     results = max(0, told.output_size_in_bytes - told.alias_size_in_bytes)
     return Memory(
         parameters=parameters,
+        frozen=frozen,
         optimizer=optimizer,
-        snapshot=max(0, arguments - one_batch),
-        rest=max(0, arguments - parameters - optimizer) + results,
+        snapshot=max(0, arguments - one_batch - frozen),
+        rest=max(0, arguments - parameters - frozen - optimizer) + results,
         batches=WAITING * one_batch,
         program=told.generated_code_size_in_bytes + (CPU_RUNTIME if plan.devices.platform == "cpu" else 0),
         temporary=_divided(told.temp_size_in_bytes, plan),

@@ -11,7 +11,7 @@ from trainkit.checkpoint.manifest import Kind
 from trainkit.checkpoint.saver import Facts, Saved, Saver
 from trainkit.events.log import EventLog
 from trainkit.recipe.upkeep import Checkpoint
-from trainkit.train.state import State
+from trainkit.train.state import State, lasting
 
 
 class Saving:
@@ -43,7 +43,7 @@ class Saving:
         if kind is None:
             return False
         self._log.write("checkpoint_started", step=step, kind=kind)
-        self._saver.save(state, step=step, kind=kind, facts=self._facts(last))
+        self._saver.save(lasting(state), step=step, kind=kind, facts=self._facts(last))
         self._last = time.monotonic()
         return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import equinox as eqx
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
+from trainkit.models.adapters import trainable
 from trainkit.models.build import LanguageModel
 from trainkit.recipe.schedule import NEVER
 from trainkit.train import loss_scale
@@ -55,6 +57,12 @@ def init(
     compute: jnp.dtype,
 ) -> State:
     """The state before the first step. `model` makes the initial model, in the dtype in which it is kept."""
-    params, frozen = eqx.partition(model(jax.random.fold_in(key, 0)), eqx.is_inexact_array)
+    initial = model(jax.random.fold_in(key, 0))
+    params, frozen = eqx.partition(initial, trainable(initial))
     scale = loss_scale.initial() if compute == jnp.float16 else None
     return State(params, frozen, optimizer.init(params), jnp.int32(0), key, unchanged(), scale)
+
+
+def lasting(state: State) -> State:
+    """What a checkpoint holds: all but the frozen part, which is made again from where it came."""
+    return replace(state, frozen=None)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from trainkit.models.build import cast
+from trainkit.models.exact import cast
 from trainkit.optim.schedules import LearningRate
 from trainkit.parallel.precision import random_bits, to_bfloat16
 from trainkit.tasks import Task

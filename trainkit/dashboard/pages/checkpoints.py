@@ -32,14 +32,17 @@ EMPTY = (
 
 
 class Checkpoints(TablePage):
-    """What was saved: `y` copies the command that goes on from the chosen one, `v` verifies it, `m` has it kept, `o`
-    hides those that are gone."""
+    """What was saved: `y` copies the command that goes on from the chosen one, `E` that which exports it, `v`
+    verifies it, `m` has it kept, `o` hides those that are gone."""
 
     NAME = "checkpoints"
     DEFAULT_CSS = "Checkpoints > .detail { height: 15; }"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "copy('resume')", "copy resume"),
         Binding("Y", "copy('verify')", "copy verify", key_display="Y", show=False),
+        Binding(
+            "E", "copy('export')", "copy export", key_display="E", show=False, tooltip="copy export, for Hugging Face"
+        ),
         Binding("v", "verify", "verify"),
         Binding("m", "mark", "keep", tooltip="keep it, whatever is saved later, or no longer"),
         Binding("o", "present", "only those there"),

@@ -19,7 +19,7 @@ from trainkit.events.view import Checkpoint, View
 from trainkit.recipe.load import as_shown
 
 #: The commands that are about one checkpoint, each with the key that is about it.
-COMMANDS = {"resume": "y", "verify": "v"}
+COMMANDS = {"resume": "y", "verify": "v", "export": "E"}
 KEPT = ", kept"
 KINDS = {"rolling": theme.DIM, "requested": theme.TEXT, "permanent": theme.BUSY, "final": theme.GOOD}
 WHEREABOUTS = {
@@ -110,7 +110,8 @@ def lack(where: str) -> Content | None:
 
 def command(name: str, run_directory: Path, step: int | None) -> str:
     """The command for a shell that does this with a checkpoint."""
-    return f"trainkit {name} {shlex.quote(f'{as_shown(run_directory)}/{step}')}"
+    told = f"trainkit {name} {shlex.quote(f'{as_shown(run_directory)}/{step}')}"
+    return f"{told} {shlex.quote(f'{run_directory.absolute().name}-{step}')}" if name == "export" else told
 
 
 def commands(chosen: Checkpoint, view: View, disk: Disk, run_directory: Path) -> list[Content]:

@@ -1,0 +1,60 @@
+"""transformers on torch as the reference, in a process of its own: the Python that `TRAINKIT_TORCH` names, or the one
+that `.ci/run` has made in `.venv-torch`. Where there is none, the tests that need it say that they were not run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parent.parent
+WHY = "no torch to compare with: `TRAINKIT_TORCH` names no Python that has it, and there is no .venv-torch"
+
+
+class Reference:
+    """One process, asked as often as there is something to compare."""
+
+    def __init__(self, python: Path) -> None:
+        command = [str(python), str(Path(__file__).parent / "torch_worker.py")]
+        environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+
+    def make(self, directory: Path, config: dict[str, Any], **asked: Any) -> dict[str, np.ndarray]:
+        """A checkpoint of random weights in `directory`, and what the reference makes of it, by name."""
+        self._ask(do="make", directory=str(directory), config=config, **asked)
+        return dict(np.load(directory / "reference.npz"))
+
+    def read(self, directory: Path, out: Path, **asked: Any) -> dict[str, np.ndarray]:
+        """What the reference makes of the checkpoint in `directory`."""
+        self._ask(do="read", directory=str(directory), out=str(out), **asked)
+        return dict(np.load(out / "reference.npz"))
+
+    def _ask(self, **request: Any) -> None:
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        answer = json.loads(self._process.stdout.readline() or '{"error": "it has ended"}')
+        assert "error" not in answer, answer["error"]
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+
+@pytest.fixture(scope="session")
+def reference() -> Iterator[Reference]:
+    python = Path(os.environ.get("TRAINKIT_TORCH", ROOT / ".venv-torch" / "bin" / "python"))
+    if not python.exists():
+        pytest.skip(WHY)
+    process = Reference(python)
+    yield process
+    process.close()

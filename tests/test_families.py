@@ -1,0 +1,189 @@
+"""The rotary decoders: what holds of every family, whatever it has of its own. See also test_parity.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from trainkit import models
+from trainkit.models.decoder import Decoder
+from trainkit.recipe import decoder as spec
+from trainkit.recipe import families
+from trainkit.recipe.model import Model
+from trainkit.recipe.rope import Linear, Yarn
+from trainkit.tasks.causal_lm import CausalLM
+
+VOCAB, LENGTH = 61, 24
+COMMON: dict[str, Any] = {"layers": 3, "hidden": 32, "heads": 4, "kv_heads": 2}
+DENSE = COMMON | {"intermediate": 40}
+SPECS: dict[str, spec.Decoder] = {
+    "llama": families.Llama(**DENSE, attention_bias=True, mlp_bias=True, rope_scaling=Linear(factor=2.0)),
+    "mistral": families.Mistral(**DENSE, window=5),
+    "qwen2": families.Qwen2(**DENSE, window=5, layers_without_window=1),
+    "qwen3": families.Qwen3(**DENSE, head_width=6, attention_bias=True),
+    "olmo2": families.Olmo2(**DENSE, rope_scaling=Yarn(factor=4.0, original_context=16)),
+    "gemma2": families.Gemma2(**DENSE, window=5, attention_softcap=2.0, final_softcap=1.0, query_scale=3.0),
+    "gemma3": families.Gemma3(**DENSE, window=5, pattern=2, rope_scaling=Linear(factor=2.0)),
+    "mixtral": families.Mixtral(**DENSE, experts=4, experts_per_token=2),
+    "qwen3-moe": families.Qwen3Moe(**COMMON, experts=5, experts_per_token=3, moe_intermediate=12, normalise_top=False),
+}
+every_family = pytest.mark.parametrize("family", SPECS)
+
+
+def model(of: spec.Decoder, *, scale: float = 6.0) -> Decoder:
+    """With weights large enough that every part of it shows in the result."""
+    fresh = models.build(of, vocab_size=VOCAB, sequence_length=LENGTH, implementation="lean", key=jax.random.key(0))
+    random = np.random.default_rng(1)
+
+    def other(leaf: jax.Array) -> jax.Array:
+        noise = jnp.asarray(0.3 * random.standard_normal(leaf.shape), jnp.float32)
+        return scale * leaf if float(leaf.std()) > 0 else leaf + noise
+
+    return jax.tree.map(other, fresh)
+
+
+def tokens(rows: int, length: int = LENGTH, seed: int = 0) -> jax.Array:
+    return jax.random.randint(jax.random.key(seed), (rows, length), 0, VOCAB)
+
+
+def test_every_rotary_family_of_a_recipe_is_tested_here() -> None:
+    known = {tag["const"] for tag in _types(TypeAdapter(Model).json_schema())}
+    assert known - {"gpt2", "mpt"} == set(SPECS)
+
+
+def _types(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    members = {each["$ref"].rsplit("/", 1)[1] for each in schema["oneOf"]}
+    return [schema["$defs"][name]["properties"]["type"] for name in members]
+
+
+@st.composite
+def any_spec(draw: st.DrawFn) -> spec.Decoder:
+    """Of any family, with any of its options."""
+    given = draw(st.sampled_from(list(SPECS.values())))
+    groups, shared = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    widths = {
+        "layers": draw(st.integers(1, 3)),
+        "heads": groups * shared,
+        "kv_heads": groups,
+        "hidden": groups * shared * 2 * draw(st.integers(1, 6)),
+        "head_width": draw(st.sampled_from([None, 4])),
+        "tied": draw(st.booleans()),
+    }
+    options = {name: draw(st.booleans()) for name in ("attention_bias", "mlp_bias") if hasattr(given, name)}
+    return type(given).model_validate(given.model_dump() | widths | options)
+
+
+@settings(max_examples=40, deadline=None)
+@given(any_spec(), st.integers(2, 300))
+def test_the_closed_form_parameter_count_is_that_of_the_real_pytree(of: spec.Decoder, vocab: int) -> None:
+    real = jax.eval_shape(
+        lambda key: models.build(of, vocab_size=vocab, sequence_length=8, implementation="lean", key=key),
+        jax.random.key(0),
+    )
+    counted = of.parameter_count(vocab_size=vocab, sequence_length=8)
+    for part, size in counted.items():
+        assert sum(leaf.size for leaf in jax.tree.leaves(getattr(real, part))) == size, part
+    assert sum(leaf.size for leaf in jax.tree.leaves(real)) == sum(counted.values())
+    leaves = jax.tree.leaves(real.blocks)
+    used = sum(leaf.size for leaf in leaves if leaf.ndim == 3)
+    if isinstance(of, spec.Sparse):
+        used += sum(leaf.size for leaf in leaves if leaf.ndim == 4) // of.experts * of.experts_per_token
+    assert of.matmul_parameters(vocab_size=vocab) == used + vocab * of.hidden
+
+
+@every_family
+def test_a_text_read_into_the_cache_bit_by_bit_is_as_the_whole_text_read_at_once(family: str) -> None:
+    decoder, ids = model(SPECS[family]), tokens(2)
+    read = eqx.filter_jit(lambda ids, positions, cache: decoder.hidden(ids, positions_BT=positions, cache=cache))
+    whole = decoder.logits(decoder.hidden(ids)[0])
+    positions = jnp.broadcast_to(jnp.arange(LENGTH), ids.shape)
+    # what padding leaves in the cache is overwritten before it is seen
+    padded = jnp.where(positions < 9, ids, 0)
+    hidden, cache = read(padded, positions, decoder.empty_cache(2, LENGTH))
+    np.testing.assert_allclose(decoder.logits(hidden)[:, :9], whole[:, :9], atol=2e-4)
+    for i in range(9, LENGTH):
+        hidden, cache = read(ids[:, i : i + 1], positions[:, i : i + 1], cache)
+        np.testing.assert_allclose(decoder.logits(hidden)[:, 0], whole[:, i], atol=2e-4)
+
+
+@every_family
+def test_documents_in_one_row_are_as_in_rows_of_their_own(family: str) -> None:
+    decoder, ids = model(SPECS[family]), tokens(1)
+    segments = jnp.array([[1] * 9 + [2] * 12 + [0] * 3])
+    positions = jnp.concatenate([jnp.arange(9), jnp.arange(12), jnp.arange(3)])[None]
+    together = decoder.hidden(ids, positions_BT=positions, segments_BT=segments)[0][0, :21]
+    apart = [decoder.hidden(ids[:, part])[0][0] for part in (slice(0, 9), slice(9, 21))]
+    np.testing.assert_allclose(together, jnp.concatenate(apart), atol=1e-4)
+
+
+@every_family
+def test_a_token_changes_what_its_windows_reach_and_nothing_else(family: str) -> None:
+    of = SPECS[family]
+    decoder, ids = model(of), tokens(1)
+    other = ids.at[0, 3].set((ids[0, 3] + 1) % VOCAB)
+    moved = np.abs(decoder.hidden(ids)[0] - decoder.hidden(other)[0]).max(-1)[0]
+    reach = LENGTH if None in of.windows else sum(window - 1 for window in of.windows)
+    assert (moved[:3] == 0).all() and (moved[3 : 4 + reach] > 1e-6).all() and (moved[4 + reach :] == 0).all()
+
+
+@every_family
+def test_attention_is_charged_for_the_positions_that_layers_see(family: str) -> None:
+    of, seen = SPECS[family], 0
+    for window in of.windows:
+        distance = np.arange(LENGTH)[:, None] - np.arange(LENGTH)
+        seen += ((distance >= 0) & (distance < (window or LENGTH))).sum()
+    assert of.attention_flops_per_token(sequence_length=LENGTH) == 4 * of.query_width * seen // LENGTH
+
+
+def test_in_gemma_each_last_layer_of_a_pattern_is_global_and_turns_otherwise() -> None:
+    gemma = SPECS["gemma3"].model_copy(update={"layers": 5})
+    assert gemma.windows == (5, None, 5, None, 5)
+    assert [rope.theta for rope in gemma.ropes] == [1e4, 1e6, 1e4, 1e6, 1e4]
+    assert [rope.scaling is None for rope in gemma.ropes] == [True, False, True, False, True]
+
+
+def test_logits_stay_below_the_softcap_and_their_loss_is_that_of_the_capped() -> None:
+    gemma, ids = model(SPECS["gemma2"], scale=20.0), tokens(2)
+    logits = gemma.logits(gemma.hidden(ids)[0])
+    assert 0.9 < float(jnp.abs(logits).max()) <= 1.0
+    batch = {"tokens": ids, "targets": ids, "weights": jnp.ones(ids.shape)}
+    expected = -jnp.take_along_axis(jax.nn.log_softmax(logits), ids[..., None], -1).sum()
+    np.testing.assert_allclose(CausalLM().loss(gemma, batch)[0], expected, rtol=1e-5)
+
+
+def test_fresh_norms_only_norm_wherever_weights_count_from() -> None:
+    fresh = {
+        name: models.build(SPECS[name], vocab_size=9, sequence_length=8, implementation="lean", key=jax.random.key(0))
+        for name in ("gemma2", "olmo2")
+    }
+    x = jax.random.normal(jax.random.key(1), (4, 32))
+    np.testing.assert_allclose(fresh["gemma2"].final_norm(x), fresh["olmo2"].final_norm(x), rtol=1e-6)
+    assert not fresh["gemma2"].final_norm.weight.any() and (fresh["olmo2"].final_norm.weight == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("family", "wrong", "because"),
+    [
+        ("qwen3", {"head_width": 5}, "head_width = 5: rotary positions need an even width"),
+        ("gemma2", {"kv_heads": 3}, "kv_heads = 3 does not divide heads = 4; the nearest that do: 1, 2, 4"),
+        ("mixtral", {"experts_per_token": 5}, "experts_per_token = 5 is more than experts = 4"),
+        ("llama", {"window": 3}, "window"),
+        ("llama", {"rope_scaling": {"type": "llama3", "factor": 2, "low_frequency_factor": 4.0}}, "must be more than"),
+        (
+            "olmo2",
+            {"rope_scaling": {"type": "yarn", "factor": 0.5, "original_context": 8}},
+            "greater than or equal to 1",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_can(family: str, wrong: dict[str, Any], because: str) -> None:
+    with pytest.raises(ValidationError, match=because):
+        type(SPECS[family]).model_validate(SPECS[family].model_dump() | wrong)

@@ -1,0 +1,187 @@
+"""Generation: with the cache as without, alone as in a batch, to the end and not beyond."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import equinox as eqx
+import jax
+import numpy as np
+import pytest
+import small
+
+from trainkit import models
+from trainkit.errors import TrainkitError
+from trainkit.infer.generate import NOTHING, bucket, fitting, generate, padded, prefill
+from trainkit.infer.generator import CHUNK, Answer, Generator, Request
+from trainkit.infer.sampling import Sampling
+from trainkit.models.build import LanguageModel
+from trainkit.recipe import families
+from trainkit.recipe.model import Gpt2
+
+GREEDY, LENGTH = Sampling(temperature=0), 40
+SHAPE = {"layers": 3, "hidden": 32, "heads": 4, "kv_heads": 2, "intermediate": 48}
+SPECS = {
+    "gpt2": Gpt2(layers=2, hidden=32, heads=4),
+    "llama": families.Llama(**SHAPE),
+    "mistral": families.Mistral(**SHAPE, window=5),
+    "gemma2": families.Gemma2(**SHAPE, head_width=8, window=5),
+}
+
+
+@cache
+def model(name: str = "gpt2") -> LanguageModel:
+    """With weights large enough that the likeliest token is no matter of rounding."""
+    fresh = models.build(
+        SPECS[name], vocab_size=small.VOCAB, sequence_length=LENGTH, implementation="xla", key=jax.random.key(3)
+    )
+    return jax.tree.map(lambda leaf: 4 * leaf if eqx.is_inexact_array(leaf) and leaf.ndim > 1 else leaf, fresh)
+
+
+class Letters:
+    """A token a letter: those of the alphabet, and of another script the rest."""
+
+    end_of_text = 0
+
+    def encode(self, text: str, /) -> list[int]:
+        return [ord(c) - 0x400 for c in text]
+
+    def decode(self, ids: Sequence[int], /) -> str:
+        return "".join(chr(0x400 + i) for i in ids)
+
+
+def generator(name: str = "gpt2", *, ends: tuple[int, ...] = ()) -> Generator:
+    return Generator(model(name), Letters(), ends)
+
+
+def prompts(*lengths: int) -> list[list[int]]:
+    random = np.random.default_rng(0)
+    return [random.integers(1, small.VOCAB, length).tolist() for length in lengths]
+
+
+@cache
+def likeliest(name: str):
+    """After each position of a text of the whole context, without a cache."""
+    return jax.jit(lambda ids_T: model(name).logits(model(name).hidden(ids_T[None])[0][0]).argmax(-1))
+
+
+def rerun(name: str, prompt: Sequence[int], new: int) -> list[int]:
+    """The likeliest token after all that there is, again and again, by running the whole text every time."""
+    ids = list(prompt)
+    for _ in range(new):
+        # what stands behind is not seen
+        ids.append(int(likeliest(name)(padded([ids], LENGTH)[0][0])[len(ids) - 1]))
+    return ids[len(prompt) :]
+
+
+def ids_of(found: list[Answer]) -> list[list[int]]:
+    return [answer.ids for answer in found]
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_greedy_generation_with_the_cache_equals_running_the_whole_text_again(name: str) -> None:
+    some, new = prompts(1, 9, 19), CHUNK + 2
+    found = generator(name).answers([Request(ids) for ids in some], max_tokens=new, sampling=GREEDY)
+    assert ids_of(found) == [rerun(name, prompt, new) for prompt in some]
+    assert len({token for ids in ids_of(found) for token in ids}) > 5, "a model that says one thing shows nothing"
+
+
+def test_what_is_there_at_once_in_one_program_is_the_same() -> None:
+    some = prompts(4, 11)
+    rows, lengths = padded(some, 13)
+    tokens = generate(model(), rows, lengths, jax.random.split(jax.random.key(0), 2), new_tokens=5, sampling=GREEDY)
+    assert tokens.tolist() == [rerun("gpt2", prompt, 5) for prompt in some]
+
+
+@pytest.mark.parametrize(
+    "sampling", [GREEDY, Sampling(1.5, top_k=40, top_p=0.95, min_p=0.01, repetition_penalty=1.2), Sampling()], ids=str
+)
+def test_a_prompt_is_continued_alike_alone_and_in_a_batch_of_others(sampling: Sampling) -> None:
+    some, ours = [Request(ids, seed) for seed, ids in enumerate(prompts(3, 1, 17, 30, 8))], generator("llama")
+    together = ours.answers(some, max_tokens=20, sampling=sampling)
+    apart = [ours.answers([request], max_tokens=20, sampling=sampling)[0] for request in some]
+    assert ids_of(together) == ids_of(apart)
+    # the fourth fills its context
+    assert [len(answer.ids) for answer in together] == [20, 20, 20, LENGTH - 30, 20]
+    assert {answer.reason for answer in together} == {"length"}
+
+
+def test_a_seed_gives_the_same_text_and_another_seed_another() -> None:
+    (prompt,) = prompts(5)
+    first, again, other = (
+        generator().answers([Request(prompt, seed)], max_tokens=12, sampling=Sampling(2.0))[0].ids for seed in (7, 7, 8)
+    )
+    assert first == again != other
+
+
+def test_the_penalty_counts_what_was_in_the_prompt_and_not_its_padding() -> None:
+    (prompt,), sampling = prompts(3), Sampling(temperature=0, repetition_penalty=1e6)
+    ids = generator().answers([Request(prompt)], max_tokens=LENGTH - 3, sampling=sampling)[0].ids
+    assert len(set(ids)) == len(ids) and not set(ids) & set(prompt)
+    # padded with token 0, which is not punished: a model that has it in mind says it
+    rows, lengths = padded([prompt], 16)
+    state = prefill(model(), rows, lengths, cache_length=LENGTH, sampling=sampling)
+    assert set(np.flatnonzero(state.seen_NV[0])) == set(prompt)
+
+
+def test_a_text_ends_with_any_of_the_end_tokens_which_is_no_part_of_it_and_the_others_go_on() -> None:
+    some = prompts(4, 6, 9)
+    free = [rerun("gpt2", prompt, 20) for prompt in some]
+    ends = (free[0][2], free[1][7])
+    expected = [ids[: min((i for i, token in enumerate(ids) if token in ends), default=20)] for ids in free]
+    found = generator(ends=ends).answers([Request(ids) for ids in some], max_tokens=20, sampling=GREEDY)
+    assert ids_of(found) == expected and len(expected[0]) == 2
+    assert [answer.reason for answer in found] == ["end" if len(ids) < 20 else "length" for ids in expected]
+
+
+def test_decoding_ends_when_all_have_ended() -> None:
+    (prompt,) = prompts(4)
+    end = rerun("gpt2", prompt, 3)[-1]
+    rows, lengths = padded([prompt, []], 8)
+    keys = jax.random.split(jax.random.key(0), 2)
+    tokens = generate(model(), rows, lengths, keys, new_tokens=30, sampling=GREEDY, ends=(end,))
+    assert (tokens[1] == NOTHING).all() and (tokens[0, 3:] == NOTHING).all() and tokens[0, 2] == end
+
+
+def test_a_stop_string_over_several_tokens_ends_the_text_and_is_not_said() -> None:
+    (prompt,), codec, ours, sampling = prompts(4), Letters(), generator(), Sampling(2.0)
+    free = ours.answers([Request(prompt)], max_tokens=CHUNK + 8, sampling=sampling)[0].ids
+    whole = codec.decode(free)
+    stop = whole[CHUNK - 1 : CHUNK + 2]
+    assert whole.find(stop) == CHUNK - 1, "it is over the border of two chunks"
+    said = []
+    for news in ours.stream([Request(prompt)], max_tokens=LENGTH - 4, sampling=sampling, stop=["no", stop]):
+        said.append(news.text)
+    assert "".join(said) == news.answer.text == whole[: CHUNK - 1]
+    assert news.answer.reason == "stop" and news.answer.ids == free[: CHUNK + 2]
+
+
+def test_what_is_said_in_pieces_is_what_is_said_at_once() -> None:
+    requests = [Request(ids) for ids in prompts(4, 7)]
+    pieces = ["", ""]
+    for news in generator().stream(requests, max_tokens=30, sampling=GREEDY):
+        pieces[news.number] += news.text
+        assert news.answer.text == pieces[news.number]
+    assert pieces == [a.text for a in generator().answers(requests, max_tokens=30, sampling=GREEDY)]
+    assert [len(piece) for piece in pieces] == [30, 30]
+
+
+def test_texts_of_about_the_same_length_are_made_by_the_same_program() -> None:
+    ours, sampling = generator(), Sampling(temperature=0, repetition_penalty=1.01)
+    before = ours._decode._cache_size(), ours._prefill._cache_size()
+    for length, tokens in ((3, 5), (9, 6), (16, 16), (12, 20)):
+        ours.answers([Request(ids) for ids in prompts(length)], max_tokens=tokens, sampling=sampling)
+    # for a cache of 16 positions and one of 32
+    assert (ours._decode._cache_size() - before[0], ours._prefill._cache_size() - before[1]) == (2, 2)
+
+
+def test_a_prompt_that_fills_the_context_is_refused_and_of_one_in_training_the_end_is_kept() -> None:
+    with pytest.raises(TrainkitError, match=f"a prompt has {LENGTH} tokens, and the model's context has {LENGTH}"):
+        generator().answers([Request(ids) for ids in prompts(2, LENGTH)], max_tokens=1, sampling=GREEDY)
+    assert fitting([1, 2, 3, 4], context_length=6, new_tokens=3, empty=0) == [2, 3, 4]
+    assert fitting([], context_length=6, new_tokens=3, empty=9) == [9]
+
+
+def test_a_bucket_is_the_least_power_of_two_that_holds_a_text_or_the_whole_context() -> None:
+    assert [bucket(n, most=100) for n in (1, 16, 17, 32, 33, 65, 100)] == [16, 16, 32, 32, 64, 100, 100]

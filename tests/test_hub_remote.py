@@ -1,0 +1,91 @@
+"""Checkpoints from the hub, and exports to it, against a hub of our own on this machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import pytest
+from fake_hub import COMMIT, Hub, serving
+from small_families import SPECS, model
+from trainer import LIMIT, RECIPE, command, environment, workplace
+
+from trainkit.hub.save import save
+
+_FAMILY = 'type = "gpt2"\nlayers = 2\nhidden = 32\nheads = 2\n'
+_TOKENIZER = "[tokenizer]\ntrain = { vocab_size = 300 }\n"
+FINE = RECIPE.replace(_FAMILY, 'pretrained = "them/base"\n').replace(_TOKENIZER, "").replace("steps = 24", "steps = 2")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = workplace(tmp_path_factory.mktemp("remote"), FINE, documents=20)
+    (directory / "own.toml").write_text(RECIPE)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def hub(place: Path) -> Iterator[Hub]:
+    base, spec = place / "made", SPECS["llama"]
+    base.mkdir()
+    small = jax.tree.map(lambda leaf: leaf * 0.2 if isinstance(leaf, jax.Array) else leaf, model(spec))
+    save(base, small, spec, dtype="float32", sequence_length=64, shard_bytes=40_000)
+    with serving() as hub:
+        done = ask(place, hub, "cache-data", "own.toml")
+        assert done.returncode == 0, done.stderr
+        shutil.copy(next((place / "cache" / "tokenizers").glob("*/tokenizer.json")), base)
+        (base / "chat_template.jinja").write_text("{{ messages }}")
+        (base / "pytorch_model.bin").write_bytes(b"never fetched")
+        hub.add("them/base", base)
+        yield hub
+
+
+def ask(place: Path, hub: Hub, *arguments: str) -> subprocess.CompletedProcess[str]:
+    home = str(place / "hub-home")
+    own = {"HF_ENDPOINT": hub.url, "HF_HOME": home, "HF_TOKEN": "hf_none", "HF_HUB_DISABLE_XET": "1"}
+    kept = {name: value for name, value in environment().items() if name != "HF_HUB_OFFLINE"}
+    return subprocess.run(
+        command(*arguments),
+        cwd=place,
+        env=kept | own,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def test_checking_a_recipe_fetches_the_config_alone(place, hub):
+    done = ask(place, hub, "check", "tiny.toml")
+    assert done.returncode == 0 and "llama" in done.stdout, done.stderr
+    assert {path.rpartition("/")[2] for path in hub.asked if "/resolve/" in path} == {"config.json"}
+
+
+def test_a_run_keeps_the_commit_that_it_found_and_fetches_no_pickle(place, hub):
+    done = ask(place, hub, "run", "tiny.toml", "--plain")
+    assert done.returncode == 0, done.stdout + done.stderr
+    recipe = tomllib.loads((place / "runs" / "tiny" / "recipe.toml").read_text())
+    assert recipe["model"]["pretrained"] == "them/base" and recipe["model"]["revision"] == COMMIT
+    assert recipe["tokenizer"] == {"path": "them/base", "revision": COMMIT}
+    assert any("safetensors" in path for path in hub.asked) and not any(".bin" in path for path in hub.asked)
+    assert (place / "runs" / "tiny" / "chat_template.jinja").read_text() == "{{ messages }}"
+
+
+def test_an_export_is_uploaded_whole_and_names_what_it_began_with(place, hub):
+    assert (place / "runs" / "tiny").exists()  # by the test before
+    done = ask(place, hub, "export", "tiny", "out", "--push", "me/mine")
+    assert done.returncode == 0 and "uploaded to" in done.stdout, done.stderr
+    assert hub.files["me/mine"] == {file.name: file.read_bytes() for file in (place / "out").iterdir()}
+    assert "base_model: them/base" in hub.files["me/mine"]["README.md"].decode()
+    assert json.loads(hub.files["me/mine"]["config.json"])["architectures"] == ["LlamaForCausalLM"]
+
+
+def test_what_the_hub_does_not_have_is_told_with_its_name(place, hub):
+    (place / "none.toml").write_text(FINE.replace("them/base", "them/none"))
+    done = ask(place, hub, "check", "none.toml")
+    assert done.returncode == 2 and "'them/none' is no directory here" in done.stderr

@@ -1,0 +1,128 @@
+"""Mixtures of experts: no token is dropped, and the router learns to keep experts busy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_families import SPECS, VOCAB, model, tokens
+
+from trainkit.models.decoder import Decoder
+from trainkit.models.moe import Blocks, Experts, Routing, mixed
+from trainkit.parallel import mesh
+from trainkit.recipe.families import Qwen3Moe
+from trainkit.tasks.causal_lm import CausalLM
+
+
+def experts(seed: int = 0, **options: object) -> Experts:
+    of = Qwen3Moe(
+        layers=1, hidden=16, heads=2, moe_intermediate=12, **{"experts": 5, "experts_per_token": 3, **options}
+    )
+    made = Experts.init(of, jax.random.key(seed), residual=0.3)
+    return jax.tree.map(lambda leaf: 10 * leaf, made)
+
+
+def plain(layer: Experts, x: jax.Array, *, normalised: bool) -> jax.Array:
+    """Every token through every expert, weighted by 0 where it was not given to it."""
+    weights = jax.nn.softmax(x @ layer.router.weight)
+    least = jnp.sort(weights)[..., -layer.per_token, None]
+    weights = jnp.where(weights >= least, weights, 0)
+    if normalised:
+        weights = weights / weights.sum(-1, keepdims=True)
+    inner = jax.nn.silu(jnp.einsum("btd,edf->btef", x, layer.gate)) * jnp.einsum("btd,edf->btef", x, layer.up)
+    return jnp.einsum("btef,efd,bte->btd", inner, layer.down, weights)
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+@pytest.mark.parametrize("shape", [(2, 7), (1, 1), (3, 40)])
+def test_what_comes_out_is_the_plain_sum_over_each_tokens_experts_and_so_are_gradients(
+    normalised: bool, shape: tuple[int, int]
+) -> None:
+    layer, x = experts(normalise_top=normalised), jax.random.normal(jax.random.key(1), (*shape, 16))
+    along = jax.random.normal(jax.random.key(2), x.shape)
+    ours, expected = (
+        jax.jit(jax.value_and_grad(lambda layer, x, f=f: (f(layer, x) * along).sum(), argnums=(0, 1)))(layer, x)
+        for f in (lambda layer, x: layer(x, None)[0], lambda layer, x: plain(layer, x, normalised=normalised))
+    )
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4 * max(1.0, float(jnp.abs(b).max())))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from([1, 9, 400]).flatmap(lambda rows: st.lists(st.integers(0, 6), min_size=rows, max_size=rows)))
+def test_every_row_has_a_place_of_its_own_in_a_block_of_its_expert(chosen: list[int]) -> None:
+    blocks = jax.jit(Blocks.of, static_argnums=1)(jnp.asarray(chosen), 7)
+    places, rows = np.asarray(blocks.place_R), np.asarray(blocks.row_P)
+    size = len(rows) // len(blocks.expert_J)
+    assert len(set(places.tolist())) == len(chosen)
+    np.testing.assert_array_equal(rows[places], np.arange(len(chosen)))
+    np.testing.assert_array_equal(np.asarray(blocks.expert_J)[places // size], chosen)
+    assert (np.delete(rows, places) >= len(chosen)).all() and len(set(rows.tolist())) == len(rows)
+
+
+def test_the_blocks_and_the_ragged_product_of_tpus_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = experts(), jax.random.normal(jax.random.key(1), (2, 30, 16))
+    chosen = jax.random.randint(jax.random.key(2), (2, 30, 2), 0, 5)
+    arguments = x, chosen, jnp.full(chosen.shape, 0.5), layer.gate, layer.up, layer.down
+    blocks = mixed(*arguments)
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    np.testing.assert_allclose(mixed(*arguments), blocks, atol=1e-4)
+
+
+def test_experts_on_many_devices_are_as_on_one() -> None:
+    layer, x = experts(), jax.random.normal(jax.random.key(1), (8, 6, 16))
+
+    @jax.jit
+    def run(layer: Experts, x: jax.Array) -> tuple[jax.Array, Experts]:
+        return jax.value_and_grad(lambda layer: jnp.square(layer(x, None)[0]).sum())(layer)
+
+    one, one_gradient = run(layer, x)
+    device_mesh = mesh.make_mesh(data=2, fsdp=4)
+    with jax.set_mesh(device_mesh):
+        places = mesh.shardings(device_mesh, layer)
+        split = jax.device_put(x, mesh.NamedSharding(device_mesh, mesh.PartitionSpec(("data", "fsdp"))))
+        many, many_gradient = run(jax.device_put(layer, places), split)
+    np.testing.assert_allclose(many, one, rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(many_gradient), jax.tree.leaves(one_gradient), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.abs(b).max()))
+
+
+def test_experts_as_busy_as_each_other_lose_least_and_layers_are_taken_together() -> None:
+    even = Routing(jnp.full((2, 4), 30.0), jnp.full((2, 4), 15.0), jnp.full(2, 60.0))
+    assert float(even.balance_loss()) == pytest.approx(2.0)  # two experts a token
+    one = jnp.array([60.0, 60.0, 0.0, 0.0])
+    assert float(Routing(one[None], one[None] / 2, jnp.full(1, 60.0)).balance_loss()) == pytest.approx(4.0)
+    swapped = jnp.stack([one, one[::-1]])
+    assert float(Routing(swapped, swapped / 2, jnp.full(2, 60.0)).balance_loss()) == pytest.approx(2.0)
+
+
+def test_padding_has_no_say_in_how_busy_experts_are() -> None:
+    decoder, ids = model(SPECS["mixtral"]), tokens(1)
+    segments = jnp.array([[1] * 15 + [0] * 9])
+    positions = jnp.arange(24)[None] % 15
+    _, padded = decoder.hidden_with_routing(ids, positions_BT=positions, segments_BT=segments)
+    _, alone = decoder.hidden_with_routing(ids[:, :15])
+    np.testing.assert_allclose(padded, alone, rtol=1e-5)
+
+
+def test_the_routers_loss_changes_gradients_by_its_own_and_no_loss_that_is_shown() -> None:
+    decoder, ids = model(SPECS["qwen3-moe"]), tokens(3)
+    batch = {"tokens": ids, "targets": (ids + 1) % VOCAB, "weights": jnp.ones(ids.shape).at[0].set(0)}
+
+    def told(coefficient: float) -> tuple[jax.Array, Decoder]:
+        this = replace(decoder, router_loss=coefficient)
+        return eqx.filter_jit(eqx.filter_value_and_grad(lambda m: CausalLM().loss(m, batch)[0]))(this)
+
+    (without, plain_gradients), (with_it, gradients) = told(0.0), told(0.5)
+    np.testing.assert_allclose(with_it, without, rtol=1e-6)
+    own = eqx.filter_jit(eqx.filter_grad(lambda m: m.hidden_with_routing(ids)[1]))(decoder)
+    weight = 0.5 * batch["weights"].sum()
+    for a, b, c in zip(*(jax.tree.leaves(t) for t in (gradients, plain_gradients, own)), strict=True):
+        np.testing.assert_allclose(a, b + weight * c, atol=2e-4 * max(1.0, float(jnp.abs(a).max())))
+    assert float(jnp.abs(own.blocks.mlp.router.weight).max()) > 1e-3

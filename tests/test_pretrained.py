@@ -1,0 +1,246 @@
+"""A run that begins with a checkpoint, from the recipe to the export: in real processes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_families import arrays, model, shapes
+from trainer import RECIPE, trainkit, workplace
+
+from trainkit.checkpoint import store
+from trainkit.errors import TrainkitError
+from trainkit.events.log import read
+from trainkit.hub.load import load_params, read_spec
+from trainkit.hub.recipe import load
+from trainkit.hub.save import save
+from trainkit.recipe.families import Llama
+from trainkit.run.directory import recipe_of
+
+SPEC = Llama(layers=2, hidden=32, heads=4, kv_heads=2, intermediate=48, context_length=64, vocab_size=320)
+_FAMILY = 'type = "gpt2"\nlayers = 2\nhidden = 32\nheads = 2\n'
+_TOKENIZER = "[tokenizer]\ntrain = { vocab_size = 300 }\n"
+FINE = RECIPE.replace(_FAMILY, 'pretrained = "base"\n').replace(_TOKENIZER, "").replace('"tiny"', '"fine"')
+FINE = FINE.replace("steps = 24", "steps = 6").replace("learning_rate = 1e-2", "learning_rate = 1e-3")
+TEMPLATE = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Text, a checkpoint with a tokenizer in `base`, and the recipe `fine.toml` that begins with it."""
+    directory = workplace(tmp_path_factory.mktemp("pretrained"), FINE)
+    (directory / "tiny.toml").rename(directory / "fine.toml")
+    base = directory / "base"
+    base.mkdir()
+    save(base, small(), SPEC, dtype="float32", sequence_length=64)
+    (directory / "own.toml").write_text(RECIPE)
+    made = trainkit(directory, "cache-data", "own.toml")
+    assert made.returncode == 0, made.stderr
+    shutil.copy(next((directory / "cache" / "tokenizers").glob("*/tokenizer.json")), base)
+    (base / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>", "chat_template": TEMPLATE}))
+    (base / "generation_config.json").write_text(json.dumps({"eos_token_id": [5], "temperature": 0.6}))
+    return directory
+
+
+def small() -> object:
+    """Weights of the size that models begin with."""
+    return jax.tree.map(lambda leaf: leaf * 0.2 if isinstance(leaf, jax.Array) else leaf, model(SPEC))
+
+
+@pytest.fixture(scope="module")
+def run(place: Path) -> Path:
+    done = trainkit(place, "run", "fine.toml", "--plain")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return place / "runs" / "fine"
+
+
+@pytest.fixture(scope="module")
+def exported(place: Path, run: Path) -> subprocess.CompletedProcess[str]:
+    done = trainkit(place, "export", "fine", "out")
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def here(place: Path, monkeypatch: pytest.MonkeyPatch, recipe: str = FINE, *overrides: str):  # type: ignore[no-untyped-def]
+    monkeypatch.chdir(place)
+    (place / "other.toml").write_text(recipe)
+    return load(Path("other.toml"), overrides)
+
+
+# the recipe
+
+
+def test_the_resolved_recipe_holds_what_the_config_says_and_where_it_was_said(place, monkeypatch):
+    loaded = here(place, monkeypatch)
+    found = loaded.recipe.model
+    assert found.model_dump(exclude={"pretrained"}) == SPEC.model_dump(exclude={"pretrained"})
+    assert found.pretrained == str(place / "base")
+    assert loaded.origins["model.layers"] == str(place / "base" / "config.json")
+    assert loaded.origins["model.pretrained"].startswith("other.toml:")
+    assert loaded.recipe.tokenizer.path == str(place / "base")
+
+
+def test_a_tokenizer_that_is_given_goes_before_the_one_beside_the_weights(place, monkeypatch):
+    loaded = here(place, monkeypatch, FINE + _TOKENIZER)
+    assert loaded.recipe.tokenizer.path is None and loaded.recipe.tokenizer.train is not None
+
+
+def test_what_no_shape_hangs_on_may_be_said_otherwise(place, monkeypatch):
+    loaded = here(place, monkeypatch, FINE, "model.rope_theta=5e5", "model.context_length=128")
+    assert (loaded.recipe.model.rope_theta, loaded.recipe.model.context_length) == (5e5, 128)
+    assert loaded.origins["model.rope_theta"] == "--set"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        (FINE.replace('"base"', '"base"\nlayers = 3\ntype = "gpt2"'), ["layers = 3: the checkpoint has 2", "gpt2"]),
+        (FINE.replace('"base"', '"./nowhere"'), ["there is no directory", "other.toml:6"]),
+        (FINE.replace('"base"', '"base/tokenizer.json"'), ["is a file"]),
+        (FINE.replace('"base"', '"text"'), ["there is no config.json"]),
+        (FINE.replace('"base"', '"base"\nlayerz = 3'), ["model.layerz = 3: no such key", "layers"]),
+        (RECIPE.replace("heads = 2", 'heads = 2\nrevision = "main"'), ["revision goes with pretrained"]),
+        (RECIPE.replace("heads = 2", 'heads = 2\nmodel_name_or_path = "x"'), ["it is called pretrained here"]),
+    ],
+    ids=["otherwise", "nowhere", "file", "no config", "no such key", "revision alone", "foreign"],
+)
+def test_what_is_wrong_is_told_with_its_place(place, monkeypatch, recipe, words):
+    with pytest.raises(TrainkitError) as caught:
+        here(place, monkeypatch, recipe)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_check_needs_nothing_that_trains(place):
+    code = (
+        "import sys; from pathlib import Path; from trainkit.cli.recipes import check\n"
+        "print(check(Path('fine.toml'), []))\n"
+        "assert not {'jax', 'numpy', 'huggingface_hub'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=place, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "llama" in done.stdout, done.stderr
+
+
+# the vocabulary
+
+
+def test_a_tokenizer_with_more_entries_than_the_embedding_has_rows_is_refused(place, monkeypatch):
+    recipe = here(place, monkeypatch).recipe
+    assert recipe.model.rows(300) == 320 == recipe.model.rows(320)
+    with pytest.raises(TrainkitError, match="resize_vocabulary = true"):
+        recipe.model.rows(321)
+    resized = here(place, monkeypatch, FINE, "model.resize_vocabulary=true").recipe
+    assert resized.model.rows(321) == 321 and resized.model.rows(300) == 300
+
+
+def test_an_embedding_that_is_cut_to_the_tokenizer_keeps_its_first_rows(place):
+    asked = ("--set", "model.resize_vocabulary=true", "--set", "optimizer.learning_rate=1e-9", "--set", "train.steps=1")
+    done = trainkit(place, "run", "fine.toml", "--plain", "--name", "cut", *asked)
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = trainkit(place, "export", "cut", "cut-out")
+    assert done.returncode == 0, done.stderr
+    found = arrays(load_params(place / "cut-out", shapes(SPEC, vocab=300)))
+    np.testing.assert_allclose(found["token_embedding"], arrays(small())["token_embedding"][:300], atol=1e-6)
+
+
+# training
+
+
+def test_a_run_begins_with_the_weights_of_the_checkpoint(place):
+    asked = ("--set", "optimizer.learning_rate=1e-9", "--set", "train.steps=1")
+    done = trainkit(place, "run", "fine.toml", "--plain", "--name", "still", *asked, devices=2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = trainkit(place, "export", "still", "still-out")
+    assert done.returncode == 0, done.stderr
+    found, wanted = arrays(load_params(place / "still-out", shapes(SPEC))), arrays(small())
+    for name, numbers in wanted.items():
+        np.testing.assert_allclose(found[name], numbers, atol=1e-6, err_msg=name)
+
+
+def test_a_resume_needs_neither_the_weights_nor_their_config(place, run):
+    copy = place / "runs" / "copy"
+    shutil.copytree(run, copy)
+    hidden = {name: (place / "base" / name).read_bytes() for name in ("config.json", "model.safetensors")}
+    try:
+        for name in hidden:
+            (place / "base" / name).unlink()
+        assert recipe_of(copy).recipe == recipe_of(run).recipe
+        done = trainkit(place, "resume", "runs/copy", "--plain", "--set", "train.steps=8")
+        assert done.returncode == 0 and "finished at step 8" in done.stdout, done.stdout + done.stderr
+    finally:
+        for name, content in hidden.items():
+            (place / "base" / name).write_bytes(content)
+
+
+# the export
+
+
+def test_an_export_is_the_checkpoint_and_says_that_it_was_compared(place, run, exported):
+    assert "its logits are those of the checkpoint" in exported.stdout
+    out = place / "out"
+    names = {file.name for file in out.iterdir()}
+    assert names == {
+        "README.md",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    assert read_spec(out) == SPEC
+    newest = store.newest(run)
+    assert newest is not None and newest.step == 6
+    assert f"step {newest.step}" in exported.stdout
+
+
+def test_tokenizer_template_and_generation_config_come_along(place, exported):
+    out = place / "out"
+    config = json.loads((out / "tokenizer_config.json").read_text())
+    assert config["chat_template"] == TEMPLATE and config["eos_token"] == "<|endoftext|>"
+    generation = json.loads((out / "generation_config.json").read_text())
+    # the token that ended every document in training, and what the checkpoint had besides
+    assert generation == {"eos_token_id": [0, 5], "bos_token_id": 0, "temperature": 0.6}
+    assert json.loads((out / "config.json").read_text())["eos_token_id"] == [0, 5]
+    assert (out / "tokenizer.json").read_bytes() == (place / "base" / "tokenizer.json").read_bytes()
+
+
+def test_the_card_holds_the_recipe_and_the_last_evaluation(place, run, exported):
+    card = (place / "out" / "README.md").read_text()
+    last = [event for event in read(run) if event["type"] == "evaluated"][-1]
+    assert f"{last['metrics']['validation/held-out/loss']:.4f}" in card
+    assert "steps = 6" in card and card.startswith("---\nlibrary_name: transformers\n")
+
+
+def test_bfloat16_is_exported_where_it_is_asked_for(place, run):
+    done = trainkit(place, "export", "runs/fine/6", "half", "--dtype", "bfloat16")
+    assert done.returncode == 0 and "rounding the weights changed them by" in done.stdout, done.stderr
+    assert json.loads((place / "half" / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    whole = arrays(load_params(place / "out", shapes(SPEC), dtype=jnp.bfloat16)) if (place / "out").exists() else None
+    half = arrays(load_params(place / "half", shapes(SPEC), dtype=jnp.bfloat16))
+    assert whole is None or all((half[name] == numbers).all() for name, numbers in whole.items())
+
+
+def test_nothing_is_written_over_and_nothing_is_left_of_what_failed(place, run, exported):
+    done = trainkit(place, "export", "fine", "out")
+    assert done.returncode == 2 and "there is something already" in done.stderr
+    done = trainkit(place, "export", "fine/5", "new")
+    assert done.returncode == 2 and not (place / "new").exists()
+    assert not [path for path in place.iterdir() if path.name.startswith(".")]
+
+
+def test_an_export_that_gives_other_logits_fails_loudly(place, run, monkeypatch):
+    from trainkit.run import export as room
+
+    def wrong(directory: Path, model: object, spec: Llama, **more: object) -> object:
+        return save(directory, model, spec.model_copy(update={"rope_theta": 2e4}), **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(room, "save", wrong)
+    with pytest.raises(TrainkitError, match="does not give the model's logits") as caught:
+        room.export(run, None, place / "wrong", dtype="float32")
+    assert caught.value.exit_code == 1 and not (place / "wrong").exists()

@@ -1,0 +1,130 @@
+"""Each way to choose a token against its definition, written out without jax."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainkit.errors import TrainkitError
+from trainkit.infer.sampling import Sampling, candidates, draw, penalised
+
+VOCAB = 23
+#: Far enough apart that rounding puts no two the other way round; with equals among them.
+LOGITS = st.lists(st.integers(-24, 24).map(lambda n: n / 4), min_size=VOCAB, max_size=VOCAB).map(np.array)
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    weights = np.exp(logits - logits.max())
+    return weights / weights.sum()
+
+
+def ranked(logits: np.ndarray) -> list[int]:
+    """Ids, the likeliest first, of equals the lower id first."""
+    return sorted(range(len(logits)), key=lambda i: (-logits[i], i))
+
+
+def drawable(logits: np.ndarray, sampling: Sampling) -> dict[int, float]:
+    """The probability of each token that may be drawn, as ours has it."""
+    found, ids = candidates(jnp.asarray(logits, jnp.float32)[None], sampling)
+    p = np.asarray(jax.nn.softmax(found, axis=-1))[0]
+    names = range(VOCAB) if ids is None else np.asarray(ids)[0].tolist()
+    return {i: float(x) for i, x in zip(names, p, strict=True) if x > 0}
+
+
+def same(ours: dict[int, float], kept: list[int], logits: np.ndarray) -> None:
+    assert set(ours) == set(kept)
+    for token, p in zip(kept, softmax(logits[kept]), strict=True):
+        assert ours[token] == pytest.approx(p, rel=1e-4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(LOGITS, st.integers(1, VOCAB + 3))
+def test_top_k_keeps_the_likeliest_k(logits: np.ndarray, k: int) -> None:
+    same(drawable(logits, Sampling(top_k=k)), ranked(logits)[:k], logits)
+
+
+@settings(max_examples=60, deadline=None)
+@given(LOGITS, st.floats(0.01, 1.0))
+def test_top_p_keeps_the_fewest_that_have_so_much_probability(logits: np.ndarray, p: float) -> None:
+    order, probabilities = ranked(logits), softmax(logits)
+    sums = np.cumsum(probabilities[order])
+    if np.abs(sums - p).min() < 1e-5:
+        return  # where float32 may say either
+    same(drawable(logits, Sampling(top_p=p)), order[: int((sums < p).sum()) + 1], logits)
+
+
+@settings(max_examples=60, deadline=None)
+@given(LOGITS, st.floats(0.01, 1.0))
+def test_min_p_keeps_those_that_are_so_many_times_as_likely_as_the_likeliest(logits: np.ndarray, p: float) -> None:
+    ratios = softmax(logits) / softmax(logits).max()
+    if np.abs(ratios - p).min() < 1e-5 and p != 1:
+        return
+    same(drawable(logits, Sampling(min_p=p)), [i for i in range(VOCAB) if ratios[i] >= p], logits)
+
+
+@settings(max_examples=30, deadline=None)
+@given(LOGITS, st.sampled_from([0.25, 0.5, 2.0, 4.0]))
+def test_the_temperature_divides(logits: np.ndarray, temperature: float) -> None:
+    same(drawable(logits, Sampling(temperature)), list(range(VOCAB)), logits / temperature)
+
+
+@settings(max_examples=30, deadline=None)
+@given(LOGITS, st.integers(2, 8), st.floats(0.3, 0.9), st.floats(0.05, 0.5))
+def test_each_filter_sees_what_the_one_before_has_left(logits: np.ndarray, k: int, p: float, least: float) -> None:
+    kept = ranked(logits / 0.5)[:k]
+    sums = np.cumsum(softmax(logits[kept] / 0.5))
+    ratios = softmax(logits[kept] / 0.5) / softmax(logits[kept] / 0.5).max()
+    if np.abs(sums - p).min() < 1e-5 or np.abs(ratios - least).min() < 1e-5:
+        return
+    kept = [i for i, r in zip(kept[: int((sums < p).sum()) + 1], ratios, strict=False) if r >= least]
+    same(drawable(logits, Sampling(0.5, k, p, least)), kept, logits / 0.5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(LOGITS, st.sets(st.integers(0, VOCAB - 1)), st.floats(0.5, 3.0))
+def test_the_penalty_makes_what_was_there_less_likely_whatever_its_sign(
+    logits: np.ndarray, there: set[int], penalty: float
+) -> None:
+    expected = [(x / penalty if x > 0 else x * penalty) if i in there else x for i, x in enumerate(logits.tolist())]
+    seen = jnp.array([[i in there for i in range(VOCAB)]])
+    np.testing.assert_allclose(penalised(jnp.asarray(logits)[None], seen, penalty)[0], expected, rtol=1e-5)
+
+
+def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
+    logits = np.array([2.0, 1.0, 0.0, 1.0, -9.0])
+    sampling, n = Sampling(top_k=3), 4000
+    keys = jax.random.split(jax.random.key(0), n)
+    drawn = np.asarray(draw(jnp.tile(jnp.asarray(logits), (n, 1)), keys, sampling, seen_NV=None))
+    expected = softmax(logits[[0, 1, 3]])
+    np.testing.assert_allclose([(drawn == i).mean() for i in (0, 1, 3)], expected, atol=0.03)
+    assert set(drawn.tolist()) == {0, 1, 3}
+
+
+def test_without_a_temperature_the_likeliest_is_taken_and_the_penalty_still_counts() -> None:
+    logits, keys = jnp.array([[1.0, 3.0, 2.0]]), jax.random.split(jax.random.key(0), 1)
+    assert draw(logits, keys, Sampling(temperature=0), seen_NV=None).tolist() == [1]
+    seen = jnp.array([[False, True, False]])
+    assert draw(logits, keys, Sampling(temperature=0, repetition_penalty=2.0), seen_NV=seen).tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": -0.1},
+        {"temperature": float("nan")},
+        {"top_k": 0},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"min_p": -0.1},
+        {"repetition_penalty": 0.0},
+    ],
+    ids=str,
+)
+def test_what_is_out_of_range_is_named(wrong: dict[str, float]) -> None:
+    ((name, value),) = wrong.items()
+    with pytest.raises(TrainkitError, match=f"{name} must be .*, found {value}"):
+        Sampling(**wrong)  # type: ignore[arg-type]

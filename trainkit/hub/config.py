@@ -1,0 +1,202 @@
+"""config.json ↔ the spec of a family. What a checkpoint asks for and is not to be had is refused by name.
+
+A family is a table (`families/*.py`): which keys are ours by another name, what their library takes where a key is
+absent, which values alone are possible, and parts for what is not one key to one. A key that no part of the table knows
+is refused too, since it may change what is computed; `HARMLESS` are those that do not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainkit.errors import TrainkitError
+from trainkit.hub.names import Name
+from trainkit.recipe.pretrained import Pretrained
+
+Config = dict[str, Any]
+
+#: Keys that say nothing of how logits are computed: names, training (dropout, initialisation), how results are given
+#: back, generation (which is read from generation_config.json), and heads that a language model has not.
+HARMLESS = frozenset(
+    """
+    architectures model_type torch_dtype dtype transformers_version _name_or_path use_cache bos_token_id eos_token_id
+    pad_token_id sep_token_id decoder_start_token_id unk_token_id initializer_range initializer_factor
+    attention_dropout attn_pdrop embd_pdrop resid_pdrop emb_pdrop hidden_dropout gradient_checkpointing
+    output_attentions output_hidden_states output_router_logits return_dict return_dict_in_generate torchscript
+    use_bfloat16 tf_legacy_loss problem_type id2label label2id num_labels finetuning_task task_specific_params prefix
+    tokenizer_class summary_type summary_use_proj summary_activation summary_first_dropout summary_proj_to_labels
+    max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p
+    typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
+    num_return_sequences chunk_size_feed_forward output_scores forced_bos_token_id forced_eos_token_id
+    remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens is_decoder
+    pretraining_tp attn_implementation _attn_implementation _attn_implementation_autoset cache_implementation
+    unsloth_version unsloth_fixed n_ctx router_jitter_noise init_device attn_impl verbose
+    """.split()  # noqa: SIM905
+)
+#: Keys that say nothing where they are false.
+OFF = frozenset({"is_encoder_decoder", "tie_encoder_decoder", "add_cross_attention"})
+#: Keys that ask for what is never done, and why.
+NEVER = {
+    "auto_map": "it brings code of its own (trust_remote_code), which is never run",
+    "quantization_config": "its weights are quantised",
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """Keys of a config that belong together: what they say, and how it is written."""
+
+    keys: tuple[str, ...]
+    read: Callable[[Config], dict[str, Any]]
+    """Values of the spec. Raises `Unsupported`."""
+    write: Callable[[dict[str, Any]], Config]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A family's checkpoints."""
+
+    spec: type[Pretrained]
+    model_type: str
+    architecture: str
+    keys: Mapping[str, str]
+    """Theirs → ours."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """By their keys, what their library takes where config.json says nothing."""
+    fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """By their keys, the values that can be had, the first of which is written; absent, a key has one of them."""
+    parts: tuple[Part, ...] = ()
+    names: tuple[Name, ...] = ()
+    prefix: str = "model."
+    """Of their names; a checkpoint may leave it out."""
+    ignored: str = r"(?!)"
+    """A pattern of tensors in older checkpoints that are no parameters."""
+
+    @property
+    def type(self) -> str:
+        return self.spec.model_fields["type"].default
+
+
+class Unsupported(Exception):
+    """A key of a config, and why its value cannot be had."""
+
+    def __init__(self, key: str, value: Any, why: str = "") -> None:
+        super().__init__(f"{key} = {json.dumps(value)}" + (f": {why}" if why else ""))
+
+
+def read_config(directory: Path) -> Config:
+    """The config.json of a checkpoint's directory. Raises TrainkitError."""
+    path = directory / "config.json"
+    try:
+        config = json.loads(path.read_bytes())
+    except OSError as error:
+        raise TrainkitError(
+            f"there is no config.json to be read: {error.strerror}",
+            where=str(directory),
+            hint="a checkpoint is a directory with config.json and model.safetensors, as transformers saves it",
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise TrainkitError(f"it is no JSON: {error}", where=str(path)) from error
+    if not isinstance(config, dict):
+        raise TrainkitError("it is no JSON object", where=str(path))
+    return config
+
+
+def family_of(config: Config, *, where: str) -> Family:
+    """Raises TrainkitError where the architecture is none of ours; names those that are."""
+    from trainkit.hub.families import FAMILIES
+
+    for family in FAMILIES:
+        if config.get("model_type") == family.model_type:
+            _check_architecture(config, family, where)
+            return family
+    found = ", ".join(config.get("architectures") or ()) or "not said"
+    supported = ", ".join(f"{family.model_type} ({family.architecture})" for family in FAMILIES)
+    raise TrainkitError(
+        f"model_type = {json.dumps(config.get('model_type'))} (architecture {found}) is not supported",
+        where=where,
+        hint=f"supported: {supported}",
+    )
+
+
+def spec_values(config: Config, family: Family, *, where: str) -> dict[str, Any]:
+    """The keys of `[model]` that a config.json says, `type` and `vocab_size` among them.
+
+    Raises:
+        TrainkitError: it asks for what is not to be had, or has keys that are not known; names all of them.
+    """
+    wrong = [f"{key} = {json.dumps(config[key])}: {why}" for key, why in NEVER.items() if config.get(key) is not None]
+    for key, possible in family.fixed.items():
+        if key in config and config[key] not in possible:
+            can = " or ".join(map(json.dumps, possible))
+            wrong.append(f"{key} = {json.dumps(config[key])}: only {can} can be had")
+    known = {*NEVER, *family.keys, *family.fixed, *(key for part in family.parts for key in part.keys)}
+    wrong += [
+        f"{key} = {json.dumps(value)}: not known, and it may change what is computed"
+        for key, value in config.items()
+        if not (key in known or means_nothing(key, value))
+    ]
+    said = {**family.defaults, **config}
+    values: dict[str, Any] = {"type": family.type}
+    for theirs, ours in family.keys.items():
+        if theirs in said:
+            values[ours] = said[theirs]
+        elif family.spec.model_fields[ours].is_required() or ours == "vocab_size":
+            wrong.append(f"{theirs} is missing")
+    for part in family.parts:
+        try:
+            values |= part.read({**family.defaults, **config})
+        except Unsupported as error:
+            wrong.append(str(error))
+    if wrong:
+        raise TrainkitError(
+            "the checkpoint asks for what cannot be had:\n" + "\n".join(f"  {line}" for line in wrong),
+            where=where,
+            hint="take another checkpoint; a key that means nothing for the logits may be taken out of its config.json",
+        )
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def means_nothing(key: str, value: Any) -> bool:
+    """Whether a key that no table has says nothing of how logits are computed."""
+    # by convention null is what has been switched off
+    return value is None or key in HARMLESS or (key in OFF and value is False)
+
+
+def config_of(model: Pretrained, *, vocab_size: int, sequence_length: int, dtype: str) -> Config:
+    """The config.json of a model: what transformers needs to build the same. `dtype` is that of its weights."""
+    family = family_of_spec(model)
+    values = {**model.model_dump(), "vocab_size": vocab_size}
+    values["context_length"] = values["context_length"] or sequence_length
+    config: Config = {"architectures": [family.architecture], "model_type": family.model_type, "torch_dtype": dtype}
+    config |= {theirs: values[ours] for theirs, ours in family.keys.items()}
+    config |= {theirs: possible[0] for theirs, possible in family.fixed.items()}
+    for part in family.parts:
+        config |= part.write(values)
+    # their libraries do not all take null for what is not given
+    return {key: value for key, value in config.items() if value is not None or key in _WRITTEN_NULL}
+
+
+#: Absent, these would be what the library has for a default.
+_WRITTEN_NULL = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping", "n_inner")
+
+
+def family_of_spec(model: Pretrained) -> Family:
+    from trainkit.hub.families import FAMILIES
+
+    return next(family for family in FAMILIES if isinstance(model, family.spec))
+
+
+def _check_architecture(config: Config, family: Family, where: str) -> None:
+    said = config.get("architectures") or [family.architecture]
+    base = family.architecture.removesuffix("ForCausalLM").removesuffix("LMHeadModel") + "Model"
+    if not {family.architecture, base} & set(said):
+        raise TrainkitError(
+            f"its architecture is {', '.join(said)}, of which only {family.architecture} is supported",
+            where=where,
+            hint="a head for something else than the next token cannot be read",
+        )

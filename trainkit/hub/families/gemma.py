@@ -1,0 +1,155 @@
+"""Gemma 2's checkpoints, and those of Gemma 3 that read text alone. Their norms' weights are kept as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainkit.errors import TrainkitError
+from trainkit.hub.config import Config, Family, Part, Unsupported
+from trainkit.hub.families.decoder import (
+    ALWAYS_HEAD_WIDTH,
+    ATTENTION,
+    BLOCK,
+    KEYS,
+    MLP,
+    OUTER,
+    QK_NORM,
+    ROPE,
+    read_rope,
+    written_scaling,
+)
+from trainkit.hub.names import norm
+from trainkit.recipe.families import Gemma2, Gemma3
+
+DEFAULTS = {
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "head_dim": 256,
+    "num_key_value_heads": 4,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
+FIXED = {
+    "hidden_activation": ("gelu_pytorch_tanh",),
+    "hidden_act": ("gelu_pytorch_tanh",),
+    "use_bidirectional_attention": (False, None),
+}
+GEMMA_KEYS = {
+    **KEYS,
+    "attention_bias": "attention_bias",
+    "sliding_window": "window",
+    "query_pre_attn_scalar": "query_scale",
+}
+NAMES = (
+    *OUTER,
+    *ATTENTION,
+    *MLP,
+    *norm("blocks.attention_norm", f"{BLOCK}.input_layernorm"),
+    *norm("blocks.attention_post_norm", f"{BLOCK}.post_attention_layernorm"),
+    *norm("blocks.mlp_norm", f"{BLOCK}.pre_feedforward_layernorm"),
+    *norm("blocks.mlp_post_norm", f"{BLOCK}.post_feedforward_layernorm"),
+)
+
+
+def _kinds(pattern: int, layers: int) -> list[str]:
+    return ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(layers)]
+
+
+def _pattern(usual: int) -> Part:
+    """Each how many layers one is global: by a list of all layers, or by a number."""
+
+    def read(config: Config) -> dict[str, Any]:
+        number = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or usual
+        layers = config.get("num_hidden_layers") or 0
+        kinds = config.get("layer_types") or _kinds(number, layers)
+        if "full_attention" in kinds:
+            number = kinds.index("full_attention") + 1
+        if kinds != _kinds(number, layers):
+            raise Unsupported("layer_types", kinds, "global layers must follow each other at equal distances")
+        return {"pattern": number}
+
+    def write(values: dict[str, Any]) -> Config:
+        kinds = _kinds(values["pattern"], values["layers"])
+        return {"layer_types": kinds, **({"sliding_window_pattern": values["pattern"]} if usual != 2 else {})}
+
+    return Part(("layer_types", "sliding_window_pattern", "_sliding_window_pattern"), read, write)
+
+
+def _read_ropes(config: Config) -> dict[str, Any]:
+    """Local layers have wave lengths of their own, and no scaling."""
+    both = config.get("rope_parameters") or {}
+    if "full_attention" not in both:
+        return {**read_rope(config), "local_theta": config["rope_local_base_freq"]}
+    local = read_rope({**config, "rope_parameters": both["sliding_attention"]})
+    if local["rope_scaling"] is not None:
+        raise Unsupported("rope_parameters.sliding_attention", both["sliding_attention"], "only default can be had")
+    return {**read_rope({**config, "rope_parameters": both["full_attention"]}), "local_theta": local["rope_theta"]}
+
+
+def _write_ropes(values: dict[str, Any]) -> Config:
+    return {
+        "rope_theta": values["rope_theta"],
+        "rope_local_base_freq": values["local_theta"],
+        "rope_scaling": written_scaling(values["rope_scaling"]),
+    }
+
+
+ROPES = Part(("rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq"), _read_ropes, _write_ropes)
+
+
+def _query_scale(values: dict[str, Any]) -> Config:
+    scale = values["query_scale"] or values["head_width"] or values["hidden"] // values["heads"]
+    if scale != int(scale):
+        raise TrainkitError(
+            f"transformers loads no Gemma of query_scale = {scale}: it takes whole numbers", where="model.query_scale"
+        )
+    return {"query_pre_attn_scalar": int(scale)}
+
+
+#: Always written, as their library has a number of its own for it.
+QUERY_SCALE = Part((), lambda config: {}, _query_scale)
+
+
+def _softcap(theirs: str, ours: str, usual: float | None) -> Part:
+    """Null is none; absent, it is the family's own."""
+    return Part(
+        (theirs,),
+        lambda config: {ours: config.get(theirs, usual) or False},
+        lambda values: {theirs: values[ours] or None},
+    )
+
+
+GEMMA2 = Family(
+    spec=Gemma2,
+    model_type="gemma2",
+    architecture="Gemma2ForCausalLM",
+    keys=GEMMA_KEYS,
+    defaults={**DEFAULTS, "rope_theta": 10000.0},
+    fixed=FIXED,
+    parts=(
+        ROPE,
+        ALWAYS_HEAD_WIDTH,
+        QUERY_SCALE,
+        _softcap("attn_logit_softcapping", "attention_softcap", 50.0),
+        _softcap("final_logit_softcapping", "final_softcap", 30.0),
+        _pattern(2),
+    ),
+    names=NAMES,
+)
+
+GEMMA3 = Family(
+    spec=Gemma3,
+    model_type="gemma3_text",
+    architecture="Gemma3ForCausalLM",
+    keys=GEMMA_KEYS,
+    defaults={**DEFAULTS, "rope_theta": 1_000_000.0, "rope_local_base_freq": 10000.0},
+    fixed={**FIXED, "attn_logit_softcapping": (None,)},
+    parts=(
+        ROPES,
+        ALWAYS_HEAD_WIDTH,
+        QUERY_SCALE,
+        _softcap("final_logit_softcapping", "final_softcap", None),
+        _pattern(6),
+    ),
+    names=(*NAMES, *QK_NORM),
+)

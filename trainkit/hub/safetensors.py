@@ -1,0 +1,270 @@
+"""Files of tensors in the safetensors format: read one tensor at a time without copying, written in shards.
+
+A file is 8 bytes with the length of a header, the header (JSON: of every tensor its dtype, shape and place), then the
+numbers, little-endian (https://github.com/huggingface/safetensors, "Format"). This is so little that it is read here,
+through a memory map: the library is not among our dependencies, and its numpy half copies every tensor, and has no
+bfloat16.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from trainkit.errors import TrainkitError
+
+FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+#: Longer headers are refused by everyone: no model has so many tensors.
+MOST_HEADER_BYTES = 100_000_000
+#: Files that hold Python objects, which may run any code when they are read.
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+
+DTYPES: dict[str, np.dtype] = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "I16": np.dtype("<i2"),
+    "I8": np.dtype("i1"),
+    "U64": np.dtype("<u8"),
+    "U32": np.dtype("<u4"),
+    "U16": np.dtype("<u2"),
+    "U8": np.dtype("u1"),
+    "BOOL": np.dtype("?"),
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Where the numbers of a tensor are: `begin` counts from the first byte of the file."""
+
+    file: Path
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    begin: int
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class Tensors(Mapping[str, Tensor]):
+    """The tensors of a checkpoint by name, of one file or of many."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = dict(tensors)
+        self._maps: dict[Path, mmap.mmap] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def view(self, name: str) -> np.ndarray:
+        """Its numbers, read-only, where they are: what is not looked at is not read from the disk."""
+        tensor = self[name]
+        if not tensor.nbytes:
+            return np.zeros(tensor.shape, tensor.dtype)
+        numbers = np.frombuffer(self._map(tensor.file), np.uint8, tensor.nbytes, tensor.begin)
+        return numbers.view(tensor.dtype).reshape(tensor.shape)
+
+    def release(self, name: str) -> None:
+        """Give back the memory that looking at it took; the next look reads it again."""
+        tensor = self[name]
+        first = -(-tensor.begin // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = (tensor.begin + tensor.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
+        if length > 0 and tensor.file in self._maps and hasattr(mmap, "MADV_DONTNEED"):
+            self._maps[tensor.file].madvise(mmap.MADV_DONTNEED, first, length)
+
+    def _map(self, file: Path) -> mmap.mmap:
+        if file not in self._maps:
+            with file.open("rb") as opened:
+                self._maps[file] = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        return self._maps[file]
+
+
+def open_directory(directory: Path) -> Tensors:
+    """The tensors of a checkpoint's directory.
+
+    Raises:
+        TrainkitError: it has none, shards are missing, a file is no such file or is cut off, or there are pickles only.
+    """
+    if (directory / INDEX).is_file():
+        return Tensors(_sharded(directory))
+    single = directory / FILE
+    files = [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
+    if len(files) == 1:
+        return Tensors(read_header(files[0]))
+    if files:
+        raise _damaged(
+            f"there are {len(files)} files *.safetensors, and no {INDEX} that says which tensor is in which", directory
+        )
+    pickles = sorted({path.name for pattern in PICKLES for path in directory.glob(pattern)})
+    if pickles:
+        raise _damaged(
+            f"the weights are pickled ({', '.join(pickles[:3])}): such a file may run any code when it is read,"
+            " so it is not read",
+            directory,
+            hint="convert it where you trust it, with torch and transformers installed:"
+            " python -c \"from transformers import AutoModelForCausalLM as M; M.from_pretrained('"
+            f"{directory}').save_pretrained('{directory}-safetensors')\"",
+        )
+    raise _damaged(f"there is no {FILE} in it, and no {INDEX}", directory)
+
+
+def read_header(file: Path) -> dict[str, Tensor]:
+    """The tensors of one file.
+
+    Raises:
+        TrainkitError: it is cut off, no such file, or its tensors overlap or lie outside of it.
+    """
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as opened:
+            head = opened.read(8)
+            length = int.from_bytes(head, "little")
+            if len(head) == 8 and length > MOST_HEADER_BYTES:
+                raise _damaged("it is no safetensors file: its header would be longer than any", file)
+            if len(head) < 8 or 8 + length > size:
+                raise _damaged(f"it is cut off within its header, after {size:,} bytes", file)
+            text = opened.read(length)
+    except OSError as error:
+        raise _damaged(f"it cannot be read: {error.strerror}", file) from error
+    try:
+        header = json.loads(text)
+        assert isinstance(header, dict)
+    except (ValueError, RecursionError, AssertionError) as error:
+        raise _damaged("it is no safetensors file: its header is no JSON object", file) from error
+    header.pop("__metadata__", None)
+    tensors = {name: _tensor(file, name, entry, 8 + length, size) for name, entry in header.items()}
+    by_place = sorted((t.begin, t.begin + t.nbytes, name) for name, t in tensors.items())
+    for (_, end, first), (begin, _, second) in pairwise(by_place):
+        if begin < end:
+            raise _damaged(f"the tensors {first} and {second} overlap", file)
+    return tensors
+
+
+def _tensor(file: Path, name: str, entry: Any, data: int, size: int) -> Tensor:
+    try:
+        shape, (begin, end), said = tuple(entry["shape"]), entry["data_offsets"], entry["dtype"]
+        right = all(type(n) is int and n >= 0 for n in (*shape, begin, end))
+    except (KeyError, TypeError, ValueError):
+        right = False
+    if not right:
+        raise _damaged(f"the header says of the tensor {name} neither dtype, shape nor place as it should", file)
+    if said not in DTYPES:
+        raise _damaged(f"the tensor {name} has the dtype {said}, which is none of {', '.join(DTYPES)}", file)
+    tensor = Tensor(file, shape, DTYPES[said], data + begin)
+    if tensor.nbytes != end - begin:
+        raise _damaged(
+            f"the tensor {name}, {said}{list(shape)}, takes {tensor.nbytes:,} bytes, and has {end - begin:,}", file
+        )
+    if data + end > size:
+        problem = f"it is cut off: the tensor {name} ends at byte {data + end:,}, the file at {size:,}"
+        raise _damaged(problem, file, hint="copy or download it again")
+    return tensor
+
+
+def _sharded(directory: Path) -> dict[str, Tensor]:
+    index = directory / INDEX
+    try:
+        where = json.loads(index.read_bytes())["weight_map"]
+        files = sorted(set(where.values()))
+        assert all(isinstance(file, str) and Path(file).name == file for file in files)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
+        raise _damaged(
+            "it is no index of shards: a weight_map from names to files beside it is missing", index
+        ) from error
+    if missing := [file for file in files if not (directory / file).is_file()]:
+        raise _damaged(f"shards are missing: {', '.join(missing)}", directory, hint="copy or download them")
+    by_file = {file: read_header(directory / file) for file in files}
+    if lost := [name for name, file in where.items() if name not in by_file[file]]:
+        raise _damaged(f"tensors are not in the shards where the index says: {', '.join(lost[:5])}", index)
+    return {name: by_file[file][name] for name, file in where.items()}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor to be written; `numbers` is asked for them when it is its turn."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    numbers: Callable[[], np.ndarray]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def write(directory: Path, entries: Sequence[Entry], *, shard_bytes: int) -> list[Path]:
+    """Write them into one file, or into shards of at most `shard_bytes` (or one tensor) with an index; the files.
+
+    Raises OSError.
+    """
+    shards = list(_shards(entries, shard_bytes))
+    if len(shards) == 1:
+        write_file(directory / FILE, shards[0])
+        return [directory / FILE]
+    files = [directory / f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
+    for file, shard in zip(files, shards, strict=True):
+        write_file(file, shard)
+    index = {
+        "metadata": {"total_size": sum(entry.nbytes for entry in entries)},
+        "weight_map": {entry.name: file.name for file, shard in zip(files, shards, strict=True) for entry in shard},
+    }
+    (directory / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return [*files, directory / INDEX]
+
+
+def write_file(file: Path, entries: Iterable[Entry]) -> None:
+    """One file with these tensors, in this order. Raises OSError."""
+    entries, at = list(entries), 0
+    # transformers asks every file which library its tensors are of
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    for entry in entries:
+        places = [at, at + entry.nbytes]
+        header[entry.name] = {"dtype": _NAMES[entry.dtype], "shape": list(entry.shape), "data_offsets": places}
+        at += entry.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # so that the numbers begin at a multiple of 8
+    with file.open("wb") as out:
+        out.write(len(text).to_bytes(8, "little") + text)
+        for entry in entries:
+            numbers = np.asarray(entry.numbers(), entry.dtype, order="C")
+            assert numbers.shape == entry.shape, (entry.name, numbers.shape, entry.shape)
+            out.write(numbers.reshape(-1).view(np.uint8).data)
+
+
+def _shards(entries: Sequence[Entry], shard_bytes: int) -> Iterator[list[Entry]]:
+    shard: list[Entry] = []
+    size = 0
+    for entry in entries:
+        if shard and size + entry.nbytes > shard_bytes:
+            yield shard
+            shard, size = [], 0
+        shard.append(entry)
+        size += entry.nbytes
+    yield shard
+
+
+def _damaged(problem: str, where: Path, hint: str = "") -> TrainkitError:
+    return TrainkitError(problem, where=str(where), hint=hint)

@@ -1,0 +1,94 @@
+"""From a model to a checkpoint that `transformers` loads without code of anyone's: weights and config.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import ml_dtypes
+import numpy as np
+from jaxtyping import PyTree
+
+from trainkit.hub import safetensors
+from trainkit.hub.config import Config, config_of, family_of_spec
+from trainkit.hub.names import Name
+from trainkit.hub.safetensors import Entry
+from trainkit.models.build import leaf_names
+from trainkit.recipe.pretrained import Pretrained
+
+#: Of one file; what the hub recommends.
+SHARD_BYTES = 5_000_000_000
+DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+
+
+def save(
+    directory: Path,
+    model: PyTree,
+    spec: Pretrained,
+    *,
+    dtype: str,
+    sequence_length: int,
+    tokens: dict[str, int] | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> list[Path]:
+    """Write weights and config.json into an existing directory; the files.
+
+    Args:
+        model: the model, or its arrays in its structure.
+        dtype: of the weights: "float32" or "bfloat16".
+        sequence_length: the context where the spec does not say one.
+        tokens: what else config.json says, such as `eos_token_id`.
+
+    Raises OSError.
+    """
+    names = {name.ours: name for name in family_of_spec(spec).names}
+    arrays = eqx.filter(model, eqx.is_array)
+    leaves = dict(zip(jax.tree.leaves(leaf_names(arrays)), jax.tree.leaves(arrays), strict=True))
+    fetch = _Fetched()
+    entries = [
+        _entry(tensor, names[leaf], at, array, DTYPES[dtype], fetch)
+        for leaf, array in leaves.items()
+        for at, tensor in names[leaf].places(array.shape)
+    ]
+    files = safetensors.write(directory, entries, shard_bytes=shard_bytes)
+    vocab_size = leaves["token_embedding"].shape[0]
+    config = config_of(spec, vocab_size=vocab_size, sequence_length=sequence_length, dtype=dtype)
+    written = directory / "config.json"
+    written.write_text(as_json({**config, **(tokens or {})}), encoding="utf-8")
+    return [*files, written]
+
+
+def as_json(config: Config) -> str:
+    return json.dumps(config, indent=2, sort_keys=True) + "\n"
+
+
+class _Fetched:
+    """The leaf whose tensors are being written, on the host."""
+
+    def __init__(self) -> None:
+        self._array: Any = None
+        self._numbers = np.empty(0)
+
+    def __call__(self, array: Any) -> np.ndarray:
+        if self._array is not array:
+            self._array, self._numbers = array, np.asarray(array)
+        return self._numbers
+
+
+def _entry(
+    tensor: str,
+    name: Name,
+    at: tuple[int, ...],
+    array: Any,
+    dtype: np.dtype,
+    fetch: Callable[[Any], np.ndarray],
+) -> Entry:
+    def numbers() -> np.ndarray:
+        found = fetch(array)[at]
+        return (found.T if name.transposed else found).astype(dtype, copy=False)
+
+    return Entry(tensor, name.tensor_shape(array.shape), dtype, numbers)

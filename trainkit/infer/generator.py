@@ -1,0 +1,153 @@
+"""A model that continues texts: batches of prompts, in chunks of tokens that can be shown as they come."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Sharding
+
+from trainkit.errors import TrainkitError
+from trainkit.infer.generate import NOTHING, Decoding, TextCodec, bucket, decode, padded, prefill
+from trainkit.infer.sampling import Sampling
+from trainkit.infer.text import Transcript
+from trainkit.models.build import LanguageModel
+
+#: Tokens from one look of the host to the next: where a stop string is found, at most so many were made for nothing.
+CHUNK = 16
+
+Reason = Literal["end", "stop", "length"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt, and how it is to go on."""
+
+    ids: Sequence[int]
+    seed: int = 0
+    """The same prompt, seed and sampling give the same text, whatever else is continued at the same time."""
+
+
+@dataclass
+class Answer:
+    """What has come of a request so far."""
+
+    transcript: Transcript
+    ids: list[int] = field(default_factory=list)
+    """The tokens, without the one that ended it."""
+    reason: Reason | None = None
+    """Why it ended: an end token, a stop string, or as many tokens as were asked for. None while it goes on."""
+
+    @property
+    def text(self) -> str:
+        return self.transcript.text
+
+
+class News(NamedTuple):
+    """What one request has more of."""
+
+    number: int
+    """Of the request."""
+    text: str
+    answer: Answer
+
+
+@dataclass
+class Generator:
+    """Continues prompts by a model. What it compiles, it keeps: a program for each bucket of lengths and of rows."""
+
+    model: LanguageModel
+    codec: TextCodec
+    ends: tuple[int, ...]
+    """Tokens that end a text."""
+    rows: Callable[[int], Sharding] | None = None
+    """Where arrays of so many sequences lie; on the first device where not given."""
+
+    def __post_init__(self) -> None:
+        self._prefill = jax.jit(prefill, static_argnames=("cache_length", "sampling"))
+        self._decode = jax.jit(decode, static_argnames=("tokens", "sampling", "ends"), donate_argnums=1)
+
+    def stream(
+        self, requests: Sequence[Request], *, max_tokens: int, sampling: Sampling, stop: Sequence[str] = ()
+    ) -> Iterator[News]:
+        """Continue all requests together, and tell what is new of each, a few tokens at a time.
+
+        Raises:
+            TrainkitError: a prompt leaves no room for a token in the model's context.
+        """
+        context = self.model.context_length
+        longest = max(len(request.ids) for request in requests)
+        if longest >= context:
+            raise TrainkitError(
+                f"a prompt has {longest:,} tokens, and the model's context has {context:,}: there is no room for more",
+                hint="give a shorter one",
+            )
+        # of how many tokens each may become: a long prompt beside it makes no text shorter
+        most = [min(max_tokens, context - len(request.ids)) for request in requests]
+        room = max(len(request.ids) + tokens for request, tokens in zip(requests, most, strict=True))
+        answers = [Answer(Transcript(self.codec, request.ids, stop=stop)) for request in requests]
+        state, keys_N = self._begun(requests, bucket(room, most=context), sampling)
+        going = partial(self._decode, self.model, tokens=CHUNK, sampling=sampling, ends=self.ends)
+        made = 0
+        while left := [tokens - made for answer, tokens in zip(answers, most, strict=True) if answer.reason is None]:
+            made += (limit := min(CHUNK, *left))
+            tokens_NT, state = going(state, keys_N, jnp.int32(limit))
+            for number, (answer, row) in enumerate(zip(answers, np.asarray(tokens_NT).tolist(), strict=False)):
+                if answer.reason is None:
+                    new = self._taken(answer, [token for token in row if token != NOTHING], last=made == most[number])
+                    yield News(number, new, answer)
+            state = self._ended_here(state, answers)
+
+    def answers(
+        self, requests: Sequence[Request], *, max_tokens: int, sampling: Sampling, stop: Sequence[str] = ()
+    ) -> list[Answer]:
+        """The same at once, when all is there. Raises TrainkitError."""
+        found: dict[int, Answer] = {}
+        for news in self.stream(requests, max_tokens=max_tokens, sampling=sampling, stop=stop):
+            found[news.number] = news.answer
+        return [found[number] for number in range(len(requests))]
+
+    def _begun(self, requests: Sequence[Request], room: int, sampling: Sampling) -> tuple[Decoding, jax.Array]:
+        # what fills the batch up has no tokens, and so has ended; a power of two, as with the lengths
+        size = 1 << (len(requests) - 1).bit_length()
+        ids = [request.ids for request in requests] + [()] * (size - len(requests))
+        prompts_NP, lengths_N = padded(ids, bucket(max(map(len, ids)), most=room))
+        # with the prompt in its key, so that with the same seed two prompts do not have the same luck
+        seeds = np.array([request.seed for request in requests] + [0] * (size - len(requests)), np.uint32)
+        marks = np.array([zlib.crc32(np.array(each, "<i4").tobytes()) for each in ids], np.uint32)
+        keys_N = jax.vmap(lambda seed, mark: jax.random.fold_in(jax.random.key(seed), mark))(seeds, marks)
+        if self.rows is not None:
+            prompts_NP, lengths_N, keys_N = jax.device_put((prompts_NP, lengths_N, keys_N), self.rows(size))
+        return self._prefill(self.model, prompts_NP, lengths_N, cache_length=room, sampling=sampling), keys_N
+
+    def _taken(self, answer: Answer, tokens: list[int], *, last: bool) -> str:
+        """Put new tokens to an answer; the text that they add to it."""
+        ended = bool(tokens) and tokens[-1] in self.ends
+        tokens = tokens[:-1] if ended else tokens
+        new = ""
+        # one by one where one of them may complete a stop string: those after it are none of the text
+        for some in ([token] for token in tokens) if answer.transcript.may_stop else [tokens]:
+            new += answer.transcript.add(some)
+            answer.ids += some
+            if answer.transcript.stopped:
+                break
+        new += answer.transcript.add([], last=last or ended)
+        if answer.transcript.stopped:
+            answer.reason = "stop"
+        elif ended or last:
+            answer.reason = "end" if ended else "length"
+        return new
+
+    def _ended_here(self, state: Decoding, answers: Sequence[Answer]) -> Decoding:
+        """The state in which what a stop string or the context has ended is not continued."""
+        if all(answer.reason in (None, "end") for answer in answers):
+            return state
+        size = len(state.ended_N)
+        ended_N = np.array([answer.reason is not None for answer in answers] + [True] * (size - len(answers)))
+        return state._replace(ended_N=jax.device_put(ended_N, state.ended_N.sharding))

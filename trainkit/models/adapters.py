@@ -1,0 +1,157 @@
+"""Low-rank adapters beside linear layers (Hu et al. 2021), on a frozen base.
+
+R rank, L any leading axes: blocks are stacked, and so are their adapters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+from trainkit.models.exact import Exact
+from trainkit.models.layers import Linear
+from trainkit.models.nf4 import Nf4, quantised
+from trainkit.recipe.adapter import Adapter
+from trainkit.recipe.linears import matching
+
+#: The trained leaves of an `Adapted`; the second of them learns faster where LoRA+ is asked for.
+TRAINED = ("a", "b", "magnitude")
+
+
+class Adapted(eqx.Module):
+    """x @ (base + scale x a @ b), + the base's bias; can stand wherever a `Linear` does.
+
+    With `magnitude` (DoRA: Liu et al. 2024, equation 5) each column of that matrix is scaled to the length in there. As
+    in their section 4.3, no gradient goes through the length that it had.
+    """
+
+    base: Linear
+    a: Float[Array, "*L in R"]
+    b: Float[Array, "*L R out"]
+    magnitude: Exact | None
+    """(*L, out)."""
+    scale: float = eqx.field(static=True)
+
+    @property
+    def weight(self) -> Float[Array, "*L in out"]:
+        """The matrix with which it multiplies, in the dtype of the base, float32 where that is in 4 bit."""
+        weight = self._sum()
+        if self.magnitude is not None:
+            weight = weight * (self.magnitude.value / _lengths(weight))[..., None, :]
+        return weight.astype(jnp.float32 if isinstance(self.base.weight, Nf4) else self.base.weight.dtype)
+
+    @property
+    def bias(self) -> Float[Array, "*L out"] | None:
+        return self.base.bias
+
+    def __call__(self, x: Float[Array, "*n in"]) -> Float[Array, "*n out"]:
+        y = Linear(self.base.weight, None, self.base.fp8)(x) + ((x @ self.a) @ self.b) * self.scale
+        if self.magnitude is not None:
+            lengths = jax.lax.stop_gradient(_lengths(self._sum()))
+            y = y * (self.magnitude.value / lengths).astype(y.dtype)
+        return y if self.base.bias is None else y + self.base.bias
+
+    def _sum(self) -> Float[Array, "*L in out"]:
+        a, b = self.a.astype(jnp.float32), self.b.astype(jnp.float32)
+        return _full(self.base.weight).astype(jnp.float32) + (a @ b) * self.scale
+
+
+def adapt(model: PyTree, spec: Adapter, *, key: PRNGKeyArray) -> PyTree:
+    """The model with an adapter beside each target, which changes nothing yet, and its base as `spec` has it kept.
+
+    What is trained is float32, whatever the base is: there is little of it.
+
+    Raises:
+        TrainkitError: a target is the name of no linear layer.
+    """
+    chosen = matching(spec, _names(model))
+
+    def adapted(name: str, linear: Linear) -> Linear | Adapted:
+        base = linear
+        if spec.base == "nf4" and "router" not in name:
+            packed: Any = quantised(linear.weight)  # stands where an array does: `x @ packed` is known
+            base = Linear(packed, linear.bias)
+        if name not in chosen:
+            return base
+        *lead, inputs, outputs = linear.weight.shape
+        bound = inputs**-0.5  # as the authors' own code has it; the paper says only that b begins at zero
+        a = jax.random.uniform(
+            jax.random.fold_in(key, chosen.index(name)), (*lead, inputs, spec.rank), minval=-bound, maxval=bound
+        )
+        magnitude = Exact(_lengths(_full(base.weight).astype(jnp.float32))) if spec.variant == "dora" else None
+        return Adapted(base, a, jnp.zeros((*lead, spec.rank, outputs)), magnitude, spec.scale)
+
+    return _with_linears(model, adapted)
+
+
+def merge(model: PyTree) -> PyTree:
+    """The same model with plain linear layers: adapters in their bases, and these in full."""
+
+    def plain(_: str, linear: Linear | Adapted) -> Linear:
+        base = linear.base if isinstance(linear, Adapted) else linear
+        return Linear(_full(linear.weight), linear.bias, base.fp8)
+
+    return _with_linears(model, plain)
+
+
+def trainable(model: PyTree) -> PyTree[bool]:
+    """Which leaves, arrays or their shapes, are trained: those of adapters where there are any, or else all floats."""
+    if not any(isinstance(layer, Adapted) for layer in jax.tree.leaves(model, is_leaf=_is_linear)):
+        return jax.tree.map(lambda leaf: jnp.issubdtype(leaf.dtype, jnp.inexact), model)
+
+    def of(layer: Any) -> Any:
+        mask = jax.tree.map(lambda _: False, layer)
+        if not isinstance(layer, Adapted):
+            return mask
+        # a magnitude that is None has nothing to be trained
+        ours = [name for name in TRAINED if getattr(layer, name) is not None]
+        leaves = [jax.tree.map(lambda _: True, getattr(layer, name)) for name in ours]
+        return eqx.tree_at(lambda a: [getattr(a, name) for name in ours], mask, leaves)
+
+    return jax.tree.map(of, model, is_leaf=_is_linear)
+
+
+def adapted_layers(model: PyTree) -> dict[str, Adapted]:
+    """The layers with an adapter, by name within a block."""
+    nodes, _ = jax.tree_util.tree_flatten_with_path(model, is_leaf=_is_linear)
+    return {_name(path): node for path, node in nodes if isinstance(node, Adapted)}
+
+
+def with_adapted(model: PyTree, layers: Mapping[str, Adapted]) -> PyTree:
+    """The model with these layers in the place of those of their names."""
+    return _with_linears(model, lambda name, layer: layers.get(name, layer))
+
+
+def _with_linears(model: PyTree, replaced: Callable[[str, Any], Any]) -> PyTree:
+    """The model with each linear layer replaced by what `replaced` makes of its name and itself."""
+
+    def one(path: Any, node: Any) -> Any:
+        return replaced(_name(path), node) if _is_linear(node) else node
+
+    return jax.tree_util.tree_map_with_path(one, model, is_leaf=_is_linear)
+
+
+def _names(model: PyTree) -> list[str]:
+    nodes, _ = jax.tree_util.tree_flatten_with_path(model, is_leaf=_is_linear)
+    return [_name(path) for path, node in nodes if _is_linear(node)]
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".").removeprefix("blocks.")
+
+
+def _is_linear(node: Any) -> bool:
+    return isinstance(node, Linear | Adapted)
+
+
+def _full(weight: Array | Nf4) -> Array:
+    return weight.dequantised(jnp.float32) if isinstance(weight, Nf4) else weight
+
+
+def _lengths(weight: Float[Array, "*L in out"]) -> Float[Array, "*L out"]:
+    return jnp.sqrt(jnp.square(weight).sum(-2))

@@ -1,0 +1,295 @@
+"""The rotary decoder that all families of `recipe/families.py` are. Shapes as in `attention.py`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from trainkit.models.attention import KeyValues, Window, attention
+from trainkit.models.layers import Linear, RmsNorm, logits
+from trainkit.models.moe import Experts, Routing
+from trainkit.models.pointwise import gated_silu, gelu
+from trainkit.models.remat import block_input, rematerialised
+from trainkit.models.rope import Turns, rotate, stacked, turns
+from trainkit.parallel.devices import AttentionName
+from trainkit.recipe import decoder as recipe
+from trainkit.recipe.rope import Rope
+from trainkit.recipe.train import Remat
+
+
+class Place(NamedTuple):
+    """Where in its text every token stands, and how a layer looks at it."""
+
+    positions_BT: Int[Array, "B T"]
+    segments_BT: Int[Array, "B T"] | None
+    window: Window
+    turns: Turns
+
+    def counted_BT(self) -> Bool[Array, "B T"] | None:
+        """The tokens that are no padding."""
+        return None if self.segments_BT is None else self.segments_BT > 0
+
+
+class Attention(eqx.Module):
+    query: Linear
+    key: Linear
+    value: Linear
+    output: Linear
+    query_norm: RmsNorm | None
+    key_norm: RmsNorm | None
+    norm_heads: bool = eqx.field(static=True)
+    """Whether queries and keys are normed head by head, not all heads of a position at once."""
+    heads: int = eqx.field(static=True)
+    kv_heads: int = eqx.field(static=True)
+    key_width: int = eqx.field(static=True)
+    scale: float | None = eqx.field(static=True)
+    softcap: float | None = eqx.field(static=True)
+    implementation: AttentionName = eqx.field(static=True)
+
+    @staticmethod
+    def init(
+        spec: recipe.Decoder, key: PRNGKeyArray, *, residual: float, implementation: AttentionName, fp8: bool
+    ) -> Attention:
+        d, q, kv = spec.hidden, spec.query_width, spec.kv_width
+        keys = jax.random.split(key, 4)
+
+        def linear(i: int, name: recipe.Matrix, inputs: int, outputs: int, scale: float = 0.02) -> Linear:
+            return Linear.init(keys[i], inputs, outputs, scale=scale, bias=name in spec.biased, fp8=fp8)
+
+        def norm(width: int) -> RmsNorm | None:
+            return None if spec.qk_norm is None else _norm(spec, spec.key_width if spec.qk_norm == "head" else width)
+
+        return Attention(
+            linear(0, "query", d, q),
+            linear(1, "key", d, kv),
+            linear(2, "value", d, kv),
+            linear(3, "output", q, d, residual),
+            norm(q),
+            norm(kv),
+            spec.qk_norm == "head",
+            spec.heads,
+            spec.groups,
+            spec.key_width,
+            spec.score_scale,
+            spec.softcap_of_scores,
+            implementation,
+        )
+
+    def __call__(
+        self, x_BTD: Array, place: Place, cache: KeyValues | None
+    ) -> tuple[Float[Array, "B T D"], KeyValues | None]:
+        b, t, _ = x_BTD.shape
+
+        def heads(project: Linear, norm: RmsNorm | None, count: int) -> Array:
+            y = project(x_BTD)
+            if norm is None or self.norm_heads:
+                y_BTHK = y.reshape(b, t, count, self.key_width)
+                return y_BTHK if norm is None else norm(y_BTHK)
+            return norm(y).reshape(b, t, count, self.key_width)
+
+        q_BTHK, k_BTGK = (
+            rotate(x, place.positions_BT, place.turns)
+            for x in (heads(self.query, self.query_norm, self.heads), heads(self.key, self.key_norm, self.kv_heads))
+        )
+        y_BTHK, cache = attention(
+            q_BTHK,
+            k_BTGK,
+            heads(self.value, None, self.kv_heads),
+            place.positions_BT,
+            place.segments_BT,
+            cache,
+            implementation=self.implementation,
+            window=place.window,
+            scale=self.scale,
+            softcap=self.softcap,
+        )
+        return self.output(y_BTHK.reshape(b, t, -1)), cache
+
+
+class Mlp(eqx.Module):
+    """A gated unit (Shazeer 2020)."""
+
+    gate: Linear
+    up: Linear
+    down: Linear
+    silu: bool = eqx.field(static=True)
+    """GELU by a hyperbolic tangent otherwise."""
+
+    @staticmethod
+    def init(spec: recipe.Decoder, key: PRNGKeyArray, *, residual: float, fp8: bool) -> Mlp:
+        d, f = spec.hidden, spec.mlp_width
+        gate, up, down = jax.random.split(key, 3)
+        return Mlp(
+            Linear.init(gate, d, f, scale=0.02, bias="gate" in spec.biased, fp8=fp8),
+            Linear.init(up, d, f, scale=0.02, bias="up" in spec.biased, fp8=fp8),
+            Linear.init(down, f, d, scale=residual, bias="down" in spec.biased, fp8=fp8),
+            spec.activation == "silu",
+        )
+
+    def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        gate, up = self.gate(x_BTD), self.up(x_BTD)
+        return self.down(gated_silu(gate, up) if self.silu else gelu(gate) * up)
+
+
+class Block(eqx.Module):
+    """Norms stand before attention and MLP, after them, or both; those that are None are not there."""
+
+    attention_norm: RmsNorm | None
+    attention: Attention
+    attention_post_norm: RmsNorm | None
+    mlp_norm: RmsNorm | None
+    mlp: Mlp | Experts
+    mlp_post_norm: RmsNorm | None
+
+    @staticmethod
+    def init(spec: recipe.Decoder, key: PRNGKeyArray, *, implementation: AttentionName, fp8: bool) -> Block:
+        attention, mlp = jax.random.split(key)
+        # as in GPT-2: what is added to the residual stream starts smaller the deeper the model
+        residual = 0.02 / (2 * spec.layers) ** 0.5
+        before = _norm(spec, spec.hidden) if spec.norms != "after" else None
+        after = _norm(spec, spec.hidden) if spec.norms != "before" else None
+        return Block(
+            before,
+            Attention.init(spec, attention, residual=residual, implementation=implementation, fp8=fp8),
+            after,
+            before,
+            Experts.init(spec, mlp, residual=residual)
+            if isinstance(spec, recipe.Sparse)
+            else Mlp.init(spec, mlp, residual=residual, fp8=fp8),
+            after,
+        )
+
+    def __call__(
+        self, x_BTD: Array, place: Place, cache: KeyValues | None
+    ) -> tuple[Float[Array, "B T D"], KeyValues | None, Routing | None]:
+        y_BTD, cache = self.attention(_normed(self.attention_norm, x_BTD), place, cache)
+        x_BTD = x_BTD + _normed(self.attention_post_norm, y_BTD)
+        inner_BTD, routing = _normed(self.mlp_norm, x_BTD), None
+        if isinstance(self.mlp, Experts):
+            y_BTD, routing = self.mlp(inner_BTD, place.counted_BT())
+        else:
+            y_BTD = self.mlp(inner_BTD)
+        return x_BTD + _normed(self.mlp_post_norm, y_BTD), cache, routing
+
+
+class Decoder(eqx.Module):
+    token_embedding: Float[Array, "V D"]
+    blocks: Block
+    """All blocks in one, every leaf with a leading axis of layers: compiled once, run by scan."""
+    final_norm: RmsNorm
+    output: Float[Array, "V D"] | None
+    """None where it is the token embedding."""
+    windows: tuple[int | None, ...] = eqx.field(static=True)
+    ropes: tuple[Rope, ...] = eqx.field(static=True)
+    embedding_scale: float | None = eqx.field(static=True)
+    final_softcap: float | None = eqx.field(static=True)
+    router_loss: float = eqx.field(static=True)
+    """Coefficient of the loss of `hidden_with_routing`; 0 where there are no experts."""
+    context_length: int = eqx.field(static=True)
+    remat: Remat = eqx.field(static=True)
+
+    @staticmethod
+    def init(
+        spec: recipe.Decoder,
+        *,
+        vocab_size: int,
+        sequence_length: int,
+        implementation: AttentionName,
+        remat: Remat,
+        fp8: bool,
+        key: PRNGKeyArray,
+    ) -> Decoder:
+        tokens, blocks, output = jax.random.split(key, 3)
+        d = spec.hidden
+        return Decoder(
+            token_embedding=jax.random.normal(tokens, (vocab_size, d)) * 0.02,
+            blocks=jax.vmap(lambda k: Block.init(spec, k, implementation=implementation, fp8=fp8))(
+                jax.random.split(blocks, spec.layers)
+            ),
+            final_norm=_norm(spec, d),
+            output=None if spec.tied else jax.random.normal(output, (vocab_size, d)) * 0.02,
+            windows=spec.windows,
+            ropes=spec.ropes,
+            embedding_scale=d**0.5 if spec.scaled_embedding else None,
+            final_softcap=spec.softcap_of_logits,
+            router_loss=spec.router_loss if isinstance(spec, recipe.Sparse) else 0.0,
+            context_length=spec.context_length or sequence_length,
+            remat=remat,
+        )
+
+    def hidden(
+        self,
+        tokens_BT: Int[Array, "B T"],
+        *,
+        positions_BT: Int[Array, "B T"] | None = None,
+        segments_BT: Int[Array, "B T"] | None = None,
+        cache: KeyValues | None = None,
+    ) -> tuple[Float[Array, "B T D"], KeyValues | None]:
+        """As `Gpt2.hidden`."""
+        hidden_BTD, cache, _ = self._run(tokens_BT, positions_BT, segments_BT, cache)
+        return hidden_BTD, cache
+
+    def hidden_with_routing(
+        self,
+        tokens_BT: Int[Array, "B T"],
+        *,
+        positions_BT: Int[Array, "B T"] | None = None,
+        segments_BT: Int[Array, "B T"] | None = None,
+    ) -> tuple[Float[Array, "B T D"], Float[Array, ""]]:
+        """The same without a cache, and how unevenly the experts were busy with these tokens: `Routing.balance_loss`.
+
+        0 where there are no experts.
+        """
+        hidden_BTD, _, routing = self._run(tokens_BT, positions_BT, segments_BT, None)
+        return hidden_BTD, jnp.float32(0) if routing is None else routing.balance_loss()
+
+    def _run(
+        self, tokens_BT: Array, positions_BT: Array | None, segments_BT: Array | None, cache: KeyValues | None
+    ) -> tuple[Array, KeyValues | None, Routing | None]:
+        assert segments_BT is None or cache is None
+        if positions_BT is None:
+            positions_BT = jnp.broadcast_to(jnp.arange(tokens_BT.shape[1]), tokens_BT.shape)
+        width = self.blocks.attention.key_width
+        # what is the same in all layers is a constant, for which a fast attention can be had; the rest is scanned over
+        window_L = None if len(set(self.windows)) == 1 else jnp.asarray([w or 0 for w in self.windows], jnp.int32)
+        turns_L = None if len(set(self.ropes)) == 1 else stacked([turns(rope, width) for rope in self.ropes])
+
+        def layer(x_BTD: Array, of_layer: tuple[Block, KeyValues | None, Array | None, Turns | None]):
+            block, cache, window, turned = of_layer
+            look = self.windows[0] if window is None else window
+            place = Place(positions_BT, segments_BT, look, turned or turns(self.ropes[0], width))
+            x_BTD, cache, routing = block(block_input(x_BTD), place, cache)
+            return x_BTD, (cache, routing)
+
+        x_BTD = self.token_embedding[tokens_BT]
+        if self.embedding_scale is not None:
+            x_BTD = x_BTD * jnp.asarray(self.embedding_scale, x_BTD.dtype)
+        over = (self.blocks, cache, window_L, turns_L)
+        x_BTD, (cache, routing) = jax.lax.scan(rematerialised(layer, self.remat), x_BTD, over)
+        return self.final_norm(x_BTD), cache, routing
+
+    def unembedding(self) -> Float[Array, "V D"]:
+        """The matrix whose products with a hidden state are its logits, before `final_softcap`."""
+        return self.token_embedding if self.output is None else self.output
+
+    def logits(self, hidden_BTD: Float[Array, "*n D"]) -> Float[Array, "*n V"]:
+        return logits(hidden_BTD, self.unembedding(), softcap=self.final_softcap)
+
+    def empty_cache(self, batch: int, length: int) -> KeyValues:
+        """Room for `length` positions of `batch` sequences, in the dtype of the embeddings."""
+        attention = self.blocks.attention
+        shape = (len(self.windows), batch, length, attention.kv_heads, attention.key_width)
+        zeros = jnp.zeros(shape, self.token_embedding.dtype)
+        return KeyValues(zeros, zeros)
+
+
+def _normed(norm: RmsNorm | None, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    return x_BTD if norm is None else norm(x_BTD)
+
+
+def _norm(spec: recipe.Decoder, width: int) -> RmsNorm:
+    return RmsNorm.init(width, epsilon=spec.rms_norm_eps, offset=spec.norm_offset)

@@ -1,0 +1,171 @@
+"""Mixtures of experts without dropping: every token goes through all the experts that it was given.
+
+Shapes: B batch, T positions, N tokens, D hidden, E experts, F width inside one, C experts of a token, R = N x C rows,
+J blocks of M places each, P = J x M.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from trainkit.models.layers import Linear
+from trainkit.models.pointwise import gated_silu
+from trainkit.parallel.rows import on_own_rows
+from trainkit.recipe.decoder import Sparse
+
+#: Rows of a block: with fewer its expert's matrix is read for too little, with more too many places are left over.
+LEAST_ROWS, MOST_ROWS = 8, 256
+
+
+class Routing(NamedTuple):
+    """What a router did, summed over tokens and, added up, over layers; float32."""
+
+    chosen_E: Float[Array, "*L E"]
+    """Tokens that each expert was given."""
+    probability_E: Float[Array, "*L E"]
+    tokens: Float[Array, "*L"]
+
+    def balance_loss(self) -> Float[Array, ""]:
+        """The number of experts x the sum over them of share of tokens x mean probability (Fedus et al. 2021, eq. 4).
+
+        Experts as busy as each other make it as small as it gets: the number of experts of a token. All layers are
+        taken together, as `transformers` takes them.
+        """
+        experts = self.chosen_E.shape[-1]
+        chosen_E, probability_E = (x.reshape(-1, experts).sum(0) for x in (self.chosen_E, self.probability_E))
+        return experts * (chosen_E * probability_E).sum() / jnp.maximum(self.tokens.sum(), 1) ** 2
+
+
+class Experts(eqx.Module):
+    """Gated MLPs, of which a router picks a few for each token (Shazeer et al. 2017; Jiang et al. 2024).
+
+    Their products are of the dtype of the input whatever the precision of the other layers is (no fp8).
+    """
+
+    router: Linear
+    gate: Float[Array, "E D F"]
+    up: Float[Array, "E D F"]
+    down: Float[Array, "E F D"]
+    per_token: int = eqx.field(static=True)
+    normalised: bool = eqx.field(static=True)
+    """Whether a token's weights add up to 1, as a softmax over its experts alone would make them."""
+
+    @staticmethod
+    def init(spec: Sparse, key: PRNGKeyArray, *, residual: float) -> Experts:
+        """`residual` is the standard deviation of what is added to the residual stream."""
+        d, f, e = spec.hidden, spec.mlp_width, spec.experts
+        router, gate, up, down = jax.random.split(key, 4)
+        return Experts(
+            Linear.init(router, d, e, scale=0.02, bias=False),
+            jax.random.normal(gate, (e, d, f)) * 0.02,
+            jax.random.normal(up, (e, d, f)) * 0.02,
+            jax.random.normal(down, (e, f, d)) * residual,
+            spec.experts_per_token,
+            spec.normalised,
+        )
+
+    def __call__(
+        self, x_BTD: Float[Array, "B T D"], counted_BT: Bool[Array, "B T"] | None
+    ) -> tuple[Float[Array, "B T D"], Routing]:
+        """The weighted sum of what a token's experts make of it; of the tokens in `counted_BT`, where they went."""
+        logits_BTE = jnp.einsum("btd,de->bte", x_BTD, self.router.weight, preferred_element_type=jnp.float32)
+        probability_BTE = jax.nn.softmax(logits_BTE)
+        weight_BTC, chosen_BTC = jax.lax.top_k(probability_BTE, self.per_token)
+        if self.normalised:
+            weight_BTC = weight_BTC / weight_BTC.sum(-1, keepdims=True)
+        y_BTD = on_own_rows(mixed, x_BTD, chosen_BTC, weight_BTC, self.gate, self.up, self.down, whole=(3, 4, 5))
+        counted_BT1 = jnp.float32(1) if counted_BT is None else counted_BT[..., None].astype(jnp.float32)
+        hits_BTE = jax.nn.one_hot(chosen_BTC, self.gate.shape[0]).sum(-2)
+        tokens = jnp.broadcast_to(counted_BT1, (*x_BTD.shape[:2], 1)).sum()
+        chosen_E, probability_E = ((x_BTE * counted_BT1).sum((0, 1)) for x_BTE in (hits_BTE, probability_BTE))
+        return y_BTD, Routing(chosen_E, probability_E, tokens)
+
+
+def mixed(
+    x_BTD: Float[Array, "B T D"],
+    chosen_BTC: Int[Array, "B T C"],
+    weight_BTC: Float[Array, "B T C"],
+    gate_EDF: Float[Array, "E D F"],
+    up_EDF: Float[Array, "E D F"],
+    down_EFD: Float[Array, "E F D"],
+) -> Float[Array, "B T D"]:
+    """Tokens sorted by expert, in blocks that have one expert each (Gale et al. 2022), and put back.
+
+    Every row is taken once, so that the backward pass adds nothing up in an order that could differ.
+    """
+    b, t, d = x_BTD.shape
+    n, c, experts = b * t, chosen_BTC.shape[-1], gate_EDF.shape[0]
+    blocks = Blocks.of(chosen_BTC.reshape(n * c), experts)
+    x_RD = jnp.broadcast_to(x_BTD.reshape(n, 1, d), (n, c, d)).reshape(n * c, d)
+    x_PD = x_RD.at[blocks.row_P].get(mode="fill", fill_value=0, unique_indices=True)
+    inner_PF = gated_silu(blocks.product(x_PD, gate_EDF), blocks.product(x_PD, up_EDF))
+    y_RD = blocks.product(inner_PF, down_EFD).at[blocks.place_R].get(unique_indices=True)
+    y_ND = jnp.einsum("ncd,nc->nd", y_RD.reshape(n, c, d).astype(jnp.float32), weight_BTC.reshape(n, c))
+    return y_ND.reshape(b, t, d).astype(x_BTD.dtype)
+
+
+class Blocks(NamedTuple):
+    """Where each row goes, and whose each block of places is. The places that the last block of an expert has too many,
+    and the blocks that no expert needs, hold no row."""
+
+    place_R: Int[Array, " R"]
+    row_P: Int[Array, " P"]
+    """R and more where there is none."""
+    expert_J: Int[Array, " J"]
+
+    @staticmethod
+    def of(expert_R: Int[Array, " R"], experts: int) -> Blocks:
+        """Blocks of half the rows that an expert has on average: few places are left over, few blocks are needed."""
+        rows = expert_R.size
+        half = 1 << max((rows // experts).bit_length() - 2, 0)
+        size = min(max(half, LEAST_ROWS), MOST_ROWS)
+        order_R = jnp.argsort(expert_R)
+        sorted_R, rows_E = expert_R[order_R], jnp.bincount(expert_R, length=experts)
+        blocks_E = -(-rows_E // size)
+        last_E = jnp.cumsum(blocks_E)
+        rank_R = jnp.arange(rows) - (jnp.cumsum(rows_E) - rows_E)[sorted_R]
+        place_R = (last_E - blocks_E)[sorted_R] * size + rank_R
+        count = rows // size + min(experts, rows)  # each expert has one block at most that is not full
+        return Blocks(
+            jnp.zeros(rows, jnp.int32).at[order_R].set(place_R.astype(jnp.int32)),
+            (rows + jnp.arange(count * size)).at[place_R].set(order_R),
+            jnp.minimum(jnp.searchsorted(last_E, jnp.arange(count), side="right"), experts - 1),
+        )
+
+    def product(self, x_PD: Float[Array, "P D"], weight_EDF: Float[Array, "E D F"]) -> Float[Array, "P F"]:
+        """Each block times the matrix of its expert."""
+        if jax.default_backend() == "tpu":  # elsewhere XLA has each row go through all experts for it
+            sizes_E = jnp.bincount(self.expert_J, length=weight_EDF.shape[0]) * (len(x_PD) // self.expert_J.size)
+            return jax.lax.ragged_dot(x_PD, weight_EDF, sizes_E.astype(jnp.int32))
+        x_JMD = x_PD.reshape(self.expert_J.size, -1, x_PD.shape[-1])
+        return blocked_product(x_JMD, weight_EDF, self.expert_J).reshape(len(x_PD), -1)
+
+
+@jax.custom_vjp
+def blocked_product(
+    x_JMD: Float[Array, "J M D"], weight_EDF: Float[Array, "E D F"], expert_J: Int[Array, " J"]
+) -> Float[Array, "J M F"]:
+    """Block after block times its expert's matrix; so is the backward pass, which adds to one gradient in place."""
+    return jax.lax.map(lambda block: block[0] @ weight_EDF[block[1]], (x_JMD, expert_J))
+
+
+def _blocked_backward(residuals: tuple[Array, Array, Array], dy_JMF: Array) -> tuple[Array, Array, None]:
+    x_JMD, weight_EDF, expert_J = residuals
+
+    def one(dw_EDF: Array, block: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+        x_MD, dy_MF, expert = block
+        dw_DF = jnp.einsum("md,mf->df", x_MD, dy_MF, preferred_element_type=jnp.float32)
+        return dw_EDF.at[expert].add(dw_DF), dy_MF @ weight_EDF[expert].T
+
+    dw_EDF, dx_JMD = jax.lax.scan(one, jnp.zeros(weight_EDF.shape, jnp.float32), (x_JMD, dy_JMF, expert_J))
+    return dx_JMD, dw_EDF.astype(weight_EDF.dtype), None
+
+
+blocked_product.defvjp(
+    lambda x, weight, expert: (blocked_product(x, weight, expert), (x, weight, expert)), _blocked_backward
+)

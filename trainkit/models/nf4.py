@@ -1,0 +1,112 @@
+"""Matrices in 4 bit (QLoRA, Dettmers et al. 2023): NormalFloat numbers in blocks, with scales of 8 bit.
+
+B blocks of 64 numbers of a matrix, taken row by row, O = B / 256 blocks of scales, L any leading axes.
+"""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, UInt
+
+from trainkit.models.exact import Exact
+
+#: Numbers that share a scale; scales that share one in turn (their section 3).
+BLOCK, SCALES = 64, 256
+
+
+def _levels() -> np.ndarray:
+    """The 16 numbers from -1 to 1 (their appendix E): quantiles of the normal distribution, 8 above zero, 7 below."""
+    most = 1 - (1 / 30 + 1 / 32) / 2
+    above, below = ([NormalDist().inv_cdf(p) for p in np.linspace(most, 0.5, n)[:-1]] for n in (9, 8))
+    levels = np.array(sorted([*above, 0.0, *(-x for x in below)]))
+    return (levels / levels.max()).astype(np.float32)
+
+
+LEVELS = _levels()
+
+
+class Nf4(eqx.Module):
+    """A matrix, or a stack of them: `x @ matrix` multiplies with it. It is never trained."""
+
+    codes: UInt[Array, "*L B 32"]
+    """Two to a byte, the first in the upper half."""
+    scales: Int[Array, "*L B"]
+    """What each block's largest magnitude is above the `mean`, in units of `unit`."""
+    unit: Exact
+    """(*L, O)."""
+    mean: Exact
+    """(*L,): of the largest magnitudes, nearly."""
+    inputs: int = eqx.field(static=True)
+    outputs: int = eqx.field(static=True)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.codes.shape[:-2], self.inputs, self.outputs)
+
+    def dequantised(self, dtype: Any) -> Float[Array, "*L in out"]:
+        """The numbers that it stands for."""
+        lead, blocks = self.codes.shape[:-2], self.codes.shape[-2]
+        unit = jnp.repeat(self.unit.value, SCALES, axis=-1)[..., :blocks]
+        largest = self.scales * unit + self.mean.value[..., None]
+        halves = jnp.stack([self.codes >> 4, self.codes & 15], axis=-1)
+        values = jnp.asarray(LEVELS)[halves].reshape(*lead, blocks, BLOCK) * largest[..., None]
+        flat = values.astype(dtype).reshape(*lead, -1)
+        return flat[..., : self.inputs * self.outputs].reshape(self.shape)
+
+    def __rmatmul__(self, x: Float[Array, "*n in"]) -> Float[Array, "*n out"]:
+        """In the dtype of `x`."""
+        return nf4_product(x, self)
+
+
+def quantised(weight: Float[Array, "*L in out"]) -> Nf4:
+    """The nearest that 4 bit come to each number, by the largest magnitude of its block."""
+    *lead, inputs, outputs = weight.shape
+    flat = weight.astype(jnp.float32).reshape(*lead, -1)
+    blocks = _padded(flat, BLOCK).reshape(*lead, -1, BLOCK)
+    largest = jnp.abs(blocks).max(-1)
+    between = (LEVELS[1:] + LEVELS[:-1]) / 2
+    codes = jnp.searchsorted(between, blocks / jnp.where(largest > 0, largest, 1)[..., None]).astype(jnp.uint8)
+    mean = _mean(largest)
+    above = largest - mean[..., None]
+    unit = jnp.abs(_padded(above, SCALES)).reshape(*lead, -1, SCALES).max(-1) / 127
+    units = jnp.repeat(jnp.where(unit > 0, unit, 1), SCALES, axis=-1)[..., : above.shape[-1]]
+    scales = jnp.round(above / units).astype(jnp.int8)
+    return Nf4(codes[..., 0::2] << 4 | codes[..., 1::2], scales, Exact(unit), Exact(mean), inputs, outputs)
+
+
+def _mean(x: Float[Array, "*L B"]) -> Float[Array, "*L"]:
+    """Of what is not negative, to ten bits or so, summed in integers: the same however blocks are shared among devices.
+
+    A mean to the last bit would be another on another number of devices, and so would the model.
+    """
+    levels = (1 << min(20, 31 - x.shape[-1].bit_length())) - 1
+    most = x.max(-1)
+    counted = jnp.round(x / jnp.where(most > 0, most, 1)[..., None] * levels).astype(jnp.uint32)
+    return counted.sum(-1, dtype=jnp.uint32).astype(jnp.float32) * (most / (levels * x.shape[-1]))
+
+
+@jax.custom_vjp
+def nf4_product(x: Float[Array, "*n in"], weight: Nf4) -> Float[Array, "*n out"]:
+    """x @ weight. The backward pass dequantises again: kept in between, all of the model would be there in full."""
+    return x @ weight.dequantised(x.dtype)
+
+
+def _forward(x: Array, weight: Nf4) -> tuple[Array, Nf4]:
+    return nf4_product(x, weight), weight
+
+
+def _backward(weight: Nf4, dy: Array) -> tuple[Array, None]:
+    return dy @ weight.dequantised(dy.dtype).T, None
+
+
+nf4_product.defvjp(_forward, _backward)
+
+
+def _padded(x: Float[Array, "*L n"], multiple: int) -> Float[Array, "*L m"]:
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % multiple)])

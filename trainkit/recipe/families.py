@@ -1,0 +1,243 @@
+"""[model]: the families of rotary decoders, each in what it has of its own. Named as their checkpoints are.
+
+The order of norms, biases and defaults is that of the checkpoints on the Hugging Face hub.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from trainkit.recipe.decoder import Dense, Matrix, Sparse
+from trainkit.recipe.rope import Rope
+from trainkit.recipe.spec import Count, Positive
+
+ATTENTION: tuple[Matrix, ...] = ("query", "key", "value", "output")
+MLP: tuple[Matrix, ...] = ("gate", "up", "down")
+
+
+class Llama(Dense):
+    """Llama (Touvron et al. 2023): rotary positions, root-mean-square norms, gated SiLU, no biases, grouped queries."""
+
+    type: Literal["llama"] = "llama"
+    attention_bias: bool = False
+    """Whether queries, keys, values and attention's output have a bias."""
+    mlp_bias: bool = False
+    """Whether the matrices of the MLP have a bias."""
+
+    @property
+    def biased(self) -> tuple[Matrix, ...]:
+        return (ATTENTION if self.attention_bias else ()) + (MLP if self.mlp_bias else ())
+
+
+class Mistral(Dense):
+    """Mistral (Jiang et al. 2023): Llama whose attention looks back over a window."""
+
+    type: Literal["mistral"] = "mistral"
+    window: Count | None = None
+    """How many positions attention looks back over, its own included; over all where not given."""
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        return (self.window,) * self.layers
+
+
+class Qwen2(Dense):
+    """Qwen2 and Qwen2.5 (Yang et al. 2024): Llama with a bias on queries, keys and values."""
+
+    type: Literal["qwen2"] = "qwen2"
+    rope_theta: Positive = 1_000_000.0
+    rms_norm_eps: Positive = 1e-6
+    window: Count | None = None
+    """How many positions attention looks back over, its own included; over all where not given."""
+    layers_without_window: int = 0
+    """So many layers, the first ones, look back over all."""
+
+    @property
+    def biased(self) -> tuple[Matrix, ...]:
+        return ("query", "key", "value")
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        return _after(self.layers_without_window, self.window, self.layers)
+
+
+class Qwen3(Dense):
+    """Qwen3 (Yang et al. 2025): Llama with a norm on each head's queries and keys."""
+
+    type: Literal["qwen3"] = "qwen3"
+    rope_theta: Positive = 1_000_000.0
+    rms_norm_eps: Positive = 1e-6
+    attention_bias: bool = False
+    """Whether queries, keys, values and attention's output have a bias."""
+    window: Count | None = None
+    """How many positions attention looks back over, its own included; over all where not given."""
+    layers_without_window: int = 0
+    """So many layers, the first ones, look back over all."""
+
+    qk_norm: ClassVar[Literal["head", "width"] | None] = "head"
+
+    @property
+    def biased(self) -> tuple[Matrix, ...]:
+        return ATTENTION if self.attention_bias else ()
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        return _after(self.layers_without_window, self.window, self.layers)
+
+
+class Olmo2(Dense):
+    """OLMo 2 (OLMo team 2024): norms after attention and MLP instead of before, and on all queries and keys at once."""
+
+    type: Literal["olmo2"] = "olmo2"
+    rope_theta: Positive = 500_000.0
+    rms_norm_eps: Positive = 1e-6
+    attention_bias: bool = False
+    """Whether queries, keys, values and attention's output have a bias."""
+
+    norms: ClassVar[Literal["before", "after", "around"]] = "after"
+    qk_norm: ClassVar[Literal["head", "width"] | None] = "width"
+
+    @property
+    def biased(self) -> tuple[Matrix, ...]:
+        return ATTENTION if self.attention_bias else ()
+
+
+class Gemma(Dense):
+    """What Gemma 2 and Gemma 3 share: norms around, gated GELU, scaled embeddings, local layers and global ones."""
+
+    tied: bool = True
+    rms_norm_eps: Positive = 1e-6
+    attention_bias: bool = False
+    """Whether queries, keys, values and attention's output have a bias."""
+    window: Count = 4096
+    """How many positions local layers look back over, their own included."""
+    query_scale: Positive | None = None
+    """Scores are divided by the root of this (`query_pre_attn_scalar`); the width of a head where not given."""
+    final_softcap: Positive | Literal[False] = False
+    """Logits are bent to stay below this: cap x tanh(logits / cap); `false` for not at all."""
+
+    norms: ClassVar[Literal["before", "after", "around"]] = "around"
+    norm_offset: ClassVar[float] = 1.0
+    activation: ClassVar[Literal["silu", "gelu"]] = "gelu"
+    scaled_embedding: ClassVar[bool] = True
+
+    @property
+    def one_global_in(self) -> int:
+        """Of so many layers the last is global, the others are local."""
+        raise NotImplementedError
+
+    @property
+    def biased(self) -> tuple[Matrix, ...]:
+        return ATTENTION if self.attention_bias else ()
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        return tuple(self.window if (i + 1) % self.one_global_in else None for i in range(self.layers))
+
+    @property
+    def score_scale(self) -> float | None:
+        return None if self.query_scale is None else float(self.query_scale**-0.5)
+
+    @property
+    def softcap_of_logits(self) -> float | None:
+        return self.final_softcap or None
+
+
+class Gemma2(Gemma):
+    """Gemma 2 (Gemma team 2024): every other layer local, scores and logits capped."""
+
+    type: Literal["gemma2"] = "gemma2"
+    pattern: Count = 2
+    """Of so many layers the last is global, the others are local."""
+    attention_softcap: Positive | Literal[False] = 50.0
+    """Scores are bent to stay below this: cap x tanh(scores / cap). It rules out flash attention;
+    `false` for none."""
+    final_softcap: Positive | Literal[False] = 30.0
+
+    @property
+    def one_global_in(self) -> int:
+        return self.pattern
+
+    @property
+    def softcap_of_scores(self) -> float | None:
+        return self.attention_softcap or None
+
+
+class Gemma3(Gemma):
+    """Gemma 3 (Gemma team 2025), its text half: five local layers to a global one, normed queries and keys."""
+
+    type: Literal["gemma3"] = "gemma3"
+    rope_theta: Positive = 1_000_000.0
+    local_theta: Positive = 10000.0
+    """Base of the wave lengths of local layers, whose positions `rope_scaling` leaves alone."""
+    pattern: Count = 6
+    """Of so many layers the last is global, the others are local."""
+
+    qk_norm: ClassVar[Literal["head", "width"] | None] = "head"
+
+    @property
+    def one_global_in(self) -> int:
+        return self.pattern
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        local, whole = Rope(self.local_theta, None), Rope(self.rope_theta, self.rope_scaling)
+        return tuple(whole if window is None else local for window in self.windows)
+
+
+class Mixtral(Sparse):
+    """Mixtral (Jiang et al. 2024): Mistral with experts, a softmax over those that a token goes through."""
+
+    type: Literal["mixtral"] = "mixtral"
+    rope_theta: Positive = 1_000_000.0
+    intermediate: Count
+    """Width inside an expert."""
+    window: Count | None = None
+    """How many positions attention looks back over, its own included; over all where not given."""
+
+    @property
+    def mlp_width(self) -> int:
+        return self.intermediate
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        return (self.window,) * self.layers
+
+
+class Qwen3Moe(Sparse):
+    """Qwen3's mixtures of experts (Yang et al. 2025)."""
+
+    type: Literal["qwen3-moe"] = "qwen3-moe"
+    rope_theta: Positive = 1_000_000.0
+    rms_norm_eps: Positive = 1e-6
+    experts_per_token: Count = 8
+    moe_intermediate: Count
+    """Width inside an expert."""
+    normalise_top: bool = True
+    """Whether the weights of a token's experts, a softmax over all experts, are made to add up to 1."""
+    attention_bias: bool = False
+    """Whether queries, keys, values and attention's output have a bias."""
+    window: Count | None = None
+    """How many positions attention looks back over, its own included; over all where not given."""
+
+    qk_norm: ClassVar[Literal["head", "width"] | None] = "head"
+
+    @property
+    def mlp_width(self) -> int:
+        return self.moe_intermediate
+
+    @property
+    def normalised(self) -> bool:
+        return self.normalise_top
+
+    @property
+    def biased(self) -> tuple[Matrix, ...]:
+        return ATTENTION if self.attention_bias else ()
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        return (self.window,) * self.layers
+
+
+def _after(first: int, window: int | None, layers: int) -> tuple[int | None, ...]:
+    return tuple(None if i < first else window for i in range(layers))
