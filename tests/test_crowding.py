@@ -144,7 +144,8 @@ def test_a_replay_is_drawn_at_its_pace_on_a_crowded_machine_too_and_a_key_shows_
 
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         before = dashboard.view.step
-        await until(lambda: dashboard.view.step > before + 20, pilot)
+        last = 50  # which it may have come near before the first look
+        await until(lambda: dashboard.view.step >= min(before + 20, last), pilot)
         await pilot.press("space")
         assert "replay halted" in screen_text(dashboard)
 

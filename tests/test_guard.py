@@ -140,7 +140,9 @@ def test_who_was_stopped_and_continued_from_outside_ends_and_leaves_a_whole_term
     with viewing(run) as viewer:
         viewer.until(rb"step 50")
         for _ in range(2):
+            viewer.written = b""
             os.kill(viewer.child(), signal.SIGCONT)
+            viewer.until(rb"\x1b\[\?1049h")  # it has taken the terminal again
             time.sleep(0.5)
         viewer.process.terminate()
         assert viewer.end() == 128 + signal.SIGTERM and viewer.is_whole()
