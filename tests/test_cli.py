@@ -177,7 +177,7 @@ def test_debug_shows_the_traceback(call, tmp_path, monkeypatch):
     [
         (RuntimeError("the sky fell"), FAILED, "error: RuntimeError: the sky fell\nhint: this is a fault of trainkit"),
         (TrainkitError("disk full", where="/x", exit_code=FAILED), FAILED, "error: /x: disk full\n"),
-        (TrainkitError("\x1b[2J"), WRONG_INPUT, "error: \\x1b[2J\n"),
+        (TrainkitError("\x1b[2J"), WRONG_INPUT, "error: ␛[2J\n"),
         (KeyboardInterrupt(), INTERRUPTED, ""),
         (BrokenPipeError(), FAILED, ""),
     ],

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pty
 import re
-import select
 import signal
-import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import fake_run
 import pytest
+from terminal import Terminal
 from viewer import write_run
 
 WATCH = [sys.executable, "-m", "trainkit", "watch"]
@@ -31,28 +29,14 @@ MODES = (
 )
 
 
-class Viewer:
-    """`trainkit watch` on a terminal of its own; `written` is all that the terminal was sent."""
+class Viewer(Terminal):
+    """`trainkit watch` on a terminal of its own, which controls nobody."""
 
     def __init__(self, run: Path, *options: str, **environment: str) -> None:
-        self.terminal, self.inside = pty.openpty()
-        termios.tcsetwinsize(self.inside, (30, 100))
-        self.before = termios.tcgetattr(self.inside)
         ours = ("LANG", "LC_ALL", "LC_CTYPE", "NO_COLOR")
         kept = {name: value for name, value in os.environ.items() if name not in ours}
         kept |= {"TERM": "xterm-256color", "XDG_STATE_HOME": str(run.parent / "state"), **environment}
-        streams = {"stdin": self.inside, "stdout": self.inside, "stderr": self.inside}
-        self.process = subprocess.Popen([*WATCH, str(run), *options], env=kept, start_new_session=True, **streams)
-        self.written = b""
-
-    def until(self, pattern: bytes) -> None:
-        self._read(lambda: re.search(pattern, self.written) is not None)
-
-    def end(self) -> int:
-        self._read(lambda: self.process.poll() is not None)
-        while select.select([self.terminal], [], [], 0.2)[0]:
-            self.written += os.read(self.terminal, 1 << 16)
-        return self.process.wait()
+        super().__init__([*WATCH, str(run), *options], kept)
 
     def child(self) -> int:
         """The process that draws."""
@@ -63,20 +47,6 @@ class Viewer:
         now = termios.tcgetattr(self.inside)
         off = all(self.written.rindex(off) > self.written.rindex(on) for on, off in MODES)
         return off and now == self.before
-
-    def close(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        os.close(self.terminal)
-        os.close(self.inside)
-
-    def _read(self, over: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 60
-        while not over():
-            assert time.monotonic() < deadline, self.written[-2000:]
-            if select.select([self.terminal], [], [], 0.1)[0]:
-                self.written += os.read(self.terminal, 1 << 16)
 
 
 @pytest.fixture
@@ -115,14 +85,14 @@ def test_a_viewer_whose_parent_is_killed_hangs_up_and_restores_the_terminal(run:
         child = viewer.child()
         viewer.process.kill()
         viewer.process.wait()
-        viewer._read(lambda: not Path(f"/proc/{child}").exists())
+        viewer.wait(lambda: not Path(f"/proc/{child}").exists())
         viewer.end()
         assert viewer.is_whole()
 
 
 def test_leaving_it_is_success_and_tells_how_to_come_back(run: Path) -> None:
     with viewing(run) as viewer:
-        os.write(viewer.terminal, b"q")
+        viewer.type(b"q")
         assert viewer.end() == 0 and viewer.is_whole()
         assert b"trainkit watch" in viewer.written[viewer.written.rindex(b"\x1b[?1049l") :]
 
@@ -130,9 +100,9 @@ def test_leaving_it_is_success_and_tells_how_to_come_back(run: Path) -> None:
 def test_it_stops_and_goes_on_with_the_process_that_draws(run: Path) -> None:
     with viewing(run) as viewer:
         os.kill(viewer.child(), signal.SIGSTOP)
-        viewer._read(lambda: b"\nState:\tT" in Path(f"/proc/{viewer.process.pid}/status").read_bytes())
+        viewer.wait(lambda: b"\nState:\tT" in Path(f"/proc/{viewer.process.pid}/status").read_bytes())
         os.killpg(viewer.process.pid, signal.SIGCONT)
-        os.write(viewer.terminal, b"q")
+        viewer.type(b"q")
         assert viewer.end() == 0
 
 
@@ -140,7 +110,7 @@ def test_who_was_stopped_and_continued_from_outside_ends_and_leaves_a_whole_term
     with viewing(run) as viewer:
         viewer.until(rb"step 50")
         for _ in range(2):
-            viewer.written = b""
+            viewer.forget()
             os.kill(viewer.child(), signal.SIGCONT)
             viewer.until(rb"\x1b\[\?1049h")  # it has taken the terminal again
             time.sleep(0.5)
@@ -151,11 +121,11 @@ def test_who_was_stopped_and_continued_from_outside_ends_and_leaves_a_whole_term
 def test_the_terminal_of_a_locale_without_utf_8_is_sent_ascii_only(run: Path) -> None:
     with viewing(run, LANG="C") as viewer:
         viewer.until(rb"step 50")
-        os.write(viewer.terminal, b"2")
+        viewer.type(b"2")
         viewer.until(rb"gradients/norm")
-        os.write(viewer.terminal, b"?")
+        viewer.type(b"?")
         viewer.until(rb"signs|everywhere")
-        os.write(viewer.terminal, b"qq")
+        viewer.type(b"qq")
         assert viewer.end() == 0 and viewer.written.isascii()
 
 
@@ -163,7 +133,7 @@ def test_where_no_color_is_set_no_colour_is_sent(run: Path) -> None:
     with viewing(run, NO_COLOR="1") as viewer:
         viewer.until(rb"step 50")
         for key in b"235678:":
-            os.write(viewer.terminal, bytes([key]))
+            viewer.type(bytes([key]))
             time.sleep(0.3)
         viewer.until(rb"Search for commands")
         codes = {code for found in re.findall(rb"\x1b\[([0-9;]*)m", viewer.written) for code in found.split(b";")}
@@ -198,10 +168,9 @@ def test_the_terminal_says_how_large_it_is_whatever_a_shell_has_exported(run: Pa
 def test_escape_alone_is_a_key_and_nobody_has_to_press_another(run: Path) -> None:
     with viewing(run) as viewer:
         viewer.until(rb"gradient norm")
-        os.write(viewer.terminal, b":")
+        viewer.type(b":")
         viewer.until(rb"Search for commands")
-        viewer.written = b""
-        os.write(viewer.terminal, b"\x1b")
+        viewer.type(b"\x1b")
         viewer.until(rb"gradient norm")
 
 

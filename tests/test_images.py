@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
-import pty
 import struct
-import subprocess
 import sys
-import termios
-import threading
-import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -22,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pages import drive, frame, only
 from PIL import Image
+from terminal import Terminal
 from test_view import HOSTILE
 from textual.pilot import Pilot
 
@@ -204,37 +198,18 @@ def test_two_steps_have_their_images_side_by_side(tmp_path: Path) -> None:
 def test_a_terminal_that_draws_images_is_sent_them_as_such(tmp_path: Path) -> None:
     run = write(tmp_path / "run", sampled(1, image="1.png"))
     picture(run / "1.png")
-    terminal, inside = pty.openpty()
-    fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 1200, 800))
     command = [sys.executable, "-m", "trainkit", "watch", str(run), "--readonly", "--page", "samples"]
     environment = {**os.environ, "TERM": "xterm-kitty", "XDG_STATE_HOME": str(tmp_path), "COLORTERM": "truecolor"}
     for name in ("TMUX", "STY", "NO_COLOR"):
         environment.pop(name, None)
-    child = subprocess.Popen(
-        command, stdin=inside, stdout=inside, stderr=inside, env=environment, start_new_session=True
-    )
-    os.close(inside)
-    told, answers = bytearray(), {b"\x1b[c": b"\x1b[?62c", b"a=q": b"\x1b_Gi=1;OK\x1b\\"}
-
-    def draw() -> None:
-        """Read all there is, and answer, as a terminal does."""
-        with contextlib.suppress(OSError):
-            while data := os.read(terminal, 1 << 16):
-                told.extend(data)
-                for asked in [asked for asked in answers if asked in told]:
-                    os.write(terminal, answers.pop(asked))
-
-    threading.Thread(target=draw, daemon=True).start()
+    answers = {b"\x1b[c": b"\x1b[?62c", b"a=q": b"\x1b_Gi=1;OK\x1b\\"}
+    terminal = Terminal(command, environment, cells=(40, 120), pixels=(1200, 800), answers=answers)
     try:
-        deadline = time.monotonic() + 60
-        while b"U=1" not in told or "\U0010eeee".encode() not in told:  # a place for the image among the characters
-            assert time.monotonic() < deadline and child.poll() is None, bytes(told[-2000:])
-            time.sleep(0.02)
+        terminal.until(rb"U=1")
+        terminal.until("\U0010eeee".encode())  # a place for the image among the characters
     finally:
-        child.terminate()
-        child.wait(30)
-        os.close(terminal)
-    assert not answers, "both questions were asked"
+        terminal.close()
+    assert all(asked in terminal.written for asked in answers), "both questions were asked"
 
 
 def test_only_terminals_that_may_draw_images_are_asked_and_none_behind_a_multiplexer() -> None:

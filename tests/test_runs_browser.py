@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fake_run
@@ -29,6 +30,7 @@ from trainkit.cli.look import runs as table_of_runs
 from trainkit.cli.where import directory_of_runs
 from trainkit.dashboard.pages.compare import Compare
 from trainkit.dashboard.panels.rows import Rows
+from trainkit.dashboard.runs import app as browser
 from trainkit.dashboard.runs import glance as glances
 from trainkit.dashboard.runs import shelf as shelves
 from trainkit.dashboard.runs.app import Choice, Runs
@@ -43,6 +45,8 @@ from trainkit.events.schema import Event
 Steps = Callable[[Pilot[Choice], Runs], Awaitable[None]]
 #: A process that does not live.
 NOBODY = 2**22 + 5
+#: As an event, but that no trainkit wrote it.
+NO_STEP: Event = {"type": "step", "t": 1.0, "step": 1, "attempt": 1}
 
 
 def ended(steps: int, *, factor: float = 1.0, status: str = "finished", total: int | None = None) -> list[Event]:
@@ -174,9 +178,24 @@ def test_a_run_that_grows_is_read_on_and_one_that_is_begun_anew_from_its_beginni
     assert glance.facts and (glance.facts.step, glance.facts.total) == (3, 9)
 
 
+@pytest.mark.parametrize("before", [fake_run.events(20, total=40), [NO_STEP]], ids=["a log", "lines of others"])
+def test_a_log_that_stands_in_for_another_is_read_from_its_beginning_though_it_is_longer(
+    tmp_path: Path, before: list[Event]
+) -> None:
+    run = fake_run.write(tmp_path / "run", before)
+    glance = Glance(run)
+    glance.read()
+    fake_run.write(tmp_path / "new", fake_run.events(60, total=90))
+    (tmp_path / "new" / fake_run.NAME).replace(run / fake_run.NAME)
+    for _ in range(2):
+        glance.read()
+        assert glance.facts and (glance.facts.step, glance.facts.total, glance.facts.broken) == (60, 90, False)
+    assert len(glance._view.series[LOSS]) == 60
+
+
 def spoil(directory: Path) -> Iterator[tuple[str, str, bool]]:
     """Make directories that are no runs, or broken ones: name, what is said of it, whether it is of no use."""
-    step = {"type": "step", "t": 1.0, "step": 1, "attempt": 1}
+    step = NO_STEP
     logs = {
         "empty-log": ("", "its log is empty", False),
         "torn": ('{"type": "run_sta', "its log is empty", False),
@@ -578,6 +597,10 @@ def test_a_spark_has_a_block_for_each_value_the_highest_where_that_is(curve: lis
 
 
 def test_while_nothing_changes_nothing_is_drawn(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time()
+    # ages are told in minutes: one must not end meanwhile
+    monkeypatch.setattr(browser, "time", SimpleNamespace(time=lambda: now))
+
     async def steps(pilot: Pilot[Choice], app: Runs) -> None:
         await pilot.pause(1.5)
         monkeypatch.setattr(Runs, "show", lambda *_: pytest.fail("it was drawn"))

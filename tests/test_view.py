@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit.events import plain
-from trainkit.events.log import NAME, EventLog, Tail, current, last_attempt, read
+from trainkit.events.log import NAME, STEP, EventLog, Tail, current, last_attempt, read
 from trainkit.events.process import process_alive, process_started
 from trainkit.events.reducer import reduce, view_of
 from trainkit.events.schema import Event
@@ -90,6 +90,17 @@ def test_a_line_longer_than_the_limit_does_not_stop_the_reading(tmp_path: Path) 
     tail = Tail(tmp_path)
     kinds = [event["type"] for _ in range(20) for event in tail.poll(limit_bytes=64)]
     assert kinds[:2] == ["sampled", "run_started"]
+
+
+def test_lines_that_tell_of_a_step_and_no_others_begin_as_readers_look_for_them(tmp_path: Path) -> None:
+    log = EventLog(tmp_path, attempt=1)
+    for kind, step, fields in fake_run.training(12):
+        log.write(kind, step=step, **fields)
+    log.write("log", step=12, level="info", message='{"type": "step"')
+    log.close()
+    lines = (tmp_path / NAME).read_bytes().splitlines()
+    steps = [line for line in lines if json.loads(line)["type"] == "step"]
+    assert [line for line in lines if line.startswith(STEP)] == steps and 0 < len(steps) < len(lines)
 
 
 def test_a_line_torn_by_a_crash_loses_itself_and_nothing_else(tmp_path: Path) -> None:
@@ -224,11 +235,39 @@ def test_kinds_of_event_that_this_version_does_not_know_are_ignored() -> None:
     assert content(folded([*fake_run.events(3), unknown])) == before
 
 
+#: What Unicode has to keep letters apart and to join them; no cell of their own, and no command to a terminal.
+JOINERS = "\u200c\u200d"
+
+
 @given(st.text())
 def test_nothing_that_a_terminal_obeys_gets_through(text: str) -> None:
-    for shown in (plain.inert(text), plain.inert(HOSTILE + text)):
-        assert all(c == "\n" or c.isprintable() for c in shown)
+    for shown in (plain.inert(text), plain.inert(HOSTILE + text), plain.inert(text, flowing=True)):
+        assert all(c == "\n" or c.isprintable() or c in JOINERS for c in shown)
     assert plain.inert("naïve 日本 [bold]\n  x") == "naïve 日本 [bold]\n  x"
+
+
+@pytest.mark.parametrize(
+    ("text", "counted", "flowing"),
+    [
+        ("می\u200cخواهم", "می\u200cخواهم", "می\u200cخواهم"),
+        ("क्\u200dष 🏽\u200d🚀 ❤\ufe0f\u200d🔥", "क्�ष 🏽�🚀 ❤\ufe0f�🔥", "क्\u200dष 🏽\u200d🚀 ❤\ufe0f\u200d🔥"),
+        ("\u200dم\u200c", "�م�", "�م�"),
+        ("م\u200c\u200cخ م\u200c خ", "م��خ م� خ", "م��خ م� خ"),
+        ("ad\u200cmin ad\u200dmin x\u200cم", "ad�min ad�min x�م", "ad�min ad�min x�م"),
+        ("م\u202eخ م\x1b\u200cخ", "م�خ م␛�خ", "م�خ م␛�خ"),
+    ],
+    ids=["Persian", "joined", "at the ends", "in a row", "beside ASCII", "beside what is obeyed"],
+)
+def test_what_joins_letters_and_emoji_or_keeps_them_apart_stays_between_them_alone(
+    text: str, counted: str, flowing: str
+) -> None:
+    assert (plain.inert(text), plain.inert(text, flowing=True)) == (counted, flowing)
+
+
+@given(st.lists(st.text("a\r\n\t\x1b مخ🚀" + JOINERS, max_size=4)))
+def test_a_text_in_pieces_is_inert_as_the_whole_text_is_but_for_what_is_not_seen_at_its_end(given: list[str]) -> None:
+    pieces, whole = plain.Pieces(), "".join(given)
+    assert "".join(map(pieces.add, given)) == plain.inert(whole.rstrip("\r" + JOINERS), flowing=True)
 
 
 def test_a_hostile_sample_is_inert_in_lines_in_json_and_in_the_view() -> None:

@@ -63,6 +63,7 @@ def _tell(message: str) -> None:
         import traceback
 
         traceback.print_exc()
+    from trainkit.events.plain import inert
+
     # a file's name or a recipe's text must not move the cursor
-    inert = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in message)
-    print(f"error: {inert}", file=sys.stderr)
+    print(f"error: {inert(message, flowing=True)}", file=sys.stderr)

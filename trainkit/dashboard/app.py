@@ -8,22 +8,19 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Container
 from textual.events import Resize
 from textual.timer import Timer
 from textual.widgets import ContentSwitcher, Static
 
-from trainkit.dashboard import habits, replaying, theme
+from trainkit.dashboard import habits, replaying
 from trainkit.dashboard.acting import Acting
 from trainkit.dashboard.charts.keys import ChartKeys
 from trainkit.dashboard.crowding import Crowding, Turn
 from trainkit.dashboard.pages import PAGES, Page
 from trainkit.dashboard.pages.data import Data
-from trainkit.dashboard.panels.charts import LossChart, MetricChart
 from trainkit.dashboard.panels.footer import Footer
 from trainkit.dashboard.panels.header import Header
-from trainkit.dashboard.panels.lines import LogLines, SampleLines
-from trainkit.dashboard.panels.machine import Machine
+from trainkit.dashboard.panels.overview import Overview
 from trainkit.dashboard.panels.tabs import Tabs
 from trainkit.dashboard.panels.texts import WIDE, Texts
 from trainkit.dashboard.replay import Replay
@@ -106,16 +103,7 @@ class Dashboard(ChartKeys, Replaying, Acting):
         yield self._header
         yield self._tabs
         with ContentSwitcher(initial=NAMES[0], id="pages"):
-            with Container(id=NAMES[0]):
-                with Container(id="charts"):
-                    yield LossChart(id="loss")
-                    with Container(id="small"):
-                        rate = "optimizer/learning_rate"
-                        yield MetricChart("learning rate", rate, theme.RATE, id="rate")
-                        yield MetricChart("gradient norm", "gradients/norm", theme.NORM, theme.NORM_BAND, id="norm")
-                        speed = "throughput/tokens_per_second"
-                        yield MetricChart("tokens/s", speed, theme.SPEED, theme.SPEED_BAND, from_zero=True, id="speed")
-                yield Texts(self.habits.panel)
+            yield Overview(self.habits.panel, id=NAMES[0])
             for page in PAGES:
                 yield page(self._directory)
         yield Footer()
@@ -217,21 +205,13 @@ class Dashboard(ChartKeys, Replaying, Acting):
         page = self._page()
         if page and (charts or (words and page.WORDS)):
             page.show_view(view, now=now)
-        elif not page and charts:
-            self._show_charts(view, now)
-        if not page and (charts or words):
-            screen = self.screen_stack[0]
-            screen.query_one("#log", LogLines).show_view(view)
-            screen.query_one("#newest-samples", SampleLines).show_view(view)
-
-    def _show_charts(self, view: View, now: float) -> None:
-        """What the overview shows beside words."""
-        # by their ids, which textual remembers: any other query walks through all widgets of all pages
-        screen = self.screen_stack[0]
-        screen.query_one("#loss", LossChart).show_view(view)
-        for name in ("#rate", "#norm", "#speed"):
-            screen.query_one(name, MetricChart).show_view(view)
-        screen.query_one("#machine", Machine).show_view(view, now=now)
+        elif not page and (charts or words):
+            # by its id, which textual remembers: any other query walks through all widgets of all pages
+            overview = self.screen_stack[0].query_one(f"#{NAMES[0]}", Overview)
+            if charts:
+                overview.show_view(view, now=now)
+            else:
+                overview.show_words(view)
 
     def draw_all(self) -> None:
         self.show(everything=True)

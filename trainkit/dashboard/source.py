@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trainkit.events.course import MOST, Course
 from trainkit.events.index import Stretch, stretches
-from trainkit.events.log import Tail, parse
+from trainkit.events.log import STEP, Tail, parse
 from trainkit.events.pace import Pace
 from trainkit.events.reducer import reduce
 from trainkit.events.schema import FOREIGN, SCHEMA, Event
@@ -38,7 +38,7 @@ class Source:
 
     def says_more(self) -> bool:
         """Whether the log has new lines that are more than steps: found out without taking them in."""
-        return self._tail.ahead_but(b'{"type": "step"', limit_bytes=SLICE_BYTES)
+        return self._tail.ahead_but(STEP, limit_bytes=SLICE_BYTES)
 
     def detail(self, low: float, high: float) -> dict[str, Series]:
         """Every point from step `low` to `high` of every metric, read from the log again, for a look closer than the

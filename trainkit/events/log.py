@@ -20,6 +20,8 @@ from trainkit.events.index import Writer
 from trainkit.events.schema import FIELDS, OPTIONAL, Event, well_formed
 
 NAME = "events.jsonl"
+#: How the lines begin that tell of a step, and no others: with what `EventLog.write` puts first.
+STEP = b'{"type": "step"'
 
 
 class EventLog:
@@ -35,7 +37,8 @@ class EventLog:
         watch: Callable[[Event], list[tuple[str, str]]] = lambda event: [],
     ) -> None:
         self.attempt = attempt
-        #: How far the attempt is. A checkpoint's end and the caching tell of an earlier step, and change it not.
+        #: How far the attempt is. The end of a checkpoint or an export and the caching tell of an earlier step, and
+        #: change it not.
         self.step = 0
         self._echo, self._watch = echo, watch
         self._writing = threading.Lock()  # the cache is made, and tells of it, while training goes on
@@ -50,7 +53,7 @@ class EventLog:
         that there are. Raises OSError."""
         required = fields.keys() - OPTIONAL.get(kind, {}).keys()
         assert required == FIELDS[kind].keys(), f"{kind} has {sorted(FIELDS[kind])}, not {sorted(fields)}"
-        if kind not in ("checkpoint_saved", "cache_progress"):
+        if kind not in ("checkpoint_saved", "exported", "cache_progress"):
             self.step = step
         event: Event = {"type": kind, "t": round(time.time(), 3), "step": step, "attempt": self.attempt, **fields}
         if "metrics" in event:
@@ -91,7 +94,7 @@ class Tail:
         self._path = run_directory / NAME
         #: Bytes consumed; a later Tail that starts here continues without a gap.
         self.offset = offset
-        #: Whether another log stands where what was consumed did, or it has become shorter: it is to be read anew.
+        #: Whether another log was found there at the last poll: it is to be read anew.
         self.replaced = False
         #: Which file the log was when it was last read.
         self._file: tuple[int, int] | None = None
@@ -108,14 +111,13 @@ class Tail:
         """As `poll`, each event with the byte at which its line begins. No line is begun beyond the limit."""
         try:
             # most looks find nothing new, and then open nothing
-            found = self._path.stat()
-            if found.st_size == self.offset and self._file == (found.st_dev, found.st_ino):
+            if self._as_left(self._path.stat()):
                 self.replaced = False
                 return []
             with self._path.open("rb") as file:
                 found = os.fstat(file.fileno())
-                before, self._file = self._file, (found.st_dev, found.st_ino)
-                self.replaced = found.st_size < self.offset or before not in (None, self._file)
+                self.replaced = replaced(found, self._file, self.offset)
+                self._file = file_of(found)
                 file.seek(self.offset)
                 chunk = file.read(limit_bytes)
                 while chunk and b"\n" not in chunk and (more := file.read(limit_bytes)):
@@ -129,7 +131,7 @@ class Tail:
     def ahead_but(self, usual: bytes, *, limit_bytes: int) -> bool:
         """Whether there is something new that is more than whole lines that begin with `usual`; nothing is consumed."""
         try:
-            if self._path.stat().st_size == self.offset:
+            if self._as_left(self._path.stat()):
                 return False
             with self._path.open("rb") as file:
                 file.seek(self.offset)
@@ -138,6 +140,20 @@ class Tail:
             return True
         whole = chunk[: chunk.rfind(b"\n") + 1]
         return len(chunk) == limit_bytes or not chunk or whole.count(b"\n") != (b"\n" + whole).count(b"\n" + usual)
+
+    def _as_left(self, found: os.stat_result) -> bool:
+        return found.st_size == self.offset and self._file == file_of(found)
+
+
+def file_of(found: os.stat_result) -> tuple[int, int]:
+    """Which file it is, whatever its name."""
+    return found.st_dev, found.st_ino
+
+
+def replaced(found: os.stat_result, file: tuple[int, int] | None, offset: int) -> bool:
+    """Whether another log stands where `offset` bytes of `file` were read, None where that has never been opened:
+    one that is another file, or that has become shorter. It is to be read anew."""
+    return found.st_size < offset or file not in (None, file_of(found))
 
 
 def read(run_directory: Path) -> list[Event]:

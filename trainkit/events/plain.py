@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,22 +18,61 @@ EVERY_SECONDS = 10.0
 #: Predictions of a sample that are told.
 PREDICTIONS = 5
 
+#: Unicode's zero-width non-joiner and joiner.
+_APART, _JOINED = "\u200c", "\u200d"
 
-def inert(text: str) -> str:
+
+def inert(text: str, *, flowing: bool = False) -> str:
     """`text` with nothing in it that a terminal obeys.
 
     Control characters become their pictures (ESC is `␛`), other characters without a shape of their own, such as those
     that turn the direction of writing, become `�`. Line feeds stay.
+
+    So does U+200C, which keeps letters apart, between two that are not ASCII: Persian is written with it. U+200D, which
+    joins letters and emoji, stays between such only where the text is `flowing`, and not on a screen whose cells are
+    counted: terminals differ in how many a joined one takes.
     """
     text = text.replace("\r\n", "\n").replace("\t", "    ")
     if text.isprintable():
         return text
-    return "".join(c if c == "\n" or c.isprintable() else _picture(c) for c in text)
+    kept = _APART + _JOINED if flowing else _APART
+    return "".join(
+        c if c == "\n" or c.isprintable() or (c in kept and _between_letters(text, i)) else _picture(c)
+        for i, c in enumerate(text)
+    )
 
 
 def one_line(text: str) -> str:
     """`text` inert and without line feeds."""
     return inert(text).replace("\n", "␊")
+
+
+class Pieces:
+    """A flowing text that comes in pieces: what is added up is inert as the whole text is."""
+
+    def __init__(self) -> None:
+        #: The last character that was given back, and the end of which the next piece decides what it is.
+        self._before = self._held = ""
+
+    def add(self, piece: str) -> str:
+        """The next piece, inert; what its end holds back is never anything that is seen."""
+        text = self._held + piece
+        ready = text.rstrip("\r" + _APART + _JOINED)
+        self._held = text[len(ready) :]
+        if not ready:
+            return ""
+        told = inert(self._before + ready, flowing=True)[len(self._before) :]
+        self._before = ready[-1] if ready[-1].isprintable() else ""
+        return told
+
+
+def _between_letters(text: str, i: int) -> bool:
+    """Whether the characters beside this one are letters, marks of them or emoji, and none of ASCII's."""
+    beside = text[max(0, i - 1) : i] + text[i + 1 : i + 2]
+    return len(beside) == 2 and all(
+        not c.isascii() and (unicodedata.category(c)[0] in "LM" or unicodedata.category(c) in ("So", "Sk"))
+        for c in beside
+    )
 
 
 def _picture(c: str) -> str:
@@ -77,6 +117,10 @@ def text(event: Event) -> str | None:
         case "checkpoint_saved":
             size, seconds = bytes_(event["bytes"]), event["seconds"]
             told = f"saved {event['path']} ({event['kind']}, {size}, {seconds:.1f} s)"
+        case "exported":
+            size, seconds = bytes_(event["bytes"]), event["seconds"]
+            told = f"exported {event['path']} ({event['format']}, {size}, {seconds:.1f} s), read back: "
+            told += f"logits differ by {event['difference']:.1e}" if event["difference"] else "the same"
         case "control":
             told = f"{event['command']}: {event['detail']}"
         case "alert":

@@ -17,9 +17,10 @@ from trainkit.events.series import Series
 from trainkit.events.view import ENDS, LEVELS, Cache, Checkpoint, Level, Line, Marker, Sample, View
 
 #: Kinds that the log panel tells, beside what it shows elsewhere.
-TOLD = frozenset(
-    {"run_started", "planned", "compiled", "evaluated", "checkpoint_saved", "control", "alert", "log", "run_finished"}
-)
+TOLD = frozenset({
+    "run_started", "planned", "compiled", "evaluated", "checkpoint_saved", "exported", "control", "alert", "log",
+    "run_finished",
+})  # fmt: skip
 
 
 def reduce(view: View, event: Event) -> None:

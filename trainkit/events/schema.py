@@ -80,6 +80,9 @@ FIELDS: dict[str, dict[str, Types]] = {
     "checkpoint_started": {"kind": _TEXT},
     # path: within the run directory; seconds: from snapshot to rename
     "checkpoint_saved": {"kind": _TEXT, "path": _TEXT, "bytes": _WHOLE, "seconds": _NUMBER},
+    # path: within the run directory; format: "hf" | "peft"; difference: the largest of a logit to the checkpoint's, as
+    # a share of the largest; seconds: of the process that exported
+    "exported": {"path": _TEXT, "format": _TEXT, "bytes": _WHOLE, "difference": _NUMBER, "seconds": _NUMBER},
     # command: see orders.COMMANDS; argument: the prompt of "sample", the factor of "rate"; detail: what was done about
     # it; total_steps: of the whole run from here on, None where that has not changed
     "control": {

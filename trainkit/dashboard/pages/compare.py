@@ -25,6 +25,7 @@ from trainkit.dashboard.panels.rows import Rows, cell
 from trainkit.dashboard.runs.comparison import AXES, SECONDS, Other, along, recipe_of, time_unit
 from trainkit.dashboard.runs.glance import LOSS
 from trainkit.dashboard.runs.shelf import neighbours
+from trainkit.dashboard.search import begin_typing
 from trainkit.events import plain
 from trainkit.events.series import Series
 from trainkit.events.view import View
@@ -58,7 +59,7 @@ class Compare(Page):
         Binding("m,right", "metric(1)", "metric"),
         Binding("M,left", "metric(-1)", "the metric before", show=False),
         Binding("t", "axis", "steps, tokens, time"),
-        Binding("slash", "filter", "filter", key_display="/"),
+        Binding("slash", "filter", "filter", key_display="/", priority=True),
         Binding("v", "table", "table", show=False, tooltip="table or chart, where there is no room for both"),
         Binding("escape", "all", "all", show=False),
         *MOVES,
@@ -215,7 +216,9 @@ class Compare(Page):
         return self.query_one(Results).query_one(Rows)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        return action != "all" or self.query_one(Input).display  # else escape is not this page's
+        if action == "all":
+            return self.query_one(Input).display  # else escape is not this page's
+        return super().check_action(action, parameters)
 
     def copy_text(self) -> str | None:
         """The table."""
@@ -256,9 +259,7 @@ class Compare(Page):
         self._results.move(how)
 
     def action_filter(self) -> None:
-        wanted = self.query_one(Input)
-        wanted.display = True
-        wanted.focus()
+        begin_typing(self.query_one(Input))
 
     def action_all(self) -> None:
         wanted = self.query_one(Input)

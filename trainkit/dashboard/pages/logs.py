@@ -14,6 +14,7 @@ from textual.widgets import Input
 from trainkit.dashboard import theme
 from trainkit.dashboard.pages.page import Page
 from trainkit.dashboard.panels.lines import CLOCK, Lines, log_line
+from trainkit.dashboard.search import begin_typing
 from trainkit.events import plain
 from trainkit.events.view import LEVELS, Line, View
 
@@ -24,7 +25,7 @@ class Logs(Page):
     NAME = "logs"
     WORDS = True
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("slash", "search", "search", key_display="/"),
+        Binding("slash", "search", "search", key_display="/", priority=True),
         Binding("v", "level", "level"),
         Binding("f", "follow", "follow"),
         Binding("j,down", "scroll('down')", "down", show=False),
@@ -85,15 +86,16 @@ class Logs(Page):
         return [line for line in log if LEVELS.index(line.level) >= self._level and wanted in line.text.casefold()]
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        return action != "all" or self._search.display or self._level > 0  # else escape is not this page's
+        if action == "all":
+            return self._search.display or self._level > 0  # else escape is not this page's
+        return super().check_action(action, parameters)
 
     def copy_text(self) -> str | None:
         """The lines that are shown."""
         return "\n".join(log_line(line).plain for line in self._lines()) or None
 
     def action_search(self) -> None:
-        self._search.display = True
-        self._search.focus()
+        begin_typing(self._search)
 
     def action_level(self) -> None:
         self._level = (self._level + 1) % len(LEVELS)

@@ -20,6 +20,7 @@ from trainkit.dashboard import theme
 from trainkit.dashboard.charts.titles import Part, facts, told_best, told_value
 from trainkit.dashboard.pages.page import Page
 from trainkit.dashboard.panels.metric import MetricCell, Place
+from trainkit.dashboard.search import begin_typing
 from trainkit.events.plain import one_line
 from trainkit.events.view import View
 
@@ -76,7 +77,7 @@ class Metrics(Page):
     Metrics > .empty { height: 1fr; padding: 1 2; color: $dim; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("slash", "filter", "filter", key_display="/"),
+        Binding("slash", "filter", "filter", key_display="/", priority=True),
         Binding("enter", "whole", "whole page"),
         Binding("f", "pin", "pin"),
         Binding("g", "app.log_scale", "log scale"),
@@ -163,8 +164,8 @@ class Metrics(Page):
 
     def action_filter(self) -> None:
         search = self.query_one(Input)
-        search.display, self._whole, search.value = True, False, self._pattern.pattern
-        search.focus()
+        self._whole, search.value = False, self._pattern.pattern
+        begin_typing(search)
         self._draw()
 
     def on_input_changed(self, event: Input.Changed) -> None:

@@ -10,6 +10,7 @@ from textual.containers import Container
 from textual.message import Message
 from textual.worker import Worker
 
+from trainkit.dashboard.search import is_typing
 from trainkit.events.view import View
 
 
@@ -38,8 +39,9 @@ class Page(Container, can_focus=True):
 
     def show_view(self, view: View, *, now: float) -> None:
         """Show the run as of `now` (Unix seconds). Must cost little where nothing has changed."""
-        # textual's metaclass is no ABCMeta: an abstract method cannot say it
-        raise NotImplementedError
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        return action not in ("filter", "search") or not is_typing(self.app)
 
     @property
     def settled(self) -> bool:

@@ -17,6 +17,7 @@ from trainkit.dashboard.pages.table import TablePage
 from trainkit.dashboard.panels.rows import Column, Row, cell
 from trainkit.dashboard.recipes import Change, Entry, Found
 from trainkit.dashboard.runs.choose import ChooseRun
+from trainkit.dashboard.search import begin_typing
 from trainkit.errors import TrainkitError
 from trainkit.events.view import View
 
@@ -26,7 +27,7 @@ class Recipe(TablePage):
 
     NAME = "recipe"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("slash", "filter", "filter", key_display="/"),
+        Binding("slash", "filter", "filter", key_display="/", priority=True),
         Binding("o", "written", "only what was written"),
         Binding("d", "differences", "earlier attempts"),
         Binding("u", "other", "another run"),
@@ -105,9 +106,7 @@ class Recipe(TablePage):
         return None if detail is None else detail.plain.partition("\n")[0]
 
     def action_filter(self) -> None:
-        wanted = self.query_one(Input)
-        wanted.display = True
-        wanted.focus()
+        begin_typing(self.query_one(Input))
 
     def action_written(self) -> None:
         self._written, self._change, self._other = not self._written, 0, None

@@ -23,6 +23,7 @@ from trainkit.dashboard.runs import words
 from trainkit.dashboard.runs.glance import Glance
 from trainkit.dashboard.runs.leaderboard import LISTED, Arrangement, Line, Order, metrics, table
 from trainkit.dashboard.runs.shelf import Shelf
+from trainkit.dashboard.search import begin_typing, is_typing
 from trainkit.dashboard.themed import Themed
 from trainkit.errors import TrainkitError
 
@@ -55,7 +56,7 @@ class Runs(Themed[Choice]):
         Binding("s", "sort(1)", "sort"),
         Binding("S", "sort(-1)", "sort by the column before", key_display="S", show=False),
         Binding("r", "reverse", "reverse"),
-        Binding("slash", "filter", "filter", key_display="/"),
+        Binding("slash", "filter", "filter", key_display="/", priority=True),
         Binding("L", "leaderboard", "leaderboard", key_display="L"),
         Binding("m", "metric(1)", "metric"),
         Binding("M", "metric(-1)", "the metric before", key_display="M", show=False),
@@ -222,7 +223,9 @@ class Runs(Themed[Choice]):
         self.show()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """The leaderboard has an order of its own."""
+        if action == "filter":  # its key goes before all others
+            return len(self.screen_stack) == 1 and not is_typing(self)
+        # the leaderboard has an order of its own
         return action not in ("sort", "reverse") or not self._arranged.leaderboard
 
     def action_metric(self, by: int) -> None:
@@ -233,8 +236,7 @@ class Runs(Themed[Choice]):
         self.show()
 
     def action_filter(self) -> None:
-        self._search.display = True
-        self._search.focus()
+        begin_typing(self._search)
 
     def action_all(self) -> None:
         """Away with the filter; without one, with the marks."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from trainkit.dashboard import recipes
 from trainkit.dashboard.manifest import kept
 from trainkit.errors import TrainkitError
-from trainkit.events.log import NAME
+from trainkit.events.log import NAME, STEP, file_of, replaced
 from trainkit.events.reducer import reduce
 from trainkit.events.schema import COMMON, FOREIGN, SCHEMA, Event, well_formed
 from trainkit.events.series import Extreme, Series
@@ -29,7 +29,6 @@ TAIL, SAMPLE, LONGEST_LINE, LINES = 1 << 18, 128, 1 << 24, 4096
 #: What is kept of a step.
 LOSS, SPEED = "train/loss", "throughput/tokens_per_second"
 _METRICS = (LOSS, SPEED, "time/step")
-_STEP = b'{"type": "step"'
 #: Points of a curve, and seconds after which the size of a run that grows is measured anew.
 POINTS, MEASURE_EVERY = 16, 60.0
 #: The states of a run whose trainer has gone.
@@ -80,6 +79,7 @@ class Glance:
 
     def _begin(self) -> None:
         self._view, self._offset, self._foreign, self._newer = View(), 0, False, 0
+        self._file: tuple[int, int] | None = None
         self._read_of: object = None
 
     def read(self, *, stop: Callable[[], bool] = lambda: False) -> None:
@@ -108,8 +108,6 @@ class Glance:
             self._measured, self.size = (self._offset, now), total
 
     def _fold(self, stop: Callable[[], bool]) -> None:
-        if self._foreign:
-            return
         for event in self._new(stop):
             if event["type"] == "run_started":
                 self._newer = max(self._newer, event["schema"])
@@ -120,17 +118,21 @@ class Glance:
     def _new(self, stop: Callable[[], bool]) -> Iterator[Event]:
         """The events since the last call that are worth a look."""
         with (self.directory / NAME).open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size < self._offset:  # it is another log now
+            found = os.fstat(file.fileno())
+            if replaced(found, self._file, self._offset):
                 self._begin()
+            self._file = file_of(found)
+            if self._foreign:
+                return
             file.seek(self._offset)
+            size = found.st_size
             every, sampled, number = (size - self._offset) // SAMPLE, self._offset, 0
             while (line := file.readline(LONGEST_LINE)).endswith(b"\n"):
                 number += 1
                 if number % LINES == 0 and stop():
                     return
                 at, self._offset = self._offset, self._offset + len(line)
-                if line.startswith(_STEP) and at < size - TAIL:
+                if line.startswith(STEP) and at < size - TAIL:
                     if at < sampled:
                         continue
                     sampled = at + every
