@@ -37,7 +37,7 @@ class Hub:
                 return 200, {}, json.dumps(tree).encode()
             about = {"id": found[1], "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]}
             return 200, {}, json.dumps(about).encode()
-        found = re.fullmatch(r"/([\w/.-]+?)/resolve/[\w.-]+/([\w.-]+)", path)
+        found = re.fullmatch(r"/([\w/.-]+?)/resolve/[\w.-]+/([\w./-]+)", path)
         if not found or found[1] not in self.files:
             return 404, {"X-Error-Code": "RepoNotFound"}, b"{}"
         if found[2] not in self.files[found[1]]:

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 Config = dict[str, Any]
-VOCAB, LENGTH = 97, 64
+VOCAB = 97
 #: Where the text of the tests stands at its latest: beyond it no table of positions reaches.
 MOST_POSITIONS = 256
 
@@ -26,7 +26,7 @@ def _decoder(draw: st.DrawFn, model_type: str, **more: Any) -> Config:
         "max_position_embeddings": MOST_POSITIONS,
         "rms_norm_eps": draw(st.sampled_from([1e-5, 1e-6])),
         "tie_word_embeddings": draw(st.booleans()),
-        "rope_parameters": {"rope_type": "default", "rope_theta": draw(st.sampled_from([1e4, 5e5]))},
+        "rope_parameters": _scaled(draw),
         "pad_token_id": None,  # of which torch would take the gradient for 0
         **more,
     }
@@ -45,8 +45,26 @@ def _scaled(draw: st.DrawFn) -> Config:
             "original_max_position_embeddings": 32,
         },
         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+        {
+            "rope_type": "yarn",
+            "factor": 8.0,
+            "original_max_position_embeddings": 16,
+            "beta_fast": 4.0,
+            "beta_slow": 0.5,
+            "attention_factor": 1.3,
+        },
     ]
     return {**draw(st.sampled_from(scaled)), **theta}
+
+
+def _window_of_late_layers(draw: st.DrawFn) -> Config:
+    """Layers from `max_window_layers` on have a window, where it is on."""
+    return {
+        "use_sliding_window": draw(st.booleans()),
+        "sliding_window": draw(st.sampled_from([5, 64])),
+        "max_window_layers": draw(st.sampled_from([0, 1, 2])),
+        "layer_types": None,
+    }
 
 
 @st.composite
@@ -67,7 +85,7 @@ def gpt2(draw: st.DrawFn) -> Config:
 @st.composite
 def llama(draw: st.DrawFn) -> Config:
     biases = {"attention_bias": draw(st.booleans()), "mlp_bias": draw(st.booleans())}
-    return _decoder(draw, "llama", **biases, head_dim=draw(st.sampled_from([8, 16])), rope_parameters=_scaled(draw))
+    return _decoder(draw, "llama", **biases, head_dim=draw(st.sampled_from([8, 16])))
 
 
 @st.composite
@@ -77,12 +95,13 @@ def mistral(draw: st.DrawFn) -> Config:
 
 @st.composite
 def qwen2(draw: st.DrawFn) -> Config:
-    return _decoder(draw, "qwen2", use_sliding_window=False)
+    return _decoder(draw, "qwen2", **_window_of_late_layers(draw))
 
 
 @st.composite
 def qwen3(draw: st.DrawFn) -> Config:
-    return _decoder(draw, "qwen3", head_dim=draw(st.sampled_from([8, 16])), attention_bias=draw(st.booleans()))
+    more = {"head_dim": draw(st.sampled_from([8, 16])), "attention_bias": draw(st.booleans())}
+    return _decoder(draw, "qwen3", **more, **_window_of_late_layers(draw))
 
 
 @st.composite
@@ -90,11 +109,13 @@ def gemma2(draw: st.DrawFn) -> Config:
     return _decoder(
         draw,
         "gemma2",
+        attention_bias=draw(st.booleans()),
         head_dim=draw(st.sampled_from([8, 16])),
         sliding_window=draw(st.sampled_from([5, 64])),
         query_pre_attn_scalar=draw(st.sampled_from([8, 24])),
         attn_logit_softcapping=draw(st.sampled_from([50.0, 2.0, None])),
-        final_logit_softcapping=draw(st.sampled_from([30.0, 2.0, None])),
+        # no lower: what is bent until the largest logits are the same has no likeliest token
+        final_logit_softcapping=draw(st.sampled_from([30.0, 10.0, None])),
     )
 
 
@@ -103,6 +124,8 @@ def gemma3(draw: st.DrawFn) -> Config:
     config = _decoder(
         draw,
         "gemma3_text",
+        attention_bias=draw(st.booleans()),
+        final_logit_softcapping=draw(st.sampled_from([None, 10.0])),
         head_dim=draw(st.sampled_from([8, 16])),
         sliding_window=draw(st.sampled_from([5, 64])),
         query_pre_attn_scalar=draw(st.sampled_from([8, 24])),
@@ -123,8 +146,10 @@ def olmo2(draw: st.DrawFn) -> Config:
 @st.composite
 def mpt(draw: st.DrawFn) -> Config:
     heads = draw(st.sampled_from([2, 3, 4, 6]))
+    attention = {"clip_qkv": draw(st.sampled_from([None, 0.7])), "softmax_scale": draw(st.sampled_from([None, 0.2]))}
     return {
         "model_type": "mpt",
+        "attn_config": attention,
         "vocab_size": VOCAB,
         "d_model": heads * 8,
         "n_heads": heads,
@@ -138,7 +163,8 @@ def mpt(draw: st.DrawFn) -> Config:
 @st.composite
 def mixtral(draw: st.DrawFn) -> Config:
     chosen = {"num_local_experts": draw(st.sampled_from([2, 5])), "num_experts_per_tok": draw(st.sampled_from([1, 2]))}
-    return _decoder(draw, "mixtral", **chosen, sliding_window=draw(st.sampled_from([None, 5])))
+    # transformers takes yarn for a mixtral only where it is told the width of a head
+    return _decoder(draw, "mixtral", **chosen, head_dim=8, sliding_window=draw(st.sampled_from([None, 5])))
 
 
 @st.composite
@@ -147,6 +173,9 @@ def qwen3_moe(draw: st.DrawFn) -> Config:
         draw,
         "qwen3_moe",
         head_dim=8,
+        attention_bias=draw(st.booleans()),
+        use_sliding_window=draw(st.booleans()),
+        sliding_window=5,
         num_experts=draw(st.sampled_from([2, 5])),
         num_experts_per_tok=draw(st.sampled_from([1, 2])),
         moe_intermediate_size=24,

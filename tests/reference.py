@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,13 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).parent.parent
+#: A text, or the messages of a conversation.
+Prompt = str | list[dict[str, str]]
 WHY = "no torch to compare with: `TRAINKIT_TORCH` names no Python that has it, and there is no .venv-torch"
+
+
+def torch_python() -> Path:
+    return Path(os.environ.get("TRAINKIT_TORCH", ROOT / ".venv-torch" / "bin" / "python"))
 
 
 class Reference:
@@ -29,21 +35,24 @@ class Reference:
         )
 
     def make(self, directory: Path, config: dict[str, Any], **asked: Any) -> dict[str, np.ndarray]:
-        """A checkpoint of random weights in `directory`, and what the reference makes of it, by name."""
+        """A checkpoint in `directory`, and what the reference makes of it, by name: see `torch_worker.look`."""
         self._ask(do="make", directory=str(directory), config=config, **asked)
         return dict(np.load(directory / "reference.npz"))
 
-    def read(self, directory: Path, out: Path, **asked: Any) -> dict[str, np.ndarray]:
-        """What the reference makes of the checkpoint in `directory`."""
-        self._ask(do="read", directory=str(directory), out=str(out), **asked)
-        return dict(np.load(out / "reference.npz"))
+    def answer(self, directory: Path, prompts: Sequence[Prompt], *, tokens: int) -> dict[str, Any]:
+        """How the checkpoint in `directory` goes on with each prompt: see `torch_worker.answer`."""
+        return self._ask(do="answer", directory=str(directory), prompts=list(prompts), tokens=tokens)
 
-    def _ask(self, **request: Any) -> None:
+    def versions(self) -> dict[str, str]:
+        return self._ask(do="versions")
+
+    def _ask(self, **request: Any) -> dict[str, Any]:
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline() or '{"error": "it has ended"}')
         assert "error" not in answer, answer["error"]
+        return answer
 
     def close(self) -> None:
         self._process.terminate()
@@ -52,7 +61,7 @@ class Reference:
 
 @pytest.fixture(scope="session")
 def reference() -> Iterator[Reference]:
-    python = Path(os.environ.get("TRAINKIT_TORCH", ROOT / ".venv-torch" / "bin" / "python"))
+    python = torch_python()
     if not python.exists():
         pytest.skip(WHY)
     process = Reference(python)

@@ -12,8 +12,8 @@ import numpy as np
 
 from trainkit import models
 from trainkit.recipe.families import Gemma2, Gemma3, Llama, Mistral, Mixtral, Olmo2, Qwen2, Qwen3, Qwen3Moe
+from trainkit.recipe.gpt import Mpt
 from trainkit.recipe.model import Gpt2
-from trainkit.recipe.mpt import Mpt
 from trainkit.recipe.pretrained import Pretrained
 from trainkit.recipe.rope import Llama3, Yarn
 

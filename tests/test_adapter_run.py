@@ -13,7 +13,9 @@ from trainer import RECIPE, arrays, trainkit, workplace
 from trainkit.checkpoint import manifest
 from trainkit.errors import WRONG_INPUT, TrainkitError
 from trainkit.events.log import read
-from trainkit.hub import peft
+from trainkit.hub import peft, tokenizer
+from trainkit.hub.adapter_config import FILE
+from trainkit.hub.adapter_config import read as read_adapter
 from trainkit.recipe.load import load
 from trainkit.run.directory import recipe_of
 from trainkit.run.resume import prepare
@@ -97,11 +99,15 @@ def test_generation_uses_the_adapter_merged_into_its_base(place: Path) -> None:
     assert "Some donated buffers" not in done.stderr
 
 
-def test_the_adapter_alone_is_exported_as_peft_has_it(place: Path) -> None:
+def test_the_adapter_alone_is_exported_as_peft_has_it_with_the_run_s_own_tokenizer(place: Path) -> None:
     done = trainkit(place, "export", "runs/tiny", "adapter", "--format", "peft")
     assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in (place / "adapter").iterdir()) == [peft.CONFIG, peft.WEIGHTS]
-    found = peft.read_adapter(place / "adapter", recipe_of(place / "runs" / "tiny").recipe.model)
+    out = place / "adapter"
+    of_tokenizer = [tokenizer.TOKENIZER, tokenizer.CONFIG, tokenizer.GENERATION]
+    assert {path.name for path in out.iterdir()} == {FILE, peft.WEIGHTS, "README.md", *of_tokenizer}
+    assert (out / tokenizer.TOKENIZER).read_bytes() == (place / "runs" / "tiny" / tokenizer.TOKENIZER).read_bytes()
+    assert f"after step {STEPS} of its training" in (out / "README.md").read_text()
+    found = read_adapter(out, recipe_of(place / "runs" / "tiny").recipe.model)
     assert (found.rank, found.variant) == (2, "dora")
     assert not list(place.glob(".adapter*"))
 

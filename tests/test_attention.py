@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from trainkit.errors import TrainkitError
 from trainkit.models import lean
-from trainkit.models.attention import KeyValues, attention, causal_attention, splash_attention
+from trainkit.models.attention import KeyValues, Look, attention, causal_attention, splash_attention
 from trainkit.parallel.devices import Capabilities, choose_attention, require_precision
 
 
@@ -81,7 +81,7 @@ def test_lean_attention_is_what_the_definition_says(case: tuple) -> None:
     seed, length, (heads, groups), packed, window = case
     q, k, v, _ = inputs(seed, length=length, heads=heads, groups=groups)
     segments = segments_of(seed, length=length) if packed else None
-    y = causal_attention(q, k, v, segments, implementation="lean", window=window)
+    y = causal_attention(q, k, v, segments, implementation="lean", look=Look(window))
     numpy_segments = None if segments is None else np.asarray(segments)
     np.testing.assert_allclose(y, written_out(q, k, v, numpy_segments, window), atol=2e-6)
 
@@ -96,7 +96,7 @@ def test_lean_equals_jax_attention_in_values_and_gradients(
     segments = segments_of(1, length=length) if packed else None
     lean, reference = (
         value_and_gradients(
-            lambda q, k, v, name=name: causal_attention(q, k, v, segments, implementation=name, window=window),
+            lambda q, k, v, name=name: causal_attention(q, k, v, segments, implementation=name, look=Look(window)),
             q, k, v, along,
         )
         for name in ("lean", "xla")
@@ -134,13 +134,13 @@ def cases_with_options(draw: st.DrawFn) -> tuple:
     return draw(st.integers(0, 2**31)), length, heads, groups, draw(st.booleans()), draw(options(heads, length))
 
 
-def as_arrays(options: dict, *, traced: bool) -> dict:
+def as_arrays(options: dict, *, traced: bool) -> Look:
     """Slopes, and with `traced` windows too, as the arrays that a scan over layers makes of them."""
     slopes, window = options["slopes_H"], options["window"]
-    return options | {
-        "slopes_H": None if slopes is None else jnp.asarray(slopes, jnp.float32),
-        "window": jnp.int32(window) if traced and window is not None else window,
-    }
+    return Look(**options)._replace(
+        slopes_H=None if slopes is None else jnp.asarray(slopes, jnp.float32),
+        window=jnp.int32(window) if traced and window is not None else window,
+    )
 
 
 @settings(max_examples=20, deadline=None)
@@ -153,7 +153,7 @@ def test_with_caps_slopes_scales_and_windows_it_is_what_the_definition_says(
         implementation = "lean" if implementation in ("cudnn", "splash") else implementation
     q, k, v, _ = inputs(seed, length=length, heads=heads, groups=groups)
     segments = segments_of(seed, length=length) if packed else None
-    y = causal_attention(q, k, v, segments, implementation=implementation, **as_arrays(asked, traced=traced))
+    y = causal_attention(q, k, v, segments, implementation=implementation, look=as_arrays(asked, traced=traced))
     numpy_segments = None if segments is None else np.asarray(segments)
     np.testing.assert_allclose(y, written_out(q, k, v, numpy_segments, **asked), atol=3e-6)
 
@@ -170,7 +170,7 @@ def test_a_text_in_pieces_with_a_cache_is_as_the_text_at_once(case: tuple, trace
         positions = jnp.broadcast_to(jnp.arange(done, end), (2, end - done))
         y, cache = attention(
             *(x[:, done:end] for x in (q, k, v)), positions, None, cache, implementation="lean",
-            **as_arrays(asked, traced=traced),
+            look=as_arrays(asked, traced=traced),
         )  # fmt: skip
         pieces.append(y)
         done = end
@@ -187,7 +187,7 @@ def test_where_a_window_and_a_scale_are_all_that_is_asked_no_route_forgets_them(
     q, k, v, _ = inputs(4, length=11, heads=4, groups=2)
     empty, positions = jnp.zeros_like(k), jnp.broadcast_to(jnp.arange(11), (2, 11))
     cache, name = (KeyValues(empty, empty), "lean") if route == "cache" else (None, route)
-    y, _ = attention(q, k, v, positions, None, cache, implementation=name, **as_arrays(asked, traced=traced))
+    y, _ = attention(q, k, v, positions, None, cache, implementation=name, look=as_arrays(asked, traced=traced))
     np.testing.assert_allclose(y, written_out(q, k, v, None, **asked), atol=3e-6)
 
 
@@ -213,7 +213,9 @@ def test_its_gradients_are_those_of_the_definition_in_float64(case: tuple, trace
     seed, length, heads, groups, packed, asked = case
     arrays = inputs(seed, length=length, heads=heads, groups=groups)
     segments = segments_of(seed, length=length) if packed else None
-    attend = partial(causal_attention, segments_BT=segments, implementation="lean", **as_arrays(asked, traced=traced))
+    attend = partial(
+        causal_attention, segments_BT=segments, implementation="lean", look=as_arrays(asked, traced=traced)
+    )
     ours = value_and_gradients(attend, *arrays)
     with jax.enable_x64(True):
         exact = [jnp.asarray(np.asarray(x), jnp.float64) for x in arrays]
@@ -229,13 +231,13 @@ def test_windows_that_change_from_layer_to_layer_of_a_scan_are_those_of_each_lay
 
     def scanned(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         def layer(q: jax.Array, window: jax.Array) -> tuple[jax.Array, None]:
-            return causal_attention(q, k, v, None, implementation="cudnn", window=window, softcap=5.0), None
+            return causal_attention(q, k, v, None, implementation="cudnn", look=Look(window, softcap=5.0)), None
 
         return jax.lax.scan(jax.checkpoint(layer), q, jnp.asarray(windows, jnp.int32))[0]
 
     def one_by_one(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         for window in windows:
-            q = causal_attention(q, k, v, None, implementation="lean", window=window, softcap=5.0)
+            q = causal_attention(q, k, v, None, implementation="lean", look=Look(window, softcap=5.0))
         return q
 
     for a, b in zip(*(value_and_gradients(f, q, k, v, along) for f in (scanned, one_by_one)), strict=True):
@@ -246,15 +248,15 @@ def test_windows_that_change_from_layer_to_layer_of_a_scan_are_those_of_each_lay
 def test_in_16_bit_with_a_cap_and_slopes_it_is_as_near_to_float32_as_rounding_allows(dtype: type) -> None:
     exact = inputs(3, length=200, heads=4, groups=2)
     rounded = [x.astype(dtype) for x in exact]
-    asked = {"softcap": 2.0, "slopes_H": jnp.array([0.5, 0.25, 0.125, 0.0625])}
-    attend = partial(causal_attention, segments_BT=segments_of(2, length=200), implementation="lean", **asked)
+    look = Look(softcap=2.0, slopes_H=jnp.array([0.5, 0.25, 0.125, 0.0625]))
+    attend = partial(causal_attention, segments_BT=segments_of(2, length=200), implementation="lean", look=look)
     for low, high in zip(value_and_gradients(attend, *rounded), value_and_gradients(attend, *exact), strict=True):
         np.testing.assert_allclose(low, high, atol=0.03 * np.abs(high).max())
     empty, positions = jnp.zeros((2, 200, 2, 8), dtype), jnp.broadcast_to(jnp.arange(200), (2, 200))
-    y, _ = attention(*rounded[:3], positions, None, KeyValues(empty, empty), implementation="lean", **asked)
+    y, _ = attention(*rounded[:3], positions, None, KeyValues(empty, empty), implementation="lean", look=look)
     assert y.dtype == dtype
     np.testing.assert_allclose(
-        y.astype(jnp.float32), causal_attention(*exact[:3], None, implementation="lean", **asked), atol=0.05
+        y.astype(jnp.float32), causal_attention(*exact[:3], None, implementation="lean", look=look), atol=0.05
     )
 
 
@@ -288,7 +290,7 @@ def test_splash_as_the_interpreter_runs_it_equals_jax_attention(packed: bool, wi
         lambda q, k, v: splash_attention(q, k, v, segments, window, scale=0.2, interpret=True), q, k, v, along
     )
     reference = value_and_gradients(
-        lambda q, k, v: causal_attention(q, k, v, segments, implementation="xla", window=window, scale=0.2),
+        lambda q, k, v: causal_attention(q, k, v, segments, implementation="xla", look=Look(window, scale=0.2)),
         q, k, v, along,
     )  # fmt: skip
     for ours, theirs in zip(splash, reference, strict=True):

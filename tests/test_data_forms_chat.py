@@ -394,7 +394,7 @@ def test_a_template_that_cannot_be_used_is_told_at_once(tmp_path, template, prob
 
 @pytest.mark.parametrize(
     ("content", "problem"),
-    [("{", "cannot read what belongs to the tokenizer"), ("[]", "is a list, not an object")],
+    [("{", "is no JSON"), ("[]", "is a list, not an object")],
 )
 def test_a_damaged_configuration_is_told(tmp_path, content, problem):
     (tmp_path / "tokenizer_config.json").write_text(content, encoding="utf-8")

@@ -170,20 +170,28 @@ def test_smoke_leaves_nothing_behind_but_the_token_cache(smoke: Any) -> None:
         assert part in done.stdout
 
 
-def test_a_second_start_compiles_nothing_and_the_trainer_loads_only_what_trains(smoke: Any) -> None:
+def test_a_second_start_compiles_nothing_and_the_trainer_loads_only_what_trains(smoke: Any, tmp_path: Path) -> None:
     directory, _ = smoke
-    compiled = Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
-    before = {path.name for path in compiled.iterdir() if not path.name.endswith("-atime")}
-    again = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        cwd=directory,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=True,
-    )
-    assert {path.name for path in compiled.iterdir() if not path.name.endswith("-atime")} == before != set()
+    compiled = tmp_path / "compiled"  # other tests, in another process, have theirs
+
+    def start() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", SCRIPT],
+            cwd=directory,
+            env=environment() | {"JAX_COMPILATION_CACHE_DIR": str(compiled)},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            check=True,
+        )
+
+    def programs() -> set[str]:
+        return {path.name for path in compiled.iterdir() if not path.name.endswith("-atime")}
+
+    start()
+    before = programs()
+    again = start()
+    assert programs() == before != set()
     loaded = {name.partition(".")[0] for name in json.loads(again.stderr.splitlines()[-1])}
     assert {"jax", "trainkit"} <= loaded
     assert not loaded & {"textual", "rich", "aim", "datasets", "pyarrow", "torch", "transformers"}

@@ -1,4 +1,5 @@
-"""The rotary decoders: what holds of every family, whatever it has of its own. See also test_parity.py."""
+"""The rotary decoders: what holds of every family, whatever it has of its own; and the size of those that are made as
+GPT-2 is. See also test_parity.py."""
 
 from __future__ import annotations
 
@@ -17,8 +18,10 @@ from trainkit import models
 from trainkit.models.decoder import Decoder
 from trainkit.recipe import decoder as spec
 from trainkit.recipe import families
+from trainkit.recipe.gpt import Gpt, Gpt2, Mpt
 from trainkit.recipe.model import Model
 from trainkit.recipe.rope import Linear, Yarn
+from trainkit.recipe.transformer import Transformer
 from trainkit.tasks.causal_lm import CausalLM
 
 VOCAB, LENGTH = 61, 24
@@ -65,14 +68,14 @@ def _types(schema: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @st.composite
-def any_spec(draw: st.DrawFn) -> spec.Decoder:
-    """Of any family, with any of its options."""
+def any_rotary(draw: st.DrawFn) -> spec.Decoder:
+    """Of any rotary family, with any of its options."""
     given = draw(st.sampled_from(list(SPECS.values())))
     groups, shared = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     widths = {
         "layers": draw(st.integers(1, 3)),
         "heads": groups * shared,
-        "kv_heads": groups,
+        "kv_heads": draw(st.just(groups) if shared > 1 else st.sampled_from([None, groups])),
         "hidden": groups * shared * 2 * draw(st.integers(1, 6)),
         "head_width": draw(st.sampled_from([None, 4])),
         "tied": draw(st.booleans()),
@@ -81,14 +84,30 @@ def any_spec(draw: st.DrawFn) -> spec.Decoder:
     return type(given).model_validate(given.model_dump() | widths | options)
 
 
-@settings(max_examples=40, deadline=None)
-@given(any_spec(), st.integers(2, 300))
-def test_the_closed_form_parameter_count_is_that_of_the_real_pytree(of: spec.Decoder, vocab: int) -> None:
+@st.composite
+def any_gpt(draw: st.DrawFn) -> Gpt:
+    """GPT-2 or MPT, with any of their options."""
+    heads = draw(st.integers(1, 5))
+    values = {
+        "layers": draw(st.integers(1, 4)),
+        "heads": heads,
+        "hidden": heads * draw(st.integers(1, 16)),
+        "context_length": draw(st.none() | st.integers(1, 64)),
+        "tied": draw(st.booleans()),
+    }
+    if draw(st.booleans()):
+        return Mpt(**values, expansion_ratio=draw(st.integers(1, 5)))
+    return Gpt2(**values, intermediate=draw(st.none() | st.integers(1, 100)))
+
+
+@settings(max_examples=80, deadline=None)
+@given(any_rotary() | any_gpt(), st.integers(2, 300), st.integers(1, 64))
+def test_the_closed_form_parameter_count_is_that_of_the_real_pytree(of: Transformer, vocab: int, length: int) -> None:
     real = jax.eval_shape(
-        lambda key: models.build(of, vocab_size=vocab, sequence_length=8, implementation="lean", key=key),
+        lambda key: models.build(of, vocab_size=vocab, sequence_length=length, implementation="lean", key=key),
         jax.random.key(0),
     )
-    counted = of.parameter_count(vocab_size=vocab, sequence_length=8)
+    counted = of.parameter_count(vocab_size=vocab, sequence_length=length)
     for part, size in counted.items():
         assert sum(leaf.size for leaf in jax.tree.leaves(getattr(real, part))) == size, part
     assert sum(leaf.size for leaf in jax.tree.leaves(real)) == sum(counted.values())
@@ -97,6 +116,7 @@ def test_the_closed_form_parameter_count_is_that_of_the_real_pytree(of: spec.Dec
     if isinstance(of, spec.Sparse):
         used += sum(leaf.size for leaf in leaves if leaf.ndim == 4) // of.experts * of.experts_per_token
     assert of.matmul_parameters(vocab_size=vocab) == used + vocab * of.hidden
+    assert real.context_length == (of.context_length or length)
 
 
 @every_family

@@ -10,13 +10,17 @@ import jax
 import numpy as np
 import pytest
 import small
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from trainkit import models
 from trainkit.errors import TrainkitError
 from trainkit.infer.generate import NOTHING, bucket, fitting, generate, padded, prefill
 from trainkit.infer.generator import CHUNK, Answer, Generator, Request
 from trainkit.infer.sampling import Sampling
+from trainkit.models import moe
 from trainkit.models.build import LanguageModel
+from trainkit.parallel import mesh
 from trainkit.recipe import families
 from trainkit.recipe.model import Gpt2
 
@@ -30,11 +34,14 @@ SPECS = {
 }
 
 
+ALL = {**SPECS, "mixtral": families.Mixtral(**SHAPE, experts=3, experts_per_token=2)}
+
+
 @cache
 def model(name: str = "gpt2") -> LanguageModel:
     """With weights large enough that the likeliest token is no matter of rounding."""
     fresh = models.build(
-        SPECS[name], vocab_size=small.VOCAB, sequence_length=LENGTH, implementation="xla", key=jax.random.key(3)
+        ALL[name], vocab_size=small.VOCAB, sequence_length=LENGTH, implementation="xla", key=jax.random.key(3)
     )
     return jax.tree.map(lambda leaf: 4 * leaf if eqx.is_inexact_array(leaf) and leaf.ndim > 1 else leaf, fresh)
 
@@ -185,3 +192,116 @@ def test_a_prompt_that_fills_the_context_is_refused_and_of_one_in_training_the_e
 
 def test_a_bucket_is_the_least_power_of_two_that_holds_a_text_or_the_whole_context() -> None:
     assert [bucket(n, most=100) for n in (1, 16, 17, 32, 33, 65, 100)] == [16, 16, 32, 32, 64, 100, 100]
+
+
+def test_on_many_devices_each_puts_its_own_rows_through_the_experts_and_says_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows: list[int] = []
+    whole = moe.through_experts
+
+    def noting(x_BTD: jax.Array, *rest: jax.Array) -> jax.Array:
+        rows.append(x_BTD.shape[0])
+        return whole(x_BTD, *rest)
+
+    monkeypatch.setattr(moe, "through_experts", noting)
+    experts, requests = model("mixtral"), [Request(ids) for ids in prompts(4, 7, 2, 9)]
+    wanted = Generator(experts, Letters(), ()).answers(requests, max_tokens=12, sampling=GREEDY)
+    assert set(rows) == {4}
+    rows.clear()
+    devices = mesh.make_mesh(data=2, fsdp=2)
+    placed = jax.device_put(experts, mesh.shardings(devices, experts))
+    found = Generator(placed, Letters(), (), devices).answers(requests, max_tokens=12, sampling=GREEDY)
+    assert set(rows) == {1} and ids_of(found) == ids_of(wanted)
+
+
+# what a conversation repeats
+
+
+class Counting(Generator):
+    """Remembers, and counts the tokens of each prompt that it did read."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.remembers, self.read = True, list[int]()
+        extend, prefill = self._extend, self._prefill
+
+        def counting_extend(model, cache, rests_NP, lengths_N, *rest):  # type: ignore[no-untyped-def]
+            self.read.append(int(lengths_N[0]))
+            return extend(model, cache, rests_NP, lengths_N, *rest)
+
+        def counting_prefill(model, prompts_NP, lengths_N, **rest):  # type: ignore[no-untyped-def]
+            self.read.append(int(lengths_N[0]))
+            return prefill(model, prompts_NP, lengths_N, **rest)
+
+        self.programs = (extend, prefill)
+        self._extend, self._prefill = counting_extend, counting_prefill
+
+
+@cache
+def remembering(name: str) -> Counting:
+    return Counting(model(name), Letters(), ())
+
+
+@pytest.mark.parametrize(
+    ("name", "sampling"),
+    [*((name, GREEDY) for name in SPECS), ("gpt2", Sampling(1.5, top_k=40, repetition_penalty=1.2))],
+    ids=str,
+)
+def test_turns_are_answered_alike_whether_what_they_repeat_is_read_again_or_not(name: str, sampling: Sampling) -> None:
+    forgetful, ours = generator(name), remembering(name)
+    said: list[int] = []
+    ours.read.clear()
+    for turn, question in enumerate(prompts(6, 3, 4, 5, 2, 3)):
+        if turn == 3:  # forgotten, and begun anew with the same word
+            said = said[:1]
+        if turn == 5:  # a template that writes what was before differently
+            said = [*said[:4], said[4] % 50 + 1, *said[5:]]
+        request = Request([*said, *question], seed=turn)
+        (answer,) = ours.answers([request], max_tokens=4, sampling=sampling)
+        assert [answer.ids] == ids_of(forgetful.answers([request], max_tokens=4, sampling=sampling))
+        said += [*question, *answer.ids]
+    # of the first turn with this model all is read, unless another test has left something; then questions alone
+    assert ours.read[1:5] == [3, 4, 5, 2]
+    assert ours.read[5] > 3
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, LENGTH), st.lists(st.integers(1, 50), min_size=1, max_size=12)), max_size=8))
+def test_whatever_was_read_before_a_prompt_is_continued_as_if_nothing_had_been(
+    turns: list[tuple[int, list[int]]],
+) -> None:
+    there: list[int] = []
+    for kept, new in turns:
+        request = Request([*there[:kept], *new][-(LENGTH - 1) :], seed=len(there))
+        (answer,) = remembering("gemma2").answers([request], max_tokens=9, sampling=GREEDY)
+        assert [answer.ids] == ids_of(generators("gemma2").answers([request], max_tokens=9, sampling=GREEDY))
+        there = [*request.ids, *answer.ids]
+
+
+@cache
+def generators(name: str) -> Generator:
+    """One for many examples, so that each shape is compiled once."""
+    return generator(name)
+
+
+def test_an_answer_that_was_broken_off_is_gone_on_from_as_far_as_it_came() -> None:
+    ours, (prompt, more) = Counting(model(), Letters(), ()), prompts(4, 3)
+    news = next(ours.stream([Request(prompt)], max_tokens=30, sampling=GREEDY))
+    said = [*prompt, *news.answer.ids, *more]
+    found = ours.answers([Request(said)], max_tokens=5, sampling=GREEDY)
+    assert ids_of(found) == [rerun("gpt2", said, 5)]
+    assert ours.read == [4, 3]
+
+
+def test_a_long_conversation_compiles_a_program_for_each_power_of_two_and_no_more() -> None:
+    ours, said = Counting(model(), Letters(), ()), list[int]()
+    programs = (*ours.programs, ours._decode)
+    before = [program._cache_size() for program in programs]
+    for (question,) in (prompts(length) for length in (3, 2, 1, 4, 2, 3, 1, 2, 3, 2)):
+        said += question
+        (answer,) = ours.answers([Request(said)], max_tokens=1, sampling=GREEDY)
+        said += answer.ids
+    # caches of 16, 32 and 40 positions, of which none is asked for more than 16 at once
+    made = [program._cache_size() - had for program, had in zip(programs, before, strict=True)]
+    assert made[0] <= 3 and made[1] <= 1 and made[2] <= 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from small_families import LENGTH, SPECS, VOCAB, arrays, model, shapes
 from trainkit.errors import TrainkitError
 from trainkit.hub.config import family_of, family_of_spec, read_config, spec_values
 from trainkit.hub.families import FAMILIES
-from trainkit.hub.load import load_params, read_spec
-from trainkit.hub.safetensors import FILE, Entry, open_directory, write_file
+from trainkit.hub.load import check, load_params, read_spec
+from trainkit.hub.safetensors import FILE, Entry, Tensors, open_directory, write_file
 from trainkit.hub.save import save
 from trainkit.parallel import mesh
 
@@ -156,6 +157,37 @@ def test_a_tied_embedding_may_be_there_twice_but_not_in_two_versions(tmp_path):
     assert "tied" in problem(tmp_path, "qwen2") and "lm_head.weight" in problem(tmp_path, "qwen2")
 
 
+def test_a_tied_embedding_may_be_there_under_the_name_of_the_output_alone(tmp_path):
+    made = saved(tmp_path, "qwen2")
+    rewritten(tmp_path, lambda tensors: {"lm_head.weight": tensors.pop("model.embed_tokens.weight"), **tensors})
+    same(load_params(tmp_path, shapes(SPECS["qwen2"])), made)
+    saved(tmp_path)
+    rewritten(tmp_path, lambda t: {name: tensor for name, tensor in t.items() if "embed" not in name})
+    assert "model.embed_tokens.weight [320, 32]" in problem(tmp_path)
+
+
+def test_a_check_finds_what_loading_would_and_reads_no_numbers(tmp_path, monkeypatch):
+    saved(tmp_path)
+    with monkeypatch.context() as without:
+        without.setattr(Tensors, "view", None)
+        check(tmp_path, shapes(SPECS["llama"]))
+        check(tmp_path, shapes(SPECS["llama"], vocab=VOCAB + 1), resize=True)
+        for wrong in (shapes(SPECS["llama"], vocab=VOCAB + 1), shapes(SPECS["llama-biased"]), shapes(SPECS["qwen3"])):
+            with pytest.raises(TrainkitError) as caught:
+                check(tmp_path, wrong)
+            with pytest.raises(TrainkitError) as again:
+                load_params(tmp_path, wrong)
+            assert str(caught.value) == str(again.value)
+    whole = (tmp_path / FILE).read_bytes()
+    (tmp_path / FILE).write_bytes(whole[:-1])
+    with pytest.raises(TrainkitError, match="cut off"):
+        check(tmp_path, shapes(SPECS["llama"]))
+    (tmp_path / FILE).unlink()
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(TrainkitError, match="may run any code"):
+        check(tmp_path, shapes(SPECS["llama"]))
+
+
 def test_missing_and_extra_tensors_and_those_of_another_shape_are_listed_with_their_shapes(tmp_path):
     saved(tmp_path)
 
@@ -283,3 +315,18 @@ def test_a_model_that_transformers_cannot_load_is_not_written(tmp_path):
     spec = SPECS["mpt"].model_copy(update={"expansion_ratio": 2})
     with pytest.raises(TrainkitError, match="expansion_ratio = 2"):
         save(tmp_path, model(spec), spec, dtype="float32", sequence_length=LENGTH)
+
+
+def test_writing_holds_one_leaf_on_the_host_and_leaves_none_there(tmp_path):
+    on = mesh.make_mesh(data=2, fsdp=4)
+    arrays = eqx.filter(model(SPECS["llama"].model_copy(update={"layers": 8, "intermediate": 512})), eqx.is_array)
+    made = jax.device_put(arrays, mesh.shardings(on, arrays))
+    sizes = [leaf.nbytes for leaf in jax.tree.leaves(made)]
+    tracemalloc.start()
+    try:
+        save(tmp_path, made, SPECS["llama"], dtype="float32", sequence_length=LENGTH)
+        left, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert left < max(sizes) / 2, "an array keeps what it was asked for"
+    assert most < 2 * max(sizes) + 200_000 < sum(sizes)

@@ -21,6 +21,9 @@ _FAMILY = 'type = "gpt2"\nlayers = 2\nhidden = 32\nheads = 2\n'
 _TOKENIZER = "[tokenizer]\ntrain = { vocab_size = 300 }\n"
 FINE = RECIPE.replace(_FAMILY, 'pretrained = "them/base"\n').replace(_TOKENIZER, "").replace("steps = 24", "steps = 2")
 
+#: What repositories hold besides: pickles, other copies of the weights, code.
+UNWANTED = {"pytorch_model.bin", "consolidated.safetensors", "original/model.safetensors", "params.json", "modeling.py"}
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -40,14 +43,15 @@ def hub(place: Path) -> Iterator[Hub]:
         assert done.returncode == 0, done.stderr
         shutil.copy(next((place / "cache" / "tokenizers").glob("*/tokenizer.json")), base)
         (base / "chat_template.jinja").write_text("{{ messages }}")
-        (base / "pytorch_model.bin").write_bytes(b"never fetched")
         hub.add("them/base", base)
+        hub.files["them/base"] |= dict.fromkeys(UNWANTED, b"never fetched")
         yield hub
 
 
-def ask(place: Path, hub: Hub, *arguments: str) -> subprocess.CompletedProcess[str]:
+def ask(place: Path, hub: Hub, *arguments: str, offline: bool = False) -> subprocess.CompletedProcess[str]:
     home = str(place / "hub-home")
     own = {"HF_ENDPOINT": hub.url, "HF_HOME": home, "HF_TOKEN": "hf_none", "HF_HUB_DISABLE_XET": "1"}
+    own |= {"HF_HUB_OFFLINE": "1"} if offline else {}
     kept = {name: value for name, value in environment().items() if name != "HF_HUB_OFFLINE"}
     return subprocess.run(
         command(*arguments),
@@ -72,7 +76,10 @@ def test_a_run_keeps_the_commit_that_it_found_and_fetches_no_pickle(place, hub):
     recipe = tomllib.loads((place / "runs" / "tiny" / "recipe.toml").read_text())
     assert recipe["model"]["pretrained"] == "them/base" and recipe["model"]["revision"] == COMMIT
     assert recipe["tokenizer"] == {"path": "them/base", "revision": COMMIT}
-    assert any("safetensors" in path for path in hub.asked) and not any(".bin" in path for path in hub.asked)
+    files = {path.rpartition(f"/resolve/{COMMIT}/")[2] for path in hub.asked}
+    weights = {file.name for file in (place / "made").glob("*.safetensors*")}
+    assert {file for file in files if "safetensors" in file} == weights
+    assert not files & UNWANTED
     assert (place / "runs" / "tiny" / "chat_template.jinja").read_text() == "{{ messages }}"
 
 
@@ -89,3 +96,29 @@ def test_what_the_hub_does_not_have_is_told_with_its_name(place, hub):
     (place / "none.toml").write_text(FINE.replace("them/base", "them/none"))
     done = ask(place, hub, "check", "none.toml")
     assert done.returncode == 2 and "'them/none' is no directory here" in done.stderr
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["all asked for", "not all asked for"])
+def test_what_was_fetched_once_is_enough_to_work_offline(place, hub, known):
+    assert (place / "runs" / "tiny").exists()  # by a test before
+    absent = next((place / "hub-home").rglob(".no_exist"))
+    assert any(absent.rglob("special_tokens_map.json"))
+    if not known:
+        shutil.rmtree(absent)
+    asked = len(hub.asked)
+    again = ("--set", f'data.cache="offline-{known}"', "--name", f"offline-{known}")
+    done = ask(place, hub, "run", "tiny.toml", "--plain", *again, offline=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(hub.asked) == asked
+    assert (place / "runs" / f"offline-{known}" / "chat_template.jinja").exists()
+
+
+def test_a_repository_of_pickles_is_refused_before_anything_is_tokenised(place, hub):
+    hub.files["them/pickled"] = {
+        name: content for name, content in hub.files["them/base"].items() if "safetensors" not in name
+    }
+    asked = ("--set", 'model.pretrained="them/pickled"', "--set", 'data.cache="pickled"', "--name", "pickled")
+    done = ask(place, hub, "run", "tiny.toml", "--plain", *asked)
+    assert done.returncode == 2 and "has neither model.safetensors nor model.safetensors.index.json" in done.stderr
+    assert "may run any code" in done.stderr and not any("pytorch_model.bin" in path for path in hub.asked)
+    assert not (place / "pickled" / "shards").exists() and (place / "cache" / "shards").exists()

@@ -8,14 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from trainkit import models
 from trainkit.models.build import LanguageModel
-from trainkit.models.mpt import slopes
-from trainkit.recipe.mpt import Mpt
+from trainkit.models.gpt import slopes
+from trainkit.recipe.gpt import Mpt
 
 VOCAB, LENGTH = 53, 12
 SPEC = Mpt(layers=2, hidden=24, heads=3, layer_norm_eps=1e-3)
@@ -107,34 +105,6 @@ def test_documents_in_one_row_are_as_in_rows_of_their_own() -> None:
     together = mpt.hidden(jnp.asarray(ids)[None], positions_BT=positions, segments_BT=segments)[0][0]
     apart = [mpt.hidden(jnp.asarray(document)[None])[0][0] for document in (ids[:5], ids[5:])]
     np.testing.assert_allclose(together, jnp.concatenate(apart), atol=2e-5)
-
-
-@st.composite
-def specs(draw: st.DrawFn) -> Mpt:
-    heads = draw(st.integers(1, 5))
-    return Mpt(
-        layers=draw(st.integers(1, 4)),
-        heads=heads,
-        hidden=heads * draw(st.integers(1, 8)),
-        expansion_ratio=draw(st.integers(1, 5)),
-        tied=draw(st.booleans()),
-    )
-
-
-@settings(max_examples=20, deadline=None)
-@given(specs(), st.integers(2, 300), st.integers(1, 64))
-def test_the_closed_form_parameter_count_is_that_of_the_real_pytree(spec: Mpt, vocab: int, length: int) -> None:
-    real = jax.eval_shape(
-        lambda key: models.build(spec, vocab_size=vocab, sequence_length=length, implementation="lean", key=key),
-        jax.random.key(0),
-    )
-    counted = spec.parameter_count(vocab_size=vocab, sequence_length=length)
-    for part, size in counted.items():
-        assert sum(leaf.size for leaf in jax.tree.leaves(getattr(real, part))) == size, part
-    assert sum(leaf.size for leaf in jax.tree.leaves(real)) == sum(counted.values())
-    matrices = sum(leaf.size for leaf in jax.tree.leaves(real.blocks) if leaf.ndim == 3)
-    assert spec.matmul_parameters(vocab_size=vocab) == matrices + vocab * spec.hidden
-    assert real.context_length == length
 
 
 def test_none_of_its_leaves_is_a_bias() -> None:

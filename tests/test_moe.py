@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from test_families import SPECS, VOCAB, model, tokens
 
 from trainkit.models.decoder import Decoder
-from trainkit.models.moe import Blocks, Experts, Routing, mixed
+from trainkit.models.moe import Experts, Places, Routing, through_experts
 from trainkit.parallel import mesh
 from trainkit.recipe.families import Qwen3Moe
 from trainkit.tasks.causal_lm import CausalLM
@@ -57,7 +57,7 @@ def test_what_comes_out_is_the_plain_sum_over_each_tokens_experts_and_so_are_gra
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from([1, 9, 400]).flatmap(lambda rows: st.lists(st.integers(0, 6), min_size=rows, max_size=rows)))
 def test_every_row_has_a_place_of_its_own_in_a_block_of_its_expert(chosen: list[int]) -> None:
-    blocks = jax.jit(Blocks.of, static_argnums=1)(jnp.asarray(chosen), 7)
+    blocks = jax.jit(Places.of, static_argnums=1)(jnp.asarray(chosen), 7)
     places, rows = np.asarray(blocks.place_R), np.asarray(blocks.row_P)
     size = len(rows) // len(blocks.expert_J)
     assert len(set(places.tolist())) == len(chosen)
@@ -70,9 +70,9 @@ def test_the_blocks_and_the_ragged_product_of_tpus_are_the_same(monkeypatch: pyt
     layer, x = experts(), jax.random.normal(jax.random.key(1), (2, 30, 16))
     chosen = jax.random.randint(jax.random.key(2), (2, 30, 2), 0, 5)
     arguments = x, chosen, jnp.full(chosen.shape, 0.5), layer.gate, layer.up, layer.down
-    blocks = mixed(*arguments)
+    blocks = through_experts(*arguments)
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    np.testing.assert_allclose(mixed(*arguments), blocks, atol=1e-4)
+    np.testing.assert_allclose(through_experts(*arguments), blocks, atol=1e-4)
 
 
 def test_experts_on_many_devices_are_as_on_one() -> None:
@@ -106,8 +106,8 @@ def test_padding_has_no_say_in_how_busy_experts_are() -> None:
     decoder, ids = model(SPECS["mixtral"]), tokens(1)
     segments = jnp.array([[1] * 15 + [0] * 9])
     positions = jnp.arange(24)[None] % 15
-    _, padded = decoder.hidden_with_routing(ids, positions_BT=positions, segments_BT=segments)
-    _, alone = decoder.hidden_with_routing(ids[:, :15])
+    _, padded = decoder.hidden_and_penalty(ids, positions_BT=positions, segments_BT=segments)
+    _, alone = decoder.hidden_and_penalty(ids[:, :15])
     np.testing.assert_allclose(padded, alone, rtol=1e-5)
 
 
@@ -121,7 +121,7 @@ def test_the_routers_loss_changes_gradients_by_its_own_and_no_loss_that_is_shown
 
     (without, plain_gradients), (with_it, gradients) = told(0.0), told(0.5)
     np.testing.assert_allclose(with_it, without, rtol=1e-6)
-    own = eqx.filter_jit(eqx.filter_grad(lambda m: m.hidden_with_routing(ids)[1]))(decoder)
+    own = eqx.filter_jit(eqx.filter_grad(lambda m: m.hidden_and_penalty(ids)[1]))(replace(decoder, router_loss=1.0))
     weight = 0.5 * batch["weights"].sum()
     for a, b, c in zip(*(jax.tree.leaves(t) for t in (gradients, plain_gradients, own)), strict=True):
         np.testing.assert_allclose(a, b + weight * c, atol=2e-4 * max(1.0, float(jnp.abs(a).max())))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import subprocess
@@ -13,11 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_families import arrays, model, shapes
-from trainer import RECIPE, trainkit, workplace
+from tokenizers import Tokenizer, processors
+from trainer import RECIPE, command, environment, trainkit, workplace
 
 from trainkit.checkpoint import store
-from trainkit.errors import TrainkitError
+from trainkit.data import vocabulary
+from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.log import read
+from trainkit.hub import tokenizer
 from trainkit.hub.load import load_params, read_spec
 from trainkit.hub.recipe import load
 from trainkit.hub.save import save
@@ -29,6 +33,7 @@ _FAMILY = 'type = "gpt2"\nlayers = 2\nhidden = 32\nheads = 2\n'
 _TOKENIZER = "[tokenizer]\ntrain = { vocab_size = 300 }\n"
 FINE = RECIPE.replace(_FAMILY, 'pretrained = "base"\n').replace(_TOKENIZER, "").replace('"tiny"', '"fine"')
 FINE = FINE.replace("steps = 24", "steps = 6").replace("learning_rate = 1e-2", "learning_rate = 1e-3")
+CONFIGS = Path(__file__).parent / "fixtures" / "configs"
 TEMPLATE = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
 
 
@@ -149,6 +154,16 @@ def test_an_embedding_that_is_cut_to_the_tokenizer_keeps_its_first_rows(place):
     np.testing.assert_allclose(found["token_embedding"], arrays(small())["token_embedding"][:300], atol=1e-6)
 
 
+def test_the_positions_that_gpt2_has_learned_cannot_be_others(place, monkeypatch):
+    (place / "gpt2").mkdir()
+    shutil.copy(CONFIGS / "gpt2.json", place / "gpt2" / "config.json")
+    recipe = FINE.replace('"base"', '"gpt2"')
+    with pytest.raises(TrainkitError, match="context_length = 512: the checkpoint has 1024"):
+        here(place, monkeypatch, recipe, "model.context_length=512")
+    with pytest.raises(TrainkitError, match=r"what may differ: (?!.*context_length)"):
+        here(place, monkeypatch, recipe, "model.layers=2")
+
+
 # training
 
 
@@ -161,6 +176,26 @@ def test_a_run_begins_with_the_weights_of_the_checkpoint(place):
     found, wanted = arrays(load_params(place / "still-out", shapes(SPEC))), arrays(small())
     for name, numbers in wanted.items():
         np.testing.assert_allclose(found[name], numbers, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [("pickled", "may run any code"), ("cut off", "it is cut off"), ("of another shape", "of another shape")],
+)
+def test_weights_that_cannot_be_had_are_told_before_any_text_is_tokenised(place, run, damage, words):
+    base = place / damage
+    shutil.copytree(place / "base", base)
+    weights = base / "model.safetensors"
+    if damage == "pickled":
+        weights.rename(base / "pytorch_model.bin")
+    elif damage == "cut off":
+        weights.write_bytes(weights.read_bytes()[:-100])
+    else:
+        save(base, model(SPEC.model_copy(update={"intermediate": 56})), SPEC, dtype="float32", sequence_length=64)
+    asked = ("--set", f'model.pretrained="{damage}"', "--set", f'data.cache="cache {damage}"', "--name", base.name)
+    done = trainkit(place, "run", "fine.toml", "--plain", *asked)
+    assert done.returncode == 2 and words in done.stderr, done.stdout + done.stderr
+    assert not (place / f"cache {damage}" / "shards").exists() and (place / "cache" / "shards").exists()
 
 
 def test_a_resume_needs_neither_the_weights_nor_their_config(place, run):
@@ -217,13 +252,12 @@ def test_the_card_holds_the_recipe_and_the_last_evaluation(place, run, exported)
     assert "steps = 6" in card and card.startswith("---\nlibrary_name: transformers\n")
 
 
-def test_bfloat16_is_exported_where_it_is_asked_for(place, run):
+def test_bfloat16_is_exported_where_it_is_asked_for(place, exported):
     done = trainkit(place, "export", "runs/fine/6", "half", "--dtype", "bfloat16")
     assert done.returncode == 0 and "rounding the weights changed them by" in done.stdout, done.stderr
     assert json.loads((place / "half" / "config.json").read_text())["torch_dtype"] == "bfloat16"
-    whole = arrays(load_params(place / "out", shapes(SPEC), dtype=jnp.bfloat16)) if (place / "out").exists() else None
-    half = arrays(load_params(place / "half", shapes(SPEC), dtype=jnp.bfloat16))
-    assert whole is None or all((half[name] == numbers).all() for name, numbers in whole.items())
+    whole, half = (arrays(load_params(place / out, shapes(SPEC), dtype=jnp.bfloat16)) for out in ("out", "half"))
+    assert all((half[name] == numbers).all() for name, numbers in whole.items())
 
 
 def test_nothing_is_written_over_and_nothing_is_left_of_what_failed(place, run, exported):
@@ -244,3 +278,117 @@ def test_an_export_that_gives_other_logits_fails_loudly(place, run, monkeypatch)
     with pytest.raises(TrainkitError, match="does not give the model's logits") as caught:
         room.export(run, None, place / "wrong", dtype="float32")
     assert caught.value.exit_code == 1 and not (place / "wrong").exists()
+
+
+def held() -> dict[int, int]:
+    """Where arrays are in memory, and how many bytes they have there."""
+    parts = [shard.data for array in jax.live_arrays() for shard in array.addressable_shards]
+    return {part.unsafe_buffer_pointer(): part.nbytes for part in parts}
+
+
+def test_while_an_export_is_compared_there_is_one_copy_of_the_model(place, run, monkeypatch):
+    from trainkit.run import export as room
+
+    gc.collect()
+    before = held()
+    bytes_of: dict[str, list[int]] = {"computed": [], "read": []}
+
+    def noting(what, function):
+        def noted(*given, **more):
+            bytes_of[what].append(sum(size for place, size in held().items() if place not in before))
+            return function(*given, **more)
+
+        return noted
+
+    monkeypatch.setattr(room, "_logits", noting("computed", room._logits))
+    monkeypatch.setattr(room, "load_params", noting("read", room.load_params))
+    done = room.export(run, None, place / "lean", dtype="bfloat16")
+    assert done.rounding > 0
+    whole = sum(numbers.nbytes for numbers in arrays(small()).values())
+    # of the weights as they were, rounded, and read back; small leaves are on each of eight devices
+    assert all(whole <= size < 1.2 * whole for size in bytes_of["computed"]) and len(bytes_of["computed"]) == 3
+    # before they are read nothing is left of the others
+    assert len(bytes_of["read"]) == 1 and bytes_of["read"][0] < 0.1 * whole
+
+
+def test_an_empty_directory_is_filled_and_stays_the_one_that_it_was(place, exported):
+    (place / "here").mkdir()
+    before = (place / "here").stat().st_ino
+    done = trainkit(place / "here", "export", "../runs/fine", ".")
+    assert done.returncode == 0, done.stderr
+    assert (place / "here").stat().st_ino == before
+    here, out = (
+        # the card tells the recipe, in which paths are as they are from here
+        {path.name: path.name == "README.md" or path.read_bytes() for path in (place / name).iterdir()}
+        for name in ("here", "out")
+    )
+    assert here == out
+
+
+def test_a_disk_that_takes_no_more_is_told_as_such(place, run):
+    script = "import os, resource, sys\nresource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))\n"
+    script += "os.execv(sys.argv[1], sys.argv[1:])"
+    done = subprocess.run(
+        [sys.executable, "-c", script, *command("export", "fine", "full")],
+        cwd=place,
+        env=environment() | {"JAX_ENABLE_COMPILATION_CACHE": "false"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == FAILED and "fault of trainkit" not in done.stderr
+    assert f"{place}/full: the export cannot be written: File too large" in done.stderr
+    assert not (place / "full").exists() and not list(place.glob(".full*"))
+
+
+# how a text begins
+
+
+BYTES = processors.ByteLevel(trim_offsets=False)
+
+
+def putting(before: str, after: str = "") -> processors.PostProcessor:
+    names = [name for name in (before, after) if name]
+    single = f"{before} $A {after}".strip()
+    return processors.TemplateProcessing(single, f"{single} $B:1", [(name, NAMED[name]) for name in names])
+
+
+NAMED = {"<|endoftext|>": 0, "<s>": 300}
+PROCESSORS = {
+    "none": None,
+    "bytes": BYTES,
+    "begins": putting("<s>"),
+    "begins otherwise": putting("<|endoftext|>"),
+    "begins and ends": putting("<s>", "<|endoftext|>"),
+    "bytes, begins": processors.Sequence([BYTES, putting("<s>")]),
+    "as RoBERTa": processors.RobertaProcessing(("<|endoftext|>", 0), ("<s>", 300)),
+}
+
+
+@pytest.mark.parametrize("bos", [False, True], ids=["without", "with a token before"])
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_an_exported_tokenizer_begins_a_text_as_training_did(place, tmp_path, name, bos):
+    own = Tokenizer.from_file(str(place / "base" / "tokenizer.json"))
+    own.add_special_tokens(["<s>"])
+    assert own.token_to_id("<s>") == NAMED["<s>"]
+    if PROCESSORS[name] is not None:
+        own.post_processor = PROCESSORS[name]
+    source, out = tmp_path / "source", tmp_path / "out"
+    source.mkdir()
+    out.mkdir()
+    own.save(str(source / "tokenizer.json"))
+    (source / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<|endoftext|>", "add_bos_token": not bos}))
+    (source / "special_tokens_map.json").write_text(json.dumps({"bos_token": {"content": "<|endoftext|>"}}))
+    codec = vocabulary.load(source / "tokenizer.json")
+    begin = [NAMED["<s>"]] if bos else []
+    tokenizer.write(out, source, codec, begin=begin, ends=[0, 5], template=None, context_length=64)
+    written = Tokenizer.from_file(str(out / "tokenizer.json"))
+    for text in ("", "the cat", " sat\n"):
+        assert written.encode(text).ids == [*begin, *codec.encode(text)]
+    assert written.decode(codec.encode(" sat\n")) == " sat\n"
+    config, names = (json.loads((out / file).read_text()) for file in (tokenizer.CONFIG, tokenizer.NAMES))
+    assert (config["add_bos_token"], config["add_eos_token"]) == (bos, False)
+    said = {"bos_token": "<s>"} if bos else {"bos_token": {"content": "<|endoftext|>"}}
+    assert names == said and (config["bos_token"] == "<s>") == bos
+    as_it_was = (out / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
+    assert as_it_was == (name in (("begins", "bytes, begins") if bos else ("none", "bytes")))

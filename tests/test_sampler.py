@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,8 @@ import small
 
 from trainkit.events.log import EventLog, read
 from trainkit.infer.sampler import Sampler
+from trainkit.infer.sampling import Sampling
+from trainkit.parallel.mesh import make_mesh
 from trainkit.recipe.upkeep import Sample
 
 
@@ -24,10 +28,32 @@ class Letters:
         return " ".join(map(str, ids))
 
 
-def sampler_of(run: Path, *prompts: str) -> tuple[Sampler, EventLog]:
+def sampler_of(
+    run: Path,
+    *prompts: str,
+    max_tokens: int = 4,
+    context: int = small.LENGTH,
+    begin: Sequence[int] = (),
+    ends: tuple[int, ...] = (0,),
+    **how: float,
+) -> tuple[Sampler, EventLog]:
     log = EventLog(run, attempt=1)
-    spec = Sample(prompts=prompts, max_tokens=4)
-    return Sampler(spec, codec=Letters(), context_length=small.LENGTH, compute=jnp.dtype("float32"), log=log), log
+    spec = Sample.model_validate({"prompts": prompts, "max_tokens": max_tokens, **how})
+    on, compute = make_mesh(data=1, fsdp=1), jnp.dtype("float32")
+    sampler = Sampler(
+        spec, codec=Letters(), begin=begin, ends=ends, context_length=context, compute=compute, mesh=on, log=log
+    )
+    return sampler, log
+
+
+def test_a_short_prompt_takes_no_more_memory_where_the_model_is_meant_for_long_texts(tmp_path: Path) -> None:
+    state = small.state()
+    for context in (small.LENGTH, 1 << 20):  # the scores of as many positions would be terabytes
+        sampler, log = sampler_of(tmp_path, "ab", context=context)
+        sampler(state.params, state.frozen, key=state.key, step=3)
+        log.close()
+    short, long = read(tmp_path)
+    assert short["text"] == long["text"] != ""
 
 
 def test_any_number_of_prompts_of_any_length_compiles_nothing_anew_and_is_answered_in_order(tmp_path: Path) -> None:
@@ -54,3 +80,33 @@ def test_the_same_state_continues_a_prompt_alike_whether_the_recipe_or_a_person_
     assert texts[0, 3] == texts[2, 3] != texts[3, 4]
     for old, leaf in zip(before, (state.params.token_embedding, state.step), strict=True):
         np.testing.assert_array_equal(old, leaf)
+
+
+def text_of(run: Path, prompt: str = "ab", **how: Any) -> str:
+    """What is made of one prompt by a model whose likeliest token is one of many."""
+    run.mkdir()
+    sampler, log = sampler_of(run, prompt, max_tokens=10, **how)
+    state = small.state()
+    sampler(state.params, state.frozen, key=state.key, step=3)
+    log.close()
+    (event,) = read(run)
+    return str(event["text"])
+
+
+def test_whatever_a_token_can_be_drawn_by_can_be_said_of_samples(tmp_path: Path) -> None:
+    assert {field.name for field in fields(Sampling)} <= Sample.model_fields.keys()
+    likeliest = text_of(tmp_path / "likeliest", temperature=0.0)
+    assert text_of(tmp_path / "top-p", temperature=5.0, top_p=1e-6) == likeliest
+    assert text_of(tmp_path / "min-p", temperature=5.0, min_p=1.0) == likeliest
+    unlike = text_of(tmp_path / "penalty", temperature=0.0, repetition_penalty=1e6).split()
+    assert len(set(unlike)) == len(unlike) == 10
+
+
+def test_a_prompt_begins_as_a_text_of_training_and_a_sample_ends_as_one(tmp_path: Path) -> None:
+    unlike = {"temperature": 0.0, "repetition_penalty": 1e6}
+    whole = text_of(tmp_path / "whole", "qab", **unlike)
+    assert text_of(tmp_path / "begun", begin=Letters().encode("q"), **unlike) == whole
+    assert text_of(tmp_path / "not begun", **unlike) != whole
+    tokens = whole.split()
+    ended = text_of(tmp_path / "ended", "qab", ends=(0, int(tokens[3])), **unlike)
+    assert ended.split() == tokens[:3]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit.errors import TrainkitError
+from trainkit.hub.generation import Generation, generation
 from trainkit.infer.sampling import Sampling, candidates, draw, penalised
+from trainkit.infer.settings import OURS, Settings, settle
 
 VOCAB = 23
 #: Far enough apart that rounding puts no two the other way round; with equals among them.
@@ -128,3 +133,56 @@ def test_what_is_out_of_range_is_named(wrong: dict[str, float]) -> None:
     ((name, value),) = wrong.items()
     with pytest.raises(TrainkitError, match=f"{name} must be .*, found {value}"):
         Sampling(**wrong)  # type: ignore[arg-type]
+
+
+# what the model's maker says
+
+
+def config(directory: Path, **values: object) -> Generation:
+    (directory / "generation_config.json").write_text(json.dumps(values))
+    found = generation([directory / "none", directory])
+    assert found is not None
+    return found
+
+
+def test_what_is_typed_goes_before_what_the_config_says_and_that_before_what_is_ours(tmp_path: Path) -> None:
+    theirs = config(tmp_path, do_sample=True, temperature=0.6, top_k=20, top_p=0.95, max_new_tokens=64)
+    found = settle({"top_k": 5, "min_p": 0.1}, theirs, max_tokens=100)
+    assert (found.sampling, found.max_tokens) == (Sampling(0.6, 5, 0.95, 0.1), 64)
+    (told,) = found.notes
+    assert told == f"as {theirs.path} says: temperature 0.6, top-p 0.95, max-tokens 64"
+    assert settle({"max_tokens": 7}, None, max_tokens=100) == Settings(OURS, 7, ())
+
+
+def test_where_a_config_does_not_sample_the_likeliest_is_taken_unless_something_is_typed_to_draw_by(
+    tmp_path: Path,
+) -> None:
+    theirs = config(tmp_path, do_sample=False, temperature=0.6, top_p=0.9, repetition_penalty=1.1)
+    assert settle({}, theirs, max_tokens=1).sampling == Sampling(0.0, repetition_penalty=1.1)
+    assert settle({"top_k": 3}, theirs, max_tokens=1).sampling == Sampling(0.6, 3, 0.9, repetition_penalty=1.1)
+    assert settle({"temperature": 0.5}, theirs, max_tokens=1).sampling.temperature == 0.5
+
+
+def test_what_says_nothing_is_not_told_and_what_is_not_done_is_told_once(tmp_path: Path) -> None:
+    silent = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "num_beams": 1, "typical_p": 1.0}
+    silent |= {"eos_token_id": [1, 2], "max_length": 4096, "bad_words_ids": None, "suppress_tokens": []}
+    assert settle({}, config(tmp_path, **silent), max_tokens=100) == Settings(OURS, 100, ())
+    asking = config(tmp_path, **silent | {"num_beams": 4, "no_repeat_ngram_size": 3})
+    (told,) = settle({}, asking, max_tokens=100).notes
+    assert told.endswith("asks for what is not done here: num_beams = 4, no_repeat_ngram_size = 3")
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"temperature": "hot"}, 'temperature = "hot": it must be a number'),
+        ({"top_k": 2.5}, "top_k = 2.5: it must be a whole number"),
+        ({"top_p": 3}, "top_p must be above 0 and at most 1, found 3"),
+        ({"max_new_tokens": 0}, "max_tokens must be at least 1, found 0"),
+    ],
+    ids=str,
+)
+def test_what_a_config_cannot_mean_names_the_file(tmp_path: Path, values: dict[str, object], problem: str) -> None:
+    with pytest.raises(TrainkitError) as raised:
+        settle({}, config(tmp_path, **values), max_tokens=100)
+    assert str(raised.value).startswith(f"{tmp_path / 'generation_config.json'}: {problem}")

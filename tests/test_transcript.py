@@ -102,3 +102,43 @@ def test_what_may_be_the_beginning_of_a_stop_string_waits_and_is_said_when_it_is
     assert transcript.add(b"more", last=True) == ""
     unfinished = Transcript(Bytes(), [], stop=["END"])
     assert [unfinished.add(b"xEN"), unfinished.add([], last=True)] == ["x", "EN"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.text("aé ", max_size=15),
+    st.lists(st.text("aé ", min_size=1, max_size=4), max_size=3),
+    st.lists(st.integers(0, 5), max_size=20),
+)
+def test_text_and_tokens_are_those_that_came_one_by_one_however_many_come_at_a_time(
+    text: str, stop: list[str], sizes: list[int]
+) -> None:
+    for codec in (Bytes(), Pieces()):
+        ids = codec.encode(text)
+        alone, together = (Transcript(codec, codec.encode("so: "), stop=stop) for _ in range(2))
+        fed(alone, ids, [1] * len(ids))
+        fed(together, ids, sizes)
+        assert (together.text, together.ids, together.stopped) == (alone.text, alone.ids, alone.stopped)
+        # and no token more than the one that completed the stop string
+        if alone.stopped:
+            fewer = Transcript(codec, codec.encode("so: "), stop=stop)
+            fewer.add(alone.ids[:-1])
+            assert not fewer.stopped
+            fewer.add(alone.ids[-1:])
+            assert fewer.stopped
+
+
+def test_with_a_stop_string_a_text_is_decoded_once_for_each_piece_that_comes() -> None:
+    class Counting(Bytes):
+        decoded = 0
+
+        def decode(self, ids: Sequence[int], /) -> str:
+            self.decoded += 1
+            return super().decode(ids)
+
+    codec = Counting()
+    transcript = Transcript(codec, [], stop=["END"])
+    before, pieces = codec.decoded, 40
+    for _ in range(pieces):
+        transcript.add(b"ten bytes ")
+    assert codec.decoded - before == pieces

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import pty
-import select
 import shutil
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from terminal import Terminal
+from tokenizers import Tokenizer
 from trainer import LIMIT, RECIPE, command, environment, trainkit, workplace
 
 from trainkit.data.chat_template import EXAMPLE, ChatTemplate
 from trainkit.data.vocabulary import load
 from trainkit.errors import DONE, WRONG_INPUT
+from trainkit.events.log import read
 from trainkit.infer.chat import Conversation, closing
+from trainkit.run.serving import open_pretrained, open_run
 
 LONG = (
     RECIPE.replace("heads = 2", "heads = 2\ncontext_length = 8192")
@@ -93,6 +91,20 @@ def test_on_many_devices_that_share_the_parameters_and_from_an_export_it_says_th
     assert said(place, "generate", "exported", *options, "--seed", "5") == wanted
 
 
+def test_what_is_not_typed_is_as_the_model_s_own_generation_config_says_which_is_told_once(place: Path) -> None:
+    shutil.copytree(place / "runs" / "tiny", place / "runs" / "told")
+    config = place / "runs" / "told" / "generation_config.json"
+    config.write_text(json.dumps({"do_sample": False, "max_new_tokens": 5, "num_beams": 4}))
+    wanted = said(place, "generate", "tiny", "the cat", "a dog", "--temperature", "0", "--max-tokens", "5")
+    done = trainkit(place, "generate", "told", "the cat", "a dog")
+    assert (done.returncode, done.stdout) == (DONE, wanted)
+    path = "runs/told/generation_config.json"
+    assert done.stderr.splitlines() == [
+        f"as {path} says: temperature 0.0, max-tokens 5",
+        f"{path} asks for what is not done here: num_beams = 4",
+    ]
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
@@ -130,66 +142,25 @@ def test_through_pipes_a_line_is_a_turn_and_only_answers_are_on_stdout(templated
     assert "chats/new.jsonl: cannot be written: No such file" in done.stderr and "there is no /nonsense" in done.stderr
 
 
-class Terminal:
-    """A command in a pseudo-terminal of its own: keys in, what it printed out."""
-
-    def __init__(self, place: Path, *words: str) -> None:
-        self._keys, theirs = pty.openpty()
-        begin = "import fcntl, os, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", begin + "os.execv(sys.argv[1], sys.argv[1:])", *command(*words)],
-            cwd=place,
-            env=environment() | {"TERM": "xterm", "COLUMNS": "200"},
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-        )
-        os.close(theirs)
-        self._seen = ""
-
-    def type(self, keys: str) -> None:
-        os.write(self._keys, keys.encode())
-
-    def until(self, text: str) -> str:
-        """What came up to and with `text`, after what was waited for before."""
-        deadline = time.monotonic() + LIMIT
-        while text not in self._seen:
-            assert time.monotonic() < deadline, f"this is all that came: {self._seen!r}"
-            if select.select([self._keys], [], [], 1)[0]:
-                with contextlib.suppress(OSError):
-                    self._seen += os.read(self._keys, 65536).decode(errors="replace")
-        before, _, self._seen = self._seen.partition(text)
-        return before + text
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait(LIMIT)
-        os.close(self._keys)
-
-
 def test_in_a_terminal_ctrl_c_stops_an_answer_and_ctrl_d_ends(templated: Path) -> None:
     # the likeliest token of a model that has hardly learned is never the one that ends
-    terminal = Terminal(templated, "chat", "tiny", "--temperature", "0", "--max-tokens", "8000")
+    words = command("chat", "tiny", "--temperature", "0", "--max-tokens", "8000")
+    around = environment() | {"TERM": "xterm"}
+    terminal = Terminal(words, around, directory=templated, cells=(30, 200), controls=True, limit=LIMIT)
     try:
-        terminal.until("/help says what there is")
-        terminal.until("> ")
-        terminal.type("/help\n")
-        terminal.until("forget what was said")
-        terminal.until("> ")
-        terminal.type("hello\n")
-        terminal.until("hello\r\n")
-        terminal.until("  ")
-        terminal.type("\x03")
-        terminal.until("stopped\x1b")
-        terminal.until("> ")
-        terminal.type("half a li\x03")
-        terminal.until("Ctrl-D or /quit ends")
-        terminal.until("> ")
-        terminal.type("/system be kind\n")
-        terminal.until("begun anew, with this message")
-        terminal.until("> ")
-        terminal.type("\x04")
-        assert terminal.process.wait(LIMIT) == DONE
+        terminal.until(rb"/help says what there is.*> ")
+        terminal.type(b"/help\n")
+        terminal.until(rb"forget what was said.*> ")
+        terminal.type(b"hello\n")
+        terminal.until(rb"hello\r\n.*  ")
+        terminal.type(b"\x03")
+        terminal.until(rb"stopped\x1b.*> ")
+        terminal.type(b"half a li\x03")
+        terminal.until(rb"Ctrl-D or /quit ends.*> ")
+        terminal.type(b"/system be kind\n")
+        terminal.until(rb"begun anew, with this message.*> ")
+        terminal.type(b"\x04")
+        assert terminal.end() == DONE
     finally:
         terminal.close()
 
@@ -205,7 +176,9 @@ def test_what_ends_an_answer_is_what_the_template_writes_after_it(place: Path) -
     assert closing(ChatTemplate(refusing, "refusing"), codec) == ((), ())
 
 
-def test_a_conversation_is_written_as_in_training_and_text_of_the_person_holds_no_special_role(place: Path) -> None:
+def test_a_conversation_is_written_as_in_training_with_special_tokens_by_their_names_whoever_writes_these(
+    place: Path,
+) -> None:
     codec = load(place / "runs" / "tiny" / "tokenizer.json")
     talk = Conversation(ChatTemplate(EXAMPLE, "example"), codec, begin=(7,), system="be kind")
     talk.add("hello", "good day")
@@ -215,3 +188,84 @@ def test_a_conversation_is_written_as_in_training_and_text_of_the_person_holds_n
         "### system\nbe kind\n\n### user\nhello\n\n### assistant\ngood day<|endoftext|>\n\n"
         "### user\nand you?\n\n### assistant\n"
     )
+    assert talk.prompt("and <|endoftext|> you?").count(codec.end_of_text) == 2
+
+
+# a run that has learned conversations
+
+TEMPLATE = EXAMPLE.replace("<|endoftext|>", "<|im_end|>")
+TALKS = (
+    RECIPE.replace('"tiny"', '"talks"')
+    .replace("train = { vocab_size = 300 }", 'path = "made"')
+    .replace('path = "text/*.txt"', 'path = "talks.jsonl"\ndocument = { type = "chat", template = "chat.jinja" }')
+    .replace("held_out = 0.1", "held_out = 0.1\nencoding = { bos = true }")
+    .replace("heads = 2", "heads = 2\ncontext_length = 128")
+    .replace("steps = 24", "steps = 3")
+    .replace("keep_every = 6", "keep_every = 3")
+    .replace("every = 12", "every = 3\ntemperature = 0.0")
+)
+
+
+@pytest.fixture(scope="module")
+def talks(place: Path) -> Path:
+    """The run, whose texts begin with `<s>`, whose answers end with `<|im_end|>`, and which is to end with token 5."""
+    own = Tokenizer.from_file(str(place / "runs" / "tiny" / "tokenizer.json"))
+    own.add_special_tokens(["<s>", "<|im_end|>"])
+    (place / "made").mkdir()
+    own.save(str(place / "made" / "tokenizer.json"))
+    (place / "made" / "generation_config.json").write_text('{"eos_token_id": 5}')
+    (place / "made" / "chat_template.jinja").write_text("{{ messages }}, which is not that of the recipe")
+    (place / "chat.jinja").write_text(TEMPLATE)
+    talk = {"messages": [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat on a mat"}]}
+    (place / "talks.jsonl").write_text(f"{json.dumps(talk)}\n" * 40)
+    (place / "talks.toml").write_text(TALKS)
+    done = trainkit(place, "run", "talks.toml", "--plain")
+    assert done.returncode == DONE, done.stderr
+    return place / "runs" / "talks"
+
+
+@pytest.fixture(scope="module")
+def exported(place: Path, talks: Path) -> Path:
+    """Its export, made when the template that the recipe names was another one already."""
+    (place / "chat.jinja").write_text("{{ messages }}, and who would have thought so")
+    (place / "made" / "chat_template.jinja").unlink()
+    done = trainkit(place, "export", "talks", "talking")
+    assert done.returncode == DONE, done.stderr
+    return place / "talking"
+
+
+def test_chat_and_export_have_the_template_of_training_whatever_has_become_of_its_source(
+    place: Path, talks: Path, exported: Path
+) -> None:
+    assert (talks / "chat_template.jinja").read_text() == TEMPLATE
+    trained, away = open_run(talks), open_pretrained(exported)
+    assert trained.template().text == TEMPLATE
+    prompts = [Conversation(each.template(), each.codec, each.begin).prompt("and you?") for each in (trained, away)]
+    assert prompts[0] == prompts[1]
+    begin = trained.codec.encode_batch(["<s>"], special_tokens=True)[0]
+    assert trained.codec.decode(prompts[0]) == "<s>### user\nand you?\n\n### assistant\n"
+    assert tuple(begin) == trained.begin == away.begin
+    (place / "chat.jinja").unlink()
+    assert open_run(talks).template() == trained.template()
+
+
+def test_a_text_begins_and_ends_alike_in_the_run_in_its_export_and_in_transformers_files(
+    talks: Path, exported: Path
+) -> None:
+    trained, away = open_run(talks), open_pretrained(exported)
+    answer_ends, *_ = closing(trained.template(), trained.codec)
+    assert set(trained.ends) == {trained.codec.end_of_text, 5, *answer_ends} and len(trained.ends) == 3
+    assert set(away.ends) == set(trained.ends)
+    for file in ("generation_config.json", "config.json"):
+        assert json.loads((exported / file).read_text())["eos_token_id"] == list(trained.ends)
+    written = Tokenizer.from_file(str(exported / "tokenizer.json"))
+    for text in ("the cat", ""):
+        assert written.encode(text).ids == trained.prompt(text) == away.prompt(text)
+
+
+def test_a_sample_in_training_is_what_generate_says(place: Path, talks: Path) -> None:
+    (sampled,) = [event for event in read(talks) if event["type"] == "sampled"]
+    (line,) = said(
+        place, "generate", "talks", "the cat", "--temperature", "0", "--max-tokens", "8", "--json"
+    ).splitlines()
+    assert json.loads(line)["text"] == sampled["text"] != ""

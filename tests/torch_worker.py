@@ -8,83 +8,117 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import parity_rule
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM
+from safetensors.numpy import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+WEIGHTS = "model.safetensors"
+
+
+def versions(request: dict[str, Any]) -> dict[str, Any]:
+    return {"transformers": transformers.__version__, "torch": torch.__version__}
 
 
 def make(request: dict[str, Any]) -> dict[str, Any]:
-    """A model of random weights from this configuration, with what it makes of random tokens.
+    """A checkpoint of this configuration, its weights by `parity_rule`, with what the model makes of tokens."""
+    seed, directory = request["seed"], Path(request["directory"])
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(**request["config"])).save_pretrained(directory)
+    shapes = {name: list(tensor.shape) for name, tensor in load_file(directory / WEIGHTS).items()}
+    weights = {name: parity_rule.weight(seed, name, shape) for name, shape in shapes.items()}
+    save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
+    np.savez(directory / "reference.npz", **look(loaded(directory), request))
+    return {"tensors": shapes}
 
-    Weights are larger than models begin with, and those of norms not 1, so that what is left out is seen.
+
+def loaded(directory: Path) -> Any:
+    model, info = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)
+    assert not any(info.values()), info
+    return model.eval()
+
+
+def look(model: Any, request: dict[str, Any]) -> dict[str, np.ndarray]:
+    """What the model makes of tokens, of the first row also where it stands late, or padded at either end."""
+    tokens = parity_rule.tokens(request["seed"], request["size"], model.config.vocab_size)
+    ids, padded = torch.tensor(tokens), request["padded"]
+    left, right = torch.ones_like(ids), torch.ones_like(ids)
+    left[0, :padded] = 0
+    right[0, -padded:] = 0
+    counted = (left.cumsum(-1) - 1).masked_fill(left == 0, 0)  # as `generate` counts them
+    late = torch.arange(request["late"], request["late"] + ids.shape[1])[None]
+    model.generation_config.eos_token_id = None
+    with torch.no_grad():
+        found = {
+            "late_logits": model(input_ids=ids[:1], position_ids=late).logits[0],
+            "right_padded_logits": model(input_ids=ids, attention_mask=right).logits[0, :-padded],
+            "left_padded_logits": model(input_ids=ids, attention_mask=left, position_ids=counted).logits[0, padded:],
+            "greedy": continued(model, ids, left, request["greedy"]),
+        }
+    logits = model(input_ids=ids).logits
+    loss = torch.nn.functional.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]), ids[:, 1:].reshape(-1))
+    loss.backward()
+    found |= {"logits": logits.detach(), "loss": loss.detach()}
+    return {"tokens": tokens, **{name: value.numpy() for name, value in found.items()}, **gradients(model)}
+
+
+def continued(model: Any, ids: Any, mask: Any, count: int) -> Any:
+    """The likeliest tokens after each row."""
+    answer = model.generate(input_ids=ids, attention_mask=mask, do_sample=False, max_new_tokens=count, pad_token_id=0)
+    return answer[:, ids.shape[1] :]
+
+
+def gradients(model: Any) -> dict[str, np.ndarray]:
+    """By the names of the checkpoint's tensors, which are not those of torch's: saved as if they were the weights."""
+    with torch.no_grad(), tempfile.TemporaryDirectory() as directory:
+        for parameter in model.parameters():
+            parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+        model.save_pretrained(directory)
+        return {f"gradient/{name}": numbers for name, numbers in load_file(Path(directory) / WEIGHTS).items()}
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """How the model in a directory goes on greedily with each prompt: its tokens without the one that ends, its text.
+
+    A prompt is a text, or the messages of a conversation, which the tokenizer's template writes. Tokenizer, dtype and
+    end tokens are those that the directory says; no code of its own is run.
     """
-    torch.manual_seed(request["seed"])
-    directory = Path(request["directory"])
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**request["config"])).float().eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.ndim == 1:
-                parameter.add_(0.3 * torch.randn_like(parameter))
-            else:
-                parameter.normal_(0, 0.15 if "embed" in name or "wte" in name else 0.08)
-    model.save_pretrained(directory)
-    return {"directory": str(directory), **look(model, request, directory)}
-
-
-def read(request: dict[str, Any]) -> dict[str, Any]:
-    """The same of the model that lies in the directory."""
-    directory = Path(request["directory"])
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
-    return look(model, request, Path(request["out"]))
-
-
-def look(model: Any, request: dict[str, Any], out: Path) -> dict[str, Any]:
-    tokens = np.random.default_rng(request["seed"]).integers(3, model.config.vocab_size, request["size"])
-    ids = torch.tensor(tokens)
-    rows, length = ids.shape
-    found: dict[str, np.ndarray] = {"tokens": tokens}
-    with torch.no_grad():
-        found["logits"] = model(input_ids=ids).logits.numpy()
-        if first := request.get("first_position", 0):
-            positions = torch.arange(first, first + length).expand(rows, length)
-            found["late_logits"] = model(input_ids=ids, position_ids=positions).logits.numpy()
-        if request.get("padding"):  # at the right: what stands there is seen by nobody before it
-            mask = torch.ones_like(ids)
-            mask[0, length // 2 :] = 0
-            found["padded_logits"] = model(input_ids=ids, attention_mask=mask).logits.numpy()
-        if count := request.get("greedy", 0):
-            mask = torch.ones_like(ids)
-            answer = model.generate(
-                input_ids=ids, attention_mask=mask, do_sample=False, max_new_tokens=count, min_new_tokens=count,
-                pad_token_id=0, eos_token_id=None,
-            )  # fmt: skip
-            found["greedy"] = answer[:, length:].numpy()
-    if request.get("gradients"):
-        logits = model(input_ids=ids).logits
-        loss = torch.nn.functional.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]), ids[:, 1:].reshape(-1))
-        loss.backward()
-        found["loss"] = loss.detach().numpy()
-        for name, parameter in model.named_parameters():
-            if parameter.grad is not None:
-                found[f"gradient/{name}"] = parameter.grad.numpy()
-    np.savez(out / "reference.npz", **found)
-    return {"parameters": sum(p.numel() for p in model.parameters())}
+    tokenizer = AutoTokenizer.from_pretrained(request["directory"])
+    model, info = AutoModelForCausalLM.from_pretrained(request["directory"], output_loading_info=True)
+    assert not any(info.values()), info
+    answers = []
+    for prompt in request["prompts"]:
+        if isinstance(prompt, str):
+            given = tokenizer(prompt, return_tensors="pt")
+        else:
+            given = tokenizer.apply_chat_template(
+                prompt, add_generation_prompt=True, return_tensors="pt", return_dict=True
+            )
+        ids, mask = given["input_ids"], given["attention_mask"]
+        found = continued(model.eval(), ids, mask, request["tokens"])[0].tolist()
+        ended = found[-1] in np.atleast_1d(model.generation_config.eos_token_id).tolist()
+        said = found[:-1] if ended else found
+        answers.append({"prompt": ids[0].tolist(), "ids": said, "text": tokenizer.decode(said), "ended": ended})
+    return {"answers": answers, "kind": type(model).__name__, "dtype": str(model.dtype)}
 
 
 def main() -> None:
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
+    can = {"versions": versions, "make": make, "answer": answer}
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            answer = (make if request["do"] == "make" else read)(request)
+            found = can[request["do"]](request)
         except Exception as error:  # told to the test, which fails with it
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), flush=True)
+            found = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

@@ -176,7 +176,8 @@ def _at(array: Any, box: Box) -> Any:
 
 
 def _spec(path: Path) -> dict[str, Any]:
-    return {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path}/"}}
+    # TensorStore takes no path with .. in it
+    return {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path.resolve()}/"}}
 
 
 def _metadata(leaf: Leaf, chunk: tuple[int, ...]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -59,12 +59,19 @@ class Saver:
     """The writer of a run's checkpoints; there is one, and it holds the run's lock.
 
     Make it before restoring: it first tidies what a killed writer left. `on_saved` is called from `poll`, `save` and
-    `wait`, in the thread that calls those.
+    `wait`, in the thread that calls those. `held` are the steps whose checkpoints somebody reads: none of them is
+    removed; it is called from another thread.
     """
 
-    def __init__(self, run_directory: Path, *, on_saved: Callable[[Saved], None]) -> None:
+    def __init__(
+        self,
+        run_directory: Path,
+        *,
+        on_saved: Callable[[Saved], None],
+        held: Callable[[], Collection[int]] = frozenset,
+    ) -> None:
         self._run = run_directory
-        self._on_saved = on_saved
+        self._on_saved, self._held = on_saved, held
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._in_flight: Future[Saved] | None = None
         self._snapshot: dict[str, jax.Array] = {}
@@ -138,7 +145,7 @@ class Saver:
             self._write_arrays(written / "arrays", manifest.leaves)
             manifests.write(written, manifest)
             store.commit(written, final)
-            store.retain(self._run, saved=manifest.step)
+            store.retain(self._run, saved=manifest.step, held=self._held())
         except (OSError, ValueError) as error:
             shutil.rmtree(written, ignore_errors=True)
             raise _cannot_write(final, error) from error

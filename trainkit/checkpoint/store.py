@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,14 +94,14 @@ def due(spec: Checkpoint, *, step: int, last_saved_time: float, now: float) -> K
     return None
 
 
-def retain(run_directory: Path, *, saved: int) -> None:
+def retain(run_directory: Path, *, saved: int, held: Collection[int] = ()) -> None:
     """Once the checkpoint of step `saved` is committed: of the rolling ones up to it, remove all but the newest.
 
-    Those that a person has marked stay.
+    Those that a person has marked stay, and those of the steps in `held`.
     """
     rolling = [i for i in checkpoints(run_directory) if i.manifest.kind == "rolling" and i.step <= saved]
     for info in rolling[:-1]:
-        if marks.is_marked(info.directory):
+        if info.step in held or marks.is_marked(info.directory):
             continue
         removed = _trash(info.directory)
         if marks.is_marked(removed):  # in this very moment

@@ -11,15 +11,18 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
-from trainkit.cli.generate import check_stop, new_seed, open_model, shown
+from trainkit.cli.generate import check, new_seed, open_model, settled, shown, telling
 from trainkit.errors import TrainkitError
 
 if TYPE_CHECKING:
+    from trainkit.cli.use import Options
     from trainkit.infer.chat import Conversation
     from trainkit.infer.generator import Generator
-    from trainkit.infer.sampling import Sampling
+    from trainkit.infer.settings import Settings
     from trainkit.run.serving import Served
 
+#: Of an answer, where neither a person nor the model's maker says how many.
+MAX_TOKENS = 500
 HELP = """\
 /reset          forget what was said
 /system [TEXT]  begin anew, with TEXT as the system's message, or without one
@@ -86,16 +89,7 @@ class Raw:
         return {"text": self._text}
 
 
-def chat(
-    what: str,
-    *,
-    system: str | None,
-    raw: bool,
-    max_tokens: int,
-    sampling: Sampling,
-    stop: Sequence[str],
-    seed: int | None,
-) -> None:
+def chat(what: str, *, system: str | None, raw: bool, options: Options) -> None:
     """Converse until the person ends it.
 
     Raises:
@@ -104,21 +98,20 @@ def chat(
     from trainkit.infer.chat import Conversation, closing
     from trainkit.infer.generator import Generator
 
-    check_stop(stop)
-    served = open_model(what)
-    ends: tuple[int, ...] = ()
+    check(options)
+    served, stop = open_model(what), options.stop or []
     talk: Talk
     if raw:
         talk = Raw(served)
     else:
         template = served.template()
         talk = Templated(Conversation(template, served.codec, served.begin))
-        ends, words = closing(template, served.codec)
-        stop = [*stop, *words]
+        stop = [*stop, *closing(template, served.codec)[1]]
     if system is not None:
         talk.instruct(system)
-    generator = Generator(served.model, served.codec, tuple(dict.fromkeys((*served.ends, *ends))), served.rows)
-    session = Session(talk, generator, max_tokens=max_tokens, sampling=sampling, stop=stop, seed=seed)
+    settings = settled(options, served, max_tokens=MAX_TOKENS)
+    generator = Generator(served.model, served.codec, served.ends, served.mesh, remembers=True)
+    session = Session(talk, generator, settings, stop=stop, seed=options.seed)
     session.greet(what)
     for line in session.lines():
         if not session.take(line):
@@ -129,19 +122,12 @@ class Session:
     """What is typed, and what is printed: answers on stdout, all else on stderr where there is no terminal."""
 
     def __init__(
-        self,
-        talk: Talk,
-        generator: Generator,
-        *,
-        max_tokens: int,
-        sampling: Sampling,
-        stop: Sequence[str],
-        seed: int | None,
+        self, talk: Talk, generator: Generator, settings: Settings, *, stop: Sequence[str], seed: int | None
     ) -> None:
         from rich.console import Console
 
-        self._talk, self._generator = talk, generator
-        self._max_tokens, self._sampling, self._stop, self._seed = max_tokens, sampling, stop, seed
+        self._talk, self._generator, self._settings = talk, generator, settings
+        self._stop, self._seed = stop, seed
         self._terminal = sys.stdin.isatty() and sys.stdout.isatty()
         self._console = Console(stderr=not self._terminal, highlight=False, markup=False)
 
@@ -221,14 +207,13 @@ class Session:
         from trainkit.infer.generator import Request
 
         request = Request(self._talk.prompt(said), new_seed() if self._seed is None else self._seed)
-        reason, text = None, ""
-        streaming = self._generator.stream(
-            [request], max_tokens=self._max_tokens, sampling=self._sampling, stop=self._stop
-        )
+        reason, text, tell = None, "", telling()
+        most, sampling = self._settings.max_tokens, self._settings.sampling
+        streaming = self._generator.stream([request], max_tokens=most, sampling=sampling, stop=self._stop)
         with interruptible() as stopped:
             for news in streaming:
                 text, reason = news.answer.text, news.answer.reason
-                print(shown(news.text), end="", flush=True)
+                print(tell(news.text), end="", flush=True)
                 if stopped():
                     break
         print(flush=True)

@@ -2,51 +2,69 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from trainkit.cli.where import find_run
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.plain import bytes_
 
 
-def export(run: str, out: Path, *, dtype: str | None, push: str | None, private: bool) -> str:
-    """Write the model into `out`, and upload it to the repository `push`; what was done, in words.
+def export(
+    run: str, out: Path, *, adapter: bool, dtype: str | None, push: str | None, private: bool, as_json: bool
+) -> str:
+    """Write the model, or its adapter alone, into `out`, and upload it to the repository `push`; what was done.
+
+    That is in words, or with `as_json` a JSON object.
 
     Raises:
         TrainkitError: it cannot be exported, or not be uploaded.
     """
-    directory, step = find_run(run)
+    done, told = (_adapter if adapter else _model)(run, out, dtype=dtype)
+    if push is not None:
+        done["uploaded"] = _push(out, push, private=private, step=done["step"])
+        told += f"\nuploaded to {done['uploaded']}"
+    return json.dumps(done, ensure_ascii=False) if as_json else told
+
+
+def _model(run: str, out: Path, *, dtype: str | None) -> tuple[dict[str, Any], str]:
+    """What was written, and the same in words."""
+    directory, step = _found(run)
     from trainkit.run.directory import recipe_of
     from trainkit.run.export import export as write
 
     done = write(directory, step, out, dtype=dtype or recipe_of(directory).recipe.precision.params)
-    written = f"{bytes_(done.bytes)} in {len(done.files)} files"
-    lines = [
-        f"exported step {done.step} of {directory.name} to {done.directory}: {written}",
+    told = (
+        f"exported step {done.step} of {directory.name} to {out}: {bytes_(done.bytes)} in {len(done.files)} files\n"
         f"read back, its logits are those of the checkpoint: they differ by {done.difference:.1e} of the largest"
-        + (f"; rounding the weights changed them by {done.rounding:.1e}" if done.rounding else ""),
-    ]
-    if push is not None:
-        lines.append(f"uploaded to {_push(done.directory, push, private=private, step=done.step)}")
-    return "\n".join(lines)
+    )
+    if done.rounding:
+        told += f"; rounding the weights changed them by {done.rounding:.1e}"
+    return asdict(done) | {"directory": str(out)}, told
 
 
-def export_adapter(run: str, out: Path, *, dtype: str | None, push: str | None, private: bool) -> str:
-    """Write the adapter alone into `out`, as PEFT has it; otherwise as `export`."""
+def _adapter(run: str, out: Path, *, dtype: str | None) -> tuple[dict[str, Any], str]:
     if dtype not in (None, "float32"):
         raise TrainkitError("an adapter is float32, as it was trained", where="--dtype", hint="leave it out")
-    directory, step = find_run(run)
+    directory, step = _found(run)
     from trainkit.run.export_adapter import export_adapter as write
 
     files = write(directory, step, out)
-    size = bytes_(sum(file.stat().st_size for file in files))
-    lines = [
-        f"exported the adapter of {directory.name} to {out}: {size} in {len(files)} files, read back to the last bit"
-    ]
-    if push is not None:
-        lines.append(f"uploaded to {_push(out, push, private=private, step=step)}")
-    return "\n".join(lines)
+    size = sum(file.stat().st_size for file in files)
+    told = f"exported the adapter of {directory.name} to {out}: {bytes_(size)} in {len(files)} files"
+    done = {"directory": str(out), "files": [file.name for file in files], "bytes": size, "step": step}
+    return done | {"difference": 0.0}, f"{told}, read back to the last bit"
+
+
+def _found(run: str) -> tuple[Path, int | None]:
+    directory, step = find_run(run)
+    from trainkit.run.assemble import use_compile_cache
+
+    use_compile_cache()
+    return directory, step
 
 
 def _push(directory: Path, repository: str, *, private: bool, step: int | None) -> str:

@@ -5,34 +5,28 @@ from __future__ import annotations
 import json
 import secrets
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainkit.cli.where import find_run
 from trainkit.dashboard.runs.glance import is_run
 from trainkit.errors import TrainkitError
+from trainkit.events.plain import Pieces, inert
 
 if TYPE_CHECKING:
-    from trainkit.infer.generator import Generator, Request
-    from trainkit.infer.sampling import Sampling
+    from trainkit.cli.use import Options
+    from trainkit.infer.settings import Settings
     from trainkit.run.serving import Served
 
 #: Sequences that are continued at once.
 BATCH = 16
+#: Of a text, where neither a person nor the model's maker says how many.
+MAX_TOKENS = 100
 
 
 def generate(
-    what: str,
-    prompts: Sequence[str],
-    *,
-    file: Path | None,
-    max_tokens: int,
-    sampling: Sampling,
-    stop: Sequence[str],
-    seed: int | None,
-    count: int,
-    as_json: bool,
+    what: str, prompts: Sequence[str], *, file: Path | None, options: Options, count: int, as_json: bool
 ) -> None:
     """Print what the model makes of each prompt, `count` times each, in their order.
 
@@ -41,20 +35,25 @@ def generate(
     """
     from trainkit.infer.generator import Generator, Request
 
-    check_stop(stop)
+    check(options)
     texts = [text for text in _prompts(prompts, file) for _ in range(count)]
     served = open_model(what)
-    first = new_seed() if seed is None else seed
+    settings = settled(options, served, max_tokens=MAX_TOKENS)
+    first = new_seed() if options.seed is None else options.seed
     # so that each text can be had again by itself
     seeds = [(first + copy) % 2**32 for copy in range(count)] * (len(texts) // count)
     requests = [Request(served.prompt(text), seed) for text, seed in zip(texts, seeds, strict=True)]
-    generator = Generator(served.model, served.codec, served.ends, served.rows)
+    generator = Generator(served.model, served.codec, served.ends, served.mesh)
+    sampling, most, stop = settings.sampling, settings.max_tokens, options.stop or []
     if len(requests) == 1 and not as_json:
-        _print_streaming(generator, requests[0], max_tokens=max_tokens, sampling=sampling, stop=stop)
+        tell = telling()
+        for news in generator.stream(requests, max_tokens=most, sampling=sampling, stop=stop):
+            print(tell(news.text), end="", flush=True)
+        print(flush=True)
         return
     for start in range(0, len(requests), BATCH):
         some = slice(start, start + BATCH)
-        answers = generator.answers(requests[some], max_tokens=max_tokens, sampling=sampling, stop=stop)
+        answers = generator.answers(requests[some], max_tokens=most, sampling=sampling, stop=stop)
         for text, seed, answer in zip(texts[some], seeds[some], answers, strict=True):
             fields = {"prompt": text, "text": answer.text, "reason": answer.reason, "tokens": len(answer.ids)}
             told = json.dumps(fields | {"seed": seed}, ensure_ascii=False) if as_json else shown(answer.text)
@@ -62,9 +61,13 @@ def generate(
 
 
 def open_model(what: str) -> Served:
-    """The model of RUN or RUN/STEP, or in a directory with a Hugging Face checkpoint. Raises TrainkitError."""
+    """The model of RUN or RUN/STEP, or in a directory with a Hugging Face checkpoint or an adapter of PEFT.
+
+    Raises TrainkitError.
+    """
     path = Path(what)
-    pretrained = (path / "config.json").is_file() and not is_run(path)
+    configs = (path / "config.json", path / "adapter_config.json")
+    pretrained = any(config.is_file() for config in configs) and not is_run(path)
     directory, step = (path, None) if pretrained else find_run(what)
     from trainkit.run.assemble import use_compile_cache
     from trainkit.run.serving import open_pretrained, open_run
@@ -77,25 +80,35 @@ def new_seed() -> int:
     return secrets.randbits(32)
 
 
-def check_stop(stop: Sequence[str]) -> None:
-    """Raises TrainkitError."""
-    if "" in stop:
+def check(options: Options) -> None:
+    """Raises TrainkitError where something typed is wrong, before a model is read for it."""
+    from trainkit.infer.settings import settle
+
+    if "" in (options.stop or ()):
         raise TrainkitError("a stop string is empty, and so would end every text before it begins", where="--stop")
+    settle(options.settings(), None, max_tokens=MAX_TOKENS)
+
+
+def settled(options: Options, served: Served, *, max_tokens: int) -> Settings:
+    """What was typed, and for the rest what the model comes with, which is told. Raises TrainkitError."""
+    from trainkit.hub.generation import generation
+    from trainkit.infer.settings import settle
+
+    config = generation(served.directories)
+    settings = settle(options.settings(), config, max_tokens=max_tokens)
+    for note in settings.notes:
+        print(inert(note), file=sys.stderr)
+    return settings
 
 
 def shown(text: str) -> str:
     """A text as a terminal may have it: one of a model's must not move the cursor."""
-    if not sys.stdout.isatty():
-        return text
-    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+    return inert(text, flowing=True) if sys.stdout.isatty() else text
 
 
-def _print_streaming(
-    generator: Generator, request: Request, *, max_tokens: int, sampling: Sampling, stop: Sequence[str]
-) -> None:
-    for news in generator.stream([request], max_tokens=max_tokens, sampling=sampling, stop=stop):
-        print(shown(news.text), end="", flush=True)
-    print(flush=True)
+def telling() -> Callable[[str], str]:
+    """The same for a text that comes in pieces."""
+    return Pieces().add if sys.stdout.isatty() else str
 
 
 def _prompts(given: Sequence[str], file: Path | None) -> list[str]:

@@ -170,7 +170,7 @@ def _probe(recipe: Recipe) -> dict[str, float]:
     from trainkit.train.probe import seconds_by_dtype
 
     model = recipe.model
-    return seconds_by_dtype(hidden=model.hidden, heads=model.heads, length=recipe.data.sequence_length)
+    return seconds_by_dtype(heads=model.heads, head_width=model.key_width, length=recipe.data.sequence_length)
 
 
 def _vocabulary_and_data(recipe: Recipe) -> tuple[int, DataSize | None]:

@@ -14,7 +14,8 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from trainkit.data.problems import NO_TEXT, called
+from trainkit.data.objects import read_object
+from trainkit.data.problems import NO_TEXT
 from trainkit.errors import TrainkitError
 from trainkit.recipe.document import Chat
 
@@ -74,11 +75,11 @@ def resolve_template(document: Chat, tokenizer_path: Path) -> ChatTemplate:
         TrainkitError: there is none, it cannot be read, it is no Jinja, it does not use `messages`, or it writes a
             special token that the tokenizer's files do not name.
     """
-    config = _read_json(tokenizer_path.with_name("tokenizer_config.json"))
+    config = read_object(tokenizer_path.with_name("tokenizer_config.json"), missing_ok=True)
     map_path = tokenizer_path.with_name("special_tokens_map.json")
     named = [
         (key, value["content"] if isinstance(value, dict) and "content" in value else value)
-        for file in (_read_json(map_path), config)
+        for file in (read_object(map_path, missing_ok=True), config)
         for key, value in file.items()
         if key.endswith("_token")
     ]
@@ -271,16 +272,3 @@ def _read(path: Path, hint: str) -> str:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise TrainkitError(f"cannot read the chat template: {reason}", where=str(path), hint=hint) from error
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty where there is no such file."""
-    try:
-        found = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise TrainkitError(f"cannot read what belongs to the tokenizer: {error}", where=str(path)) from error
-    if not isinstance(found, dict):
-        raise TrainkitError(f"is {called(found)}, not an object", where=str(path))
-    return found

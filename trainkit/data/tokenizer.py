@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from trainkit.data import bpe
 from trainkit.data.digests import Contents, of_value
+from trainkit.data.hub import BESIDE, HUB_ID, file_of
 from trainkit.data.progress import Reporter, Tell
 from trainkit.data.sources import SourceFile
 from trainkit.data.storage import writing
@@ -17,10 +17,6 @@ from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.document import Chat
 from trainkit.recipe.tokenizer import TrainTokenizer
-
-_HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
-#: Files beside a tokenizer.json that say how it is used.
-BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "generation_config.json")
 
 
 def for_files(
@@ -119,7 +115,7 @@ def _local(recipe: Recipe) -> Path | None:
         return inside
     if path.exists():
         return path
-    if path.suffix == ".json" or not _HUB_ID.fullmatch(recipe.tokenizer.path):
+    if path.suffix == ".json" or not HUB_ID.fullmatch(recipe.tokenizer.path):
         raise TrainkitError(
             "no such file",
             where=str(path.absolute()),
@@ -137,19 +133,15 @@ def _fetched(recipe: Recipe) -> Path:
 
 def _fetch_beside(name: str, revision: str | None, to: Path) -> None:
     """What belongs to a tokenizer besides: its chat template, its special tokens. A hub may have none of it."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-
     for file in BESIDE:
         try:
-            content = Path(hf_hub_download(name, file, revision=revision)).read_bytes()
+            found = file_of(name, file, revision)
+        # the hub's client and its HTTP library each raise what they like
         except Exception as error:
-            # that it could not be looked for is a kind of not being there
-            if isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
-                continue
             raise _not_fetched(name, error) from error
-        with writing(to / file) as out:
-            out.write(content)
+        if found is not None:
+            with writing(to / file) as out:
+                out.write(found.read_bytes())
 
 
 def _fetch(name: str, revision: str | None) -> str:

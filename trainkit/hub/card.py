@@ -3,55 +3,73 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import trainkit
+from trainkit.recipe.adapter import Lora
 
 #: An absolute path, and the last part of it.
 PATH = re.compile(r"""(?<![\w.:/])/(?:[^\s"'/]+/)*([^\s"'/]+)/?""")
 
 
-def card(
-    *,
-    name: str,
-    family: str,
-    step: int,
-    parameters: int,
-    recipe: str,
-    base: str | None,
-    evaluations: Mapping[str, Mapping[str, float]],
-) -> str:
-    """README.md as the hub reads it; `evaluations` are the last ones, by the name of their set.
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """How what is exported was made."""
 
-    Of paths in the recipe the last part is left: where things lie on this machine is nobody's business.
-    """
-    front = ["---", "library_name: transformers", "pipeline_tag: text-generation", "tags:", "- trainkit"]
-    # a base model is linked to, which a directory of this machine cannot be
-    front += [f"base_model: {base}"] if base else []
-    lines = [
-        *front,
-        "---",
-        "",
-        f"# {name}",
-        "",
-        f"A {family} of {parameters:,} parameters, as it was after step {step:,} of its training with trainkit"
-        f" {trainkit.__version__}" + (f", which began with `{base}`." if base else "."),
-        "",
-        "```python",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
-        "",
-        'tokenizer = AutoTokenizer.from_pretrained("PATH")',
-        'model = AutoModelForCausalLM.from_pretrained("PATH")',
-        "```",
-        "",
-        *_results(evaluations),
-        "## Recipe",
-        "",
-        "```toml",
-        PATH.sub(r"…/\1", recipe.rstrip()),
-        "```",
-    ]
-    return "\n".join(lines) + "\n"
+    name: str
+    step: int
+    recipe: str
+    """As TOML. Of paths in it the last part is told: where things lie on this machine is nobody's business."""
+    base: str | None
+    """What it began with, where that is on the hub: a card links to it."""
+    evaluations: Mapping[str, Mapping[str, float]]
+    """The last ones, by the name of their set."""
+
+
+def card(made: Made, *, family: str, parameters: int) -> str:
+    """README.md of a model, as the hub reads it."""
+    return _card(
+        made,
+        library="transformers",
+        tags=(),
+        what=f"A {family} of {parameters:,} parameters",
+        origin=f", which began with `{made.base}`" if made.base else "",
+        use=(
+            "from transformers import AutoModelForCausalLM, AutoTokenizer",
+            "",
+            'tokenizer = AutoTokenizer.from_pretrained("PATH")',
+            'model = AutoModelForCausalLM.from_pretrained("PATH")',
+        ),
+    )
+
+
+def adapter_card(made: Made, adapter: Lora, *, family: str, parameters: int, tokenizer: bool) -> str:
+    """README.md of an adapter alone; `tokenizer` is whether its own lies beside it."""
+    base = made.base or "BASE"
+    return _card(
+        made,
+        library="peft",
+        tags=("lora",),
+        what=f"An adapter ({adapter.variant}, rank {adapter.rank}) of {parameters:,} parameters for a {family}",
+        origin=f": it goes with `{made.base}`" if made.base else "",
+        use=(
+            "from peft import PeftModel",
+            "from transformers import AutoModelForCausalLM, AutoTokenizer",
+            "",
+            f'tokenizer = AutoTokenizer.from_pretrained("{"PATH" if tokenizer else base}")',
+            f'model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{base}"), "PATH")',
+        ),
+    )
+
+
+def _card(made: Made, *, library: str, tags: Sequence[str], what: str, origin: str, use: Sequence[str]) -> str:
+    front = [f"library_name: {library}", "pipeline_tag: text-generation", "tags:", "- trainkit"]
+    front += [f"- {tag}" for tag in tags] + ([f"base_model: {made.base}"] if made.base else [])
+    told = f"as it was after step {made.step:,} of its training with trainkit {trainkit.__version__}{origin}."
+    recipe = ["## Recipe", "", "```toml", PATH.sub(r"…/\1", made.recipe.rstrip()), "```"]
+    lines = ["---", *front, "---", "", f"# {made.name}", "", f"{what}, {told}", "", "```python", *use, "```", ""]
+    return "\n".join([*lines, *_results(made.evaluations), *recipe]) + "\n"
 
 
 def _results(evaluations: Mapping[str, Mapping[str, float]]) -> list[str]:

@@ -13,9 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from trainkit.data.objects import read_object
 from trainkit.errors import TrainkitError
 from trainkit.hub.names import Name
 from trainkit.recipe.pretrained import Pretrained
+from trainkit.recipe.spec import with_tuples
 
 Config = dict[str, Any]
 
@@ -34,12 +38,13 @@ HARMLESS = frozenset(
     num_return_sequences chunk_size_feed_forward output_scores forced_bos_token_id forced_eos_token_id
     remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens is_decoder
     pretraining_tp attn_implementation _attn_implementation _attn_implementation_autoset cache_implementation
-    unsloth_version unsloth_fixed n_ctx router_jitter_noise init_device attn_impl verbose
+    unsloth_version unsloth_fixed n_ctx router_jitter_noise init_device init_config attn_impl verbose tokenizer_name
+    is_llama_config transformers.js_config
     """.split()  # noqa: SIM905
 )
 #: Keys that say nothing where they are false.
-OFF = frozenset({"is_encoder_decoder", "tie_encoder_decoder", "add_cross_attention"})
-#: Keys that ask for what is never done, and why.
+OFF = frozenset({"is_encoder_decoder", "tie_encoder_decoder", "add_cross_attention", "use_mrope", "rope_interleaved"})
+#: Keys that ask for what is never done, and why. A family may have said of a value what it comes to.
 NEVER = {
     "auto_map": "it brings code of its own (trust_remote_code), which is never run",
     "quantization_config": "its weights are quantised",
@@ -90,31 +95,22 @@ class Unsupported(Exception):
 
 def read_config(directory: Path) -> Config:
     """The config.json of a checkpoint's directory. Raises TrainkitError."""
-    path = directory / "config.json"
-    try:
-        config = json.loads(path.read_bytes())
-    except OSError as error:
-        raise TrainkitError(
-            f"there is no config.json to be read: {error.strerror}",
-            where=str(directory),
-            hint="a checkpoint is a directory with config.json and model.safetensors, as transformers saves it",
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise TrainkitError(f"it is no JSON: {error}", where=str(path)) from error
-    if not isinstance(config, dict):
-        raise TrainkitError("it is no JSON object", where=str(path))
-    return config
+    return read_object(
+        directory / "config.json",
+        hint="a checkpoint is a directory with config.json and model.safetensors, as transformers saves it",
+    )
 
 
 def family_of(config: Config, *, where: str) -> Family:
     """Raises TrainkitError where the architecture is none of ours; names those that are."""
     from trainkit.hub.families import FAMILIES
 
+    said = _architectures(config, where)
     for family in FAMILIES:
         if config.get("model_type") == family.model_type:
-            _check_architecture(config, family, where)
+            _check_architecture(said, family, where)
             return family
-    found = ", ".join(config.get("architectures") or ()) or "not said"
+    found = ", ".join(said) or "not said"
     supported = ", ".join(f"{family.model_type} ({family.architecture})" for family in FAMILIES)
     raise TrainkitError(
         f"model_type = {json.dumps(config.get('model_type'))} (architecture {found}) is not supported",
@@ -129,7 +125,11 @@ def spec_values(config: Config, family: Family, *, where: str) -> dict[str, Any]
     Raises:
         TrainkitError: it asks for what is not to be had, or has keys that are not known; names all of them.
     """
-    wrong = [f"{key} = {json.dumps(config[key])}: {why}" for key, why in NEVER.items() if config.get(key) is not None]
+    wrong = [
+        f"{key} = {json.dumps(config[key])}: {why}"
+        for key, why in NEVER.items()
+        if config.get(key) is not None and key not in family.fixed
+    ]
     for key, possible in family.fixed.items():
         if key in config and config[key] not in possible:
             can = " or ".join(map(json.dumps, possible))
@@ -143,13 +143,12 @@ def spec_values(config: Config, family: Family, *, where: str) -> dict[str, Any]
     said = {**family.defaults, **config}
     values: dict[str, Any] = {"type": family.type}
     for theirs, ours in family.keys.items():
-        if theirs in said:
-            values[ours] = said[theirs]
-        elif family.spec.model_fields[ours].is_required() or ours == "vocab_size":
-            wrong.append(f"{theirs} is missing")
+        values[ours] = said.get(theirs)
+        if values[ours] is None and (problem := _without(theirs, ours, said, family)):
+            wrong.append(problem)
     for part in family.parts:
         try:
-            values |= part.read({**family.defaults, **config})
+            values |= part.read(said)
         except Unsupported as error:
             wrong.append(str(error))
     if wrong:
@@ -159,6 +158,53 @@ def spec_values(config: Config, family: Family, *, where: str) -> dict[str, Any]
             hint="take another checkpoint; a key that means nothing for the logits may be taken out of its config.json",
         )
     return {key: value for key, value in values.items() if value is not None}
+
+
+def spec_of(config: Config, family: Family, *, where: str) -> Pretrained:
+    """The spec of the model that a config.json speaks of. Raises TrainkitError as `spec_values`, or if it is none."""
+    values = spec_values(config, family, where=where)
+    try:
+        return family.spec.model_validate(with_tuples(values))
+    except ValidationError as error:
+        lines = [f"  {'.'.join(map(str, found['loc'])) or family.type}: {found['msg']}" for found in error.errors()]
+        raise TrainkitError("what the checkpoint says is no model:\n" + "\n".join(lines), where=where) from error
+
+
+def _without(theirs: str, ours: str, said: Config, family: Family) -> str | None:
+    """What is wrong about a key that is null or missing, if anything is."""
+    field = family.spec.model_fields[ours]
+    # of the model of a checkpoint these two are known, whatever a recipe may leave open
+    if field.is_required() or ours in ("vocab_size", "context_length"):
+        return f"{theirs} is missing"
+    return f"{theirs} = null: it must say something" if theirs in said and field.default is not None else None
+
+
+def whole(config: Config, key: str, usual: int, *, least: int = 1) -> int:
+    """A whole number that a config says, `usual` where it does not. Raises `Unsupported` where it is none."""
+    value = config.get(key)
+    if value is None:
+        return usual
+    if type(value) is not int or value < least:
+        raise Unsupported(key, value, f"it must be a whole number of at least {least}")
+    return value
+
+
+def table(config: Config, key: str) -> dict[str, Any]:
+    """An object in a config, empty where it is absent or null. Raises `Unsupported` where it is none."""
+    value = config.get(key)
+    if value is not None and not isinstance(value, dict):
+        raise Unsupported(key, value, "it must be an object")
+    return value or {}
+
+
+def layer_types(config: Config) -> list[str] | None:
+    """What a config says of each layer, None where it says nothing. Raises `Unsupported` where it is no such list."""
+    said = config.get("layer_types")
+    if said is None:
+        return None
+    if not isinstance(said, list) or len(said) != config.get("num_hidden_layers"):
+        raise Unsupported("layer_types", said, "it must have an entry for each of num_hidden_layers")
+    return said
 
 
 def means_nothing(key: str, value: Any) -> bool:
@@ -191,10 +237,18 @@ def family_of_spec(model: Pretrained) -> Family:
     return next(family for family in FAMILIES if isinstance(model, family.spec))
 
 
-def _check_architecture(config: Config, family: Family, where: str) -> None:
-    said = config.get("architectures") or [family.architecture]
+def _architectures(config: Config, where: str) -> list[str]:
+    said = config.get("architectures") or []
+    if not (isinstance(said, list) and all(isinstance(name, str) for name in said)):
+        raise TrainkitError(f"architectures = {json.dumps(said)} are no names", where=where)
+    return said
+
+
+def _check_architecture(said: list[str], family: Family, where: str) -> None:
     base = family.architecture.removesuffix("ForCausalLM").removesuffix("LMHeadModel") + "Model"
-    if not {family.architecture, base} & set(said):
+    # MPT's own files write it in capitals
+    known = {family.architecture.lower(), base.lower()}
+    if said and not known & {name.lower() for name in said}:
         raise TrainkitError(
             f"its architecture is {', '.join(said)}, of which only {family.architecture} is supported",
             where=where,

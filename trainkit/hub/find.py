@@ -2,64 +2,113 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+from trainkit.data.hub import BESIDE, HUB_ID
+from trainkit.data.objects import read_object
 from trainkit.errors import TrainkitError
 
-_HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-#: What is fetched. Pickles are not, nor weights for other libraries, nor code.
-WANTED = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja")
 
 
-def config(pretrained: str, revision: str | None) -> tuple[Path, str | None]:
-    """(a directory with the checkpoint's config.json, the commit where it is from the hub). Raises TrainkitError."""
-    if (directory := local(pretrained)) is not None:
+@dataclass(frozen=True)
+class Kind:
+    """What is looked for: the file that says what it is, that of its weights, and the key of a recipe that names it."""
+
+    config: str
+    weights: str
+    """Or shards of it, which an index beside it names."""
+    key: str
+    beside: tuple[str, ...] = ()
+    """What is fetched besides."""
+
+    @property
+    def index(self) -> str:
+        return f"{self.weights}.index.json"
+
+
+MODEL = Kind("config.json", "model.safetensors", "model.pretrained", ("tokenizer.json", *BESIDE))
+ADAPTER = Kind("adapter_config.json", "adapter_model.safetensors", "adapter.pretrained")
+
+
+def config(pretrained: str, revision: str | None, *, kind: Kind = MODEL) -> tuple[Path, str | None]:
+    """(a directory with the checkpoint's config, the commit where it is from the hub). Raises TrainkitError."""
+    if (directory := local(pretrained, kind=kind)) is not None:
         return directory, None
 
     def fetch() -> str:
         from huggingface_hub import hf_hub_download
 
-        return hf_hub_download(pretrained, "config.json", revision=revision)
+        return hf_hub_download(pretrained, kind.config, revision=revision)
 
-    directory = Path(_fetched(pretrained, fetch)).parent
-    return directory, directory.name if _COMMIT.fullmatch(directory.name) else revision
+    directory = Path(_fetched(pretrained, fetch, kind)).parent
+    return directory, _commit(directory) or revision
 
 
-def weights(pretrained: str, revision: str | None) -> Path:
-    """The directory with all of the checkpoint. Raises TrainkitError."""
-    if (directory := local(pretrained)) is not None:
+def weights(pretrained: str, revision: str | None, *, kind: Kind = MODEL) -> Path:
+    """The directory with all of the checkpoint. Raises TrainkitError.
+
+    From the hub come the files of the kind alone: no pickles, no code, no weights for other libraries.
+    """
+    if (directory := local(pretrained, kind=kind)) is not None:
         return directory
 
-    def fetch() -> str:
-        from huggingface_hub import snapshot_download
+    def fetch(*files: str) -> Path:
+        def download() -> str:
+            from huggingface_hub import snapshot_download
 
-        return snapshot_download(pretrained, revision=revision, allow_patterns=list(WANTED))
+            return snapshot_download(pretrained, revision=revision, allow_patterns=list(files))
 
-    return Path(_fetched(pretrained, fetch))
+        return Path(_fetched(pretrained, download, kind))
+
+    directory = fetch(kind.config, kind.index, *kind.beside)
+    revision = _commit(directory) or revision
+    directory = fetch(*_files(directory, kind))
+    if not ((directory / kind.weights).is_file() or (directory / kind.index).is_file()):
+        raise TrainkitError(
+            f"'{pretrained}' has neither {kind.weights} nor {kind.index} on the Hugging Face hub",
+            where=kind.key,
+            hint="pickled weights (.bin, .pt) are not fetched, since reading them may run any code: convert them where"
+            " you trust them, or look for a revision that has been",
+        )
+    return directory
 
 
-def local(pretrained: str) -> Path | None:
+def _files(directory: Path, kind: Kind) -> list[str]:
+    """Those of the weights."""
+    shards = read_object(directory / kind.index, missing_ok=True).get("weight_map")
+    found = {file for file in shards.values() if isinstance(file, str)} if isinstance(shards, dict) else set()
+    return sorted(found) or [kind.weights]
+
+
+def _commit(directory: Path) -> str | None:
+    """Of a directory in the client's cache."""
+    return directory.name if _COMMIT.fullmatch(directory.name) else None
+
+
+def local(pretrained: str, *, kind: Kind = MODEL) -> Path | None:
     """The directory that is meant, or None where a hub id is. Raises TrainkitError where it is neither."""
     path = Path(pretrained).expanduser()
     if path.is_dir():
-        return path.absolute()
+        return Path(os.path.abspath(path))
     if path.exists():
         raise TrainkitError(
-            f"{pretrained} is a file", where="model.pretrained", hint=f"name the directory that holds it: {path.parent}"
+            f"{pretrained} is a file", where=kind.key, hint=f"name the directory that holds it: {path.parent}"
         )
-    if not _HUB_ID.fullmatch(pretrained) or pretrained.startswith("."):
+    if not HUB_ID.fullmatch(pretrained) or pretrained.startswith("."):
         raise TrainkitError(
             f"there is no directory {path.absolute()}",
-            where="model.pretrained",
-            hint='pretrained is a directory with config.json and model.safetensors, or a hub id such as "gpt2"',
+            where=kind.key,
+            hint=f'pretrained is a directory with {kind.config} and {kind.weights}, or a hub id such as "me/it"',
         )
     return None
 
 
-def _fetched(pretrained: str, fetch: Callable[[], str]) -> str:
+def _fetched(pretrained: str, fetch: Callable[[], str], kind: Kind) -> str:
     try:
         return fetch()
     # the hub's client and its HTTP library each raise what they like
@@ -68,6 +117,6 @@ def _fetched(pretrained: str, fetch: Callable[[], str]) -> str:
         said = str(cause).strip().splitlines() or [type(cause).__name__]
         raise TrainkitError(
             f"'{pretrained}' is no directory here, and could not be fetched from the Hugging Face hub: {said[0]}",
-            where="model.pretrained",
+            where=kind.key,
             hint="give a local directory, or look at the network, the name, and your token (HF_TOKEN) for private ones",
         ) from error

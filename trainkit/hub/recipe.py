@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from trainkit.recipe import load as recipes
 from trainkit.recipe.load import Loaded
@@ -11,12 +12,13 @@ from trainkit.recipe.pretrained import Checkpoint
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Loaded:
-    """As `recipe.load.load`; what `[model] pretrained` says of the model is read from its config.json.
+    """As `recipe.load.load`; what `[model] pretrained` says of the model is read from its config.json, and what
+    `[adapter] pretrained` says of the adapter from its adapter_config.json.
 
     Raises:
         TrainkitError: as there, and where the checkpoint cannot be found or asks for what cannot be had.
     """
-    return recipes.load(path, overrides, look_up=look_up)
+    return recipes.load(path, overrides, look_up=look_up, look_up_adapter=look_up_adapter)
 
 
 def look_up(pretrained: str, revision: str | None) -> Checkpoint:
@@ -26,10 +28,19 @@ def look_up(pretrained: str, revision: str | None) -> Checkpoint:
 
     directory, commit = find.config(pretrained, revision)
     config, where = read_config(directory), str(directory / "config.json")
+    family = family_of(config, where=where)
     here = find.local(pretrained) is not None
     return Checkpoint(
-        values=spec_values(config, family_of(config, where=where), where=where),
+        values=spec_values(config, family, where=where),
         pretrained=str(directory) if here else pretrained,
         revision=commit,
         config=where if here else f"{pretrained}/config.json",
+        changeable=family.spec.changeable,
     )
+
+
+def look_up_adapter(pretrained: str, revision: str | None, *, tables: Mapping[str, Any]) -> Checkpoint | None:
+    """As `adapter_config.look_up`, which most recipes have no use for."""
+    from trainkit.hub import adapter_config
+
+    return adapter_config.look_up(pretrained, revision, tables=tables)

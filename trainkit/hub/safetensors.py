@@ -86,11 +86,13 @@ class Tensors(Mapping[str, Tensor]):
         numbers = np.frombuffer(self._map(tensor.file), np.uint8, tensor.nbytes, tensor.begin)
         return numbers.view(tensor.dtype).reshape(tensor.shape)
 
-    def release(self, name: str) -> None:
-        """Give back the memory that looking at it took; the next look reads it again."""
+    def release(self, name: str, rows: slice = slice(None)) -> None:
+        """Give back the memory that looking at it, or some rows of it, took; the next look reads it again."""
         tensor = self[name]
-        first = -(-tensor.begin // mmap.PAGESIZE) * mmap.PAGESIZE
-        length = (tensor.begin + tensor.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
+        start, end, _ = rows.indices(tensor.shape[0] if tensor.shape else 1)
+        row = tensor.nbytes // (tensor.shape[0] if tensor.shape else 1) if tensor.nbytes else 0
+        first = -(-(tensor.begin + start * row) // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = (tensor.begin + end * row - first) // mmap.PAGESIZE * mmap.PAGESIZE
         if length > 0 and tensor.file in self._maps and hasattr(mmap, "MADV_DONTNEED"):
             self._maps[tensor.file].madvise(mmap.MADV_DONTNEED, first, length)
 

@@ -75,8 +75,17 @@ class _Fetched:
 
     def __call__(self, array: Any) -> np.ndarray:
         if self._array is not array:
-            self._array, self._numbers = array, np.asarray(array)
+            self._numbers = np.empty(0)  # the one before is gone before the next is there
+            self._array, self._numbers = array, _on_host(array)
         return self._numbers
+
+
+def _on_host(array: Any) -> np.ndarray:
+    """Its numbers. An array keeps what it was asked for as long as it lives: here one is asked that lives no longer."""
+    if not isinstance(array, jax.Array):
+        return np.asarray(array)
+    parts = [shard.data for shard in array.addressable_shards]
+    return np.asarray(jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts))
 
 
 def _entry(

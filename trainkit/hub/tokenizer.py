@@ -3,54 +3,96 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer, models, processors
+
+from trainkit.data.objects import read_object
 from trainkit.data.vocabulary import LoadedTokenizer
-from trainkit.errors import TrainkitError
 from trainkit.hub.save import as_json
 
 TOKENIZER, CONFIG, GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
-#: Copied as they are where the run has them.
-AS_THEY_ARE = ("special_tokens_map.json", "chat_template.jinja")
+TEMPLATE, NAMES = "chat_template.jinja", "special_tokens_map.json"
 
 
-def ids(codec: LoadedTokenizer, source: Path) -> dict[str, Any]:
-    """`eos_token_id` and `bos_token_id` for config.json and generation_config.json.
-
-    The token that ended every document in training ends a text, beside what the checkpoint before had for that.
-    """
-    before = read(source / GENERATION).get("eos_token_id")
-    ends = before if isinstance(before, list) else [] if before is None else [before]
-    ends = list(dict.fromkeys([codec.end_of_text, *ends]))
-    begin = {} if codec.beginning_of_text is None else {"bos_token_id": codec.beginning_of_text}
-    return {"eos_token_id": ends[0] if len(ends) == 1 else ends, **begin}
+def put_around(path: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The special tokens that the tokenizer in a file puts before a text by itself, and those that it puts after it."""
+    own = Tokenizer.from_file(str(path))
+    whole, bare = own.encode("a").ids, own.encode("a", add_special_tokens=False).ids
+    place = next(n for n in range(len(whole) + 1) if whole[n : n + len(bare)] == bare)
+    return tuple(whole[:place]), tuple(whole[place + len(bare) :])
 
 
 def write(
-    out: Path, source: Path, codec: LoadedTokenizer, *, template: str | None, context_length: int
+    out: Path,
+    source: Path,
+    codec: LoadedTokenizer,
+    *,
+    begin: Sequence[int],
+    ends: Sequence[int],
+    template: str | None,
+    context_length: int,
 ) -> dict[str, Any]:
-    """Write the tokenizer's files; `template` is the chat template that training wrote conversations with.
+    """Write the tokenizer's files, and give back the token ids that config.json says as well.
 
-    `source` is the run's directory, with the files that came with its tokenizer. The token ids are given back.
+    Args:
+        source: the run's directory, with the files that came with its tokenizer.
+        begin: the tokens that training put before a text: so does, by itself, the tokenizer that is written.
+        ends: the tokens that end a text, that of training first.
+        template: the chat template that training wrote conversations with; where None, what `source` has.
 
     Raises:
         TrainkitError: a file of `source` cannot be read.
     """
-    (out / TOKENIZER).write_bytes((source / TOKENIZER).read_bytes())
-    for name in AS_THEY_ARE:
-        if (source / name).is_file() and not (template is not None and name.endswith(".jinja")):
-            (out / name).write_bytes((source / name).read_bytes())
-    found = {**_config(codec, context_length), **read(source / CONFIG)}
+    (out / TOKENIZER).write_bytes(_beginning(source / TOKENIZER, begin))
+    if template is None and (source / TEMPLATE).is_file():
+        (out / TEMPLATE).write_bytes((source / TEMPLATE).read_bytes())
+    found = {**_config(codec, context_length), **read_object(source / CONFIG, missing_ok=True)}
     # code of anyone's is never asked for
     found.pop("auto_map", None)
     if template is not None:
         found["chat_template"] = template
+    # some of transformers' tokenizers go by these, whatever the tokenizer's own file says
+    found |= {"add_bos_token": bool(begin), "add_eos_token": False, **_named(found, codec, begin)}
     (out / CONFIG).write_text(as_json(found), encoding="utf-8")
-    said = ids(codec, source)
-    (out / GENERATION).write_text(as_json({**read(source / GENERATION), **said}), encoding="utf-8")
+    if names := read_object(source / NAMES, missing_ok=True):
+        (out / NAMES).write_text(as_json({**names, **_named(names, codec, begin)}), encoding="utf-8")
+    said: dict[str, Any] = {"eos_token_id": ends[0] if len(ends) == 1 else list(ends)}
+    if codec.beginning_of_text is not None:
+        said["bos_token_id"] = codec.beginning_of_text
+    generation = {**read_object(source / GENERATION, missing_ok=True), **said}
+    (out / GENERATION).write_text(as_json(generation), encoding="utf-8")
     return said
+
+
+def _beginning(path: Path, begin: Sequence[int]) -> bytes:
+    """The tokenizer in a file, that puts these tokens before a text and none after it; as it is where it does."""
+    if put_around(path) == (tuple(begin), ()):
+        return path.read_bytes()
+    content = read_object(path)
+    before = content.get("post_processor") or {}
+    parts = [part for part in before.get("processors", [before]) if part.get("type") == "ByteLevel"]
+    if begin:
+        own, bare = Tokenizer.from_file(str(path)), Tokenizer(models.BPE())
+        names = [own.id_to_token(token) for token in begin]
+        bare.post_processor = processors.TemplateProcessing(
+            single=[*names, "$A"],
+            pair=[*names, "$A", *(f"{name}:1" for name in names), "$B:1"],
+            special_tokens=list(zip(names, begin, strict=True)),
+        )
+        parts.append(json.loads(bare.to_str())["post_processor"])
+    content["post_processor"] = {"type": "Sequence", "processors": parts} if len(parts) > 1 else next(iter(parts), None)
+    return json.dumps(content, ensure_ascii=False, indent=2).encode()
+
+
+def _named(found: dict[str, Any], codec: LoadedTokenizer, begin: Sequence[int]) -> dict[str, str]:
+    """What a config must say besides, so that `bos_token` is the token with which a text begins."""
+    said = found.get("bos_token")
+    said = said.get("content") if isinstance(said, dict) else said
+    name = codec.decode(begin[:1])
+    return {"bos_token": name} if begin and said != name else {}
 
 
 def _config(codec: LoadedTokenizer, context_length: int) -> dict[str, Any]:
@@ -61,16 +103,3 @@ def _config(codec: LoadedTokenizer, context_length: int) -> dict[str, Any]:
         "model_max_length": context_length,
         **{name: codec.decode([token]) for name, token in tokens.items() if token is not None},
     }
-
-
-def read(path: Path) -> Mapping[str, Any]:
-    """The object in a file; empty where there is no such file. Raises TrainkitError."""
-    try:
-        found = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise TrainkitError(f"it cannot be read: {error}", where=str(path)) from error
-    if not isinstance(found, dict):
-        raise TrainkitError("it is no JSON object", where=str(path))
-    return found

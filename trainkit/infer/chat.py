@@ -36,7 +36,10 @@ class Conversation:
         return [*([{"role": "system", "content": self.system}] if self.system else []), *self.turns]
 
     def prompt(self, question: str) -> list[int]:
-        """The tokens after which the answer to `question` follows. Raises TrainkitError where the template refuses."""
+        """The tokens after which the answer to `question` follows. Raises TrainkitError where the template refuses.
+
+        As in training, the name of a special token is that token, also where it is a person that writes it.
+        """
         asked = [*self.messages, {"role": "user", "content": question}]
         text = render(self.template, asked, add_generation_prompt=True)
         (ids,) = self.codec.encode_batch([text], special_tokens=True)

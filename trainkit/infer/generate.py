@@ -56,20 +56,44 @@ def prefill(
     cache_length: int,
     sampling: Sampling,
 ) -> Decoding:
-    """Read the prompts, the first `lengths_N` tokens of each row; a row of length 0 has ended before it began.
-
-    What the padding leaves in the cache is never visible: each position is overwritten before a query reaches it.
-    """
+    """Read the prompts, the first `lengths_N` tokens of each row; a row of length 0 has ended before it began."""
     n, p = prompts_NP.shape
-    rows_N, places_P = jnp.arange(n), jnp.arange(p)
-    positions_NP = jnp.broadcast_to(places_P, (n, p))
-    hidden_NPD, cache = model.hidden(prompts_NP, positions_BT=positions_NP, cache=model.empty_cache(n, cache_length))
-    logits_NV = model.logits(hidden_NPD[rows_N, jnp.maximum(lengths_N - 1, 0)])
     seen_NV = None
     if sampling.penalises:
-        real_NP = places_P < lengths_N[:, None]
-        seen_NV = jnp.zeros(logits_NV.shape, bool).at[rows_N[:, None], prompts_NP].max(real_NP)
-    return Decoding(logits_NV, lengths_N, lengths_N == 0, jnp.int32(0), cache, seen_NV)
+        real_NP = jnp.arange(p) < lengths_N[:, None]
+        nothing_NV = jnp.zeros((n, model.unembedding().shape[0]), bool)
+        seen_NV = nothing_NV.at[jnp.arange(n)[:, None], prompts_NP].max(real_NP)
+    begins_N = jnp.zeros_like(lengths_N)
+    return extend(model, model.empty_cache(n, cache_length), prompts_NP, lengths_N, begins_N, seen_NV)
+
+
+def extend(
+    model: LanguageModel,
+    cache: KeyValues,
+    rests_NP: Int[Array, "N P"],
+    lengths_N: Int[Array, " N"],
+    begins_N: Int[Array, " N"],
+    seen_NV: Bool[Array, "N V"] | None,
+) -> Decoding:
+    """Read the first `lengths_N` tokens of each row, before which the cache holds `begins_N` tokens of their texts.
+
+    What the cache holds behind those, and what the padding leaves there, is never visible: each position is overwritten
+    before a query reaches it.
+    """
+    n, p = rests_NP.shape
+    # a cache has room for a token behind every prompt: padding that goes beyond it all stands there
+    places_NP = jnp.minimum(begins_N[:, None] + jnp.arange(p), cache.k_BSGK.shape[2] - 1)
+    hidden_NPD, filled = model.hidden(rests_NP, positions_BT=places_NP, cache=cache)
+    logits_NV = model.logits(hidden_NPD[jnp.arange(n), jnp.maximum(lengths_N - 1, 0)])
+    return Decoding(logits_NV, begins_N + lengths_N, lengths_N == 0, jnp.int32(0), filled, seen_NV)
+
+
+def resized(cache: KeyValues, length: int) -> KeyValues:
+    """The cache with room for `length` positions, the first of which it holds as before."""
+    had = cache.k_BSGK.shape[2]
+    if had >= length:
+        return cache if had == length else jax.tree.map(lambda x_LBSGK: x_LBSGK[:, :, :length], cache)
+    return jax.tree.map(lambda x_LBSGK: jnp.pad(x_LBSGK, [(0, 0), (0, 0), (0, length - had), (0, 0), (0, 0)]), cache)
 
 
 def decode(

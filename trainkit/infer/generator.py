@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from trainkit.errors import TrainkitError
-from trainkit.infer.generate import NOTHING, Decoding, TextCodec, bucket, decode, padded, prefill
+from trainkit.infer.generate import NOTHING, Decoding, TextCodec, bucket, decode, extend, padded, prefill, resized
 from trainkit.infer.sampling import Sampling
 from trainkit.infer.text import Transcript
+from trainkit.models.attention import KeyValues
 from trainkit.models.build import LanguageModel
 
 #: Tokens from one look of the host to the next: where a stop string is found, at most so many were made for nothing.
@@ -39,10 +41,13 @@ class Answer:
     """What has come of a request so far."""
 
     transcript: Transcript
-    ids: list[int] = field(default_factory=list)
-    """The tokens, without the one that ended it."""
     reason: Reason | None = None
     """Why it ended: an end token, a stop string, or as many tokens as were asked for. None while it goes on."""
+
+    @property
+    def ids(self) -> list[int]:
+        """The tokens, without the one that ended it."""
+        return self.transcript.ids
 
     @property
     def text(self) -> str:
@@ -59,6 +64,14 @@ class News(NamedTuple):
 
 
 @dataclass
+class _Text:
+    """What a cache holds: the tokens of one sequence from its beginning."""
+
+    ids: list[int]
+    cache: KeyValues
+
+
+@dataclass
 class Generator:
     """Continues prompts by a model. What it compiles, it keeps: a program for each bucket of lengths and of rows."""
 
@@ -66,11 +79,16 @@ class Generator:
     codec: TextCodec
     ends: tuple[int, ...]
     """Tokens that end a text."""
-    rows: Callable[[int], Sharding] | None = None
-    """Where arrays of so many sequences lie; on the first device where not given."""
+    mesh: Mesh | None = None
+    """The devices that the model lies on; one where not given."""
+    remembers: bool = False
+    """Whether it keeps in memory what it has read and said last, for a prompt alone that begins with the same: what a
+    conversation repeats at every turn is then not read again."""
 
     def __post_init__(self) -> None:
+        self._last: _Text | None = None
         self._prefill = jax.jit(prefill, static_argnames=("cache_length", "sampling"))
+        self._extend = jax.jit(extend, donate_argnames="cache")
         self._decode = jax.jit(decode, static_argnames=("tokens", "sampling", "ends"), donate_argnums=1)
 
     def stream(
@@ -94,13 +112,19 @@ class Generator:
         answers = [Answer(Transcript(self.codec, request.ids, stop=stop)) for request in requests]
         state, keys_N = self._begun(requests, bucket(room, most=context), sampling)
         going = partial(self._decode, self.model, tokens=CHUNK, sampling=sampling, ends=self.ends)
-        made = 0
+        made, held = 0, list(requests[0].ids)
         while left := [tokens - made for answer, tokens in zip(answers, most, strict=True) if answer.reason is None]:
             made += (limit := min(CHUNK, *left))
-            tokens_NT, state = going(state, keys_N, jnp.int32(limit))
-            for number, (answer, row) in enumerate(zip(answers, np.asarray(tokens_NT).tolist(), strict=False)):
+            self._last = None  # its cache is given away
+            with self._in_force():
+                tokens_NT, state = going(state, keys_N, jnp.int32(limit))
+            rows = [[token for token in row if token != NOTHING] for row in np.asarray(tokens_NT).tolist()]
+            if self.remembers and len(requests) == 1:
+                held += rows[0]
+                self._last = _Text(held, state.cache)
+            for number, (answer, row) in enumerate(zip(answers, rows, strict=False)):
                 if answer.reason is None:
-                    new = self._taken(answer, [token for token in row if token != NOTHING], last=made == most[number])
+                    new = self._taken(answer, row, last=made == most[number])
                     yield News(number, new, answer)
             state = self._ended_here(state, answers)
 
@@ -117,32 +141,48 @@ class Generator:
         # what fills the batch up has no tokens, and so has ended; a power of two, as with the lengths
         size = 1 << (len(requests) - 1).bit_length()
         ids = [request.ids for request in requests] + [()] * (size - len(requests))
-        prompts_NP, lengths_N = padded(ids, bucket(max(map(len, ids)), most=room))
         # with the prompt in its key, so that with the same seed two prompts do not have the same luck
         seeds = np.array([request.seed for request in requests] + [0] * (size - len(requests)), np.uint32)
         marks = np.array([zlib.crc32(np.array(each, "<i4").tobytes()) for each in ids], np.uint32)
         keys_N = jax.vmap(lambda seed, mark: jax.random.fold_in(jax.random.key(seed), mark))(seeds, marks)
-        if self.rows is not None:
-            prompts_NP, lengths_N, keys_N = jax.device_put((prompts_NP, lengths_N, keys_N), self.rows(size))
-        return self._prefill(self.model, prompts_NP, lengths_N, cache_length=room, sampling=sampling), keys_N
+        last, self._last = self._last, None
+        # the last token is always read: what follows it is asked for
+        known = _common(last.ids, ids[0][:-1]) if last is not None and len(requests) == 1 else 0
+        rests = [ids[0][known:]] if known else ids
+        prompts_NP, lengths_N = padded(rests, bucket(max(map(len, rests)), most=room))
+        prompts_NP, lengths_N, keys_N = self._shared_out((prompts_NP, lengths_N, keys_N), size)
+        if last is None or not known:
+            with self._in_force():
+                state = self._prefill(self.model, prompts_NP, lengths_N, cache_length=room, sampling=sampling)
+            return state, keys_N
+        seen_1V = None
+        if sampling.penalises:
+            seen_1V = np.zeros((1, self.model.unembedding().shape[0]), bool)
+            seen_1V[0, ids[0]] = True
+        cache, begins_1 = resized(last.cache, room), np.array([known], np.int32)
+        with self._in_force():
+            return self._extend(self.model, cache, prompts_NP, lengths_N, begins_1, seen_1V), keys_N
 
     def _taken(self, answer: Answer, tokens: list[int], *, last: bool) -> str:
         """Put new tokens to an answer; the text that they add to it."""
         ended = bool(tokens) and tokens[-1] in self.ends
-        tokens = tokens[:-1] if ended else tokens
-        new = ""
-        # one by one where one of them may complete a stop string: those after it are none of the text
-        for some in ([token] for token in tokens) if answer.transcript.may_stop else [tokens]:
-            new += answer.transcript.add(some)
-            answer.ids += some
-            if answer.transcript.stopped:
-                break
-        new += answer.transcript.add([], last=last or ended)
+        new = answer.transcript.add(tokens[:-1] if ended else tokens, last=last or ended)
         if answer.transcript.stopped:
             answer.reason = "stop"
         elif ended or last:
             answer.reason = "end" if ended else "length"
         return new
+
+    def _in_force(self) -> AbstractContextManager[object]:
+        """As in training: by the mesh each device knows its rows."""
+        return nullcontext() if self.mesh is None else jax.set_mesh(self.mesh)
+
+    def _shared_out(self, rows: Any, count: int) -> Any:
+        """Arrays of so many sequences, split over all devices where that is possible."""
+        if self.mesh is None:
+            return rows
+        split = PartitionSpec(self.mesh.axis_names) if count % self.mesh.size == 0 else PartitionSpec()
+        return jax.device_put(rows, NamedSharding(self.mesh, split))
 
     def _ended_here(self, state: Decoding, answers: Sequence[Answer]) -> Decoding:
         """The state in which what a stop string or the context has ended is not continued."""
@@ -151,3 +191,9 @@ class Generator:
         size = len(state.ended_N)
         ended_N = np.array([answer.reason is not None for answer in answers] + [True] * (size - len(answers)))
         return state._replace(ended_N=jax.device_put(ended_N, state.ended_N.sharding))
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))

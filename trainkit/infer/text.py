@@ -19,33 +19,34 @@ class Transcript:
 
     def __init__(self, codec: TextCodec, prompt: Sequence[int], *, stop: Sequence[str] = ()) -> None:
         self._codec, self._stop = codec, tuple(stop)
+        self._longest = max(map(len, self._stop), default=0)
         self._context = list(prompt)[-CONTEXT:]
         self._before = codec.decode(self._context)
-        self._ids: list[int] = []
+        self.ids: list[int] = []
+        """Its tokens; where a stop string was found, up to the one that completed it."""
+        self._searched = 0
+        """How many of them make a text without a stop string, whatever comes after them."""
         self.text = ""
         """What has been said."""
         self.stopped = False
         """Whether a stop string was found."""
 
-    @property
-    def may_stop(self) -> bool:
-        """Whether there are stop strings."""
-        return bool(self._stop)
-
     def add(self, ids: Sequence[int], *, last: bool = False) -> str:
         """What can be said now that was not before; with `last` nothing waits any longer."""
         if self.stopped:
             return ""
-        self._ids += ids
-        text = self._decoded()
-        # that which is complete first counts, so that it is the same however many tokens come at a time
-        found = [(place + len(stop), place) for stop in self._stop if (place := text.find(stop)) >= 0]
-        if found:
+        self.ids += ids
+        whole = self._decoded(self.ids)
+        # bytes that are no character yet
+        text = whole if last else whole.rstrip("\ufffd")
+        if (end := self._end(text)) is not None:
             self.stopped = True
-            text = text[: min(found)[1]]
+            fewer = (n for n in range(self._searched + 1, len(self.ids)) if self._stops(self.ids[:n]))
+            del self.ids[next(fewer, len(self.ids)) :]
+            text = text[:end]
         elif not last:
-            # bytes that are no character yet
-            text = text.rstrip("\ufffd")
+            if text == whole:
+                self._searched = len(self.ids)
             text = text[: len(text) - max((_begun(text, stop) for stop in self._stop), default=0)]
         if not text.startswith(self.text):
             # some tokenizers write what came before differently while the bytes of a character are coming in
@@ -53,8 +54,18 @@ class Transcript:
         new, self.text = text[len(self.text) :], text
         return new
 
-    def _decoded(self) -> str:
-        return self._codec.decode(self._context + self._ids)[len(self._before) :]
+    def _decoded(self, ids: Sequence[int]) -> str:
+        return self._codec.decode([*self._context, *ids])[len(self._before) :]
+
+    def _stops(self, ids: Sequence[int]) -> bool:
+        return self._end(self._decoded(ids).rstrip("\ufffd")) is not None
+
+    def _end(self, text: str) -> int | None:
+        """Where a stop string ends the text: the one that is complete first, however many tokens come at a time."""
+        # what has been said holds none
+        begin = max(0, len(self.text) - self._longest)
+        found = [(place + len(stop), place) for stop in self._stop if (place := text.find(stop, begin)) >= 0]
+        return min(found)[1] if found else None
 
 
 def _begun(text: str, stop: str) -> int:

@@ -1,4 +1,7 @@
-"""Models: `layers.py` and one file a family. A model turns tokens into hidden states and knows no task."""
+"""Models: layers, and the stacks of blocks that the families are (`gpt.py`, `decoder.py`).
+
+A model turns tokens into hidden states and knows no task.
+"""
 
 from trainkit.models.build import build, leaf_names
 from trainkit.models.exact import cast

@@ -6,11 +6,13 @@ R rank, L any leading axes: blocks are stacked, and so are their adapters.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from trainkit.models.exact import Exact
@@ -21,6 +23,8 @@ from trainkit.recipe.linears import matching
 
 #: The trained leaves of an `Adapted`; the second of them learns faster where LoRA+ is asked for.
 TRAINED = ("a", "b", "magnitude")
+#: Of the adapters of layers, by name within a block, what their trained leaves hold.
+Numbers: TypeAlias = Mapping[str, Mapping[str, np.ndarray | Array]]
 
 
 class Adapted(eqx.Module):
@@ -64,7 +68,8 @@ class Adapted(eqx.Module):
 def adapt(model: PyTree, spec: Adapter, *, key: PRNGKeyArray) -> PyTree:
     """The model with an adapter beside each target, which changes nothing yet, and its base as `spec` has it kept.
 
-    What is trained is float32, whatever the base is: there is little of it.
+    What is trained is float32, whatever the base is: there is little of it. What of the base is in 4 bit already (see
+    `packed_leaves`) stays as it is.
 
     Raises:
         TrainkitError: a target is the name of no linear layer.
@@ -73,8 +78,9 @@ def adapt(model: PyTree, spec: Adapter, *, key: PRNGKeyArray) -> PyTree:
 
     def adapted(name: str, linear: Linear) -> Linear | Adapted:
         base = linear
-        if spec.base == "nf4" and "router" not in name:
-            packed: Any = quantised(linear.weight)  # stands where an array does: `x @ packed` is known
+        if _is_packed(name, spec):
+            # stands where an array does: `x @ packed` is known
+            packed: Any = linear.weight if isinstance(linear.weight, Nf4) else quantised(linear.weight)
             base = Linear(packed, linear.bias)
         if name not in chosen:
             return base
@@ -87,6 +93,18 @@ def adapt(model: PyTree, spec: Adapter, *, key: PRNGKeyArray) -> PyTree:
         return Adapted(base, a, jnp.zeros((*lead, spec.rank, outputs)), magnitude, spec.scale)
 
     return _with_linears(model, adapted)
+
+
+def packed_leaves(model: PyTree, spec: Adapter | None) -> frozenset[str]:
+    """The leaves of a base, arrays or their shapes, that `adapt` keeps in 4 bit: their names as `leaf_names` has them.
+
+    Who puts `nf4.quantised` of each in its place before, one after the other, never has the base in full.
+    """
+    if spec is None:
+        return frozenset()
+    nodes, _ = jax.tree_util.tree_flatten_with_path(model, is_leaf=_is_linear)
+    names = (_path(path) for path, node in nodes if _is_linear(node))
+    return frozenset(f"{name}.weight" for name in names if _is_packed(name, spec))
 
 
 def merge(model: PyTree) -> PyTree:
@@ -122,9 +140,17 @@ def adapted_layers(model: PyTree) -> dict[str, Adapted]:
     return {_name(path): node for path, node in nodes if isinstance(node, Adapted)}
 
 
-def with_adapted(model: PyTree, layers: Mapping[str, Adapted]) -> PyTree:
-    """The model with these layers in the place of those of their names."""
-    return _with_linears(model, lambda name, layer: layers.get(name, layer))
+def with_numbers(model: PyTree, numbers: Numbers) -> PyTree:
+    """An adapted model whose adapters hold these numbers, of all of its adapted layers."""
+
+    def filled(name: str, layer: Any) -> Any:
+        if not isinstance(layer, Adapted):
+            return layer
+        found = {leaf: jnp.asarray(array, jnp.float32) for leaf, array in numbers[name].items()}
+        magnitude = Exact(found["magnitude"]) if "magnitude" in found else None
+        return replace(layer, a=found["a"], b=found["b"], magnitude=magnitude)
+
+    return _with_linears(model, filled)
 
 
 def _with_linears(model: PyTree, replaced: Callable[[str, Any], Any]) -> PyTree:
@@ -142,7 +168,15 @@ def _names(model: PyTree) -> list[str]:
 
 
 def _name(path: Any) -> str:
-    return jax.tree_util.keystr(path, simple=True, separator=".").removeprefix("blocks.")
+    return _path(path).removeprefix("blocks.")
+
+
+def _path(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _is_packed(name: str, spec: Adapter) -> bool:
+    return spec.base == "nf4" and "router" not in name
 
 
 def _is_linear(node: Any) -> bool:

@@ -6,7 +6,7 @@ query heads (Ainslie et al. 2023), N = T x H / G queries of one such group, K wi
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias, TypedDict, assert_never
+from typing import NamedTuple, TypeAlias, assert_never
 
 import jax
 import jax.numpy as jnp
@@ -26,13 +26,28 @@ class KeyValues(NamedTuple):
     v_BSGK: Float[Array, "*L B S G K"]
 
 
-class _Options(TypedDict):
-    """What `causal_attention` and `cached_attention` both take."""
+class Look(NamedTuple):
+    """How attention looks back."""
 
-    window: Window
-    softcap: float | None
-    scale: float | None
-    slopes_H: Float[Array, " H"] | None
+    window: Window = None
+    """Over so many positions, its own included (Beltagy et al. 2020); an array of no axes where it differs between
+    layers that one scan runs; 0 or less is no window."""
+    softcap: float | None = None
+    """Bounds the scores (Gemma Team 2024)."""
+    scale: float | None = None
+    """Stands for 1 / sqrt(K)."""
+    slopes_H: Float[Array, " H"] | None = None
+    """What each position loses for each step of its distance (Press et al. 2022); slopes get no gradient."""
+
+    def rule(self, q_BTHK: Float[Array, "B T H K"]) -> tuple[lean.Rule, Array | None]:
+        """What of it is known when compiled, and the window where that is not."""
+        known, window = (self.window, None) if isinstance(self.window, int) else (None, self.window)
+        scale = lean.default_scale(q_BTHK) if self.scale is None else self.scale
+        return lean.Rule(scale, self.softcap, known if known and known > 0 else None), window
+
+
+#: Over all that came before.
+EVERYTHING = Look()
 
 
 def attention(
@@ -44,19 +59,12 @@ def attention(
     cache: KeyValues | None,
     *,
     implementation: AttentionName,
-    window: Window = None,
-    softcap: float | None = None,
-    scale: float | None = None,
-    slopes_H: Float[Array, " H"] | None = None,
+    look: Look,
 ) -> tuple[Float[Array, "B T H K"], KeyValues | None]:
-    """Of these positions to one another, or, with a cache, to all that it holds: the cache then has these as well.
-
-    The options are those of `causal_attention`.
-    """
-    options = _Options(window=window, softcap=softcap, scale=scale, slopes_H=slopes_H)
+    """Of these positions to one another, or, with a cache, to all that it holds: the cache then has these as well."""
     if cache is None:
-        return causal_attention(q_BTHK, k_BTGK, v_BTGK, segments_BT, implementation=implementation, **options), None
-    return cached_attention(q_BTHK, k_BTGK, v_BTGK, cache, positions_BT, **options)
+        return causal_attention(q_BTHK, k_BTGK, v_BTGK, segments_BT, implementation=implementation, look=look), None
+    return cached_attention(q_BTHK, k_BTGK, v_BTGK, cache, positions_BT, look=look)
 
 
 def causal_attention(
@@ -66,27 +74,20 @@ def causal_attention(
     segments_BT: Int[Array, "B T"] | None,
     *,
     implementation: AttentionName,
-    window: Window = None,
-    softcap: float | None = None,
-    scale: float | None = None,
-    slopes_H: Float[Array, " H"] | None = None,
+    look: Look = EVERYTHING,
 ) -> Float[Array, "B T H K"]:
     """Softmax attention over each position and those before it (Vaswani et al. 2017), of its own segment where given.
 
-    With `window`, over the last `window` of these, its own included (Beltagy et al. 2020); an array of no axes where it
-    differs between layers that one scan runs; 0 or less is no window. `softcap` bounds the scores (Gemma Team 2024),
-    `scale` stands for 1 / sqrt(K), and `slopes_H` times its distance is what each position loses (Press et al. 2022);
-    slopes get no gradient. Soft caps, slopes and arrays as windows are for `lean` alone, which is taken for them
-    whatever `implementation` says. Padding is a segment like any other here: every position sees at least itself, so
-    that all numbers stay finite. The softmax is in float32.
+    Soft caps, slopes and arrays as windows are for `lean` alone, which is taken for them whatever `implementation`
+    says. Padding is a segment like any other here: every position sees at least itself, so that all numbers stay
+    finite. The softmax is in float32.
     """
-    known, window = _known(window)
-    rule = lean.Rule(lean.default_scale(q_BTHK) if scale is None else scale, softcap, known)
-    if softcap is not None or slopes_H is not None or window is not None:
+    rule, window = look.rule(q_BTHK)
+    if look.softcap is not None or look.slopes_H is not None or window is not None:
         implementation = "lean"
     match implementation:
         case "lean":
-            return lean.lean_attention(q_BTHK, k_BTGK, v_BTGK, segments_BT, window, slopes_H, rule)
+            return lean.lean_attention(q_BTHK, k_BTGK, v_BTGK, segments_BT, window, look.slopes_H, rule)
         case "xla" | "cudnn":
             # no mask at all without segments: the kernels then know the triangle, and skip what it hides
             same_B1TT = None if segments_BT is None else (segments_BT[:, :, None] == segments_BT[:, None, :])[:, None]
@@ -95,13 +96,13 @@ def causal_attention(
                 k_BTGK,
                 v_BTGK,
                 mask=same_B1TT,
-                scale=scale,
+                scale=look.scale,
                 is_causal=True,
-                local_window_size=None if known is None else (known - 1, 0),
+                local_window_size=None if rule.window is None else (rule.window - 1, 0),
                 implementation=implementation,
             )
         case "splash":
-            return splash_attention(q_BTHK, k_BTGK, v_BTGK, segments_BT, known, scale=rule.scale)
+            return splash_attention(q_BTHK, k_BTGK, v_BTGK, segments_BT, rule.window, scale=rule.scale)
         case _:
             assert_never(implementation)
 
@@ -113,30 +114,23 @@ def cached_attention(
     cache: KeyValues,
     positions_BT: Int[Array, "B T"],
     *,
-    window: Window = None,
-    softcap: float | None = None,
-    scale: float | None = None,
-    slopes_H: Float[Array, " H"] | None = None,
+    look: Look = EVERYTHING,
 ) -> tuple[Float[Array, "B T H K"], KeyValues]:
-    """Attention to all cached positions up to each query's own; stores the new keys and values at `positions_BT`.
-
-    The options are those of `causal_attention`.
-    """
+    """Attention to all cached positions up to each query's own; stores the new keys and values at `positions_BT`."""
     rows_B1 = jnp.arange(q_BTHK.shape[0])[:, None]
     cache = KeyValues(
         cache.k_BSGK.at[rows_B1, positions_BT].set(k_BTGK), cache.v_BSGK.at[rows_B1, positions_BT].set(v_BTGK)
     )
-    known, window = _known(window)
+    rule, window = look.rule(q_BTHK)
     q, k, v = q_BTHK, cache.k_BSGK, cache.v_BSGK
-    if softcap is not None or slopes_H is not None:
-        rule = lean.Rule(lean.default_scale(q) if scale is None else scale, softcap, known)
+    if look.softcap is not None or look.slopes_H is not None:
         q_BGNK, k_BGSK = lean.by_group(q, k.shape[2]), k.swapaxes(1, 2)
-        p_BGNS = lean.probabilities(q_BGNK, k_BGSK, positions_BT, None, window, slopes_H, rule).astype(q.dtype)
+        p_BGNS = lean.probabilities(q_BGNK, k_BGSK, positions_BT, None, window, look.slopes_H, rule).astype(q.dtype)
         return lean.by_position(jnp.einsum("bgns,bsgk->bgnk", p_BGNS, v), q.shape[1]), cache
-    visible_B1TS = lean.visible(positions_BT, k.shape[1], None, known, window)[:, 0]
+    visible_B1TS = lean.visible(positions_BT, k.shape[1], None, rule.window, window)[:, 0]
     if q.dtype == jnp.float16:  # of which XLA has no product summed in float32 on CPU, and jax asks for one
         q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
-    return jax.nn.dot_product_attention(q, k, v, mask=visible_B1TS, scale=scale).astype(q_BTHK.dtype), cache
+    return jax.nn.dot_product_attention(q, k, v, mask=visible_B1TS, scale=look.scale).astype(q_BTHK.dtype), cache
 
 
 def splash_attention(
@@ -178,10 +172,3 @@ def splash_attention(
         return jax.vmap(kernel)(q, k, v, segments).swapaxes(1, 2)
 
     return on_own_rows(attend, q_BTHK, k_BTGK, v_BTGK, segments_BT)
-
-
-def _known(window: Window) -> tuple[int | None, Array | None]:
-    """The window where it is known when compiled, and where it is not; one of the two is None, and both without one."""
-    if isinstance(window, int):
-        return (window if window > 0 else None), None
-    return None, window

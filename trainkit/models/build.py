@@ -2,45 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Protocol, TypedDict, assert_never
+from typing import TypeAlias, TypedDict, assert_never
 
 import jax
-from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import PRNGKeyArray, PyTree
 
-from trainkit.models.attention import KeyValues
 from trainkit.models.decoder import Decoder
-from trainkit.models.gpt2 import Gpt2
-from trainkit.models.mpt import Mpt
+from trainkit.models.gpt import Gpt
+from trainkit.models.stack import Stack
 from trainkit.parallel.devices import AttentionName
-from trainkit.recipe import decoder
-from trainkit.recipe import model as spec
+from trainkit.recipe import decoder, gpt
+from trainkit.recipe.model import Model
 from trainkit.recipe.train import Remat
 
-
-class LanguageModel(Protocol):
-    """What tasks and generation ask of a family; shapes as in `layers.py`."""
-
-    @property
-    def context_length(self) -> int: ...
-
-    @property
-    def final_softcap(self) -> float | None:
-        """What its logits are bent to stay below, where they are: see `layers.logits`."""
-
-    def hidden(
-        self,
-        tokens_BT: Int[Array, "B T"],
-        *,
-        positions_BT: Int[Array, "B T"] | None = None,
-        segments_BT: Int[Array, "B T"] | None = None,
-        cache: KeyValues | None = None,
-    ) -> tuple[Float[Array, "B T D"], KeyValues | None]: ...
-
-    def unembedding(self) -> Float[Array, "V D"]: ...
-
-    def logits(self, hidden_BTD: Float[Array, "*n D"]) -> Float[Array, "*n V"]: ...
-
-    def empty_cache(self, batch: int, length: int) -> KeyValues: ...
+LanguageModel: TypeAlias = Stack
 
 
 class _Common(TypedDict):
@@ -55,7 +30,7 @@ class _Common(TypedDict):
 
 
 def build(
-    model: spec.Model,
+    model: Model,
     *,
     vocab_size: int,
     sequence_length: int,
@@ -77,10 +52,8 @@ def build(
         key=key,
     )
     match model:
-        case spec.Gpt2():
-            return Gpt2.init(model, **common)
-        case spec.Mpt():
-            return Mpt.init(model, **common)
+        case gpt.Gpt():
+            return Gpt.init(model, **common)
         case decoder.Decoder():
             return Decoder.init(model, **common)
         case _:

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from trainkit.models.attention import KeyValues, Window, attention
-from trainkit.models.layers import Linear, RmsNorm, logits
+from trainkit.models.attention import KeyValues, Look, Window, attention
+from trainkit.models.layers import Linear, RmsNorm
 from trainkit.models.moe import Experts, Routing
 from trainkit.models.pointwise import gated_silu, gelu
-from trainkit.models.remat import block_input, rematerialised
 from trainkit.models.rope import Turns, rotate, stacked, turns
+from trainkit.models.stack import Stack, parts, positions, residual_scale
 from trainkit.parallel.devices import AttentionName
 from trainkit.recipe import decoder as recipe
 from trainkit.recipe.rope import Rope
@@ -103,9 +103,7 @@ class Attention(eqx.Module):
             place.segments_BT,
             cache,
             implementation=self.implementation,
-            window=place.window,
-            scale=self.scale,
-            softcap=self.softcap,
+            look=Look(place.window, self.softcap, self.scale),
         )
         return self.output(y_BTHK.reshape(b, t, -1)), cache
 
@@ -148,8 +146,7 @@ class Block(eqx.Module):
     @staticmethod
     def init(spec: recipe.Decoder, key: PRNGKeyArray, *, implementation: AttentionName, fp8: bool) -> Block:
         attention, mlp = jax.random.split(key)
-        # as in GPT-2: what is added to the residual stream starts smaller the deeper the model
-        residual = 0.02 / (2 * spec.layers) ** 0.5
+        residual = residual_scale(spec.layers)
         before = _norm(spec, spec.hidden) if spec.norms != "after" else None
         after = _norm(spec, spec.hidden) if spec.norms != "before" else None
         return Block(
@@ -176,21 +173,12 @@ class Block(eqx.Module):
         return x_BTD + _normed(self.mlp_post_norm, y_BTD), cache, routing
 
 
-class Decoder(eqx.Module):
-    token_embedding: Float[Array, "V D"]
-    blocks: Block
-    """All blocks in one, every leaf with a leading axis of layers: compiled once, run by scan."""
-    final_norm: RmsNorm
-    output: Float[Array, "V D"] | None
-    """None where it is the token embedding."""
+class Decoder(Stack):
     windows: tuple[int | None, ...] = eqx.field(static=True)
     ropes: tuple[Rope, ...] = eqx.field(static=True)
     embedding_scale: float | None = eqx.field(static=True)
-    final_softcap: float | None = eqx.field(static=True)
     router_loss: float = eqx.field(static=True)
-    """Coefficient of the loss of `hidden_with_routing`; 0 where there are no experts."""
-    context_length: int = eqx.field(static=True)
-    remat: Remat = eqx.field(static=True)
+    """Coefficient of `Routing.balance_loss`; 0 where there are no experts."""
 
     @staticmethod
     def init(
@@ -203,22 +191,26 @@ class Decoder(eqx.Module):
         fp8: bool,
         key: PRNGKeyArray,
     ) -> Decoder:
+        def block(key: PRNGKeyArray) -> Block:
+            return Block.init(spec, key, implementation=implementation, fp8=fp8)
+
         tokens, blocks, output = jax.random.split(key, 3)
-        d = spec.hidden
+        common = parts(
+            spec,
+            block,
+            vocab_size=vocab_size,
+            sequence_length=sequence_length,
+            remat=remat,
+            keys=(tokens, blocks, output),
+        )
         return Decoder(
-            token_embedding=jax.random.normal(tokens, (vocab_size, d)) * 0.02,
-            blocks=jax.vmap(lambda k: Block.init(spec, k, implementation=implementation, fp8=fp8))(
-                jax.random.split(blocks, spec.layers)
-            ),
-            final_norm=_norm(spec, d),
-            output=None if spec.tied else jax.random.normal(output, (vocab_size, d)) * 0.02,
+            **common,
+            final_norm=_norm(spec, spec.hidden),
+            final_softcap=spec.softcap_of_logits,
             windows=spec.windows,
             ropes=spec.ropes,
-            embedding_scale=d**0.5 if spec.scaled_embedding else None,
-            final_softcap=spec.softcap_of_logits,
+            embedding_scale=spec.hidden**0.5 if spec.scaled_embedding else None,
             router_loss=spec.router_loss if isinstance(spec, recipe.Sparse) else 0.0,
-            context_length=spec.context_length or sequence_length,
-            remat=remat,
         )
 
     def hidden(
@@ -229,30 +221,28 @@ class Decoder(eqx.Module):
         segments_BT: Int[Array, "B T"] | None = None,
         cache: KeyValues | None = None,
     ) -> tuple[Float[Array, "B T D"], KeyValues | None]:
-        """As `Gpt2.hidden`."""
+        """As `Stack.hidden`."""
         hidden_BTD, cache, _ = self._run(tokens_BT, positions_BT, segments_BT, cache)
         return hidden_BTD, cache
 
-    def hidden_with_routing(
+    def hidden_and_penalty(
         self,
         tokens_BT: Int[Array, "B T"],
         *,
         positions_BT: Int[Array, "B T"] | None = None,
         segments_BT: Int[Array, "B T"] | None = None,
     ) -> tuple[Float[Array, "B T D"], Float[Array, ""]]:
-        """The same without a cache, and how unevenly the experts were busy with these tokens: `Routing.balance_loss`.
-
-        0 where there are no experts.
-        """
+        """As `Stack.hidden_and_penalty`: how unevenly the experts were busy with these tokens."""
         hidden_BTD, _, routing = self._run(tokens_BT, positions_BT, segments_BT, None)
-        return hidden_BTD, jnp.float32(0) if routing is None else routing.balance_loss()
+        if routing is None or not self.router_loss:
+            return hidden_BTD, jnp.float32(0)
+        return hidden_BTD, self.router_loss * routing.balance_loss()
 
     def _run(
         self, tokens_BT: Array, positions_BT: Array | None, segments_BT: Array | None, cache: KeyValues | None
     ) -> tuple[Array, KeyValues | None, Routing | None]:
         assert segments_BT is None or cache is None
-        if positions_BT is None:
-            positions_BT = jnp.broadcast_to(jnp.arange(tokens_BT.shape[1]), tokens_BT.shape)
+        at_BT = positions(tokens_BT) if positions_BT is None else positions_BT
         width = self.blocks.attention.key_width
         # what is the same in all layers is a constant, for which a fast attention can be had; the rest is scanned over
         window_L = None if len(set(self.windows)) == 1 else jnp.asarray([w or 0 for w in self.windows], jnp.int32)
@@ -261,30 +251,15 @@ class Decoder(eqx.Module):
         def layer(x_BTD: Array, of_layer: tuple[Block, KeyValues | None, Array | None, Turns | None]):
             block, cache, window, turned = of_layer
             look = self.windows[0] if window is None else window
-            place = Place(positions_BT, segments_BT, look, turned or turns(self.ropes[0], width))
-            x_BTD, cache, routing = block(block_input(x_BTD), place, cache)
+            place = Place(at_BT, segments_BT, look, turned or turns(self.ropes[0], width))
+            x_BTD, cache, routing = block(x_BTD, place, cache)
             return x_BTD, (cache, routing)
 
         x_BTD = self.token_embedding[tokens_BT]
         if self.embedding_scale is not None:
             x_BTD = x_BTD * jnp.asarray(self.embedding_scale, x_BTD.dtype)
-        over = (self.blocks, cache, window_L, turns_L)
-        x_BTD, (cache, routing) = jax.lax.scan(rematerialised(layer, self.remat), x_BTD, over)
-        return self.final_norm(x_BTD), cache, routing
-
-    def unembedding(self) -> Float[Array, "V D"]:
-        """The matrix whose products with a hidden state are its logits, before `final_softcap`."""
-        return self.token_embedding if self.output is None else self.output
-
-    def logits(self, hidden_BTD: Float[Array, "*n D"]) -> Float[Array, "*n V"]:
-        return logits(hidden_BTD, self.unembedding(), softcap=self.final_softcap)
-
-    def empty_cache(self, batch: int, length: int) -> KeyValues:
-        """Room for `length` positions of `batch` sequences, in the dtype of the embeddings."""
-        attention = self.blocks.attention
-        shape = (len(self.windows), batch, length, attention.kv_heads, attention.key_width)
-        zeros = jnp.zeros(shape, self.token_embedding.dtype)
-        return KeyValues(zeros, zeros)
+        x_BTD, (cache, routing) = self._through(layer, x_BTD, (self.blocks, cache, window_L, turns_L))
+        return x_BTD, cache, routing
 
 
 def _normed(norm: RmsNorm | None, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:

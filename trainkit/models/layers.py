@@ -40,14 +40,16 @@ class LayerNorm(eqx.Module):
     """Layer normalisation over the last axis."""
 
     weight: Float[Array, " D"]
-    bias: Float[Array, " D"]
+    bias: Float[Array, " D"] | None
+    epsilon: float = eqx.field(static=True)
 
     @staticmethod
-    def init(width: int) -> LayerNorm:
-        return LayerNorm(jnp.ones(width), jnp.zeros(width))
+    def init(width: int, *, epsilon: float, bias: bool = True) -> LayerNorm:
+        return LayerNorm(jnp.ones(width), jnp.zeros(width) if bias else None, epsilon)
 
     def __call__(self, x: Float[Array, "*n D"]) -> Float[Array, "*n D"]:
-        return layer_norm(x, self.weight, self.bias, 1e-5)
+        bias = jnp.zeros_like(self.weight) if self.bias is None else self.bias
+        return layer_norm(x, self.weight, bias, self.epsilon)
 
 
 class RmsNorm(eqx.Module):

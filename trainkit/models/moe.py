@@ -78,7 +78,9 @@ class Experts(eqx.Module):
         weight_BTC, chosen_BTC = jax.lax.top_k(probability_BTE, self.per_token)
         if self.normalised:
             weight_BTC = weight_BTC / weight_BTC.sum(-1, keepdims=True)
-        y_BTD = on_own_rows(mixed, x_BTD, chosen_BTC, weight_BTC, self.gate, self.up, self.down, whole=(3, 4, 5))
+        y_BTD = on_own_rows(
+            through_experts, x_BTD, chosen_BTC, weight_BTC, self.gate, self.up, self.down, whole=(3, 4, 5)
+        )
         counted_BT1 = jnp.float32(1) if counted_BT is None else counted_BT[..., None].astype(jnp.float32)
         hits_BTE = jax.nn.one_hot(chosen_BTC, self.gate.shape[0]).sum(-2)
         tokens = jnp.broadcast_to(counted_BT1, (*x_BTD.shape[:2], 1)).sum()
@@ -86,7 +88,7 @@ class Experts(eqx.Module):
         return y_BTD, Routing(chosen_E, probability_E, tokens)
 
 
-def mixed(
+def through_experts(
     x_BTD: Float[Array, "B T D"],
     chosen_BTC: Int[Array, "B T C"],
     weight_BTC: Float[Array, "B T C"],
@@ -100,16 +102,16 @@ def mixed(
     """
     b, t, d = x_BTD.shape
     n, c, experts = b * t, chosen_BTC.shape[-1], gate_EDF.shape[0]
-    blocks = Blocks.of(chosen_BTC.reshape(n * c), experts)
+    places = Places.of(chosen_BTC.reshape(n * c), experts)
     x_RD = jnp.broadcast_to(x_BTD.reshape(n, 1, d), (n, c, d)).reshape(n * c, d)
-    x_PD = x_RD.at[blocks.row_P].get(mode="fill", fill_value=0, unique_indices=True)
-    inner_PF = gated_silu(blocks.product(x_PD, gate_EDF), blocks.product(x_PD, up_EDF))
-    y_RD = blocks.product(inner_PF, down_EFD).at[blocks.place_R].get(unique_indices=True)
+    x_PD = x_RD.at[places.row_P].get(mode="fill", fill_value=0, unique_indices=True)
+    inner_PF = gated_silu(places.product(x_PD, gate_EDF), places.product(x_PD, up_EDF))
+    y_RD = places.product(inner_PF, down_EFD).at[places.place_R].get(unique_indices=True)
     y_ND = jnp.einsum("ncd,nc->nd", y_RD.reshape(n, c, d).astype(jnp.float32), weight_BTC.reshape(n, c))
     return y_ND.reshape(b, t, d).astype(x_BTD.dtype)
 
 
-class Blocks(NamedTuple):
+class Places(NamedTuple):
     """Where each row goes, and whose each block of places is. The places that the last block of an expert has too many,
     and the blocks that no expert needs, hold no row."""
 
@@ -119,8 +121,8 @@ class Blocks(NamedTuple):
     expert_J: Int[Array, " J"]
 
     @staticmethod
-    def of(expert_R: Int[Array, " R"], experts: int) -> Blocks:
-        """Blocks of half the rows that an expert has on average: few places are left over, few blocks are needed."""
+    def of(expert_R: Int[Array, " R"], experts: int) -> Places:
+        """Places of half the rows that an expert has on average: few places are left over, few blocks are needed."""
         rows = expert_R.size
         half = 1 << max((rows // experts).bit_length() - 2, 0)
         size = min(max(half, LEAST_ROWS), MOST_ROWS)
@@ -131,7 +133,7 @@ class Blocks(NamedTuple):
         rank_R = jnp.arange(rows) - (jnp.cumsum(rows_E) - rows_E)[sorted_R]
         place_R = (last_E - blocks_E)[sorted_R] * size + rank_R
         count = rows // size + min(experts, rows)  # each expert has one block at most that is not full
-        return Blocks(
+        return Places(
             jnp.zeros(rows, jnp.int32).at[order_R].set(place_R.astype(jnp.int32)),
             (rows + jnp.arange(count * size)).at[place_R].set(order_R),
             jnp.minimum(jnp.searchsorted(last_E, jnp.arange(count), side="right"), experts - 1),

@@ -65,16 +65,22 @@ class Nf4(eqx.Module):
 
 
 def quantised(weight: Float[Array, "*L in out"]) -> Nf4:
-    """The nearest that 4 bit come to each number, by the largest magnitude of its block."""
-    *lead, inputs, outputs = weight.shape
-    flat = weight.astype(jnp.float32).reshape(*lead, -1)
-    blocks = _padded(flat, BLOCK).reshape(*lead, -1, BLOCK)
+    """The nearest that 4 bit come to each number, by the largest magnitude of its block.
+
+    A matrix at a time: what is needed on the way is larger than the matrix.
+    """
+    if weight.ndim > 2:
+        return jax.lax.map(quantised, weight)
+    inputs, outputs = weight.shape
+    blocks = _padded(weight.astype(jnp.float32).reshape(-1), BLOCK).reshape(-1, BLOCK)
     largest = jnp.abs(blocks).max(-1)
     between = (LEVELS[1:] + LEVELS[:-1]) / 2
-    codes = jnp.searchsorted(between, blocks / jnp.where(largest > 0, largest, 1)[..., None]).astype(jnp.uint8)
+    shares = blocks / jnp.where(largest > 0, largest, 1)[:, None]
+    # how many they are above: this fuses, where a search keeps what it knows of each number in memory
+    codes = (shares[..., None] > between).sum(-1, dtype=jnp.uint8)
     mean = _mean(largest)
-    above = largest - mean[..., None]
-    unit = jnp.abs(_padded(above, SCALES)).reshape(*lead, -1, SCALES).max(-1) / 127
+    above = largest - mean
+    unit = jnp.abs(_padded(above, SCALES)).reshape(-1, SCALES).max(-1) / 127
     units = jnp.repeat(jnp.where(unit > 0, unit, 1), SCALES, axis=-1)[..., : above.shape[-1]]
     scales = jnp.round(above / units).astype(jnp.int8)
     return Nf4(codes[..., 0::2] << 4 | codes[..., 1::2], scales, Exact(unit), Exact(mean), inputs, outputs)

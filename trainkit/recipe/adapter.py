@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trainkit.recipe.spec import Count, Positive, Spec
 
@@ -16,6 +16,11 @@ class Lora(Spec):
     """
 
     type: Literal["lora"] = "lora"
+    pretrained: str | None = None
+    """A directory with an adapter as PEFT keeps it, or a hub id, to begin with; a fresh one where not given. Its rank,
+    alpha, targets and variant are read from its adapter_config.json, and need not be said here."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub; a run keeps the commit that it found."""
     rank: Count = 16
     """Width of the narrow matrices."""
     alpha: Positive = 32.0
@@ -30,6 +35,12 @@ class Lora(Spec):
     """How much faster the second matrix learns than the first (LoRA+, Hayou et al. 2024, who use 16)."""
     base: Literal["none", "nf4"] = "none"
     """How the frozen matrices are kept: as `precision.params` says, or in 4 bit (QLoRA, Dettmers et al. 2023)."""
+
+    @model_validator(mode="after")
+    def _goes_with_pretrained(self) -> Lora:
+        if self.pretrained is None and self.revision is not None:
+            raise ValueError('revision goes with pretrained = "…"')
+        return self
 
     @property
     def scale(self) -> float:

@@ -10,33 +10,25 @@ from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
-from trainkit.recipe.pretrained import Pretrained
 from trainkit.recipe.rope import Rope, RopeScaling
 from trainkit.recipe.sizes import check_groups, check_heads, kept, visible
 from trainkit.recipe.spec import Count, NotNegative, Positive
 from trainkit.recipe.train import Remat
+from trainkit.recipe.transformer import Transformer
 
 Matrix = Literal["query", "key", "value", "output", "gate", "up", "down"]
 
 
-class Decoder(Pretrained):
+class Decoder(Transformer):
     """A decoder with rotary positions, root-mean-square norms, gated units and grouped queries."""
 
-    type: str
-    layers: Count
-    """Number of transformer blocks."""
-    hidden: Count
-    """Width of the residual stream."""
     heads: Count
     """Attention heads; must divide `hidden` where `head_width` is not given."""
     kv_heads: Count | None = None
     """Heads of keys and values, each shared by as many query heads (Ainslie et al. 2023); `heads` where not given."""
     head_width: Count | None = None
     """Width of one head; hidden / heads where not given."""
-    context_length: Count | None = None
-    """The longest text that it is meant for; `data.sequence_length` where not given."""
     tied: bool = False
-    """Whether the output matrix is the token embedding."""
     rope_theta: Positive = 10000.0
     """Base of the rotary positions' wave lengths."""
     rope_scaling: RopeScaling | None = None
@@ -73,7 +65,6 @@ class Decoder(Pretrained):
 
     @property
     def key_width(self) -> int:
-        """Width of one head."""
         return self.head_width or self.hidden // self.heads
 
     @property
@@ -102,22 +93,12 @@ class Decoder(Pretrained):
         return (Rope(self.rope_theta, self.rope_scaling),) * self.layers
 
     @property
-    def score_scale(self) -> float | None:
-        """What scores are multiplied with; None: one by the root of `key_width`."""
-        return None
-
-    @property
     def softcap_of_scores(self) -> float | None:
         return None
 
     @property
     def softcap_of_logits(self) -> float | None:
         return None
-
-    @property
-    def mlp_width(self) -> int:
-        """Width inside the MLP, or inside one expert."""
-        raise NotImplementedError
 
     @property
     def special_attention(self) -> str | None:
@@ -203,7 +184,8 @@ class Sparse(Decoder):
     experts_per_token: Count = 2
     """How many of them a token goes through."""
     router_loss: NotNegative = 0.001
-    """Coefficient of the loss that keeps experts evenly busy (Fedus et al. 2021); 0: none."""
+    """Coefficient of the loss that keeps experts evenly busy (Fedus et al. 2021); 0: none. They are counted within a
+    micro-batch, so with it a step is not quite the same in micro-batches of another size."""
 
     @model_validator(mode="after")
     def _enough_experts(self) -> Sparse:

@@ -5,14 +5,49 @@ The order of norms, biases and defaults is that of the checkpoints on the Huggin
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from trainkit.recipe.decoder import Dense, Matrix, Sparse
+from pydantic import Field
+
+from trainkit.recipe.decoder import Decoder, Dense, Matrix, Sparse
 from trainkit.recipe.rope import Rope
 from trainkit.recipe.spec import Count, Positive
 
 ATTENTION: tuple[Matrix, ...] = ("query", "key", "value", "output")
 MLP: tuple[Matrix, ...] = ("gate", "up", "down")
+
+
+class Biased(Decoder):
+    """One whose attention may have biases."""
+
+    attention_bias: bool = False
+    """Whether queries, keys, values and attention's output have a bias."""
+
+    @property
+    def biased(self) -> tuple[Matrix, ...]:
+        return ATTENTION if self.attention_bias else ()
+
+
+class Windowed(Decoder):
+    """One whose attention may look back over a window only."""
+
+    window: Count | None = None
+    """How many positions attention looks back over, its own included; over all where not given."""
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        return (self.window,) * self.layers
+
+
+class LateWindowed(Windowed):
+    """One whose first layers may do without the window."""
+
+    layers_without_window: Annotated[int, Field(ge=0)] = 0
+    """So many layers, the first ones, look back over all."""
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        return tuple(None if i < self.layers_without_window else self.window for i in range(self.layers))
 
 
 class Llama(Dense):
@@ -29,86 +64,50 @@ class Llama(Dense):
         return (ATTENTION if self.attention_bias else ()) + (MLP if self.mlp_bias else ())
 
 
-class Mistral(Dense):
+class Mistral(Windowed, Dense):
     """Mistral (Jiang et al. 2023): Llama whose attention looks back over a window."""
 
     type: Literal["mistral"] = "mistral"
-    window: Count | None = None
-    """How many positions attention looks back over, its own included; over all where not given."""
-
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        return (self.window,) * self.layers
 
 
-class Qwen2(Dense):
+class Qwen2(LateWindowed, Dense):
     """Qwen2 and Qwen2.5 (Yang et al. 2024): Llama with a bias on queries, keys and values."""
 
     type: Literal["qwen2"] = "qwen2"
     rope_theta: Positive = 1_000_000.0
     rms_norm_eps: Positive = 1e-6
-    window: Count | None = None
-    """How many positions attention looks back over, its own included; over all where not given."""
-    layers_without_window: int = 0
-    """So many layers, the first ones, look back over all."""
 
     @property
     def biased(self) -> tuple[Matrix, ...]:
         return ("query", "key", "value")
 
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        return _after(self.layers_without_window, self.window, self.layers)
 
-
-class Qwen3(Dense):
+class Qwen3(LateWindowed, Biased, Dense):
     """Qwen3 (Yang et al. 2025): Llama with a norm on each head's queries and keys."""
 
     type: Literal["qwen3"] = "qwen3"
     rope_theta: Positive = 1_000_000.0
     rms_norm_eps: Positive = 1e-6
-    attention_bias: bool = False
-    """Whether queries, keys, values and attention's output have a bias."""
-    window: Count | None = None
-    """How many positions attention looks back over, its own included; over all where not given."""
-    layers_without_window: int = 0
-    """So many layers, the first ones, look back over all."""
 
     qk_norm: ClassVar[Literal["head", "width"] | None] = "head"
 
-    @property
-    def biased(self) -> tuple[Matrix, ...]:
-        return ATTENTION if self.attention_bias else ()
 
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        return _after(self.layers_without_window, self.window, self.layers)
-
-
-class Olmo2(Dense):
+class Olmo2(Biased, Dense):
     """OLMo 2 (OLMo team 2024): norms after attention and MLP instead of before, and on all queries and keys at once."""
 
     type: Literal["olmo2"] = "olmo2"
     rope_theta: Positive = 500_000.0
     rms_norm_eps: Positive = 1e-6
-    attention_bias: bool = False
-    """Whether queries, keys, values and attention's output have a bias."""
 
     norms: ClassVar[Literal["before", "after", "around"]] = "after"
     qk_norm: ClassVar[Literal["head", "width"] | None] = "width"
 
-    @property
-    def biased(self) -> tuple[Matrix, ...]:
-        return ATTENTION if self.attention_bias else ()
 
-
-class Gemma(Dense):
+class Gemma(Biased, Dense):
     """What Gemma 2 and Gemma 3 share: norms around, gated GELU, scaled embeddings, local layers and global ones."""
 
     tied: bool = True
     rms_norm_eps: Positive = 1e-6
-    attention_bias: bool = False
-    """Whether queries, keys, values and attention's output have a bias."""
     window: Count = 4096
     """How many positions local layers look back over, their own included."""
     query_scale: Positive | None = None
@@ -116,23 +115,17 @@ class Gemma(Dense):
     final_softcap: Positive | Literal[False] = False
     """Logits are bent to stay below this: cap x tanh(logits / cap); `false` for not at all."""
 
+    pattern: Count
+    """Of so many layers the last is global, the others are local."""
+
     norms: ClassVar[Literal["before", "after", "around"]] = "around"
     norm_offset: ClassVar[float] = 1.0
     activation: ClassVar[Literal["silu", "gelu"]] = "gelu"
     scaled_embedding: ClassVar[bool] = True
 
     @property
-    def one_global_in(self) -> int:
-        """Of so many layers the last is global, the others are local."""
-        raise NotImplementedError
-
-    @property
-    def biased(self) -> tuple[Matrix, ...]:
-        return ATTENTION if self.attention_bias else ()
-
-    @property
     def windows(self) -> tuple[int | None, ...]:
-        return tuple(self.window if (i + 1) % self.one_global_in else None for i in range(self.layers))
+        return tuple(self.window if (i + 1) % self.pattern else None for i in range(self.layers))
 
     @property
     def score_scale(self) -> float | None:
@@ -148,15 +141,10 @@ class Gemma2(Gemma):
 
     type: Literal["gemma2"] = "gemma2"
     pattern: Count = 2
-    """Of so many layers the last is global, the others are local."""
     attention_softcap: Positive | Literal[False] = 50.0
     """Scores are bent to stay below this: cap x tanh(scores / cap). It rules out flash attention;
     `false` for none."""
     final_softcap: Positive | Literal[False] = 30.0
-
-    @property
-    def one_global_in(self) -> int:
-        return self.pattern
 
     @property
     def softcap_of_scores(self) -> float | None:
@@ -171,13 +159,8 @@ class Gemma3(Gemma):
     local_theta: Positive = 10000.0
     """Base of the wave lengths of local layers, whose positions `rope_scaling` leaves alone."""
     pattern: Count = 6
-    """Of so many layers the last is global, the others are local."""
 
     qk_norm: ClassVar[Literal["head", "width"] | None] = "head"
-
-    @property
-    def one_global_in(self) -> int:
-        return self.pattern
 
     @property
     def ropes(self) -> tuple[Rope, ...]:
@@ -185,26 +168,20 @@ class Gemma3(Gemma):
         return tuple(whole if window is None else local for window in self.windows)
 
 
-class Mixtral(Sparse):
+class Mixtral(Windowed, Sparse):
     """Mixtral (Jiang et al. 2024): Mistral with experts, a softmax over those that a token goes through."""
 
     type: Literal["mixtral"] = "mixtral"
     rope_theta: Positive = 1_000_000.0
     intermediate: Count
     """Width inside an expert."""
-    window: Count | None = None
-    """How many positions attention looks back over, its own included; over all where not given."""
 
     @property
     def mlp_width(self) -> int:
         return self.intermediate
 
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        return (self.window,) * self.layers
 
-
-class Qwen3Moe(Sparse):
+class Qwen3Moe(Windowed, Biased, Sparse):
     """Qwen3's mixtures of experts (Yang et al. 2025)."""
 
     type: Literal["qwen3-moe"] = "qwen3-moe"
@@ -215,10 +192,6 @@ class Qwen3Moe(Sparse):
     """Width inside an expert."""
     normalise_top: bool = True
     """Whether the weights of a token's experts, a softmax over all experts, are made to add up to 1."""
-    attention_bias: bool = False
-    """Whether queries, keys, values and attention's output have a bias."""
-    window: Count | None = None
-    """How many positions attention looks back over, its own included; over all where not given."""
 
     qk_norm: ClassVar[Literal["head", "width"] | None] = "head"
 
@@ -229,15 +202,3 @@ class Qwen3Moe(Sparse):
     @property
     def normalised(self) -> bool:
         return self.normalise_top
-
-    @property
-    def biased(self) -> tuple[Matrix, ...]:
-        return ATTENTION if self.attention_bias else ()
-
-    @property
-    def windows(self) -> tuple[int | None, ...]:
-        return (self.window,) * self.layers
-
-
-def _after(first: int, window: int | None, layers: int) -> tuple[int | None, ...]:
-    return tuple(None if i < first else window for i in range(layers))

@@ -57,6 +57,7 @@ _SAME = {
     "parallel.fsdp": "fsdp_size fsdp_axis_size",
     "precision.params": "param_dtype params_dtype",
     "precision.compute": "compute_dtype dtype",
+    "adapter.pretrained": "adapter_name_or_path lora_model_dir lora_name_or_path adapter_path lora_path",
     "adapter.rank": "lora_r lora_rank r",
     "adapter.alpha": "lora_alpha",
     "adapter.learning_rate_ratio": "loraplus_lr_ratio",

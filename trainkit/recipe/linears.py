@@ -13,9 +13,9 @@ from trainkit.recipe.model import Model
 
 #: What Hugging Face calls them, of the families together.
 _FOREIGN = {
-    "q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "output", "gate_proj": "gate", "up_proj": "up",
-    "down_proj": "down", "c_attn": "qkv", "Wqkv": "qkv", "out_proj": "output", "c_fc": "mlp_in",
-    "c_proj": "output", "fc1": "mlp_in", "fc2": "mlp_out",
+    "q_proj": ("query",), "k_proj": ("key",), "v_proj": ("value",), "o_proj": ("output",), "gate_proj": ("gate",),
+    "up_proj": ("up", "mlp_in"), "down_proj": ("down", "mlp_out"), "c_attn": ("qkv",), "Wqkv": ("qkv",),
+    "out_proj": ("output",), "c_fc": ("mlp_in",), "c_proj": ("output", "mlp_out"),
 }  # fmt: skip
 
 
@@ -46,13 +46,17 @@ def check_adapter(adapter: Adapter, model: Model) -> None:
 
 
 def matching(adapter: Adapter, names: Sequence[str]) -> list[str]:
-    """Those of `names` that the adapter's targets mean. Raises TrainkitError for a target that means none."""
+    """Those of `names` that the adapter's targets mean; never a router of experts.
+
+    Raises TrainkitError for a target that means none.
+    """
+    names = [name for name in names if "router" not in name]
     if adapter.targets == "all-linear":
-        return [name for name in names if "router" not in name]
+        return names
     for target in adapter.targets:
         if not any(_means(target, name) for name in names):
-            ours = _FOREIGN.get(target, "")
-            called = f"it is called {ours!r} here; " if any(_means(ours, name) for name in names) else ""
+            ours = [own for own in _FOREIGN.get(target, ()) if any(_means(own, name) for name in names)]
+            called = f"it is called {' and '.join(map(repr, ours))} here; " if ours else ""
             raise TrainkitError(
                 f"{target!r} is the name of no linear layer of this model",
                 where="adapter.targets",

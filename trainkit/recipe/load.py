@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.locate import Key, Origin, dotted, locate
-from trainkit.recipe.pretrained import LookUp
+from trainkit.recipe.pretrained import Checkpoint, LookUp, LookUpAdapter
 from trainkit.recipe.spec import with_tuples
 from trainkit.recipe.syntax import not_toml, unreadable
 from trainkit.recipe.write import flat
@@ -39,12 +40,18 @@ class Loaded:
     path: Path
 
 
-def load(path: Path, overrides: Sequence[str] = (), *, look_up: LookUp | None = None) -> Loaded:
+def load(
+    path: Path,
+    overrides: Sequence[str] = (),
+    *,
+    look_up: LookUp | None = None,
+    look_up_adapter: LookUpAdapter | None = None,
+) -> Loaded:
     """Read `path`, put `overrides` (`"train.steps=10"`) over it, and check all of it.
 
     Relative paths in it are made absolute against the working directory, so that a run can be resumed from anywhere.
     Without `look_up`, a model that begins with a checkpoint must say itself all that the checkpoint's config says, as
-    the recipe in a run's directory does.
+    the recipe in a run's directory does; so must, without `look_up_adapter`, an adapter.
 
     Raises:
         TrainkitError: a file is missing or not TOML, or the recipe is wrong; then all that is wrong is told at once.
@@ -53,7 +60,9 @@ def load(path: Path, overrides: Sequence[str] = (), *, look_up: LookUp | None = 
     for override in overrides:
         _override(layer, override)
     if look_up is not None:
-        layer = _begun(layer, look_up)
+        layer = _begun(layer, "model", look_up)
+    if look_up_adapter is not None:
+        layer = _begun(layer, "adapter", partial(look_up_adapter, tables=layer.table))
     try:
         recipe = Recipe.model_validate(with_tuples(layer.table))
     except ValidationError as error:
@@ -65,28 +74,30 @@ def load(path: Path, overrides: Sequence[str] = (), *, look_up: LookUp | None = 
     return Loaded(recipe=recipe, origins=origins, path=path)
 
 
-def _begun(layer: _Layer, look_up: LookUp) -> _Layer:
-    """The layer over what the checkpoint says that its model begins with, if it begins with one."""
-    model = layer.table.get("model")
-    if not (isinstance(model, dict) and isinstance(model.get("pretrained"), str)):
+def _begun(layer: _Layer, section: str, look_up: Callable[[str, str | None], Checkpoint | None]) -> _Layer:
+    """The layer over what the checkpoint says that its model, or its adapter, begins with, if it begins with one."""
+    given = _table_at(layer.table, section)
+    if not isinstance(given.get("pretrained"), str):
         return layer
-    revision, where = model.get("revision"), layer.origin(("model", "pretrained"))
+    revision, where = given.get("revision"), layer.origin((section, "pretrained"))
     try:
-        found = look_up(model["pretrained"], revision if isinstance(revision, str) else None)
+        found = look_up(given["pretrained"], revision if isinstance(revision, str) else None)
     except TrainkitError as error:
         at = f"{where}: {error.where}" if error.where else str(where)
         raise TrainkitError(error.problem, where=at, hint=error.hint) from error
+    if found is None:
+        return layer
     try:
-        values = found.values_for(model)
+        values = found.values_for(given)
     except TrainkitError as error:
-        raise TrainkitError(error.problem, where=str(layer.origin(("model",))), hint=error.hint) from None
-    base: dict[str, Any] = {"model": values, "tokenizer": {"path": found.pretrained, "revision": found.revision}}
+        raise TrainkitError(error.problem, where=str(layer.origin((section,))), hint=error.hint) from None
+    base: dict[str, Any] = {section: values}
+    if section == "model" and not {"path", "train"} & set(_table_at(layer.table, "tokenizer")):
+        base["tokenizer"] = {"path": found.pretrained, "revision": found.revision}
     origin = Origin(found.config)
     below = _Layer(base, {key: origin for key in _all_keys(base, ())}, layer.fallback)
-    if {"path", "train"} & set(_table_at(layer.table, "tokenizer")):
-        del base["tokenizer"]
     below.put(layer)
-    below.table["model"] |= {"pretrained": found.pretrained, "revision": found.revision}
+    below.table[section] |= {"pretrained": found.pretrained, "revision": found.revision}
     return below
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import model_validator
 
 from trainkit.errors import TrainkitError
 from trainkit.recipe.spec import Count, Spec
+
+#: What a recipe may say otherwise than the checkpoint that its model begins with, where no shape hangs on it.
+CHANGEABLE = frozenset({"context_length", "rope_theta", "rope_scaling", "local_theta", "window", "router_loss"})
 
 
 class Pretrained(Spec):
@@ -24,6 +27,9 @@ class Pretrained(Spec):
     """Cut or widen the embedding of `pretrained` to the tokenizer; new rows are the mean of the old ones."""
     vocab_size: Count | None = None
     """Rows of the embedding; as many as the tokenizer has entries where not given. More are padding."""
+
+    changeable: ClassVar[frozenset[str]] = CHANGEABLE
+    """What may be said otherwise than the checkpoint says it."""
 
     @model_validator(mode="after")
     def _goes_with_pretrained(self) -> Pretrained:
@@ -49,39 +55,55 @@ class Pretrained(Spec):
         )
 
 
-#: What a recipe may say otherwise than the checkpoint that its model begins with: no shape hangs on it.
-CHANGEABLE = frozenset({"context_length", "rope_theta", "rope_scaling", "local_theta", "window", "router_loss"})
-
-
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint that a model begins with says of it."""
+    """What a checkpoint that a model, or an adapter, begins with says of it."""
 
     values: dict[str, Any]
-    """Keys of `[model]`, `type` among them."""
+    """Keys of its section; of `[model]`, `type` among them."""
     pretrained: str
     """Its directory, or its hub id."""
     revision: str | None
     """Its commit where it is from the hub."""
     config: str
     """Where the values were read."""
+    changeable: frozenset[str] = CHANGEABLE
+    """Keys that a recipe may give another value."""
+    section: Literal["model", "adapter"] = "model"
+    """Of the recipe, which begins with it."""
 
     def values_for(self, model: dict[str, Any]) -> dict[str, Any]:
-        """Those that count below what a recipe's `[model]` says. Raises TrainkitError where that contradicts them."""
+        """Those that count below what a recipe says. Raises TrainkitError where that contradicts them."""
         wrong = [
-            key for key, value in self.values.items() if key in model and key not in CHANGEABLE and model[key] != value
+            key
+            for key, value in self.values.items()
+            if key in model and key not in self.changeable and model[key] != value
         ]
         if wrong:
             from trainkit.recipe.write import toml_value  # which knows whole recipes, and so models
 
             lines = [f"  {k} = {toml_value(model[k])}: the checkpoint has {toml_value(self.values[k])}" for k in wrong]
+            may = f"; what may differ: {', '.join(sorted(self.changeable))}" if self.changeable else ""
             raise TrainkitError(
-                "[model] says otherwise than its checkpoint:\n" + "\n".join(lines),
-                hint=f"leave them out; what may differ: {', '.join(sorted(CHANGEABLE))}",
+                f"[{self.section}] says otherwise than its checkpoint:\n" + "\n".join(lines),
+                hint=f"leave them out{may}",
             )
-        resized = model.get("resize_vocabulary") is True
-        return {key: value for key, value in self.values.items() if not (resized and key == "vocab_size")}
+        values = dict(self.values)
+        if model.get("resize_vocabulary") is True:
+            values.pop("vocab_size", None)
+        ours, theirs = model.get("rope_scaling"), values.get("rope_scaling")
+        if isinstance(ours, dict) and isinstance(theirs, dict) and ours.get("type", theirs["type"]) != theirs["type"]:
+            # another kind has other keys: none of the checkpoint's may be left beside them
+            del values["rope_scaling"]
+        return values
 
 
 #: Finds the checkpoint of `model.pretrained` and `model.revision`. Raises TrainkitError.
 LookUp = Callable[[str, str | None], Checkpoint]
+
+
+class LookUpAdapter(Protocol):
+    """Finds the checkpoint of `adapter.pretrained` and `adapter.revision`."""
+
+    def __call__(self, pretrained: str, revision: str | None, *, tables: Mapping[str, Any]) -> Checkpoint | None:
+        """`tables` is the recipe, whose model the adapter is for; None where that is wrong. Raises TrainkitError."""

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from trainkit.recipe.adapter import Adapter
 from trainkit.recipe.data import Data
+from trainkit.recipe.decoder import Sparse
 from trainkit.recipe.linears import check_adapter
 from trainkit.recipe.machine import Parallel, Precision
 from trainkit.recipe.model import Model
@@ -18,7 +19,7 @@ from trainkit.recipe.spec import Spec
 from trainkit.recipe.task import CausalLM, Task
 from trainkit.recipe.tokenizer import Tokenizer
 from trainkit.recipe.train import Train
-from trainkit.recipe.upkeep import Checkpoint, Evaluate, Sample, Statistics, Track
+from trainkit.recipe.upkeep import Checkpoint, Evaluate, Export, Sample, Statistics, Track
 
 
 class Run(Spec):
@@ -53,6 +54,8 @@ class Recipe(Spec):
     precision: Precision = Precision.model_construct()
     parallel: Parallel = Parallel.model_construct()
     checkpoint: Checkpoint = Checkpoint.model_construct()
+    export: Export | None = None
+    """Nothing is exported in training where the section is absent."""
     evaluate: Evaluate = Evaluate.model_construct()
     sample: Sample | None = None
     """No samples where the section is absent."""
@@ -74,6 +77,36 @@ class Recipe(Spec):
         if self.adapter is not None:
             check_adapter(self.adapter, self.model)
         return self
+
+    @model_validator(mode="after")
+    def _the_export_is_of_what_there_is(self) -> Recipe:
+        if self.export is not None and self.export_format == "peft":
+            if self.adapter is None:
+                raise ValueError('export.format = "peft" is an adapter alone, and there is none: add [adapter]')
+            if self.export.dtype == "bfloat16":
+                raise ValueError(
+                    'export.dtype = "bfloat16" is not for an adapter alone, which is float32 as it was trained:'
+                    ' leave it out, or merge it into its base with export.format = "hf"'
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _fp8_reaches_most_of_the_model(self) -> Recipe:
+        if self.precision.compute == "fp8":
+            if isinstance(self.model, Sparse):
+                raise ValueError(
+                    'precision.compute = "fp8" leaves experts, most of the work, as they are: write "bfloat16"'
+                )
+            if self.adapter is not None and self.adapter.base == "nf4":
+                raise ValueError('precision.compute = "fp8" is for no matrix in 4 bit (adapter.base): write "bfloat16"')
+        return self
+
+    @property
+    def export_format(self) -> Literal["hf", "peft"]:
+        """What `export.format` comes to."""
+        if self.export is None or self.export.format == "auto":
+            return "hf" if self.adapter is None else "peft"
+        return self.export.format
 
     def fingerprint(self) -> str:
         """Hash of every value in it; two recipes with the same fingerprint ask for the same training."""

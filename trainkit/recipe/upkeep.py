@@ -1,4 +1,4 @@
-"""[checkpoint], [evaluate], [sample], [statistics] and [track]: what happens beside the steps."""
+"""[checkpoint], [export], [evaluate], [sample], [statistics] and [track]: what happens beside the steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainkit.recipe.spec import Count, NotNegative, Positive, Spec
+from trainkit.recipe.spec import Count, Fraction, NotNegative, Positive, Spec
 
 
 class Checkpoint(Spec):
@@ -16,6 +16,20 @@ class Checkpoint(Spec):
     """Rolling: each replaces the rolling one before it."""
     keep_every: Count | tuple[Count, ...] | None = None
     """Permanent: every so many steps, or at the listed steps."""
+
+
+class Export(Spec):
+    """The model for other programs, at these steps and at the end, as `trainkit export` writes it, into the run's
+    `exports/STEP`. Each is made from a checkpoint by a process of its own, whose failure is an alert and stops nothing.
+    """
+
+    every: Count | None = None
+    """Steps from one export to the next; only at the end where not given."""
+    format: Literal["auto", "hf", "peft"] = "auto"
+    """`hf` is what transformers loads, an adapter merged into its base; `peft` is the adapter alone. `auto` is `peft`
+    where there is an adapter."""
+    dtype: Literal["bfloat16", "float32"] | None = None
+    """Of the weights; where not given as in training. An adapter alone is float32."""
 
 
 class Evaluate(Spec):
@@ -42,6 +56,12 @@ class Sample(Spec):
     """0 always takes the likeliest token."""
     top_k: Count | None = 50
     """Only the likeliest so many are drawn from."""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Only the likeliest are drawn from that have so much probability together."""
+    min_p: Fraction | None = None
+    """Only those are drawn from that are at least this many times as likely as the likeliest."""
+    repetition_penalty: Positive = 1.0
+    """Above 1, tokens that were there before become less likely."""
 
 
 class Statistics(Spec):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -14,28 +13,34 @@ from typing import NamedTuple
 
 import jax
 
+from trainkit.checkpoint import store
 from trainkit.checkpoint.digest import digest
 from trainkit.checkpoint.saver import Facts, size_of
 from trainkit.data import cache as caches
+from trainkit.data.chat_template import resolve_template
 from trainkit.data.dataset import TrainSet, may_start_early
 from trainkit.data.evalset import EvalSet, validation_sources
+from trainkit.data.hub import BESIDE
 from trainkit.data.jobs import Stop
-from trainkit.data.tokenizer import BESIDE
 from trainkit.events.control import Server
 from trainkit.events.log import EventLog
 from trainkit.events.orders import Given
+from trainkit.hub.tokenizer import TEMPLATE, TOKENIZER
 from trainkit.infer.sampler import Sampler
 from trainkit.parallel import devices, mesh
 from trainkit.plan import Choice, DataSize, Devices, Plan, choices, make_plan
 from trainkit.recipe import Recipe, upkeep
 from trainkit.recipe.load import Loaded
 from trainkit.run.compiled import Built, Program, build, fitted, tell_plan, tell_program
+from trainkit.run.exporting import Exporting
 from trainkit.run.findings import Disk, Findings
+from trainkit.run.pretrained import check_weights
 from trainkit.run.repeat import orders_to_repeat
 from trainkit.run.replan import choice_before
 from trainkit.run.rescue import Rescue, explained
 from trainkit.run.start import Start
 from trainkit.run.state import new_or_restored
+from trainkit.run.texts import chat_of, texts_of
 from trainkit.tasks import check_learnable
 from trainkit.track.projections import asked, require
 from trainkit.track.sidecar import Sidecars
@@ -57,8 +62,6 @@ from trainkit.train.stop import StopSignal
 SIDECAR_SECONDS = 60.0
 #: How long the last checkpoint of a short run waits for Aim to say which of its runs this one is.
 AIM_HASH_SECONDS = 20.0
-#: In the run's directory: what its tokens mean, with or without the cache.
-TOKENIZER = "tokenizer.json"
 
 
 class Ready(NamedTuple):
@@ -89,7 +92,7 @@ def train(
     recipe = loaded.recipe
     _check(recipe, start, done=log.step)
     use_compile_cache()
-    cache = _cached(recipe, log)
+    cache = _cached(recipe, log, resumed=store.newest(directory) is not None)
     afterwards.callback(cache.close)
     data = TrainSet(cache, recipe)
     program, state, course, repeats, restored = _prepared(directory, loaded, start, cache, data, log=log)
@@ -102,8 +105,9 @@ def train(
 
     sidecars = _sidecars(directory, recipe, log, afterwards)
     facts = partial(_facts, recipe, cache.fingerprint, digest(state.frozen), sidecars, log)
+    exporting = Exporting(directory, recipe, first=first, log=log) if recipe.export else None
     with contextlib.ExitStack() as opened:
-        saving = Saving(directory, recipe.checkpoint, log=log, facts=facts)
+        saving = Saving(directory, recipe.checkpoint, log=log, facts=facts, reader=exporting)
         opened.callback(saving.finish)  # a save that is under way when training fails is still a good one
         server = Server(directory)
         opened.callback(server.close)
@@ -131,7 +135,7 @@ def train(
             orders=orders,
             saving=saving,
             evaluate=_evaluator(recipe, cache, built, plan, orders=orders, log=log),
-            sample=_sampler(recipe, cache, built, log=log),
+            sample=_sampler(recipe, directory, cache, built, log=log),
             statistics=Statistics(log),
             compilations=compilations,
             profile=profile,
@@ -140,6 +144,9 @@ def train(
         )
         meter.restart_clock()
         _, last = run_loop(state, job)
+    if exporting:
+        before = signal.received
+        exporting.finish(interrupted=lambda: signal.received != before)
     return last >= course.total_steps
 
 
@@ -153,11 +160,11 @@ def _check(recipe: Recipe, start: Start, *, done: int) -> None:
         check_steps(start.profile, done=done, total=recipe.train.steps)
 
 
-def _cached(recipe: Recipe, log: EventLog) -> caches.Cache:
+def _cached(recipe: Recipe, log: EventLog, *, resumed: bool) -> caches.Cache:
     """The tokens; what is missing is made, by the time this returns or, where training may begin before, later."""
     cache = caches.find(recipe)
     if cache is None:
-        rehearse(recipe)
+        rehearse(recipe, resumed=resumed)
         make = caches.begin if may_start_early(recipe) else caches.build
         cache = make(recipe, progress=partial(_tell_progress, log))
     return cache
@@ -183,7 +190,7 @@ def _prepared(
         first = int(state.step)
         check_steps(start.profile, done=first, total=course.total_steps)
         repeats = orders_to_repeat(start, course, first=first, log=log)
-        _keep_tokenizer(cache, directory)
+        _keep_tokenizer(cache, recipe, directory)
         with explained("a step of the smallest micro-batch", plan, recipe):
             program = compiling.result()
     tell_program(program, guessed=plan, total_steps=course.total_steps, log=log)
@@ -199,13 +206,15 @@ def use_compile_cache() -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def rehearse(recipe: Recipe) -> None:
-    """Raise what is wrong with devices, batch or optimiser now, not after hours of tokenising.
+def rehearse(recipe: Recipe, *, resumed: bool) -> None:
+    """Raise what is wrong with devices, batch, optimiser or weights now, not after hours of tokenising.
 
     Of the data nothing is known yet, and nothing that is looked at here hangs on it.
     """
     guess = DataSize(examples=1, tokens=1, documents=1, bytes=1)
-    build(recipe, make_plan(recipe, devices=devices.local(recipe.parallel.platform), vocab_size=1, data=guess))
+    there = devices.local(recipe.parallel.platform)
+    built = build(recipe, make_plan(recipe, devices=there, vocab_size=1, data=guess))
+    check_weights(recipe, built, resumed=resumed)
 
 
 def plan_of(
@@ -252,12 +261,16 @@ def _evaluator(
     )
 
 
-def _sampler(recipe: Recipe, cache: caches.Cache, built: Built, *, log: EventLog) -> Sample:
+def _sampler(recipe: Recipe, directory: Path, cache: caches.Cache, built: Built, *, log: EventLog) -> Sample:
+    texts = texts_of(recipe, directory, cache.tokenizer)
     sampler = Sampler(
         recipe.sample or upkeep.Sample(),
         codec=cache.tokenizer,
+        begin=texts.begin,
+        ends=texts.ends,
         context_length=recipe.model.context_length or recipe.data.sequence_length,
         compute=built.compute,
+        mesh=built.mesh,
         log=log,
     )
     return lambda state, step, prompts=None: sampler(
@@ -300,12 +313,14 @@ def _tell_progress(log: EventLog, progress: caches.Progress) -> None:
     log.write("cache_progress", step=log.step, **asdict(progress))
 
 
-def _keep_tokenizer(cache: caches.Cache, directory: Path) -> None:
-    """Put it in place whole, with what belongs to it: its chat template, how it ends a text. Where the run goes on, the
-    data has been found to be the same, and so this too."""
-    for name in (TOKENIZER, *BESIDE):
-        source = cache.tokenizer.path if name == TOKENIZER else cache.tokenizer.path.with_name(name)
-        if source.is_file():
-            draft = directory / f".{name}"
-            shutil.copyfile(source, draft)
-            draft.replace(directory / name)
+def _keep_tokenizer(cache: caches.Cache, recipe: Recipe, directory: Path) -> None:
+    """Put it in place whole, with what belongs to it: how it ends a text, and the chat template, as conversations were
+    written. Where the run goes on, the data has been found to be the same, and so this too."""
+    beside = {name: cache.tokenizer.path.with_name(name) for name in BESIDE} | {TOKENIZER: cache.tokenizer.path}
+    kept = {name: source.read_bytes() for name, source in beside.items() if source.is_file()}
+    if (chat := chat_of(recipe)) is not None:
+        kept[TEMPLATE] = resolve_template(chat, cache.tokenizer.path).text.encode()
+    for name, content in kept.items():
+        draft = directory / f".{name}"
+        draft.write_bytes(content)
+        draft.replace(directory / name)

@@ -20,7 +20,7 @@ from trainkit.data.jobs import Stop
 from trainkit.data.layout import Layout, has_segments
 from trainkit.events.log import EventLog
 from trainkit.events.plain import bytes_
-from trainkit.models.adapters import trainable
+from trainkit.models.adapters import Numbers, trainable
 from trainkit.models.build import LanguageModel
 from trainkit.parallel import devices, mesh
 from trainkit.parallel.precision import compute_dtype
@@ -46,7 +46,8 @@ class Built(NamedTuple):
     compute: jnp.dtype
     step: Step
     initial: Callable[..., State]
-    """Of a key and, where the model does not begin at random, the arrays that `base` describes."""
+    """Of a key and, where the model does not begin at random, the arrays that `base` describes, packed where an
+    adapter has them so; and, where that does not, its numbers."""
     base: PyTree[jax.ShapeDtypeStruct]
     """The model before an adapter is put on it: every array, and where it lies."""
     shardings: PyTree[Any]
@@ -106,12 +107,12 @@ def build(recipe: Recipe, plan: Plan) -> Built:
         )
         return models.cast(fresh, kept)
 
-    def model(key: jax.Array, weights: PyTree | None = None) -> LanguageModel:
-        whole = base(key) if weights is None else eqx.combine(weights, base(key))
-        return with_adapter(whole, recipe, key=key)
+    def model(key: jax.Array, weights: PyTree | None = None, numbers: Numbers | None = None) -> LanguageModel:
+        return with_adapter(base(key) if weights is None else weights, recipe, key=key, numbers=numbers)
 
-    def initial(key: jax.Array, weights: PyTree | None = None) -> State:
-        return init(key, model=partial(model, weights=weights), optimizer=optimizer, compute=compute)
+    def initial(key: jax.Array, weights: PyTree | None = None, numbers: Numbers | None = None) -> State:
+        begun = partial(model, weights=weights, numbers=numbers)
+        return init(key, model=begun, optimizer=optimizer, compute=compute)
 
     whole = jax.eval_shape(model, jax.random.key(0))
     trained = eqx.filter(whole, trainable(whole))

@@ -81,17 +81,20 @@ def discard(directory: Path) -> None:
 
 
 @contextmanager
-def refusals(directory: Path) -> Iterator[None]:
-    """Turns what a disk says that takes no more into a TrainkitError. Other errors of the system are let through."""
+def refusals(directory: Path, *, what: str = "the run", then: str | None = None) -> Iterator[None]:
+    """Turns what a disk says that takes no more into a TrainkitError. Other errors of the system are let through.
+
+    `what` cannot be written, and what to do `then`, once there is room; where None, to resume the run.
+    """
     try:
         yield
     except OSError as error:
         if error.errno not in _REFUSALS:
             raise
         raise TrainkitError(
-            f"the run cannot be written: {error.strerror}",
+            f"{what} cannot be written: {error.strerror}",
             where=str(error.filename or directory),
-            hint=f"{_MAKE_ROOM}, then: trainkit resume {typed(directory)}",
+            hint=f"{_MAKE_ROOM}, then: {then or f'trainkit resume {typed(directory)}'}",
             exit_code=FAILED,
         ) from error
 

@@ -2,63 +2,82 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from pathlib import Path
 
+import equinox as eqx
 import jax
 import numpy as np
 
-from trainkit.checkpoint import store
 from trainkit.data import vocabulary
 from trainkit.errors import FAILED, TrainkitError
-from trainkit.hub import peft
-from trainkit.hub.tokenizer import TOKENIZER
-from trainkit.models.adapters import adapt, adapted_layers, merge
+from trainkit.hub import adapter_config, peft, tokenizer
+from trainkit.hub.card import adapter_card
+from trainkit.models.adapters import adapt, adapted_layers, merge, trainable, with_numbers
 from trainkit.models.build import LanguageModel
-from trainkit.parallel import mesh
 from trainkit.recipe.model import Model
 from trainkit.run.adapted import opened
-from trainkit.run.directory import recipe_of, typed
+from trainkit.run.directory import recipe_of
+from trainkit.run.draft import checkpoint_of, draft, made_by
+from trainkit.run.serving import all_devices
+from trainkit.run.texts import texts_of
 
 
 def export_adapter(directory: Path, step: int | None, out: Path) -> list[Path]:
     """Write the adapter of a run, as it was at `step` (None: the newest checkpoint), into the new directory `out`.
 
+    Beside it lie a model card and, where that of its base is another one or begins texts otherwise, or conversations
+    were learned, the tokenizer.
+
     Raises:
-        TrainkitError: the run trains all of its model, there is something at `out`, there is no such checkpoint, its
-            base is not to be had, or what was written is not what is read back.
+        TrainkitError: the run trains all of its model, there is something at `out`, it cannot be written, there is
+            no such checkpoint, its base is not to be had, or what was written is not what is read back.
     """
-    recipe = recipe_of(directory).recipe
+    loaded = recipe_of(directory)
+    recipe, spec = loaded.recipe, loaded.recipe.model
     if recipe.adapter is None:
         raise TrainkitError(
             "the run has no adapter: all of its model is trained", where=str(directory), hint="--format hf"
         )
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise TrainkitError("there is something already", where=str(out), hint="name a directory that does not exist")
-    info = store.newest(directory) if step is None else store.find(directory, step)
-    if info is None:
-        hint = f"trainkit send {typed(directory)} save"
-        raise TrainkitError("the run has no checkpoint yet", where=str(directory), hint=hint)
-    vocab_size = recipe.model.rows(vocabulary.load(directory / TOKENIZER).vocab_size)
-    model = opened(info, recipe, vocab_size=vocab_size, on=mesh.make_mesh(data=1, fsdp=1))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-    try:
-        draft.chmod(0o755)
-        files = peft.save(draft, model, recipe.model, recipe.adapter)
-        _compare(draft, model, recipe.model)
-        draft.replace(out)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    return [out / file.name for file in files]
+    info = checkpoint_of(directory, step)
+    with draft(out) as made:
+        codec = vocabulary.load(directory / tokenizer.TOKENIZER)
+        texts, on = texts_of(recipe, directory, codec), all_devices(recipe.parallel.platform)
+        model = opened(info, recipe, vocab_size=spec.rows(codec.vocab_size), on=on)
+        peft.save(made, model, spec, recipe.adapter)
+        _compare(made, model, spec)
+        own = (
+            texts.template is not None
+            or recipe.tokenizer.path is None
+            or recipe.tokenizer.path != spec.pretrained
+            or tokenizer.put_around(directory / tokenizer.TOKENIZER) != (texts.begin, ())
+        )
+        if own:
+            tokenizer.write(
+                made,
+                directory,
+                codec,
+                begin=texts.begin,
+                ends=texts.ends,
+                template=texts.template,
+                context_length=spec.context_length or recipe.data.sequence_length,
+            )
+        text = adapter_card(
+            made_by(directory, loaded, info.step),
+            recipe.adapter,
+            family=spec.type,
+            parameters=sum(leaf.size for leaf in jax.tree.leaves(eqx.filter(model, trainable(model)))),
+            tokenizer=own,
+        )
+        (made / "README.md").write_text(text, encoding="utf-8")
+        names = sorted(file.name for file in made.iterdir())
+    return [out / name for name in names]
 
 
 def _compare(written: Path, model: LanguageModel, spec: Model) -> None:
     """Raises TrainkitError where what is read back is not, to the last bit, the adapter of the model."""
-    found = peft.read_adapter(written, spec)
-    fresh = adapt(merge(model), found, key=jax.random.key(0))
-    back, ours = adapted_layers(peft.load(written, fresh, spec)), adapted_layers(model)
+    found = adapter_config.read(written, spec)
+    shapes = jax.eval_shape(lambda model: adapt(merge(model), found, key=jax.random.key(0)), model)
+    back, ours = adapted_layers(with_numbers(shapes, peft.read(written, shapes, spec))), adapted_layers(model)
     parts = [(x.a, x.b, x.magnitude) for x in (*back.values(), *ours.values())]
     half = len(parts) // 2
     same = map(np.array_equal, jax.tree.leaves(parts[:half]), jax.tree.leaves(parts[half:]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -11,25 +10,29 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from trainkit import models
-from trainkit.checkpoint import restore, store
+from trainkit.checkpoint import restore
 from trainkit.checkpoint.names import named_leaves
 from trainkit.checkpoint.store import Info
 from trainkit.data import vocabulary
-from trainkit.data.chat_template import ChatTemplate, resolve_template
+from trainkit.data.chat_template import ChatTemplate
 from trainkit.data.vocabulary import LoadedTokenizer
 from trainkit.errors import TrainkitError
+from trainkit.hub import adapter_config
+from trainkit.hub.load import load_params, read_spec
+from trainkit.hub.tokenizer import TEMPLATE, TOKENIZER, put_around
 from trainkit.models.build import LanguageModel
 from trainkit.parallel import devices, mesh
 from trainkit.parallel.precision import compute_dtype
 from trainkit.recipe import Recipe
 from trainkit.recipe.document import Chat
-from trainkit.run.adapted import merged
-from trainkit.run.assemble import TOKENIZER
+from trainkit.run.adapted import base_of, merged, merging
 from trainkit.run.directory import recipe_of, typed
+from trainkit.run.draft import checkpoint_of
+from trainkit.run.texts import begin_of, chat_of, directories_of, ends_of, template_of, usable_template
 
 
 @dataclass(frozen=True)
@@ -44,12 +47,12 @@ class Served:
     """Tokens before every text that it has learned."""
     ends: tuple[int, ...]
     """Tokens that end a text."""
-    rows: Callable[[int], Sharding]
-    """Where arrays of so many sequences lie."""
-    document: Chat
-    """How it has learned to write conversations."""
-    tokenizers: tuple[Path, ...]
-    """Files of the tokenizer, beside which there may be a chat template."""
+    mesh: Mesh
+    """The devices that it lies on."""
+    chat: Chat | None
+    """How the recipe has conversations written, where it has learned any."""
+    directories: tuple[Path, ...]
+    """Where files of the tokenizer are, such as a chat template."""
 
     def prompt(self, text: str) -> list[int]:
         """A text to go on with; an empty one is the token after which documents begin."""
@@ -57,14 +60,13 @@ class Served:
 
     def template(self) -> ChatTemplate:
         """Raises TrainkitError where it has none, or none that can be used."""
-        for path in self.tokenizers:
-            if self.document.template is not None or _has_template(path):
-                return resolve_template(self.document, path)
+        if (found := template_of(self.chat, self.directories)) is not None:
+            return found
         raise TrainkitError(
             "the model has no chat template, so how a conversation is written is not known",
             where=str(self.where),
-            hint=f"put a chat_template.jinja beside {typed(self.tokenizers[0].absolute())}; or let the model go on with"
-            " a text: --raw",
+            hint=f"put a {TEMPLATE} beside {typed((self.directories[0] / TOKENIZER).absolute())}; or let the model go"
+            " on with a text: --raw",
         )
 
 
@@ -75,31 +77,24 @@ def open_run(directory: Path, step: int | None = None) -> Served:
         TrainkitError: there is no such checkpoint, it is damaged, or it is not of the run's recipe.
     """
     recipe = recipe_of(directory).recipe
-    info = store.newest(directory) if step is None else store.find(directory, step)
-    if info is None:
-        raise TrainkitError(
-            "the run has no checkpoint yet", where=str(directory), hint=f"trainkit send {typed(directory)} save"
-        )
+    info = checkpoint_of(directory, step)
     codec = vocabulary.load(directory / TOKENIZER)
-    there, compute = _devices(recipe.parallel.fsdp, platform=recipe.parallel.platform), _compute(recipe)
+    there = all_devices(recipe.parallel.platform, fsdp=recipe.parallel.fsdp)
+    compute = _compute(recipe)
     if recipe.adapter is None:
         model = restored(info, recipe, on=there, dtype=compute)
     else:
         model = merged(info, recipe, vocab_size=recipe.model.rows(codec.vocab_size), on=there, dtype=compute)
-    begin = (codec.beginning_of_text,) if recipe.data.encoding.bos and codec.beginning_of_text is not None else ()
-    documents = (getattr(source, "document", None) for source in recipe.data.train)
-    given = Path(recipe.tokenizer.path) if recipe.tokenizer.path else None
-    beside = [given / TOKENIZER if given.is_dir() else given] if given is not None and given.exists() else []
-    tokenizers = (directory / TOKENIZER, *beside)
+    chat, directories = chat_of(recipe), directories_of(recipe, directory)
     return Served(
         model=model,
         codec=codec,
         where=directory,
-        begin=begin,
-        ends=_ends(codec, *(path.parent for path in tokenizers)),
-        rows=partial(_rows, there),
-        document=next((found for found in documents if isinstance(found, Chat)), Chat(type="chat")),
-        tokenizers=tokenizers,
+        begin=begin_of(recipe, codec),
+        ends=ends_of(codec, directories, usable_template(chat, directories)),
+        mesh=there,
+        chat=chat,
+        directories=directories,
     )
 
 
@@ -131,27 +126,37 @@ def restored(info: Info, recipe: Recipe, *, on: Mesh, dtype: jnp.dtype) -> Langu
 
 
 def open_pretrained(directory: Path) -> Served:
-    """A Hugging Face checkpoint in a directory, in bfloat16, on a CPU in float32.
+    """A Hugging Face checkpoint in a directory, in bfloat16, on a CPU in float32; or an adapter of PEFT, on its base.
 
     Raises:
-        TrainkitError: it is of a family that is not known, or something in it cannot be used.
+        TrainkitError: it is of a family that is not known, something in it cannot be used, or it is an adapter whose
+            base is not to be had.
     """
-    from trainkit.hub.load import load_params, read_spec
-
-    there = _devices(len(jax.devices()), platform="auto")
+    is_adapter = (directory / adapter_config.FILE).is_file()
+    base = base_of(directory) if is_adapter else directory
+    # what lies beside an adapter is what it was trained with
+    directories = (directory, base) if is_adapter else (directory,)
+    tokenizers = tuple(found / TOKENIZER for found in directories)
+    there = all_devices("auto")
     dtype = jnp.dtype("float32" if jax.devices()[0].platform == "cpu" else "bfloat16")
-    spec, codec = read_spec(directory), vocabulary.load(directory / TOKENIZER)
-    build = partial(_built, spec, vocab_size=spec.rows(codec.vocab_size), length=spec.context_length or 1)
+    spec, codec = read_spec(base), vocabulary.load(next(filter(Path.is_file, tokenizers), tokenizers[-1]))
+    # a run may have widened the embedding to a vocabulary of its own, whose new rows are no part of an adapter
+    rows = max(spec.vocab_size or 0, codec.vocab_size) if is_adapter else spec.rows(codec.vocab_size)
+    build = partial(_built, spec, vocab_size=rows, length=spec.context_length or 1)
     shapes = jax.eval_shape(build, jax.random.key(0))
+    finish: Callable[[LanguageModel], LanguageModel]
+    finish = merging(directory, spec, shapes) if is_adapter else lambda model: model
+    lie = mesh.shardings(there, shapes)
+    weights = load_params(base, shapes, lie, dtype, resize=is_adapter)
     return Served(
-        model=load_params(directory, shapes, mesh.shardings(there, shapes), dtype),
+        model=finish(weights),
         codec=codec,
         where=directory,
-        begin=_put_before(directory / TOKENIZER),
-        ends=_ends(codec, directory),
-        rows=partial(_rows, there),
-        document=Chat(type="chat"),
-        tokenizers=(directory / TOKENIZER,),
+        begin=put_around(codec.path)[0],
+        ends=ends_of(codec, directories, usable_template(None, directories)),
+        mesh=there,
+        chat=None,
+        directories=directories,
     )
 
 
@@ -175,51 +180,10 @@ def _compute(recipe: Recipe) -> jnp.dtype:
     return compute_dtype(recipe.precision.compute)
 
 
-def _devices(fsdp: int, *, platform: str) -> Mesh:
-    """All devices, with as many to share the parameters as in training, where that divides them."""
+def all_devices(platform: str, *, fsdp: int | None = None) -> Mesh:
+    """All devices, the CPU's where the run was on one; `fsdp` of them share the parameters where that divides them,
+    else all."""
     # what was trained on a GPU may be used without one
     count = devices.local("cpu" if platform == "cpu" else "auto").count
-    fsdp = fsdp if count % fsdp == 0 else count
+    fsdp = fsdp if fsdp is not None and count % fsdp == 0 else count
     return mesh.make_mesh(data=count // fsdp, fsdp=fsdp)
-
-
-def _rows(there: Mesh, count: int) -> Sharding:
-    whole = PartitionSpec((mesh.DATA, mesh.FSDP)) if count % there.size == 0 else PartitionSpec()
-    return NamedSharding(there, whole)
-
-
-def _ends(codec: LoadedTokenizer, *directories: Path) -> tuple[int, ...]:
-    """The end-of-text token, and what a generation config beside the tokenizer says."""
-    ends: list[Any] = [codec.end_of_text]
-    for directory in directories:
-        for file in ("generation_config.json", "config.json"):
-            found = _config(directory / file).get("eos_token_id")
-            ends += found if isinstance(found, list) else [found]
-    return tuple(dict.fromkeys(end for end in ends if isinstance(end, int)))
-
-
-def _put_before(tokenizer: Path) -> tuple[int, ...]:
-    """The special tokens that a tokenizer puts before a text by itself."""
-    from tokenizers import Tokenizer
-
-    own = Tokenizer.from_file(str(tokenizer))
-    whole, bare = own.encode("a").ids, own.encode("a", add_special_tokens=False).ids
-    return tuple(whole[: next(n for n in range(len(whole) + 1) if whole[n : n + len(bare)] == bare)])
-
-
-def _has_template(tokenizer: Path) -> bool:
-    config = _config(tokenizer.with_name("tokenizer_config.json"))
-    return tokenizer.with_name("chat_template.jinja").is_file() or bool(config.get("chat_template"))
-
-
-def _config(path: Path) -> dict[str, Any]:
-    """The object in a file; empty where there is no such file. Raises TrainkitError where it holds none."""
-    try:
-        found = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise TrainkitError(f"cannot be read: {error}", where=str(path)) from error
-    if not isinstance(found, dict):
-        raise TrainkitError("is no JSON object", where=str(path))
-    return found

@@ -19,7 +19,7 @@ from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
 from trainkit.recipe.load import Loaded
 from trainkit.run.compiled import Built, shapes
-from trainkit.run.pretrained import made_of, weights_of
+from trainkit.run.pretrained import made_of, numbers_of, weights_of
 from trainkit.run.start import Start, announce
 from trainkit.train import loss_scale
 from trainkit.train.state import State, lasting, unchanged
@@ -82,7 +82,8 @@ def new_or_restored(
     if restored is None:
         if log.step:
             announce(log, loaded, start, resumed_from=None)
-        return made_of(built, key, weights_of(loaded.recipe, built))
+        numbers = numbers_of(loaded.recipe, built)  # which are soon looked at, before what is large
+        return made_of(built, key, weights_of(loaded.recipe, built), numbers)
     state, manifest = restored
     check_base(manifest, digest(state.frozen), where=directory)
     _check_data(directory, manifest, data_fingerprint)

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from trainkit.models.build import LanguageModel
-from trainkit.models.decoder import Decoder
 from trainkit.models.loss import blocked_cross_entropy
 
 
@@ -21,25 +20,18 @@ class CausalLM:
         """See `Task.loss`. The batch has `tokens`, `targets` and `weights`, all (B, T).
 
         Where it also has `segments` and `positions`, a document neither sees its neighbours in the row nor knows where
-        in the row it stands. Where the model has experts, what keeps them evenly busy is added to the gradient: once
+        in the row it stands. A penalty of the model, such as of experts unevenly busy, is added to the gradient: once
         for each token that counts, as `transformers` adds it to the mean loss.
         """
         packed = "segments" in batch
         tokens_BT, targets_BT = (batch[name].astype(jnp.int32) for name in ("tokens", "targets"))
         positions_BT, segments_BT = (batch[name] if packed else None for name in ("positions", "segments"))
-        imbalance = jnp.float32(0)
-        if isinstance(model, Decoder) and model.router_loss:
-            hidden_BTD, balance = model.hidden_with_routing(
-                tokens_BT, positions_BT=positions_BT, segments_BT=segments_BT
-            )
-            # it has a gradient and no value: the loss that is shown is that of the predictions, whatever the family
-            imbalance = model.router_loss * (balance - jax.lax.stop_gradient(balance))
-        else:
-            hidden_BTD, _ = model.hidden(tokens_BT, positions_BT=positions_BT, segments_BT=segments_BT)
+        hidden_BTD, penalty = model.hidden_and_penalty(tokens_BT, positions_BT=positions_BT, segments_BT=segments_BT)
         total, weight = blocked_cross_entropy(
             hidden_BTD, model.unembedding(), targets_BT, batch["weights"], softcap=model.final_softcap
         )
-        return total + weight * imbalance, weight
+        # it has a gradient and no value: the loss that is shown is that of the predictions, whatever the family
+        return total + weight * (penalty - jax.lax.stop_gradient(penalty)), weight
 
     def report(self, *, loss: float, tokens: int, bytes: int) -> dict[str, float]:
         """Loss in nats per token, its exponential, and bits per byte of the set's UTF-8 text where that is known.

@@ -14,15 +14,14 @@ from trainkit.models.attention import causal_attention
 TOKENS, WIDTH, SECONDS = 1024, 1024, 0.4
 
 
-def seconds_by_dtype(*, hidden: int, heads: int, length: int) -> dict[str, float]:
+def seconds_by_dtype(*, heads: int, head_width: int, length: int) -> dict[str, float]:
     """Seconds that something like a block of a transformer takes in each dtype, the best of several; T positions in one
     sequence, H heads of width K. It runs on the first device; compiling included, it takes about two seconds.
     """
-    width = hidden // heads
-    heads = max(1, min(heads, WIDTH // width))
+    heads = max(1, min(heads, WIDTH // head_width))
     length = min(length, TOKENS)
     rows = max(1, TOKENS // length)
-    return {name: _timed(jnp.dtype(name), rows, length, heads, width) for name in ("float32", "bfloat16")}
+    return {name: _timed(jnp.dtype(name), rows, length, heads, head_width) for name in ("float32", "bfloat16")}
 
 
 def _timed(dtype: jnp.dtype, rows: int, length: int, heads: int, width: int) -> float:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from trainkit.hub.config import Config, Part, Unsupported
+from trainkit.hub.config import Config, Part, Unsupported, layer_types, table
 from trainkit.hub.names import Name, matrix, norm
 
 BLOCK = "model.layers.{layer}"
@@ -14,7 +15,6 @@ KEYS = {
     "num_hidden_layers": "layers",
     "hidden_size": "hidden",
     "num_attention_heads": "heads",
-    "num_key_value_heads": "kv_heads",
     "intermediate_size": "intermediate",
     "max_position_embeddings": "context_length",
     "rms_norm_eps": "rms_norm_eps",
@@ -69,28 +69,39 @@ _SCALED = {
     },
 }
 
+#: Keys beside them that have one value here.
+_FIXED = {"partial_rotary_factor": 1.0, "truncate": True}
+
 
 def read_rope(config: Config) -> dict[str, Any]:
     """The rotary positions: `rope_theta` and `rope_scaling`, or both in `rope_parameters`."""
-    both = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = both.pop("rope_theta", None) or config["rope_theta"]
+    given = {key: table(config, key) for key in ("rope_parameters", "rope_scaling") if config.get(key) is not None}
+    if len(given) == 2 and given["rope_parameters"] != given["rope_scaling"]:
+        raise Unsupported("rope_scaling", config["rope_scaling"], "rope_parameters says otherwise")
+    both = dict(next(iter(given.values()), {}))
+    theta = both.pop("rope_theta", None) or config.get("rope_theta")
+    if theta is None:
+        raise Unsupported("rope_theta", None, "it must say something")
     return {"rope_theta": theta, "rope_scaling": _scaling(both, config)}
 
 
 def _scaling(said: dict[str, Any], config: Config) -> dict[str, Any] | None:
-    kinds = {said.pop(key) for key in ("type", "rope_type") if key in said}
-    kind = next(iter(kinds), "default")
-    if kind == "default" and kinds != {"linear", "default"}:
-        return None
-    if kind not in _SCALED or len(kinds) > 1:
+    kinds = [value for key in ("rope_type", "type") if (value := said.pop(key, None)) is not None]
+    kind = kinds[0] if kinds else "default"
+    if kind not in ("default", *_SCALED):
         raise Unsupported("rope_scaling", {"rope_type": kind, **said}, f"only {', '.join(_SCALED)} can be had")
-    if kind == "yarn":
+    if kinds[-1:] not in ([], [kind]):
+        raise Unsupported("rope_scaling.type", kinds[-1], f"rope_type is {kind}")
+    for key, only in _FIXED.items():
+        if (value := said.pop(key, None)) not in (None, only):
+            raise Unsupported(f"rope_scaling.{key}", value, f"only {json.dumps(only)} can be had")
+    if kind in ("llama3", "yarn"):
         said.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
-        if said.pop("truncate", True) is not True:
-            raise Unsupported("rope_scaling.truncate", False, "only true can be had")
-    ours = _SCALED[kind]
+    ours = _SCALED.get(kind, {})
     if unknown := [key for key, value in said.items() if key not in ours and value is not None]:
         raise Unsupported(f"rope_scaling.{unknown[0]}", said[unknown[0]], "not known, and it may change positions")
+    if kind == "default":
+        return None
     return {"type": kind, **{ours[key]: value for key, value in said.items() if value is not None}}
 
 
@@ -106,6 +117,12 @@ def written_scaling(scaling: dict[str, Any] | None) -> dict[str, Any] | None:
     return {"rope_type": scaling["type"], **said}
 
 
+#: Null is as many as heads; absent, it is what the family has for that, and so it is always written.
+KV_HEADS = Part(
+    ("num_key_value_heads",),
+    lambda config: {"kv_heads": config.get("num_key_value_heads")},
+    lambda values: {"num_key_value_heads": values["kv_heads"] or values["heads"]},
+)
 ROPE = Part(("rope_theta", "rope_scaling", "rope_parameters"), read_rope, write_rope)
 
 #: Absent, it is hidden / heads.
@@ -123,10 +140,10 @@ ALWAYS_HEAD_WIDTH = Part(
 
 
 def _read_window(config: Config) -> dict[str, Any]:
-    types = set(config.get("layer_types") or ())
-    window = config.get("sliding_window")
-    if types and types != {"sliding_attention" if window else "full_attention"}:
-        raise Unsupported("layer_types", sorted(types), "all layers of this family have the same window")
+    types, window = layer_types(config), config.get("sliding_window")
+    kind = "sliding_attention" if window else "full_attention"
+    if types and any(each != kind for each in types):
+        raise Unsupported("layer_types", types, "all layers of this family have the same window")
     return {"window": window}
 
 

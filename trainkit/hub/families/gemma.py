@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from trainkit.errors import TrainkitError
-from trainkit.hub.config import Config, Family, Part, Unsupported
+from trainkit.hub.config import Config, Family, Part, Unsupported, layer_types, table, whole
 from trainkit.hub.families.decoder import (
     ALWAYS_HEAD_WIDTH,
     ATTENTION,
     BLOCK,
     KEYS,
+    KV_HEADS,
     MLP,
     OUTER,
     QK_NORM,
@@ -59,12 +60,11 @@ def _pattern(usual: int) -> Part:
     """Each how many layers one is global: by a list of all layers, or by a number."""
 
     def read(config: Config) -> dict[str, Any]:
-        number = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern") or usual
-        layers = config.get("num_hidden_layers") or 0
-        kinds = config.get("layer_types") or _kinds(number, layers)
-        if "full_attention" in kinds:
+        number = whole(config, "sliding_window_pattern", whole(config, "_sliding_window_pattern", usual))
+        kinds = layer_types(config)
+        if kinds is not None and "full_attention" in kinds:
             number = kinds.index("full_attention") + 1
-        if kinds != _kinds(number, layers):
+        if kinds is not None and kinds != _kinds(number, len(kinds)):
             raise Unsupported("layer_types", kinds, "global layers must follow each other at equal distances")
         return {"pattern": number}
 
@@ -77,13 +77,16 @@ def _pattern(usual: int) -> Part:
 
 def _read_ropes(config: Config) -> dict[str, Any]:
     """Local layers have wave lengths of their own, and no scaling."""
-    both = config.get("rope_parameters") or {}
-    if "full_attention" not in both:
-        return {**read_rope(config), "local_theta": config["rope_local_base_freq"]}
-    local = read_rope({**config, "rope_parameters": both["sliding_attention"]})
-    if local["rope_scaling"] is not None:
+    local = {"rope_theta": config.get("rope_local_base_freq")}
+    if both := table(config, "rope_parameters"):
+        if unknown := sorted(both.keys() - {"full_attention", "sliding_attention"}):
+            raise Unsupported(f"rope_parameters.{unknown[0]}", both[unknown[0]], "it must be of one kind of layers")
+        local["rope_parameters"] = both.get("sliding_attention")
+        config = {**config, "rope_parameters": both.get("full_attention")}
+    found = read_rope(local)
+    if found["rope_scaling"] is not None:
         raise Unsupported("rope_parameters.sliding_attention", both["sliding_attention"], "only default can be had")
-    return {**read_rope({**config, "rope_parameters": both["full_attention"]}), "local_theta": local["rope_theta"]}
+    return {**read_rope(config), "local_theta": found["rope_theta"]}
 
 
 def _write_ropes(values: dict[str, Any]) -> Config:
@@ -124,10 +127,11 @@ GEMMA2 = Family(
     model_type="gemma2",
     architecture="Gemma2ForCausalLM",
     keys=GEMMA_KEYS,
-    defaults={**DEFAULTS, "rope_theta": 10000.0},
+    defaults={**DEFAULTS, "max_position_embeddings": 8192, "rope_theta": 10000.0},
     fixed=FIXED,
     parts=(
         ROPE,
+        KV_HEADS,
         ALWAYS_HEAD_WIDTH,
         QUERY_SCALE,
         _softcap("attn_logit_softcapping", "attention_softcap", 50.0),
@@ -142,10 +146,16 @@ GEMMA3 = Family(
     model_type="gemma3_text",
     architecture="Gemma3ForCausalLM",
     keys=GEMMA_KEYS,
-    defaults={**DEFAULTS, "rope_theta": 1_000_000.0, "rope_local_base_freq": 10000.0},
+    defaults={
+        **DEFAULTS,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 1_000_000.0,
+        "rope_local_base_freq": 10000.0,
+    },
     fixed={**FIXED, "attn_logit_softcapping": (None,)},
     parts=(
         ROPES,
+        KV_HEADS,
         ALWAYS_HEAD_WIDTH,
         QUERY_SCALE,
         _softcap("final_logit_softcapping", "final_softcap", None),

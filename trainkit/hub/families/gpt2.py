@@ -19,7 +19,7 @@ GPT2 = Family(
         "tie_word_embeddings": "tied",
         "vocab_size": "vocab_size",
     },
-    defaults={"tie_word_embeddings": True},
+    defaults={"n_positions": 1024, "tie_word_embeddings": True},
     fixed={
         "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
         "layer_norm_epsilon": (1e-5,),

@@ -2,7 +2,18 @@
 
 from trainkit.hub.config import Family
 from trainkit.hub.families import decoder
-from trainkit.hub.families.decoder import ATTENTION, DEFAULTS, HEAD_WIDTH, KEYS, MLP, NORMS_BEFORE, OUTER, ROPE, SILU
+from trainkit.hub.families.decoder import (
+    ATTENTION,
+    DEFAULTS,
+    HEAD_WIDTH,
+    KEYS,
+    KV_HEADS,
+    MLP,
+    NORMS_BEFORE,
+    OUTER,
+    ROPE,
+    SILU,
+)
 from trainkit.recipe.families import Llama, Mistral
 
 NAMES = (*OUTER, *ATTENTION, *MLP, *NORMS_BEFORE)
@@ -12,9 +23,9 @@ LLAMA = Family(
     model_type="llama",
     architecture="LlamaForCausalLM",
     keys={**KEYS, "attention_bias": "attention_bias", "mlp_bias": "mlp_bias"},
-    defaults=DEFAULTS,
+    defaults={**DEFAULTS, "max_position_embeddings": 2048},
     fixed=SILU,
-    parts=(ROPE, HEAD_WIDTH),
+    parts=(ROPE, KV_HEADS, HEAD_WIDTH),
     names=NAMES,
     ignored=decoder.IGNORED,
 )
@@ -24,9 +35,9 @@ MISTRAL = Family(
     model_type="mistral",
     architecture="MistralForCausalLM",
     keys=KEYS,
-    defaults={**DEFAULTS, "sliding_window": 4096, "num_key_value_heads": 8},
+    defaults={**DEFAULTS, "max_position_embeddings": 131_072, "sliding_window": 4096, "num_key_value_heads": 8},
     fixed=SILU,
-    parts=(ROPE, HEAD_WIDTH, decoder.WINDOW),
+    parts=(ROPE, KV_HEADS, HEAD_WIDTH, decoder.WINDOW),
     names=NAMES,
     ignored=decoder.IGNORED,
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from trainkit.errors import TrainkitError
-from trainkit.hub.config import Config, Family, Part, Unsupported, means_nothing
+from trainkit.hub.config import Config, Family, Part, Unsupported, means_nothing, table
 from trainkit.hub.names import Name, matrix, norm
-from trainkit.recipe.mpt import Mpt
+from trainkit.recipe.gpt import Mpt
 
 _BLOCK = "transformer.blocks.{layer}"
 #: Of `attn_config`, with the only value that can be had.
@@ -19,12 +19,14 @@ _FIXED = {
     "prefix_lm": False,
     "attn_uses_sequence_id": False,
 }
+#: The code that the published checkpoints bring, which is what this family does.
+_PUBLISHED = {"AutoConfig": "configuration_mpt.MPTConfig", "AutoModelForCausalLM": "modeling_mpt.MPTForCausalLM"}
 #: transformers makes MLPs of this width whatever config.json says.
 _RATIO = 4
 
 
 def _read_attention(config: Config) -> dict[str, Any]:
-    said = {"alibi": False, **(config.get("attn_config") or {})}
+    said = {"alibi": False, **table(config, "attn_config")}
     for key, only in _FIXED.items():
         if said.get(key, only) != only:
             raise Unsupported(f"attn_config.{key}", said[key], f"only {only} can be had")
@@ -62,8 +64,14 @@ MPT = Family(
         "layer_norm_epsilon": "layer_norm_eps",
         "vocab_size": "vocab_size",
     },
-    defaults={"tie_word_embeddings": True, "layer_norm_epsilon": 1e-5, "expansion_ratio": _RATIO},
+    defaults={
+        "max_seq_len": 2048,
+        "tie_word_embeddings": True,
+        "layer_norm_epsilon": 1e-5,
+        "expansion_ratio": _RATIO,
+    },
     fixed={
+        "auto_map": (None, _PUBLISHED),
         "no_bias": (True,),
         "norm_type": ("low_precision_layernorm", "layernorm"),
         "logit_scale": (None,),

@@ -1,7 +1,19 @@
 """OLMo 2's checkpoints: norms after attention and MLP."""
 
 from trainkit.hub.config import Family
-from trainkit.hub.families.decoder import ATTENTION, BLOCK, DEFAULTS, HEAD_WIDTH, KEYS, MLP, OUTER, QK_NORM, ROPE, SILU
+from trainkit.hub.families.decoder import (
+    ATTENTION,
+    BLOCK,
+    DEFAULTS,
+    HEAD_WIDTH,
+    KEYS,
+    KV_HEADS,
+    MLP,
+    OUTER,
+    QK_NORM,
+    ROPE,
+    SILU,
+)
 from trainkit.hub.names import norm
 from trainkit.recipe.families import Olmo2
 
@@ -10,9 +22,9 @@ OLMO2 = Family(
     model_type="olmo2",
     architecture="Olmo2ForCausalLM",
     keys={**KEYS, "attention_bias": "attention_bias"},
-    defaults={**DEFAULTS, "rms_norm_eps": 1e-5},
+    defaults={**DEFAULTS, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5},
     fixed=SILU,
-    parts=(ROPE, HEAD_WIDTH),
+    parts=(ROPE, KV_HEADS, HEAD_WIDTH),
     names=(
         *OUTER,
         *ATTENTION,

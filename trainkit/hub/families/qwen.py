@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainkit.hub.config import Config, Family, Part, Unsupported
+from trainkit.hub.config import Config, Family, Part, Unsupported, layer_types, whole
 from trainkit.hub.families.decoder import (
     ALWAYS_HEAD_WIDTH,
     ATTENTION,
     DEFAULTS,
     HEAD_WIDTH,
     KEYS,
+    KV_HEADS,
     MLP,
     NORMS_BEFORE,
     OUTER,
@@ -23,12 +24,12 @@ from trainkit.recipe.families import Qwen2, Qwen3
 
 def _read_window(config: Config) -> dict[str, Any]:
     """The first `max_window_layers` layers have no window, and none has where `use_sliding_window` is false."""
-    layers, first = config.get("num_hidden_layers") or 0, config.get("max_window_layers", 28)
-    on = config.get("use_sliding_window", False) and config.get("sliding_window", 4096) is not None
-    kinds = ["sliding_attention" if on and i >= first else "full_attention" for i in range(layers)]
-    if (said := config.get("layer_types") or kinds) != kinds:
-        raise Unsupported("layer_types", said, "they are not what max_window_layers says")
-    return {"window": config.get("sliding_window", 4096), "layers_without_window": first} if on else {"window": None}
+    first, window = whole(config, "max_window_layers", 28, least=0), config.get("sliding_window", 4096)
+    on = config.get("use_sliding_window", False) and window is not None
+    types = layer_types(config) or []
+    if types != ["sliding_attention" if on and i >= first else "full_attention" for i in range(len(types))]:
+        raise Unsupported("layer_types", types, "they are not what max_window_layers says")
+    return {"window": window, "layers_without_window": first} if on else {"window": None}
 
 
 def _write_window(values: dict[str, Any]) -> Config:
@@ -44,9 +45,9 @@ QWEN2 = Family(
     model_type="qwen2",
     architecture="Qwen2ForCausalLM",
     keys=KEYS,
-    defaults={**DEFAULTS, "num_key_value_heads": 32},
+    defaults={**DEFAULTS, "max_position_embeddings": 32_768, "num_key_value_heads": 32},
     fixed=SILU,
-    parts=(ROPE, HEAD_WIDTH, WINDOW),
+    parts=(ROPE, KV_HEADS, HEAD_WIDTH, WINDOW),
     names=(*OUTER, *ATTENTION, *MLP, *NORMS_BEFORE),
 )
 
@@ -55,8 +56,8 @@ QWEN3 = Family(
     model_type="qwen3",
     architecture="Qwen3ForCausalLM",
     keys={**KEYS, "attention_bias": "attention_bias"},
-    defaults={**DEFAULTS, "num_key_value_heads": 32, "head_dim": 128},
+    defaults={**DEFAULTS, "max_position_embeddings": 32_768, "num_key_value_heads": 32, "head_dim": 128},
     fixed=SILU,
-    parts=(ROPE, ALWAYS_HEAD_WIDTH, WINDOW),
+    parts=(ROPE, KV_HEADS, ALWAYS_HEAD_WIDTH, WINDOW),
     names=(*OUTER, *ATTENTION, *QK_NORM, *MLP, *NORMS_BEFORE),
 )

@@ -1,0 +1,193 @@
+"""A small configuration or two of every family; `scripts/parity_fixtures.py` keeps what the reference makes of them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from family_configs import MOST_POSITIONS, Config
+
+
+class Fixed(NamedTuple):
+    """A configuration that has as much of its family as can be."""
+
+    options: str
+    """What of it, in words."""
+    config: Config
+
+
+_SMALL: Config = {
+    "vocab_size": 41,
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MOST_POSITIONS,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "pad_token_id": None,
+}
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+_YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+_LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+_SHORT = {"sliding_window": 5}
+_LATE_LAYERS = {**_SHORT, "use_sliding_window": True, "max_window_layers": 1}
+
+#: By the names of their files; the length of the text is 20.
+FIXED: dict[str, Fixed] = {
+    "gpt2": Fixed(
+        "tied",
+        {
+            "model_type": "gpt2",
+            "vocab_size": 41,
+            "n_positions": MOST_POSITIONS,
+            "n_embd": 24,
+            "n_layer": 2,
+            "n_head": 3,
+        },
+    ),
+    "gpt2-untied": Fixed(
+        "not tied, a narrow MLP",
+        {
+            "model_type": "gpt2",
+            "vocab_size": 41,
+            "n_positions": MOST_POSITIONS,
+            "n_embd": 16,
+            "n_layer": 3,
+            "n_head": 2,
+            "n_inner": 20,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "llama": Fixed(
+        "llama3 scaling, biases, grouped queries, wide heads",
+        {
+            **_SMALL,
+            "model_type": "llama",
+            "rope_parameters": _LLAMA3,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "head_dim": 8,
+        },
+    ),
+    "llama-yarn": Fixed(
+        "yarn scaling, tied",
+        {**_SMALL, "model_type": "llama", "rope_parameters": _YARN, "tie_word_embeddings": True},
+    ),
+    "mistral": Fixed(
+        "a window of 5, linear scaling, one head of keys",
+        {
+            **_SMALL,
+            **_SHORT,
+            "model_type": "mistral",
+            "rope_parameters": _LINEAR,
+            "num_key_value_heads": 1,
+            "head_dim": 8,
+        },
+    ),
+    "qwen2": Fixed(
+        "a window of 5 from the second of 3 layers on, yarn scaling, tied",
+        {
+            **_SMALL,
+            **_LATE_LAYERS,
+            "model_type": "qwen2",
+            "rope_parameters": _YARN,
+            "num_hidden_layers": 3,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3": Fixed(
+        "a window of 5 from the second of 3 layers on, biases, wide heads",
+        {
+            **_SMALL,
+            **_LATE_LAYERS,
+            "model_type": "qwen3",
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+            "num_hidden_layers": 3,
+            "attention_bias": True,
+            "head_dim": 8,
+        },
+    ),
+    "olmo2": Fixed(
+        "biases, linear scaling, grouped queries",
+        {**_SMALL, "model_type": "olmo2", "rope_parameters": _LINEAR, "attention_bias": True},
+    ),
+    "gemma2": Fixed(
+        "soft-caps of 2 and 5, every other of 3 layers with a window of 5, biases, a query scale, wide heads",
+        {
+            **_SMALL,
+            **_SHORT,
+            "model_type": "gemma2",
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+            "num_hidden_layers": 3,
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "head_dim": 8,
+            "query_pre_attn_scalar": 20,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gemma3": Fixed(
+        "every third of 4 layers global with linear scaling, windows of 5, a soft-cap of 5, a query scale, wide heads",
+        {
+            **_SMALL,
+            **_SHORT,
+            "model_type": "gemma3_text",
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+            "num_hidden_layers": 4,
+            "tie_word_embeddings": True,
+            "head_dim": 8,
+            "query_pre_attn_scalar": 20,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "mpt": Fixed(
+        "3 heads, clipped queries, keys and values, a scale of scores",
+        {
+            "model_type": "mpt",
+            "vocab_size": 41,
+            "d_model": 24,
+            "n_heads": 3,
+            "n_layers": 2,
+            "max_seq_len": MOST_POSITIONS,
+            "attn_config": {"clip_qkv": 1.0, "softmax_scale": 0.5},
+        },
+    ),
+    "mixtral": Fixed(
+        "2 of 4 experts, a window of 5",
+        {
+            **_SMALL,
+            **_SHORT,
+            "model_type": "mixtral",
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+    ),
+    "qwen3-moe": Fixed(
+        "2 of 4 experts whose weights do not add up to 1, biases, wide heads, yarn scaling",
+        {
+            **_SMALL,
+            "model_type": "qwen3_moe",
+            "rope_parameters": _YARN,
+            "attention_bias": True,
+            "head_dim": 8,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 20,
+            "norm_topk_prob": False,
+        },
+    ),
+}

@@ -1,0 +1,111 @@
+"""What a model of ours makes of the tokens that the reference was given, by the same names, and how far apart it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from trainkit import models
+from trainkit.hub.config import family_of, read_config
+from trainkit.hub.load import load_params, read_spec
+from trainkit.infer.generate import generate
+from trainkit.infer.sampling import Sampling
+from trainkit.models.loss import blocked_cross_entropy
+
+Found = dict[str, np.ndarray]
+#: Largest difference over the largest number.
+NEAR = 1e-4
+#: What the reference is asked, beside a seed and the size of the tokens: where late positions begin, how much of the
+#: first row is padding where it is padded, how many tokens are answered.
+ASKED = {"late": 150, "padded": 7, "greedy": 6}
+GRADIENT = "gradient/"
+#: These programs run once: without what makes them fast they are compiled in a quarter of the time.
+_compiled = eqx.filter_jit(compiler_options={"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False})
+
+
+def ours(directory: Path, tokens: np.ndarray, *, late: int, padded: int, greedy: int) -> Found:
+    """Of the checkpoint in `directory`, in float32: what `torch_worker.look` gives."""
+    model, (rows, length) = _read(directory), tokens.shape
+    counted, real = np.arange(length), np.arange(length) < length - padded
+    # below the rows themselves the first one again: late, padded at the right, padded at the left
+    positions = [*[counted] * rows, late + counted, counted, np.maximum(counted - padded, 0)]
+    segments = [*[np.ones(length)] * (rows + 1), real, real[::-1]]
+    ids = np.concatenate([tokens, *[tokens[:1]] * 3])
+    (loss, logits), gradients = _trained(model, *(jnp.asarray(each, jnp.int32) for each in (ids, positions, segments)))
+    late_logits, right, left = np.asarray(logits[rows:])
+    # generation takes its padding at the right
+    prompts = np.concatenate([np.roll(tokens[:1], -padded, 1), tokens[1:]])
+    lengths = np.array([length - padded] + [length] * (rows - 1))
+    return {
+        "logits": np.asarray(logits[:rows]),
+        "late_logits": late_logits,
+        "right_padded_logits": right[real],
+        "left_padded_logits": left[real[::-1]],
+        "greedy": np.asarray(_greedy(model, jnp.asarray(prompts), jnp.asarray(lengths), greedy)),
+        "loss": np.asarray(loss),
+        **_as_tensors(directory, model, gradients),
+    }
+
+
+def differences(found: Found, expected: Found) -> dict[str, float]:
+    """Of logits and the loss each by its name, of the largest number there; of gradients of the largest in any."""
+    apart = {name: _apart(found[name], expected[name]) for name in expected if name.endswith(("logits", "loss"))}
+    theirs = {name: numbers for name, numbers in expected.items() if name.startswith(GRADIENT)}
+    largest = max((np.abs(numbers).max() for numbers in theirs.values()), default=0)
+    return apart | {name: _apart(found[name], numbers, largest) for name, numbers in theirs.items()}
+
+
+def _apart(found: np.ndarray, expected: np.ndarray, largest: float | None = None) -> float:
+    assert found.shape == expected.shape, (found.shape, expected.shape)
+    return float(np.abs(found.astype(np.float64) - expected).max() / (largest or np.abs(expected).max()))
+
+
+def _read(directory: Path) -> Any:
+    spec = read_spec(directory)
+    shapes = eqx.filter_eval_shape(
+        lambda key: models.build(
+            spec, vocab_size=spec.vocab_size, sequence_length=1, implementation="lean", key=key
+        ),
+        jax.random.key(0),
+    )  # fmt: skip
+    return load_params(directory, shapes, dtype=jnp.float32)
+
+
+@_compiled
+def _trained(model: Any, tokens: Array, positions: Array, segments: Array) -> tuple[tuple[Array, Array], Any]:
+    """(mean loss of the first rows' tokens but their first, logits of all), gradients. Routing adds nothing."""
+    rows = len(tokens) - 3
+
+    def loss(model: Any) -> tuple[Array, Array]:
+        hidden, _ = model.hidden(tokens, positions_BT=positions, segments_BT=segments)
+        targets, weights = jnp.roll(tokens, -1, axis=1), jnp.zeros(tokens.shape).at[:rows, :-1].set(1)
+        unembedding, softcap = model.unembedding(), model.final_softcap
+        total, weight = blocked_cross_entropy(hidden, unembedding, targets, weights, softcap=softcap)
+        return total / weight, model.logits(hidden)
+
+    return eqx.filter_value_and_grad(loss, has_aux=True)(model)
+
+
+@_compiled
+def _greedy(model: Any, prompts: Array, lengths: Array, count: int) -> Array:
+    keys = jax.random.split(jax.random.key(0), len(prompts))
+    return generate(model, prompts, lengths, keys, new_tokens=count, sampling=Sampling(temperature=0))
+
+
+def _as_tensors(directory: Path, model: Any, gradients: Any) -> Found:
+    """Gradients, cut into the tensors of the checkpoint."""
+    family = family_of(read_config(directory), where="")
+    leaves = dict(zip(jax.tree.leaves(models.leaf_names(model)), jax.tree.leaves(gradients), strict=True))
+    found = {}
+    for name in family.names:
+        if name.ours in leaves:
+            leaf = np.asarray(leaves[name.ours])
+            for at, tensor in name.places(leaf.shape):
+                found[GRADIENT + tensor] = leaf[at].T if name.transposed else leaf[at]
+    return found

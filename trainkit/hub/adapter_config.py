@@ -1,0 +1,207 @@
+"""adapter_config.json, in which the library PEFT says what an adapter is: to our words and from them.
+
+PEFT names the layers of an adapter by the ends of their names in the base, or by one pattern for all of a name
+(https://github.com/huggingface/peft, `LoraConfig`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from pydantic import TypeAdapter, ValidationError
+
+from trainkit.data.objects import read_object
+from trainkit.errors import TrainkitError
+from trainkit.hub import find
+from trainkit.hub.config import family_of_spec
+from trainkit.hub.names import Name
+from trainkit.recipe.adapter import Lora
+from trainkit.recipe.linears import linears, matching
+from trainkit.recipe.model import Model
+from trainkit.recipe.pretrained import Checkpoint
+from trainkit.recipe.spec import with_tuples
+
+FILE = find.ADAPTER.config
+#: Keys that say nothing of what the adapter computes: names, versions, and how it was trained.
+_HARMLESS = frozenset(
+    """
+    peft_version auto_mapping task_type base_model_name_or_path revision inference_mode lora_dropout fan_in_fan_out
+    megatron_core qalora_group_size runtime_config eva_config layers_pattern
+    """.split()  # noqa: SIM905
+)
+#: Keys that are read.
+_READ = frozenset({"r", "lora_alpha", "target_modules", "exclude_modules", "use_rslora", "use_dora"})
+#: Keys with the values that mean nothing beyond what there is here. Other ways to begin than these change the base.
+_POSSIBLE: dict[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),
+}
+#: What any other key must be: PEFT's way to say that something is not used.
+_UNUSED: tuple[Any, ...] = (None, False, {}, [], "")
+
+
+def read(directory: Path, spec: Model) -> Lora:
+    """What the adapter in a directory is on a model.
+
+    Raises:
+        TrainkitError: there is none, it has something that there is not here (names all of it), or it is for another
+            model.
+    """
+    config, where = read_object(directory / FILE), str(directory / FILE)
+    wrong = [f"{key} = {json.dumps(value)}" for key, value in config.items() if not _known(key, value)]
+    if config.get("use_rslora") and config.get("use_dora"):
+        wrong.append("use_rslora and use_dora together")
+    if wrong:
+        raise TrainkitError(f"the adapter has what there is not here: {'; '.join(wrong)}", where=where)
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if not (type(rank) is int and rank > 0 and type(alpha) in (int, float) and cast(float, alpha) > 0):
+        raise TrainkitError(
+            f"r and lora_alpha are numbers above 0, found {json.dumps(rank)} and {json.dumps(alpha)}", where=where
+        )
+    variant: Literal["lora", "rslora", "dora"]
+    variant = "dora" if config.get("use_dora") else "rslora" if config.get("use_rslora") else "lora"
+    return Lora(rank=rank, alpha=float(cast(float, alpha)), targets=_targets(config, spec, where), variant=variant)
+
+
+def base_of(directory: Path) -> tuple[str, str | None]:
+    """(directory or hub id, revision) of the model that the adapter in a directory is for. Raises TrainkitError."""
+    config = read_object(directory / FILE)
+    name, revision = config.get("base_model_name_or_path"), config.get("revision")
+    if not (isinstance(name, str) and name):
+        raise TrainkitError(
+            "the adapter does not say which model it is for",
+            where=str(directory / FILE),
+            hint='write it into this file: "base_model_name_or_path": a directory, or a hub id',
+        )
+    return name, revision if isinstance(revision, str) else None
+
+
+def write(directory: Path, layers: Iterable[str], spec: Model, adapter: Lora) -> Path:
+    """The file that says what an adapter on these layers of a model is. Raises OSError."""
+    layers, theirs = list(layers), names(spec)
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": spec.pretrained,
+        "revision": spec.revision,
+        "r": adapter.rank,
+        "lora_alpha": int(adapter.alpha) if adapter.alpha.is_integer() else adapter.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "use_rslora": adapter.variant == "rslora",
+        "use_dora": adapter.variant == "dora",
+        "fan_in_fan_out": not all(theirs[layer].transposed for layer in layers),
+        "target_modules": sorted(_ends(theirs, layers)),
+        "inference_mode": True,
+    }
+    file = directory / FILE
+    file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return file
+
+
+def look_up(pretrained: str, revision: str | None, *, tables: Mapping[str, Any]) -> Checkpoint | None:
+    """What the adapter that a recipe begins with says of its `[adapter]`: targets in the recipe's words where they mean
+    the same layers. None where its `[model]` is not right, which that says itself.
+
+    Raises:
+        TrainkitError: the adapter cannot be found, is not to be had, or the model begins with nothing.
+    """
+    try:
+        spec: Model = TypeAdapter(Model).validate_python(with_tuples(tables.get("model")))
+    except ValidationError:
+        return None
+    directory, commit = find.config(pretrained, revision, kind=find.ADAPTER)
+    if spec.pretrained is None:
+        raise TrainkitError(
+            "an adapter that was trained belongs on the model that it was trained on, and [model] begins at random",
+            hint=f'[model] pretrained = "{read_object(directory / FILE).get("base_model_name_or_path") or "…"}"',
+        )
+    found = read(directory, spec)
+    values = found.model_dump(include={"rank", "alpha", "variant"}) | {"targets": list(found.targets)}
+    said = tables["adapter"].get("targets")
+    if said is not None and _layers(said, spec) == list(found.targets):
+        values["targets"] = said
+    here = find.local(pretrained, kind=find.ADAPTER) is not None
+    return Checkpoint(
+        values=values,
+        pretrained=str(directory) if here else pretrained,
+        revision=commit,
+        config=str(directory / FILE) if here else f"{pretrained}/{FILE}",
+        changeable=frozenset(),
+        section="adapter",
+    )
+
+
+def names(spec: Model) -> dict[str, Name]:
+    """What the linear layers' matrices are called in checkpoints of the model, by our name of the layer."""
+    theirs = {name.ours: name for name in family_of_spec(spec).names}
+    return {layer: theirs[f"blocks.{layer}.weight"] for layer in linears(spec)}
+
+
+def _known(key: str, value: Any) -> bool:
+    return key in _HARMLESS or key in _READ or value in _POSSIBLE.get(key, _UNUSED)
+
+
+def _targets(config: Mapping[str, Any], spec: Model, where: str) -> tuple[str, ...]:
+    """Our names of the layers that a config means."""
+    chosen = _matcher(config.get("target_modules"), "target_modules", where)
+    left_out = _matcher(config.get("exclude_modules") or [], "exclude_modules", where)
+    found: list[str] = []
+    for layer, name in names(spec).items():
+        paths = [name.at((i,)).removesuffix(".weight") for i in range(spec.layers)]
+        meant = sum(chosen(path) and not left_out(path) for path in paths)
+        if 0 < meant < spec.layers:
+            raise TrainkitError(
+                f"the adapter has {layer} of {meant} of the {spec.layers} blocks only, which there is not here",
+                where=where,
+            )
+        found += [layer] if meant else []
+    if not found:
+        first = next(iter(names(spec).values())).at((0,)).removesuffix(".weight")
+        raise TrainkitError(
+            f"the adapter has no layer of this model ({family_of_spec(spec).type}), such as {first}:"
+            f" target_modules = {json.dumps(config['target_modules'])}",
+            where=where,
+            hint=f"it is for {config.get('base_model_name_or_path') or 'another model'}",
+        )
+    return tuple(found)
+
+
+def _matcher(said: Any, key: str, where: str) -> Callable[[str], bool]:
+    """Whether a layer's whole name is meant, as PEFT decides it."""
+    if isinstance(said, str):
+        if said.lower() == "all-linear":
+            return lambda path: True
+        try:
+            pattern = re.compile(said)
+        except re.error as error:
+            raise TrainkitError(f"{key} = {json.dumps(said)} is no pattern: {error}", where=where) from error
+        return lambda path: pattern.fullmatch(path) is not None
+    if not (isinstance(said, list) and all(isinstance(end, str) for end in said)):
+        raise TrainkitError(f"{key} names no layers: {json.dumps(said)}", where=where)
+    return lambda path: any(path == end or path.endswith(f".{end}") for end in said)
+
+
+def _layers(targets: Any, spec: Model) -> list[str] | None:
+    """Those that a recipe's targets mean; None where they mean none."""
+    try:
+        return matching(Lora(targets=with_tuples(targets)), list(linears(spec)))
+    except (ValidationError, TrainkitError):
+        return None
+
+
+def _ends(theirs: Mapping[str, Name], layers: list[str]) -> set[str]:
+    """What PEFT is told to adapt: the shortest ends of names that mean these layers and no others."""
+    ends = {layer: name.theirs.removesuffix(".weight").split(".") for layer, name in theirs.items()}
+    others = [end for layer, end in ends.items() if layer not in layers]
+
+    def shortest(end: list[str]) -> str:
+        length = next(n for n in range(1, len(end)) if all(end[-n:] != other[-n:] for other in others))
+        return ".".join(end[-length:])
+
+    return {shortest(ends[layer]) for layer in layers}

@@ -1,0 +1,135 @@
+"""A checkpoint's tensors under the names of our leaves: whether all are there, and parts of leaves made of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor
+from pathlib import Path
+
+import numpy as np
+
+from trainkit.errors import TrainkitError
+from trainkit.hub.config import family_of, read_config
+from trainkit.hub.copying import Memory, copy
+from trainkit.hub.names import Name, Shape, compare, expected
+from trainkit.hub.safetensors import open_directory
+
+#: Leaves with a row for each entry of the vocabulary.
+EMBEDDINGS = ("token_embedding", "output")
+#: Bytes of a tensor that a thread copies in one go.
+PIECE = 16 << 20
+
+#: The bounds of a part of a leaf, by axis.
+Bounds = tuple[tuple[int, int], ...]
+
+
+class Source:
+    """The tensors in a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises TrainkitError where it holds no checkpoint of a family that is known, or a damaged one."""
+        self.where = str(directory)
+        config = read_config(directory)
+        self.family = family_of(config, where=self.where)
+        self.tensors = open_directory(directory)
+        self.names = {name.ours: name for name in self.family.names}
+        said = config.get("tie_word_embeddings", self.family.defaults.get("tie_word_embeddings"))
+        self.tied = bool(said)
+        bare = not any(name.startswith(self.family.prefix) for name in self.tensors)
+        #: As the family calls them -> as they are called here.
+        self.called = {
+            self.family.prefix + name if bare and not name.startswith("lm_head") else name: name
+            for name in self.tensors
+            if not re.fullmatch(self.family.ignored, name)
+        }
+        embedding, output = (self.names[leaf].theirs for leaf in EMBEDDINGS)
+        if self.tied and embedding not in self.called and output in self.called:
+            self.called[embedding] = self.called[output]
+
+    def check(self, leaves: Mapping[str, Shape], *, resize: bool) -> None:
+        """Raises TrainkitError where these leaves cannot be made of the tensors."""
+        if unknown := [leaf for leaf in leaves if leaf not in self.names]:
+            raise TrainkitError(
+                f"a model of the family {self.family.type} has no {', '.join(unknown[:3])}",
+                where=self.where,
+                hint="the model is of another family than the checkpoint",
+            )
+        found = {name: self.tensors[called].shape for name, called in self.called.items()}
+        wanted = expected(self.names, leaves)
+        for leaf in EMBEDDINGS:
+            name = self.names[leaf].theirs
+            if leaf in leaves and name in found and found[name][1:] == wanted[name][1:]:
+                if found[name] != wanted[name] and not resize:
+                    raise _other_rows(found[name][0], wanted[name][0], self.where)
+                wanted[name] = found[name]
+        if "output" not in leaves and self.tied:
+            found.pop(self.names["output"].theirs, None)
+        compare(wanted, found, where=self.where)
+        for name in wanted:
+            kind = self.tensors[self.called[name]].dtype
+            if not (np.issubdtype(kind, np.floating) or kind.name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")):
+                raise TrainkitError(f"the tensor {name} is of {kind}: no numbers to train", where=self.where)
+
+    def check_tied(self) -> None:
+        """A tied checkpoint may hold its embedding twice; twice the same, or it is not tied. Raises TrainkitError."""
+        embedding, output = (self.called.get(self.names[leaf].theirs) for leaf in EMBEDDINGS)
+        if not self.tied or embedding is None or output is None or embedding == output:
+            return
+        first, second = self.tensors.view(embedding), self.tensors.view(output)
+        if not np.array_equal(first.view(np.uint8), second.view(np.uint8)):
+            raise TrainkitError(
+                f"config.json says that embeddings are tied, but {output} is not {embedding}",
+                where=self.where,
+                hint='where they are not tied, write "tie_word_embeddings": false into its config.json',
+            )
+        for name in (embedding, output):
+            self.tensors.release(name)
+
+    def reader(
+        self, leaf: str, shape: Shape, dtype: np.dtype, pool: Executor, memory: Memory
+    ) -> Callable[[tuple[slice, ...]], np.ndarray]:
+        """What reads any part of a leaf into `memory`; the same part is read once."""
+        name, known = self.names[leaf], dict[Bounds, np.ndarray]()
+
+        def read(index: tuple[slice, ...]) -> np.ndarray:
+            bounds = tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
+            if bounds not in known:
+                part = known[bounds] = memory(tuple(end - start for start, end in bounds), dtype)
+                list(pool.map(lambda piece: self._copy(name, *piece), self._pieces(name, bounds, part)))
+            return known[bounds]
+
+        return read
+
+    def _pieces(self, name: Name, bounds: Bounds, part: np.ndarray) -> Iterator[tuple[str, Bounds, np.ndarray]]:
+        """(a tensor, bounds in it as the leaf has it, where that goes): no more of each than one thread copies."""
+        for at in np.ndindex(part.shape[: name.stacked]):
+            called = self.called[name.at(tuple(bounds[axis][0] + place for axis, place in enumerate(at)))]
+            to, inner = part[at], bounds[name.stacked :]
+            axis = 1 if name.transposed else 0  # of the leaf, along which the tensor's rows lie
+            start, end = inner[axis]
+            step = max(1, PIECE // max(1, to.nbytes // max(1, end - start)))
+            for first in range(start, end, step):
+                rows = (first, min(first + step, end))
+                piece = to[:, rows[0] - start : rows[1] - start] if axis else to[rows[0] - start : rows[1] - start]
+                yield called, (*inner[:axis], rows, *inner[axis + 1 :]), piece
+
+    def _copy(self, name: Name, called: str, bounds: Bounds, to: np.ndarray) -> None:
+        tensor = self.tensors.view(called)
+        given = tensor.T if name.transposed else tensor
+        if name.ours in EMBEDDINGS and bounds[0][1] > len(given):
+            (first, end), columns = bounds[0], slice(*bounds[1])
+            there = max(0, len(given) - first)
+            copy(given[first:end, columns], to[:there])
+            to[there:] = given[:, columns].astype(np.float32).mean(0)
+        else:
+            copy(given[tuple(slice(*bound) for bound in bounds)], to)
+        self.tensors.release(called, slice(*bounds[1 if name.transposed else 0]))
+
+
+def _other_rows(found: int, wanted: int, where: str) -> TrainkitError:
+    return TrainkitError(
+        f"the embedding of the checkpoint has {found:,} rows, and the model is to have {wanted:,}",
+        where=where,
+        hint="cut or widen it to the tokenizer: [model] resize_vocabulary = true",
+    )

@@ -1,0 +1,170 @@
+"""GPT-2 (Radford et al. 2019) and its like, which are the families of `recipe/gpt.py`. Shapes as in `layers.py`."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from trainkit.models.attention import KeyValues, Look, attention
+from trainkit.models.layers import LayerNorm, Linear
+from trainkit.models.pointwise import exact_gelu, gelu
+from trainkit.models.stack import Stack, parts, positions, residual_scale
+from trainkit.parallel.devices import AttentionName
+from trainkit.recipe import gpt as recipe
+from trainkit.recipe.train import Remat
+
+
+def slopes(heads: int) -> Float[np.ndarray, " H"]:
+    """What each head takes off a score for every position that it looks back (Press et al. 2022): 2^(-8 i / n).
+
+    For n heads, i counts them from 1. Where n is no power of two, these are of the next: first those of even i, then
+    those of odd i, as many as there are heads. (The paper would take all those of the power before it first.)
+    """
+    power = 1 << (heads - 1).bit_length()
+    all_of_them = 2.0 ** (-8 / power * np.arange(1, power + 1))
+    if power == heads:
+        return all_of_them.astype(np.float32)
+    return np.concatenate([all_of_them[1::2], all_of_them[::2]])[:heads].astype(np.float32)
+
+
+class Attention(eqx.Module):
+    qkv: Linear
+    output: Linear
+    kv_heads: int = eqx.field(static=True)
+    """All heads: none of them shares keys and values."""
+    key_width: int = eqx.field(static=True)
+    clip: float | None = eqx.field(static=True)
+    scale: float | None = eqx.field(static=True)
+    alibi: bool = eqx.field(static=True)
+    implementation: AttentionName = eqx.field(static=True)
+
+    def __call__(
+        self, x_BTD: Array, positions_BT: Array, segments_BT: Array | None, cache: KeyValues | None
+    ) -> tuple[Float[Array, "B T D"], KeyValues | None]:
+        b, t, d = x_BTD.shape
+        qkv = self.qkv(x_BTD)
+        if self.clip is not None:
+            qkv = jnp.clip(qkv, -self.clip, self.clip)
+        q, k, v = (a.reshape(b, t, self.kv_heads, self.key_width) for a in jnp.split(qkv, 3, axis=-1))
+        y_BTHK, cache = attention(
+            q,
+            k,
+            v,
+            positions_BT,
+            segments_BT,
+            cache,
+            implementation=self.implementation,
+            look=Look(scale=self.scale, slopes_H=jnp.asarray(slopes(self.kv_heads)) if self.alibi else None),
+        )
+        return self.output(y_BTHK.reshape(b, t, d)), cache
+
+
+class Block(eqx.Module):
+    attention_norm: LayerNorm
+    attention: Attention
+    mlp_norm: LayerNorm
+    mlp_in: Linear
+    mlp_out: Linear
+    exact_gelu: bool = eqx.field(static=True)
+
+    @staticmethod
+    def init(spec: recipe.Gpt, key: PRNGKeyArray, *, implementation: AttentionName, fp8: bool) -> Block:
+        d, f, residual = spec.hidden, spec.mlp_width, residual_scale(spec.layers)
+        keys = iter(jax.random.split(key, 4))
+
+        def linear(inputs: int, outputs: int, scale: float) -> Linear:
+            return Linear.init(next(keys), inputs, outputs, scale=scale, bias=spec.biased, fp8=fp8)
+
+        return Block(
+            _norm(spec),
+            Attention(
+                linear(d, 3 * d, 0.02),
+                linear(d, d, residual),
+                spec.heads,
+                spec.key_width,
+                spec.clip,
+                spec.score_scale,
+                not spec.learned_positions,
+                implementation,
+            ),
+            _norm(spec),
+            linear(d, f, 0.02),
+            linear(f, d, residual),
+            spec.exact_gelu,
+        )
+
+    def __call__(
+        self, x_BTD: Array, positions_BT: Array, segments_BT: Array | None, cache: KeyValues | None
+    ) -> tuple[Float[Array, "B T D"], KeyValues | None]:
+        y_BTD, cache = self.attention(self.attention_norm(x_BTD), positions_BT, segments_BT, cache)
+        x_BTD = x_BTD + y_BTD
+        inner = self.mlp_in(self.mlp_norm(x_BTD))
+        return x_BTD + self.mlp_out(exact_gelu(inner) if self.exact_gelu else gelu(inner)), cache
+
+
+class Gpt(Stack):
+    position_embedding: Float[Array, "P D"] | None
+    """None where positions are known by ALiBi's slopes."""
+
+    @staticmethod
+    def init(
+        spec: recipe.Gpt,
+        *,
+        vocab_size: int,
+        sequence_length: int,
+        implementation: AttentionName,
+        remat: Remat,
+        fp8: bool,
+        key: PRNGKeyArray,
+    ) -> Gpt:
+        # positions come second, and only where they are learned
+        tokens, *learned, blocks, output = jax.random.split(key, 4 if spec.learned_positions else 3)
+
+        def block(key: PRNGKeyArray) -> Block:
+            return Block.init(spec, key, implementation=implementation, fp8=fp8)
+
+        common = parts(
+            spec,
+            block,
+            vocab_size=vocab_size,
+            sequence_length=sequence_length,
+            remat=remat,
+            keys=(tokens, blocks, output),
+        )
+        places = (common["context_length"], spec.hidden)
+        return Gpt(
+            **common,
+            final_norm=_norm(spec),
+            final_softcap=None,
+            position_embedding=jax.random.normal(learned[0], places) * 0.01 if learned else None,
+        )
+
+    def hidden(
+        self,
+        tokens_BT: Int[Array, "B T"],
+        *,
+        positions_BT: Int[Array, "B T"] | None = None,
+        segments_BT: Int[Array, "B T"] | None = None,
+        cache: KeyValues | None = None,
+    ) -> tuple[Float[Array, "B T D"], KeyValues | None]:
+        """As `Stack.hidden`. Slopes without a cache go by distances in the row, whatever the positions are called."""
+        assert segments_BT is None or cache is None
+        x_BTD = self.token_embedding[tokens_BT]
+        if self.position_embedding is not None:
+            # where positions count from 0, rows are cut off instead of looked up: their gradient needs no scatter
+            by_row = slice(tokens_BT.shape[1]) if positions_BT is None else positions_BT
+            x_BTD = x_BTD + self.position_embedding[by_row]
+        at_BT = positions(tokens_BT) if positions_BT is None else positions_BT
+
+        def layer(x_BTD: Array, block_and_cache: tuple[Block, KeyValues | None]) -> tuple[Array, KeyValues | None]:
+            block, cache = block_and_cache
+            return block(x_BTD, at_BT, segments_BT, cache)
+
+        return self._through(layer, x_BTD, (self.blocks, cache))
+
+
+def _norm(spec: recipe.Gpt) -> LayerNorm:
+    return LayerNorm.init(spec.hidden, epsilon=spec.norm_epsilon, bias=spec.biased)

@@ -1,0 +1,151 @@
+"""What every language model here is: an embedding, blocks of one shape, a norm, and a matrix for the logits.
+
+Shapes as in `layers.py`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, Protocol, TypedDict
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from trainkit.models.attention import KeyValues
+from trainkit.models.layers import logits
+from trainkit.models.remat import block_input, rematerialised
+from trainkit.recipe.train import Remat
+from trainkit.recipe.transformer import Transformer
+
+
+class Heads(Protocol):
+    """The attention of a block."""
+
+    @property
+    def kv_heads(self) -> int: ...
+
+    @property
+    def key_width(self) -> int: ...
+
+
+class Block(Protocol):
+    @property
+    def attention(self) -> Heads: ...
+
+
+class Norm(Protocol):
+    def __call__(self, x: Float[Array, "*n D"]) -> Float[Array, "*n D"]: ...
+
+
+class Parts(TypedDict):
+    """The fields of every `Stack`, but for its final norm and soft cap."""
+
+    token_embedding: Array
+    blocks: Any
+    output: Array | None
+    context_length: int
+    remat: Remat
+
+
+class Stack(eqx.Module):
+    """A language model."""
+
+    token_embedding: Float[Array, "V D"]
+    blocks: Block
+    """All blocks in one, every leaf with a leading axis of layers: compiled once, run by scan."""
+    final_norm: Norm
+    output: Float[Array, "V D"] | None
+    """None where it is the token embedding: a tied weight is stored once, so it cannot come apart."""
+    context_length: int = eqx.field(static=True)
+    """The longest text that it is meant for, in tokens."""
+    final_softcap: float | None = eqx.field(static=True)
+    """What its logits are bent to stay below, where they are: see `layers.logits`."""
+    remat: Remat = eqx.field(static=True)
+
+    @abstractmethod
+    def hidden(
+        self,
+        tokens_BT: Int[Array, "B T"],
+        *,
+        positions_BT: Int[Array, "B T"] | None = None,
+        segments_BT: Int[Array, "B T"] | None = None,
+        cache: KeyValues | None = None,
+    ) -> tuple[Float[Array, "B T D"], KeyValues | None]:
+        """Final hidden states, and the cache with these positions in it where one was given.
+
+        Positions count from 0 where not given. With a cache, `positions_BT` says where in it these tokens stand. With
+        `segments_BT`, a position attends to its own segment only; a cache holds one text, so it goes with no segments.
+        """
+
+    def hidden_and_penalty(
+        self,
+        tokens_BT: Int[Array, "B T"],
+        *,
+        positions_BT: Int[Array, "B T"] | None = None,
+        segments_BT: Int[Array, "B T"] | None = None,
+    ) -> tuple[Float[Array, "B T D"], Float[Array, ""]]:
+        """Final hidden states, and what training is to make smaller beside the loss of a token; 0 for most families."""
+        hidden_BTD, _ = self.hidden(tokens_BT, positions_BT=positions_BT, segments_BT=segments_BT)
+        return hidden_BTD, jnp.float32(0)
+
+    def unembedding(self) -> Float[Array, "V D"]:
+        """The matrix whose products with a hidden state are its logits, before `final_softcap`."""
+        return self.token_embedding if self.output is None else self.output
+
+    def logits(self, hidden_BTD: Float[Array, "*n D"]) -> Float[Array, "*n V"]:
+        """Of every entry of the vocabulary, in float32."""
+        return logits(hidden_BTD, self.unembedding(), softcap=self.final_softcap)
+
+    def empty_cache(self, batch: int, length: int) -> KeyValues:
+        """Room for `length` positions of `batch` sequences, in the dtype of the embeddings."""
+        layers, attention = jax.tree.leaves(self.blocks)[0].shape[0], self.blocks.attention
+        shape = (layers, batch, length, attention.kv_heads, attention.key_width)
+        zeros = jnp.zeros(shape, self.token_embedding.dtype)
+        return KeyValues(zeros, zeros)
+
+    def _through(self, layer: Callable[[Array, Any], tuple[Array, Any]], x_BTD: Array, each: Any) -> tuple[Array, Any]:
+        """`layer` of what came out of the layer before and of its part of `each`, for all of them; then the norm."""
+
+        def marked(x_BTD: Array, of_layer: Any) -> tuple[Array, Any]:
+            return layer(block_input(x_BTD), of_layer)
+
+        x_BTD, made = jax.lax.scan(rematerialised(marked, self.remat), x_BTD, each)
+        return self.final_norm(x_BTD), made
+
+
+def parts(
+    spec: Transformer,
+    block: Callable[[PRNGKeyArray], Block],
+    *,
+    vocab_size: int,
+    sequence_length: int,
+    remat: Remat,
+    keys: tuple[PRNGKeyArray, PRNGKeyArray, PRNGKeyArray],
+) -> Parts:
+    """Fresh ones, from keys for the embedding, the blocks and the output: embeddings of standard deviation 0.02, and
+    `spec.layers` blocks, each made from a key of its own."""
+    tokens, blocks, output = keys
+    embeddings = (vocab_size, spec.hidden)
+    return Parts(
+        token_embedding=jax.random.normal(tokens, embeddings) * 0.02,
+        blocks=jax.vmap(block)(jax.random.split(blocks, spec.layers)),
+        output=None if spec.tied else jax.random.normal(output, embeddings) * 0.02,
+        context_length=spec.context_length or sequence_length,
+        remat=remat,
+    )
+
+
+def positions(tokens_BT: Int[Array, "B T"]) -> Int[Array, "B T"]:
+    """Those of texts from their beginning."""
+    return jnp.broadcast_to(jnp.arange(tokens_BT.shape[1]), tokens_BT.shape)
+
+
+def residual_scale(layers: int) -> float:
+    """Standard deviation of the matrices whose result is added to the residual stream.
+
+    It starts smaller the deeper the model (Radford et al. 2019), so that the stream does not grow with depth.
+    """
+    return 0.02 / (2 * layers) ** 0.5

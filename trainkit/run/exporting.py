@@ -1,0 +1,207 @@
+"""Exports while training goes on: each by a process of its own, from a checkpoint that is on disk, one at a time.
+
+So neither a step nor the devices' memory is disturbed. The processes run on the CPU with what of it nobody else wants.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+
+from trainkit.checkpoint import store
+from trainkit.events.log import EventLog
+from trainkit.recipe import Recipe
+from trainkit.run.directory import typed
+
+#: In the run's directory: the exports, each named by its step, and what their processes printed.
+EXPORTS, OUTPUT = "exports", "export.log"
+#: Seconds between two words about what the end of a run waits for.
+WORD = 30.0
+#: So many that are to be exported at once are too many: each has its checkpoint on the disk.
+BEHIND = 4
+
+
+@dataclass(frozen=True)
+class _Process:
+    """One that exports a step."""
+
+    step: int
+    process: subprocess.Popen[bytes]
+    started: float
+    output: int
+    """Where in the run's `export.log` begins what it printed."""
+
+
+class Exporting:
+    """Exports the model as the recipe's `[export]` asks. Whatever happens to an export, this raises nothing."""
+
+    def __init__(self, directory: Path, recipe: Recipe, *, first: int, log: EventLog) -> None:
+        """Of a run that goes on from step `first`: what is missing up to there is exported as well.
+
+        Make it before anything is saved in this attempt, so that no checkpoint is removed that it needs.
+        """
+        assert recipe.export
+        self._directory, self._log = directory, log
+        self._every, self._format = recipe.export.every, recipe.export_format
+        self._dtype = recipe.export.dtype
+        #: Steps to be exported, the one that is being exported first. Replaced, never changed: two threads read it.
+        self._pending: tuple[int, ...] = ()
+        self._seen: set[int] = set()
+        self._running: _Process | None = None
+        self._here = jax.process_index() == 0
+        if self._here:
+            _remove_drafts(directory / EXPORTS)
+            if aside := _set_aside(directory / EXPORTS, beyond=first):
+                self._say("info", f"set aside: the export of {_steps(aside)}")
+            for info in store.checkpoints(directory):
+                self.take(info.step, last=info.manifest.kind == "final")
+
+    def wants(self, step: int, /) -> bool:
+        """Whether a checkpoint of this step is to be written, because it is to be exported."""
+        return self._every is not None and step % self._every == 0 and step not in self._seen
+
+    def take(self, step: int, /, *, last: bool) -> None:
+        """The checkpoint of this step is on disk, whole; `last` of those at the end of a run."""
+        if not (last or self.wants(step)):
+            return
+        self._seen.add(step)
+        if self._here and step not in self._pending and not self._out(step).exists():
+            self._pending = (*self._pending, step)
+            if len(self._pending) == BEHIND:
+                told = f"{BEHIND} exports wait, and their checkpoints with them: each takes longer than export.every"
+                self._say("warning", told)
+
+    def held(self) -> tuple[int, ...]:
+        """Steps whose checkpoints are still to be exported."""
+        return self._pending
+
+    def poll(self) -> None:
+        """Tell of an export that has ended, and begin the next one. Does not wait."""
+        if self._running is not None and self._running.process.poll() is not None:
+            ended, self._running = self._running, None
+            self._tell(ended)
+            self._pending = self._pending[1:]
+        if self._running is None and self._pending:
+            self._begin(self._pending[0])
+
+    def finish(self, *, interrupted: Callable[[], bool]) -> None:
+        """Return once all is exported, or once it is `interrupted`: what then goes on ends by itself.
+
+        Call it when nothing is saved any more: checkpoints that were only kept for their export are removed.
+        """
+        told = -WORD
+        try:
+            self.poll()
+            while self._pending and not interrupted():
+                if time.monotonic() - told >= WORD:
+                    told = time.monotonic()
+                    self._say("info", f"waiting for the export of {_steps(self._pending)}")
+                time.sleep(0.05)
+                self.poll()
+        except KeyboardInterrupt:
+            pass  # training has ended, and ended well
+        if self._pending:
+            later = f"trainkit export {typed(self._directory)}/STEP OUT"
+            self._say("warning", f"not waited for: the export of {_steps(self._pending)}; by hand: {later}")
+        newest = store.newest(self._directory)
+        if self._here and newest is not None:
+            store.retain(self._directory, saved=newest.step, held=self._pending)
+
+    def _out(self, step: int) -> Path:
+        return self._directory / EXPORTS / str(step)
+
+    def _begin(self, step: int) -> None:
+        command = [sys.executable, "-m", "trainkit", "export", str(self._directory / str(step)), str(self._out(step))]
+        command += ["--format", self._format, "--json", *(["--dtype", self._dtype] if self._dtype else [])]
+        try:
+            with (self._directory / OUTPUT).open("ab") as output:
+                begin = output.tell()
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=os.environ | {"JAX_PLATFORMS": "cpu"},
+                    # what interrupts the trainer must not cut it off
+                    start_new_session=True,
+                )
+        except OSError as error:
+            self._pending = self._pending[1:]
+            self._failed(step, f"its process could not be started: {error}")
+            return
+        _put_last(process.pid)
+        self._running = _Process(step, process, time.monotonic(), begin)
+
+    def _tell(self, ended: _Process) -> None:
+        """Write to the log what has come of an export."""
+        said = self._said(ended.output)
+        results = [line for line in said if line.startswith("{")]
+        if ended.process.returncode != 0 or not results:
+            errors = [line.removeprefix("error: ") for line in said if line.startswith("error: ")]
+            why = (errors or said or ["it said nothing"])[-1]
+            self._failed(ended.step, f"{why} (exit {ended.process.returncode})")
+            return
+        result = json.loads(results[-1])
+        self._log.write(
+            "exported",
+            step=ended.step,
+            path=str(self._out(ended.step).relative_to(self._directory)),
+            format=self._format,
+            bytes=result["bytes"],
+            difference=result["difference"],
+            seconds=round(time.monotonic() - ended.started, 3),
+        )
+
+    def _said(self, begin: int) -> list[str]:
+        """The lines printed from there on by the process that was the last to begin."""
+        try:
+            printed = (self._directory / OUTPUT).read_bytes()[begin:].decode(errors="replace")
+        except OSError:
+            return []
+        return [line.strip() for line in printed.split("\n") if line.strip()]
+
+    def _failed(self, step: int, why: str) -> None:
+        message = f"step {step} was not exported: {why}"
+        self._log.write("alert", step=self._log.step, kind="export", message=message)
+
+    def _say(self, level: str, message: str) -> None:
+        self._log.write("log", step=self._log.step, level=level, message=message)
+
+
+def _put_last(process: int) -> None:
+    """Everything else on this machine goes first; where memory runs out, this process is the one to be ended."""
+    with contextlib.suppress(OSError):  # it may have ended already
+        os.setpriority(os.PRIO_PROCESS, process, 19)
+    with contextlib.suppress(OSError):  # there is no such file but on Linux
+        Path(f"/proc/{process}/oom_score_adj").write_text("1000")
+
+
+def _remove_drafts(exports: Path) -> None:
+    """Those of attempts that were killed."""
+    for draft in exports.glob(".*"):
+        # first out of the way: an export that outlived its attempt then cannot put it in place half removed
+        shutil.rmtree(draft.rename(draft.with_name(f".removed{draft.name}")), ignore_errors=True)
+
+
+def _set_aside(exports: Path, *, beyond: int) -> list[int]:
+    """Move those after step `beyond` out of the way, and return their steps: they are of a course that was given up."""
+    later = sorted(int(path.name) for path in exports.glob("*") if path.name.isdecimal() and int(path.name) > beyond)
+    aside = exports / f"{store.ASIDE}{len(list(exports.glob(f'{store.ASIDE}*'))) + 1}"
+    for step in later:
+        aside.mkdir(exist_ok=True)
+        (exports / str(step)).rename(aside / str(step))
+    return later
+
+
+def _steps(steps: Sequence[int]) -> str:
+    return f"step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))}"
