@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from textual.app import App
+from textual.screen import Screen
 from textual.widgets import Input
 
 
@@ -18,6 +18,6 @@ def begin_typing(line: Input) -> None:
     line.screen.set_focus(line)
 
 
-def is_typing(app: App[Any]) -> bool:
-    """Whether a line has the keys, so that one that opens a line is a character like any other."""
-    return isinstance(app.focused, Input)
+def is_typing(screen: Screen[Any]) -> bool:
+    """Whether a line of the screen has the keys, so that one that opens a line is a character like any other."""
+    return isinstance(screen.focused, Input)

@@ -41,7 +41,7 @@ class Page(Container, can_focus=True):
         """Show the run as of `now` (Unix seconds). Must cost little where nothing has changed."""
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        return action not in ("filter", "search") or not is_typing(self.app)
+        return action not in ("filter", "search") or not is_typing(self.screen)
 
     @property
     def settled(self) -> bool:

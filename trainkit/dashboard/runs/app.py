@@ -10,6 +10,7 @@ from typing import ClassVar, NamedTuple
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
+from textual.command import CommandPalette
 from textual.containers import Vertical
 from textual.events import Click
 from textual.widgets import Input, OptionList, Static
@@ -224,7 +225,9 @@ class Runs(Themed[Choice]):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "filter":  # its key goes before all others
-            return len(self.screen_stack) == 1 and not is_typing(self)
+            return isinstance(self.screen, CommandPalette) or (
+                len(self.screen_stack) == 1 and not is_typing(self.screen)
+            )
         # the leaderboard has an order of its own
         return action not in ("sort", "reverse") or not self._arranged.leaderboard
 
