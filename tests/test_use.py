@@ -156,9 +156,8 @@ def test_in_a_terminal_ctrl_c_stops_an_answer_and_ctrl_d_ends(templated: Path) -
         terminal.type(b"\x03")
         terminal.until(rb"stopped\x1b.*> ")
         terminal.type(b"half a li")
-        terminal.until(
-            rb"half a li"
-        )  # it is read: Python loses a Ctrl-C that comes between a prompt and its first look
+        # it is read by then: Python loses a Ctrl-C that comes between a prompt and the first look for keys
+        terminal.until(rb"half a li")
         terminal.type(b"\x03")
         terminal.until(rb"Ctrl-D or /quit ends.*> ")
         terminal.type(b"/system be kind\n")
