@@ -38,11 +38,11 @@ from trainkit.data.layout import Layout
 from trainkit.events.log import EventLog
 from trainkit.events.schema import Event
 from trainkit.parallel import devices, mesh
+from trainkit.parallel.compile_cache import use_compile_cache
 from trainkit.plan import DataSize, make_plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.load import load
 from trainkit.recipe.model import tokens_in_block
-from trainkit.run import assemble
 from trainkit.run import compiled as compiling
 from trainkit.run.compiled import Program
 from trainkit.train.feed import to_device
@@ -244,7 +244,7 @@ def _toml(value: object) -> str:
 
 
 if __name__ == "__main__":
-    assemble.use_compile_cache()
+    use_compile_cache()
     if sys.argv[1] == "memory":
         print(json.dumps(memory(Work.from_json(sys.argv[2]))))
     elif sys.argv[1] == "checkpoint":

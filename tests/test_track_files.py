@@ -27,7 +27,7 @@ from track_run import (
     wandb_records,
 )
 
-from trainkit.cli.app import Tracker
+from trainkit.cli.observe import Tracker
 from trainkit.errors import TrainkitError
 from trainkit.events.log import NAME
 from trainkit.events.series import LIMIT

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
 from trainkit.cli.generate import check, new_seed, open_model, settled, shown, telling
+from trainkit.cli.interrupts import ask, interruptible
 from trainkit.errors import TrainkitError
 
 if TYPE_CHECKING:
@@ -142,7 +140,7 @@ class Session:
         said: list[str] = []
         while True:
             try:
-                line = input(("… " if said else "> ") if self._terminal else "")
+                line = ask("… " if said else "> ") if self._terminal else input()
             except EOFError:
                 if self._terminal:
                     self._console.print()
@@ -222,19 +220,3 @@ class Session:
             self.tell("stopped")
         elif reason == "length":
             self.tell(f"stopped after {len(news.answer.ids)} tokens (--max-tokens, or the model's context)")
-
-
-@contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
-    """While it lasts, the first Ctrl-C is only remembered, so that it hits nothing in its middle; a second one does."""
-    hits: list[int] = []
-
-    def remember(number: int, frame: FrameType | None) -> None:
-        hits.append(number)
-        signal.signal(signal.SIGINT, before)
-
-    before = signal.signal(signal.SIGINT, remember)
-    try:
-        yield lambda: bool(hits)
-    finally:
-        signal.signal(signal.SIGINT, before)

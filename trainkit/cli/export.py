@@ -61,7 +61,7 @@ def _adapter(run: str, out: Path, *, dtype: str | None) -> tuple[dict[str, Any],
 
 def _found(run: str) -> tuple[Path, int | None]:
     directory, step = find_run(run)
-    from trainkit.run.assemble import use_compile_cache
+    from trainkit.parallel.compile_cache import use_compile_cache
 
     use_compile_cache()
     return directory, step

@@ -69,7 +69,7 @@ def open_model(what: str) -> Served:
     configs = (path / "config.json", path / "adapter_config.json")
     pretrained = any(config.is_file() for config in configs) and not is_run(path)
     directory, step = (path, None) if pretrained else find_run(what)
-    from trainkit.run.assemble import use_compile_cache
+    from trainkit.parallel.compile_cache import use_compile_cache
     from trainkit.run.serving import open_pretrained, open_run
 
     use_compile_cache()

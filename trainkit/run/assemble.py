@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -11,23 +10,19 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
-
 from trainkit.checkpoint import store
 from trainkit.checkpoint.digest import digest
 from trainkit.checkpoint.saver import Facts, size_of
 from trainkit.data import cache as caches
-from trainkit.data.chat_template import resolve_template
 from trainkit.data.dataset import TrainSet, may_start_early
 from trainkit.data.evalset import EvalSet, validation_sources
-from trainkit.data.hub import BESIDE
 from trainkit.data.jobs import Stop
 from trainkit.events.control import Server
 from trainkit.events.log import EventLog
 from trainkit.events.orders import Given
-from trainkit.hub.tokenizer import TEMPLATE, TOKENIZER
 from trainkit.infer.sampler import Sampler
 from trainkit.parallel import devices, mesh
+from trainkit.parallel.compile_cache import use_compile_cache
 from trainkit.plan import Choice, DataSize, Devices, Plan, choices, make_plan
 from trainkit.recipe import Recipe, upkeep
 from trainkit.recipe.load import Loaded
@@ -40,7 +35,7 @@ from trainkit.run.replan import choice_before
 from trainkit.run.rescue import Rescue, explained
 from trainkit.run.start import Start
 from trainkit.run.state import new_or_restored
-from trainkit.run.texts import chat_of, texts_of
+from trainkit.run.texts import keep_tokenizer, texts_of
 from trainkit.tasks import check_learnable
 from trainkit.track.projections import asked, require
 from trainkit.track.sidecar import Sidecars
@@ -190,20 +185,11 @@ def _prepared(
         first = int(state.step)
         check_steps(start.profile, done=first, total=course.total_steps)
         repeats = orders_to_repeat(start, course, first=first, log=log)
-        _keep_tokenizer(cache, recipe, directory)
+        keep_tokenizer(cache.tokenizer, recipe, directory)
         with explained("a step of the smallest micro-batch", plan, recipe):
             program = compiling.result()
     tell_program(program, guessed=plan, total_steps=course.total_steps, log=log)
     return Ready(program, program.adopt(state), course, repeats, restored)
-
-
-def use_compile_cache() -> None:
-    """Keep compiled programs across processes, the small ones too (FACTS: it saves a third of a start)."""
-    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        jax.config.update("jax_compilation_cache_dir", str(base / "trainkit" / "jax"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 def rehearse(recipe: Recipe, *, resumed: bool) -> None:
@@ -311,16 +297,3 @@ def _watch(sidecars: Sidecars, findings: Findings, disk: Disk, log: EventLog, st
 
 def _tell_progress(log: EventLog, progress: caches.Progress) -> None:
     log.write("cache_progress", step=log.step, **asdict(progress))
-
-
-def _keep_tokenizer(cache: caches.Cache, recipe: Recipe, directory: Path) -> None:
-    """Put it in place whole, with what belongs to it: how it ends a text, and the chat template, as conversations were
-    written. Where the run goes on, the data has been found to be the same, and so this too."""
-    beside = {name: cache.tokenizer.path.with_name(name) for name in BESIDE} | {TOKENIZER: cache.tokenizer.path}
-    kept = {name: source.read_bytes() for name, source in beside.items() if source.is_file()}
-    if (chat := chat_of(recipe)) is not None:
-        kept[TEMPLATE] = resolve_template(chat, cache.tokenizer.path).text.encode()
-    for name, content in kept.items():
-        draft = directory / f".{name}"
-        draft.write_bytes(content)
-        draft.replace(directory / name)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.data.chat_template import ChatTemplate, render, resolve_template
+from trainkit.data.hub import BESIDE
 from trainkit.data.objects import read_object
 from trainkit.data.vocabulary import LoadedTokenizer
 from trainkit.errors import TrainkitError
@@ -39,6 +40,19 @@ def texts_of(recipe: Recipe, directory: Path, codec: LoadedTokenizer) -> Texts:
     template = usable_template(None, directories) if chat is None else template_of(chat, directories)
     ends = ends_of(codec, directories, template)
     return Texts(begin, ends, None if chat is None or template is None else _begun(template, codec, begin))
+
+
+def keep_tokenizer(codec: LoadedTokenizer, recipe: Recipe, directory: Path) -> None:
+    """Put it in place whole, with what belongs to it: how it ends a text, and the chat template, as conversations were
+    written. Where the run goes on, the data has been found to be the same, and so this too."""
+    beside = {name: codec.path.with_name(name) for name in BESIDE} | {TOKENIZER: codec.path}
+    kept = {name: source.read_bytes() for name, source in beside.items() if source.is_file()}
+    if (chat := chat_of(recipe)) is not None:
+        kept[TEMPLATE] = resolve_template(chat, codec.path).text.encode()
+    for name, content in kept.items():
+        draft = directory / f".{name}"
+        draft.write_bytes(content)
+        draft.replace(directory / name)
 
 
 def chat_of(recipe: Recipe) -> Chat | None:
