@@ -3,7 +3,7 @@
 uv run python scripts/bench_load.py --torch PYTHON               # bfloat16 and float32, five rounds
 uv run python scripts/bench_load.py --torch PYTHON --dtypes bfloat16 --rounds 3 --shards 4
 
-`PYTHON` has torch and safetensors. A checkpoint of Llama's shape is written into a temporary directory, and read
+`PYTHON` has torch, jax and safetensors. A checkpoint of Llama's shape is written into a temporary directory, and read
 once, so that all of it is in the page cache. Then each contender loads it in a process of its own, in turn:
 
 - trainkit: `hub.load.load_params` to the model's leaves, which are stacked and whose matrices are turned, in memory of
@@ -11,7 +11,8 @@ once, so that all of it is in the page cache. Then each contender loads it in a 
 - donated: the same in memory of XLA's own, as a training that begins with them asks for it;
 - mapped: `safetensors.torch.load_file`, which maps the file, and one look at every page;
 - copied: the same, and every tensor copied, so that it too is in memory of its own and may be written to;
-- numpy (float32 only): `safetensors.numpy.load_file`, which copies.
+- numpy (float32 only): `safetensors.numpy.load_file`, which copies;
+- jax: `safetensors.flax.load_file`, whose tensors are arrays of jax as ours are, neither stacked nor turned.
 
 Imports, and the start of jax's backend, are not counted. Memory is the peak of what the process holds while it loads,
 beyond what it held before. On a shared machine only ratios mean anything, and there those of processors more than those
@@ -38,7 +39,7 @@ GB = 10**9
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, VOCAB = 2048, 5632, 32, 8, 32_000
 OURS = ("trainkit", "donated")
 ITEM = {"bfloat16": 2, "float32": 4}
-CONTENDERS = {"bfloat16": ("trainkit", "donated", "mapped", "copied")}
+CONTENDERS = {"bfloat16": ("trainkit", "donated", "mapped", "copied", "jax")}
 CONTENDERS["float32"] = (*CONTENDERS["bfloat16"], "numpy")
 
 
@@ -141,12 +142,25 @@ def of_numpy(directory: Path) -> Callable[[], object]:
     return lambda: [load_file(file) for file in sorted(directory.glob("*.safetensors"))]
 
 
+def of_jax(directory: Path) -> Callable[[], object]:
+    import jax
+    from safetensors.flax import load_file
+
+    jax.block_until_ready(jax.numpy.zeros(1))
+    return lambda: jax.block_until_ready([load_file(file) for file in sorted(directory.glob("*.safetensors"))])
+
+
 def work(contender: str, directory: Path) -> None:
     """A contender's process: one load."""
-    if contender in OURS:
-        load = of_trainkit(directory, owned=contender == "donated")
-    else:
-        load = of_numpy(directory) if contender == "numpy" else of_torch(directory, copied=contender == "copied")
+    match contender:
+        case "trainkit" | "donated":
+            load = of_trainkit(directory, owned=contender == "donated")
+        case "numpy":
+            load = of_numpy(directory)
+        case "jax":
+            load = of_jax(directory)
+        case _:
+            load = of_torch(directory, copied=contender == "copied")
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before, worked, started = _status("VmRSS"), time.process_time(), time.perf_counter()

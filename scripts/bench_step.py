@@ -1,4 +1,4 @@
-"""The same training steps by a torch loop over transformers, by bare JAX and by trainkit: speed, memory, loss curves.
+"""The same training steps by torch loops over transformers, by bare JAX and by trainkit: speed, memory, loss curves.
 
 uv run python scripts/bench_step.py cpu                        # float32, two shapes of 4,096 tokens a step
 uv run python scripts/bench_step.py bf16                       # trainkit in bfloat16 and in float32, on a CPU
@@ -29,6 +29,8 @@ from step_contenders import SCRIPTS, Entry, Result, compare, work_of
 from step_work import Shape
 
 ROOT = SCRIPTS.parent
+#: `transformers` is torch with the loss that the model makes itself, as its Trainer has it.
+KINDS = ("torch", "transformers", "jax", "trainkit")
 #: The losses that are printed, by step.
 SHOWN = (1, 2, 5, 10, 20, 50, 100)
 #: A checkpoint's cost is told as a share of this.
@@ -95,7 +97,7 @@ def main() -> int:
     parser.add_argument("what", choices=["cpu", "gpu", "bf16", "memory", "checkpoint"])
     parser.add_argument("--only", metavar="NAME", help="shapes whose name begins so")
     parser.add_argument("--torch", metavar="PYTHON", default=sys.executable, help="a Python with torch, transformers")
-    parser.add_argument("--contenders", nargs="+", choices=["torch", "jax", "trainkit"], help="all where not given")
+    parser.add_argument("--contenders", nargs="+", choices=KINDS, help="all where not given; on a GPU no transformers")
     parser.add_argument(
         "--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help="in trainkit's recipe"
     )
@@ -166,8 +168,9 @@ def entries_of(arguments: argparse.Namespace) -> list[Entry]:
         entries = [Entry("trainkit", "float32"), Entry("trainkit", "bfloat16"), Entry("torch", "bfloat16")]
     else:
         compute = "bfloat16" if arguments.what == "gpu" else "float32"
-        entries = [Entry(kind, compute) for kind in ("torch", "jax", "trainkit")]
-    return [entry for entry in entries if entry.kind in (arguments.contenders or ("torch", "jax", "trainkit"))]
+        entries = [Entry(kind, compute) for kind in KINDS]
+    usual = [kind for kind in KINDS if arguments.what == "cpu" or kind != "transformers"]
+    return [entry for entry in entries if entry.kind in (arguments.contenders or usual)]
 
 
 def probe(*, compute: str) -> Limits:

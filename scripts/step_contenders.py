@@ -20,6 +20,8 @@ from typing import Any, Literal
 from step_work import Shape, Work
 
 SCRIPTS = Path(__file__).resolve().parent
+#: Contenders that run where torch is.
+OF_TORCH = ("torch", "transformers")
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ def compare(
         warm: dict[Entry, Process] = {}
         for entry in entries:
             work = work_of(shape, entry.compute, arguments, on_gpu=on_gpu)
-            python = arguments.torch if entry.kind == "torch" else sys.executable
+            python = arguments.torch if entry.kind in OF_TORCH else sys.executable
             try:
                 process = Process(entry, work, Path(name), python=python, environment=fraction if on_gpu else {})
             except OSError as error:

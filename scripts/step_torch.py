@@ -33,7 +33,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 UNMASKED = "sdpa_unmasked"
 
 
-def prepare(work: Work) -> Contender:
+def prepare(work: Work, *, own_loss: bool = False) -> Contender:
+    """With `own_loss` it is the model that makes the loss of its logits, as transformers' Trainer lets it."""
     shape, on_gpu = work.shape, work.platform == "gpu"
     if on_gpu and not torch.cuda.is_available():
         raise RuntimeError(f"torch {torch.__version__} sees no GPU")
@@ -56,6 +57,8 @@ def prepare(work: Work) -> Contender:
 
     @torch.compile
     def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if own_loss:
+            return model(input_ids=x, labels=y, shift_labels=y, use_cache=False).loss
         logits = model(input_ids=x, use_cache=False).logits
         return functional.cross_entropy(logits.flatten(0, 1).float(), y.flatten())
 
