@@ -23,7 +23,7 @@ VOCAB, LENGTH = 97, 16
 SPEC = Gpt2(layers=2, hidden=32, heads=4)
 
 
-def model(key: jax.Array, spec: Gpt2 = SPEC) -> models.build.LanguageModel:
+def model(key: jax.Array, spec: Gpt2 = SPEC) -> models.stack.LanguageModel:
     return models.build(spec, vocab_size=VOCAB, sequence_length=LENGTH, implementation="xla", key=key)
 
 

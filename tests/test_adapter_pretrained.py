@@ -16,9 +16,13 @@ import numpy as np
 import pytest
 from fake_hub import COMMIT, serving
 from small_families import model
+from tokenizers import Tokenizer
 from trainer import RECIPE, arrays, environment, trainkit, workplace
 
 from trainkit import models
+from trainkit.cli import run as running
+from trainkit.cli.export import export
+from trainkit.cli.recipes import check as check_recipe
 from trainkit.errors import TrainkitError
 from trainkit.hub import adapter_config, peft
 from trainkit.hub.load import load_params
@@ -34,7 +38,9 @@ from trainkit.run import adapted
 from trainkit.run.assemble import rehearse
 from trainkit.run.compiled import build
 from trainkit.run.directory import recipe_of
+from trainkit.run.export_adapter import export_adapter
 from trainkit.run.pretrained import made_of, numbers_of, weights_of
+from trainkit.run.serving import open_pretrained
 
 SPEC = Llama(layers=2, hidden=32, heads=4, kv_heads=2, intermediate=48, context_length=64, vocab_size=320)
 _FAMILY = 'type = "gpt2"\nlayers = 2\nhidden = 32\nheads = 2\n'
@@ -90,6 +96,12 @@ def changed(place: Path, name: str, changes: dict[str, Any]) -> Path:
     return copy
 
 
+def pointers(tree: Any) -> set[int]:
+    """Where the arrays are in memory."""
+    shards = (shard for leaf in jax.tree.leaves(tree) for shard in leaf.addressable_shards)
+    return {shard.data.unsafe_buffer_pointer() for shard in shards}
+
+
 # the recipe
 
 
@@ -120,9 +132,10 @@ def test_what_the_recipe_says_too_may_be_said_in_its_own_words(here: Path) -> No
         (["adapter.alpha=32.0"], ["alpha = 32.0: the checkpoint has 60.0"]),
         (['adapter.pretrained="./nowhere"'], ["there is no directory", "adapter_model.safetensors"]),
         (['adapter.pretrained="base"'], ["there is no adapter_config.json", "adapter.pretrained"]),
+        (['adapter.revision="main"'], ["adapter.revision is for what is on the hub", "--set adapter.revision"]),
         (["adapter.rang=4"], ["adapter.rang = 4: no such key", "rank"]),
     ],
-    ids=["rank", "targets", "alpha", "nowhere", "no adapter", "no such key"],
+    ids=["rank", "targets", "alpha", "nowhere", "no adapter", "revision", "no such key"],
 )  # fmt: skip
 def test_what_the_recipe_says_otherwise_is_told_with_both(here: Path, overrides: list[str], told: list[str]) -> None:
     with pytest.raises(TrainkitError) as raised:
@@ -140,6 +153,20 @@ def test_an_adapter_goes_on_no_model_that_begins_at_random(here: Path) -> None:
     Path("alone.toml").write_text(text)
     with pytest.raises(TrainkitError, match="revision goes with pretrained"):
         load(Path("alone.toml"))
+
+
+def test_of_an_adapter_for_another_model_check_and_run_say_so(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed(here, "other", {"base_model_name_or_path": "them/\x1bother"})
+    changed(here, "moved", {"base_model_name_or_path": "/elsewhere/base"})
+    note = f"note: the adapter says that it is for them/␛other, and goes on {here / 'base'} here"
+    assert check_recipe(Path("on.toml"), ['adapter.pretrained="other"']).splitlines()[1:] == [note]
+    for own in ("adapter", "moved"):
+        assert "note" not in check_recipe(Path("on.toml"), [f'adapter.pretrained="{own}"'])
+    monkeypatch.setattr(running, "follow", lambda *_: 0)
+    running.run(Path("on.toml"), ['adapter.pretrained="other"'], "noted", "plain", False, False, None)
+    assert capsys.readouterr().err == f"{note}\n"
 
 
 def test_check_needs_nothing_that_trains(place: Path) -> None:
@@ -181,7 +208,10 @@ def test_a_run_begins_with_the_numbers_of_the_adapter(here: Path) -> None:
     found = load(Path("on.toml")).recipe
     size = DataSize(examples=100, tokens=3200, documents=100, bytes=3200)
     built = build(found, make_plan(found, devices=devices.local("auto"), vocab_size=300, data=size))
-    state = made_of(built, jax.random.key(0), weights_of(found, built), numbers_of(found, built))
+    weights = weights_of(found, built)
+    before = pointers(weights)
+    state = made_of(built, jax.random.key(0), weights, numbers_of(found, built))
+    assert pointers(state.frozen) == before, "the base was copied"
     tensors = Tensors(read_header(here / "adapter" / peft.WEIGHTS))
     layers = adapted_layers(eqx.combine(state.params, state.frozen))
     assert set(layers) == {"attention.query", "mlp.down"}
@@ -256,6 +286,36 @@ def test_beside_an_adapter_with_the_base_s_vocabulary_lies_a_card_and_no_tokeniz
     assert names == ["README.md", adapter_config.FILE, peft.WEIGHTS]
     card = (place / "adapter" / "README.md").read_text()
     assert "An adapter (rslora, rank 2)" in card and str(place) not in card
+
+
+def test_an_adapter_whose_base_is_a_directory_of_this_machine_is_not_uploaded(here: Path) -> None:
+    with pytest.raises(TrainkitError, match="a directory of this machine") as raised:
+        export("first", here / "pushed", adapter=True, dtype=None, push="me/it", private=False, as_json=False)
+    assert "hf upload me/it OUT" in raised.value.hint and not (here / "pushed").exists()
+
+
+def test_of_a_run_with_another_vocabulary_than_its_base_the_adapter_alone_is_not_exported(here: Path) -> None:
+    for said in ("auto", "peft"):
+        with pytest.raises(TrainkitError, match=r"resize_vocabulary.* export\.format = \"hf\""):
+            load(Path("first.toml"), ["model.resize_vocabulary=true", f"export.format={said}"])
+    load(Path("first.toml"), ["model.resize_vocabulary=true", "export.format=hf"])
+    run = shutil.copytree(here / "runs" / "first", here / "runs" / "resized")
+    text = (run / "recipe.toml").read_text()
+    assert "vocab_size = 320" in text and "resize_vocabulary = false" in text
+    lines = [line for line in text.splitlines() if not line.startswith("vocab_size = 320")]
+    (run / "recipe.toml").write_text("\n".join(lines).replace("resize_vocabulary = false", "resize_vocabulary = true"))
+    with pytest.raises(TrainkitError, match="another vocabulary than its base") as raised:
+        export_adapter(run, None, here / "resized")
+    assert "--format hf" in raised.value.hint and not (here / "resized").exists()
+
+
+def test_a_tokenizer_with_more_entries_than_the_base_has_rows_is_refused(here: Path) -> None:
+    more = Tokenizer.from_file(str(here / "base" / "tokenizer.json"))
+    more.add_special_tokens([f"<{n}>" for n in range(40)])
+    more.save(str(changed(here, "more", {}) / "tokenizer.json"))
+    with pytest.raises(TrainkitError, match="340 entries, and the embedding 320 rows") as raised:
+        open_pretrained(here / "more")
+    assert raised.value.where == str(here / "more" / "tokenizer.json") and raised.value.hint
 
 
 # memory

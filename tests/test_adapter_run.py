@@ -100,8 +100,9 @@ def test_generation_uses_the_adapter_merged_into_its_base(place: Path) -> None:
 
 
 def test_the_adapter_alone_is_exported_as_peft_has_it_with_the_run_s_own_tokenizer(place: Path) -> None:
-    done = trainkit(place, "export", "runs/tiny", "adapter", "--format", "peft")
+    done = trainkit(place, "export", "runs/tiny", "adapter", "--format", "peft", "--json")
     assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["step"] == STEPS
     out = place / "adapter"
     of_tokenizer = [tokenizer.TOKENIZER, tokenizer.CONFIG, tokenizer.GENERATION]
     assert {path.name for path in out.iterdir()} == {FILE, peft.WEIGHTS, "README.md", *of_tokenizer}

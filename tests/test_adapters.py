@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import equinox as eqx
@@ -18,7 +21,7 @@ from trainkit.checkpoint.names import named_leaves
 from trainkit.errors import TrainkitError
 from trainkit.models.adapters import Adapted, adapt, merge, trainable
 from trainkit.models.layers import Linear
-from trainkit.models.nf4 import LEVELS, Nf4, nf4_product, quantised
+from trainkit.models.nf4 import LEVELS, Nf4, nf4_product, quantised, without_sources
 from trainkit.optim import groups
 from trainkit.recipe.adapter import Adapter, Lora
 from trainkit.recipe.families import Llama, Mixtral, Qwen2
@@ -26,6 +29,7 @@ from trainkit.recipe.linears import adapter_parameters, linears, matching, quant
 from trainkit.recipe.model import Gpt2
 from trainkit.recipe.optimizer import AdamW, Group
 from trainkit.recipe.task import CausalLM
+from trainkit.run.adapted import base_digest, check_same_base
 from trainkit.tasks import build as build_task
 from trainkit.train.state import State, init, lasting
 from trainkit.train.step import make_step
@@ -297,3 +301,21 @@ def test_a_digest_tells_every_number_its_place_its_name_and_its_dtype() -> None:
     found = [digest(tree), *map(digest, others)]
     assert len(set(found)) == len(found) and None not in found
     assert digest(jax.tree.map(jnp.copy, tree)) == found[0]
+
+
+def test_a_base_in_four_bit_is_known_by_what_it_was_packed_from_however_a_device_has_rounded_it(tmp_path: Path) -> None:
+    weights = jax.random.normal(jax.random.key(0), (2, 64, 96))
+    base = {"w": Linear(quantised(weights), None), "norm": jnp.ones(96)}  # type: ignore[arg-type]
+    packed: Any = base["w"].weight
+    elsewhere = {**base, "w": Linear(replace(packed, codes=packed.codes.at[0, 0, 0].add(1)), None)}  # type: ignore[arg-type]
+    # a difference so small that nothing of it is left in 4 bit
+    other = {**base, "w": Linear(quantised(weights.at[1, 5, 7].multiply(1 + 1e-6)), None)}  # type: ignore[arg-type]
+    assert np.array_equal(other["w"].weight.codes, packed.codes)
+    read, drawn = (SimpleNamespace(model=SimpleNamespace(pretrained=given)) for given in ("them/it", None))
+    known, as_before = base_digest(base, read), base_digest(base, drawn)  # type: ignore[arg-type]
+    assert known == base_digest(elsewhere, read) != base_digest(other, read)  # type: ignore[arg-type]
+    assert as_before == digest(without_sources(base)) != base_digest(elsewhere, drawn)  # type: ignore[arg-type]
+    for written in (known, as_before):
+        check_same_base(SimpleNamespace(base=written), base, where=tmp_path)  # type: ignore[arg-type]
+        with pytest.raises(TrainkitError, match="on top of another model"):
+            check_same_base(SimpleNamespace(base=written), {**base, "norm": jnp.zeros(96)}, where=tmp_path)  # type: ignore[arg-type]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from sample_recipe import write
 
-from trainkit.hub.card import Made, adapter_card, card
+from trainkit.hub.card import Made, adapter_card, as_told, card
 from trainkit.recipe.adapter import Lora
+from trainkit.recipe.load import load
 
 MADE = Made(
     name="n", step=1200, recipe="steps = 1200", base="them/it", evaluations={"held-out": {"loss": 1.5, "accuracy": 0.5}}
@@ -15,18 +18,20 @@ MADE = Made(
 
 
 @pytest.mark.parametrize(
-    ("written", "told"),
+    ("given", "told"),
     [
-        ('path = "/home/me/books/*.txt"', 'path = "…/*.txt"'),
-        ('directory = "/runs"  # /home/me/recipe.toml:3', 'directory = "…/runs"  # …/recipe.toml:3'),
-        ('path = "hf://datasets/me/it"', 'path = "hf://datasets/me/it"'),
-        ('path = "https://there/books.txt"', 'path = "https://there/books.txt"'),
-        ('path = "books/here.txt"', 'path = "books/here.txt"'),
+        ('data.train=[{path="/home/John Smith/it\'s/books/*.txt"}]', "…/*.txt"),
+        ('data.train=[{path="file:///home/John Smith/it.txt"}]', "…/it.txt"),
+        ('data.train=[{path="https://there/home/books.txt"}]', "https://there/home/books.txt"),
+        ('data.train=[{type="huggingface", id="me/it"}]', "me/it"),
+        ('run.directory="/home/John Smith/runs/"', "…/runs"),
     ],
 )
-def test_of_paths_in_the_recipe_the_last_part_is_left(written: str, told: str) -> None:
-    made = card(replace(MADE, recipe=written), family="gpt2", parameters=1)
-    assert f"```toml\n{told}\n```" in made
+def test_of_paths_in_the_recipe_the_last_part_is_told(tmp_path: Path, given: str, told: str) -> None:
+    path = write(tmp_path / "John Smith")
+    recipe = as_told(load(path, [given]))
+    assert told in recipe and "# …/sample.toml:4" in recipe and "from …/sample.toml\n" in recipe
+    assert not any(part in recipe for part in ("Smith", "it's", str(tmp_path), str(Path.cwd())))
 
 
 def test_cards_of_models_and_of_adapters_tell_base_results_and_recipe() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainkit.data.chat_template import ChatTemplate
 from trainkit.data.forms import Reading, check, make, needed_keys, parse
 from trainkit.data.pieces import PIECE, Piece, Refused
 from trainkit.errors import TrainkitError
@@ -162,7 +163,12 @@ def test_the_signature_tells_apart_what_makes_other_documents_and_nothing_else()
         Reading(shortest=1),
         Reading(longest=1),
         Reading(dtype="uint16"),
+        Reading(document=Chat(type="chat", template="a.jinja")),
+        Reading(document=Chat(type="chat", template="{{ messages }}")),
+        Reading(document=Chat(type="chat", template="a.jinja"), chat=ChatTemplate("{{ messages }}", "a.jinja")),
     ]
     signatures = [str(reading.signature) for reading in readings]
     assert len(set(signatures)) == len(readings)
+    moved = Reading(document=Chat(type="chat", template="/b.jinja"), chat=ChatTemplate("{{ messages }}", "/b.jinja"))
+    assert moved.signature == readings[-1].signature, "what is in the file counts, and not where it is"
     assert Reading(keys=("a",)).signature == Reading(keys=("a",)).signature

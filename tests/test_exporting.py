@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import small
+from fake_run import started
 from sample_recipe import write
 from trainer import RECIPE, Trainer, trainkit, workplace
 
 from trainkit.checkpoint import store
 from trainkit.checkpoint.saver import Facts
+from trainkit.cli import run as cli_run
 from trainkit.errors import DONE, STOPPED_EARLY, TrainkitError
+from trainkit.events.client import send
 from trainkit.events.log import EventLog, read
+from trainkit.events.orders import Order
 from trainkit.events.plain import text
 from trainkit.events.reducer import view_of
 from trainkit.events.schema import Event
 from trainkit.hub import peft
 from trainkit.hub.load import read_spec
 from trainkit.recipe import Recipe
-from trainkit.recipe.load import load
+from trainkit.recipe.load import Loaded, load
 from trainkit.recipe.upkeep import Checkpoint
-from trainkit.run.directory import recipe_of
-from trainkit.run.exporting import BEHIND, EXPORTS, Exporting
+from trainkit.run.directory import recipe_of, typed
+from trainkit.run.draft import made_by
+from trainkit.run.exporting import BEHIND, EXPORTS, OUTPUT, Exporting, _result
+from trainkit.train.obey import Orders
 from trainkit.train.saving import Saving
+from trainkit.train.stop import StopSignal
 
 BARE = (
     RECIPE.replace("[evaluate]\nevery = 10\n", "")
@@ -104,6 +113,9 @@ def test_a_run_that_is_told_to_end_waits_for_its_exports_and_one_that_goes_on_ma
     with Trainer(place, "run", "tiny.toml", "--plain") as trainer:
         assert trainer.until(lambda e: e["type"] == "checkpoint_saved" and e["step"] == 300)
         trainer.process.send_signal(signal.SIGTERM)
+        assert trainer.until(lambda e: e["type"] == "log" and e["message"].startswith("waiting for the export of"))
+        # it can be talked to meanwhile
+        assert send(trainer.run, "save") == (False, "training has ended: the trainer is waiting for exports")
         assert trainer.until(lambda e: e["type"] == "exported" and e["step"] == 300)
         assert trainer.end() == STOPPED_EARLY
     run = trainer.run
@@ -144,7 +156,7 @@ def test_an_export_that_fails_is_an_alert_with_what_it_said_and_the_next_one_is_
     (alert,) = of_kind(run, "alert")
     assert alert["kind"] == "export" and alert["attempt"] == 2
     assert alert["message"].startswith("step 18 was not exported: ") and "(exit 1)" in alert["message"]
-    assert "checkpoints/18" in alert["message"]
+    assert "checkpoints/18" in alert["message"] and "; hint: " in alert["message"]
     assert exports(run) == [24] and ours.held() == ()
 
 
@@ -157,6 +169,19 @@ def test_what_was_given_up_is_set_aside_and_exported_again(place: Path) -> None:
     assert exports(run) == [9, 18] and (run / EXPORTS / "set-aside-1" / "24").is_dir()
     assert ours.held() == () and not ours.wants(18) and ours.wants(27)
     assert "set aside: the export of step 24" in [event["message"] for event in of_kind(run, "log")]
+
+
+def test_a_checkpoint_beyond_the_step_from_which_a_run_goes_on_is_exported_once_it_is_written_again(
+    place: Path,
+) -> None:
+    run = shutil.copytree(place / "runs" / "tiny", place / "runs" / "damaged-newest")
+    log = EventLog(run, attempt=2)
+    ours = exporting(run, first=9, log=log)  # those of 18 and 24 were passed over
+    assert ours.held() == () and exports(run) == [9] and ours.wants(18)
+    ours.take(18, last=False)
+    ours.take(24, last=True)
+    assert ours.held() == (18, 24)
+    log.close()
 
 
 class Run:
@@ -196,10 +221,10 @@ def test_a_checkpoint_stays_until_its_export_has_ended_however_it_ends(tmp_path:
     assert run.steps() == [10, 20, 25] and run.exporting.held() == (10, 20)
     events = run.finish(interrupted=lambda: False)
     assert run.steps() == [25]
-    assert [e["message"] for e in events if e["type"] == "alert"] == [
-        f"step {step} was not exported: {run.directory}/recipe.toml: there is no such file (exit 2)"
-        for step in (10, 20)
-    ]
+    why = f"{run.directory}/recipe.toml: there is no such file (exit 2); "
+    alerts = [e["message"] for e in events if e["type"] == "alert"]
+    assert [alert.split("hint: ")[0] for alert in alerts] == [f"step {n} was not exported: {why}" for n in (10, 20)]
+    assert all(alert.endswith(f"; all that it said is in {typed(run.directory / OUTPUT)}") for alert in alerts)
 
 
 def test_who_does_not_wait_any_longer_is_told_what_is_not_there_and_keeps_its_checkpoints(tmp_path: Path) -> None:
@@ -209,20 +234,149 @@ def test_who_does_not_wait_any_longer_is_told_what_is_not_there_and_keeps_its_ch
     (*_, told) = run.finish(interrupted=lambda: True)
     assert told["level"] == "warning" and told["message"].startswith("not waited for: the export of steps 10, 20, 30;")
     assert run.steps() == [10, 20, 30]
+    # behind everything else on the machine, and away from its devices
     assert run.exporting._running
-    run.exporting._running.process.wait()
+    process = run.exporting._running.process
+    assert os.getpriority(os.PRIO_PROCESS, process.pid) == 19
+    if Path("/proc/self/environ").exists():
+        assert b"JAX_PLATFORMS=cpu" in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+    process.kill()
+    process.wait()
 
 
-def test_exports_that_cannot_keep_up_are_told_of(tmp_path: Path) -> None:
+def test_the_wait_for_exports_ends_by_a_further_signal_an_order_to_stop_or_soon_after_a_sigterm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    term, interrupt, hour = int(signal.SIGTERM), int(signal.SIGINT), 3600.0
+    for before, patience, then, ended in (
+        ([], hour, [], False),
+        ([], hour, [term], True),
+        ([term], hour, [], False),
+        ([term], hour, [term], True),
+        ([interrupt], hour, [term], True),
+        ([term], 0.0, [], True),
+        ([interrupt], 0.0, [], False),
+        ([], 0.0, ["stop"], True),
+        ([], 0.0, ["save"], False),
+    ):
+        sent, answers = list[Order](), list[tuple[bool, str]]()
+
+        def take(sent: list[Order] = sent, answers: list[tuple[bool, str]] = answers) -> list[Any]:
+            return [SimpleNamespace(order=sent.pop(), reply=lambda *said: answers.append(said)) for _ in tuple(sent)]
+
+        heard = StopSignal()
+        heard.training_begins()
+        for number in before:
+            heard._receive(number, None)
+        orders: Any = Orders(server=SimpleNamespace(take=take), signal=heard, log=None, course=None)  # type: ignore[arg-type]
+        told = orders.until_told("busy", patience=patience)
+        for each in then:
+            heard._receive(each, None) if isinstance(each, int) else sent.append(Order(each))
+        assert told() is ended, (before, patience, then)
+        assert [ok for ok, _ in answers] == [each == "stop" for each in then if isinstance(each, str)]
+
+
+def test_of_exports_that_cannot_keep_up_the_oldest_is_left_out_with_its_checkpoint(tmp_path: Path) -> None:
     run = Run(tmp_path, "export.every=1")
-    for step in range(1, BEHIND + 1):
+    for step in range(1, BEHIND + 2):
         run.save(step)
     (told,) = [event["message"] for event in read(run.directory) if event["type"] == "log"]
-    assert told.startswith(f"{BEHIND} exports wait")
-    run.finish(interrupted=lambda: True)
+    assert told.startswith(f"step 1 is not exported: {BEHIND} others wait") and "make it larger" in told
+    assert run.exporting.held() == tuple(range(2, BEHIND + 2))
+    run.save(BEHIND + 2)
+    assert 1 not in run.steps() and {*range(2, BEHIND + 3)} <= {*run.steps()}
+    # what an attempt finds is not what it made too much of
+    events = len(read(run.directory))
+    again = Exporting(run.directory, recipe(tmp_path, "export.every=1"), first=BEHIND + 2, log=run.log)
+    assert len(again.held()) == BEHIND + 1 and len(read(run.directory)) == events
+    run.saving.finish()
+    run.log.close()
+
+
+def test_an_export_that_is_killed_is_an_alert_that_says_what_to_do(tmp_path: Path) -> None:
+    run = Run(tmp_path, "export.every=10")
+    run.save(10)
+    run.exporting.poll()
+    assert run.exporting._running
+    run.exporting._running.process.kill()
+    (alert,) = [e["message"] for e in run.finish(interrupted=lambda: False) if e["type"] == "alert"]
+    assert "it was killed, as systems do that run out of memory" in alert and OUTPUT in alert and "(exit -9)" in alert
+
+
+def test_what_an_export_that_outlived_its_attempt_has_made_is_not_made_again_and_what_it_says_is_its_own(
+    tmp_path: Path,
+) -> None:
+    run = Run(tmp_path, "export.every=10")
+    for step in (10, 20):
+        run.save(step)
+    run.exporting.poll()
+    for step in (10, 20):  # the first is being made here as well
+        (run.directory / EXPORTS / str(step)).mkdir(parents=True)
+    events = run.finish(interrupted=lambda: False)
+    assert [e["message"] for e in events if e["type"] in ("alert", "log")][1:] == [
+        f"step {step} has been exported by a process of an earlier attempt" for step in (10, 20)
+    ]
+    log = EventLog(run.directory, attempt=2)
+    with (run.directory / OUTPUT).open("a") as other:
+        Exporting(run.directory, recipe(tmp_path, "export.every=10"), first=20, log=log)
+        other.write("error: of another")
+    assert "of another" not in (run.directory / OUTPUT).read_text() != ""
+    log.close()
+
+
+def test_what_the_disk_refuses_is_an_alert_and_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path, "export.every=10")
+    run.save(11, last=True)
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise OSError("read-only")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("trainkit.run.exporting._set_aside", refused)
+        patch.setattr(store, "retain", refused)
+        Exporting(run.directory, recipe(tmp_path, "export.every=10"), first=11, log=run.log)
+        events = run.finish(interrupted=lambda: True)
+    assert [e["message"] for e in events if e["type"] == "alert"] == [
+        "exports of earlier attempts: read-only",
+        "checkpoints that were kept for their export: read-only",
+    ]
+    assert run.exporting._running
+    run.exporting._running.process.wait()
+    for said in (['{"files": []}'], ['{"bytes": 1, "differ'], ["[1]"]):
+        assert _result(said) is None
+    assert _result(["so", '{"bytes": 1, "difference": 0.5}', "and so on"]) == (1, 0.5)
+
+
+def test_a_model_card_tells_evaluations_of_the_run_s_present_course(tmp_path: Path) -> None:
+    loaded = load(write(tmp_path))
+    for attempt, resumed_from, step in ((1, None, 10), (2, 5, 8)):
+        log = EventLog(tmp_path, attempt=attempt)
+        log.write("run_started", step=resumed_from or 0, **started(resumed_from=resumed_from))
+        log.write("evaluated", step=step, name="held-out", metrics={"validation/held-out/loss": step}, seconds=1.0)
+        log.close()
+    assert made_by(tmp_path, loaded, 20).evaluations == {"held-out": {"loss": 8}}
+    assert made_by(tmp_path, loaded, 7).evaluations == {}
 
 
 # what a recipe says
+
+
+def test_a_trial_exports_once_where_the_recipe_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def create(loaded: Loaded) -> Path:
+        tried.append(loaded.recipe)
+        raise TrainkitError("enough")
+
+    monkeypatch.setattr(cli_run, "create", create)
+    for overrides in ([], ["export.every=1"], ['export.dtype="bfloat16"']):
+        with pytest.raises(TrainkitError, match="enough"):
+            cli_run.run(write(tmp_path), overrides, None, None, False, True, None)
+    assert [each.export and each.export.every for each in tried] == [None, 2, 2]
+    assert {each.train.steps for each in tried} == {2}
 
 
 def test_what_is_exported_follows_from_what_there_is_where_nothing_is_said(tmp_path: Path) -> None:

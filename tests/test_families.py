@@ -81,6 +81,8 @@ def any_rotary(draw: st.DrawFn) -> spec.Decoder:
         "tied": draw(st.booleans()),
     }
     options = {name: draw(st.booleans()) for name in ("attention_bias", "mlp_bias") if hasattr(given, name)}
+    if getattr(given, "layers_without_window", 0):
+        widths["layers_without_window"] = draw(st.integers(0, widths["layers"] - 1))
     return type(given).model_validate(given.model_dump() | widths | options)
 
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from trainkit import models
 from trainkit.errors import TrainkitError
-from trainkit.infer.generate import NOTHING, bucket, fitting, generate, padded, prefill
+from trainkit.infer.generate import NOTHING, bucket, generate, padded, prefill
 from trainkit.infer.generator import CHUNK, Answer, Generator, Request
 from trainkit.infer.sampling import Sampling
 from trainkit.models import moe
-from trainkit.models.build import LanguageModel
+from trainkit.models.stack import LanguageModel
 from trainkit.parallel import mesh
 from trainkit.recipe import families
 from trainkit.recipe.model import Gpt2
@@ -183,11 +183,10 @@ def test_texts_of_about_the_same_length_are_made_by_the_same_program() -> None:
     assert (ours._decode._cache_size() - before[0], ours._prefill._cache_size() - before[1]) == (2, 2)
 
 
-def test_a_prompt_that_fills_the_context_is_refused_and_of_one_in_training_the_end_is_kept() -> None:
-    with pytest.raises(TrainkitError, match=f"a prompt has {LENGTH} tokens, and the model's context has {LENGTH}"):
-        generator().answers([Request(ids) for ids in prompts(2, LENGTH)], max_tokens=1, sampling=GREEDY)
-    assert fitting([1, 2, 3, 4], context_length=6, new_tokens=3, empty=0) == [2, 3, 4]
-    assert fitting([], context_length=6, new_tokens=3, empty=9) == [9]
+def test_a_prompt_that_fills_the_context_is_refused_by_its_number() -> None:
+    for lengths, which in (((2, LENGTH), "prompt 2 of 2"), ((LENGTH,), "the prompt")):
+        with pytest.raises(TrainkitError, match=f"^{which} has {LENGTH} tokens, and the model's context has {LENGTH}"):
+            generator().answers([Request(ids) for ids in prompts(*lengths)], max_tokens=1, sampling=GREEDY)
 
 
 def test_a_bucket_is_the_least_power_of_two_that_holds_a_text_or_the_whole_context() -> None:

@@ -270,6 +270,13 @@ def test_null_is_not_what_a_library_takes_for_a_key_that_is_absent():
     assert "rope_theta = null" in refusal(changed("llama-2-7b", rope_theta=None))
 
 
+def test_a_window_that_no_layer_has_is_none():
+    on = {"use_sliding_window": True, "sliding_window": 4096}
+    for first in (24, 28):
+        assert read(changed("qwen2.5-0.5b", **on, max_window_layers=first)) == PUBLISHED["qwen2.5-0.5b"][0]
+    assert read(changed("qwen2.5-0.5b", **on, max_window_layers=23)).model_dump()["layers_without_window"] == 23
+
+
 # rotary positions
 
 

@@ -15,6 +15,7 @@ import pytest
 from small_families import LENGTH, SPECS, VOCAB, arrays, model, shapes
 
 from trainkit.errors import TrainkitError
+from trainkit.hub import source
 from trainkit.hub.config import family_of, family_of_spec, read_config, spec_values
 from trainkit.hub.families import FAMILIES
 from trainkit.hub.load import check, load_params, read_spec
@@ -226,6 +227,23 @@ def test_another_vocabulary_is_refused_unless_it_is_asked_for(tmp_path):
     np.testing.assert_array_equal(wide.blocks.mlp.up.weight, made.blocks.mlp.up.weight)
 
 
+def test_what_new_rows_are_is_computed_once_for_an_embedding_in_however_many_pieces(tmp_path, monkeypatch):
+    class Watched(np.ndarray):
+        def mean(self, *given: Any, **more: Any) -> Any:
+            means.append(self.shape)
+            return np.asarray(super().mean(*given, **more))
+
+    made, means, view = saved(tmp_path, dtype="bfloat16"), list[tuple[int, ...]](), Tensors.view
+    monkeypatch.setattr(Tensors, "view", lambda tensors, name: view(tensors, name).view(Watched))
+    monkeypatch.setattr(source, "PIECE", 700)
+    wide = load_params(tmp_path, shapes(SPECS["llama"], vocab=VOCAB + 40), dtype=jnp.float32, resize=True)
+    assert means == [(VOCAB, 32), (VOCAB, 32)]
+    for leaf in ("token_embedding", "output"):
+        before = np.asarray(getattr(made, leaf)).astype(np.float32)
+        np.testing.assert_array_equal(getattr(wide, leaf)[:VOCAB], before)
+        np.testing.assert_allclose(getattr(wide, leaf)[VOCAB:], np.tile(before.mean(0), (40, 1)), rtol=1e-5)
+
+
 # the config
 
 
@@ -311,10 +329,12 @@ def test_where_a_config_says_nothing_its_librarys_default_counts():
         spec_values(config, family_of(config, where=""), where="")
 
 
-def test_a_model_that_transformers_cannot_load_is_not_written(tmp_path):
-    spec = SPECS["mpt"].model_copy(update={"expansion_ratio": 2})
-    with pytest.raises(TrainkitError, match="expansion_ratio = 2"):
+@pytest.mark.parametrize(("name", "key", "value"), [("mpt", "expansion_ratio", 2), ("gemma2", "query_scale", 24.5)])
+def test_of_a_model_that_transformers_cannot_load_nothing_is_written(tmp_path, name, key, value):
+    spec = SPECS[name].model_copy(update={key: value})
+    with pytest.raises(TrainkitError, match=f"{key} = {value}"):
         save(tmp_path, model(spec), spec, dtype="float32", sequence_length=LENGTH)
+    assert not list(tmp_path.iterdir())
 
 
 def test_writing_holds_one_leaf_on_the_host_and_leaves_none_there(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ from fake_hub import COMMIT, Hub, serving
 from small_families import SPECS, model
 from trainer import LIMIT, RECIPE, command, environment, workplace
 
+from trainkit.errors import TrainkitError
+from trainkit.hub import find
 from trainkit.hub.save import save
 
 _FAMILY = 'type = "gpt2"\nlayers = 2\nhidden = 32\nheads = 2\n'
@@ -49,12 +52,16 @@ def hub(place: Path) -> Iterator[Hub]:
 
 
 def ask(place: Path, hub: Hub, *arguments: str, offline: bool = False) -> subprocess.CompletedProcess[str]:
+    return started(place, hub, command(*arguments), offline=offline)
+
+
+def started(place: Path, hub: Hub, command: list[str], *, offline: bool = False) -> subprocess.CompletedProcess[str]:
     home = str(place / "hub-home")
     own = {"HF_ENDPOINT": hub.url, "HF_HOME": home, "HF_TOKEN": "hf_none", "HF_HUB_DISABLE_XET": "1"}
     own |= {"HF_HUB_OFFLINE": "1"} if offline else {}
     kept = {name: value for name, value in environment().items() if name != "HF_HUB_OFFLINE"}
     return subprocess.run(
-        command(*arguments),
+        command,
         cwd=place,
         env=kept | own,
         capture_output=True,
@@ -111,6 +118,43 @@ def test_what_was_fetched_once_is_enough_to_work_offline(place, hub, known):
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(hub.asked) == asked
     assert (place / "runs" / f"offline-{known}" / "chat_template.jinja").exists()
+    assert bool(list((place / f"offline-{known}").rglob("not-asked.json"))) is not known
+
+
+def test_what_nobody_could_be_asked_for_offline_is_asked_for_when_somebody_can_be(place, hub):
+    kept = next((place / "offline-False" / "tokenizers").iterdir())  # by the test before
+    hub.files["them/base"]["generation_config.json"] = b'{"eos_token_id": 5}'
+    code = (
+        "from pathlib import Path; from trainkit.data.tokenizer import for_files; from trainkit.hub import recipe\n"
+        "recipe = recipe.load(Path('tiny.toml'), ['data.cache=\"offline-False\"']).recipe\n"
+        "for_files(recipe, (), {})"
+    )
+    begin = len(hub.asked)
+    done = started(place, hub, [sys.executable, "-c", code])
+    assert done.returncode == 0, done.stderr
+    assert (kept / "generation_config.json").read_bytes() == hub.files["them/base"]["generation_config.json"]
+    assert not (kept / "not-asked.json").exists()
+    assert any(path.endswith(f"/resolve/{COMMIT}/special_tokens_map.json") for path in hub.asked[begin:])
+
+
+def test_offline_weights_that_are_not_in_the_cache_are_not_said_to_be_nowhere(tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    assert constants.HF_HUB_OFFLINE
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    snapshot = tmp_path / "models--them--base" / "snapshots" / COMMIT
+    (snapshot.parents[1] / "refs").mkdir(parents=True)
+    (snapshot.parents[1] / "refs" / "main").write_text(COMMIT)
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    for missing in ("model.safetensors", "a.safetensors"):
+        with pytest.raises(TrainkitError, match=f"{missing} is not in its client's cache, and HF_HUB_OFFLINE") as found:
+            find.weights("them/base", None)
+        assert "look at the network" in (found.value.hint or "")
+        index = {"weight_map": {"x": "a.safetensors"}}
+        (snapshot / "model.safetensors.index.json").write_text(json.dumps(index))
+    (snapshot / "a.safetensors").touch()
+    assert find.weights("them/base", None) == snapshot
 
 
 def test_a_repository_of_pickles_is_refused_before_anything_is_tokenised(place, hub):

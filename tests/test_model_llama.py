@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from trainkit import models
-from trainkit.models.build import LanguageModel
+from trainkit.models.stack import LanguageModel
 from trainkit.recipe.model import Llama
 from trainkit.tasks.causal_lm import CausalLM
 

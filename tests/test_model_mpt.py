@@ -11,8 +11,8 @@ import pytest
 from pydantic import ValidationError
 
 from trainkit import models
-from trainkit.models.build import LanguageModel
 from trainkit.models.gpt import slopes
+from trainkit.models.stack import LanguageModel
 from trainkit.recipe.gpt import Mpt
 
 VOCAB, LENGTH = 53, 12

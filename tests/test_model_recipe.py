@@ -16,6 +16,14 @@ from trainkit.recipe.gpt import Gpt2
 from trainkit.recipe.linears import adapter_parameters, linears, matching
 from trainkit.recipe.pretrained import Checkpoint
 
+RECIPE: dict[str, Any] = {
+    "schema": 1,
+    "model": SPECS["llama"].model_dump(),
+    "tokenizer": {"path": "tokenizer.json"},
+    "data": {"sequence_length": 16, "train": ({"type": "python-stdlib"},)},
+    "train": {"steps": 1, "batch_size": 1},
+    "optimizer": {"type": "adamw", "learning_rate": 1e-3},
+}
 SCALED = {"type": "llama3", "factor": 8.0, "low_frequency_factor": 1.0, "original_context": 8192}
 
 
@@ -58,23 +66,39 @@ def test_a_name_that_means_two_layers_here_is_answered_with_both() -> None:
     ("more", "words"),
     [
         ({"model": SPECS["mixtral"].model_dump()}, "leaves experts"),
-        ({"model": SPECS["llama"].model_dump(), "adapter": {"base": "nf4"}}, "no matrix in 4 bit"),
+        ({"adapter": {"base": "nf4"}}, "no matrix in 4 bit"),
     ],
     ids=["experts", "nf4"],
 )
 def test_fp8_that_would_hardly_be_used_is_refused(more: dict[str, Any], words: str) -> None:
-    recipe = {
-        "schema": 1,
-        "tokenizer": {"path": "tokenizer.json"},
-        "data": {"sequence_length": 16, "train": ({"type": "python-stdlib"},)},
-        "train": {"steps": 1, "batch_size": 1},
-        "optimizer": {"type": "adamw", "learning_rate": 1e-3},
-        "precision": {"compute": "fp8"},
-    }
     with pytest.raises(ValidationError, match=words):
-        Recipe.model_validate(recipe | more)
+        Recipe.model_validate(RECIPE | {"precision": {"compute": "fp8"}} | more)
 
 
 def test_fewer_layers_than_none_cannot_do_without_a_window() -> None:
     with pytest.raises(ValidationError, match="layers_without_window"):
         Qwen3(layers=2, hidden=32, heads=4, intermediate=48, layers_without_window=-1)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [({"layers_without_window": 1}, "goes with a window"), ({"layers_without_window": 2, "window": 8}, "to none of")],
+    ids=["no window", "no layers"],
+)
+def test_layers_do_without_a_window_that_others_have(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        Qwen3(layers=2, hidden=32, heads=4, intermediate=48, **values)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"), [("mpt", "expansion_ratio", 2), ("gemma2", "query_scale", 24.5)], ids=["mpt", "gemma2"]
+)
+def test_an_export_of_what_transformers_does_not_load_is_refused_before_training(
+    name: str, key: str, value: float
+) -> None:
+    recipe = RECIPE | {"model": SPECS[name].model_dump() | {key: value}}
+    Recipe.model_validate(recipe)
+    Recipe.model_validate(recipe | {"export": {}, "adapter": {}})  # PEFT's is the adapter alone
+    for more in ({"export": {}}, {"export": {"format": "hf"}, "adapter": {}}):
+        with pytest.raises(ValidationError, match=f"model.{key} = {value}"):
+            Recipe.model_validate(recipe | more)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit import models
-from trainkit.models.build import LanguageModel
+from trainkit.models.stack import LanguageModel
 from trainkit.recipe.families import Gemma2, Llama, Mixtral, Olmo2
 from trainkit.recipe.model import Gpt2, Model
 from trainkit.recipe.train import Remat

@@ -137,7 +137,7 @@ def test_what_is_not_to_be_had_is_refused_by_name(tmp_path: Path, changes: dict[
     change(tmp_path, changes)
     with pytest.raises(TrainkitError) as raised:
         adapter_config.read(tmp_path, LLAMA)
-    assert told in raised.value.problem
+    assert told in raised.value.problem and raised.value.hint
 
 
 def test_an_adapter_for_another_model_or_another_shape_is_refused(tmp_path: Path) -> None:

@@ -25,8 +25,11 @@ from trainkit.hub import tokenizer
 from trainkit.hub.load import load_params, read_spec
 from trainkit.hub.recipe import load
 from trainkit.hub.save import save
+from trainkit.recipe.document import Chat
 from trainkit.recipe.families import Llama
+from trainkit.run.assemble import rehearse
 from trainkit.run.directory import recipe_of
+from trainkit.run.texts import keep_tokenizer, template_of, texts_of
 
 SPEC = Llama(layers=2, hidden=32, heads=4, kv_heads=2, intermediate=48, context_length=64, vocab_size=320)
 _FAMILY = 'type = "gpt2"\nlayers = 2\nhidden = 32\nheads = 2\n'
@@ -110,11 +113,13 @@ def test_what_no_shape_hangs_on_may_be_said_otherwise(place, monkeypatch):
         (FINE.replace('"base"', '"./nowhere"'), ["there is no directory", "other.toml:6"]),
         (FINE.replace('"base"', '"base/tokenizer.json"'), ["is a file"]),
         (FINE.replace('"base"', '"text"'), ["there is no config.json"]),
+        (FINE.replace('"base"', '""'), ["it names nothing", "other.toml:6"]),
+        (FINE.replace('"base"', '"base"\nrevision = "main"'), ["model.revision is for what is on", "other.toml:7"]),
         (FINE.replace('"base"', '"base"\nlayerz = 3'), ["model.layerz = 3: no such key", "layers"]),
         (RECIPE.replace("heads = 2", 'heads = 2\nrevision = "main"'), ["revision goes with pretrained"]),
         (RECIPE.replace("heads = 2", 'heads = 2\nmodel_name_or_path = "x"'), ["it is called pretrained here"]),
     ],
-    ids=["otherwise", "nowhere", "file", "no config", "no such key", "revision alone", "foreign"],
+    ids=["otherwise", "nowhere", "file", "no config", "empty", "revision", "no such key", "revision alone", "foreign"],
 )
 def test_what_is_wrong_is_told_with_its_place(place, monkeypatch, recipe, words):
     with pytest.raises(TrainkitError) as caught:
@@ -341,7 +346,68 @@ def test_a_disk_that_takes_no_more_is_told_as_such(place, run):
     assert not (place / "full").exists() and not list(place.glob(".full*"))
 
 
-# how a text begins
+# how texts begin and end
+
+
+def test_how_texts_end_is_kept_when_a_run_begins_and_is_what_counts_from_then_on(place, monkeypatch, tmp_path):
+    base, run = tmp_path / "base", tmp_path / "run"
+    shutil.copytree(place / "base", base)
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(config | {"eos_token_id": [5, 7]}))
+    run.mkdir()
+    recipe = here(place, monkeypatch, FINE.replace('"base"', json.dumps(str(base)))).recipe
+    codec = vocabulary.load(base / "tokenizer.json")
+    keep_tokenizer(codec, recipe, run)
+    kept = texts_of(recipe, run, codec)
+    assert kept.ends == (0, 5, 7)
+    assert json.loads((run / "generation_config.json").read_text()) == {"eos_token_id": [5, 7], "temperature": 0.6}
+    # other files where it is from, and none
+    (base / "config.json").write_text(json.dumps(config | {"eos_token_id": 8}))
+    (base / "generation_config.json").write_text('{"eos_token_id": 9}')
+    (base / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}<|end|>{% endfor %}")
+    keep_tokenizer(codec, recipe, run)
+    assert texts_of(recipe, run, codec) == kept
+    shutil.rmtree(base)
+    keep_tokenizer(codec, recipe, run)
+    assert texts_of(recipe, run, codec) == kept
+
+
+def test_beside_a_tokenizer_s_file_that_is_named_by_itself_no_config_says_how_texts_end(place, monkeypatch, tmp_path):
+    shutil.copy(place / "base" / "tokenizer.json", tmp_path)
+    (tmp_path / "config.json").write_text('{"eos_token_id": 7}')
+    (run := tmp_path / "run").mkdir()
+    file, directory = (
+        f"[tokenizer]\npath = {json.dumps(str(path))}\n" for path in (tmp_path / "tokenizer.json", tmp_path)
+    )
+    codec, recipe = vocabulary.load(tmp_path / "tokenizer.json"), here(place, monkeypatch, FINE + file).recipe
+    keep_tokenizer(codec, recipe, run)
+    assert texts_of(recipe, run, codec).ends == (0,)
+    (tmp_path / "config.json").write_text("of something else")
+    rehearse(recipe, resumed=False)
+    recipe = here(place, monkeypatch, FINE + directory).recipe
+    rehearse(recipe, resumed=True)
+    with pytest.raises(TrainkitError) as raised:  # and not after hours of tokenising
+        rehearse(recipe, resumed=False)
+    assert str(tmp_path / "config.json") in str(raised.value)
+
+
+def test_of_a_run_that_kept_no_template_of_its_training_the_recipe_s_goes_before_the_tokenizer_s(tmp_path):
+    own = "{{ messages }} of the tokenizer"
+    (tmp_path / tokenizer.CONFIG).write_text(json.dumps({"chat_template": own}))
+    (source := tmp_path / "chat.jinja").write_text("{{ messages }} of the file")
+    inline, file = Chat(type="chat", template="{{ messages }} of the recipe"), Chat(type="chat", template=str(source))
+
+    def found(chat: Chat) -> str:
+        template = template_of(chat, (tmp_path,))
+        assert template is not None
+        return template.text.rpartition(" of ")[2]
+
+    assert [found(chat) for chat in (inline, file, Chat(type="chat"))] == ["the recipe", "the file", "the tokenizer"]
+    source.unlink()
+    assert found(file) == "the tokenizer"
+    source.write_text("{{ messages }} of another day")
+    (tmp_path / tokenizer.TEMPLATE).write_text("{{ messages }} of training")
+    assert [found(chat) for chat in (inline, file)] == ["the recipe", "training"]
 
 
 BYTES = processors.ByteLevel(trim_offsets=False)
@@ -358,6 +424,7 @@ PROCESSORS = {
     "none": None,
     "bytes": BYTES,
     "begins": putting("<s>"),
+    "begins, padded": putting("<s>"),
     "begins otherwise": putting("<|endoftext|>"),
     "begins and ends": putting("<s>", "<|endoftext|>"),
     "bytes, begins": processors.Sequence([BYTES, putting("<s>")]),
@@ -373,6 +440,9 @@ def test_an_exported_tokenizer_begins_a_text_as_training_did(place, tmp_path, na
     assert own.token_to_id("<s>") == NAMED["<s>"]
     if PROCESSORS[name] is not None:
         own.post_processor = PROCESSORS[name]
+    if name.endswith("padded"):
+        own.enable_padding(length=16)
+        own.enable_truncation(max_length=2)
     source, out = tmp_path / "source", tmp_path / "out"
     source.mkdir()
     out.mkdir()
@@ -383,6 +453,8 @@ def test_an_exported_tokenizer_begins_a_text_as_training_did(place, tmp_path, na
     begin = [NAMED["<s>"]] if bos else []
     tokenizer.write(out, source, codec, begin=begin, ends=[0, 5], template=None, context_length=64)
     written = Tokenizer.from_file(str(out / "tokenizer.json"))
+    written.no_padding()  # as transformers has it where neither is asked for
+    written.no_truncation()
     for text in ("", "the cat", " sat\n"):
         assert written.encode(text).ids == [*begin, *codec.encode(text)]
     assert written.decode(codec.encode(" sat\n")) == " sat\n"
@@ -391,4 +463,4 @@ def test_an_exported_tokenizer_begins_a_text_as_training_did(place, tmp_path, na
     said = {"bos_token": "<s>"} if bos else {"bos_token": {"content": "<|endoftext|>"}}
     assert names == said and (config["bos_token"] == "<s>") == bos
     as_it_was = (out / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
-    assert as_it_was == (name in (("begins", "bytes, begins") if bos else ("none", "bytes")))
+    assert as_it_was == (name in (("begins", "begins, padded", "bytes, begins") if bos else ("none", "bytes")))

@@ -73,9 +73,51 @@ def test_paths_are_made_absolute_so_that_a_run_resumes_from_anywhere(tmp_path, m
     assert recipe.tokenizer.path == f"{tmp_path}/tokenizer.json"
 
 
+@pytest.mark.parametrize("where", ["validation", "train"])
+def test_so_are_those_of_chat_templates_and_of_datasets_in_a_directory(tmp_path, monkeypatch, where):
+    (tmp_path / "owner" / "here").mkdir(parents=True)
+    (tmp_path / "file").touch()
+    ids = ["owner/here", "owner/there", "file"]
+    rows = [f'{{ type = "huggingface", id = "{name}", name = "{name}" }}' for name in ids]
+    templates = {"chat.jinja": f"{tmp_path}/chat.jinja", "{{ messages }}": "{{ messages }}", "{% if a %}": "{% if a %}"}
+    rows += [
+        f'{{ path = "a.jsonl", name = "{name}", document = {{ type = "chat", template = "{name}" }} }}'
+        for name in templates
+    ]
+    more = f"data.validation=[{', '.join(rows)}]"
+    monkeypatch.chdir(tmp_path)
+    recipe = load(write(tmp_path), [more.replace("validation", where)]).recipe
+    found = getattr(recipe.data, where)
+    assert [source.id for source in found[:3]] == [f"{tmp_path}/owner/here", "owner/there", "file"]
+    assert [source.document.template for source in found[3:]] == list(templates.values())
+
+
+URLS = (
+    "s3://bucket/x.txt",
+    "s3://bucket/{a,b}/**/x-{000..127}.jsonl.gz",
+    "https://host.org/a//b/../x.csv?y=1",
+    "http://host.org/x.txt",
+    "file:///data/x-{1..3}.txt",
+    "hf://datasets/owner/name/*.parquet",
+)
+
+
+def test_urls_are_left_as_they_are(tmp_path):
+    for type_ in ("files", "tokens"):
+        paths = f'[{{ type = "{type_}", path = {json.dumps(URLS)} }}, {{ type = "{type_}", path = "{URLS[1]}" }}]'
+        several, one = load(write(tmp_path), [f"data.train={paths}"]).recipe.data.train
+        assert (several.path, one.path) == (URLS, URLS[1])
+
+
 def test_the_id_of_a_tokenizer_on_the_hub_is_left_as_it_is(tmp_path):
     text = changed(("train = { vocab_size = 300 }", 'path = "openai-community/gpt2"'))
     assert load(write(tmp_path, text)).recipe.tokenizer.path == "openai-community/gpt2"
+
+
+def test_an_export_that_cannot_be_is_told_with_what_of_the_model_is_in_its_way(tmp_path):
+    text = changed(('type = "gpt2"', 'type = "mpt"\nexpansion_ratio = 2'), ("[track]", "[export]\nevery = 5\n[track]"))
+    said = wrong(write(tmp_path, text))
+    assert f"sample.toml:{line_of(text, 'expansion_ratio')}: " in said and "model.expansion_ratio = 2" in said
 
 
 # extends

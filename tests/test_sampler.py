@@ -102,6 +102,16 @@ def test_whatever_a_token_can_be_drawn_by_can_be_said_of_samples(tmp_path: Path)
     assert len(set(unlike)) == len(unlike) == 10
 
 
+def test_of_a_prompt_that_is_too_long_the_end_is_kept_behind_what_begins_every_text(tmp_path: Path) -> None:
+    sampler, log = sampler_of(tmp_path, "ab", context=8, max_tokens=4, begin=(7,))
+    log.close()
+    assert sampler._ids("abcdef") == [7, *Letters().encode("def")]
+    assert sampler._ids("abc") == [7, *Letters().encode("abc")] and sampler._ids("") == [7]
+    bare, log = sampler_of(tmp_path, "ab", context=8, max_tokens=4)
+    log.close()
+    assert bare._ids("abcdef") == Letters().encode("cdef") and bare._ids("") == [Letters.end_of_text]
+
+
 def test_a_prompt_begins_as_a_text_of_training_and_a_sample_ends_as_one(tmp_path: Path) -> None:
     unlike = {"temperature": 0.0, "repetition_penalty": 1e6}
     whole = text_of(tmp_path / "whole", "qab", **unlike)

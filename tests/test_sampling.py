@@ -154,6 +154,11 @@ def test_what_is_typed_goes_before_what_the_config_says_and_that_before_what_is_
     assert settle({"max_tokens": 7}, None, max_tokens=100) == Settings(OURS, 7, ())
 
 
+def test_a_top_k_of_zero_that_is_typed_draws_from_all_as_one_in_a_config_does(tmp_path: Path) -> None:
+    assert settle({"top_k": 0}, config(tmp_path, top_k=20), max_tokens=1).sampling == OURS
+    assert settle({"top_k": 0}, None, max_tokens=1).sampling == OURS
+
+
 def test_where_a_config_does_not_sample_the_likeliest_is_taken_unless_something_is_typed_to_draw_by(
     tmp_path: Path,
 ) -> None:
@@ -167,6 +172,7 @@ def test_what_says_nothing_is_not_told_and_what_is_not_done_is_told_once(tmp_pat
     silent = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "num_beams": 1, "typical_p": 1.0}
     silent |= {"eos_token_id": [1, 2], "max_length": 4096, "bad_words_ids": None, "suppress_tokens": []}
     assert settle({}, config(tmp_path, **silent), max_tokens=100) == Settings(OURS, 100, ())
+    assert settle({}, config(tmp_path, top_k=-1), max_tokens=100) == Settings(OURS, 100, ())
     asking = config(tmp_path, **silent | {"num_beams": 4, "no_repeat_ngram_size": 3})
     (told,) = settle({}, asking, max_tokens=100).notes
     assert told.endswith("asks for what is not done here: num_beams = 4, no_repeat_ngram_size = 3")
@@ -186,3 +192,4 @@ def test_what_a_config_cannot_mean_names_the_file(tmp_path: Path, values: dict[s
     with pytest.raises(TrainkitError) as raised:
         settle({}, config(tmp_path, **values), max_tokens=100)
     assert str(raised.value).startswith(f"{tmp_path / 'generation_config.json'}: {problem}")
+    assert "type what is to count instead" in raised.value.hint or not values.keys() & {"top_p", "max_new_tokens"}

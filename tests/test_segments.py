@@ -13,8 +13,8 @@ import small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainkit.models.build import LanguageModel
 from trainkit.models.exact import cast
+from trainkit.models.stack import LanguageModel
 from trainkit.parallel.mesh import batch_sharding, make_mesh, replicated, state_shardings
 from trainkit.tasks.causal_lm import CausalLM
 

@@ -13,6 +13,7 @@ from terminal import Terminal
 from tokenizers import Tokenizer
 from trainer import LIMIT, RECIPE, command, environment, trainkit, workplace
 
+from trainkit.cli.chat import Session
 from trainkit.data.chat_template import EXAMPLE, ChatTemplate
 from trainkit.data.vocabulary import load
 from trainkit.errors import DONE, WRONG_INPUT
@@ -113,7 +114,7 @@ def test_what_is_not_typed_is_as_the_model_s_own_generation_config_says_which_is
         (["generate", "tiny", "x", "--top-p", "2"], "top_p must be above 0 and at most 1, found 2.0"),
         (["generate", "tiny", "x", "--stop", ""], "a stop string is empty"),
         (["generate", "tiny", "--file", "none.txt"], "none.txt: cannot read the prompts: No such file or directory"),
-        (["generate", "tiny", "the cat " * 5000], "and the model's context has 8,192: there is no room for more"),
+        (["generate", "tiny", *["a dog"] * 16, "the cat " * 5000], "prompt 17 of 17 has "),
         (["chat", "tiny"], "or let the model go on with a text: --raw"),
         (["chat", "tiny", "--raw", "--system", "be kind"], "--raw knows no system's message"),
     ],
@@ -140,6 +141,12 @@ def test_through_pipes_a_line_is_a_turn_and_only_answers_are_on_stdout(templated
     # what was forgotten changes nothing; what was not does
     assert done.stdout.startswith(f"{first}\n{second}\n{first}\n")
     assert "chats/new.jsonl: cannot be written: No such file" in done.stderr and "there is no /nonsense" in done.stderr
+
+
+def test_what_is_told_beside_a_conversation_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    session = Session(None, None, None, stop=(), seed=None)  # type: ignore[arg-type]
+    session.tell("added to \x1b[2J.jsonl")
+    assert capsys.readouterr() == ("", "added to ␛[2J.jsonl\n")
 
 
 def test_in_a_terminal_ctrl_c_stops_an_answer_and_ctrl_d_ends(templated: Path) -> None:
@@ -228,9 +235,11 @@ def talks(place: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def exported(place: Path, talks: Path) -> Path:
-    """Its export, made when the template that the recipe names was another one already."""
+    """Its export, made when the template that the recipe names was another one already, and the end tokens too."""
     (place / "chat.jinja").write_text("{{ messages }}, and who would have thought so")
     (place / "made" / "chat_template.jinja").unlink()
+    (place / "made" / "generation_config.json").write_text('{"eos_token_id": 6}')
+    (place / "made" / "config.json").write_text('{"eos_token_id": [7]}')
     done = trainkit(place, "export", "talks", "talking")
     assert done.returncode == DONE, done.stderr
     return place / "talking"

@@ -78,7 +78,7 @@ def run(
     json: Json = False,
     detach: Detach = False,
     smoke: Annotated[
-        bool, typer.Option("--smoke", help="Try it: 2 steps, in a directory that is thrown away.")
+        bool, typer.Option("--smoke", help="Try it: 2 steps, every part once, in a directory that is thrown away.")
     ] = False,
     profile: Profile = None,
 ) -> None:

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from trainkit.cli.generate import check, new_seed, open_model, settled, shown, telling
+from trainkit.cli.generate import check, new_seed, open_model, settled, telling
 from trainkit.cli.interrupts import ask, interruptible
 from trainkit.errors import TrainkitError
+from trainkit.events.plain import inert
 
 if TYPE_CHECKING:
     from trainkit.cli.use import Options
@@ -168,7 +169,8 @@ class Session:
         return True
 
     def tell(self, text: str, *, style: str = "dim") -> None:
-        self._console.print(shown(text), style=style, soft_wrap=True)
+        # a file's name or a template's words must not move the cursor
+        self._console.print(inert(text, flowing=True), style=style, soft_wrap=True)
 
     def _command(self, line: str) -> bool:
         word, _, rest = line.partition(" ")

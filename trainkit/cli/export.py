@@ -23,7 +23,7 @@ def export(
     Raises:
         TrainkitError: it cannot be exported, or not be uploaded.
     """
-    done, told = (_adapter if adapter else _model)(run, out, dtype=dtype)
+    done, told = _adapter(run, out, dtype=dtype, push=push) if adapter else _model(run, out, dtype=dtype)
     if push is not None:
         done["uploaded"] = _push(out, push, private=private, step=done["step"])
         told += f"\nuploaded to {done['uploaded']}"
@@ -46,15 +46,24 @@ def _model(run: str, out: Path, *, dtype: str | None) -> tuple[dict[str, Any], s
     return asdict(done) | {"directory": str(out)}, told
 
 
-def _adapter(run: str, out: Path, *, dtype: str | None) -> tuple[dict[str, Any], str]:
+def _adapter(run: str, out: Path, *, dtype: str | None, push: str | None) -> tuple[dict[str, Any], str]:
     if dtype not in (None, "float32"):
         raise TrainkitError("an adapter is float32, as it was trained", where="--dtype", hint="leave it out")
     directory, step = _found(run)
+    from trainkit.run.directory import recipe_of
+
+    if push is not None and Path(recipe_of(directory).recipe.model.pretrained or "").is_absolute():
+        raise TrainkitError(
+            "the adapter's base is a directory of this machine, which is nobody's business and of no use elsewhere",
+            where="--push",
+            hint="leave it out, write the base's hub id as base_model_name_or_path into OUT/adapter_config.json, and"
+            f" upload that: hf upload {push} OUT",
+        )
     from trainkit.run.export_adapter import export_adapter as write
 
-    files = write(directory, step, out)
+    step, files = write(directory, step, out)
     size = sum(file.stat().st_size for file in files)
-    told = f"exported the adapter of {directory.name} to {out}: {bytes_(size)} in {len(files)} files"
+    told = f"exported the adapter of step {step} of {directory.name} to {out}: {bytes_(size)} in {len(files)} files"
     done = {"directory": str(out), "files": [file.name for file in files], "bytes": size, "step": step}
     return done | {"difference": 0.0}, f"{told}, read back to the last bit"
 
@@ -67,14 +76,14 @@ def _found(run: str) -> tuple[Path, int | None]:
     return directory, step
 
 
-def _push(directory: Path, repository: str, *, private: bool, step: int | None) -> str:
+def _push(directory: Path, repository: str, *, private: bool, step: int) -> str:
     from huggingface_hub import HfApi
 
     hub = HfApi()
     try:
         print(f"uploading to {repository}", file=sys.stderr)
         hub.create_repo(repository, private=private, exist_ok=True)
-        done = hub.upload_folder(repo_id=repository, folder_path=directory, commit_message=f"Step {step or 'newest'}")
+        done = hub.upload_folder(repo_id=repository, folder_path=directory, commit_message=f"Step {step}")
     # the hub's client and its HTTP library each raise what they like
     except Exception as error:
         said = str(error).strip().splitlines() or [type(error).__name__]

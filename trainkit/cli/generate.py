@@ -44,6 +44,7 @@ def generate(
     seeds = [(first + copy) % 2**32 for copy in range(count)] * (len(texts) // count)
     requests = [Request(served.prompt(text), seed) for text, seed in zip(texts, seeds, strict=True)]
     generator = Generator(served.model, served.codec, served.ends, served.mesh)
+    generator.check([request.ids for request in requests[::count]])  # all, before the first is continued
     sampling, most, stop = settings.sampling, settings.max_tokens, options.stop or []
     if len(requests) == 1 and not as_json:
         tell = telling()

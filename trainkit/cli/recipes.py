@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import TrainkitError
-from trainkit.hub.recipe import load
+from trainkit.hub.recipe import load, notes
 from trainkit.plan import Devices, make_plan
 from trainkit.recipe.load import Loaded, located
 from trainkit.recipe.locate import Key, dotted
 
 
 def check(path: Path, overrides: Sequence[str]) -> str:
-    """One line on a recipe that is right. Raises TrainkitError with all that is wrong."""
+    """One line on a recipe that is right, and what is worth a look. Raises TrainkitError with all that is wrong."""
     loaded = load(path, overrides)
     recipe = loaded.recipe
     told = [f"{recipe.model.type}"]
@@ -30,7 +30,8 @@ def check(path: Path, overrides: Sequence[str]) -> str:
         told += [f"{plan.parameters:,} parameters", f"{plan.steps:,} steps of {plan.tokens_per_step:,} tokens"]
     else:
         told.append(_length(loaded))
-    return f"ok: {recipe.run.name}: {', '.join(told)}"
+    lines = [f"ok: {recipe.run.name}: {', '.join(told)}", *(f"note: {note}" for note in notes(recipe))]
+    return "\n".join(lines)
 
 
 def explain(path: Path, key: str, overrides: Sequence[str]) -> str:

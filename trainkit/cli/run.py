@@ -11,7 +11,7 @@ from typing import Literal
 
 from trainkit.errors import DONE, WRONG_INPUT, TrainkitError
 from trainkit.events.log import read
-from trainkit.hub.recipe import load
+from trainkit.hub.recipe import load, notes
 from trainkit.recipe.write import toml_value
 from trainkit.run.attempt import attempt
 from trainkit.run.directory import create, discard, typed
@@ -40,10 +40,14 @@ def run(
         if smoke:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="trainkit-smoke-"))
             given += [*SMOKE, f"run.directory={toml_value(directory)}"]
-            if load(recipe, given).recipe.sample:
-                given.append("sample.max_tokens=8")
+            asked = load(recipe, given).recipe
+            given += ["sample.max_tokens=8"] if asked.sample else []
+            given += ["export.every=2"] if asked.export else []
             output, detach = output or "plain", False
-        made = create(load(recipe, given))
+        loaded = load(recipe, given)
+        for note in notes(loaded.recipe):
+            print(f"note: {note}", file=sys.stderr)
+        made = create(loaded)
         try:
             return follow(made, start, output, detach)
         except TrainkitError as error:

@@ -211,11 +211,11 @@ def _environment(begin: str, end: str) -> Environment:
 
 def _find(document: Chat, tokenizer_path: Path, config: Mapping[str, Any]) -> tuple[str, str]:
     """(Jinja, where it is from)."""
-    if document.template is not None:
-        if "{{" in document.template or "{%" in document.template:
-            return document.template, "document.template"
-        path = Path(document.template).expanduser()
+    if document.template_path is not None:
+        path = Path(document.template_path).expanduser()
         return _read(path, "document.template is Jinja, with {{ or {% in it, or the path of a file"), str(path)
+    if document.template is not None:
+        return document.template, "document.template"
     beside = tokenizer_path.with_name("chat_template.jinja")
     if beside.is_file():
         return _read(beside, ""), str(beside)

@@ -14,18 +14,17 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
 
 from trainkit.errors import TrainkitError
+from trainkit.recipe.paths import SCHEME
 
 #: Suffixes of what is decompressed while it is read.
 COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 #: What opening and reading a damaged compressed stream raises. What the disk or the network does wrong is not among it.
 DAMAGED = (EOFError, zlib.error, lzma.LZMAError, OSError)
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-
 
 def is_remote(path: str) -> bool:
     """Whether it is a URL, and none of this machine's files."""
-    return bool(_SCHEME.match(path)) and not path.startswith("file://")
+    return bool(SCHEME.match(path)) and not path.startswith("file://")
 
 
 def suffixes(path: str) -> tuple[str, str]:
@@ -44,7 +43,7 @@ def store_of(url: str) -> Iterator[tuple[Any, str]]:
     from fsspec.core import url_to_fs
     from fsspec.registry import known_implementations
 
-    scheme = cast(re.Match[str], _SCHEME.match(url))[1]
+    scheme = cast(re.Match[str], SCHEME.match(url))[1]
     try:
         yield url_to_fs(url)
     except TrainkitError:

@@ -46,7 +46,10 @@ class Reading:
     @cached_property
     def signature(self) -> list[Any]:
         """What decides, beside the bytes, which documents they are; JSON can say it."""
-        document = self.document and self.document.model_dump(mode="json")
+        asked = self.document
+        if isinstance(asked, Chat) and asked.template_path is not None:
+            asked = asked.model_copy(update={"template": None})  # what is in the file counts, and not where it is
+        document = asked and asked.model_dump(mode="json")
         chat = self.chat and [self.chat.text, self.chat.special_tokens]
         return [list(self.keys), document, self.shortest, self.longest, self.dtype, chat, self.end_of_text]
 

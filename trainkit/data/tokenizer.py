@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from trainkit.data import bpe
 from trainkit.data.digests import Contents, of_value
-from trainkit.data.hub import BESIDE, HUB_ID, file_of
+from trainkit.data.hub import BESIDE, HUB_ID, NotAskedError, commit_of, file_of
+from trainkit.data.objects import read_object
 from trainkit.data.progress import Reporter, Tell
 from trainkit.data.sources import SourceFile
 from trainkit.data.storage import writing
@@ -17,6 +20,9 @@ from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.document import Chat
 from trainkit.recipe.tokenizer import TrainTokenizer
+
+#: Beside a tokenizer from the hub: the files that the hub is still to be asked for, and of which commit.
+_LATER = "not-asked.json"
 
 
 def for_files(
@@ -94,13 +100,19 @@ def peek_vocab_size(recipe: Recipe) -> int | None:
 
 
 def _given(recipe: Recipe) -> LoadedTokenizer:
-    assert recipe.tokenizer.path is not None
-    path = _local(recipe) or _fetched(recipe)
+    if (local := _local(recipe)) is not None:
+        return load(local)
+    name, revision = recipe.tokenizer.path, recipe.tokenizer.revision
+    assert name is not None
+    path = _fetched(recipe)
     if not path.exists():
-        content = _fetch(recipe.tokenizer.path, recipe.tokenizer.revision)
-        _fetch_beside(recipe.tokenizer.path, recipe.tokenizer.revision, path.parent)
+        content = _fetch(name, revision)
+        _fetch_beside(name, revision, BESIDE, path.parent)
         with writing(path) as out:
             out.write(content.encode())
+    elif later := read_object(path.with_name(_LATER), missing_ok=True):
+        with contextlib.suppress(TrainkitError):  # still nobody to be asked: what is there is what there was before
+            _fetch_beside(name, later["revision"], later["files"], path.parent)
     return load(path)
 
 
@@ -131,17 +143,30 @@ def _fetched(recipe: Recipe) -> Path:
     return Path(recipe.data.cache) / "tokenizers" / named / "tokenizer.json"
 
 
-def _fetch_beside(name: str, revision: str | None, to: Path) -> None:
-    """What belongs to a tokenizer besides: its chat template, its special tokens. A hub may have none of it."""
-    for file in BESIDE:
+def _fetch_beside(name: str, revision: str | None, files: Sequence[str], to: Path) -> None:
+    """What belongs to a tokenizer besides: its chat template, its special tokens. A hub may have none of it.
+
+    Offline some of it may be unknown, and is done without; it is written down, to be asked for of the same commit.
+    """
+    unknown = []
+    for file in files:
         try:
             found = file_of(name, file, revision)
+        except NotAskedError:
+            unknown.append(file)
+            continue
         # the hub's client and its HTTP library each raise what they like
         except Exception as error:
             raise _not_fetched(name, error) from error
         if found is not None:
             with writing(to / file) as out:
                 out.write(found.read_bytes())
+    if unknown:
+        with writing(to / _LATER) as out:
+            commit = commit_of(name, "tokenizer.json", revision) or revision
+            out.write(json.dumps({"revision": commit, "files": unknown}).encode())
+    else:
+        (to / _LATER).unlink(missing_ok=True)
 
 
 def _fetch(name: str, revision: str | None) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal, cast
 
 from pydantic import TypeAdapter, ValidationError
@@ -43,6 +43,11 @@ _POSSIBLE: dict[str, tuple[Any, ...]] = {
 }
 #: What any other key must be: PEFT's way to say that something is not used.
 _UNUSED: tuple[Any, ...] = (None, False, {}, [], "")
+#: What to do with an adapter that cannot be had as it is.
+_MERGE = (
+    'merge it into its model with PEFT (merge_and_unload), and begin with what that saves: [model] pretrained = "…"'
+)
+_LAYERS = 'such as ["q_proj", "v_proj"], ends of names; or a pattern for whole names: ".*[qv]_proj"; or "all-linear"'
 
 
 def read(directory: Path, spec: Model) -> Lora:
@@ -57,11 +62,13 @@ def read(directory: Path, spec: Model) -> Lora:
     if config.get("use_rslora") and config.get("use_dora"):
         wrong.append("use_rslora and use_dora together")
     if wrong:
-        raise TrainkitError(f"the adapter has what there is not here: {'; '.join(wrong)}", where=where)
+        raise TrainkitError(f"the adapter has what there is not here: {'; '.join(wrong)}", where=where, hint=_MERGE)
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if not (type(rank) is int and rank > 0 and type(alpha) in (int, float) and cast(float, alpha) > 0):
         raise TrainkitError(
-            f"r and lora_alpha are numbers above 0, found {json.dumps(rank)} and {json.dumps(alpha)}", where=where
+            f"r and lora_alpha are numbers above 0, found {json.dumps(rank)} and {json.dumps(alpha)}",
+            where=where,
+            hint="take the file as PEFT wrote it: r is the rows of every lora_A, lora_alpha what it was trained with",
         )
     variant: Literal["lora", "rslora", "dora"]
     variant = "dora" if config.get("use_dora") else "rslora" if config.get("use_rslora") else "lora"
@@ -137,6 +144,16 @@ def look_up(pretrained: str, revision: str | None, *, tables: Mapping[str, Any])
     )
 
 
+def other_base(directory: Path, spec: Model) -> str | None:
+    """The model that the adapter in a directory is said to be for, where that has another name than `spec` begins with.
+
+    Wherever either lies, the last part of it is its name.
+    """
+    said = read_object(directory / FILE).get("base_model_name_or_path")
+    ours = spec.pretrained
+    return said if isinstance(said, str) and said and ours and PurePath(said).name != PurePath(ours).name else None
+
+
 def names(spec: Model) -> dict[str, Name]:
     """What the linear layers' matrices are called in checkpoints of the model, by our name of the layer."""
     theirs = {name.ours: name for name in family_of_spec(spec).names}
@@ -159,6 +176,7 @@ def _targets(config: Mapping[str, Any], spec: Model, where: str) -> tuple[str, .
             raise TrainkitError(
                 f"the adapter has {layer} of {meant} of the {spec.layers} blocks only, which there is not here",
                 where=where,
+                hint=_MERGE,
             )
         found += [layer] if meant else []
     if not found:
@@ -180,10 +198,12 @@ def _matcher(said: Any, key: str, where: str) -> Callable[[str], bool]:
         try:
             pattern = re.compile(said)
         except re.error as error:
-            raise TrainkitError(f"{key} = {json.dumps(said)} is no pattern: {error}", where=where) from error
+            raise TrainkitError(
+                f"{key} = {json.dumps(said)} is no pattern: {error}", where=where, hint=_LAYERS
+            ) from error
         return lambda path: pattern.fullmatch(path) is not None
     if not (isinstance(said, list) and all(isinstance(end, str) for end in said)):
-        raise TrainkitError(f"{key} names no layers: {json.dumps(said)}", where=where)
+        raise TrainkitError(f"{key} names no layers: {json.dumps(said)}", where=where, hint=_LAYERS)
     return lambda path: any(path == end or path.endswith(f".{end}") for end in said)
 
 

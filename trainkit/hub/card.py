@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 
 import trainkit
 from trainkit.recipe.adapter import Lora
+from trainkit.recipe.load import Loaded
+from trainkit.recipe.write import dumps
 
-#: An absolute path, and the last part of it.
-PATH = re.compile(r"""(?<![\w.:/])/(?:[^\s"'/]+/)*([^\s"'/]+)/?""")
+#: In a URL of a file on this machine: there is no host between these slashes.
+NO_HOST = ":///"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,11 +22,20 @@ class Made:
     name: str
     step: int
     recipe: str
-    """As TOML. Of paths in it the last part is told: where things lie on this machine is nobody's business."""
+    """As `as_told` has it."""
     base: str | None
     """What it began with, where that is on the hub: a card links to it."""
     evaluations: Mapping[str, Mapping[str, float]]
     """The last ones, by the name of their set."""
+
+
+def as_told(loaded: Loaded) -> str:
+    """A recipe as TOML. Of paths the last part is told: where things lie on this machine is nobody's business."""
+
+    def shown(text: str) -> str:
+        return f"…/{PurePath(text).name}" if text.startswith("/") or NO_HOST in text else text
+
+    return dumps(loaded, shown=shown)
 
 
 def card(made: Made, *, family: str, parameters: int) -> str:
@@ -67,7 +78,7 @@ def _card(made: Made, *, library: str, tags: Sequence[str], what: str, origin: s
     front = [f"library_name: {library}", "pipeline_tag: text-generation", "tags:", "- trainkit"]
     front += [f"- {tag}" for tag in tags] + ([f"base_model: {made.base}"] if made.base else [])
     told = f"as it was after step {made.step:,} of its training with trainkit {trainkit.__version__}{origin}."
-    recipe = ["## Recipe", "", "```toml", PATH.sub(r"…/\1", made.recipe.rstrip()), "```"]
+    recipe = ["## Recipe", "", "```toml", made.recipe.rstrip(), "```"]
     lines = ["---", *front, "---", "", f"# {made.name}", "", f"{what}, {told}", "", "```python", *use, "```", ""]
     return "\n".join([*lines, *_results(made.evaluations), *recipe]) + "\n"
 

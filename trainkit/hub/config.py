@@ -214,7 +214,16 @@ def means_nothing(key: str, value: Any) -> bool:
 
 
 def config_of(model: Pretrained, *, vocab_size: int, sequence_length: int, dtype: str) -> Config:
-    """The config.json of a model: what transformers needs to build the same. `dtype` is that of its weights."""
+    """The config.json of a model: what transformers needs to build the same. `dtype` is that of its weights.
+
+    Raises TrainkitError where transformers cannot build it.
+    """
+    if model.not_in_transformers:
+        raise TrainkitError(
+            f"transformers loads no such model: {model.not_in_transformers}",
+            where="model",
+            hint="it can be used with trainkit, and not exported",
+        )
     family = family_of_spec(model)
     values = {**model.model_dump(), "vocab_size": vocab_size}
     values["context_length"] = values["context_length"] or sequence_length

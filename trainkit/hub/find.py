@@ -7,11 +7,13 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from trainkit.data.hub import BESIDE, HUB_ID
+from trainkit.data.hub import BESIDE, HUB_ID, file_of
 from trainkit.data.objects import read_object
 from trainkit.errors import TrainkitError
 
+T = TypeVar("T")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -67,7 +69,11 @@ def weights(pretrained: str, revision: str | None, *, kind: Kind = MODEL) -> Pat
 
     directory = fetch(kind.config, kind.index, *kind.beside)
     revision = _commit(directory) or revision
-    directory = fetch(*_files(directory, kind))
+    files = _files(directory, kind)
+    directory = fetch(*files)
+    if missing := [file for file in files if not (directory / file).is_file()]:
+        # offline the client gives what of a snapshot it has, and does not say that there is more
+        _fetched(pretrained, lambda: [file_of(pretrained, file, revision) for file in (missing[0], kind.index)], kind)
     if not ((directory / kind.weights).is_file() or (directory / kind.index).is_file()):
         raise TrainkitError(
             f"'{pretrained}' has neither {kind.weights} nor {kind.index} on the Hugging Face hub",
@@ -92,6 +98,9 @@ def _commit(directory: Path) -> str | None:
 
 def local(pretrained: str, *, kind: Kind = MODEL) -> Path | None:
     """The directory that is meant, or None where a hub id is. Raises TrainkitError where it is neither."""
+    hint = f'pretrained is a directory with {kind.config} and {kind.weights}, or a hub id such as "me/it"'
+    if not pretrained:  # which as a path is the working directory
+        raise TrainkitError("it names nothing", where=kind.key, hint=hint)
     path = Path(pretrained).expanduser()
     if path.is_dir():
         return Path(os.path.abspath(path))
@@ -99,16 +108,12 @@ def local(pretrained: str, *, kind: Kind = MODEL) -> Path | None:
         raise TrainkitError(
             f"{pretrained} is a file", where=kind.key, hint=f"name the directory that holds it: {path.parent}"
         )
-    if not HUB_ID.fullmatch(pretrained) or pretrained.startswith("."):
-        raise TrainkitError(
-            f"there is no directory {path.absolute()}",
-            where=kind.key,
-            hint=f'pretrained is a directory with {kind.config} and {kind.weights}, or a hub id such as "me/it"',
-        )
+    if not HUB_ID.fullmatch(pretrained):
+        raise TrainkitError(f"there is no directory {path.absolute()}", where=kind.key, hint=hint)
     return None
 
 
-def _fetched(pretrained: str, fetch: Callable[[], str], kind: Kind) -> str:
+def _fetched(pretrained: str, fetch: Callable[[], T], kind: Kind) -> T:
     try:
         return fetch()
     # the hub's client and its HTTP library each raise what they like

@@ -12,14 +12,14 @@ from trainkit.data.objects import read_object
 from trainkit.errors import TrainkitError
 from trainkit.hub.tokenizer import GENERATION
 
-#: Theirs → ours, which kind of number it is, and which of them switches it off.
-_KEYS: Mapping[str, tuple[str, type, float | None]] = {
-    "temperature": ("temperature", float, None),
-    "top_k": ("top_k", int, 0),
-    "top_p": ("top_p", float, 1.0),
-    "min_p": ("min_p", float, 0.0),
-    "repetition_penalty": ("repetition_penalty", float, None),
-    "max_new_tokens": ("max_tokens", int, None),
+#: Theirs → ours, which kind of number it is, and which of them switch it off.
+_KEYS: Mapping[str, tuple[str, type, tuple[float, ...]]] = {
+    "temperature": ("temperature", float, ()),
+    "top_k": ("top_k", int, (0, -1)),
+    "top_p": ("top_p", float, (1.0,)),
+    "min_p": ("min_p", float, (0.0,)),
+    "repetition_penalty": ("repetition_penalty", float, ()),
+    "max_new_tokens": ("max_tokens", int, ()),
 }
 #: Keys that change no text here: tokens that are read elsewhere, what is kept in memory, what is given back, what
 #: counts beside beams only, and how long a text may be with its prompt, which is the model's context.
@@ -65,7 +65,7 @@ def generation(directories: Iterable[Path]) -> Generation | None:
             if isinstance(value, bool) or not isinstance(value, (int, kind)):
                 must = "a whole number" if kind is int else "a number"
                 raise TrainkitError(f"{theirs} = {json.dumps(value)}: it must be {must}", where=str(path))
-            values[ours] = None if value == off else value
+            values[ours] = None if value in off else value
     others = {key: value for key, value in found.items() if key not in _KEYS and key not in _HARMLESS}
     unknown = [f"{key} = {json.dumps(value)}" for key, value in others.items() if value and value != _OFF.get(key)]
     return Generation(path, values, found.get("do_sample") is False, tuple(unknown))

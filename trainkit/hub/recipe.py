@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainkit.recipe import Recipe
 from trainkit.recipe import load as recipes
 from trainkit.recipe.load import Loaded
 from trainkit.recipe.pretrained import Checkpoint
@@ -19,6 +20,20 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Loaded:
         TrainkitError: as there, and where the checkpoint cannot be found or asks for what cannot be had.
     """
     return recipes.load(path, overrides, look_up=look_up, look_up_adapter=look_up_adapter)
+
+
+def notes(recipe: Recipe) -> list[str]:
+    """What is worth a look in a recipe that is right. Raises TrainkitError where its adapter is not to be had."""
+    if recipe.adapter is None or recipe.adapter.pretrained is None:
+        return []
+    from trainkit.events.plain import inert
+    from trainkit.hub import adapter_config, find
+
+    directory, _ = find.config(recipe.adapter.pretrained, recipe.adapter.revision, kind=find.ADAPTER)
+    other = adapter_config.other_base(directory, recipe.model)
+    if other is None:
+        return []
+    return [inert(f"the adapter says that it is for {other}, and goes on {recipe.model.pretrained} here")]
 
 
 def look_up(pretrained: str, revision: str | None) -> Checkpoint:

@@ -21,8 +21,9 @@ import ml_dtypes
 import numpy as np
 
 from trainkit.errors import TrainkitError
+from trainkit.hub.find import MODEL
 
-FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+FILE, INDEX = MODEL.weights, MODEL.index
 #: Longer headers are refused by everyone: no model has so many tensors.
 MOST_HEADER_BYTES = 100_000_000
 #: Files that hold Python objects, which may run any code when they are read.

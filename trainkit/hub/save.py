@@ -43,7 +43,7 @@ def save(
         sequence_length: the context where the spec does not say one.
         tokens: what else config.json says, such as `eos_token_id`.
 
-    Raises OSError.
+    Raises OSError, and TrainkitError as `config_of`.
     """
     names = {name.ours: name for name in family_of_spec(spec).names}
     arrays = eqx.filter(model, eqx.is_array)
@@ -54,9 +54,10 @@ def save(
         for leaf, array in leaves.items()
         for at, tensor in names[leaf].places(array.shape)
     ]
-    files = safetensors.write(directory, entries, shard_bytes=shard_bytes)
     vocab_size = leaves["token_embedding"].shape[0]
+    # before the weights, which take long: it may be refused
     config = config_of(spec, vocab_size=vocab_size, sequence_length=sequence_length, dtype=dtype)
+    files = safetensors.write(directory, entries, shard_bytes=shard_bytes)
     written = directory / "config.json"
     written.write_text(as_json({**config, **(tokens or {})}), encoding="utf-8")
     return [*files, written]

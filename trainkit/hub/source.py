@@ -91,12 +91,13 @@ class Source:
     ) -> Callable[[tuple[slice, ...]], np.ndarray]:
         """What reads any part of a leaf into `memory`; the same part is read once."""
         name, known = self.names[leaf], dict[Bounds, np.ndarray]()
+        new = self._new_row(name, shape)
 
         def read(index: tuple[slice, ...]) -> np.ndarray:
             bounds = tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
             if bounds not in known:
                 part = known[bounds] = memory(tuple(end - start for start, end in bounds), dtype)
-                list(pool.map(lambda piece: self._copy(name, *piece), self._pieces(name, bounds, part)))
+                list(pool.map(lambda piece: self._copy(name, new, *piece), self._pieces(name, bounds, part)))
             return known[bounds]
 
         return read
@@ -114,14 +115,26 @@ class Source:
                 piece = to[:, rows[0] - start : rows[1] - start] if axis else to[rows[0] - start : rows[1] - start]
                 yield called, (*inner[:axis], rows, *inner[axis + 1 :]), piece
 
-    def _copy(self, name: Name, called: str, bounds: Bounds, to: np.ndarray) -> None:
+    def _new_row(self, name: Name, shape: Shape) -> np.ndarray | None:
+        """What every row of an embedding is that the checkpoint does not have: the mean of those that it has."""
+        if name.ours not in EMBEDDINGS:
+            return None
+        called = self.called[name.theirs]
+        given = self.tensors.view(called)
+        if shape[0] <= len(given):
+            return None
+        mean = given.mean(0, dtype=np.float32)
+        self.tensors.release(called)
+        return mean
+
+    def _copy(self, name: Name, new: np.ndarray | None, called: str, bounds: Bounds, to: np.ndarray) -> None:
         tensor = self.tensors.view(called)
         given = tensor.T if name.transposed else tensor
-        if name.ours in EMBEDDINGS and bounds[0][1] > len(given):
+        if new is not None and bounds[0][1] > len(given):
             (first, end), columns = bounds[0], slice(*bounds[1])
             there = max(0, len(given) - first)
             copy(given[first:end, columns], to[:there])
-            to[there:] = given[:, columns].astype(np.float32).mean(0)
+            to[there:] = new[columns]
         else:
             copy(given[tuple(slice(*bound) for bound in bounds)], to)
         self.tensors.release(called, slice(*bounds[1 if name.transposed else 0]))

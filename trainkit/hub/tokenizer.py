@@ -20,6 +20,8 @@ TEMPLATE, NAMES = "chat_template.jinja", "special_tokens_map.json"
 def put_around(path: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The special tokens that the tokenizer in a file puts before a text by itself, and those that it puts after it."""
     own = Tokenizer.from_file(str(path))
+    own.no_padding()
+    own.no_truncation()
     whole, bare = own.encode("a").ids, own.encode("a", add_special_tokens=False).ids
     place = next(n for n in range(len(whole) + 1) if whole[n : n + len(bare)] == bare)
     return tuple(whole[:place]), tuple(whole[place + len(bare) :])

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from trainkit.infer.sampling import Sampling, draw
 from trainkit.models.attention import KeyValues
-from trainkit.models.build import LanguageModel
+from trainkit.models.stack import LanguageModel
 
 #: Stands where a sequence has no token any more.
 NOTHING = -1
@@ -164,8 +164,3 @@ def padded(prompts: Sequence[Sequence[int]], width: int) -> tuple[np.ndarray, np
     for row, prompt in zip(rows, prompts, strict=True):
         row[: len(prompt)] = prompt
     return rows, np.array([len(prompt) for prompt in prompts], np.int32)
-
-
-def fitting(ids: Sequence[int], *, context_length: int, new_tokens: int, empty: int) -> list[int]:
-    """A prompt after which so many tokens fit: of one that is too long the end; `empty` where there is nothing."""
-    return list(ids)[-(context_length - new_tokens) :] or [empty]

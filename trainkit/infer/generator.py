@@ -19,7 +19,7 @@ from trainkit.infer.generate import NOTHING, Decoding, TextCodec, bucket, decode
 from trainkit.infer.sampling import Sampling
 from trainkit.infer.text import Transcript
 from trainkit.models.attention import KeyValues
-from trainkit.models.build import LanguageModel
+from trainkit.models.stack import LanguageModel
 
 #: Tokens from one look of the host to the next: where a stop string is found, at most so many were made for nothing.
 CHUNK = 16
@@ -91,6 +91,15 @@ class Generator:
         self._extend = jax.jit(extend, donate_argnames="cache")
         self._decode = jax.jit(decode, static_argnames=("tokens", "sampling", "ends"), donate_argnums=1)
 
+    def check(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Raises TrainkitError where one of them leaves no room for a token in the model's context."""
+        context = self.model.context_length
+        for number, ids in enumerate(prompts, 1):
+            if len(ids) >= context:
+                which = "the prompt" if len(prompts) == 1 else f"prompt {number} of {len(prompts)}"
+                problem = f"{which} has {len(ids):,} tokens, and the model's context has {context:,}"
+                raise TrainkitError(f"{problem}: there is no room for more", hint="give a shorter one")
+
     def stream(
         self, requests: Sequence[Request], *, max_tokens: int, sampling: Sampling, stop: Sequence[str] = ()
     ) -> Iterator[News]:
@@ -99,13 +108,8 @@ class Generator:
         Raises:
             TrainkitError: a prompt leaves no room for a token in the model's context.
         """
+        self.check([request.ids for request in requests])
         context = self.model.context_length
-        longest = max(len(request.ids) for request in requests)
-        if longest >= context:
-            raise TrainkitError(
-                f"a prompt has {longest:,} tokens, and the model's context has {context:,}: there is no room for more",
-                hint="give a shorter one",
-            )
         # of how many tokens each may become: a long prompt beside it makes no text shorter
         most = [min(max_tokens, context - len(request.ids)) for request in requests]
         room = max(len(request.ids) + tokens for request, tokens in zip(requests, most, strict=True))

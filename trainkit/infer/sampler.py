@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from trainkit.events.log import EventLog
-from trainkit.infer.generate import NOTHING, TextCodec, bucket, fitting, generate, padded
+from trainkit.infer.generate import NOTHING, TextCodec, bucket, generate, padded
 from trainkit.infer.sampling import Sampling
 from trainkit.infer.text import Transcript
 from trainkit.models.exact import cast
@@ -77,5 +77,6 @@ class Sampler:
                 self._log.write("sampled", step=step, prompt=prompt, text=transcript.text, seconds=seconds)
 
     def _ids(self, prompt: str) -> list[int]:
-        ids, end = [*self._begin, *self._codec.encode(prompt)], self._codec.end_of_text
-        return fitting(ids, context_length=self._context_length, new_tokens=self._new_tokens, empty=end)
+        ids, room = self._codec.encode(prompt), self._context_length - self._new_tokens - len(self._begin)
+        # of one that is too long the end, which begins as every text
+        return [*self._begin, *ids[max(0, len(ids) - room) :]] or [self._codec.end_of_text]

@@ -28,7 +28,7 @@ class Settings:
 
 
 def settle(typed: Mapping[str, Any], config: Generation | None, *, max_tokens: int) -> Settings:
-    """The settings, by our names; `typed` holds those that a person gave, `max_tokens` is ours.
+    """The settings, by our names; `typed` holds those that a person gave (`top_k`: 0 for none), `max_tokens` is ours.
 
     A config that says `do_sample = false` means the likeliest token, unless something is typed by which one is drawn.
 
@@ -36,6 +36,7 @@ def settle(typed: Mapping[str, Any], config: Generation | None, *, max_tokens: i
         TrainkitError: a value is out of its range.
     """
     ours = {**vars(OURS), "max_tokens": max_tokens}
+    typed = {**typed, "top_k": None} if typed.get("top_k") == 0 else typed
     if config is None:
         return _settings({**ours, **typed})
     theirs = {name: value for name, value in config.values.items() if name not in typed}
@@ -44,7 +45,8 @@ def settle(typed: Mapping[str, Any], config: Generation | None, *, max_tokens: i
     try:
         _settings({**ours, **theirs})
     except TrainkitError as error:
-        raise TrainkitError(error.problem, where=str(config.path)) from None
+        hint = "correct it there, or type what is to count instead"
+        raise TrainkitError(error.problem, where=str(config.path), hint=hint) from None
     news = [f"{name.replace('_', '-')} {value}" for name, value in theirs.items() if value != ours[name]]
     notes = [f"as {config.path} says: {', '.join(news)}"] if news else []
     if config.unknown:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias, TypedDict, assert_never
+from typing import TypedDict, assert_never
 
 import jax
 from jaxtyping import PRNGKeyArray, PyTree
 
 from trainkit.models.decoder import Decoder
 from trainkit.models.gpt import Gpt
-from trainkit.models.stack import Stack
+from trainkit.models.stack import LanguageModel
 from trainkit.parallel.devices import AttentionName
 from trainkit.recipe import decoder, gpt
 from trainkit.recipe.model import Model
 from trainkit.recipe.train import Remat
-
-LanguageModel: TypeAlias = Stack
 
 
 class _Common(TypedDict):

@@ -14,7 +14,7 @@ from trainkit.models.layers import Linear, RmsNorm
 from trainkit.models.moe import Experts, Routing
 from trainkit.models.pointwise import gated_silu, gelu
 from trainkit.models.rope import Turns, rotate, stacked, turns
-from trainkit.models.stack import Stack, parts, positions, residual_scale
+from trainkit.models.stack import LanguageModel, parts, positions, residual_scale
 from trainkit.parallel.devices import AttentionName
 from trainkit.recipe import decoder as recipe
 from trainkit.recipe.rope import Rope
@@ -173,7 +173,7 @@ class Block(eqx.Module):
         return x_BTD + _normed(self.mlp_post_norm, y_BTD), cache, routing
 
 
-class Decoder(Stack):
+class Decoder(LanguageModel):
     windows: tuple[int | None, ...] = eqx.field(static=True)
     ropes: tuple[Rope, ...] = eqx.field(static=True)
     embedding_scale: float | None = eqx.field(static=True)
@@ -221,7 +221,7 @@ class Decoder(Stack):
         segments_BT: Int[Array, "B T"] | None = None,
         cache: KeyValues | None = None,
     ) -> tuple[Float[Array, "B T D"], KeyValues | None]:
-        """As `Stack.hidden`."""
+        """As `LanguageModel.hidden`."""
         hidden_BTD, cache, _ = self._run(tokens_BT, positions_BT, segments_BT, cache)
         return hidden_BTD, cache
 
@@ -232,7 +232,7 @@ class Decoder(Stack):
         positions_BT: Int[Array, "B T"] | None = None,
         segments_BT: Int[Array, "B T"] | None = None,
     ) -> tuple[Float[Array, "B T D"], Float[Array, ""]]:
-        """As `Stack.hidden_and_penalty`: how unevenly the experts were busy with these tokens."""
+        """As `LanguageModel.hidden_and_penalty`: how unevenly the experts were busy with these tokens."""
         hidden_BTD, _, routing = self._run(tokens_BT, positions_BT, segments_BT, None)
         if routing is None or not self.router_loss:
             return hidden_BTD, jnp.float32(0)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from trainkit.models.attention import KeyValues, Look, attention
 from trainkit.models.layers import LayerNorm, Linear
 from trainkit.models.pointwise import exact_gelu, gelu
-from trainkit.models.stack import Stack, parts, positions, residual_scale
+from trainkit.models.stack import LanguageModel, parts, positions, residual_scale
 from trainkit.parallel.devices import AttentionName
 from trainkit.recipe import gpt as recipe
 from trainkit.recipe.train import Remat
@@ -105,7 +105,7 @@ class Block(eqx.Module):
         return x_BTD + self.mlp_out(exact_gelu(inner) if self.exact_gelu else gelu(inner)), cache
 
 
-class Gpt(Stack):
+class Gpt(LanguageModel):
     position_embedding: Float[Array, "P D"] | None
     """None where positions are known by ALiBi's slopes."""
 
@@ -150,7 +150,8 @@ class Gpt(Stack):
         segments_BT: Int[Array, "B T"] | None = None,
         cache: KeyValues | None = None,
     ) -> tuple[Float[Array, "B T D"], KeyValues | None]:
-        """As `Stack.hidden`. Slopes without a cache go by distances in the row, whatever the positions are called."""
+        """As `LanguageModel.hidden`. Slopes without a cache go by distances in the row, whatever the positions are
+        called."""
         assert segments_BT is None or cache is None
         x_BTD = self.token_embedding[tokens_BT]
         if self.position_embedding is not None:

@@ -122,7 +122,7 @@ class Places(NamedTuple):
 
     @staticmethod
     def of(expert_R: Int[Array, " R"], experts: int) -> Places:
-        """Places of half the rows that an expert has on average: few places are left over, few blocks are needed."""
+        """In blocks of half the rows that an expert has on average: few places are left over, few blocks are needed."""
         rows = expert_R.size
         half = 1 << max((rows // experts).bit_length() - 2, 0)
         size = min(max(half, LEAST_ROWS), MOST_ROWS)

@@ -5,6 +5,8 @@ B blocks of 64 numbers of a matrix, taken row by row, O = B / 256 blocks of scal
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
 
@@ -12,9 +14,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, UInt
+from jaxtyping import Array, Float, Int, PyTree, UInt
 
 from trainkit.models.exact import Exact
+from trainkit.parallel.precision import fingerprint
 
 #: Numbers that share a scale; scales that share one in turn (their section 3).
 BLOCK, SCALES = 64, 256
@@ -42,6 +45,8 @@ class Nf4(eqx.Module):
     """(*L, O)."""
     mean: Exact
     """(*L,): of the largest magnitudes, nearly."""
+    source: UInt[Array, "*L 2"] | None
+    """The `fingerprint` of its rows' for each matrix as it was: how it is rounded may differ among devices."""
     inputs: int = eqx.field(static=True)
     outputs: int = eqx.field(static=True)
 
@@ -69,8 +74,12 @@ def quantised(weight: Float[Array, "*L in out"]) -> Nf4:
 
     A matrix at a time: what is needed on the way is larger than the matrix.
     """
+    return replace(_rounded(weight), source=_source(weight))
+
+
+def _rounded(weight: Float[Array, "*L in out"]) -> Nf4:
     if weight.ndim > 2:
-        return jax.lax.map(quantised, weight)
+        return jax.lax.map(_rounded, weight)
     inputs, outputs = weight.shape
     blocks = _padded(weight.astype(jnp.float32).reshape(-1), BLOCK).reshape(-1, BLOCK)
     largest = jnp.abs(blocks).max(-1)
@@ -83,7 +92,31 @@ def quantised(weight: Float[Array, "*L in out"]) -> Nf4:
     unit = jnp.abs(_padded(above, SCALES)).reshape(-1, SCALES).max(-1) / 127
     units = jnp.repeat(jnp.where(unit > 0, unit, 1), SCALES, axis=-1)[..., : above.shape[-1]]
     scales = jnp.round(above / units).astype(jnp.int8)
-    return Nf4(codes[..., 0::2] << 4 | codes[..., 1::2], scales, Exact(unit), Exact(mean), inputs, outputs)
+    codes = codes[..., 0::2] << 4 | codes[..., 1::2]
+    return Nf4(codes, scales, Exact(unit), Exact(mean), None, inputs, outputs)
+
+
+def _source(weight: Float[Array, "*L in out"]) -> UInt[Array, "*L 2"]:
+    """A few rows at a time: what a fingerprint needs on the way is several times as large as what it is of."""
+    *lead, inputs, outputs = weight.shape
+    rows = jax.lax.map(fingerprint, weight.reshape(-1, outputs), batch_size=-(-inputs // 64))
+    return jax.vmap(fingerprint)(rows.reshape(-1, inputs, 2)).reshape(*lead, 2)
+
+
+def sources(tree: PyTree) -> PyTree:
+    """The tree with what each matrix in 4 bit was made of, in a few letters, in its place."""
+    return _with_each(tree, lambda packed: packed.source)
+
+
+def without_sources(tree: PyTree) -> PyTree:
+    """The tree with what matrices in 4 bit stand for alone."""
+    return _with_each(tree, lambda packed: replace(packed, source=None))
+
+
+def _with_each(tree: PyTree, made: Callable[[Nf4], Any]) -> PyTree:
+    return jax.tree.map(
+        lambda node: made(node) if isinstance(node, Nf4) else node, tree, is_leaf=lambda node: isinstance(node, Nf4)
+    )
 
 
 def _mean(x: Float[Array, "*L B"]) -> Float[Array, "*L"]:

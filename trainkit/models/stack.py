@@ -41,7 +41,7 @@ class Norm(Protocol):
 
 
 class Parts(TypedDict):
-    """The fields of every `Stack`, but for its final norm and soft cap."""
+    """The fields of every `LanguageModel`, but for its final norm and soft cap."""
 
     token_embedding: Array
     blocks: Any
@@ -50,7 +50,7 @@ class Parts(TypedDict):
     remat: Remat
 
 
-class Stack(eqx.Module):
+class LanguageModel(eqx.Module):
     """A language model."""
 
     token_embedding: Float[Array, "V D"]

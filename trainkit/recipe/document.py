@@ -42,6 +42,12 @@ class Chat(Spec):
     learn: Literal["assistant", "last", "all"] = "assistant"
     """Which turns are learned: every one of the assistant, the assistant's last one, or the whole text."""
 
+    @property
+    def template_path(self) -> str | None:
+        """The path in `template`; None where that is Jinja itself, or not given."""
+        given = self.template
+        return None if given is None or "{{" in given or "{%" in given else given
+
 
 class Labelled(Spec):
     """One text or a pair of texts with a label, for classification."""

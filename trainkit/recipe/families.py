@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trainkit.recipe.decoder import Decoder, Dense, Matrix, Sparse
 from trainkit.recipe.rope import Rope
@@ -45,23 +45,33 @@ class LateWindowed(Windowed):
     layers_without_window: Annotated[int, Field(ge=0)] = 0
     """So many layers, the first ones, look back over all."""
 
+    @model_validator(mode="after")
+    def _some_layers_have_the_window(self) -> LateWindowed:
+        first = self.layers_without_window
+        if first and self.window is None:
+            raise ValueError(f"layers_without_window = {first} goes with a window: window = 4096, or leave it out")
+        if first >= self.layers:
+            raise ValueError(
+                f"layers_without_window = {first} leaves the window to none of the layers = {self.layers}:"
+                " make it smaller, or leave out both it and window"
+            )
+        return self
+
     @property
     def windows(self) -> tuple[int | None, ...]:
         return tuple(None if i < self.layers_without_window else self.window for i in range(self.layers))
 
 
-class Llama(Dense):
+class Llama(Biased, Dense):
     """Llama (Touvron et al. 2023): rotary positions, root-mean-square norms, gated SiLU, no biases, grouped queries."""
 
     type: Literal["llama"] = "llama"
-    attention_bias: bool = False
-    """Whether queries, keys, values and attention's output have a bias."""
     mlp_bias: bool = False
     """Whether the matrices of the MLP have a bias."""
 
     @property
     def biased(self) -> tuple[Matrix, ...]:
-        return (ATTENTION if self.attention_bias else ()) + (MLP if self.mlp_bias else ())
+        return super().biased + (MLP if self.mlp_bias else ())
 
 
 class Mistral(Windowed, Dense):
@@ -130,6 +140,11 @@ class Gemma(Biased, Dense):
     @property
     def score_scale(self) -> float | None:
         return None if self.query_scale is None else float(self.query_scale**-0.5)
+
+    @property
+    def not_in_transformers(self) -> str | None:
+        broken = self.query_scale is not None and self.query_scale != int(self.query_scale)
+        return f"query_scale = {self.query_scale}: transformers takes whole numbers" if broken else None
 
     @property
     def softcap_of_logits(self) -> float | None:

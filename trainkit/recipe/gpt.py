@@ -138,3 +138,8 @@ class Mpt(Gpt):
     @property
     def score_scale(self) -> float | None:
         return self.softmax_scale
+
+    @property
+    def not_in_transformers(self) -> str | None:
+        said = self.expansion_ratio
+        return None if said == 4 else f"expansion_ratio = {said}: transformers makes MLPs of 4 whatever it is told"

@@ -81,9 +81,9 @@ def quantised_parameters(model: Model) -> int:
 
 
 def quantised_bytes(model: Model) -> int:
-    """Of these numbers: half a byte each, a byte for each block of 64, four for 256 of these and for each matrix."""
+    """Of these numbers: half a byte each, a byte for each block of 64, four for 256 of these, twelve for a matrix."""
     blocks = [math.ceil(inputs * outputs / 64) for inputs, outputs in linears(model).values()]
-    return model.layers * sum(33 * count + 4 * math.ceil(count / 256) + 4 for count in blocks)
+    return model.layers * sum(33 * count + 4 * math.ceil(count / 256) + 12 for count in blocks)
 
 
 def _means(target: str, name: str) -> bool:

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.locate import Key, Origin, dotted, locate
+from trainkit.recipe.paths import make_absolute
 from trainkit.recipe.pretrained import Checkpoint, LookUp, LookUpAdapter
 from trainkit.recipe.spec import with_tuples
 from trainkit.recipe.syntax import not_toml, unreadable
@@ -87,6 +88,12 @@ def _begun(layer: _Layer, section: str, look_up: Callable[[str, str | None], Che
         raise TrainkitError(error.problem, where=at, hint=error.hint) from error
     if found is None:
         return layer
+    if revision is not None and found.revision is None:
+        raise TrainkitError(
+            f"{section}.revision is for what is on the hub, and {found.pretrained} is a directory",
+            where=str(layer.origin((section, "revision"))),
+            hint="leave it out; a directory is taken as it is",
+        )
     try:
         values = found.values_for(given)
     except TrainkitError as error:
@@ -244,26 +251,10 @@ def _all_keys(value: Any, key: Key) -> list[Key]:
 def _complete(recipe: Recipe, path: Path) -> Recipe:
     """With a name, and with absolute paths."""
     values = recipe.model_dump(by_alias=True)
-    run, data, tokenizer = values["run"], values["data"], values["tokenizer"]
-    if run["name"] is None:
-        run["name"] = path.stem
-    _absolute(run, "directory")
-    _absolute(data, "cache")
-    _absolute(values["track"], "repository")
-    if tokenizer["path"] is not None and os.path.exists(os.path.expanduser(tokenizer["path"])):
-        _absolute(tokenizer, "path")
-    for source in (*data["train"], *data["validation"]):
-        if "path" in source:
-            _absolute(source, "path")
+    if values["run"]["name"] is None:
+        values["run"]["name"] = path.stem
+    make_absolute(values)
     return Recipe.model_validate(values)
-
-
-def _absolute(table: dict[str, Any], key: str) -> None:
-    def absolute(path: str) -> str:
-        return os.path.abspath(os.path.expanduser(path))
-
-    value = table[key]
-    table[key] = absolute(value) if isinstance(value, str) else tuple(map(absolute, value))
 
 
 def as_shown(path: Path) -> str:

@@ -40,6 +40,11 @@ class Pretrained(Spec):
             raise ValueError("resize_vocabulary makes vocab_size that of the tokenizer: give one of them")
         return self
 
+    @property
+    def not_in_transformers(self) -> str | None:
+        """The key for which transformers loads no such model, its value, and why; None where it loads it."""
+        return None
+
     def rows(self, tokens: int) -> int:
         """Rows of the embedding for a tokenizer of so many entries. Raises TrainkitError where that has more."""
         if self.vocab_size is None or tokens <= self.vocab_size:
@@ -72,26 +77,29 @@ class Checkpoint:
     section: Literal["model", "adapter"] = "model"
     """Of the recipe, which begins with it."""
 
-    def values_for(self, model: dict[str, Any]) -> dict[str, Any]:
-        """Those that count below what a recipe says. Raises TrainkitError where that contradicts them."""
+    def values_for(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Those that count below what is `given` in its section of the recipe.
+
+        Raises TrainkitError where that contradicts them.
+        """
         wrong = [
             key
             for key, value in self.values.items()
-            if key in model and key not in self.changeable and model[key] != value
+            if key in given and key not in self.changeable and given[key] != value
         ]
         if wrong:
             from trainkit.recipe.write import toml_value  # which knows whole recipes, and so models
 
-            lines = [f"  {k} = {toml_value(model[k])}: the checkpoint has {toml_value(self.values[k])}" for k in wrong]
+            lines = [f"  {k} = {toml_value(given[k])}: the checkpoint has {toml_value(self.values[k])}" for k in wrong]
             may = f"; what may differ: {', '.join(sorted(self.changeable))}" if self.changeable else ""
             raise TrainkitError(
                 f"[{self.section}] says otherwise than its checkpoint:\n" + "\n".join(lines),
                 hint=f"leave them out{may}",
             )
         values = dict(self.values)
-        if model.get("resize_vocabulary") is True:
+        if given.get("resize_vocabulary") is True:
             values.pop("vocab_size", None)
-        ours, theirs = model.get("rope_scaling"), values.get("rope_scaling")
+        ours, theirs = given.get("rope_scaling"), values.get("rope_scaling")
         if isinstance(ours, dict) and isinstance(theirs, dict) and ours.get("type", theirs["type"]) != theirs["type"]:
             # another kind has other keys: none of the checkpoint's may be left beside them
             del values["rope_scaling"]

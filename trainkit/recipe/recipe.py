@@ -80,9 +80,19 @@ class Recipe(Spec):
 
     @model_validator(mode="after")
     def _the_export_is_of_what_there_is(self) -> Recipe:
+        if self.export is not None and self.export_format == "hf" and self.model.not_in_transformers:
+            raise ValueError(
+                f"[export] writes what transformers loads, and not model.{self.model.not_in_transformers};"
+                " leave the section out"
+            )
         if self.export is not None and self.export_format == "peft":
             if self.adapter is None:
                 raise ValueError('export.format = "peft" is an adapter alone, and there is none: add [adapter]')
+            if self.model.resize_vocabulary:
+                raise ValueError(
+                    "[export] writes an adapter alone, which does not tell of another vocabulary than its base's"
+                    ' (model.resize_vocabulary): merge it into its base with export.format = "hf"'
+                )
             if self.export.dtype == "bfloat16":
                 raise ValueError(
                     'export.dtype = "bfloat16" is not for an adapter alone, which is float32 as it was trained:'

@@ -27,14 +27,17 @@ class Difference:
         return f"{self.key}: {_said(self.old)} -> {_said(self.new)}"
 
 
-def dumps(loaded: Loaded) -> str:
-    """The resolved recipe as TOML; loading it gives an equal `Recipe`. Keys that have no value are left out."""
+def dumps(loaded: Loaded, *, shown: Callable[[str], str] = str) -> str:
+    """The resolved recipe as TOML; loading it gives an equal `Recipe`. Keys that have no value are left out.
+
+    `shown` is what is written for each of its texts, and for where a value comes from.
+    """
 
     def origin(key: Key) -> str:
-        return _printable(loaded.origins[dotted(key)])
+        return _printable(shown(loaded.origins[dotted(key)]))
 
-    lines = [f"# resolved by trainkit {trainkit.__version__} from {_printable(str(loaded.path))}"]
-    lines += _table(loaded.recipe.model_dump(by_alias=True), (), origin)
+    lines = [f"# resolved by trainkit {trainkit.__version__} from {_printable(shown(str(loaded.path)))}"]
+    lines += _table(_shown(loaded.recipe.model_dump(by_alias=True), shown), (), origin)
     return "\n".join(lines) + "\n"
 
 
@@ -66,6 +69,17 @@ def toml_value(value: Any) -> str:
         case _:
             # int, float ("1e-08", "inf", "nan") and TOML's dates and times read back as they are printed
             return str(value)
+
+
+def _shown(value: Any, shown: Callable[[str], str]) -> Any:
+    match value:
+        case str():
+            return shown(value)
+        case dict():
+            return {name: _shown(inner, shown) for name, inner in value.items()}
+        case list() | tuple():
+            return tuple(_shown(inner, shown) for inner in value)
+    return value
 
 
 def _table(values: dict[str, Any], key: Key, origin: Callable[[Key], str]) -> Iterator[str]:

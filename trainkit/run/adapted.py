@@ -17,13 +17,14 @@ from jaxtyping import PyTree
 from trainkit import models
 from trainkit.checkpoint import restore
 from trainkit.checkpoint.digest import check_base, digest
+from trainkit.checkpoint.manifest import Manifest
 from trainkit.checkpoint.store import Info
 from trainkit.errors import TrainkitError
 from trainkit.hub import adapter_config, find, peft
 from trainkit.hub.load import load_params
 from trainkit.models.adapters import Numbers, adapt, merge, packed_leaves, trainable, with_numbers
-from trainkit.models.build import LanguageModel
-from trainkit.models.nf4 import quantised
+from trainkit.models.nf4 import quantised, sources, without_sources
+from trainkit.models.stack import LanguageModel
 from trainkit.parallel import mesh
 from trainkit.recipe import Recipe
 from trainkit.recipe.model import Model
@@ -50,7 +51,8 @@ def with_adapter(
 def load_base(recipe: Recipe, shapes: PyTree, *, on: Mesh) -> PyTree:
     """The weights of `[model] pretrained` as `shapes` say, each array of which says where on the mesh it lies.
 
-    What the adapter has in 4 bit is packed, leaf by leaf: besides what is packed, one leaf is there in full at a time.
+    They can be donated. What the adapter has in 4 bit is packed, leaf by leaf: besides what is packed, one leaf is
+    there in full at a time.
 
     Raises:
         TrainkitError: they cannot be found, fetched or read, or are not those of the recipe's model.
@@ -62,6 +64,7 @@ def load_base(recipe: Recipe, shapes: PyTree, *, on: Mesh) -> PyTree:
         directory,
         shapes,
         resize=recipe.model.resize_vocabulary,
+        owned=True,
         made=lambda name, leaf: _packed(leaf, on) if name in packed else leaf,
     )
 
@@ -138,8 +141,25 @@ def opened(info: Info, recipe: Recipe, *, vocab_size: int, on: Mesh) -> Language
         return eqx.partition(model, trainable(model))[1]
 
     frozen = _donating(without_adapter, _shardings(frozen), weights)
-    check_base(info.manifest, digest(frozen), where=info.directory)
+    check_same_base(info.manifest, frozen, where=info.directory)
     return eqx.combine(restore.restore(info.directory, params, under="params"), frozen)
+
+
+def base_digest(frozen: PyTree, recipe: Recipe) -> str | None:
+    """What a checkpoint of an adapter knows its base by; None where all of the model is trained.
+
+    Of what is in 4 bit this is what it was packed from, so that an adapter trained on a GPU is used without one. Not of
+    a random base: its numbers are drawn anew, and another program rounds them otherwise in the last bit.
+    """
+    return digest(without_sources(frozen) if recipe.model.pretrained is None else sources(frozen))
+
+
+def check_same_base(manifest: Manifest, frozen: PyTree, *, where: Path) -> None:
+    """Raises TrainkitError where a checkpoint belongs on top of another base than this."""
+    found = digest(sources(frozen))
+    # what has come of packing it is what a random base is known by, and any was in earlier versions
+    if manifest.base != found and manifest.base != digest(without_sources(frozen)):
+        check_base(manifest, found, where=where)
 
 
 def _base(recipe: Recipe, key: jax.Array, *, vocab_size: int) -> LanguageModel:

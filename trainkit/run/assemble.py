@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainkit.checkpoint import store
-from trainkit.checkpoint.digest import digest
 from trainkit.checkpoint.saver import Facts, size_of
 from trainkit.data import cache as caches
 from trainkit.data.dataset import TrainSet, may_start_early
@@ -26,6 +25,7 @@ from trainkit.parallel.compile_cache import use_compile_cache
 from trainkit.plan import Choice, DataSize, Devices, Plan, choices, make_plan
 from trainkit.recipe import Recipe, upkeep
 from trainkit.recipe.load import Loaded
+from trainkit.run.adapted import base_digest
 from trainkit.run.compiled import Built, Program, build, fitted, tell_plan, tell_program
 from trainkit.run.exporting import Exporting
 from trainkit.run.findings import Disk, Findings
@@ -35,7 +35,7 @@ from trainkit.run.replan import choice_before
 from trainkit.run.rescue import Rescue, explained
 from trainkit.run.start import Start
 from trainkit.run.state import new_or_restored
-from trainkit.run.texts import keep_tokenizer, texts_of
+from trainkit.run.texts import check_texts, keep_tokenizer, texts_of
 from trainkit.tasks import check_learnable
 from trainkit.track.projections import asked, require
 from trainkit.track.sidecar import Sidecars
@@ -53,7 +53,7 @@ from trainkit.train.state import State, lasting
 from trainkit.train.statistics import Statistics
 from trainkit.train.stop import StopSignal
 
-#: How long the end of a run waits for its trackers.
+#: How long the end of a run waits for its trackers, and after a SIGTERM for its exports.
 SIDECAR_SECONDS = 60.0
 #: How long the last checkpoint of a short run waits for Aim to say which of its runs this one is.
 AIM_HASH_SECONDS = 20.0
@@ -99,7 +99,7 @@ def train(
     disk = Disk(directory, 2 * size_of(lasting(state)), log)
 
     sidecars = _sidecars(directory, recipe, log, afterwards)
-    facts = partial(_facts, recipe, cache.fingerprint, digest(state.frozen), sidecars, log)
+    facts = partial(_facts, recipe, cache.fingerprint, base_digest(state.frozen, recipe), sidecars, log)
     exporting = Exporting(directory, recipe, first=first, log=log) if recipe.export else None
     with contextlib.ExitStack() as opened:
         saving = Saving(directory, recipe.checkpoint, log=log, facts=facts, reader=exporting)
@@ -139,9 +139,8 @@ def train(
         )
         meter.restart_clock()
         _, last = run_loop(state, job)
-    if exporting:
-        before = signal.received
-        exporting.finish(interrupted=lambda: signal.received != before)
+        if exporting:  # with the server open: who does not want to wait can say so
+            exporting.finish(interrupted=orders.until_told("waiting for exports", patience=SIDECAR_SECONDS))
     return last >= course.total_steps
 
 
@@ -193,13 +192,14 @@ def _prepared(
 
 
 def rehearse(recipe: Recipe, *, resumed: bool) -> None:
-    """Raise what is wrong with devices, batch, optimiser or weights now, not after hours of tokenising.
+    """Raise what is wrong with devices, batch, optimiser, weights or ends of texts now, not after hours of tokenising.
 
     Of the data nothing is known yet, and nothing that is looked at here hangs on it.
     """
+    if not resumed:  # it has kept its own
+        check_texts(recipe)
     guess = DataSize(examples=1, tokens=1, documents=1, bytes=1)
-    there = devices.local(recipe.parallel.platform)
-    built = build(recipe, make_plan(recipe, devices=there, vocab_size=1, data=guess))
+    built = build(recipe, make_plan(recipe, devices=devices.local(recipe.parallel.platform), vocab_size=1, data=guess))
     check_weights(recipe, built, resumed=resumed)
 
 

@@ -21,7 +21,7 @@ from trainkit.data.layout import Layout, has_segments
 from trainkit.events.log import EventLog
 from trainkit.events.plain import bytes_
 from trainkit.models.adapters import Numbers, trainable
-from trainkit.models.build import LanguageModel
+from trainkit.models.stack import LanguageModel
 from trainkit.parallel import devices, mesh
 from trainkit.parallel.precision import compute_dtype
 from trainkit.plan import Choice, Memory, Plan, choices

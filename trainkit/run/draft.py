@@ -11,10 +11,9 @@ from pathlib import Path
 from trainkit.checkpoint import store
 from trainkit.checkpoint.store import Info
 from trainkit.errors import TrainkitError
-from trainkit.events.log import read
-from trainkit.hub.card import Made
+from trainkit.events.log import current, of_kinds
+from trainkit.hub.card import Made, as_told
 from trainkit.recipe.load import Loaded
-from trainkit.recipe.write import dumps
 from trainkit.run.directory import refusals, typed
 
 
@@ -64,12 +63,12 @@ def made_by(directory: Path, loaded: Loaded, step: int) -> Made:
     return Made(
         name=str(loaded.recipe.run.name),
         step=step,
-        recipe=dumps(loaded),
+        recipe=as_told(loaded),
         # a directory of this machine, which a resolved recipe names in full, cannot be linked to
         base=None if begun is None or Path(begun).is_absolute() else begun,
         evaluations={
             event["name"]: {path.rpartition("/")[2]: value for path, value in event["metrics"].items()}
-            for event in read(directory)
+            for event in current(list(of_kinds(directory, "run_started", "evaluated")))
             if event["type"] == "evaluated" and event["step"] <= step
         },
     )

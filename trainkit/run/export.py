@@ -23,7 +23,7 @@ from trainkit.hub import tokenizer
 from trainkit.hub.card import card
 from trainkit.hub.load import load_params, read_spec
 from trainkit.hub.save import save
-from trainkit.models.build import LanguageModel
+from trainkit.models.stack import LanguageModel
 from trainkit.parallel import mesh
 from trainkit.recipe import Recipe
 from trainkit.recipe.load import Loaded

@@ -13,7 +13,7 @@ from trainkit.errors import FAILED, TrainkitError
 from trainkit.hub import adapter_config, peft, tokenizer
 from trainkit.hub.card import adapter_card
 from trainkit.models.adapters import adapt, adapted_layers, merge, trainable, with_numbers
-from trainkit.models.build import LanguageModel
+from trainkit.models.stack import LanguageModel
 from trainkit.recipe.model import Model
 from trainkit.run.adapted import opened
 from trainkit.run.directory import recipe_of
@@ -22,14 +22,14 @@ from trainkit.run.serving import all_devices
 from trainkit.run.texts import texts_of
 
 
-def export_adapter(directory: Path, step: int | None, out: Path) -> list[Path]:
+def export_adapter(directory: Path, step: int | None, out: Path) -> tuple[int, list[Path]]:
     """Write the adapter of a run, as it was at `step` (None: the newest checkpoint), into the new directory `out`.
 
     Beside it lie a model card and, where that of its base is another one or begins texts otherwise, or conversations
-    were learned, the tokenizer.
+    were learned, the tokenizer. Returns the step that it is of, and the files.
 
     Raises:
-        TrainkitError: the run trains all of its model, there is something at `out`, it cannot be written, there is
+        TrainkitError: the run trains more of its model, there is something at `out`, it cannot be written, there is
             no such checkpoint, its base is not to be had, or what was written is not what is read back.
     """
     loaded = recipe_of(directory)
@@ -37,6 +37,12 @@ def export_adapter(directory: Path, step: int | None, out: Path) -> list[Path]:
     if recipe.adapter is None:
         raise TrainkitError(
             "the run has no adapter: all of its model is trained", where=str(directory), hint="--format hf"
+        )
+    if spec.resize_vocabulary:
+        raise TrainkitError(
+            "the run has another vocabulary than its base (resize_vocabulary), which an adapter alone does not tell",
+            where=str(directory),
+            hint="export it merged into its base: --format hf",
         )
     info = checkpoint_of(directory, step)
     with draft(out) as made:
@@ -70,7 +76,7 @@ def export_adapter(directory: Path, step: int | None, out: Path) -> list[Path]:
         )
         (made / "README.md").write_text(text, encoding="utf-8")
         names = sorted(file.name for file in made.iterdir())
-    return [out / name for name in names]
+    return info.step, [out / name for name in names]
 
 
 def _compare(written: Path, model: LanguageModel, spec: Model) -> None:

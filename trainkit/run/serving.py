@@ -24,15 +24,16 @@ from trainkit.errors import TrainkitError
 from trainkit.hub import adapter_config
 from trainkit.hub.load import load_params, read_spec
 from trainkit.hub.tokenizer import TEMPLATE, TOKENIZER, put_around
-from trainkit.models.build import LanguageModel
+from trainkit.models.stack import LanguageModel
 from trainkit.parallel import devices, mesh
 from trainkit.parallel.precision import compute_dtype
 from trainkit.recipe import Recipe
 from trainkit.recipe.document import Chat
+from trainkit.recipe.model import Model
 from trainkit.run.adapted import base_of, merged, merging
 from trainkit.run.directory import recipe_of, typed
 from trainkit.run.draft import checkpoint_of
-from trainkit.run.texts import begin_of, chat_of, directories_of, ends_of, template_of, usable_template
+from trainkit.run.texts import begin_of, chat_of, ends_of, template_of, usable_template
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def open_run(directory: Path, step: int | None = None) -> Served:
         model = restored(info, recipe, on=there, dtype=compute)
     else:
         model = merged(info, recipe, vocab_size=recipe.model.rows(codec.vocab_size), on=there, dtype=compute)
-    chat, directories = chat_of(recipe), directories_of(recipe, directory)
+    chat, directories = chat_of(recipe), (directory,)
     return Served(
         model=model,
         codec=codec,
@@ -130,7 +131,7 @@ def open_pretrained(directory: Path) -> Served:
 
     Raises:
         TrainkitError: it is of a family that is not known, something in it cannot be used, or it is an adapter whose
-            base is not to be had.
+            base is not to be had, or has fewer rows than the tokenizer has entries.
     """
     is_adapter = (directory / adapter_config.FILE).is_file()
     base = base_of(directory) if is_adapter else directory
@@ -140,14 +141,12 @@ def open_pretrained(directory: Path) -> Served:
     there = all_devices("auto")
     dtype = jnp.dtype("float32" if jax.devices()[0].platform == "cpu" else "bfloat16")
     spec, codec = read_spec(base), vocabulary.load(next(filter(Path.is_file, tokenizers), tokenizers[-1]))
-    # a run may have widened the embedding to a vocabulary of its own, whose new rows are no part of an adapter
-    rows = max(spec.vocab_size or 0, codec.vocab_size) if is_adapter else spec.rows(codec.vocab_size)
-    build = partial(_built, spec, vocab_size=rows, length=spec.context_length or 1)
+    build = partial(_built, spec, vocab_size=_rows(spec, codec), length=spec.context_length or 1)
     shapes = jax.eval_shape(build, jax.random.key(0))
     finish: Callable[[LanguageModel], LanguageModel]
     finish = merging(directory, spec, shapes) if is_adapter else lambda model: model
     lie = mesh.shardings(there, shapes)
-    weights = load_params(base, shapes, lie, dtype, resize=is_adapter)
+    weights = load_params(base, shapes, lie, dtype, owned=is_adapter)
     return Served(
         model=finish(weights),
         codec=codec,
@@ -158,6 +157,17 @@ def open_pretrained(directory: Path) -> Served:
         chat=None,
         directories=directories,
     )
+
+
+def _rows(spec: Model, codec: LoadedTokenizer) -> int:
+    try:
+        return spec.rows(codec.vocab_size)
+    except TrainkitError as error:
+        raise TrainkitError(
+            error.problem,
+            where=str(codec.path),
+            hint="put the tokenizer there with which the model was trained; beside an adapter none is needed",
+        ) from None
 
 
 def _shapes(recipe: Recipe, *, vocab_size: int) -> PyTree[jax.ShapeDtypeStruct]:

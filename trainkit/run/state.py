@@ -13,11 +13,11 @@ from jax.sharding import Mesh
 
 from trainkit.checkpoint import manifest as manifests
 from trainkit.checkpoint import restore, store
-from trainkit.checkpoint.digest import check_base, digest
 from trainkit.checkpoint.manifest import Manifest
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
 from trainkit.recipe.load import Loaded
+from trainkit.run.adapted import check_same_base
 from trainkit.run.compiled import Built, shapes
 from trainkit.run.pretrained import made_of, numbers_of, weights_of
 from trainkit.run.start import Start, announce
@@ -85,7 +85,7 @@ def new_or_restored(
         numbers = numbers_of(loaded.recipe, built)  # which are soon looked at, before what is large
         return made_of(built, key, weights_of(loaded.recipe, built), numbers)
     state, manifest = restored
-    check_base(manifest, digest(state.frozen), where=directory)
+    check_same_base(manifest, state.frozen, where=directory)
     _check_data(directory, manifest, data_fingerprint)
     _tell_devices(manifest, jax.tree.leaves(shardings)[0].mesh, log)
     if manifest.step != log.step:

@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from trainkit.data import tokenizer
 from trainkit.data.chat_template import ChatTemplate, render, resolve_template
 from trainkit.data.hub import BESIDE
 from trainkit.data.objects import read_object
 from trainkit.data.vocabulary import LoadedTokenizer
 from trainkit.errors import TrainkitError
+from trainkit.hub.save import as_json
 from trainkit.hub.tokenizer import CONFIG, GENERATION, TEMPLATE, TOKENIZER
 from trainkit.infer.chat import closing
 from trainkit.recipe import Recipe
 from trainkit.recipe.document import Chat
+
+#: What may name end tokens beside a tokenizer.
+CONFIGS = (GENERATION, "config.json")
 
 
 @dataclass(frozen=True)
@@ -31,43 +37,58 @@ class Texts:
 
 
 def texts_of(recipe: Recipe, directory: Path, codec: LoadedTokenizer) -> Texts:
-    """Those of the run in a directory.
+    """Those of the run in a directory, by what it has kept alone.
 
     Raises:
         TrainkitError: it has learned conversations, and their template is not there any more or cannot be used.
     """
-    chat, directories, begin = chat_of(recipe), directories_of(recipe, directory), begin_of(recipe, codec)
-    template = usable_template(None, directories) if chat is None else template_of(chat, directories)
-    ends = ends_of(codec, directories, template)
+    chat, kept, begin = chat_of(recipe), (directory,), begin_of(recipe, codec)
+    template = usable_template(None, kept) if chat is None else template_of(chat, kept)
+    ends = ends_of(codec, kept, template)
     return Texts(begin, ends, None if chat is None or template is None else _begun(template, codec, begin))
 
 
 def keep_tokenizer(codec: LoadedTokenizer, recipe: Recipe, directory: Path) -> None:
-    """Put it in place whole, with what belongs to it: how it ends a text, and the chat template, as conversations were
-    written. Where the run goes on, the data has been found to be the same, and so this too."""
-    beside = {name: codec.path.with_name(name) for name in BESIDE} | {TOKENIZER: codec.path}
+    """Put it into the run, with what belongs to it: how it ends a text, and the chat template, as conversations were
+    written. A run that goes on has it already, and keeps what it has, whatever has become of where that is from.
+
+    What a config.json in the directory that the recipe names says of end tokens is in the run's generation_config.json.
+    """
+    if (directory / TOKENIZER).exists():
+        return
+    beside = {name: codec.path.with_name(name) for name in BESIDE}
     kept = {name: source.read_bytes() for name, source in beside.items() if source.is_file()}
+    # beside a file that is named by itself may lie the config.json of anything
+    alone = Path(recipe.tokenizer.path or "").is_file()
+    if ends := _said_ends(codec.path.parent, *([GENERATION] if alone else CONFIGS)):
+        generation = read_object(beside[GENERATION], missing_ok=True)
+        kept[GENERATION] = as_json({**generation, "eos_token_id": ends}).encode()
     if (chat := chat_of(recipe)) is not None:
         kept[TEMPLATE] = resolve_template(chat, codec.path).text.encode()
-    for name, content in kept.items():
+    # the tokenizer is the last: where it is, all is
+    for name, content in (kept | {TOKENIZER: codec.path.read_bytes()}).items():
         draft = directory / f".{name}"
         draft.write_bytes(content)
         draft.replace(directory / name)
+
+
+def check_texts(recipe: Recipe) -> None:
+    """Raise what the two above would, before it is too late to be of use, where the tokenizer is there already.
+
+    Raises:
+        TrainkitError: what lies beside the tokenizer cannot be read, or its chat template cannot be used.
+    """
+    if recipe.tokenizer.path is None or (codec := tokenizer.cached(recipe, (), {})) is None:
+        return
+    with TemporaryDirectory() as there:
+        keep_tokenizer(codec, recipe, Path(there))
+        texts_of(recipe, Path(there), codec)
 
 
 def chat_of(recipe: Recipe) -> Chat | None:
     """How the recipe has conversations written; None where it has none."""
     documents = (getattr(source, "document", None) for source in recipe.data.train)
     return next((found for found in documents if isinstance(found, Chat)), None)
-
-
-def directories_of(recipe: Recipe, directory: Path) -> tuple[Path, ...]:
-    """Where files of the tokenizer are: the run's own first, then, where they are still there, those it came with."""
-    given = Path(recipe.tokenizer.path or "")
-    # a resolved recipe names in full what was there, and a relative path is a name on the hub
-    if not given.is_absolute() or not given.exists():
-        return (directory,)
-    return directory, given if given.is_dir() else given.parent
 
 
 def begin_of(recipe: Recipe, codec: LoadedTokenizer) -> tuple[int, ...]:
@@ -77,26 +98,31 @@ def begin_of(recipe: Recipe, codec: LoadedTokenizer) -> tuple[int, ...]:
 
 def ends_of(codec: LoadedTokenizer, directories: Sequence[Path], template: ChatTemplate | None) -> tuple[int, ...]:
     """The end-of-text token, what configs beside the tokenizer have for that, and what ends an answer in a chat."""
-    ends: list[Any] = [codec.end_of_text]
-    for directory in directories:
-        for file in (GENERATION, "config.json"):
-            found = read_object(directory / file, missing_ok=True).get("eos_token_id")
-            ends += found if isinstance(found, list) else [found]
+    ends = [codec.end_of_text, *(end for directory in directories for end in _said_ends(directory, *CONFIGS))]
     ends += closing(template, codec)[0] if template is not None else ()
-    return tuple(dict.fromkeys(end for end in ends if isinstance(end, int)))
+    return tuple(dict.fromkeys(ends))
+
+
+def _said_ends(directory: Path, *files: str) -> list[int]:
+    """The end tokens that configs in a directory name."""
+    found: list[Any] = []
+    for file in files:
+        said = read_object(directory / file, missing_ok=True).get("eos_token_id")
+        found += said if isinstance(said, list) else [said]
+    return list(dict.fromkeys(end for end in found if isinstance(end, int)))
 
 
 def template_of(chat: Chat | None, directories: Sequence[Path]) -> ChatTemplate | None:
     """The chat template beside the tokenizer, in the first of these directories that has one, else the recipe's.
 
-    A run keeps the template of its training beside its tokenizer, which so goes before what the recipe names: that may
-    have been changed, moved or deleted. None where there is none.
+    A run keeps the template of its training beside its tokenizer, which so goes before a file that the recipe names:
+    that may have been changed, moved or deleted. None where there is none.
 
     Raises:
         TrainkitError: it cannot be used, or `chat` says that there is one, and there is none.
     """
     beside = next(filter(_has_template, directories), None)
-    if beside is not None:
+    if beside is not None and not (chat is not None and _is_of_training(chat, directories[0])):
         return resolve_template(Chat(type="chat"), beside / TOKENIZER)
     return None if chat is None else resolve_template(chat, directories[0] / TOKENIZER)
 
@@ -107,6 +133,13 @@ def usable_template(chat: Chat | None, directories: Sequence[Path]) -> ChatTempl
         return template_of(chat, directories)
     except TrainkitError:
         return None
+
+
+def _is_of_training(chat: Chat, run: Path) -> bool:
+    """Whether the recipe's own template is that of the training of the run: earlier versions kept no other one."""
+    if chat.template_path is None:
+        return chat.template is not None
+    return not (run / TEMPLATE).is_file() and Path(chat.template_path).is_file()
 
 
 def _has_template(directory: Path) -> bool:

@@ -8,7 +8,7 @@ from typing import Protocol
 from jaxtyping import Array, Float
 
 from trainkit.errors import TrainkitError
-from trainkit.models.build import LanguageModel
+from trainkit.models.stack import LanguageModel
 from trainkit.recipe import task as spec
 from trainkit.recipe.data import Data
 from trainkit.recipe.document import Image, Labelled

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from trainkit.models.build import LanguageModel
 from trainkit.models.loss import blocked_cross_entropy
+from trainkit.models.stack import LanguageModel
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import signal
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -64,6 +67,24 @@ class Orders:
     def put_back(self, wanted: Wanted) -> None:
         """It was promised and could not be done: the next `take` gives it again."""
         self._back = wanted
+
+    def until_told(self, busy: str, *, patience: float) -> Callable[[], bool]:
+        """What says, while nothing is trained any more, whether the end is wanted now.
+
+        It is by an order to stop, by a signal after the one that ended training, if one did, and where that was a
+        SIGTERM `patience` seconds from now. Other orders are refused: the trainer is `busy`.
+        """
+        heard = min(self._signal.count, 1)
+        until = time.monotonic() + patience if self._signal.received == signal.SIGTERM else math.inf
+
+        def told() -> bool:
+            stopped = False
+            for command in self._server.take():
+                stopped |= (stop := command.order.command == "stop")
+                command.reply(stop, f"no longer {busy}" if stop else f"training has ended: the trainer is {busy}")
+            return stopped or self._signal.count > heard or time.monotonic() >= until
+
+        return told
 
     def repeat(self, step: int) -> None:
         """Carry out again what an earlier attempt was ordered after this step."""

@@ -12,7 +12,7 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from trainkit.models.adapters import trainable
-from trainkit.models.build import LanguageModel
+from trainkit.models.stack import LanguageModel
 from trainkit.recipe.schedule import NEVER
 from trainkit.train import loss_scale
 from trainkit.train.loss_scale import LossScale

@@ -43,8 +43,8 @@ def make_step(
 
     The loss of a step is the sum of all its tokens' losses divided once by the sum of their weights, so that it is the
     same however the batch is split, but for a penalty of the model, which is of each micro-batch. Gradients are summed
-    in float32. Where the state has a loss scale and a gradient is
-    not finite, the step changes nothing but that scale and its own number.
+    in float32. Where the state has a loss scale and a gradient is not finite, the step changes nothing but that scale
+    and its own number.
 
     Args:
         rounding: of parameters in bfloat16, whose updates are computed in float32.

@@ -17,6 +17,7 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self.count = 0
         self._training = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._receive)
@@ -38,6 +39,7 @@ class StopSignal:
     def _receive(self, number: int, _: FrameType | None) -> None:
         again = self.received == number == signal.SIGINT
         self.received = number
+        self.count += 1
         if again:
             signal.default_int_handler(number, _)
         if not self._training:

@@ -39,6 +39,7 @@ class Page(Container, can_focus=True):
 
     def show_view(self, view: View, *, now: float) -> None:
         """Show the run as of `now` (Unix seconds). Must cost little where nothing has changed."""
+        raise NotImplementedError
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         return action not in ("filter", "search") or not is_typing(self.screen)

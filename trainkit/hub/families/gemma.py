@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainkit.errors import TrainkitError
 from trainkit.hub.config import Config, Family, Part, Unsupported, layer_types, table, whole
 from trainkit.hub.families.decoder import (
     ALWAYS_HEAD_WIDTH,
@@ -102,10 +101,6 @@ ROPES = Part(("rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_
 
 def _query_scale(values: dict[str, Any]) -> Config:
     scale = values["query_scale"] or values["head_width"] or values["hidden"] // values["heads"]
-    if scale != int(scale):
-        raise TrainkitError(
-            f"transformers loads no Gemma of query_scale = {scale}: it takes whole numbers", where="model.query_scale"
-        )
     return {"query_pre_attn_scalar": int(scale)}
 
 

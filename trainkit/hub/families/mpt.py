@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainkit.errors import TrainkitError
 from trainkit.hub.config import Config, Family, Part, Unsupported, means_nothing, table
 from trainkit.hub.names import Name, matrix, norm
 from trainkit.recipe.gpt import Mpt
@@ -21,8 +20,6 @@ _FIXED = {
 }
 #: The code that the published checkpoints bring, which is what this family does.
 _PUBLISHED = {"AutoConfig": "configuration_mpt.MPTConfig", "AutoModelForCausalLM": "modeling_mpt.MPTForCausalLM"}
-#: transformers makes MLPs of this width whatever config.json says.
-_RATIO = 4
 
 
 def _read_attention(config: Config) -> dict[str, Any]:
@@ -41,16 +38,6 @@ def _write_attention(values: dict[str, Any]) -> Config:
     return {"attn_config": {**_FIXED, **own}}
 
 
-def _write_ratio(values: dict[str, Any]) -> Config:
-    if values["expansion_ratio"] != _RATIO:
-        raise TrainkitError(
-            f"transformers loads no MPT of expansion_ratio = {values['expansion_ratio']}: it takes {_RATIO}",
-            where="model.expansion_ratio",
-            hint="such a model can be used with trainkit, and not exported",
-        )
-    return {"expansion_ratio": _RATIO}
-
-
 MPT = Family(
     spec=Mpt,
     model_type="mpt",
@@ -63,12 +50,13 @@ MPT = Family(
         "tie_word_embeddings": "tied",
         "layer_norm_epsilon": "layer_norm_eps",
         "vocab_size": "vocab_size",
+        "expansion_ratio": "expansion_ratio",
     },
     defaults={
         "max_seq_len": 2048,
         "tie_word_embeddings": True,
         "layer_norm_epsilon": 1e-5,
-        "expansion_ratio": _RATIO,
+        "expansion_ratio": 4,
     },
     fixed={
         "auto_map": (None, _PUBLISHED),
@@ -78,10 +66,7 @@ MPT = Family(
         "learned_pos_emb": (True, False),  # there are none beside ALiBi, whatever it says
         "embedding_fraction": (1.0,),
     },
-    parts=(
-        Part(("attn_config",), _read_attention, _write_attention),
-        Part(("expansion_ratio",), lambda config: {"expansion_ratio": config["expansion_ratio"]}, _write_ratio),
-    ),
+    parts=(Part(("attn_config",), _read_attention, _write_attention),),
     names=(
         Name("token_embedding", "transformer.wte.weight"),
         *norm("blocks.attention_norm", f"{_BLOCK}.norm_1"),

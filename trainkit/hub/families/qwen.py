@@ -26,6 +26,7 @@ def _read_window(config: Config) -> dict[str, Any]:
     """The first `max_window_layers` layers have no window, and none has where `use_sliding_window` is false."""
     first, window = whole(config, "max_window_layers", 28, least=0), config.get("sliding_window", 4096)
     on = config.get("use_sliding_window", False) and window is not None
+    on = on and first < whole(config, "num_hidden_layers", first + 1)
     types = layer_types(config) or []
     if types != ["sliding_attention" if on and i >= first else "full_attention" for i in range(len(types))]:
         raise Unsupported("layer_types", types, "they are not what max_window_layers says")
