@@ -114,6 +114,15 @@ def test_the_id_of_a_tokenizer_on_the_hub_is_left_as_it_is(tmp_path):
     assert load(write(tmp_path, text)).recipe.tokenizer.path == "openai-community/gpt2"
 
 
+def test_a_revision_goes_with_what_is_on_the_hub_alone(tmp_path):
+    here = tmp_path / "tokenizer.json"
+    here.touch()
+    said = told(tmp_path, ("train = { vocab_size = 300 }", f'path = "{here}"\nrevision = "main"'))
+    assert f"tokenizer.revision is for what is on the hub, and {here} is on this machine" in said
+    trained = ("train = { vocab_size = 300 }", 'train = { vocab_size = 300 }\nrevision = "main"')
+    assert "revision goes with path" in told(tmp_path, trained)
+
+
 def test_an_export_that_cannot_be_is_told_with_what_of_the_model_is_in_its_way(tmp_path):
     text = changed(('type = "gpt2"', 'type = "mpt"\nexpansion_ratio = 2'), ("[track]", "[export]\nevery = 5\n[track]"))
     said = wrong(write(tmp_path, text))

@@ -70,6 +70,8 @@ def load(
         from trainkit.recipe.diagnose import diagnose
 
         raise diagnose(layer.table, error, origin=layer.origin, name=as_shown(path)) from None
+    if recipe.tokenizer.revision is not None and os.path.exists(os.path.expanduser(recipe.tokenizer.path or "")):
+        raise _of_the_hub("tokenizer", recipe.tokenizer.path, layer)
     recipe = _complete(recipe, path)
     origins = {dotted(key): str(layer.leaf_origin(key)) for key in flat(recipe)}
     return Loaded(recipe=recipe, origins=origins, path=path)
@@ -89,11 +91,7 @@ def _begun(layer: _Layer, section: str, look_up: Callable[[str, str | None], Che
     if found is None:
         return layer
     if revision is not None and found.revision is None:
-        raise TrainkitError(
-            f"{section}.revision is for what is on the hub, and {found.pretrained} is a directory",
-            where=str(layer.origin((section, "revision"))),
-            hint="leave it out; a directory is taken as it is",
-        )
+        raise _of_the_hub(section, found.pretrained, layer)
     try:
         values = found.values_for(given)
     except TrainkitError as error:
@@ -106,6 +104,14 @@ def _begun(layer: _Layer, section: str, look_up: Callable[[str, str | None], Che
     below.put(layer)
     below.table[section] |= {"pretrained": found.pretrained, "revision": found.revision}
     return below
+
+
+def _of_the_hub(section: str, path: str | None, layer: _Layer) -> TrainkitError:
+    return TrainkitError(
+        f"{section}.revision is for what is on the hub, and {path} is on this machine",
+        where=str(layer.origin((section, "revision"))),
+        hint="leave it out; what is here is taken as it is",
+    )
 
 
 def _table_at(table: dict[str, Any], name: str) -> dict[str, Any]:

@@ -32,4 +32,6 @@ class Tokenizer(Spec):
     def _one_of_two(self) -> Tokenizer:
         if (self.path is None) == (self.train is None):
             raise ValueError('give exactly one of path = "…" and train = { vocab_size = … }')
+        if self.revision is not None and self.path is None:
+            raise ValueError("revision goes with path: the id of a repository on the hub")
         return self
