@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What has been imported stays: the collector, which took a fifth of the dashboards' time, need not look at it."""
+    """What has been imported stays: the collector need not look at it again and again."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)

@@ -162,6 +162,16 @@ def test_a_length_of_another_unit_takes_the_place_of_the_one_before(tmp_path, ke
     assert "give exactly one" in wrong(by_file, "train={ steps = 1, tokens = 3, batch_size = 2 }")
 
 
+def test_a_revision_is_not_that_of_what_takes_the_place_of_what_it_was_of(tmp_path):
+    hub = ("train = { vocab_size = 300 }", 'path = "owner/name"\nrevision = "v1"')
+    path = write(tmp_path, changed(hub))
+    assert load(path).recipe.tokenizer.revision == "v1"
+    for change in ('tokenizer.path="owner/other"', "tokenizer.train={ vocab_size = 400 }"):
+        assert load(path, [change]).recipe.tokenizer.revision is None
+    typed = ['tokenizer.revision="v2"', 'tokenizer.path="owner/other"']
+    assert {load(path, order).recipe.tokenizer.revision for order in (typed, typed[::-1])} == {"v2"}
+
+
 def test_a_recipe_that_extends_itself_or_nothing_names_the_chain(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, 'extends = "b.toml"', "a.toml")

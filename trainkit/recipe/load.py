@@ -29,6 +29,12 @@ ONE_OF: dict[Key, frozenset[str]] = {
     ("train",): frozenset({"steps", "epochs", "tokens"}),
     ("tokenizer",): frozenset({"path", "train"}),
 }
+#: Keys that a `revision` beside them is of.
+REVISED: dict[Key, frozenset[str]] = {
+    ("tokenizer",): frozenset({"path", "train"}),
+    ("model",): frozenset({"pretrained"}),
+    ("adapter",): frozenset({"pretrained"}),
+}
 
 
 @dataclass(frozen=True)
@@ -156,12 +162,15 @@ class _Layer:
                 self.origins |= {known: o for known, o in layer.origins.items() if known[: len(path)] == path}
 
     def take_back_rivals(self, table: dict[str, Any], key: Key, given: Set[str]) -> None:
-        """Of the keys that exclude each other, remove those that were given before `given` are."""
+        """Remove what was given before `given` are and cannot stand with them: of keys that exclude each other the
+        others, and the revision of what is another now. What a person typed stays: it may have been typed first."""
         rivals = ONE_OF.get(key, frozenset())
-        if rivals & given:
-            for name in rivals & table.keys() - given:
-                del table[name]
-                self.forget((*key, name))
+        old = rivals - given if rivals & given else frozenset()
+        if REVISED.get(key, frozenset()) & given and self.origins.get((*key, "revision")) != SET:
+            old |= {"revision"} - given
+        for name in old & table.keys():
+            del table[name]
+            self.forget((*key, name))
 
     def forget(self, key: Key) -> None:
         """The origins of what stood at `key`."""
