@@ -39,7 +39,7 @@ class Options:
         typer.Option(help="What logits are divided by; 0 takes the likeliest token always.", show_default="0.8"),
     ] = None
     top_k: Annotated[
-        int | None, typer.Option(help="Draw from the likeliest so many only; 0 from all.", show_default=False)
+        int | None, typer.Option(min=0, help="Draw from the likeliest so many only; 0 from all.", show_default=False)
     ] = None
     top_p: Annotated[
         float | None, typer.Option(help="Draw from the likeliest that have so much probability.", show_default=False)
