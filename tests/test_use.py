@@ -217,12 +217,12 @@ TALKS = (
 
 @pytest.fixture(scope="module")
 def talks(place: Path) -> Path:
-    """The run, whose texts begin with `<s>`, whose answers end with `<|im_end|>`, and which is to end with token 5."""
+    """The run, whose texts begin with `<s>`, whose answers end with `<|im_end|>`, and which is to end with token 5 or 8."""
     own = Tokenizer.from_file(str(place / "runs" / "tiny" / "tokenizer.json"))
     own.add_special_tokens(["<s>", "<|im_end|>"])
     (place / "made").mkdir()
     own.save(str(place / "made" / "tokenizer.json"))
-    (place / "made" / "generation_config.json").write_text('{"eos_token_id": 5}')
+    (place / "made" / "generation_config.json").write_text('{"eos_token_id": [5, 8]}')
     (place / "made" / "chat_template.jinja").write_text("{{ messages }}, which is not that of the recipe")
     (place / "chat.jinja").write_text(TEMPLATE)
     talk = {"messages": [{"role": "user", "content": "the cat"}, {"role": "assistant", "content": "sat on a mat"}]}
@@ -265,7 +265,7 @@ def test_a_text_begins_and_ends_alike_in_the_run_in_its_export_and_in_transforme
 ) -> None:
     trained, away = open_run(talks), open_pretrained(exported)
     answer_ends, *_ = closing(trained.template(), trained.codec)
-    assert set(trained.ends) == {trained.codec.end_of_text, 5, *answer_ends} and len(trained.ends) == 3
+    assert trained.codec.end_of_text == 5 and set(trained.ends) == {5, 8, *answer_ends} and len(trained.ends) == 3
     assert set(away.ends) == set(trained.ends)
     for file in ("generation_config.json", "config.json"):
         assert json.loads((exported / file).read_text())["eos_token_id"] == list(trained.ends)

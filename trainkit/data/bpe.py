@@ -16,9 +16,9 @@ from trainkit.data.documents import read_all
 from trainkit.data.jobs import Stop
 from trainkit.data.progress import Reporter
 from trainkit.data.sources import SourceFile
+from trainkit.data.special_tokens import END_OF_TEXT
 from trainkit.data.splits import divide, treatment
 from trainkit.data.storage import writing
-from trainkit.data.vocabulary import END_OF_TEXT
 from trainkit.errors import TrainkitError
 from trainkit.recipe.data import Data
 from trainkit.recipe.tokenizer import TrainTokenizer

@@ -23,6 +23,7 @@ from trainkit.recipe.tokenizer import TrainTokenizer
 
 #: Beside a tokenizer from the hub: the files that the hub is still to be asked for, and of which commit.
 _LATER = "not-asked.json"
+CONFIG = "config.json"
 
 
 def for_files(
@@ -48,11 +49,17 @@ def for_files(
 
 def cached(recipe: Recipe, files: Sequence[SourceFile], contents: Contents) -> LoadedTokenizer | None:
     """The same without training or fetching: None where that would be needed. Raises TrainkitError."""
-    if spec := recipe.tokenizer.train:
-        _, path = _to_train(recipe, spec, files, contents)
-    else:
-        path = _local(recipe) or _fetched(recipe)
+    if (spec := recipe.tokenizer.train) is None:
+        return peek(recipe)
+    _, path = _to_train(recipe, spec, files, contents)
     return load(path) if path.exists() else None
+
+
+def _open(recipe: Recipe, path: Path) -> LoadedTokenizer:
+    """The recipe's tokenizer, which lies at `path`; a config.json beside it is its model's but where the recipe names
+    the file by itself."""
+    alone = recipe.tokenizer.path is not None and Path(recipe.tokenizer.path).expanduser().is_file()
+    return load(path, config=not alone)
 
 
 def _to_train(
@@ -95,25 +102,33 @@ def peek_vocab_size(recipe: Recipe) -> int | None:
     """
     if recipe.tokenizer.train is not None:
         return recipe.tokenizer.train.vocab_size
+    codec = peek(recipe)
+    return None if codec is None else codec.vocab_size
+
+
+def peek(recipe: Recipe) -> LoadedTokenizer | None:
+    """The tokenizer that the recipe names; None where it must be trained or fetched first. Raises TrainkitError."""
+    if recipe.tokenizer.path is None:
+        return None
     path = _local(recipe) or _fetched(recipe)
-    return load(path).vocab_size if path.exists() else None
+    return _open(recipe, path) if path.exists() else None
 
 
 def _given(recipe: Recipe) -> LoadedTokenizer:
     if (local := _local(recipe)) is not None:
-        return load(local)
+        return _open(recipe, local)
     name, revision = recipe.tokenizer.path, recipe.tokenizer.revision
     assert name is not None
     path = _fetched(recipe)
     if not path.exists():
         content = _fetch(name, revision)
-        _fetch_beside(name, revision, BESIDE, path.parent)
+        _fetch_beside(name, revision, (*BESIDE, CONFIG), path.parent)
         with writing(path) as out:
             out.write(content.encode())
     elif later := read_object(path.with_name(_LATER), missing_ok=True):
         with contextlib.suppress(TrainkitError):  # still nobody to be asked: what is there is what there was before
             _fetch_beside(name, later["revision"], later["files"], path.parent)
-    return load(path)
+    return _open(recipe, path)
 
 
 def _local(recipe: Recipe) -> Path | None:

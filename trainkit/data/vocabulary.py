@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
+import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
+from trainkit.data.digests import of_bytes
+from trainkit.data.special_tokens import NAMES, NOTHING, Beside, id_of, put_around, read_beside, special_tokens
 from trainkit.errors import TrainkitError
-
-END_OF_TEXT = "<|endoftext|>"
-#: What the token that ends a document is called in tokenizers at large, most specific first.
-_ENDS = (
-    END_OF_TEXT,
-    "<|end_of_text|>",
-    "</s>",
-    "<eos>",
-    "<|eos|>",
-    "[EOS]",
-    "<EOS>",
-    "<|end|>",
-    "<|im_end|>",
-    "<｜end▁of▁sentence｜>",
-    "[SEP]",
-)
-#: What the token that begins a document is called, most specific first.
-_BEGINS = ("<|begin_of_text|>", "<s>", "<bos>", "[BOS]", "<BOS>", "<|startoftext|>", "[CLS]", END_OF_TEXT)
-_UNKNOWN = ("<unk>", "[UNK]", "<|unk|>", "<UNK>")
 
 
 class LoadedTokenizer:
@@ -37,26 +20,35 @@ class LoadedTokenizer:
     Attributes:
         path: its `tokenizer.json`.
         vocab_size: the highest id and 1; ids in between may be unused.
-        fingerprint: of the file's content.
+        fingerprint: of the file's content, and of which tokens begin and end a text.
         end_of_text: the id that follows every document.
         beginning_of_text: the id that a document begins with where the recipe asks for it; None where there is none.
-        unknown: the id of what it has no token for; None where there is nothing that it has no tokens for.
+        padding: the id that fills up rows elsewhere; None where there is none.
+        unknown: the id of what it has no token for, as the tokenizer itself says; None where there is none.
+        special_tokens: the ids of its special tokens, by their names.
+        begins: whether by itself it puts `beginning_of_text`, and nothing else, before a text.
     """
 
-    def __init__(self, path: Path, content: bytes) -> None:
-        """Raises TrainkitError where `content`, as read from `path`, is no tokenizer, or has no end-of-text token."""
-        self.path = path
-        self.fingerprint = hashlib.blake2b(content, digest_size=16).hexdigest()
-        self._content = content
-        self._tokenizer = _parse(path, content)
-        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
-        self.vocab_size = max(vocabulary.values(), default=-1) + 1
-        self.end_of_text = _end_of_text(vocabulary, path)
-        self.beginning_of_text = next((vocabulary[name] for name in _BEGINS if name in vocabulary), None)
-        self.unknown = next((vocabulary[name] for name in _UNKNOWN if name in vocabulary), None)
+    def __init__(self, path: Path, content: bytes, beside: Beside = NOTHING) -> None:
+        """`beside` is what the files beside it say of its special tokens.
 
-    def __reduce__(self) -> tuple[type[LoadedTokenizer], tuple[Path, bytes]]:
-        return LoadedTokenizer, (self.path, self._content)
+        Raises TrainkitError where `content`, as read from `path`, is no tokenizer, or has no end-of-text token, or not
+        the one that a file names.
+        """
+        self.path = path
+        self._content, self._beside = content, beside
+        self._tokenizer = _parse(path, content)
+        self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.end_of_text = _end_of_text(self._tokenizer, beside, path)
+        self.beginning_of_text = id_of("bos", self._tokenizer, beside)
+        self.padding = id_of("pad", self._tokenizer, beside)
+        self.unknown = _unknown(self._tokenizer, content)
+        self.special_tokens = special_tokens(self._tokenizer)
+        self.begins = put_around(self._tokenizer)[0] == (self.beginning_of_text,)
+        self.fingerprint = of_bytes(content, repr((self.beginning_of_text, self.end_of_text)).encode())
+
+    def __reduce__(self) -> tuple[type[LoadedTokenizer], tuple[Path, bytes, Beside]]:
+        return LoadedTokenizer, (self.path, self._content, self._beside)
 
     @property
     def dtype(self) -> str:
@@ -87,13 +79,14 @@ class LoadedTokenizer:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
 
-def load(path: Path) -> LoadedTokenizer:
-    """The tokenizer in a `tokenizer.json`. Raises TrainkitError."""
+def load(path: Path, *, config: bool = False) -> LoadedTokenizer:
+    """The tokenizer in a `tokenizer.json`, with what the files beside it say of its special tokens: also a model's
+    config.json with `config`. Raises TrainkitError."""
     try:
         content = path.read_bytes()
     except OSError as error:
         raise TrainkitError(f"cannot read the tokenizer: {error.strerror or error}", where=str(path)) from error
-    return LoadedTokenizer(path, content)
+    return LoadedTokenizer(path, content, read_beside(path, config=config))
 
 
 def _parse(path: Path, content: bytes) -> Tokenizer:
@@ -112,12 +105,20 @@ def _parse(path: Path, content: bytes) -> Tokenizer:
     return tokenizer
 
 
-def _end_of_text(vocabulary: dict[str, int], path: Path) -> int:
-    for name in _ENDS:
-        if name in vocabulary:
-            return vocabulary[name]
+def _end_of_text(tokenizer: Tokenizer, beside: Beside, path: Path) -> int:
+    if (found := id_of("eos", tokenizer, beside)) is not None:
+        return found
     raise TrainkitError(
-        f"the tokenizer has no end-of-text token; looked for {', '.join(_ENDS)}",
+        f"the tokenizer has no end-of-text token; looked for {', '.join(NAMES['eos'])}",
         where=str(path),
-        hint="add one of these to its special tokens, or train one: [tokenizer] train = { vocab_size = 4096 }",
+        hint='say which it is in a tokenizer_config.json beside it: {"eos_token": "…"}; or train one:'
+        " [tokenizer] train = { vocab_size = 4096 }",
     )
+
+
+def _unknown(tokenizer: Tokenizer, content: bytes) -> int | None:
+    model = tokenizer.model
+    if isinstance(model, models.Unigram):  # whose binding does not tell
+        unknown: int | None = json.loads(content)["model"]["unk_id"]
+        return unknown
+    return None if model.unk_token is None else tokenizer.token_to_id(model.unk_token)

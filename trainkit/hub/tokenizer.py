@@ -9,6 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, models, processors
 
+from trainkit.data import special_tokens
 from trainkit.data.objects import read_object
 from trainkit.data.vocabulary import LoadedTokenizer
 from trainkit.hub.save import as_json
@@ -22,9 +23,7 @@ def put_around(path: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
     own = Tokenizer.from_file(str(path))
     own.no_padding()
     own.no_truncation()
-    whole, bare = own.encode("a").ids, own.encode("a", add_special_tokens=False).ids
-    place = next(n for n in range(len(whole) + 1) if whole[n : n + len(bare)] == bare)
-    return tuple(whole[:place]), tuple(whole[place + len(bare) :])
+    return special_tokens.put_around(own)
 
 
 def write(
@@ -60,10 +59,11 @@ def write(
     found |= {"add_bos_token": bool(begin), "add_eos_token": False, **_named(found, codec, begin)}
     (out / CONFIG).write_text(as_json(found), encoding="utf-8")
     if names := read_object(source / NAMES, missing_ok=True):
-        (out / NAMES).write_text(as_json({**names, **_named(names, codec, begin)}), encoding="utf-8")
+        others = {key: name for key, name in _named(names, codec, begin).items() if key in names}
+        (out / NAMES).write_text(as_json({**names, **others}), encoding="utf-8")
     said: dict[str, Any] = {"eos_token_id": ends[0] if len(ends) == 1 else list(ends)}
-    if codec.beginning_of_text is not None:
-        said["bos_token_id"] = codec.beginning_of_text
+    tokens = {"bos_token_id": codec.beginning_of_text, "pad_token_id": codec.padding}
+    said |= {key: token for key, token in tokens.items() if token is not None}
     generation = {**read_object(source / GENERATION, missing_ok=True), **said}
     (out / GENERATION).write_text(as_json(generation), encoding="utf-8")
     return said
@@ -90,15 +90,23 @@ def _beginning(path: Path, begin: Sequence[int]) -> bytes:
 
 
 def _named(found: dict[str, Any], codec: LoadedTokenizer, begin: Sequence[int]) -> dict[str, str]:
-    """What a config must say besides, so that `bos_token` is the token with which a text begins."""
-    said = found.get("bos_token")
-    said = said.get("content") if isinstance(said, dict) else said
-    name = codec.decode(begin[:1])
-    return {"bos_token": name} if begin and said != name else {}
+    """What a config must say besides, so that `bos_token` and `eos_token` are those of training."""
+    tokens = {"eos_token": (codec.end_of_text,)} | ({"bos_token": tuple(begin[:1])} if begin else {})
+    names = {key: codec.decode(token) for key, token in tokens.items()}
+    return {key: name for key, name in names.items() if _name(found.get(key)) != name}
+
+
+def _name(token: Any) -> Any:
+    return token.get("content") if isinstance(token, dict) else token
 
 
 def _config(codec: LoadedTokenizer, context_length: int) -> dict[str, Any]:
-    tokens = {"eos_token": codec.end_of_text, "bos_token": codec.beginning_of_text, "unk_token": codec.unknown}
+    tokens = {
+        "eos_token": codec.end_of_text,
+        "bos_token": codec.beginning_of_text,
+        "unk_token": codec.unknown,
+        "pad_token": codec.padding,
+    }
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,

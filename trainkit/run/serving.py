@@ -140,7 +140,7 @@ def open_pretrained(directory: Path) -> Served:
     tokenizers = tuple(found / TOKENIZER for found in directories)
     there = all_devices("auto")
     dtype = jnp.dtype("float32" if jax.devices()[0].platform == "cpu" else "bfloat16")
-    spec, codec = read_spec(base), vocabulary.load(next(filter(Path.is_file, tokenizers), tokenizers[-1]))
+    spec, codec = read_spec(base), vocabulary.load(next(filter(Path.is_file, tokenizers), tokenizers[-1]), config=True)
     build = partial(_built, spec, vocab_size=_rows(spec, codec), length=spec.context_length or 1)
     shapes = jax.eval_shape(build, jax.random.key(0))
     finish: Callable[[LanguageModel], LanguageModel]

@@ -20,8 +20,9 @@ from trainkit.infer.chat import closing
 from trainkit.recipe import Recipe
 from trainkit.recipe.document import Chat
 
-#: What may name end tokens beside a tokenizer.
+#: What may have ids of special tokens beside a tokenizer, and those of them of which there is one.
 CONFIGS = (GENERATION, "config.json")
+OTHERS = ("bos_token_id", "pad_token_id")
 
 
 @dataclass(frozen=True)
@@ -52,17 +53,18 @@ def keep_tokenizer(codec: LoadedTokenizer, recipe: Recipe, directory: Path) -> N
     """Put it into the run, with what belongs to it: how it ends a text, and the chat template, as conversations were
     written. A run that goes on has it already, and keeps what it has, whatever has become of where that is from.
 
-    What a config.json in the directory that the recipe names says of end tokens is in the run's generation_config.json.
+    What a config.json in the directory that the recipe names says of special tokens is in the run's
+    generation_config.json.
     """
     if (directory / TOKENIZER).exists():
         return
     beside = {name: codec.path.with_name(name) for name in BESIDE}
     kept = {name: source.read_bytes() for name, source in beside.items() if source.is_file()}
     # beside a file that is named by itself may lie the config.json of anything
-    alone = Path(recipe.tokenizer.path or "").is_file()
-    if ends := _said_ends(codec.path.parent, *([GENERATION] if alone else CONFIGS)):
+    alone = Path(recipe.tokenizer.path or "").expanduser().is_file()
+    if said := _said(codec.path.parent, [GENERATION] if alone else CONFIGS):
         generation = read_object(beside[GENERATION], missing_ok=True)
-        kept[GENERATION] = as_json({**generation, "eos_token_id": ends}).encode()
+        kept[GENERATION] = as_json({**generation, **said}).encode()
     if (chat := chat_of(recipe)) is not None:
         kept[TEMPLATE] = resolve_template(chat, codec.path).text.encode()
     # the tokenizer is the last: where it is, all is
@@ -101,6 +103,16 @@ def ends_of(codec: LoadedTokenizer, directories: Sequence[Path], template: ChatT
     ends = [codec.end_of_text, *(end for directory in directories for end in _said_ends(directory, *CONFIGS))]
     ends += closing(template, codec)[0] if template is not None else ()
     return tuple(dict.fromkeys(ends))
+
+
+def _said(directory: Path, files: Sequence[str]) -> dict[str, Any]:
+    """What configs in a directory say of special tokens, the first of them first, as one of them says it."""
+    found: dict[str, Any] = {}
+    for file in reversed(files):
+        content = read_object(directory / file, missing_ok=True)
+        found |= {key: content[key] for key in OTHERS if content.get(key) is not None}
+    ends = _said_ends(directory, *files)
+    return {**found, "eos_token_id": ends} if ends else found
 
 
 def _said_ends(directory: Path, *files: str) -> list[int]:
