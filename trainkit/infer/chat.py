@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,6 +16,9 @@ _SAID, _ASKED = "QvwxzJ", "ZkqvwX"
 
 class ChatCodec(Protocol):
     """What a conversation asks of a tokenizer: a template writes the names of special tokens."""
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]: ...
 
     def encode_batch(self, texts: Sequence[str], /, *, special_tokens: bool = False) -> list[list[int]]: ...
 
@@ -52,17 +56,32 @@ class Conversation:
 def closing(template: ChatTemplate, codec: ChatCodec) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """What ends an answer, by what the template writes between it and the next question: (tokens, stop strings).
 
-    A special token where the template begins with one, else the words that it writes; nothing where these are blank,
-    or where it does not write such a conversation.
+    A special token where no words stand before it, else the words; nothing where these are blank, or where the template
+    does not write such a conversation. Where no special token follows an answer that is followed by a question, it is
+    the one that follows the last answer, beside the words.
     """
-    asked = {"role": "user", "content": _ASKED}
+    asked, said = {"role": "user", "content": _ASKED}, {"role": "assistant", "content": _SAID}
     try:
-        text = render(template, [asked, {"role": "assistant", "content": _SAID}, asked])
+        between = render(template, [asked, said, asked]).partition(_SAID)[2].partition(_ASKED)[0]
     except TrainkitError:
         return (), ()
-    between = text.partition(_SAID)[2].partition(_ASKED)[0]
-    (special,), (plain,) = (codec.encode_batch([between], special_tokens=special) for special in (True, False))
-    if special[:1] != plain[:1]:
-        return (special[0],), ()
-    words = between.rstrip()
-    return (), ((words,) if words.strip() else ())
+    words, end = _up_to_special(between, codec)
+    if end is not None and not words:
+        return (end,), ()
+    blank, last = _up_to_special(_after_the_last(template, [asked, said]), codec)
+    return (() if blank or last is None else (last,)), ((words,) if words else ())
+
+
+def _after_the_last(template: ChatTemplate, messages: Sequence[dict[str, str]]) -> str:
+    try:
+        return render(template, messages).partition(_SAID)[2]
+    except TrainkitError:
+        return ""
+
+
+def _up_to_special(text: str, codec: ChatCodec) -> tuple[str, int | None]:
+    """What a text says before its first special token, without blanks at its end, and that token."""
+    names = sorted(filter(str.strip, codec.special_tokens), key=len, reverse=True)
+    found = re.search("|".join(map(re.escape, names)), text) if names else None
+    words = (text[: found.start()] if found else text).rstrip()
+    return words if words.strip() else "", codec.special_tokens[found[0]] if found else None
