@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainkit.errors import TrainkitError
 from trainkit.events.plain import bytes_, count, duration
@@ -16,6 +17,9 @@ from trainkit.recipe import Recipe
 from trainkit.recipe.load import located
 from trainkit.run import proposal
 from trainkit.run.forecast import Forecast, forecast, forecast_supposed
+
+if TYPE_CHECKING:
+    from trainkit.data.vocabulary import LoadedTokenizer
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
@@ -43,7 +47,7 @@ def plan(path: Path, overrides: Sequence[str], *, devices: int | None, memory: s
     loaded = load(path, overrides)
     recipe = loaded.recipe
     supposed = None if memory is None else parsed_bytes(memory)
-    vocab_size, data = _vocabulary_and_data(recipe)
+    codec, vocab_size, data = _vocabulary_and_data(recipe)
     try:
         there = _devices(devices, recipe)
         if supposed is not None:
@@ -56,7 +60,7 @@ def plan(path: Path, overrides: Sequence[str], *, devices: int | None, memory: s
     probing = devices is None and there.platform == "cpu"
     peak = peak_of(made, tflops=recipe.parallel.peak_tflops)
     found = Found(forecast=compiled, peak_flops=peak, mfu=mfu, seconds=_probe(recipe) if probing else {})
-    told = lines(made, name=str(recipe.run.name), data=data, found=found)
+    told = lines(made, name=str(recipe.run.name), data=data, found=found, texts=codec and texts(recipe, codec))
     if compiled.fits(there) is False:
         told += ["", *_way_out(compiled)]
         if compiled.proposal:
@@ -72,7 +76,21 @@ def parsed_bytes(text: str) -> int:
     return int(float(told[1]) * UNITS[told[2]])
 
 
-def lines(plan: Plan, *, name: str, data: DataSize | None, found: Found | None = None) -> list[str]:
+def texts(recipe: Recipe, codec: LoadedTokenizer) -> str:
+    """How documents begin and end, and what decides whether a token begins them."""
+    from trainkit.data.tokenizer import begins
+
+    begin = codec.decode([codec.beginning_of_text or 0]) if begins(recipe, codec) else "no token of its own"
+    end = codec.decode([codec.end_of_text]) if recipe.data.encoding.eos else "none"
+    why = "as data.encoding.bos says"
+    if recipe.data.encoding.bos == "auto":
+        why = "as with a new model" if recipe.model.pretrained is None else "as the tokenizer does by itself"
+    return f"begin with {begin} ({why}), end with {end}"
+
+
+def lines(
+    plan: Plan, *, name: str, data: DataSize | None, found: Found | None = None, texts: str | None = None
+) -> list[str]:
     """A plan as aligned lines of text."""
     batch, devices = plan.batch, plan.devices
     epochs = f" = {plan.epochs:.2f} epochs" if plan.epochs is not None else ""
@@ -89,6 +107,7 @@ def lines(plan: Plan, *, name: str, data: DataSize | None, found: Found | None =
         ("compute", plan.compute),
         *_measured(plan, found),
         ("data", _data(data)),
+        *([("texts", texts)] if texts else []),
         ("FLOPs", f"{count(plan.flops_per_token)} a token, {plan.total_flops:.2e} in all (causal attention)"),
         *_time(plan, found),
         ("parameters", f"{plan.parameters:,}"),
@@ -173,13 +192,13 @@ def _probe(recipe: Recipe) -> dict[str, float]:
     return seconds_by_dtype(heads=model.heads, head_width=model.key_width, length=recipe.data.sequence_length)
 
 
-def _vocabulary_and_data(recipe: Recipe) -> tuple[int, DataSize | None]:
+def _vocabulary_and_data(recipe: Recipe) -> tuple[LoadedTokenizer | None, int, DataSize | None]:
     from trainkit.data.cache import find
     from trainkit.data.dataset import TrainSet
-    from trainkit.data.tokenizer import peek_vocab_size
+    from trainkit.data.tokenizer import peek, peek_vocab_size
 
     if cache := find(recipe):
-        return cache.tokenizer.vocab_size, TrainSet(cache, recipe).size()
+        return cache.tokenizer, cache.tokenizer.vocab_size, TrainSet(cache, recipe).size()
     vocab_size = peek_vocab_size(recipe)
     if vocab_size is None:
         raise TrainkitError(
@@ -187,7 +206,7 @@ def _vocabulary_and_data(recipe: Recipe) -> tuple[int, DataSize | None]:
             where="tokenizer.path",
             hint="fetch it, and count the data: trainkit cache-data RECIPE",
         )
-    return vocab_size, None
+    return peek(recipe), vocab_size, None
 
 
 def _devices(supposed: int | None, recipe: Recipe) -> Devices:

@@ -92,7 +92,7 @@ class Chunks:
         begin of the next: it is predicted by its own document, and predicts the next one's first token by itself."""
         shape = (len(starts), self._length)
         segments, positions = np.ones(shape, np.int32), np.empty(shape, np.int32)
-        early = self._spec.eos and not self._spec.bos
+        early = self._spec.eos and not self._stream.begins
         weights = batch["weights"].copy()
         for row, start in enumerate(starts.tolist()):
             ends = self._stream.borders(start, self._length + 1)

@@ -17,9 +17,9 @@ from trainkit.data.stream import Section, Stream
 class Streams:
     """What a set has in one split: `each` source by itself, and `all` one after the other."""
 
-    def __init__(self, cache: Path, dtype: str, sources: int) -> None:
-        self.each = [Stream(cache, dtype) for _ in range(sources)]
-        self.all = Stream(cache, dtype)
+    def __init__(self, cache: Path, dtype: str, sources: int, *, begins: bool) -> None:
+        self.each = [Stream(cache, dtype, begins=begins) for _ in range(sources)]
+        self.all = Stream(cache, dtype, begins=begins)
         self._waiting: list[list[Section]] = [[] for _ in range(sources)]
         self._complete = [False] * sources
         self._next = 0

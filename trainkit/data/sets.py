@@ -39,22 +39,22 @@ def sets_of(recipe: Recipe, listing: Listing, codec: LoadedTokenizer) -> list[Se
     trained = len(data.train)
     own = zip(data.validation_names, data.validation, listing.files[trained:], strict=False)  # "held-out" has none
     return [
-        _set("train", data, data.train, listing.files[:trained], listing, codec, data.held_out),
-        *(_set(name, data, [spec], [files], listing, codec, 0.0) for name, spec, files in own),
+        _set("train", recipe, data.train, listing.files[:trained], listing, codec, data.held_out),
+        *(_set(name, recipe, [spec], [files], listing, codec, 0.0) for name, spec, files in own),
     ]
 
 
 def _set(
     name: str,
-    data: Data,
+    recipe: Recipe,
     specs: Sequence[SourceSpec],
     files: Sequence[Sequence[SourceFile]],
     listing: Listing,
     codec: LoadedTokenizer,
     held_out: float,
 ) -> Set:
-    encoding = _encoding(data, codec, held_out)
-    streams = {s: Streams(Path(data.cache), encoding.dtype, len(specs)) for s in encoding.splits}
+    encoding, cache = _encoding(recipe, codec, held_out), Path(recipe.data.cache)
+    streams = {s: Streams(cache, encoding.dtype, len(specs), begins=encoding.bos) for s in encoding.splits}
     sources = []
     for number, (spec, its_files) in enumerate(zip(specs, files, strict=True)):
         units = tuple(shards.units(tokenizer.resolved(its_files, codec), listing.contents))
@@ -63,16 +63,13 @@ def _set(
     return Set(name, tuple(sources), streams, tuple(weights))
 
 
-def _encoding(data: Data, codec: LoadedTokenizer, held_out: float) -> Encoding:
+def _encoding(recipe: Recipe, codec: LoadedTokenizer, held_out: float) -> Encoding:
     """What decides about the tokens. Raises TrainkitError where the tokenizer has no token that is asked for."""
-    first = data.train[0]
+    first = recipe.data.train[0]
     if isinstance(first, Rows) and isinstance(first.document, Image):
         return Encoding("pixels", "uint8", held_out, bos=False, eos=False)
-    if data.encoding.bos and codec.beginning_of_text is None:
-        raise TrainkitError(
-            "the tokenizer has no beginning-of-text token", where="data.encoding.bos", hint="leave it away, or false"
-        )
-    return Encoding(codec.fingerprint, codec.dtype, held_out, data.encoding.bos, data.encoding.eos)
+    bos = tokenizer.begins(recipe, codec)
+    return Encoding(codec.fingerprint, codec.dtype, held_out, bos, recipe.data.encoding.eos)
 
 
 def usable(source: Source, directory: Path, on_error: str) -> Mapping[Split, Ledger] | None:

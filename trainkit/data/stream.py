@@ -51,11 +51,12 @@ class Stream:
         sections: what it consists of so far.
         tokens, documents, bytes: totals so far; end-of-text tokens count, bytes are those of the text in UTF-8.
         marked: whether some of the tokens so far may be no targets.
+        begins: whether every document begins with a token that says so.
         complete: whether nothing will be added any more.
     """
 
-    def __init__(self, cache: Path, dtype: str) -> None:
-        self._cache = cache
+    def __init__(self, cache: Path, dtype: str, *, begins: bool = False) -> None:
+        self._cache, self.begins = cache, begins
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self.sections: list[Section] = []
         self.tokens = self.documents = self.bytes = 0

@@ -95,6 +95,19 @@ def _resolved(file: SourceFile, path: Path) -> SourceFile:
     return replace(file, reading=replace(file.reading, chat=resolve_template(document, path)))
 
 
+def begins(recipe: Recipe, codec: LoadedTokenizer) -> bool:
+    """Whether the beginning-of-text token goes before every document. Raises TrainkitError where it is asked for, and
+    there is none."""
+    asked = recipe.data.encoding.bos
+    if asked == "auto":
+        return recipe.model.pretrained is not None and codec.begins
+    if asked and codec.beginning_of_text is None:
+        raise TrainkitError(
+            "the tokenizer has no beginning-of-text token", where="data.encoding.bos", hint="leave it away, or false"
+        )
+    return asked
+
+
 def peek_vocab_size(recipe: Recipe) -> int | None:
     """The size of the vocabulary without training or fetching anything; None where it must be fetched first.
 

@@ -12,8 +12,9 @@ from trainkit.recipe.spec import Count, Spec, by_type
 class EncodingSpec(Spec):
     """What all encodings have in common."""
 
-    bos: bool = False
-    """Whether the tokenizer's beginning-of-text token goes before every document."""
+    bos: bool | Literal["auto"] = "auto"
+    """Whether the tokenizer's beginning-of-text token goes before every document. `"auto"`: where the model is
+    `pretrained` and the tokenizer puts it before a text by itself."""
     eos: bool = True
     """Whether its end-of-text token follows every document."""
 

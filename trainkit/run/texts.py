@@ -95,7 +95,8 @@ def chat_of(recipe: Recipe) -> Chat | None:
 
 def begin_of(recipe: Recipe, codec: LoadedTokenizer) -> tuple[int, ...]:
     """The tokens that training put before every text."""
-    return (codec.beginning_of_text,) if recipe.data.encoding.bos and codec.beginning_of_text is not None else ()
+    begin = codec.beginning_of_text
+    return (begin,) if begin is not None and tokenizer.begins(recipe, codec) else ()
 
 
 def ends_of(codec: LoadedTokenizer, directories: Sequence[Path], template: ChatTemplate | None) -> tuple[int, ...]:
