@@ -149,7 +149,7 @@ def dataset(cache: Path, id: Path | str, **options: Any) -> SourceFile:
 def open_tokenizer(recipe: Recipe) -> LoadedTokenizer:
     """The recipe's tokenizer, without the rest of its cache."""
     listing = reading.survey(Path(recipe.data.cache), recipe.data.train if recipe.tokenizer.train else (), None)
-    return tokenizer.for_files(recipe, [file for group in listing.files for file in group], listing.contents)
+    return tokenizer.for_files(recipe, listing.files, listing.contents)
 
 
 def never(found: Refused) -> None:

@@ -147,16 +147,6 @@ def _is_held_out(root: Path, number: int) -> bool:
     return whole(room.a_file(f"part{number % 3}/{number:04d}.txt"), 0, 0.1) == "held-out"
 
 
-def test_text_after_max_bytes_does_not_change_the_tokenizer(tmp_path):
-    room.write_jsonl(tmp_path / "a.jsonl", [room.text(i) for i in range(50)])
-    room.write_jsonl(tmp_path / "b.jsonl", [room.text(i) for i in range(5)])
-    spec = {"train": {"vocab_size": 300, "max_bytes": 5000}}
-    first = room.open_tokenizer(room.recipe(tmp_path, tmp_path / "*.jsonl", tokenizer=spec))
-    room.write_jsonl(tmp_path / "b.jsonl", ["other"] * 500)
-    second = room.open_tokenizer(room.recipe(tmp_path, tmp_path / "*.jsonl", tokenizer=spec))
-    assert (first.path, first.fingerprint) == (second.path, second.fingerprint)
-
-
 def test_no_text_trains_no_tokenizer(tmp_path):
     (tmp_path / "a.txt").write_text("", encoding="utf-8")
     recipe = room.recipe(tmp_path, tmp_path / "a.txt", tokenizer={"train": {"vocab_size": 300}})

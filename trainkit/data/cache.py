@@ -182,8 +182,7 @@ def find(recipe: Recipe) -> Cache | None:
     listing = reading.recall(directory, (*recipe.data.train, *recipe.data.validation))
     if listing is None:
         return None
-    files = [file for group in listing.files[: len(recipe.data.train)] for file in group]
-    codec = tokenizer.cached(recipe, files, listing.contents)
+    codec = tokenizer.cached(recipe, listing.files[: len(recipe.data.train)], listing.contents)
     if codec is None:
         return None
     sets = sets_of(recipe, listing, codec)
@@ -202,8 +201,7 @@ def _prepare(recipe: Recipe, progress: Tell) -> tuple[Cache, Sequence[Set]]:
     directory = Path(recipe.data.cache)
     storage.check_format(directory, shards.FORMAT)
     listing = reading.survey(directory, (*recipe.data.train, *recipe.data.validation), progress)
-    files = [file for group in listing.files[: len(recipe.data.train)] for file in group]
-    codec = tokenizer.for_files(recipe, files, listing.contents, progress=progress)
+    codec = tokenizer.for_files(recipe, listing.files[: len(recipe.data.train)], listing.contents, progress=progress)
     storage.write_format(directory, shards.FORMAT)
     storage.sweep(directory / "shards")
     sets = sets_of(recipe, listing, codec)

@@ -13,6 +13,7 @@ from trainkit.data.digests import Contents, of_value
 from trainkit.data.hub import BESIDE, HUB_ID, NotAskedError, commit_of, file_of
 from trainkit.data.objects import read_object
 from trainkit.data.progress import Reporter, Tell
+from trainkit.data.sample import Drawn, draw
 from trainkit.data.sources import SourceFile
 from trainkit.data.storage import writing
 from trainkit.data.vocabulary import LoadedTokenizer, load
@@ -27,11 +28,11 @@ CONFIG = "config.json"
 
 
 def for_files(
-    recipe: Recipe, files: Sequence[SourceFile], contents: Contents, *, progress: Tell = None
+    recipe: Recipe, groups: Sequence[Sequence[SourceFile]], contents: Contents, *, progress: Tell = None
 ) -> LoadedTokenizer:
     """The recipe's tokenizer. One that is to be trained is trained at the first call, and kept in the cache.
 
-    `files` are those of the training sources, with what is in them.
+    `groups` are the files of each training source, with what is in them.
 
     Raises:
         TrainkitError: it cannot be found, fetched or trained, or has no end-of-text token.
@@ -39,19 +40,19 @@ def for_files(
     spec = recipe.tokenizer.train
     if spec is None:
         return _given(recipe)
-    files, path = _to_train(recipe, spec, files, contents)
+    drawn, path = _to_train(recipe, spec, groups, contents)
     if not path.exists():
         reporter = Reporter("tokenizer", 0, progress)
-        bpe.train(path, recipe.data, spec, files, reporter)
+        bpe.train(path, recipe.data, spec, drawn, reporter)
         reporter.done()
     return load(path)
 
 
-def cached(recipe: Recipe, files: Sequence[SourceFile], contents: Contents) -> LoadedTokenizer | None:
+def cached(recipe: Recipe, groups: Sequence[Sequence[SourceFile]], contents: Contents) -> LoadedTokenizer | None:
     """The same without training or fetching: None where that would be needed. Raises TrainkitError."""
     if (spec := recipe.tokenizer.train) is None:
         return peek(recipe)
-    _, path = _to_train(recipe, spec, files, contents)
+    _, path = _to_train(recipe, spec, groups, contents)
     return load(path) if path.exists() else None
 
 
@@ -63,11 +64,12 @@ def _open(recipe: Recipe, path: Path) -> LoadedTokenizer:
 
 
 def _to_train(
-    recipe: Recipe, spec: TrainTokenizer, files: Sequence[SourceFile], contents: Contents
-) -> tuple[list[SourceFile], Path]:
-    """The files with their chat template, and where the tokenizer that is trained on them is kept."""
-    files = _with_template(files, Path(recipe.data.cache) / "tokenizers" / "tokenizer.json")
-    return files, bpe.path_of(recipe.data, spec, files, contents)
+    recipe: Recipe, spec: TrainTokenizer, groups: Sequence[Sequence[SourceFile]], contents: Contents
+) -> tuple[list[Drawn], Path]:
+    """The parts of the sources that it is trained on, with their chat template, and where it is kept."""
+    nowhere = Path(recipe.data.cache) / "tokenizers" / "tokenizer.json"
+    drawn = draw(recipe.data, spec, [_with_template(files, nowhere) for files in groups], contents)
+    return drawn, bpe.path_of(recipe.data, spec, drawn)
 
 
 def resolved(files: Sequence[SourceFile], codec: LoadedTokenizer) -> list[SourceFile]:

@@ -15,7 +15,10 @@ class TrainTokenizer(Spec):
     vocab_size: Annotated[int, Field(ge=257)]
     """Entries, the 256 bytes and the end-of-text token included."""
     max_bytes: Count = 50_000_000
-    """It is trained on the first documents up to this many bytes."""
+    """It is trained on a sample of the documents of so many bytes, of all sources by their weights, or by their sizes
+    where they have none; on all of them where there are no more."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Which sample: not hanging on `run.seed`, so that runs that differ in that have one tokenizer."""
 
 
 class Tokenizer(Spec):
