@@ -14,6 +14,8 @@ from tokenizers import Tokenizer, processors
 from trainkit.data import cache
 from trainkit.data.vocabulary import load
 from trainkit.errors import TrainkitError
+from trainkit.hub.tokenizer import write
+from trainkit.run.texts import keep_tokenizer
 
 NAMING = ("tokenizer_config.json", "special_tokens_map.json")
 
@@ -130,3 +132,20 @@ def test_a_token_that_is_put_after_a_text_and_none_before_it_is_its_end(tmp_path
     tokenizer.post_processor = after
     tokenizer.save(str(path := Path(tmp_path) / "tokenizer.json"))
     assert names(load(path)) == ("<s>", "<|stop|>")
+
+
+@pytest.mark.parametrize("name", likeness.FAMILIES)
+def test_a_run_and_its_export_know_the_tokens_that_a_model_s_config_alone_names(tmp_path, name):
+    source, run, out = tmp_path / "source", tmp_path / "run", tmp_path / "out"
+    path = likeness.write(name, source, without=("tokenizer_config.json", "generation_config.json"))
+    middle = 50
+    said = {"bos_token_id": middle, "eos_token_id": [middle + 1, middle + 2], "pad_token_id": middle + 3}
+    (source / "config.json").write_text(json.dumps(said))
+    recipe = room.recipe(tmp_path, "x", tokenizer={"path": str(source)})
+    codec = room.open_tokenizer(recipe)
+    run.mkdir()
+    out.mkdir()
+    keep_tokenizer(codec, recipe, run)
+    write(out, run, load(run / path.name), begin=(), ends=(middle + 1,), template=None, context_length=64)
+    for found in (codec, load(run / path.name), load(out / path.name)):
+        assert (found.beginning_of_text, found.end_of_text, found.padding) == (middle, middle + 1, middle + 3)

@@ -217,7 +217,7 @@ TALKS = (
 
 @pytest.fixture(scope="module")
 def talks(place: Path) -> Path:
-    """The run, whose texts begin with `<s>`, whose answers end with `<|im_end|>`, and which is to end with token 5 or 8."""
+    """The run, whose texts begin with `<s>`, whose answers end with `<|im_end|>`, and which ends with token 5 or 8."""
     own = Tokenizer.from_file(str(place / "runs" / "tiny" / "tokenizer.json"))
     own.add_special_tokens(["<s>", "<|im_end|>"])
     (place / "made").mkdir()

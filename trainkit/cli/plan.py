@@ -80,8 +80,8 @@ def texts(recipe: Recipe, codec: LoadedTokenizer) -> str:
     """How documents begin and end, and what decides whether a token begins them."""
     from trainkit.data.tokenizer import begins
 
-    begin = codec.decode([codec.beginning_of_text or 0]) if begins(recipe, codec) else "no token of its own"
-    end = codec.decode([codec.end_of_text]) if recipe.data.encoding.eos else "none"
+    begin = codec.name(codec.beginning_of_text or 0) if begins(recipe, codec) else "no token of its own"
+    end = codec.name(codec.end_of_text) if recipe.data.encoding.eos else "none"
     why = "as data.encoding.bos says"
     if recipe.data.encoding.bos == "auto":
         why = "as with a new model" if recipe.model.pretrained is None else "as the tokenizer does by itself"

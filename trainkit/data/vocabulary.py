@@ -78,6 +78,12 @@ class LoadedTokenizer:
         """The text of some ids, special tokens by their names; bytes that are no UTF-8 become U+FFFD."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
+    def name(self, id_: int) -> str:
+        """What a token is called in the tokenizer, which for an ordinary one need not be its text."""
+        name = self._tokenizer.id_to_token(id_)
+        assert name is not None, id_
+        return name
+
 
 def load(path: Path, *, config: bool = False) -> LoadedTokenizer:
     """The tokenizer in a `tokenizer.json`, with what the files beside it say of its special tokens: also a model's

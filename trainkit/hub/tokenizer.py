@@ -91,8 +91,8 @@ def _beginning(path: Path, begin: Sequence[int]) -> bytes:
 
 def _named(found: dict[str, Any], codec: LoadedTokenizer, begin: Sequence[int]) -> dict[str, str]:
     """What a config must say besides, so that `bos_token` and `eos_token` are those of training."""
-    tokens = {"eos_token": (codec.end_of_text,)} | ({"bos_token": tuple(begin[:1])} if begin else {})
-    names = {key: codec.decode(token) for key, token in tokens.items()}
+    tokens = {"eos_token": codec.end_of_text} | ({"bos_token": begin[0]} if begin else {})
+    names = {key: codec.name(token) for key, token in tokens.items()}
     return {key: name for key, name in names.items() if _name(found.get(key)) != name}
 
 
@@ -111,5 +111,5 @@ def _config(codec: LoadedTokenizer, context_length: int) -> dict[str, Any]:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "model_max_length": context_length,
-        **{name: codec.decode([token]) for name, token in tokens.items() if token is not None},
+        **{name: codec.name(token) for name, token in tokens.items() if token is not None},
     }
