@@ -60,13 +60,13 @@ def test_a_source_is_seen_by_its_size_wherever_it_stands(tmp_path):
 
 
 def test_a_source_is_seen_by_its_weight_and_a_small_one_leaves_the_others_its_room(tmp_path):
-    weights = {"alpha": 1.0, "beta": 2.0, "gamma": ((0, 0.0), (9, 1.0))}
-    counts = {"alpha": 3000, "beta": 1000, "gamma": 20}
+    weights = {"alpha": 1.0, "beta": 2.0, "gamma": ((0, 0.0), (9, 1.0)), "delta": ((0, 0.0),)}
+    counts = {"alpha": 3000, "beta": 1000, "gamma": 20, "delta": 20}
     sources = [source(tmp_path, word, counts[word], weight=weight) for word, weight in weights.items()]
     found = bytes_by_word(sampled(recipe_of(tmp_path, *sources, max_bytes=60_000)))
     assert found["gamma"] == sum(len(f"{n:06d} " + "gamma " * 16) for n in range(20)), "all that it has"
     assert found["beta"] / found["alpha"] == pytest.approx(2, rel=0.05)
-    assert found.total() >= 60_000
+    assert found.total() >= 60_000 and "delta" not in found, "which is never trained on"
 
 
 def test_the_documents_of_a_source_are_drawn_from_all_of_it_and_another_seed_draws_others(tmp_path):

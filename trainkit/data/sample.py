@@ -50,10 +50,10 @@ class Drawn:
 
 def draw(data: Data, spec: TrainTokenizer, groups: Sequence[Sequence[SourceFile]], contents: Contents) -> list[Drawn]:
     """Of each source, whose files are a group, the parts that are read: all of it where it is not much larger than what
-    is asked for. A source with a `limit` is read from its beginning."""
+    is asked for, nothing where it is never trained on. A source with a `limit` is read from its beginning."""
     found = []
     for number, (source, files, share) in enumerate(zip(data.train, groups, _shares(data.train, groups), strict=True)):
-        units = list(shards.units(files, contents))
+        units = list(shards.units(files, contents)) if share else []
         if source.limit is None:
             units.sort(key=lambda unit: _number(spec.seed, number, unit.files[0].name, unit.span and unit.span.first))
         found.append(Drawn(tuple(_first(units, READ * spec.max_bytes)), share, source.limit))
@@ -106,7 +106,8 @@ class _Kept:
         self._count(source, len(content))
         while self._total > self._most:
             # the source that has the most above its share gives away its highest number
-            largest = max(range(len(self._sizes)), key=lambda n: self._sizes[n] / self._shares[n])
+            there = (source for source, size in enumerate(self._sizes) if size)
+            largest = max(there, key=lambda source: self._sizes[source] / self._shares[source])
             gone = len(self._heaps[largest][0][1])
             if self._total - gone < self._most:
                 return
