@@ -60,7 +60,9 @@ def plan(path: Path, overrides: Sequence[str], *, devices: int | None, memory: s
     probing = devices is None and there.platform == "cpu"
     peak = peak_of(made, tflops=recipe.parallel.peak_tflops)
     found = Found(forecast=compiled, peak_flops=peak, mfu=mfu, seconds=_probe(recipe) if probing else {})
-    told = lines(made, name=str(recipe.run.name), data=data, found=found, texts=codec and texts(recipe, codec))
+    told = lines(
+        made, name=str(recipe.run.name), data=data, found=found, texts=None if codec is None else texts(recipe, codec)
+    )
     if compiled.fits(there) is False:
         told += ["", *_way_out(compiled)]
         if compiled.proposal:
