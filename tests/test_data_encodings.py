@@ -58,7 +58,7 @@ class Corpus:
             patch.setattr(shards, "LARGE", 1)  # every file becomes a shard
             self.cache = caches.build(self.recipe)
         codec, spec = self.cache.tokenizer, self.recipe.data.encoding
-        bos = [Tokenizer.from_str(_tokenizer()).token_to_id(BOS)] if spec.bos else []
+        bos = [Tokenizer.from_str(_tokenizer()).token_to_id(BOS)] if spec.bos is True else []
         eos = [codec.end_of_text] if spec.eos else []
         self.documents: dict[tuple[str, int], Tokens] = {}
         for number in range(files):

@@ -105,6 +105,7 @@ def test_much_more_text_than_is_asked_for_is_neither_read_nor_held(tmp_path):
     one = source(tmp_path, "alpha", 3000, size=10_000)
     recipe = recipe_of(tmp_path, one, max_bytes=500_000)
     chosen = drawn(recipe)
+    assert any(unit.span for unit in chosen[0].units) and room.open_tokenizer(recipe) is not None
     assert sum(unit.size for unit in chosen[0].units) <= READ * 500_000 + (9 << 20)
     tracemalloc.start()
     found = sampled(recipe)

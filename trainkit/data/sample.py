@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from trainkit.data import shards
 from trainkit.data.digests import Contents
@@ -40,12 +40,15 @@ class Drawn:
     limit: int | None
 
     def signature(self, held_out: float) -> list[object]:
-        files = [
-            (file.name, content.digest, treatment(file, held_out), file.reading.signature, unit.span)
-            for unit in self.units
-            for file, content in zip(unit.files, unit.contents, strict=True)
-        ]
-        return [self.share, self.limit, files]
+        """All that the sample of the source depends on but for the seed, and how much is asked for."""
+        read = [[self._of(unit, place, held_out) for place in range(len(unit.files))] for unit in self.units]
+        return [self.share, self.limit, read]
+
+    @staticmethod
+    def _of(unit: Unit, place: int, held_out: float) -> list[object]:
+        file, content = unit.files[place], unit.contents[place]
+        span = unit.span and astuple(unit.span)
+        return [file.name, content.digest, treatment(file, held_out), file.reading.signature, span]
 
 
 def draw(data: Data, spec: TrainTokenizer, groups: Sequence[Sequence[SourceFile]], contents: Contents) -> list[Drawn]:
