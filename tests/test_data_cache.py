@@ -153,7 +153,7 @@ def test_the_same_size_and_time_do_not_hide_a_change_made_in_the_moment_of_readi
     path.write_text("one two THREE", encoding="utf-8")
     # as on a clock that did not tick in between: what is remembered of the file is what it looks like now
     table = json.loads(memory.read_text())
-    table[str(path)][0] = list(patterns.stat_of(path))
+    table[f"text:{path}"][0] = list(patterns.stat_of(path))
     memory.write_text(json.dumps(table))
     second = caches.build(recipe)
     assert "THREE" in room.text_of(second, second.train)

@@ -3,7 +3,8 @@
 The digest of a file is remembered with its size, times and inode, and trusted while these stay. A file that was changed
 in the very moment in which it was read keeps its times on a coarse clock; so a digest is not trusted, and the file is
 read again, where the file was changed less than `RACY_NS` before (git's racy-git notes). A file that lies elsewhere is
-known by what its store says of it, where that says enough.
+known by what its store says of it, where that says enough. A directory that holds a dataset is known by its files'
+names and what is in them.
 
 A large file of lines has a digest for every few megabytes, so that its parts can be tokenised side by side, and so that
 lines added at its end leave the other parts as they are.
@@ -20,7 +21,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from trainkit.data.documents import row_spans
-from trainkit.data.files import chunks, open_raw
+from trainkit.data.files import chunks, is_remote, open_raw
 from trainkit.data.jobs import Stop, run
 from trainkit.data.pieces import Span
 from trainkit.data.sources import SourceFile, check_unchanged
@@ -41,7 +42,7 @@ class Content:
     spans: tuple[Span, ...] = ()
 
 
-#: By the file's path.
+#: By the file's `key`.
 Contents = dict[str, Content]
 
 
@@ -55,7 +56,7 @@ class _Entry:
     def holds_for(self, file: SourceFile) -> bool:
         if self.identity is not None or file.identity is not None:
             return self.identity == file.identity
-        if not file.local:
+        if is_remote(file.path):
             return False
         _, modified, changed, _ = file.stat
         return self.stat == file.stat and max(modified, changed) + RACY_NS < self.read_at_ns
@@ -81,10 +82,10 @@ def find(cache: Path, files: Iterable[SourceFile]) -> Contents | None:
     """
     files = tuple(files)
     known = _load(_memory(cache, files))
-    if any(file.path not in known for file in files):
+    if any(file.key not in known for file in files):
         return None
     return {
-        file.path: entry.content if (entry := known[file.path]).holds_for(file) else _content(file, Stop(), _ignore)
+        file.key: entry.content if (entry := known[file.key]).holds_for(file) else _content(file, Stop(), _ignore)
         for file in files
     }
 
@@ -102,14 +103,14 @@ def compute(
     files = tuple(files)
     memory = _memory(cache, files)
     known = _load(memory)
-    stale = [file for file in files if not ((entry := known.get(file.path)) and entry.holds_for(file))]
+    stale = [file for file in files if not ((entry := known.get(file.key)) and entry.holds_for(file))]
     if stale:
         now = time.time_ns()
         found = run([_job(file, progress) for file in stale], workers=workers, tick=tick)
-        known |= {f.path: _Entry(f.stat, f.identity, content, now) for f, content in zip(stale, found, strict=True)}
-        here = {file.path for file in files}
-        _save(memory, {path: known[path] for path in known if path in here or os.path.exists(path)})
-    return {file.path: known[file.path].content for file in files}
+        known |= {f.key: _Entry(f.stat, f.identity, content, now) for f, content in zip(stale, found, strict=True)}
+        here = {file.key for file in files}
+        _save(memory, {key: known[key] for key in known if key in here or os.path.exists(key.partition(":")[2])})
+    return {file.key: known[file.key].content for file in files}
 
 
 def _job(file: SourceFile, progress: Callable[[int], None]) -> Callable[[Stop], Content]:
@@ -119,22 +120,42 @@ def _job(file: SourceFile, progress: Callable[[int], None]) -> Callable[[Stop], 
 def _content(file: SourceFile, stop: Stop, progress: Callable[[int], None]) -> Content:
     if file.identity is not None:
         return Content(of_value(file.identity), row_spans(file))
+    if file.kind == "huggingface":
+        return _content_of_directory(file, stop, progress)
     lines = _Lines() if file.kind == "jsonl" and not file.compressed else None
     hasher = hashlib.blake2b(digest_size=16)
-    add = lines.add if lines else hasher.update
-    try:
-        with open_raw(file.path) as stream:
-            for chunk in chunks(stream):
-                stop.check()
-                add(chunk)
-                progress(len(chunk))
-    except OSError as error:
-        raise TrainkitError(f"cannot read it: {error.strerror or error}", where=file.path) from error
+    _read(file.path, lines.add if lines else hasher.update, stop, progress)
     check_unchanged(file)
     if lines:
         spans = lines.spans()
         return Content(of_value([span.digest for span in spans]), spans if len(spans) > 1 and file.local else ())
     return Content(hasher.hexdigest(), row_spans(file))
+
+
+def _content_of_directory(file: SourceFile, stop: Stop, progress: Callable[[int], None]) -> Content:
+    from trainkit.data.formats.hub import files_of
+
+    assert file.reading.hub is not None
+    found = []
+    for name, path in files_of(file.reading.hub):
+        hasher = hashlib.blake2b(digest_size=16)
+        _read(str(path), hasher.update, stop, progress)
+        found.append([name, hasher.hexdigest()])
+    spans = row_spans(file)
+    check_unchanged(file)
+    return Content(of_value(found), spans)
+
+
+def _read(path: str, add: Callable[[bytes], None], stop: Stop, progress: Callable[[int], None]) -> None:
+    """Hand over the bytes of a file, a chunk at a time. Raises TrainkitError."""
+    try:
+        with open_raw(path) as stream:
+            for chunk in chunks(stream):
+                stop.check()
+                add(chunk)
+                progress(len(chunk))
+    except OSError as error:
+        raise TrainkitError(f"cannot read it: {error.strerror or error}", where=path) from error
 
 
 class _Lines:
@@ -184,8 +205,8 @@ def _load(memory: Path) -> dict[str, _Entry]:
     try:
         found = json.loads(memory.read_bytes())
         return {
-            path: _Entry(tuple(stat), identity, Content(digest, tuple(Span(*span) for span in spans)), at)
-            for path, (stat, identity, digest, spans, at) in found.items()
+            key: _Entry(tuple(stat), identity, Content(digest, tuple(Span(*span) for span in spans)), at)
+            for key, (stat, identity, digest, spans, at) in found.items()
         }
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
@@ -193,8 +214,8 @@ def _load(memory: Path) -> dict[str, _Entry]:
 
 def _save(memory: Path, entries: dict[str, _Entry]) -> None:
     table = {
-        path: (e.stat, e.identity, e.content.digest, [astuple(span) for span in e.content.spans], e.read_at_ns)
-        for path, e in entries.items()
+        key: (e.stat, e.identity, e.content.digest, [astuple(span) for span in e.content.spans], e.read_at_ns)
+        for key, e in entries.items()
     }
     with writing(memory) as out:
         out.write(json.dumps(table).encode())

@@ -36,8 +36,11 @@ def suffixes(path: str) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def store_of(url: str) -> Iterator[tuple[Any, str]]:
-    """The fsspec file system of a URL and the path in it; whatever goes wrong with it becomes a TrainkitError."""
+def store_of(url: str, *, listings: bool = True) -> Iterator[tuple[Any, str]]:
+    """The fsspec file system of a URL and the path in it; whatever goes wrong with it becomes a TrainkitError.
+
+    Without `listings` it is another file system object, which remembers no directory that it has listed.
+    """
     if "::" in url:
         raise TrainkitError("is a chain of URLs, which is not supported", where=url, hint="name the files themselves")
     from fsspec.core import url_to_fs
@@ -45,7 +48,7 @@ def store_of(url: str) -> Iterator[tuple[Any, str]]:
 
     scheme = cast(re.Match[str], SCHEME.match(url))[1]
     try:
-        yield url_to_fs(url)
+        yield url_to_fs(url) if listings else url_to_fs(url, use_listings_cache=False)
     except TrainkitError:
         raise
     except ImportError as error:

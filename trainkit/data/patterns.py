@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import itertools
 import os
 import re
@@ -14,7 +15,7 @@ from trainkit.data.files import is_remote, store_of
 from trainkit.errors import TrainkitError
 
 #: (size, mtime_ns, ctime_ns, inode): while none of these changes, neither does the content, see `digests`. Of what lies
-#: elsewhere only the size, 0 where it is unknown.
+#: elsewhere the size, 0 where it is unknown, and as mtime, where its store reports no identity, a hash of its times.
 Stat = tuple[int, int, int, int]
 
 _MAGIC = re.compile(r"[*?\[{]")
@@ -24,6 +25,8 @@ _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
 #: What stores say of a file that is another when its content is.
 _IDENTITIES = ("ETag", "etag", "md5Hash", "content_md5", "crc32c", "checksum", "blob_id", "sha256")
 _VERSIONS = ("VersionId", "version_id", "generation", "version")
+#: When it was written; too coarse to be an identity, but enough to notice that a file was replaced.
+_TIMES = ("LastModified", "last_modified", "Last-Modified", "mtime", "modified", "updated", "created")
 
 
 @dataclass(frozen=True)
@@ -205,4 +208,24 @@ def _remote_stat(info: dict[str, Any]) -> tuple[Stat, str | None]:
     if not said and size:
         said = {key: str(info[key]) for key in _VERSIONS if info.get(key)}
     identity = " ".join([*(f"{key}={value}" for key, value in said.items()), f"size={size}"]) if said else None
-    return (size, 0, 0, 0), identity
+    times = "" if said else " ".join(f"{key}={info[key]}" for key in _TIMES if info.get(key))
+    written = int.from_bytes(hashlib.blake2b(times.encode(), digest_size=7).digest(), "little") if times else 0
+    return (size, written, 0, 0), identity
+
+
+def look_again(url: str) -> tuple[Stat, str | None]:
+    """The stat and the identity of a remote file now, whatever was listed before.
+
+    Raises:
+        FileNotFoundError: it is gone.
+        TrainkitError: its store cannot be reached.
+    """
+    with store_of(url, listings=False) as (store, path):
+        store.invalidate_cache()
+        try:
+            info = store.info(path)
+        except FileNotFoundError:
+            info = None
+    if info is None:
+        raise FileNotFoundError(url)
+    return _remote_stat(info)

@@ -168,12 +168,12 @@ def units(files: Iterable[SourceFile], contents: Contents) -> Iterator[Unit]:
     group: list[SourceFile] = []
     size = 0
     for file in files:
-        spans = contents[file.path].spans
+        spans = contents[file.key].spans
         if group and (spans or size + file.size > LARGE):
             yield _unit(group, contents)
             group, size = [], 0
         if spans:
-            digest = Content(contents[file.path].digest)  # a unit may travel far, and needs its own span only
+            digest = Content(contents[file.key].digest)  # a unit may travel far, and needs its own span only
             yield from (Unit((file,), (digest,), span, len(spans)) for span in spans)
             continue
         group.append(file)
@@ -186,7 +186,7 @@ def units(files: Iterable[SourceFile], contents: Contents) -> Iterator[Unit]:
 
 
 def _unit(files: list[SourceFile], contents: Contents) -> Unit:
-    return Unit(tuple(files), tuple(contents[file.path] for file in files))
+    return Unit(tuple(files), tuple(contents[file.key] for file in files))
 
 
 def _ends_a_unit(file: SourceFile) -> bool:

@@ -15,7 +15,7 @@ from typing import Literal
 from trainkit.data import forms
 from trainkit.data.files import COMPRESSED, is_remote, suffixes
 from trainkit.data.forms import Reading
-from trainkit.data.patterns import Match, Stat, local_file, match_files, stat_of
+from trainkit.data.patterns import Match, Stat, local_file, look_again, match_files, stat_of
 from trainkit.errors import TrainkitError
 from trainkit.recipe.source import Files, HuggingFace, PythonStdlib, Source, Tokens
 
@@ -54,6 +54,12 @@ class SourceFile:
     """What changes with its content; None where it has to be read to know."""
 
     @property
+    def key(self) -> str:
+        """Tells readings apart: where a file can be divided depends on its format, and the same file may be read in
+        two formats."""
+        return f"{self.kind}:{self.path}"
+
+    @property
     def size(self) -> int:
         """Bytes as stored; 0 where it is unknown."""
         return self.stat[0]
@@ -89,17 +95,28 @@ def list_files(source: Source, cache: Path) -> tuple[SourceFile, ...]:
 
 
 def check_unchanged(file: SourceFile) -> None:
-    """Raises TrainkitError where a local file is not any more what it was when it was listed."""
-    if not file.local:
+    """Raises TrainkitError where a file has changed since it was listed: a local file, a directory that holds a
+    dataset, or a remote file as far as its store reports. A commit of the hub never changes."""
+    if file.kind == "huggingface" and file.identity is not None:
         return
     try:
-        unchanged = stat_of(file.path) == file.stat
+        unchanged = _look_again(file) == (file.stat, file.identity)
     except FileNotFoundError:
         unchanged = False
     if not unchanged:
         raise TrainkitError(
             "was changed while it was being read", where=file.path, hint="run again once nothing writes to it"
         )
+
+
+def _look_again(file: SourceFile) -> tuple[Stat, str | None]:
+    """The `stat` and `identity` of a file now. Raises FileNotFoundError."""
+    if file.kind == "huggingface":
+        from trainkit.data.formats.hub import stat_of_directory
+
+        assert file.reading.hub is not None
+        return stat_of_directory(file.reading.hub), None
+    return look_again(file.path) if is_remote(file.path) else (stat_of(file.path), None)
 
 
 def _reading(source: Files | HuggingFace) -> Reading:
@@ -174,10 +191,10 @@ def _array(match: Match) -> Kind:
 def _dataset(source: HuggingFace, cache: Path) -> SourceFile:
     from trainkit.data.formats.hub import pin
 
-    spec, identity = pin(source, cache)
+    spec, stat, identity = pin(source, cache)
     name = "/".join(filter(None, (source.config, source.split)))
     path = " ".join(filter(None, (source.id, source.revision, "streaming" if source.streaming else None, name)))
-    return SourceFile(path, name, "huggingface", replace(_reading(source), hub=spec), (0, 0, 0, 0), identity)
+    return SourceFile(path, name, "huggingface", replace(_reading(source), hub=spec), stat, identity)
 
 
 def _standard_library() -> tuple[SourceFile, ...]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from trainkit.data.formats.rows import Row, Rows
 from trainkit.data.forms import missing_column, needed_keys
+from trainkit.data.patterns import Stat, stat_of
 from trainkit.data.pieces import Refuse, Span
 from trainkit.data.sources import SourceFile
 from trainkit.data.storage import writing
@@ -28,20 +29,52 @@ _LOCK = threading.Lock()
 _ELSEWHERE = 'files on this machine need no hub: path = "DIRECTORY/*.parquet" (or .jsonl), or id = "DIRECTORY"'
 
 
-def pin(source: HuggingFace, cache: Path) -> tuple[HuggingFace, str]:
-    """The dataset at the revision that is read, and what changes with its content.
+def pin(source: HuggingFace, cache: Path) -> tuple[HuggingFace, Stat, str | None]:
+    """The dataset at the revision that is read, and the `stat` and `identity` of its `SourceFile`.
 
-    Of a dataset of the hub that is the commit that the revision was when the cache first saw it, remembered in
-    `CACHE/hub`: what began with it goes on with it. Of a directory, the names, sizes and times of its files.
+    A dataset of the hub has as its identity the commit that the revision was when the cache first saw it, remembered in
+    `CACHE/hub`: what began with it goes on with it. A directory has none: its files are read to know what they hold.
 
     Raises:
         TrainkitError: there is no such dataset, or the hub cannot be reached.
     """
-    directory = _directory(source)
-    commit = None if directory else _commit(source, cache)
-    content = _digest_of_tree(directory) if directory else f"{source.id} {commit}"
+    if _directory(source):
+        try:
+            return source.model_copy(update={"revision": None}), stat_of_directory(source), None
+        except OSError as error:
+            raise TrainkitError(f"cannot read it: {error.strerror or error}", where=str(error.filename)) from error
+    commit = _commit(source, cache)
     pinned = source.model_copy(update={"revision": commit})
-    return pinned, json.dumps([content, source.config, source.split])
+    return pinned, (0, 0, 0, 0), json.dumps([f"{source.id} {commit}", source.config, source.split])
+
+
+def files_of(source: HuggingFace) -> list[tuple[str, Path]]:
+    """(name below the directory, path) of every file of a dataset in a directory, by name; hidden ones are none.
+
+    Raises:
+        FileNotFoundError: the directory is gone.
+    """
+    root = Path(source.id).expanduser().absolute()
+    if not root.is_dir():
+        raise FileNotFoundError(root)
+    found = []
+    for above, below, names in os.walk(root):
+        below[:] = [name for name in below if not name.startswith(".")]
+        found += [Path(above, name) for name in names if not name.startswith(".")]
+    return sorted((path.relative_to(root).as_posix(), path) for path in found)
+
+
+def stat_of_directory(source: HuggingFace) -> Stat:
+    """All bytes, the latest times, and for an inode a hash of every file's name, size, times and inode.
+
+    Raises:
+        FileNotFoundError: the directory, or a file that it links to, is gone.
+    """
+    stats = [(name, stat_of(str(path))) for name, path in files_of(source)]
+    every = hashlib.blake2b(json.dumps(stats).encode(), digest_size=7).digest()
+    size = sum(stat[0] for _, stat in stats)
+    modified, changed = (max((stat[i] for _, stat in stats), default=0) for i in (1, 2))
+    return size, modified, changed, int.from_bytes(every, "little")
 
 
 def rows(file: SourceFile, refuse: Refuse, span: Span | None) -> Rows:
@@ -91,18 +124,6 @@ def _directory(source: HuggingFace) -> Path | None:
     return None
 
 
-def _digest_of_tree(directory: Path) -> str:
-    entries = []
-    for above, below, names in os.walk(directory):
-        below[:] = sorted(name for name in below if not name.startswith("."))
-        for name in names:
-            if not name.startswith("."):
-                path = Path(above, name)
-                status = path.stat()
-                entries.append([path.relative_to(directory).as_posix(), status.st_size, status.st_mtime_ns])
-    return hashlib.blake2b(json.dumps(sorted(entries)).encode(), digest_size=16).hexdigest()
-
-
 def _commit(source: HuggingFace, cache: Path) -> str:
     if source.revision and _COMMIT.fullmatch(source.revision):
         return source.revision
@@ -139,14 +160,14 @@ def _ask(source: HuggingFace) -> str:
 
 
 def _of(file: SourceFile) -> Any:
-    assert file.reading.hub is not None and file.identity is not None
+    assert file.reading.hub is not None
     with _LOCK:
-        return _load(file.reading.hub, file.identity)
+        return _load(file.reading.hub, file.identity or file.stat)
 
 
 @functools.lru_cache(maxsize=4)
-def _load(spec: HuggingFace, identity: str) -> Any:
-    """The dataset that a specification means; `identity` tells the states of a directory apart."""
+def _load(spec: HuggingFace, state: str | Stat) -> Any:
+    """The dataset that a specification means; `state` tells the states of a directory apart."""
     import datasets
 
     datasets.disable_progress_bars()
@@ -163,6 +184,7 @@ def _load(spec: HuggingFace, identity: str) -> Any:
                 split=spec.split,
                 revision=spec.revision,
                 streaming=spec.streaming,
+                cache_dir=_cache_of(datasets, state) if directory else None,
             )
         return _undecoded(datasets, found)
     except TrainkitError:
@@ -176,6 +198,12 @@ def _load(spec: HuggingFace, identity: str) -> Any:
             if not directory
             else "",
         ) from error
+
+
+def _cache_of(datasets: Any, state: str | Stat) -> Path:
+    """Where `datasets` keeps its copy of a directory in this state. It tells states apart by times of modification
+    alone, and would read the copy of a file that was replaced by one of the same time."""
+    return Path(datasets.config.HF_DATASETS_CACHE) / hashlib.blake2b(repr(state).encode(), digest_size=8).hexdigest()
 
 
 def _is_saved(directory: Path) -> bool:
