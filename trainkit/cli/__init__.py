@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import NoReturn
 
 from trainkit.errors import DONE, FAILED, INTERRUPTED, TrainkitError
+
+#: Open files: far more than a run needs, and few enough for what goes through all of them when it starts a process.
+DESCRIPTORS = 1 << 16
 
 
 def program() -> NoReturn:
@@ -29,6 +33,7 @@ def main() -> NoReturn:
     """
     # looking for pydantic's plugins reads the metadata of every installed package; a recipe needs none
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
+    _raise_descriptor_limit()
     code = _run()
     try:
         sys.stdout.flush()
@@ -36,6 +41,18 @@ def main() -> NoReturn:
         # whoever read our results has seen enough; without this the interpreter complains when it flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
+
+
+def _raise_descriptor_limit() -> None:
+    """Permit this process and its children as many open files as the system lets it have, up to `DESCRIPTORS`."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        # macOS permits fewer than it says
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _run() -> int:

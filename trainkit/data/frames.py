@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trainkit.data.digests import of_value
+from trainkit.data.maps import map_file
 from trainkit.data.shards import Shard
 from trainkit.data.storage import writing
 from trainkit.errors import TrainkitError
@@ -179,7 +180,7 @@ def _write(path: Path, frames: Frames) -> None:
 
 
 def _read(path: Path) -> Frames:
-    whole = np.asarray(np.memmap(path, "<i8", "r"))
+    whole = map_file(path).view("<i8")
     examples, spans = whole[:2].tolist()
     head = 2 + len(Counts._fields)
     counts = Counts(*whole[2:head].tolist())

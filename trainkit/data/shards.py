@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from trainkit.data.digests import Content, Contents, of_value
+from trainkit.data.maps import map_file
 from trainkit.data.pieces import Span
 from trainkit.data.sources import SourceFile
 from trainkit.data.splits import Split, treatment
@@ -247,10 +248,9 @@ def open_arrays(cache: Path, shard: Shard) -> Arrays:
     if not shard.size:
         tokens, ends, documents, _ = (np.empty(0, kind) for kind, _ in types)
         return Arrays(tokens, ends, documents, None)
-    whole = np.memmap(path_of(cache, shard.key), np.uint8, "r", shape=(shard.size,))
+    whole = map_file(path_of(cache, shard.key), shard.size)
     arrays, start = [], 0
     for kind, length in types:
-        # a plain view of a memory map is read several times faster than the map itself
         arrays.append(np.ndarray((length,), kind, buffer=whole, offset=start))
         start += length * kind.itemsize
     tokens, ends, documents, marks = arrays
