@@ -234,3 +234,43 @@ def test_reading_batches_loads_neither_jax_nor_pyarrow_nor_datasets(tmp_path):
         check=True,
     ).stdout
     assert out.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("encoding", [{}, {"type": "pad", "buckets": (4, 8), "too_long": "truncate"}])
+def test_max_batches_takes_a_sample_of_all_of_the_set_that_only_the_seed_decides(tmp_path, encoding):
+    texts = [room.text(i, 1 + i % 9) for i in range(400)]
+    path = room.write_jsonl(tmp_path / "a.jsonl", texts)
+    cache = caches.build(recipe := room.recipe(tmp_path, path, encoding=encoding, sequence_length=12))
+    whole = _evaluation(cache, recipe, batch_size=4)
+
+    def rows(data: EvalSet) -> list[tuple[int, ...]]:
+        found = [data.batch(i) for i in range(len(data))]
+        return [tuple(row) for batch in found for row in np.pad(batch["targets"], ((0, 0), (0, 12)))[:, :12].tolist()]
+
+    order = {row: place for place, row in reversed(list(enumerate(rows(whole))))}
+    taken = {seed: rows(_evaluation(cache, recipe, batch_size=4, max_batches=8, seed=seed)) for seed in (0, 1, 2)}
+    assert len({tuple(found) for found in taken.values()}) == 3
+    assert taken[0] == rows(_evaluation(cache, recipe, batch_size=4, max_batches=8, seed=0))
+    for found in taken.values():
+        assert len(found) <= 32
+        places = [order[row] for row in found if any(row)]
+        assert len(set(places)) > 0.8 * len(places)
+        assert min(places) < len(order) / 4
+        assert max(places) > len(order) * 3 / 4
+    for number in (len(whole), len(whole) + 1):
+        assert rows(_evaluation(cache, recipe, batch_size=4, max_batches=number)) == rows(whole)
+
+
+def test_a_sample_estimates_the_whole_where_a_set_is_sorted(tmp_path):
+    # sorted by what they hold, as sets often are: the first batches say nothing of the rest
+    texts = ["short"] * 300 + [room.text(i, 60) for i in range(100)]
+    path = room.write_jsonl(tmp_path / "a.jsonl", texts)
+    encoding = {"type": "pad", "too_long": "truncate"}
+    cache = caches.build(recipe := room.recipe(tmp_path, path, encoding=encoding, sequence_length=64))
+
+    def mean(data: EvalSet) -> float:
+        weights = np.concatenate([data.batch(i)["weights"].sum(1) for i in range(len(data))])
+        return float(weights[weights > 0].mean())
+
+    means = [mean(_evaluation(cache, recipe, batch_size=8, max_batches=5, seed=seed)) for seed in range(20)]
+    assert np.mean(means) == pytest.approx(mean(_evaluation(cache, recipe, batch_size=8)), rel=0.2)

@@ -1,4 +1,4 @@
-"""What is evaluated on: all of a set, in order."""
+"""What is evaluated on: all of a set, in order; or, where that is asked for, a random part of it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from trainkit.data.buckets import Buckets
 from trainkit.data.examples import examples_of, lengths_of, padded
 from trainkit.data.layout import Batch
 from trainkit.data.stream import Stream
@@ -17,6 +18,9 @@ from trainkit.recipe.source import Source
 
 class EvalSet:
     """All examples of a set once, in order; the last batch is filled up with rows of weight 0.
+
+    Of more than `max_batches` batches a sample is taken, which follows from the seed and the set alone: batches of
+    examples drawn from all of it, the same at every step, after a resume and on any devices.
 
     Attributes:
         tokens, bytes: of the whole set, also where `max_batches` leaves some of it out: their ratio turns a loss per
@@ -33,14 +37,15 @@ class EvalSet:
         batch_size: int,
         at_once: int | None = None,
         max_batches: int | None = None,
+        seed: int = 0,
         name: str = "validation",
     ) -> None:
         """`at_once` divides `batch_size`: each batch comes in parts of so many rows. What is evaluated hangs on
-        `batch_size` and `max_batches` only."""
+        `batch_size`, `max_batches` and `seed` only."""
         self._examples = examples_of(stream, source, data, cache)
         self._stream, self._data, self._name = stream, data, name
         self._batch_size, self._at_once = batch_size, at_once or batch_size
-        self._max_batches = max_batches
+        self._max_batches, self._seed = max_batches, seed
         self._lengths = lengths_of(data.encoding, data.sequence_length)
         self._rows: list[tuple[np.ndarray, int]] | None = None
 
@@ -69,14 +74,26 @@ class EvalSet:
             if not count or self._stream.tokens < 2:
                 where = f"data.validation ({self._name})"
                 raise TrainkitError("a validation set makes no example: it holds no text", where=where)
-            groups = [(np.arange(count), self._lengths[-1])]
-            if len(self._lengths) > 1:
-                bucket = np.searchsorted(self._lengths, self._examples.sizes())
-                groups = [(np.flatnonzero(bucket == i), length) for i, length in enumerate(self._lengths)]
-            batches = [(some, length) for group, length in groups for some in _cut(group, self._batch_size)]
-            taken = batches[: self._max_batches]
-            self._rows = [(some, length) for batch, length in taken for some in _cut(batch, self._at_once)]
+            sizes = self._examples.sizes() if len(self._lengths) > 1 else np.full(count, self._lengths[-1])
+            batches = self._sampled(sizes) or self._all(sizes)
+            self._rows = [(some, length) for batch, length in batches for some in _cut(batch, self._at_once)]
         return self._rows
+
+    def _all(self, sizes: np.ndarray) -> list[tuple[np.ndarray, int]]:
+        """(examples, length) of each batch, the examples in order, those of one length one after the other."""
+        bucket = np.searchsorted(self._lengths, sizes)
+        groups = [(np.flatnonzero(bucket == i), length) for i, length in enumerate(self._lengths)]
+        return [(some, length) for group, length in groups for some in _cut(group, self._batch_size)]
+
+    def _sampled(self, sizes: np.ndarray) -> list[tuple[np.ndarray, int]] | None:
+        """The same of `max_batches` batches; None where there are no more than these."""
+        if self._max_batches is None:
+            return None
+        drawn = Buckets(sizes, self._lengths, self._batch_size, shuffled=True, seed=self._seed)
+        if drawn.batches <= self._max_batches:
+            return None
+        batches = [drawn(number) for number in range(self._max_batches)]
+        return sorted(((np.sort(some), length) for some, length in batches), key=lambda batch: int(batch[0][0]))
 
 
 def _cut(examples: np.ndarray, size: int) -> list[np.ndarray]:

@@ -40,7 +40,8 @@ class Evaluate(Spec):
     batch_size: Count | None = None
     """Sequences at once. Where not given a batch is `train.batch_size`, gone through in as many parts as in a step."""
     max_batches: Count | None = None
-    """Stop after so many batches of each set, whatever the parts; all of it where not given."""
+    """Evaluate a random sample of so many batches of each set, whatever the parts: the same sample all through the run
+    and on resume, drawn by `run.seed`. All of it where not given."""
 
 
 class Sample(Spec):

@@ -235,6 +235,7 @@ def _evaluator(
             max_batches=recipe.evaluate.max_batches,
         )
         for (name, stream), source in zip(cache.validation.items(), validation_sources(recipe), strict=True)
+            seed=recipe.run.seed,
     }
     return Evaluator(
         sets,
