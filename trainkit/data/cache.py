@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainkit.data import reading, shards, storage, tokenizer
+from trainkit.data import apart, reading, shards, storage, tokenizer
 from trainkit.data.digests import of_value
 from trainkit.data.engine import Engine, Work, threads
 from trainkit.data.growth import Source
@@ -70,8 +70,8 @@ class Cache:
         first: Split = "train" if recipe.data.held_out else "all"
         self.train, self.sources = trained.streams[first].all, tuple(trained.streams[first].each)
         self.validation: dict[str, Stream] = {one.name: one.streams["all"].all for one in own}
-        if recipe.data.held_out:
-            self.validation["held-out"] = trained.streams["held-out"].all
+        if trained.apart is not None:
+            self.validation["held-out"] = trained.apart
         self.fingerprint = of_value([codec.fingerprint, [source.names[first] for source in trained.sources]])
         self.units = {one.name: [source.units for source in one.sources] for one in sets}
         if recipe.data.held_out:
@@ -115,6 +115,16 @@ class Cache:
 
     @property
     def left_out(self) -> LeftOut:
+    @property
+    def copies(self) -> int:
+        """Documents that are held out no more, because the training data has exact copies of them; 0 until that is
+        known."""
+        trained, *_ = self._sets
+        if trained.apart is None or not trained.apart.complete:
+            return 0
+        every = trained.streams["held-out"].all.sections
+        return sum(section.entries for section in every) - sum(section.entries for section in trained.apart.sections)
+
         """Of what is there so far."""
         there = self.shards
         return LeftOut(
@@ -169,6 +179,8 @@ def begin(recipe: Recipe, *, progress: Tell = None) -> Cache:
         cache._thread = threading.Thread(target=work, name="cache", daemon=True)
         cache._thread.start()
     return cache
+            if trained.apart is not None and not trained.apart.complete:
+                trained.apart.finish(error)
 
 
 def find(recipe: Recipe) -> Cache | None:
@@ -200,6 +212,8 @@ def _prepare(recipe: Recipe, progress: Tell) -> tuple[Cache, Sequence[Set]]:
     """Read the sources, and find or train the tokenizer; nothing is tokenised yet."""
     directory = Path(recipe.data.cache)
     storage.check_format(directory, shards.FORMAT)
+        if one.apart is not None and not apart.find(directory, one):
+            return None
     listing = reading.survey(directory, (*recipe.data.train, *recipe.data.validation), progress)
     codec = tokenizer.for_files(recipe, listing.files[: len(recipe.data.train)], listing.contents, progress=progress)
     storage.write_format(directory, shards.FORMAT)
@@ -241,3 +255,5 @@ def _make(data: Data, one: Set, cache: Cache, *, engine: Engine, progress: Tell)
     )
     reporter.done()
     check_not_empty(data, one)
+    if one.apart is not None:
+        apart.make(directory, one, cache.tokenizer)

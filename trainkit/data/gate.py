@@ -133,6 +133,10 @@ def _duplicates(cache: Cache) -> Iterator[Finding]:
             f"train: {repeated:,} of {len(hashes):,} documents ({repeated / len(hashes):.1%}) are there already,"
             f" such as {' and '.join(places)}",
         )
+    if copies := cache.copies:
+        told = f"{copies:,} document{'s are exact copies' if copies > 1 else ' is an exact copy'}"
+        was = "were" if copies > 1 else "was"
+        yield Finding("info", f"held-out: {told} of training documents and {was} left out of what is evaluated")
     for name, stream in cache.validation.items():
         if not stream.complete:
             continue

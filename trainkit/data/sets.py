@@ -15,6 +15,7 @@ from trainkit.data.sources import SourceFile
 from trainkit.data.splits import Split
 from trainkit.data.vocabulary import LoadedTokenizer
 from trainkit.errors import TrainkitError
+from trainkit.data.stream import Stream
 from trainkit.recipe import Recipe
 from trainkit.recipe.data import Data
 from trainkit.recipe.document import Image
@@ -33,6 +34,8 @@ class Set:
     """How much sooner than the others a source is needed."""
 
 
+    apart: Stream | None = None
+    """What is held out, without the exact copies of what is trained on: see `data.apart`."""
 def sets_of(recipe: Recipe, listing: Listing, codec: LoadedTokenizer) -> list[Set]:
     """The training set, then the validation sets that have sources of their own."""
     data = recipe.data
@@ -60,7 +63,36 @@ def _set(
         units = tuple(shards.units(tokenizer.resolved(its_files, codec), listing.contents))
         sources.append(Source(number, units, encoding, spec.limit, streams))
     weights = [spec.weight[0][1] if isinstance(spec.weight, tuple) else spec.weight or 1.0 for spec in specs]
-    return Set(name, tuple(sources), streams, tuple(weights))
+    apart = Stream(Path(data.cache), encoding.dtype) if held_out else None
+    return Set(name, tuple(sources), streams, tuple(weights), apart)
+
+
+def set_of_ledgers(recipe: Recipe, codec: LoadedTokenizer, names: Sequence[str]) -> Set | None:
+    """What a run was trained on, by the names of its sources' ledgers, whether its files are still there or not; None
+    where the cache has not all of it."""
+    data, cache = recipe.data, Path(recipe.data.cache)
+    encoding = _encoding(data, codec, data.held_out)
+    split = encoding.splits[0]
+    streams = {split: Streams(cache, encoding.dtype, len(data.train))}
+    sources = []
+    for number, (spec, name) in enumerate(zip(data.train, names, strict=False)):
+        found, files = ledger.find(cache, name), ledger.files_of(cache, name)
+        if found is None or files is None:
+            return None
+        units = _units_of(files)
+        sources.append(Source(number, units, encoding, spec.limit, streams, {split: name}))
+        sources[-1].take({split: found})
+    return Set("train", tuple(sources), streams, ()) if len(sources) == len(data.train) == len(names) else None
+
+
+def _units_of(files: Sequence[Mapping[str, Any]]) -> tuple[Unit, ...]:
+    """What says where documents come from; it cannot be read."""
+    units: dict[int, list[SourceFile]] = {}
+    for file in files:
+        one = SourceFile(file["path"], file["name"], file["kind"], Reading(), (0, 0, 0, 0))
+        for number in range(file["unit"], file["unit"] + file["units"]):
+            units.setdefault(number, []).append(one)
+    return tuple(Unit(tuple(units[number]), ()) for number in sorted(units))
 
 
 def _encoding(recipe: Recipe, codec: LoadedTokenizer, held_out: float) -> Encoding:

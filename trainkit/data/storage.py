@@ -106,7 +106,7 @@ def remove(cache: Path) -> None:
     """Remove what was made of the sources, and nothing else that lies there; tokenizers and what the hub said stay, for
     the runs that began with them. Raises TrainkitError."""
     with refusals(cache):
-        for name in ("digests", "shards", "frames", "ledgers", "rejected", "locks"):
+        for name in ("digests", "shards", "frames", "ledgers", "apart", "rejected", "locks"):
             if (cache / name).is_dir():
                 shutil.rmtree(cache / name)
         (cache / "format.json").unlink(missing_ok=True)
