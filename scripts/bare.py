@@ -38,7 +38,8 @@ def documents() -> tuple[list[str], list[str]]:
             continue
         draw = hashlib.blake2b(f"{name.as_posix()}\0{0}".encode(), digest_size=8, key=b"trainkit held-out").digest()
         (held if int.from_bytes(draw, "little") < HELD_OUT * 2**64 else train).append(text)
-    return train, held
+    trained = set(train)
+    return train, [text for text in held if text not in trained]
 
 
 def tokens_of(texts: list[str], tokenizer, end: int):

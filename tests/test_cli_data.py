@@ -44,6 +44,15 @@ def test_inspect_shows_before_training_exactly_what_training_sees(place: Path) -
     assert ran.returncode == 0, ran.stderr
     after = trainkit(place, "inspect", "tiny", "--step", "5", "--rows", "8")
     assert after.stdout == before.stdout
+    lines = (place / "qa.jsonl").read_text()
+    (place / "qa.jsonl").unlink()
+    without = trainkit(place, "inspect", "tiny", "--step", "5", "--rows", "8")
+    assert (without.returncode, without.stdout) == (0, before.stdout), without.stderr
+    (place / "qa.jsonl").write_text(lines.replace("it is", "it was"))
+    changed = trainkit(place, "inspect", "tiny", "--step", "5", "--rows", "8")
+    assert changed.returncode == 2
+    assert not changed.stdout
+    assert "qa.jsonl has changed" in changed.stderr
 
 
 def test_inspect_as_json_has_every_row_with_its_pieces(place: Path) -> None:

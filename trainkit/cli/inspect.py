@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,9 +14,11 @@ from trainkit.cli.cache import shown
 from trainkit.errors import TrainkitError
 from trainkit.hub.recipe import load
 from trainkit.recipe import Recipe
-from trainkit.recipe.load import located
+from trainkit.recipe.load import Loaded, located
 
 if TYPE_CHECKING:
+    from trainkit.data.cache import Cache
+    from trainkit.data.progress import Tell
     from trainkit.data.show import ShownRow
 
 #: Rows of a batch that are printed where nothing else is asked for.
@@ -31,18 +34,17 @@ def inspect(
     What is not cached yet is tokenised: all of it, or with `data.shuffle` of a window or false what these batches need.
 
     Raises:
-        TrainkitError: there is no such run or recipe, or its data cannot be used.
+        TrainkitError: there is no such run or recipe, its data cannot be used, or is not what the run was trained on.
     """
-    loaded = _loaded(what, overrides)
-    from trainkit.data.cache import begin, build
-    from trainkit.data.dataset import TrainSet, may_start_early
+    loaded, run = _loaded(what, overrides)
+    from trainkit.data.dataset import TrainSet
     from trainkit.data.show import show
 
     recipe = loaded.recipe
     steps = range(first) if step is None else range(step, step + 1)
     try:
         with shown(sys.stderr.isatty()) as progress:
-            cache = (begin if may_start_early(recipe) else build)(recipe, progress=progress)
+            cache = _cache(recipe, run, progress)
         data = TrainSet(cache, recipe)
         for number in steps:
             yield from _lines(list(show(cache, data, number)), recipe, rows, as_json)
@@ -51,14 +53,39 @@ def inspect(
         raise located(error, loaded) from error
 
 
-def _loaded(what: str, overrides: Sequence[str]):  # type: ignore[no-untyped-def]
-    """The recipe at a path, or that of a run."""
+def _cache(recipe: Recipe, run: Path | None, progress: Tell) -> Cache:
+    """The recipe's data; of a run that of its training, and no other. Raises TrainkitError."""
+    from trainkit.data.cache import begin, build
+    from trainkit.data.dataset import may_start_early
+    from trainkit.data.recorded import Recorded, open_again, read
+
+    recorded = run and read(run)
+    if recorded is None and run and (kept := _of_checkpoint(run)):
+        recorded = Recorded(kept)
+    if run and recorded:
+        return open_again(recipe, run, recorded, progress=progress)
+    return (begin if may_start_early(recipe) else build)(recipe, progress=progress)
+
+
+def _of_checkpoint(run: Path) -> str | None:
+    """The fingerprint of a run's data by a checkpoint, where an earlier version of trainkit began the run."""
+    from trainkit.checkpoint import manifest
+
+    for path in sorted((run / "checkpoints").glob("[0-9]*")):
+        with contextlib.suppress(TrainkitError):
+            return manifest.read(path).data
+    return None
+
+
+def _loaded(what: str, overrides: Sequence[str]) -> tuple[Loaded, Path | None]:
+    """The recipe at a path, or that of a run and the run's directory."""
     if Path(what).is_file() or what.endswith(".toml"):
-        return load(Path(what), overrides)
+        return load(Path(what), overrides), None
     from trainkit.cli.where import run_directory
     from trainkit.run.directory import recipe_of
 
-    return recipe_of(run_directory(what), overrides)
+    directory = run_directory(what)
+    return recipe_of(directory, overrides), directory
 
 
 def _lines(batch: list[ShownRow], recipe: Recipe, rows: int | None, as_json: bool) -> Iterator[str]:

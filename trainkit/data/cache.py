@@ -18,7 +18,7 @@ any of it is safe.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +60,7 @@ class Cache:
         validation: by name, in the recipe's order, `held-out` last.
         fingerprint: of the training documents and what makes them tokens: what a run that goes on must find again.
             It is known before they are tokenised.
+        ledgers: the names of the training sources' ledgers.
         units: by set, of each of its sources.
     """
 
@@ -76,6 +77,7 @@ class Cache:
         self.units = {one.name: [source.units for source in one.sources] for one in sets}
         if recipe.data.held_out:
             self.units["held-out"] = self.units["train"]
+        self.ledgers = tuple(source.names[first] for source in trained.sources)
         self._stop = Stop()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -114,8 +116,6 @@ class Cache:
         return path
 
     @property
-    def left_out(self) -> LeftOut:
-    @property
     def copies(self) -> int:
         """Documents that are held out no more, because the training data has exact copies of them; 0 until that is
         known."""
@@ -125,6 +125,8 @@ class Cache:
         every = trained.streams["held-out"].all.sections
         return sum(section.entries for section in every) - sum(section.entries for section in trained.apart.sections)
 
+    @property
+    def left_out(self) -> LeftOut:
         """Of what is there so far."""
         there = self.shards
         return LeftOut(
@@ -135,7 +137,11 @@ class Cache:
         )
 
 
-def build(recipe: Recipe, *, engine: Engine | None = None, progress: Tell = None) -> Cache:
+#: Looks at a cache of which nothing is tokenised yet; raises what speaks against it.
+Check = Callable[[Cache], None]
+
+
+def build(recipe: Recipe, *, engine: Engine | None = None, progress: Tell = None, check: Check | None = None) -> Cache:
     """The cache, after making what is missing of it. The same, to the byte, whatever the `engine`.
 
     Ctrl-C ends it within about a second; what was finished is kept, and is not done again.
@@ -143,24 +149,25 @@ def build(recipe: Recipe, *, engine: Engine | None = None, progress: Tell = None
     Args:
         engine: who tokenises; threads of this process where not given.
         progress: called a few times a second, in this thread.
+        check: called with the cache before anything is tokenised; what it raises ends the work.
 
     Raises:
         TrainkitError: the sources, the tokenizer or a document cannot be used, the cache cannot be written, or a set is
             empty.
     """
-    cache, sets = _prepare(recipe, progress)
+    cache, sets = _prepare(recipe, progress, check)
     engine = engine or threads()
     for one in sets:
         _make(recipe.data, one, cache, engine=engine, progress=progress)
     return cache
 
 
-def begin(recipe: Recipe, *, progress: Tell = None) -> Cache:
+def begin(recipe: Recipe, *, progress: Tell = None, check: Check | None = None) -> Cache:
     """The same, but the training set, with what is held out from it, is made in the background.
 
     `progress` is called in that thread then. What goes wrong there is raised where tokens are waited for.
     """
-    cache, (trained, *own) = _prepare(recipe, progress)
+    cache, (trained, *own) = _prepare(recipe, progress, check)
     engine = threads()
     for one in own:
         _make(recipe.data, one, cache, engine=engine, progress=progress)
@@ -172,6 +179,8 @@ def begin(recipe: Recipe, *, progress: Tell = None) -> Cache:
             cache._error = error
             for streams in trained.streams.values():
                 streams.fail(error)
+            if trained.apart is not None and not trained.apart.complete:
+                trained.apart.finish(error)
 
     if all(usable(source, cache.directory, recipe.data.on_error) for source in trained.sources):
         _make(recipe.data, trained, cache, engine=engine, progress=progress)
@@ -179,8 +188,6 @@ def begin(recipe: Recipe, *, progress: Tell = None) -> Cache:
         cache._thread = threading.Thread(target=work, name="cache", daemon=True)
         cache._thread.start()
     return cache
-            if trained.apart is not None and not trained.apart.complete:
-                trained.apart.finish(error)
 
 
 def find(recipe: Recipe) -> Cache | None:
@@ -205,21 +212,24 @@ def find(recipe: Recipe) -> Cache | None:
                 return None
             source.take(ledgers)
         check_not_empty(recipe.data, one)
+        if one.apart is not None and not apart.find(directory, one):
+            return None
     return Cache(recipe, codec, sets)
 
 
-def _prepare(recipe: Recipe, progress: Tell) -> tuple[Cache, Sequence[Set]]:
+def _prepare(recipe: Recipe, progress: Tell, check: Check | None) -> tuple[Cache, Sequence[Set]]:
     """Read the sources, and find or train the tokenizer; nothing is tokenised yet."""
     directory = Path(recipe.data.cache)
     storage.check_format(directory, shards.FORMAT)
-        if one.apart is not None and not apart.find(directory, one):
-            return None
     listing = reading.survey(directory, (*recipe.data.train, *recipe.data.validation), progress)
     codec = tokenizer.for_files(recipe, listing.files[: len(recipe.data.train)], listing.contents, progress=progress)
+    sets = sets_of(recipe, listing, codec)
+    cache = Cache(recipe, codec, sets)
+    if check:
+        check(cache)
     storage.write_format(directory, shards.FORMAT)
     storage.sweep(directory / "shards")
-    sets = sets_of(recipe, listing, codec)
-    return Cache(recipe, codec, sets), sets
+    return cache, sets
 
 
 def _make(data: Data, one: Set, cache: Cache, *, engine: Engine, progress: Tell) -> None:

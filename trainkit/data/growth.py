@@ -65,9 +65,11 @@ class Source:
         encoding: Encoding,
         limit: int | None,
         streams: Mapping[Split, Streams],
+        names: Mapping[Split, str] | None = None,
     ) -> None:
+        """`names` are those of its ledgers where its files need not be there any more."""
         self.number, self.units, self.encoding, self.limit = number, units, encoding, limit
-        self.names = {split: ledger.name_of(units, split, encoding, limit) for split in encoding.splits}
+        self.names = names or {split: ledger.name_of(units, split, encoding, limit) for split in encoding.splits}
         self.complete = False
         self._streams = streams
         self._ready: dict[int, Parts] = {}

@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from trainkit.data import shards
 from trainkit.data.digests import of_value
@@ -53,12 +54,30 @@ def find(cache: Path, name: str) -> Ledger | None:
     return ledger
 
 
+def files_of(cache: Path, name: str) -> list[dict[str, Any]] | None:
+    """The files that a ledger was made from, each with `name`, `path`, `kind`, `digest`, its first `unit` and how many
+    `units` it is divided into; None where there is no such ledger, or an earlier version wrote it."""
+    try:
+        found = json.loads(_path(cache, name).read_bytes())["files"]
+        return list(found) if all({"kind", "unit", "units"} <= file.keys() for file in found) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
 def save(cache: Path, name: str, ledger: Ledger, units: Sequence[Unit], limit: int | None) -> None:
     """Write it, once all its shards are there, with what it was made from. Raises TrainkitError."""
     sync_directory(cache / "shards")
     files = [
-        {"name": file.name, "path": file.path, "size": file.size, "digest": content.digest}
-        for unit in units
+        {
+            "name": file.name,
+            "path": file.path,
+            "kind": file.kind,
+            "unit": number,
+            "units": unit.spans,
+            "size": file.size,
+            "digest": content.digest,
+        }
+        for number, unit in enumerate(units)
         for file, content in zip(unit.files, unit.contents, strict=True)
         if unit.span is None or unit.span.first == 0
     ]

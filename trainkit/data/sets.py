@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from trainkit.data import shards, splits, tokenizer
+from trainkit.data import ledger, shards, splits, tokenizer
+from trainkit.data.forms import Reading
 from trainkit.data.growth import Source, Streams
 from trainkit.data.ledger import Ledger
 from trainkit.data.reading import Listing
-from trainkit.data.shards import Encoding
+from trainkit.data.shards import Encoding, Unit
 from trainkit.data.sources import SourceFile
 from trainkit.data.splits import Split
+from trainkit.data.stream import Stream
 from trainkit.data.vocabulary import LoadedTokenizer
 from trainkit.errors import TrainkitError
-from trainkit.data.stream import Stream
 from trainkit.recipe import Recipe
 from trainkit.recipe.data import Data
 from trainkit.recipe.document import Image
@@ -32,10 +34,10 @@ class Set:
     streams: Mapping[Split, Streams]
     weights: tuple[float, ...]
     """How much sooner than the others a source is needed."""
-
-
     apart: Stream | None = None
     """What is held out, without the exact copies of what is trained on: see `data.apart`."""
+
+
 def sets_of(recipe: Recipe, listing: Listing, codec: LoadedTokenizer) -> list[Set]:
     """The training set, then the validation sets that have sources of their own."""
     data = recipe.data

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from trainkit.checkpoint import store
 from trainkit.checkpoint.saver import Facts, size_of
 from trainkit.data import cache as caches
+from trainkit.data import recorded
 from trainkit.data.dataset import TrainSet, may_start_early
 from trainkit.data.evalset import EvalSet, validation_sources
 from trainkit.data.jobs import Stop
@@ -91,6 +92,7 @@ def train(
     afterwards.callback(cache.close)
     data = TrainSet(cache, recipe)
     program, state, course, repeats, restored = _prepared(directory, loaded, start, cache, data, log=log)
+    recorded.keep(cache, directory)
     plan, built, first = program.plan, program.built, int(state.step)
     findings = Findings(cache, recipe, log)
     data.batch(first)  # the first window is there, so that there is something to look at
@@ -233,9 +235,9 @@ def _evaluator(
             batch_size=given or recipe.train.batch_size,
             at_once=at_once,
             max_batches=recipe.evaluate.max_batches,
+            seed=recipe.run.seed,
         )
         for (name, stream), source in zip(cache.validation.items(), validation_sources(recipe), strict=True)
-            seed=recipe.run.seed,
     }
     return Evaluator(
         sets,
