@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from trainkit.data.order import MIXTURE_BLOCK, Mixture, Order, Permutation
@@ -76,16 +76,32 @@ def test_epochs_seeds_and_sources_have_orders_of_their_own():
         assert (one[:500] == other).sum() < 20
 
 
+small = st.floats(-6, 1).map(lambda power: 10**power)
+
+
+def away(sources: int) -> float:
+    """How many examples a source may be away from its share: half of one for each time that the sources are halved."""
+    return (sources - 1).bit_length() / 2
+
+
 @few
-@given(weights=st.lists(st.floats(0.01, 10), min_size=1, max_size=6), block=st.integers(0, 1000))
-def test_a_mixture_has_exact_quotas_in_every_block_and_counts_without_a_gap(weights, block):
+@given(weights=st.lists(st.one_of(st.just(0.0), small), min_size=1, max_size=9), block=st.integers(0, 10**7))
+def test_after_every_block_of_a_mixture_each_source_has_had_its_share_however_small(weights, block):
+    assume(sum(weights) > 0)
     mixture = Mixture([(0, weights)], seed=3)
     first = block * MIXTURE_BLOCK
     sources, ranks = mixture(np.arange(first, first + 2 * MIXTURE_BLOCK))
-    for source, quota in enumerate(mixture.quotas[0].tolist()):
-        assert abs(quota - weights[source] / sum(weights) * MIXTURE_BLOCK) < 1
-        assert (sources[:MIXTURE_BLOCK] == source).sum() == quota
-        assert ranks[sources == source].tolist() == list(range(block * quota, (block + 2) * quota))
+    before, between, after = (mixture.drawn(first + i * MIXTURE_BLOCK) for i in range(3))
+    for source, share in enumerate(np.array(weights) / sum(weights)):
+        assert abs(before[source] - share * first) <= away(len(weights)) + 1e-12 * first
+        assert (sources[:MIXTURE_BLOCK] == source).sum() == between[source] - before[source]
+        assert ranks[sources == source].tolist() == list(range(before[source], after[source]))
+        assert share or not after[source]
+
+
+def test_a_source_with_half_an_example_a_block_is_seen_as_often_as_its_weight_says():
+    sources, _ = Mixture([(0, [1.0, 0.0005])], seed=0)(np.arange(200 * MIXTURE_BLOCK))
+    assert (sources == 1).sum() == round(200 * MIXTURE_BLOCK * 0.0005 / 1.0005) == 102
 
 
 def test_a_mixture_is_the_same_asked_in_any_parts():
@@ -111,16 +127,16 @@ weighed = st.lists(st.floats(0, 10), min_size=3, max_size=3).filter(lambda weigh
     weights=st.lists(weighed, min_size=5, max_size=5),
     seed=st.integers(0, 9),
 )
-def test_every_stage_of_a_mixture_has_its_quotas_and_each_source_goes_on_where_it_was(lengths, weights, seed):
+def test_every_stage_of_a_mixture_has_its_shares_and_each_source_goes_on_where_it_was(lengths, weights, seed):
     begins = [0, *np.cumsum(lengths).tolist()]
     mixture = Mixture(list(zip(begins, weights, strict=False)), seed=seed)
     ends = [*begins[1:], begins[-1] + 3 * MIXTURE_BLOCK]
     sources, ranks = mixture(np.arange(ends[-1]))
     for stage, (begin, end) in enumerate(zip(begins, ends, strict=True)):
         for first in range(begin, end - MIXTURE_BLOCK + 1, MIXTURE_BLOCK):
-            block = np.bincount(sources[first : first + MIXTURE_BLOCK], minlength=3)
-            assert block.tolist() == mixture.quotas[stage].tolist()
-            assert np.abs(block - np.array(weights[stage]) / sum(weights[stage]) * MIXTURE_BLOCK).max() < 1
+            seen = np.bincount(sources[begin : first + MIXTURE_BLOCK], minlength=3)
+            share = np.array(weights[stage]) / sum(weights[stage]) * (first + MIXTURE_BLOCK - begin)
+            assert np.abs(seen - share).max() <= away(3) + 1e-9
     for source in range(3):
         assert ranks[sources == source].tolist() == list(range((sources == source).sum()))
     for index in (0, begins[-1], ends[-1] - 1, ends[-1] // 2):

@@ -13,7 +13,7 @@ from trainkit.data.cache import Cache
 from trainkit.data.examples import Examples, Framed, examples_of, lengths_of, padded
 from trainkit.data.frames import Counts
 from trainkit.data.layout import Batch, Layout
-from trainkit.data.order import MIXTURE_BLOCK, Mixture, Order
+from trainkit.data.order import Mixture, Order
 from trainkit.data.stream import Place, Stream
 from trainkit.errors import TrainkitError
 from trainkit.plan import DataSize
@@ -33,14 +33,14 @@ class Row(NamedTuple):
 class TrainSet:
     """The training batches of a recipe.
 
-    Without weights all sources are one stream. With weights each source has an order and epochs of its own, and of
-    every 1024 consecutive examples each has exactly its share.
+    Without weights all sources are one stream. With weights each source has an order and epochs of its own, and after
+    every 1024 examples each has had its share of them, to an example or two.
 
     The cache may still be growing: a batch waits until what it needs is there, and is the same as if all were.
     """
 
     def __init__(self, cache: Cache, recipe: Recipe) -> None:
-        """Raises TrainkitError where a source's weight is too small to be met."""
+        """Raises TrainkitError where at some step no source has a weight."""
         self._data, self._seed = recipe.data, recipe.run.seed
         self._batch_size = recipe.train.batch_size
         self._all_rows = np.arange(self._batch_size)
@@ -222,7 +222,7 @@ def _check_fills_an_example(count: int, stream: Stream, length: int, where: str)
 
 
 def _mixture(sources: Sequence[Source], batch_size: int, seed: int) -> Mixture:
-    """Raises TrainkitError where a weight is too small to be met."""
+    """Raises TrainkitError where no source has a weight."""
     stages: dict[int, list[float]] = {}
     begins = sorted({step for source in sources if isinstance(source.weight, tuple) for step, _ in source.weight} | {0})
     for begin in begins:
@@ -230,17 +230,7 @@ def _mixture(sources: Sequence[Source], batch_size: int, seed: int) -> Mixture:
     for begin, weights in stages.items():
         if not any(weights):
             raise TrainkitError(f"from step {begin} on every source has the weight 0", where="data.train")
-    mixture = Mixture([(begin * batch_size, weights) for begin, weights in stages.items()], seed=seed)
-    for (begin, weights), quotas in zip(stages.items(), mixture.quotas.tolist(), strict=True):
-        for number, (weight, quota) in enumerate(zip(weights, quotas, strict=True)):
-            if weight and not quota:
-                raise TrainkitError(
-                    f"weight = {weight} of {sum(weights):g} from step {begin} on is too small: less than one example in"
-                    f" {MIXTURE_BLOCK}",
-                    where=f"data.train.{number}.weight",
-                    hint=f"at least {sum(weights) / MIXTURE_BLOCK:.3g}, or leave the source out",
-                )
-    return mixture
+    return Mixture([(begin * batch_size, weights) for begin, weights in stages.items()], seed=seed)
 
 
 def _weight_at(source: Source, step: int) -> float:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
-from math import isqrt
+from math import floor, isqrt
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from trainkit.recipe.data import Window
 _ROUNDS = 8
 #: Consecutive indices that are permuted together and remembered: one by one costs as much as a thousand.
 _BLOCK = 4096
-#: Indices within which the shares of a mixture are exact.
+#: Indices after which the shares of a mixture are exact, but for less than an example or two.
 MIXTURE_BLOCK = 1024
 
 
@@ -113,10 +114,11 @@ class Order:
 
 
 class Mixture:
-    """Which source comes when: in every `MIXTURE_BLOCK` consecutive indices of a stage each has exactly its quota.
+    """Which source comes when: after every `MIXTURE_BLOCK` indices of a stage each source has had its share of them.
 
-    A stage begins at an index and has weights of its own. The quotas are the shares rounded by largest remainders;
-    within a block the order is a keyed permutation.
+    A stage begins at an index and has weights of its own. Within a block the order is a keyed permutation. How many of
+    a block's examples are of a source follows from `_shared_out` at both of its ends, so that also a source with less
+    than one example a block comes as often as its weight says.
     """
 
     def __init__(self, stages: Sequence[tuple[int, Sequence[float]]], *, seed: int) -> None:
@@ -124,9 +126,9 @@ class Mixture:
         assert stages[0][0] == 0
         self._seed = seed
         self._begins = np.array([begin for begin, _ in stages], np.int64)
-        self.quotas = np.stack([_quotas(weights) for _, weights in stages])
+        self._weights = [[Fraction(weight) for weight in weights] for _, weights in stages]
         self._block = lru_cache(maxsize=8)(self._drawn)
-        self._before = np.zeros_like(self.quotas)
+        self._before = np.zeros((len(stages), len(stages[0][1])), np.int64)
         for stage in range(1, len(stages)):
             self._before[stage] = self.drawn(int(self._begins[stage]), stage - 1)
 
@@ -140,29 +142,43 @@ class Mixture:
             here = (stage == one[0]) & (block == one[1])
             drawn, rank = self._block(*one)
             sources[here], ranks[here] = drawn[offset[here]], rank[offset[here]]
-        return sources, ranks + block * self.quotas[stage, sources] + self._before[stage, sources]
+        return sources, ranks + self._before[stage, sources]
 
     def drawn(self, index: int, stage: int | None = None) -> np.ndarray:
         """How many examples of each source come before `index`, (sources,)."""
         if stage is None:
             stage = int(np.searchsorted(self._begins, index, side="right")) - 1
-        blocks, offset = divmod(index - int(self._begins[stage]), MIXTURE_BLOCK)
-        part = np.bincount(self._block(stage, blocks)[0][:offset], minlength=self.quotas.shape[1])
-        return self._before[stage] + blocks * self.quotas[stage] + part
+        block, offset = divmod(index - int(self._begins[stage]), MIXTURE_BLOCK)
+        part = np.bincount(self._block(stage, block)[0][:offset], minlength=self._before.shape[1])
+        return self._before[stage] + self._before_block(stage, block) + part
+
+    def _before_block(self, stage: int, block: int) -> np.ndarray:
+        """How many examples of each source the blocks of a stage before this one have, (sources,)."""
+        return np.array(_shared_out(block * MIXTURE_BLOCK, self._weights[stage]), np.int64)
 
     def _drawn(self, stage: int, block: int) -> tuple[np.ndarray, np.ndarray]:
-        quotas = self.quotas[stage]
+        before = self._before_block(stage, block)
+        quotas = self._before_block(stage, block + 1) - before
         places = Permutation(MIXTURE_BLOCK, self._seed, "mixture", stage, block)(np.arange(MIXTURE_BLOCK))
         sources = np.repeat(np.arange(len(quotas)), quotas)[places]
         ranks = np.empty(MIXTURE_BLOCK, np.int64)
         for source, quota in enumerate(quotas.tolist()):
-            ranks[sources == source] = np.arange(quota)
+            ranks[sources == source] = before[source] + np.arange(quota)
         return sources, ranks
 
 
-def _quotas(weights: Sequence[float]) -> np.ndarray:
-    shares = np.array(weights) / sum(weights) * MIXTURE_BLOCK
-    quotas = np.floor(shares).astype(np.int64)
-    remainders = np.argsort(-(shares - quotas), kind="stable")
-    quotas[remainders[: MIXTURE_BLOCK - quotas.sum()]] += 1
-    return quotas
+def _shared_out(count: int, weights: Sequence[Fraction]) -> list[int]:
+    """`count` examples shared out by weight: half of the sources get their share rounded, the other half the rest, and
+    so on in each half.
+
+    One more example is one more for exactly one source, whatever the weights; that is not so of rounding by largest
+    remainders, where more examples in all may be fewer of one source (the Alabama paradox). A source is away from its
+    exact share by at most half an example for each time that the sources were halved. Fractions, since a rounding error
+    would lose or double an example.
+    """
+    if len(weights) == 1 or not count:
+        return [count, *[0] * (len(weights) - 1)]
+    middle = len(weights) // 2
+    first = sum(weights[:middle])
+    mine = floor(count * first / (first + sum(weights[middle:])) + Fraction(1, 2))
+    return _shared_out(mine, weights[:middle]) + _shared_out(count - mine, weights[middle:])
