@@ -462,6 +462,11 @@ WRONG_ARRAYS: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "cut": ("a.npy", _save_cut, "is damaged or cut off"),
     "negative": ("a.npy", lambda p: np.save(p, np.array([1, -100])), "holds -100, which is no token id"),
     "negative in a row": ("a.npy", lambda p: np.save(p, np.array([[1], [-2]])), ":row 1: holds -2"),
+    "negative in a table": (
+        "a.parquet",
+        lambda p: parquet.write_table(pyarrow.table({"tokens": [[1], [2, -3]]}), p),
+        ":row 1: 'tokens' holds -3, which is no token id",
+    ),
     "odd": ("a.bin", lambda p: p.write_bytes(b"123"), "has 3 bytes, which are no whole number of uint16"),
     "no lists": (
         "a.parquet",

@@ -15,7 +15,10 @@ from typing import Any
 
 import data_room as room
 import fsspec
+import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from trainkit.data import cache as caches
 from trainkit.data.documents import read
@@ -285,6 +288,26 @@ def test_what_was_made_by_leaving_out_is_not_taken_where_nothing_may_be_left_out
     assert caches.find(room.recipe(tmp_path, *sources)) is None
     with pytest.raises(TrainkitError, match="is not JSON"):
         caches.build(room.recipe(tmp_path, *sources))
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "empty"),
+    [
+        ("rows.npy", lambda path: np.save(path, np.zeros((3, 0), np.uint16)), 3),
+        ("flat.npy", lambda path: np.save(path, np.zeros(0, np.uint16)), 1),
+        ("flat.bin", lambda path: path.touch(), 1),
+        ("rows.parquet", lambda path: parquet.write_table(pyarrow.table({"tokens": [[], [5, 6], []]}), path), 2),
+    ],
+)
+def test_rows_without_ids_are_left_out_and_counted_like_texts_without_characters(tmp_path, name, write, empty):
+    write(tmp_path / name)
+    np.save(tmp_path / "other.npy", np.array([[8, 9]], np.uint16))
+    sources = ({"type": "tokens", "path": str(tmp_path / one)} for one in (name, "other.npy"))
+    cache = caches.build(room.recipe(tmp_path, *sources))
+    end, kept = cache.tokenizer.end_of_text, [5, 6] if name == "rows.parquet" else []
+    assert cache.left_out.empty == empty
+    assert room.tokens_of(cache.train).tolist() == [*kept, *([end] if kept else []), 8, 9, end]
+    assert cache.train.documents == 1 + bool(kept)
 
 
 def test_empty_files_are_left_out_and_counted_but_nothing_else_is_an_error(tmp_path):

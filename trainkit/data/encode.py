@@ -201,7 +201,7 @@ class _Output:
         self._check_ids(file, piece)
         if piece.first:
             self._hash, self._label = hashlib.blake2b(digest_size=8), piece.label
-            if piece.last and piece.ids is None and not piece.text:
+            if piece.last and not (piece.text if piece.ids is None else len(piece.ids)):
                 self.empty += 1
                 return
         self._hash.update(piece.text.encode() if piece.ids is None else piece.ids.tobytes())

@@ -35,7 +35,7 @@ from trainkit.data.splits import Split, treatment
 from trainkit.data.storage import writing
 
 #: Raise it when the same files and tokenizer would give other shards than before.
-FORMAT = 2
+FORMAT = 3
 #: Bytes of the files of a unit: from so many on it may end, and with so many it does.
 SMALL, LARGE = 1 << 20, 8 << 20
 #: Of the documents of a shard that could not be used so many are told with place and reason.
@@ -121,7 +121,7 @@ class Shard:
     highest: int
     """The highest id."""
     empty: int
-    """Documents without text; they are left out."""
+    """Documents without text or ids; they are left out."""
     refused: int
     """Documents that could not be read; counted with the unit's first split."""
     filtered: int

@@ -138,14 +138,17 @@ def _row(batch: pyarrow.RecordBatch, key: str, row: int) -> tuple[np.ndarray, np
     arrays: list[np.ndarray] = []
     for name in (key, _LEARNED):
         if name not in batch.schema.names:
-            return arrays[0], None
+            continue
         values = batch.column(name)[row].values
         if values is None or values.null_count:
             return f"'{name}' is null" if values is None else f"'{name}' holds null"
         arrays.append(values.to_numpy(zero_copy_only=False))
-    ids, learned = arrays
+    ids, *rest = arrays
     if len(ids) and ids.min() < 0:
         return f"'{key}' holds {ids.min()}, which is no token id"
+    if not rest:
+        return ids, None
+    (learned,) = rest
     if len(ids) != len(learned):
         return f"has {len(ids)} '{key}', but {len(learned)} '{_LEARNED}'"
     return ids, learned != 0
