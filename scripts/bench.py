@@ -134,7 +134,12 @@ class _Prepared:
         tail = Tail(self.directory)
         tail.poll()
         feed = Feed(
-            self.data.batch, first=first, last=first + self.STEPS, split=self.plan.batch, sharding=self.sharding
+            self.data.batch,
+            tokens=self.data.tokens,
+            first=first,
+            last=first + self.STEPS,
+            split=self.plan.batch,
+            sharding=self.sharding,
         )
         server, compilations = Server(self.directory), Compilations(self.log)
         course = Course(self.recipe.schedule, steps=first + self.STEPS, live=self.state.live)

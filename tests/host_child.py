@@ -41,10 +41,10 @@ def main() -> None:
     devices = len(jax.devices())
     split = BatchSplit(global_size=BATCH, micro=BATCH // devices // 2, accumulation=2, replicas=devices)
     sharding = mesh.batch_sharding(mesh.make_mesh(data=devices, fsdp=1))
-    feed = Feed(batch, first=0, last=STEPS, split=split, sharding=sharding)
+    feed = Feed(batch, tokens=lambda step: 0, first=0, last=STEPS, split=split, sharding=sharding)
     shards = []
     for _ in range(STEPS):
-        tokens = feed.next()[0]["tokens"]
+        tokens = feed.next().batch["tokens"]
         assert tokens.shape == (2, BATCH // 2, 16), "the array is that of all hosts"
         shards.append([[s.index[1].start or 0, s.data.tolist()] for s in tokens.addressable_shards])
     feed.close()

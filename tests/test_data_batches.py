@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from trainkit.data import cache as caches
 from trainkit.data import shards
-from trainkit.data.dataset import TrainSet
+from trainkit.data.dataset import TrainSet, may_start_early
 from trainkit.data.evalset import EvalSet
 from trainkit.errors import TrainkitError
+from trainkit.plan import Devices, make_plan
 from trainkit.recipe import Recipe
 
 
@@ -202,6 +203,40 @@ def test_a_mixture_that_is_not_shuffled_takes_every_source_in_its_stored_order(t
     for letter, stream in zip("ab", cache.sources, strict=True):
         mine = rows[(rows == cache.tokenizer.encode(letter)[0]).any(axis=1)]
         assert mine.reshape(-1).tolist() == room.tokens_of(stream)[: mine.size].tolist()
+
+
+PADDED = [{"type": "pack"}, {"type": "pad"}, {"type": "windows"}, {"type": "pad", "buckets": (4, 8)}]
+
+
+@pytest.mark.parametrize("encoding", [{"type": "concatenate"}, *PADDED], ids=str)
+@pytest.mark.parametrize("rows", [None, np.array([1, 3])], ids=["all", "some"])
+def test_the_tokens_of_a_batch_are_its_positions_without_padding_whichever_rows_are_read(tmp_path, encoding, rows):
+    path = room.write_jsonl(tmp_path / "a.jsonl", _documents(range(1, 60)))
+    recipe = room.recipe(tmp_path, path, encoding=encoding, batch_size=5)
+    data = TrainSet(caches.build(recipe), recipe)
+    for step in range(40):
+        data.batch(step, rows)
+        assert data.tokens(step) == (data.batch(step)["weights"] > 0).sum()
+
+
+@pytest.mark.parametrize("encoding", PADDED, ids=str)
+@pytest.mark.parametrize("weights", [None, (((0, 1.0), (40, 0.1)), 1.0)], ids=["unweighted", "stages"])
+def test_a_run_of_so_many_tokens_sees_about_so_many_without_padding(tmp_path, encoding, weights):
+    if weights and "buckets" in encoding:
+        pytest.skip("buckets go with no weights")
+    sources = []
+    for name, lengths in (("a", range(1, 60)), ("b", range(100, 160))):
+        source = {"path": str(room.write_jsonl(tmp_path / f"{name}.jsonl", _documents(lengths)))}
+        sources.append(source | ({"weight": weights[len(sources)]} if weights else {}))
+    changes = {"encoding": encoding, "batch_size": 16, "sequence_length": 40}
+    recipe = room.recipe(tmp_path, *sources, **changes)
+    recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": None, "tokens": 30_000})})
+    data = TrainSet(caches.build(recipe), recipe)
+    plan = make_plan(recipe, devices=Devices(count=1), vocab_size=300, data=data.size())
+    seen = sum(data.tokens(step) for step in range(plan.steps))
+    assert seen == pytest.approx(30_000, rel=0.02)
+    assert plan.total_tokens == pytest.approx(seen, rel=0.02)
+    assert not may_start_early(recipe.model_copy(update={"data": recipe.data.model_copy(update={"shuffle": False})}))
 
 
 def test_a_source_with_a_small_weight_is_seen_as_often_as_it_says(tmp_path):

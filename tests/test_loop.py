@@ -27,6 +27,7 @@ from trainkit.run.directory import create
 from trainkit.run.start import Start
 from trainkit.train.compilations import Compilations
 from trainkit.train.course import Course
+from trainkit.train.feed import Fed
 from trainkit.train.loop import Job, train
 from trainkit.train.meter import Meter, Work
 from trainkit.train.obey import Orders
@@ -71,7 +72,7 @@ class Played:
             recipe=self.recipe,
             course=course,
             step=self._update,
-            feed=SimpleNamespace(next=lambda: ({"tokens": np.zeros((1, 2, 4))}, 0.0)),
+            feed=SimpleNamespace(next=lambda: Fed({"tokens": np.zeros((1, 2, 4))}, 8, 0.0)),
             meter=meter,
             orders=Orders(server=self.commands, signal=SimpleNamespace(received=None), log=log, course=course),
             log=log,
@@ -100,6 +101,18 @@ def log(tmp_path: Path) -> Iterator[EventLog]:
     log = EventLog(tmp_path, attempt=1)
     yield log
     log.close()
+
+
+def test_the_rate_of_a_step_is_that_of_its_tokens_and_not_of_its_padding(tmp_path: Path, log: EventLog) -> None:
+    loop = Played(tmp_path / "here", log)
+    padded = SimpleNamespace(next=lambda: Fed({"tokens": np.zeros((1, 2, 4))}, tokens=5, waited=0.0))
+    train(loop.state, replace(loop.job, feed=padded))
+    loop.compilations.close()
+    told = [event["metrics"] for event in read(tmp_path) if event["type"] == "step"]
+    timed = [values for values in told if "time/step" in values and values["time/step"] > 1e-4]
+    for values in timed:
+        assert values["throughput/tokens_per_second"] * values["time/step"] == pytest.approx(5, rel=0.02)
+    assert timed
 
 
 def test_what_finds_no_memory_beside_the_steps_is_skipped_with_an_alert_and_all_else_is_done(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -102,6 +103,17 @@ def test_epochs_need_to_know_the_data():
         plan(made)
     assert "trainkit cache-data" in found.value.hint
     assert plan(recipe()).epochs is None
+
+
+@pytest.mark.parametrize("encoding", ["pack", "pad", "windows"])
+def test_where_examples_are_padded_tokens_are_counted_without_padding_and_need_to_know_the_data(encoding):
+    data = {"sequence_length": 64, "train": ({"type": "python-stdlib"},), "encoding": {"type": encoding}}
+    made = recipe({"steps": None, "tokens": 10_000}, data=data)
+    size = replace(DATA, tokens_per_batch=100.5)  # of 8 x 64 positions
+    assert plan(made, data=size).steps == 100  # 99.5, rounded up
+    assert plan(made, data=size).total_tokens == 10_050
+    with pytest.raises(TrainkitError, match="tokens = 10000 cannot be turned into steps before the data is counted"):
+        plan(made)
 
 
 def test_data_that_does_not_fill_one_example_is_an_error():

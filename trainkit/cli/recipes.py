@@ -10,7 +10,7 @@ from typing import Any
 
 from trainkit.errors import TrainkitError
 from trainkit.hub.recipe import load, notes
-from trainkit.plan import Devices, make_plan
+from trainkit.plan import Devices, make_plan, steps_need_data
 from trainkit.recipe.load import Loaded, located
 from trainkit.recipe.locate import Key, dotted
 
@@ -20,7 +20,7 @@ def check(path: Path, overrides: Sequence[str]) -> str:
     loaded = load(path, overrides)
     recipe = loaded.recipe
     told = [f"{recipe.model.type}"]
-    if recipe.tokenizer.train is not None and recipe.train.epochs is None:
+    if recipe.tokenizer.train is not None and not steps_need_data(recipe):
         vocab_size = recipe.tokenizer.train.vocab_size
         try:
             # as one device sees it; whether the batch divides over more is for trainkit plan, which knows the devices

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -16,9 +17,10 @@ from trainkit.data.layout import Batch, Layout
 from trainkit.data.order import Mixture, Order
 from trainkit.data.stream import Place, Stream
 from trainkit.errors import TrainkitError
-from trainkit.plan import DataSize
+from trainkit.plan import DataSize, steps_need_data
 from trainkit.recipe import Recipe
 from trainkit.recipe.data import Data, Pad, Window
+from trainkit.recipe.encoding import is_padded
 from trainkit.recipe.source import Source
 
 
@@ -43,6 +45,7 @@ class TrainSet:
         """Raises TrainkitError where at some step no source has a weight."""
         self._data, self._seed = recipe.data, recipe.run.seed
         self._batch_size = recipe.train.batch_size
+        self._steps, self._wanted = recipe.train.steps, recipe.train.tokens
         self._all_rows = np.arange(self._batch_size)
         weighted = recipe.data.train[0].weight is not None
         self._streams = cache.sources if weighted else (cache.train,)
@@ -64,6 +67,7 @@ class TrainSet:
             tokens=sum(stream.tokens for stream in self._streams),
             documents=sum(stream.documents for stream in self._streams),
             bytes=sum(stream.bytes for stream in self._streams),
+            tokens_per_batch=self._tokens_per_batch(),
         )
 
     @property
@@ -104,6 +108,16 @@ class TrainSet:
                 batch[name][here] = part
         return batch
 
+    def tokens(self, step: int) -> int:
+        """Positions of the batch of `step` that hold a token; the others are padding. Waits and raises as `batch`."""
+        if len(self._lengths) > 1:
+            return int(self._sources[0].examples.filled(self._bucketed()(step)[0]).sum())
+        index = step * self._batch_size + self._all_rows
+        if self._mixture is None:
+            return self._sources[0].tokens(index)
+        sources, ranks = self._mixture(index)
+        return sum(self._sources[source].tokens(ranks[sources == source]) for source in np.unique(sources).tolist())
+
     def rows(self, step: int) -> Iterator[Row]:
         """Where each row of the batch of `step` comes from."""
         index = np.arange(step * self._batch_size, (step + 1) * self._batch_size)
@@ -137,6 +151,25 @@ class TrainSet:
             for source, examples in zip(self._sources, drawn, strict=True)
             if (total := source.total)
         }
+
+    def _tokens_per_batch(self) -> float | None:
+        """Over the run, as far as the recipe says its length in steps or tokens; else over an epoch."""
+        if not is_padded(self._data.encoding):
+            return None
+        means = np.array([source.mean_tokens() for source in self._sources])
+        if self._mixture is None:
+            batches = self.batches or self.examples / self._batch_size
+            return float(means[0]) * self.examples / batches
+
+        def tokens(steps: int) -> float:
+            assert self._mixture is not None
+            return float(self._mixture.drawn(steps * self._batch_size) @ means)
+
+        steps = self._steps or max(1, self.examples // self._batch_size)
+        if self._wanted is not None:  # a stage may have longer documents than another
+            most = self._wanted // max(1, int(self._batch_size * means.min())) + 2
+            steps = max(1, bisect_left(range(most), self._wanted, key=tokens))
+        return tokens(steps) / steps
 
     def _bucketed(self) -> Buckets:
         if self._buckets is None:
@@ -186,6 +219,14 @@ class _Source:
     def read(self, index: np.ndarray, length: int) -> Batch:
         return self.examples.read(self.at(index), length)
 
+    def tokens(self, index: np.ndarray) -> int:
+        """Of the examples that come at each of `index`, rising, together; without padding."""
+        return int(self.examples.filled(self.at(index)).sum())
+
+    def mean_tokens(self) -> float:
+        """Of an example, padding left out; waits until all are there."""
+        return float(self.examples.sizes().sum()) / self.count()
+
     def _settle(self, total: int | None) -> None:
         if total is None:
             return
@@ -199,7 +240,7 @@ class _Source:
 def may_start_early(recipe: Recipe) -> bool:
     """Whether training can begin while its data is still being tokenised: the recipe alone decides, so that the order
     of the data is the same either way."""
-    whole = recipe.data.shuffle == "full" or recipe.train.epochs is not None
+    whole = recipe.data.shuffle == "full" or steps_need_data(recipe)
     return not whole and not (isinstance(recipe.data.encoding, Pad) and recipe.data.encoding.buckets)
 
 

@@ -33,6 +33,9 @@ class Examples(Protocol):
     def sizes(self) -> np.ndarray:
         """Positions that each takes, (examples,), once all are there."""
 
+    def filled(self, which: np.ndarray) -> np.ndarray:
+        """Positions that hold a token, of some that can be read, (n,); the others are padding."""
+
     def spans(self, which: int) -> Iterator[tuple[Place, ...]]:
         """Where one comes from: for each of its spans of n tokens, which take n - 1 positions, the documents."""
 
@@ -70,6 +73,9 @@ class Chunks:
 
     def sizes(self) -> np.ndarray:
         return np.full(self._stream.examples(self._length), self._length)
+
+    def filled(self, which: np.ndarray) -> np.ndarray:
+        return np.clip(self._stream.tokens - 1 - which * self._length, 0, self._length)
 
     def spans(self, which: int) -> Iterator[tuple[Place, ...]]:
         yield tuple(self._stream.places(which * self._length, self._length + 1))
@@ -166,6 +172,10 @@ class Framed:
         self._frame()
         return np.concatenate([np.zeros(0, np.int64), *(one.longest for one in self._frames)])
 
+    def filled(self, which: np.ndarray) -> np.ndarray:
+        counts = (sum(count for _, _, count, _ in self._spans(example)) for example in which.tolist())
+        return np.fromiter(counts, np.int64, len(which))
+
     def spans(self, which: int) -> Iterator[tuple[Place, ...]]:
         for section, start, count, _ in self._spans(which):
             yield tuple(self._stream.places(self._stream.first_of(section) + start, count + 1))
@@ -206,6 +216,9 @@ class Images:
 
     def sizes(self) -> np.ndarray:
         return np.ones(self._stream.tokens // self._pixels, np.int64)
+
+    def filled(self, which: np.ndarray) -> np.ndarray:
+        return np.ones(len(which), np.int64)
 
     def spans(self, which: int) -> Iterator[tuple[Place, ...]]:
         yield tuple(self._stream.places(which * self._pixels, self._pixels))

@@ -12,7 +12,7 @@ from trainkit.plan.facts import (
     Memory,
     Plan,
 )
-from trainkit.plan.plan import make_plan
+from trainkit.plan.plan import make_plan, steps_need_data
 from trainkit.plan.split import ENOUGH_TOKENS, choices, divisors
 
 #: Tokens for each parameter at which a budget of FLOPs gives the lowest loss (Hoffmann et al. 2022, table 3).
@@ -34,4 +34,5 @@ __all__ = [
     "choices",
     "divisors",
     "make_plan",
+    "steps_need_data",
 ]

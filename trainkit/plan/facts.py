@@ -41,13 +41,15 @@ class Devices:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSize:
-    """One epoch of the training data, from the cache's ledger. `batches` is given where none lies in two epochs."""
+    """One epoch of the training data, from the cache's ledger. `batches` is given where none lies in two epochs,
+    `tokens_per_batch`, on average and without padding, where there is padding."""
 
     examples: int
     batches: int | None = None
     tokens: int
     documents: int
     bytes: int
+    tokens_per_batch: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +104,7 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a run will do.
+    """What a run will do. Padding is no token; where the data is not counted yet, every position counts as one.
 
     `bytes` are estimates for each device: `parameters` (those that are trained), `frozen`, `gradients`, `optimizer` and
     `snapshot` (the copy that a checkpoint is written from) are divided by the fsdp axis, and gradients are float32

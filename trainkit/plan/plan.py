@@ -12,6 +12,7 @@ from trainkit.errors import TrainkitError
 from trainkit.plan.facts import BatchSplit, Choice, Compute, DataSize, Devices, Plan
 from trainkit.plan.split import check_split, choices, mesh_axes
 from trainkit.recipe import Recipe
+from trainkit.recipe.encoding import is_padded
 from trainkit.recipe.linears import adapter_parameters, quantised_bytes, quantised_parameters
 from trainkit.recipe.model import tokens_in_block
 
@@ -33,8 +34,8 @@ def make_plan(
     adapter it is 4 for every parameter of the base, which has no gradient.
 
     Raises:
-        TrainkitError: the mesh does not fit the devices, the batch cannot be split over them, or the recipe counts in
-            epochs and `data` is None.
+        TrainkitError: the mesh does not fit the devices, the batch cannot be split over them, or its steps
+            depend on the data and `data` is None.
     """
     train, length = recipe.train, recipe.data.sequence_length
     data_axis, fsdp_axis = mesh_axes(recipe, devices)
@@ -61,16 +62,17 @@ def make_plan(
     micro = possible[chosen].micro
     size = train.batch_size
     batch = BatchSplit(global_size=size, micro=micro, accumulation=size // (micro * replicas), replicas=replicas)
-    steps = _steps(recipe, data)
+    tokens_per_step = data.tokens_per_batch if data and data.tokens_per_batch else train.batch_size * length
+    steps = _steps(recipe, data, tokens_per_step)
     flops_per_token = _matmul_flops_per_token(recipe, vocab_size=vocab_size)
     flops_per_token += 3 * recipe.model.attention_flops_per_token(sequence_length=length)
-    total_tokens = steps * train.batch_size * length
+    total_tokens = round(steps * tokens_per_step)
     return Plan(
         steps=steps,
         epochs=steps / (data.batches or data.examples / train.batch_size) if data else None,
         batch=batch,
         sequence_length=length,
-        tokens_per_step=train.batch_size * length,
+        tokens_per_step=round(tokens_per_step),
         total_tokens=total_tokens,
         parameters=parameters,
         trainable=trainable,
@@ -96,7 +98,13 @@ def _room(devices: Devices, taken: int) -> int:
     return room
 
 
-def _steps(recipe: Recipe, data: DataSize | None) -> int:
+def steps_need_data(recipe: Recipe) -> bool:
+    """Whether the number of steps is known only once the data is counted."""
+    train = recipe.train
+    return train.epochs is not None or (train.tokens is not None and is_padded(recipe.data.encoding))
+
+
+def _steps(recipe: Recipe, data: DataSize | None, tokens_per_step: float) -> int:
     train = recipe.train
     if data is not None and data.examples == 0:
         raise TrainkitError(
@@ -107,15 +115,17 @@ def _steps(recipe: Recipe, data: DataSize | None) -> int:
         )
     if train.steps is not None:
         return train.steps
-    if train.tokens is not None:
-        return math.ceil(train.tokens / (train.batch_size * recipe.data.sequence_length))
-    assert train.epochs is not None
-    if data is None:
+    unit = "epochs" if train.epochs is not None else "tokens"
+    if data is None and steps_need_data(recipe):
         raise TrainkitError(
-            f"epochs = {train.epochs} cannot be turned into steps before the data is counted",
-            where="train.epochs",
-            hint="count it first: trainkit cache-data RECIPE; or give train.steps or train.tokens",
+            f"{unit} = {getattr(train, unit)} cannot be turned into steps before the data is counted",
+            where=f"train.{unit}",
+            hint="count it first: trainkit cache-data RECIPE; or give train.steps",
         )
+    if train.tokens is not None:
+        # rounded, since the mean of so many steps, times as many, need not be what it was the mean of
+        return math.ceil(round(train.tokens / tokens_per_step, 6))
+    assert train.epochs is not None and data is not None
     return math.ceil(train.epochs * (data.batches or data.examples / train.batch_size))
 
 

@@ -61,6 +61,12 @@ class Pad(EncodingSpec):
     """Documents of fewer targets are dropped, and counted."""
 
 
+def is_padded(encoding: EncodingSpec) -> bool:
+    """Whether examples may have positions without a token; of concatenated documents the very last one may, which does
+    not count."""
+    return not isinstance(encoding, Concatenate)
+
+
 Encoding = Annotated[
     Annotated[Concatenate, Tag("concatenate")]
     | Annotated[Windows, Tag("windows")]

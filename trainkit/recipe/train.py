@@ -18,7 +18,8 @@ class Train(Spec):
     epochs: Positive | None = None
     """Passes over the training data."""
     tokens: Count | None = None
-    """Tokens seen in training; rounded up to whole steps."""
+    """Tokens seen in training; rounded up to whole steps. Padding is none: where examples have any (every encoding but
+    `concatenate`), steps are counted by the tokens that a batch has on average, so all data is tokenised first."""
     batch_size: Count
     """Sequences per step, over all devices."""
     micro_batch_size: Count | Literal["auto"] = "auto"

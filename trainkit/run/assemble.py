@@ -116,7 +116,7 @@ def train(
         opened.callback(lambda: profile.close(log.step))
         signal.training_begins()
         sharding = mesh.batch_sharding(built.mesh)
-        feed = Feed(data.batch, first=first, last=plan.steps, split=plan.batch, sharding=sharding)
+        feed = Feed(data.batch, tokens=data.tokens, first=first, last=plan.steps, split=plan.batch, sharding=sharding)
         opened.callback(feed.close)
         opened.callback(cache.close)  # before the feed, which may be waiting for it
         layouts = data.layouts()

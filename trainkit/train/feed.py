@@ -5,8 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -45,6 +45,16 @@ def own_rows(split: BatchSplit, sharding: NamedSharding) -> np.ndarray | None:
     return None if taken.all() else np.flatnonzero(taken)
 
 
+class Fed(NamedTuple):
+    """What the loop takes for a step."""
+
+    batch: DeviceBatch
+    tokens: int
+    """Of the whole batch, also where this process has some of its rows only; without padding."""
+    waited: float
+    """Seconds for which the loop had to wait for it."""
+
+
 class Feed:
     """The batches of steps `first`, `first` + 1, … `last` - 1, made by a thread while the device computes.
 
@@ -55,20 +65,22 @@ class Feed:
         self,
         batch: Batches,
         *,
+        tokens: Callable[[int], int],
         first: int,
         last: int,
         split: BatchSplit,
         sharding: NamedSharding,
         depth: int = 2,
     ) -> None:
-        self._batch, self._last, self._sharding, self._depth = batch, last, sharding, depth
+        """`tokens` says how many the batch of a step has."""
+        self._batch, self._tokens, self._last, self._sharding, self._depth = batch, tokens, last, sharding, depth
         self._begin(first, split)
 
     def _begin(self, first: int, split: BatchSplit) -> None:
-        ready = self._ready = queue.Queue[DeviceBatch | BaseException](self._depth)
+        ready = self._ready = queue.Queue[tuple[DeviceBatch, int] | BaseException](self._depth)
         closed = self._closed = threading.Event()
 
-        def put(item: DeviceBatch | BaseException) -> None:
+        def put(item: tuple[DeviceBatch, int] | BaseException) -> None:
             while not closed.is_set():
                 try:
                     return ready.put(item, timeout=0.2)
@@ -80,7 +92,8 @@ class Feed:
                 rows = own_rows(split, self._sharding)
                 for step in range(first, self._last):
                     read = self._batch(step, rows)
-                    put(to_device(read, accumulation=split.accumulation, sharding=self._sharding))
+                    there = to_device(read, accumulation=split.accumulation, sharding=self._sharding)
+                    put((there, self._tokens(step)))
                     if closed.is_set():
                         return
             except BaseException as error:  # handed to the thread that waits for the batch, which raises it
@@ -89,13 +102,13 @@ class Feed:
         self._thread = threading.Thread(target=work, name="feed", daemon=True)
         self._thread.start()
 
-    def next(self) -> tuple[DeviceBatch, float]:
-        """The next batch, and the seconds for which the loop had to wait for it."""
+    def next(self) -> Fed:
+        """The next batch; waits for it."""
         started = time.perf_counter()
         item = self._ready.get()
         if isinstance(item, BaseException):
             raise item
-        return item, time.perf_counter() - started
+        return Fed(*item, waited=time.perf_counter() - started)
 
     def restart(self, *, first: int, split: BatchSplit) -> None:
         """Begin again at step `first`, with the same batches split otherwise."""

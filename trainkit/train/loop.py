@@ -72,13 +72,13 @@ def train(state: State, job: Job) -> tuple[State, int]:
     state = job.course.put_into(state)
     while step < job.course.total_steps and not stop:
         try:
-            batch, waited = job.feed.next()
+            batch, tokens, waited = job.feed.next()
             job.profile.before(step + 1)
             with job.compilations.during("training", step + 1):
                 with job.meter.spent("dispatch"):
                     state, metrics = update(state, batch)
                 step += 1
-                job.meter.add(step, metrics, waited=waited, tokens=batch["tokens"].size)
+                job.meter.add(step, metrics, waited=waited, tokens=tokens)
             job.profile.after(step)
             due = _due_after(step, job, scheduled=True)
         except JaxRuntimeError as error:
