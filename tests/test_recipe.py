@@ -14,7 +14,7 @@ from sample_recipe import TEXT, changed, line_of, write
 from trainkit.errors import WRONG_INPUT, TrainkitError
 from trainkit.recipe import Recipe, language
 from trainkit.recipe.foreign import FOREIGN
-from trainkit.recipe.load import Loaded, load, load_resolved
+from trainkit.recipe.load import TYPES, Loaded, load, load_resolved
 from trainkit.recipe.locate import Key, dotted, locate
 from trainkit.recipe.write import differences, dumps, toml_value
 
@@ -151,6 +151,72 @@ def test_bases_are_found_beside_the_file_that_names_them(tmp_path):
     write(tmp_path, name="a/b/deep.toml")
     write(tmp_path, 'extends = "b/deep.toml"', "a/middle.toml")
     assert load(write(tmp_path, 'extends = "a/middle.toml"', "top.toml")).recipe.model.layers == 2
+
+
+def test_a_table_of_another_type_begins_with_that_types_defaults_and_says_where_each_value_is_from(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    wsd = 'type = "wsd"\nwarmup = 0.02\ndecay = 0.3\nmin_ratio = 0.2'
+    write(tmp_path, TEXT.replace('type = "cosine"\nwarmup = 0.02\nmin_ratio = 0.1', wsd), "wsd.toml")
+    child = write(tmp_path, 'extends = "wsd.toml"\n[schedule]\ntype = "cosine"\nwarmup = 7\n', "child.toml")
+    typed = ["schedule.type=cosine", "schedule.warmup=7"]
+    for loaded, where in (
+        (load(child), {"type": "child.toml:3", "warmup": "child.toml:4"}),
+        (load(tmp_path / "wsd.toml", typed), dict.fromkeys(["type", "warmup"], "--set")),
+        (load(tmp_path / "wsd.toml", typed[::-1]), dict.fromkeys(["type", "warmup"], "--set")),
+    ):
+        assert loaded.recipe.schedule.model_dump() == {"type": "cosine", "warmup": 7, "min_ratio": 0.1}
+        found = {key: origin for key, origin in loaded.origins.items() if key.startswith("schedule.")}
+        assert found == {f"schedule.{name}": at for name, at in where.items()} | {"schedule.min_ratio": "default"}
+    same = write(tmp_path, 'extends = "wsd.toml"\n[schedule]\ntype = "wsd"\nwarmup = 7\n', "same.toml")
+    assert load(same).recipe.schedule.decay == 0.3
+
+
+def test_a_table_that_says_no_type_is_of_the_default_one(tmp_path):
+    write(tmp_path, changed(('type = "cosine"', "# no type")))
+    for kind, ratio in (("cosine", 0.1), ("wsd", 0.0)):
+        child = f'extends = "sample.toml"\n[schedule]\ntype = "{kind}"\n'
+        schedule = load(write(tmp_path, child, "child.toml")).recipe.schedule
+        assert (schedule.type, schedule.min_ratio) == (kind, ratio)
+
+
+def test_so_do_tables_in_tables_and_in_lists(tmp_path):
+    yarn = '{ type = "yarn", factor = 4.0, original_context = 64, beta_fast = 9.0 }'
+    scaled = f'type = "llama"\nintermediate = 64\nrope_scaling = {yarn}'
+    text = changed(('type = "gpt2"', scaled)) + '[data.encoding]\ntype = "windows"\nstride = 8\neos = false\n'
+    path = write(tmp_path, text)
+    scaling = "model.rope_scaling"
+    loaded = load(path, [f"{scaling}.type=linear", f"{scaling}.factor=2.0", "data.encoding.type=pack"])
+    assert loaded.recipe.model.rope_scaling.model_dump() == {"type": "linear", "factor": 2.0}
+    assert loaded.recipe.data.encoding.eos and loaded.origins["data.encoding.eos"] == "default"
+    assert load(path, [f"{scaling}.factor=3.0"]).recipe.model.rope_scaling.beta_fast == 9.0
+    files = path.with_name("files.toml")
+    source = 'path = "*.jsonl"\ndocument = { type = "prompt", prompt = "{a}", response = "{b}" }'
+    files.write_text(text.replace('type = "python-stdlib"', source))
+    first = "data.train.0"
+    loaded = load(files, [f"{first}.document.template={{a}}", f"{first}.document.type=template"])
+    assert loaded.recipe.data.train[0].document.model_dump() == {"type": "template", "template": "{a}"}
+    loaded = load(files, [f"{first}.type=tokens", f'{first}.path="a.npy"'])
+    assert loaded.origins[f"{first}.path"] == "--set"
+    assert "data.train.0.id is missing" in wrong(files, f"{first}.type=huggingface")
+
+
+def test_every_choice_of_a_type_is_known_with_its_default(tmp_path):
+    found: dict[Key, str] = {}
+
+    def walk(node: language.Node, key: Key) -> None:
+        if len(language.types_of(node)) > 1:
+            default = language.table(node)
+            found[key] = default["properties"]["type"].get("default", "") if default else ""
+        for branch in language.branches(node):
+            for name, child in branch.get("properties", {}).items():
+                walk(child, (*key, name))
+            if isinstance(items := branch.get("items"), dict):
+                walk(items, (*key, "*"))
+
+    walk(language.schema(), ())
+    assert found == TYPES
 
 
 @pytest.mark.parametrize("key", ["epochs=2", "tokens=900"])

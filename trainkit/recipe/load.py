@@ -35,6 +35,17 @@ REVISED: dict[Key, frozenset[str]] = {
     ("model",): frozenset({"pretrained"}),
     ("adapter",): frozenset({"pretrained"}),
 }
+#: The `type` of a table that says none, where there are several to choose from; `*` is any place of a list.
+TYPES: dict[Key, str] = {
+    ("model",): "gpt2",
+    ("model", "rope_scaling"): "linear",
+    ("schedule",): "cosine",
+    ("data", "encoding"): "concatenate",
+    ("data", "train", "*"): "files",
+    ("data", "train", "*", "document"): "",
+    ("data", "validation", "*"): "files",
+    ("data", "validation", "*", "document"): "",
+}
 
 
 @dataclass(frozen=True)
@@ -150,6 +161,8 @@ class _Layer:
         self._merge(self.table, over.table, (), over)
 
     def _merge(self, base: dict[str, Any], over: dict[str, Any], key: Key, layer: _Layer) -> None:
+        if "type" in over:
+            self.become(over["type"], base, key)
         self.take_back_rivals(base, key, over.keys())
         for name, value in over.items():
             path = (*key, name)
@@ -171,6 +184,25 @@ class _Layer:
         for name in old & table.keys():
             del table[name]
             self.forget((*key, name))
+
+    def become(self, kind: Any, table: dict[str, Any], key: Key) -> None:
+        """Empty `table` where it is of another type than `kind`: what was given was meant for that one."""
+        default = TYPES.get(tuple("*" if isinstance(part, int) else part for part in key))
+        # which family a checkpoint is of, its config.json says
+        if default is None or ("pretrained" in table and "type" not in table):
+            return
+        if table.get("type", default) != kind:
+            self._empty(table, key)
+
+    def _empty(self, table: dict[str, Any], key: Key) -> None:
+        """Remove what files have given; what a person typed stays: it may have been typed first."""
+        for name in list(table):
+            path = (*key, name)
+            if isinstance(table[name], dict):
+                self._empty(table[name], path)
+            if self.leaf_origin(path) != SET:
+                del table[name]
+                self.forget(path)
 
     def forget(self, key: Key) -> None:
         """The origins of what stood at `key`."""
@@ -229,11 +261,13 @@ def _override(layer: _Layer, override: str) -> None:
             table[place] = {}
             layer.origins[at] = SET
         table = table[place]
-    place = _place(table, str(key[-1]), where, at)
+    place, value = _place(table, str(key[-1]), where, at), _override_value(text)
     if isinstance(table, dict):
+        if place == "type":
+            layer.become(value, table, at)
         layer.take_back_rivals(table, at, {str(place)})
     at = (*at, place)
-    table[place] = value = _override_value(text)
+    table[place] = value
     layer.forget(at)
     layer.origins |= {known: SET for known in _all_keys(value, at)}
 

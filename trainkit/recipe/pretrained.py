@@ -99,10 +99,6 @@ class Checkpoint:
         values = dict(self.values)
         if given.get("resize_vocabulary") is True:
             values.pop("vocab_size", None)
-        ours, theirs = given.get("rope_scaling"), values.get("rope_scaling")
-        if isinstance(ours, dict) and isinstance(theirs, dict) and ours.get("type", theirs["type"]) != theirs["type"]:
-            # another kind has other keys: none of the checkpoint's may be left beside them
-            del values["rope_scaling"]
         return values
 
 
