@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 from typing import Any
 
@@ -177,15 +178,47 @@ def test_what_was_left_out_is_counted(tmp_path):
     source = {"path": str(path), "min_characters": 1}
     messages = [(f.level, f.message) for f in findings(room.recipe(tmp_path, source, on_error="skip"))]
     assert messages[0][0] == "warning"
-    assert messages[0][1].startswith("1 document cannot be read and was skipped: a.jsonl:124: is not JSON")
+    told = r"1 document \(0.8% of all, 0.1% of the bytes\) was skipped, which cannot be read: a.jsonl:124: is not JSON"
+    assert re.match(told, messages[0][1]), messages[0][1]
     longer = source | {"min_characters": 20}
     messages = [(f.level, f.message) for f in findings(room.recipe(tmp_path, longer, on_error="skip"))]
     assert ("info", "3 documents are shorter or longer than asked for and left out") in messages
     with path.open("a", encoding="utf-8") as file:
         file.write("{broken too\n")
     messages = [(f.level, f.message) for f in findings(room.recipe(tmp_path, {"path": str(path)}, on_error="skip"))]
-    assert messages[0][1].startswith("2 documents cannot be read and were skipped, such as: a.jsonl:124: is not JSON")
+    told = r"2 documents \(1.6% of all, 0.2% of the bytes\) were skipped, which cannot be read: such as a.jsonl:124: is"
+    assert re.match(told, messages[0][1]), messages[0][1]
     assert ("info", "1 document has no text and was left out") in messages
+
+
+def test_what_was_skipped_is_told_by_reason_with_its_share_of_documents_and_of_bytes(tmp_path):
+    room.write_jsonl(tmp_path / "a.jsonl", DISTINCT[:50])
+    size = sum(len(text.encode()) for text in DISTINCT[:50])
+    rows = [{"text": number} for number in range(7)] + [{"body": "x" * 30}] * 2
+    room.write_rows(tmp_path / "b.jsonl", [*rows, {"text": "fine"}])
+    (tmp_path / "latin.txt").write_bytes(b"na\xefve " * size)
+    sources = {"path": (str(tmp_path / "*.jsonl"), str(tmp_path / "*.txt"))}
+    messages = [f.message for f in findings(room.recipe(tmp_path, sources, on_error="skip"))]
+    assert len(messages) == 3
+    assert re.match(r"1 document \(1.6% of all, 85\.\d% of the bytes\) .*: latin.txt:byte 2: is not UTF-8", messages[0])
+    assert re.match(
+        r"2 documents \(3.3% of all, 0.\d% of the bytes\) .*: such as b.jsonl:8: has no 'text'", messages[1]
+    )
+    assert re.match(r"7 documents \(11.5% of all\) .*: such as b.jsonl:1: 'text' is a number", messages[2])
+
+
+@pytest.mark.parametrize("kind", ["train", "validation"])
+@pytest.mark.parametrize("begin", [caches.build, caches.begin])
+def test_a_source_of_which_every_document_is_skipped_is_an_error_that_names_it(tmp_path, kind, begin):
+    good = {"path": str(room.write_jsonl(tmp_path / "a.jsonl", DISTINCT))}
+    bad = {"path": str(room.write_rows(tmp_path / "b.jsonl", [{"body": "one"}, {"body": "two"}]))}
+    sets = {"train": [good, bad]} if kind == "train" else {"train": [good], "validation": (good | {"name": "a"}, bad)}
+    recipe = room.recipe(tmp_path, *sets.pop("train"), on_error="skip", shuffle=False, **sets)
+    with pytest.raises(TrainkitError, match="all of its 2 documents cannot be read.*b.jsonl:1: has no 'text'") as found:
+        begin(recipe).wait()
+    assert found.value.where == f"data.{kind}.1"
+    with pytest.raises(TrainkitError, match="all of its 2 documents cannot be read"):
+        caches.find(recipe)
 
 
 def test_of_a_growing_cache_only_what_is_there_is_looked_at(tmp_path, monkeypatch):

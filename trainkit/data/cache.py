@@ -41,11 +41,12 @@ __all__ = ["Cache", "LeftOut", "Progress", "begin", "build", "find"]
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Documents that are not in the cache: unreadable (and of these the first few of each shard, as (where, why)), of a
-    length that is not asked for, without text."""
+    """Documents that are not in the cache: unreadable (and of these the first few of each shard, as (where, why), and
+    all by reason), of a length that is not asked for, without text."""
 
     refused: int
     examples: tuple[tuple[str, str], ...]
+    reasons: tuple[shards.Reason, ...]
     filtered: int
     empty: int
 
@@ -132,6 +133,7 @@ class Cache:
         return LeftOut(
             refused=sum(shard.refused for shard in there),
             examples=tuple(example for shard in there for example in shard.examples),
+            reasons=shards.together(reason for shard in there for reason in shard.reasons),
             filtered=sum(shard.filtered for shard in there),
             empty=sum(shard.empty for shard in there),
         )

@@ -45,7 +45,9 @@ def read(file: SourceFile, refuse: Refuse, span: Span | None = None) -> Iterator
     for row in rows:
         found = forms.make(file.reading, row.values, row.number, base)
         if isinstance(found, Refused):
-            refuse(replace(found, place=row.place))
+            texts = (value for value in row.values.values() if isinstance(value, str))
+            lost = sum(len(text.encode(errors="replace")) for text in texts)
+            refuse(replace(found, place=row.place, bytes=lost))
         else:
             yield from found
 
@@ -81,11 +83,20 @@ def read_all(
         def refuse(found: Refused, file: SourceFile = file) -> None:
             if on_error == "stop" and file.kind != "python" and not found.filtered:
                 raise _error(file, found)
+            if _is_of_all(file, found):
+                found = replace(found, bytes=file.size)
             refused.append((f"{file.name}{found.place}", found))
 
         for piece in read(file, refuse, span):
             yield file, piece
         check_unchanged(file)
+
+
+def _is_of_all(file: SourceFile, found: Refused) -> bool:
+    """Whether the whole file cannot be used, and not a row of it."""
+    if file.kind in ("text", "python") or not found.place:
+        return True
+    return file.kind == "json" and not found.place.startswith(":row")
 
 
 def _error(file: SourceFile, found: Refused) -> TrainkitError:

@@ -19,7 +19,7 @@ from trainkit.data.documents import read_all
 from trainkit.data.jobs import Stop
 from trainkit.data.pieces import Piece, Refused
 from trainkit.data.progress import Reporter
-from trainkit.data.shards import DOCUMENT, LEARNED, SECOND, Encoding, Shard, Unit
+from trainkit.data.shards import DOCUMENT, LEARNED, SECOND, Encoding, Reason, Shard, Unit
 from trainkit.data.sources import SourceFile
 from trainkit.data.splits import Split, divide
 from trainkit.data.storage import writing
@@ -125,6 +125,11 @@ class _Part:
     def commit(self, refused: list[tuple[str, Refused]], *, pieces: int, last: bool) -> Mapping[Split, Shard]:
         """Say that the shards are there. What was refused is counted with the first of the splits."""
         unusable = [(place, found.problem) for place, found in refused if not found.filtered]
+        reasons = shards.together(
+            Reason(found.reason, 1, min(found.bytes, self._unit.size), where)
+            for where, found in refused
+            if not found.filtered
+        )
         made: dict[Split, Shard] = {}
         for split, output in self._outputs.items():
             reports = unusable if not made else []
@@ -148,6 +153,7 @@ class _Part:
                 refused=len(reports),
                 filtered=len(refused) - len(unusable) if not made else 0,
                 examples=tuple(reports[: shards.EXAMPLES]),
+                reasons=reasons if not made else (),
                 pieces=pieces,
                 last=last,
             )

@@ -57,14 +57,17 @@ def place_of(cache: Cache, set_name: str, source: int, unit: int, file: int, ind
 
 def _left_out(cache: Cache) -> Iterator[Finding]:
     left_out = cache.left_out
-    if number := left_out.refused:
-        (where, why), *_ = left_out.examples
-        told = (
-            "1 document cannot be read and was skipped"
-            if number == 1
-            else f"{number:,} documents cannot be read and were skipped, such as"
-        )
-        yield Finding("warning", f"{told}: {where}: {why}")
+    there = [stream for _, stream in _streams(cache)]
+    documents = sum(stream.documents for stream in there) + left_out.refused
+    size = sum(stream.bytes for stream in there) + sum(reason.bytes for reason in left_out.reasons)
+    for reason in left_out.reasons:
+        number, of = reason.documents, f"{reason.documents / documents:.1%} of all"
+        if reason.bytes:
+            of += f", {reason.bytes / size:.1%} of the bytes"
+        told = f"1 document ({of}) was" if number == 1 else f"{number:,} documents ({of}) were"
+        example = f"{reason.where}" if number == 1 else f"such as {reason.where}"
+        why = next((why for where, why in left_out.examples if where == reason.where), reason.why)
+        yield Finding("warning", f"{told} skipped, which cannot be read: {example}: {why}")
     if number := left_out.filtered:
         told = "1 document is" if number == 1 else f"{number:,} documents are"
         yield Finding("info", f"{told} shorter or longer than asked for and left out")

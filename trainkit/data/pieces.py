@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -47,6 +48,13 @@ class Refused:
     hint: str = ""
     filtered: bool = False
     """It could be read, but the recipe asks for longer or shorter ones: never an error."""
+    bytes: int = 0
+    """What is lost with it, as stored or as UTF-8; 0 where that is not known."""
+
+    @property
+    def reason(self) -> str:
+        """The problem without what is of this document only, so that those of many can be counted."""
+        return re.sub(r"\d[\d,]*", "…", re.split(r"[:;]", self.problem, maxsplit=1)[0])
 
 
 #: Told of each document that cannot be used: raises, or counts it and returns.

@@ -117,6 +117,9 @@ def usable(source: Source, directory: Path, on_error: str) -> Mapping[Split, Led
 
 
 def check_not_empty(data: Data, one: Set) -> None:
+    """Raises TrainkitError where a set holds nothing, or a source nothing that can be read."""
+    for source in one.sources:
+        _check_readable(data, one, source)
     first: Split = one.sources[0].encoding.splits[0]
     stream = one.streams[first].all
     if not stream.tokens and one.name != "train":
@@ -138,3 +141,17 @@ def check_not_empty(data: Data, one: Set) -> None:
             where="data.held_out",
             hint="raise it, give more text, give a [[data.validation]] of its own instead, or set it to 0",
         )
+
+
+def _check_readable(data: Data, one: Set, source: Source) -> None:
+    reasons = shards.together(reason for shard in source.shards for reason in shard.reasons)
+    if not reasons or any(streams.each[source.number].documents for streams in one.streams.values()):
+        return
+    number = f"train.{source.number}" if one.name == "train" else f"validation.{data.validation_names.index(one.name)}"
+    documents = sum(reason.documents for reason in reasons)
+    every = "its only document" if documents == 1 else f"all of its {documents:,} documents"
+    raise TrainkitError(
+        f"{every} cannot be read, so that nothing is left of it: {reasons[0].where}: {reasons[0].why}",
+        where=f"data.{number}",
+        hint='data.on_error = "skip" leaves out some documents, and not a whole source: mend it, or leave it out',
+    )

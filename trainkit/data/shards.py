@@ -23,7 +23,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,6 +40,8 @@ FORMAT = 3
 SMALL, LARGE = 1 << 20, 8 << 20
 #: Of the documents of a shard that could not be used so many are told with place and reason.
 EXAMPLES = 20
+#: Of what is wrong with documents so many kinds are told apart, and what the others are called.
+REASONS, OTHER = 16, "has another problem"
 #: Of each document: which file of the unit, which document of that file, a hash of its content, its label or -1.
 DOCUMENT = np.dtype([("file", "<u4"), ("index", "<u4"), ("hash", "<u8"), ("label", "<i4")])
 #: Bits of the marks.
@@ -97,6 +99,29 @@ class Unit:
         )
 
 
+class Reason(NamedTuple):
+    """Why documents could not be read: how many, the bytes that are lost with them, and where the first of them is."""
+
+    why: str
+    documents: int
+    bytes: int
+    where: str
+
+
+def together(reasons: Iterable[Reason], most: int = REASONS) -> tuple[Reason, ...]:
+    """Those that are alike as one, those with the most bytes first; what is beyond `most` is one of its own."""
+    found: dict[str, Reason] = {}
+    for one in reasons:
+        before = found.get(one.why, one._replace(documents=0, bytes=0))
+        found[one.why] = before._replace(documents=before.documents + one.documents, bytes=before.bytes + one.bytes)
+    ordered = sorted(found.values(), key=lambda one: (-one.bytes, -one.documents, one.why))
+    if len(ordered) <= most:
+        return tuple(ordered)
+    rest = ordered[most - 1 :]
+    other = Reason(OTHER, sum(one.documents for one in rest), sum(one.bytes for one in rest), rest[0].where)
+    return (*ordered[: most - 1], other)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Shard:
     """What a finished shard holds. `bytes` are those of the documents' text in UTF-8.
@@ -128,6 +153,8 @@ class Shard:
     """Documents that are shorter or longer than asked for."""
     examples: tuple[tuple[str, str], ...]
     """Of the refused ones, the first few: (where, why)."""
+    reasons: tuple[Reason, ...]
+    """Of the refused ones all, by what is wrong."""
     pieces: int
     """Of the unit, up to the end of this shard."""
     last: bool
@@ -136,7 +163,8 @@ class Shard:
     @staticmethod
     def from_json(value: dict[str, Any]) -> Shard:
         """Raises KeyError, TypeError or ValueError where it is none."""
-        return Shard(**{**value, "examples": tuple((where, why) for where, why in value["examples"])})
+        examples = tuple((where, why) for where, why in value["examples"])
+        return Shard(**{**value, "examples": examples, "reasons": tuple(Reason(*r) for r in value["reasons"])})
 
     @property
     def size(self) -> int:

@@ -24,7 +24,7 @@ def jsonl(file: SourceFile, refuse: Refuse, span: Span | None) -> Rows:
             if isinstance(found, dict):
                 yield Row(number - 1, f":{number}", found)
             elif found is not None:
-                refuse(Refused(f":{number}", *found))
+                refuse(Refused(f":{number}", *found, bytes=len(line)))
     except DAMAGED as error:
         refuse(damaged(error, f":{number + 1}"))
 
