@@ -328,6 +328,17 @@ def test_cached_data_is_counted_and_then_planned_with(call, tmp_path):
     assert re.search(r"steps +\d+ = 2\.\d\d epochs\n", out)
 
 
+@pytest.mark.parametrize(
+    "given", [["--rebuild"], ["--show", "2"], ["--export", "out"], ["--workers", "2"], ["--engine", "ray"]]
+)
+def test_what_a_check_of_the_cache_would_not_do_is_refused(call, tmp_path, given):
+    write(tmp_path)
+    code, out, err = call("cache-data", "sample.toml", "--verify", *given)
+    assert (code, out) == (WRONG_INPUT, "") and given[0] in err and "leave out --verify" in err
+    code, _, err = call("cache-data", "sample.toml", "--rebuild", "--repair")
+    assert code == WRONG_INPUT and "leave one of them out" in err
+
+
 def test_an_argument_of_an_order_may_begin_with_a_dash(call, tmp_path):
     make_run(tmp_path / "runs/a")
     code, _, err = call("send", "a", "rate", "-1")

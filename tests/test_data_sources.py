@@ -277,7 +277,7 @@ def test_listing_loads_no_library_that_takes_long(tmp_path):
 
 
 def test_what_was_made_by_leaving_out_is_not_taken_where_nothing_may_be_left_out(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(b'{"text": \n')
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": \n{"text": "fine"}\n')
     (tmp_path / "zz.txt").write_text(room.text(1), encoding="utf-8")
     sources = tmp_path / "a.jsonl", tmp_path / "zz.txt"
     with pytest.raises(TrainkitError, match="is not JSON"):

@@ -186,8 +186,18 @@ def cache_data(
 ) -> None:
     """Tokenise the data of a recipe ahead of time."""
     from trainkit.cli import cache
+    from trainkit.errors import TrainkitError
 
+    if rebuild and repair:
+        raise TrainkitError("--rebuild throws away what --repair would look at", hint="leave one of them out")
     if verify and not repair:
+        others = {"--rebuild": rebuild, "--show": show, "--export": export, "--workers": workers, "--address": address}
+        given = [name for name, value in others.items() if value] + ["--engine"] * (engine is not Engine.LOCAL)
+        if given:
+            raise TrainkitError(
+                f"--verify only compares shards with their checksums: {' and '.join(given)} would do nothing",
+                hint=f"leave out --verify, or {' and '.join(given)}",
+            )
         text, code = cache.verify(recipe, overrides or [])
         print(text)
         raise typer.Exit(code)

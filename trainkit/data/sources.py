@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sysconfig
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -87,7 +88,10 @@ def list_files(source: Source, cache: Path) -> tuple[SourceFile, ...]:
             return _matching(source)
         case Tokens():
             reading = Reading(keys=(source.tokens_key,), dtype=source.dtype)
-            return tuple(_file(match, _array(match), reading) for match in _matches(source.path))
+            arrays = tuple(_file(match, _array(match), reading) for match in _matches(source.path))
+            _check_asked(arrays, "dtype", source.dtype != "uint16", [".bin"])
+            _check_asked(arrays, "tokens_key", source.tokens_key != "tokens", [".parquet"])
+            return arrays
         case HuggingFace():
             return (_dataset(source, cache),)
         case PythonStdlib():
@@ -151,7 +155,22 @@ def _matching(source: Files) -> tuple[SourceFile, ...]:
                 hint=f"document = {{ … }} is for {', '.join(s for s, k in _BY_SUFFIX.items() if k != 'text')}",
             )
         files.append(_file(match, kind, of_texts if kind == "text" else of_rows))
+    if source.text_key != "text" and all(file.kind == "text" for file in files):
+        rows = [suffix for suffix, kind in _BY_SUFFIX.items() if kind != "text"]
+        raise _not_read("text_key", rows, files[0])
     return tuple(files)
+
+
+def _check_asked(files: Sequence[SourceFile], key: str, asked: bool, suffixes: Sequence[str]) -> None:
+    """Raises TrainkitError where the source has a key that is of files with these suffixes, and there is none."""
+    if asked and not any(file.path.endswith(tuple(suffixes)) for file in files):
+        raise _not_read(key, suffixes, files[0])
+
+
+def _not_read(key: str, suffixes: Sequence[str], file: SourceFile) -> TrainkitError:
+    return TrainkitError(
+        f"{key} is for {', '.join(suffixes)}, and the source has none", where=file.path, hint=f"leave {key} out"
+    )
 
 
 def _file(match: Match, kind: Kind, reading: Reading) -> SourceFile:

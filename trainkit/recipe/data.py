@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from trainkit.recipe.encoding import Concatenate, Encoding, Pad
+from trainkit.recipe.encoding import Concatenate, Encoding, Pad, Windows
 from trainkit.recipe.source import Files, HuggingFace, PythonStdlib, Rows, Source, Tokens
 from trainkit.recipe.spec import Count, Spec
 
@@ -54,6 +54,24 @@ class Data(Spec):
                 raise ValueError(f"encoding.buckets are at most sequence_length = {self.sequence_length}")
             if isinstance(self.shuffle, Window) or any(source.weight is not None for source in self.train):
                 raise ValueError('encoding.buckets need shuffle = "full" or false, and no weights')
+        for number, source in enumerate(self.validation):
+            if source.weight is not None:
+                raise ValueError(
+                    f"data.validation.{number}.weight shares out nothing: each validation set is evaluated by itself;"
+                    " leave it out"
+                )
+        for number, source in enumerate(self.train):
+            if source.name is not None and source.weight is None:
+                raise ValueError(
+                    f'data.train.{number}.name = "{source.name}" is shown nowhere, since sources without weights are'
+                    " one text: leave it out, or give every [[data.train]] a weight"
+                )
+        stride = self.encoding.stride if isinstance(self.encoding, Windows) else None
+        if stride is not None and stride > self.sequence_length:
+            raise ValueError(
+                f"data.encoding.stride = {stride} would leave out the tokens between windows: make it at most"
+                f" sequence_length = {self.sequence_length}"
+            )
         names = self.validation_names
         for name in names:
             if names.count(name) > 1:

@@ -184,6 +184,10 @@ class _Search:
             return
         # the first key that the message names is where a person looks
         paths = [(*key, name) for name in value if name in words]
+        whole = [tuple(map(_part, name.split("."))) for name in re.findall(r"\w+(?:\.\w+)+", message)]
+        if told := [path for path in whole if _get(self.data, path, _NOTHING) is not _NOTHING]:
+            self.found[message] = Mistake(self._where(told[0]), message)
+            return
         if not key:
             paths = [path for path in leaves() if len(path) > 1 and dotted(path) in message]
         named = sorted(paths, key=lambda path: message.index(str(path[-1])))
@@ -216,6 +220,10 @@ def _with_plain_keys(error: ValidationError, data: Any) -> list[tuple[Key, dict[
 
 
 _NOTHING = object()
+
+
+def _part(name: str) -> str | int:
+    return int(name) if name.isdecimal() else name
 
 
 def _get(data: Any, key: Key, default: Any = None) -> Any:

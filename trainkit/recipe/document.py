@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, Tag
+from pydantic import Field, Tag, model_validator
 
 from trainkit.recipe.spec import Count, Spec, by_type
 
@@ -73,6 +73,12 @@ class Image(Spec):
     """Key of the label; `false` where there is none."""
     classes: tuple[str, ...] = ()
     """The labels by name, in the order of their numbers; empty where labels are numbers."""
+
+    @model_validator(mode="after")
+    def _classes_are_of_labels(self) -> Image:
+        if self.classes and not self.label:
+            raise ValueError("classes names labels, and with label = false there are none: leave it out")
+        return self
 
 
 Document = Annotated[

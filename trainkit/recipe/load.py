@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
+from trainkit.recipe.data import Data, HuggingFace
 from trainkit.recipe.locate import Key, Origin, dotted, locate
 from trainkit.recipe.paths import make_absolute
 from trainkit.recipe.pretrained import Checkpoint, LookUp, LookUpAdapter
@@ -88,7 +89,8 @@ def load(
 
         raise diagnose(layer.table, error, origin=layer.origin, name=as_shown(path)) from None
     if recipe.tokenizer.revision is not None and os.path.exists(os.path.expanduser(recipe.tokenizer.path or "")):
-        raise _of_the_hub("tokenizer", recipe.tokenizer.path, layer)
+        raise _of_the_hub(("tokenizer", "revision"), recipe.tokenizer.path, layer)
+    _check_directories(recipe.data, layer)
     recipe = _complete(recipe, path)
     origins = {dotted(key): str(layer.leaf_origin(key)) for key in flat(recipe)}
     return Loaded(recipe=recipe, origins=origins, path=path)
@@ -108,7 +110,7 @@ def _begun(layer: _Layer, section: str, look_up: Callable[[str, str | None], Che
     if found is None:
         return layer
     if revision is not None and found.revision is None:
-        raise _of_the_hub(section, found.pretrained, layer)
+        raise _of_the_hub((section, "revision"), found.pretrained, layer)
     try:
         values = found.values_for(given)
     except TrainkitError as error:
@@ -123,10 +125,24 @@ def _begun(layer: _Layer, section: str, look_up: Callable[[str, str | None], Che
     return below
 
 
-def _of_the_hub(section: str, path: str | None, layer: _Layer) -> TrainkitError:
+def _check_directories(data: Data, layer: _Layer) -> None:
+    """Raises TrainkitError where a dataset in a directory is asked for what only one of the hub has."""
+    for section, sources in (("train", data.train), ("validation", data.validation)):
+        for number, source in enumerate(sources):
+            path = Path(source.id).expanduser() if isinstance(source, HuggingFace) else None
+            if path is None or not path.is_dir():
+                continue
+            if source.revision is not None:
+                raise _of_the_hub(("data", section, number, "revision"), source.id, layer)
+            saved = any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
+            if source.config is not None and saved:
+                raise _of_the_hub(("data", section, number, "config"), source.id, layer)
+
+
+def _of_the_hub(key: Key, path: str | None, layer: _Layer) -> TrainkitError:
     return TrainkitError(
-        f"{section}.revision is for what is on the hub, and {path} is on this machine",
-        where=str(layer.origin((section, "revision"))),
+        f"{dotted(key)} is for what is on the hub, and {path} is on this machine",
+        where=str(layer.origin(key)),
         hint="leave it out; what is here is taken as it is",
     )
 

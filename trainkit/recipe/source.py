@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, Tag, model_validator
 
-from trainkit.recipe.document import Document, Keys
+from trainkit.recipe.document import Document, Image, Keys
 from trainkit.recipe.spec import Count, NotNegative, Positive, Spec, by_type
 
 Stages = Annotated[tuple[tuple[Annotated[int, Field(ge=0)], NotNegative], ...], Field(min_length=1)]
@@ -16,7 +16,7 @@ class SourceSpec(Spec):
     """What all sources have in common."""
 
     name: str | None = None
-    """Its name in metrics and listings; needed to tell several validation sets apart."""
+    """Its name in metrics and listings: of a validation set, or of a source with a weight."""
     weight: Positive | Stages | None = None
     """Share of the training examples relative to the other sources, or its stages: `[[0, 3.0], [1000, 0.5]]` is 3 from
     step 0 on and 0.5 from step 1000 on. All sources have one, or none has: then every example is seen once an epoch."""
@@ -46,6 +46,16 @@ class Rows(SourceSpec):
     """Documents with more characters are left out, and counted."""
 
     @model_validator(mode="after")
+    def _one_way_to_text(self) -> Rows:
+        if self.document is not None and self.text_key != "text":
+            raise ValueError("text_key is not read beside document, which names keys of its own: leave one of them out")
+        if isinstance(self.document, Image):
+            for key in ("min_characters", "max_characters"):
+                if getattr(self, key) is not None:
+                    raise ValueError(f"{key} is for texts, and document.type is 'image': leave it out")
+        return self
+
+    @model_validator(mode="after")
     def _lengths_leave_something(self) -> Rows:
         if self.min_characters and self.max_characters and self.min_characters > self.max_characters:
             raise ValueError(f"min_characters = {self.min_characters} is more than max_characters")
@@ -72,11 +82,11 @@ class HuggingFace(Rows):
     id: str
     """`"owner/name"` on the hub; or a directory: of data files, or written by `save_to_disk`."""
     config: str | None = None
-    """Which of the dataset's configurations (what `load_dataset` calls `name`)."""
+    """Which of the dataset's configurations (what `load_dataset` calls `name`); none of what `save_to_disk` wrote."""
     split: str = "train"
     """Which split, also sliced: `"train[:10%]"`."""
     revision: str | None = None
-    """Branch, tag or commit."""
+    """Branch, tag or commit on the hub."""
     streaming: bool = False
     """Whether rows are read over the network while they are tokenised, instead of downloading all first."""
 

@@ -1,0 +1,133 @@
+"""No key of a recipe is accepted and ignored: it has an effect, or is refused with what to do."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import data_room as room
+import numpy as np
+import pytest
+from sample_recipe import changed, line_of, write
+
+from trainkit.data import cache as caches
+from trainkit.data.dataset import TrainSet
+from trainkit.data.sources import list_files
+from trainkit.errors import TrainkitError
+from trainkit.recipe import Recipe, language
+from trainkit.recipe.load import load
+from trainkit.recipe.source import Files, Tokens
+
+SOURCE = 'type = "python-stdlib"'
+ENCODING = '[data.encoding]\ntype = "windows"\nstride = 65\n'
+VALIDATION = '[[data.validation]]\npath = "b.txt"\nweight = 2.0\n'
+DOCUMENT = 'path = "a.jsonl"\ntext_key = "body"\ndocument = { type = "template", template = "{a}" }'
+IMAGE = 'path = "a.jsonl"\nmin_characters = 3\ndocument = { type = "image" }'
+CLASSES = 'path = "a.jsonl"\ndocument = { type = "image", label = false, classes = ["a"] }'
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "told"),
+    [
+        (changed() + VALIDATION, "weight = 2.0", "data.validation.0.weight shares out nothing"),
+        (
+            changed((SOURCE, f'{SOURCE}\nname = "library"')),
+            'name = "library"',
+            'data.train.0.name = "library" is shown',
+        ),
+        (changed() + ENCODING, "stride", "data.encoding.stride = 65 would leave out"),
+        (changed((SOURCE, DOCUMENT)), "text_key", "text_key is not read beside document"),
+        (changed((SOURCE, IMAGE)), "min_characters", "min_characters is for texts"),
+        (changed((SOURCE, CLASSES)), "classes", "classes names labels"),
+    ],
+)
+def test_a_key_that_nothing_reads_is_refused_at_its_line_with_what_to_do(tmp_path, monkeypatch, text, line, told):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TrainkitError) as found:
+        load(write(tmp_path, text))
+    assert found.value.where == f"sample.toml:{line_of(text, line)}"
+    assert told in found.value.problem and ("leave" in str(found.value) or "make it at most" in str(found.value))
+
+
+@pytest.mark.parametrize(("key", "saved"), [("revision", False), ("revision", True), ("config", True)])
+def test_what_only_the_hub_has_is_refused_of_a_dataset_in_a_directory(tmp_path, monkeypatch, key, saved):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "set").mkdir()
+    if saved:
+        (tmp_path / "set/state.json").touch()
+    text = changed((SOURCE, f'type = "huggingface"\nid = "set"\n{key} = "main"'))
+    with pytest.raises(TrainkitError, match=f"data.train.0.{key} is for what is on the hub") as found:
+        load(write(tmp_path, text))
+    assert found.value.where == f"sample.toml:{line_of(text, f'{key} = ')}"
+
+
+def test_a_key_of_other_files_than_those_that_are_there_is_refused(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    np.save(tmp_path / "a.npy", np.arange(3))
+    for source, told in (
+        (Files(path=str(tmp_path / "a.txt"), text_key="body"), "text_key is for"),
+        (Tokens(type="tokens", path=str(tmp_path / "a.npy"), dtype="int32"), "dtype is for .bin"),
+        (Tokens(type="tokens", path=str(tmp_path / "a.npy"), tokens_key="ids"), "tokens_key is for .parquet"),
+    ):
+        with pytest.raises(TrainkitError, match=told):
+            list_files(source, tmp_path)
+
+
+def test_every_key_of_the_language_is_read_somewhere():
+    root = Path(__file__).parent.parent / "trainkit"
+    nodes = [n for path in root.rglob("*.py") for n in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    read = {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
+    read |= {name for node in nodes if isinstance(node, ast.MatchClass) for name in node.kwd_attrs}
+    sections = [language.schema(), *language.schema()["$defs"].values()]
+    defined = {name for section in sections for name in section.get("properties", {})}
+    # `load` takes the first two itself; trackers are asked for by their names
+    assert defined - read - {"schema", "extends", "tensorboard"} == set()
+
+
+BASE: dict[str, Any] = {"sequence_length": 16, "seed": 0}
+TEXTS = {"format": "jsonl"}
+CHANGES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    # what is there before, what is changed of the data, and what of the source
+    ({}, {"sequence_length": 12}, {}),
+    ({}, {"seed": 1}, {}),
+    ({}, {"batch_size": 3}, {}),
+    ({}, {"held_out": 0.2}, {}),
+    ({}, {"shuffle": False}, {}),
+    ({}, {"shuffle": {"window": 3}}, {}),
+    ({}, {"encoding": {"eos": False}}, {}),
+    ({}, {"encoding": {"separate": True}}, {}),
+    ({}, {"encoding": {"type": "windows"}}, {}),
+    ({"encoding": {"type": "windows"}}, {"encoding": {"type": "windows", "stride": 5}}, {}),
+    ({"encoding": {"type": "windows"}}, {"encoding": {"type": "windows", "min_length": 9}}, {}),
+    ({}, {"encoding": {"type": "pack"}}, {}),
+    ({"encoding": {"type": "pack"}}, {"encoding": {"type": "pack", "too_long": "split"}}, {}),
+    ({"encoding": {"type": "pack"}}, {"encoding": {"type": "pack", "too_long": "drop"}}, {}),
+    ({"encoding": {"type": "pack"}}, {"encoding": {"type": "pack", "min_length": 9}}, {}),
+    ({"encoding": {"type": "pad"}}, {"encoding": {"type": "pad", "buckets": (8,)}}, {}),
+    ({"encoding": {"type": "pad"}}, {"encoding": {"type": "pad", "too_long": "split"}}, {}),
+    ({"encoding": {"type": "pad"}}, {"encoding": {"type": "pad", "min_length": 9}}, {}),
+    ({}, {}, {"limit": 20}),
+    ({}, {}, {"text_key": "body"}),
+    ({}, {}, {"min_characters": 30}),
+    ({}, {}, {"max_characters": 30}),
+    ({}, {}, {"document": {"type": "template", "template": "{body}"}}),
+    ({}, {}, {"document": {"type": "prompt", "prompt": "{body}", "response": "{text}"}}),
+]
+
+
+@pytest.mark.parametrize(("before", "data", "source"), CHANGES, ids=str)
+def test_every_key_of_the_data_changes_the_batches(tmp_path, before, data, source):
+    rows = ({"text": room.text(i, 1 + i % 9), "body": room.text(i + 99, 3)} for i in range(60))
+    path = {"path": str(room.write_rows(tmp_path / "a.jsonl", rows))}
+    one = _seen(room.recipe(tmp_path, path, **(BASE | before)))
+    other = _seen(room.recipe(tmp_path, path | source, **(BASE | before | data)))
+    assert one != other
+
+
+def _seen(recipe: Recipe) -> str:
+    """A hash of the first batches."""
+    found = TrainSet(caches.build(recipe), recipe)
+    arrays = (array for step in range(12) for _, array in sorted(found.batch(step).items()))
+    return hashlib.sha256(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)).hexdigest()
