@@ -400,7 +400,8 @@ def test_a_flat_array_is_one_document(tmp_path_factory, ids, dtype):
     try:
         for base in (str(directory), "memory://arrays-elsewhere"):
             for name in ("a.npy", "a.bin"):
-                (piece,) = read(tokens(f"{base}/{name}", dtype=dtype), room.never)
+                given = {"dtype": dtype} if name == "a.bin" else {}
+                (piece,) = read(tokens(f"{base}/{name}", **given), room.never)
                 assert ids_of(piece) == ids
                 assert (piece.index, piece.first, piece.last) == (0, True, True)
     finally:
@@ -444,7 +445,8 @@ def test_rows_of_a_two_dimensional_array_are_documents_and_a_table_may_have_no_m
     fixed = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array([1, 2, 3, 4, 5, 6]), 3)
     parquet.write_table(pyarrow.table({"ids": fixed}), tmp_path / "a.parquet")
     for name in ("a.npy", "a.parquet"):
-        pieces = list(read(tokens(tmp_path / name, tokens_key="ids"), room.never))
+        key = {"tokens_key": "ids"} if name == "a.parquet" else {}
+        pieces = list(read(tokens(tmp_path / name, **key), room.never))
         assert [(p.index, ids_of(p), p.learn) for p in pieces] == [(0, [1, 2, 3], True), (1, [4, 5, 6], True)]
 
 

@@ -78,12 +78,11 @@ def test_so_are_those_of_chat_templates_and_of_datasets_in_a_directory(tmp_path,
     (tmp_path / "owner" / "here").mkdir(parents=True)
     (tmp_path / "file").touch()
     ids = ["owner/here", "owner/there", "file"]
-    rows = [f'{{ type = "huggingface", id = "{name}", name = "{name}" }}' for name in ids]
+    rows = [f'{{ type = "huggingface", id = "{name}", KEY }}' for name in ids]
     templates = {"chat.jinja": f"{tmp_path}/chat.jinja", "{{ messages }}": "{{ messages }}", "{% if a %}": "{% if a %}"}
-    rows += [
-        f'{{ path = "a.jsonl", name = "{name}", document = {{ type = "chat", template = "{name}" }} }}'
-        for name in templates
-    ]
+    rows += [f'{{ path = "a.jsonl", KEY, document = {{ type = "chat", template = "{name}" }} }}' for name in templates]
+    keys = [f'name = "{i}"' if where == "validation" else "weight = 1.0" for i in range(len(rows))]
+    rows = [row.replace("KEY", key) for row, key in zip(rows, keys, strict=True)]
     more = f"data.validation=[{', '.join(rows)}]"
     monkeypatch.chdir(tmp_path)
     recipe = load(write(tmp_path), [more.replace("validation", where)]).recipe

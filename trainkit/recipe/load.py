@@ -129,8 +129,7 @@ def _check_directories(data: Data, layer: _Layer) -> None:
     """Raises TrainkitError where a dataset in a directory is asked for what only one of the hub has."""
     for section, sources in (("train", data.train), ("validation", data.validation)):
         for number, source in enumerate(sources):
-            path = Path(source.id).expanduser() if isinstance(source, HuggingFace) else None
-            if path is None or not path.is_dir():
+            if not isinstance(source, HuggingFace) or not (path := Path(source.id).expanduser()).is_dir():
                 continue
             if source.revision is not None:
                 raise _of_the_hub(("data", section, number, "revision"), source.id, layer)
