@@ -24,7 +24,8 @@ from trainkit.events.process import process_alive, process_started
 from trainkit.events.reducer import reduce, view_of
 from trainkit.events.schema import Event
 from trainkit.events.series import Series
-from trainkit.events.view import View, alive, state
+from trainkit.events.view import View, alive, resuming, state
+from trainkit.run.directory import locked
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202e[bold red]boo[/]\r\x7f\ud800 end"
 
@@ -195,6 +196,23 @@ def test_a_trainer_on_another_host_counts_as_alive_and_this_one_is_looked_up() -
     assert alive(view) is (process_started(os.getpid()) is None)
     view.host = "elsewhere.invalid"
     assert alive(view)
+
+
+@pytest.mark.parametrize("end", [(), ({"type": "run_finished", "status": "stopped", "exit_code": 75, "message": ""},)])
+def test_a_run_that_another_process_is_about_to_resume_is_starting(tmp_path: Path, end: tuple[Event, ...]) -> None:
+    before = folded([*fake_run.events(3), *({**event, "t": 1.0, "step": 3, "attempt": 1} for event in end)])
+    before.pid = 1 << 22  # more than Linux gives to a process
+    now = before.last_event or 0.0
+    ended = "stopped" if end else "crashed"
+    assert not resuming(before, tmp_path) and state(before, now, alive(before)) == ended
+    with locked(tmp_path):
+        assert state(before, now, alive(before), resuming(before, tmp_path)) == "starting"
+        assert not resuming(folded(fake_run.events(3)), tmp_path), "this process's own attempt is in the log"
+    assert not resuming(before, tmp_path), "the lock names nobody once it is let go"
+    (tmp_path / "lock").write_text(str(os.getpid()))
+    os.utime(tmp_path / "lock", (1.0, 1.0))
+    if process_started(os.getpid()) is not None:
+        assert not resuming(before, tmp_path), "the process that has this number now began later"
 
 
 def test_how_long_a_step_takes_is_told_by_finite_numbers_alone() -> None:

@@ -41,6 +41,20 @@ def process_alive(pid: int, started: float | None) -> bool:
     return True
 
 
+def lock_holder(run_directory: Path) -> int | None:
+    """The process of this host that has taken the run's lock and lives; None where there is none."""
+    lock = run_directory / "lock"
+    try:
+        pid, taken = int(lock.read_text()), lock.stat().st_mtime
+    except (OSError, ValueError):
+        return None
+    if not process_alive(pid, None):
+        return None
+    started = process_started(pid)
+    # a process that began later was given the id of the one that wrote it
+    return pid if started is None or started <= taken + TOLERANCE else None
+
+
 def _stat(pid: int) -> list[str] | None:
     """The fields of /proc/PID/stat from the state on: what is before it, the name, may itself hold blanks."""
     try:

@@ -6,10 +6,11 @@ import socket
 import statistics
 from collections import deque
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from trainkit.events.pace import Pace
-from trainkit.events.process import process_alive
+from trainkit.events.process import lock_holder, process_alive
 from trainkit.events.series import Series
 
 State = Literal[
@@ -129,10 +130,13 @@ class View:
         return self.series[metric].last if metric in self.series else None
 
 
-def state(view: View, now: float, alive: bool) -> State:
-    """What the run is doing at `now` (Unix seconds), honestly: `alive` says whether its process still lives."""
+def state(view: View, now: float, alive: bool, resuming: bool = False) -> State:
+    """What the run is doing at `now` (Unix seconds), honestly: `alive` says whether its process still lives, `resuming`
+    whether another one is about to take its place."""
     if view.last_event is None:
         return "waiting"
+    if resuming and (view.finished or not alive):
+        return "starting"
     if view.finished:
         return view.finished
     if not alive:
@@ -149,6 +153,12 @@ def alive(view: View) -> bool:
     if view.pid is None:
         return False
     return view.host != socket.gethostname() or process_alive(view.pid, view.process_started)
+
+
+def resuming(view: View, run_directory: Path) -> bool:
+    """Whether a process of this host has begun another attempt, of which the log says nothing yet."""
+    holder = lock_holder(run_directory) if view.host == socket.gethostname() else None
+    return holder is not None and holder != view.pid
 
 
 def _patience(view: View) -> float:

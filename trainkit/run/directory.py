@@ -120,7 +120,10 @@ def locked(directory: Path) -> Iterator[None]:
             ) from None
         os.truncate(fd, 0)
         os.pwrite(fd, str(os.getpid()).encode(), 0)
-        yield
+        try:
+            yield
+        finally:
+            os.truncate(fd, 0)  # to viewers, the process that it names is at work on the run
     finally:
         os.close(fd)
 

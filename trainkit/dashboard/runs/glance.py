@@ -21,7 +21,7 @@ from trainkit.events.log import NAME, STEP, file_of, replaced
 from trainkit.events.reducer import reduce
 from trainkit.events.schema import COMMON, FOREIGN, SCHEMA, Event, well_formed
 from trainkit.events.series import Extreme, Series
-from trainkit.events.view import State, View, alive, state
+from trainkit.events.view import State, View, alive, resuming, state
 
 #: Bytes at the end of a log that are read whole (more than a hundred steps of fifty metrics), steps before them that
 #: are, bytes that a line may have, and lines after which a reader asks whether it is to stop.
@@ -147,7 +147,7 @@ class Glance:
             return Facts(problem="its log has lines that no trainkit wrote", broken=True)
         if view.last_event is None:
             return Facts(problem="its log holds no event" if self._offset else "its log is empty")
-        doing = state(view, now, alive(view))
+        doing = state(view, now, alive(view), resuming(view, self.directory))
         newer = f"written by a newer trainkit (schema {self._newer}): not all of it may be shown"
         return Facts(
             state=doing,
