@@ -7,6 +7,7 @@ uv run python scripts/bench_dashboard.py memory    # the most memory after a loo
 uv run python scripts/bench_dashboard.py live      # CPU time of `trainkit watch` in a terminal, at five steps a second
 uv run python scripts/bench_dashboard.py key       # from a key in that terminal to what it draws
 uv run python scripts/bench_dashboard.py latency   # from an event in the log to its text in that terminal
+uv run python scripts/bench_dashboard.py ages      # how far header and charts are behind the log beside busy processors
 uv run python scripts/bench_dashboard.py viewers   # a trainer with four viewers over the same one without, in turns
 uv run python scripts/bench_dashboard.py           # all of it; --keep DIRECTORY to have the run made once only
 """
@@ -23,6 +24,7 @@ import os
 import platform
 import pty
 import random
+import re
 import shutil
 import signal
 import statistics
@@ -44,6 +46,8 @@ NAMES = ("train/loss", "optimizer/learning_rate", "gradients/norm", "throughput/
 KEYS = "12345678"
 #: More than the header writes when its clock goes on, less than a page.
 PAGE_BYTES = 2000
+#: What a terminal is told between two texts.
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 #: The quickstart's model, for ever.
 RECIPE = """
 schema = 1
@@ -78,7 +82,7 @@ def main() -> None:
         return print(json.dumps(asyncio.run(headless(Path(sys.argv[2])))))
     benchmarks: dict[str, Callable[[Path, argparse.Namespace], None]] = {
         "make": make, "open": open_, "refresh": refresh, "memory": memory,
-        "live": live, "key": key, "latency": latency, "viewers": viewers,
+        "live": live, "key": key, "latency": latency, "ages": ages, "viewers": viewers,
     }  # fmt: skip
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="*", choices=[*benchmarks, []], default=[])
@@ -248,9 +252,12 @@ class _Growing:
     def __exit__(self, *_: object) -> None:
         os.truncate(self._path, self._size)
 
-    def step(self) -> None:
+    def step(self) -> tuple[int, float]:
+        """The number of the step and its loss."""
         self._step += 1
-        self.write("step", metrics=_values(self._step, self._metrics))
+        metrics = _values(self._step, self._metrics)
+        self.write("step", metrics=metrics)
+        return self._step, metrics["train/loss"]
 
     def tell(self) -> None:
         """A line of the log, as long as most."""
@@ -303,6 +310,10 @@ class _Viewer:
                 return drawn[-1][0]
             time.sleep(0.002)
         sys.exit(f"the dashboard did not draw it within {seconds:g} s")
+
+    def text(self) -> str:
+        """What was drawn last, with the sequences between."""
+        return b"".join(part for _, part in self.drawn[-64:]).decode(errors="replace")
 
     def cpu(self) -> float:
         """Seconds of CPU time so far, by each process's clock of it, which counts nanoseconds, and threads that have
@@ -368,6 +379,38 @@ def latency(run: Path, arguments: argparse.Namespace) -> None:
             log.write("log", level="info", message=token.decode())
             found.append(1e3 * (viewer.wait(token) - began))
     _say("event to screen", found, "ms", 300)
+
+
+def ages(run: Path, arguments: argparse.Namespace) -> None:
+    """Seconds since the first step that is not shown, and CPU time, at five steps a second, every processor taken."""
+    from trainkit.dashboard.charts.titles import told_value
+
+    taken = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        with _Viewer(run) as viewer, _Growing(run) as log:
+            steps: list[tuple[float, str, str]] = []  # when each was written, and what header and chart show of it
+            shown, found = [0, 0], ([], [])
+            before, began = viewer.cpu(), time.perf_counter()
+            while (now := time.perf_counter()) - began < arguments.seconds:
+                step, loss = log.step()
+                steps.append((now, f"{step:,}", told_value("train/loss", loss)))
+                time.sleep(0.2)
+                text, now = ESCAPES.sub("", viewer.text()), time.perf_counter()
+                for which, pattern in enumerate((r"step ([\d,]+) /", r"loss  ([\d.]+)")):
+                    last = re.findall(pattern, text)[-1:]
+                    shown[which] = max(
+                        (n for n, told in enumerate(steps, 1) if told[which + 1] in last), default=shown[which]
+                    )
+                    missed = steps[shown[which] :]
+                    found[which].append(now - missed[0][0] if missed else 0.0)
+            share = (viewer.cpu() - before) / (time.perf_counter() - began)
+    finally:
+        for process in taken:
+            process.kill()
+            process.wait()
+    for what, seconds, limit in zip(("header", "charts"), found, (1, 2), strict=True):
+        _say(f"age of the {what}", seconds, "s", limit, digits=2)
+    _say("processor time of the viewer", [100 * share / (os.cpu_count() or 1)], "% of the machine", 3, digits=1)
 
 
 # ------------------------------------------------------------------------------------------------------------- viewers

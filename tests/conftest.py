@@ -11,8 +11,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from trainkit.dashboard.crowding import Crowding
-
 #: Read by jax when it is first imported here. `tests/trainer.py` takes it away from the trainers that it starts.
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -59,9 +57,3 @@ def _forgetful() -> Iterator[None]:
     if jax := sys.modules.get("jax"):
         jax.clear_caches()
         gc.collect()
-
-
-@pytest.fixture(autouse=True)
-def _calm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dashboards in this process draw as on a machine that nobody else uses, whatever else runs here."""
-    monkeypatch.setattr(Crowding, "crowded", lambda crowding: False)

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
     shutil.which("tmux") is None, reason="tmux is not installed: the terminal was not tested"
 )
 
-#: Of a run that is running, evaluating or saving: which of them, a crowded machine's header tells only now and then.
+#: Of a run that is running, evaluating or saving: the last two last for a moment.
 AT_WORK = "  ● "
 
 

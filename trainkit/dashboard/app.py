@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
+import time
 from pathlib import Path
 from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.events import Resize
+from textual.events import Event, Key, Resize
 from textual.timer import Timer
 from textual.widgets import ContentSwitcher, Static
 
 from trainkit.dashboard import habits, replaying
 from trainkit.dashboard.acting import Acting
 from trainkit.dashboard.charts.keys import ChartKeys
-from trainkit.dashboard.crowding import Crowding, Turn
 from trainkit.dashboard.pages import PAGES, Page
 from trainkit.dashboard.pages.data import Data
 from trainkit.dashboard.panels.footer import Footer
@@ -30,11 +29,9 @@ from trainkit.errors import TrainkitError
 from trainkit.events.series import Series
 from trainkit.events.view import State, View
 
-#: Seconds between two looks at the log, between two drawings of the charts, and of reading at a time.
-POLL, DRAW, READ = 0.2, 1.0, 0.03
-#: On a crowded machine: seconds between two looks, which are those of a run that has ended as well; and the fewest and
-#: the most between two drawings of the header, of words, and of the charts.
-REST, CLOCK, WORDS, CHARTS = 1.0, (3.0, 10.0), (1.0, 5.0), (15.0, 60.0)
+#: Seconds between two looks at the log, while the run goes on and after it has ended; between two drawings of the
+#: charts, which take about 20 ms of a core each; and of reading at a time.
+POLL, REST, DRAW, READ = 0.2, 0.5, 1.0, 0.03
 #: The pages in the order of their keys.
 NAMES = ("overview", *(page.NAME for page in PAGES))
 
@@ -92,11 +89,10 @@ class Dashboard(ChartKeys, Replaying, Acting):
         self.replay = replay
         self.viewport.adopt(kept.looks)
         self._header, self._tabs = Header(), Tabs(NAMES)
-        self._clock, self._words = Turn(0, crowded=CLOCK), Turn(0, crowded=WORDS)
-        self._charts = Turn(DRAW, crowded=CHARTS)
-        #: How many lines and samples, and how many metrics, the view had when they were drawn last.
-        self._told, self._metrics = 0, 0
-        self._crowding = Crowding()
+        #: What the view told when the charts were drawn last, and when that was.
+        self._drawn: object = None
+        self._drawn_at = float("-inf")
+        self._key_waits = False
         self._more: Timer | None = None
 
     def compose(self) -> ComposeResult:
@@ -118,29 +114,21 @@ class Dashboard(ChartKeys, Replaying, Acting):
         self._look_on()
 
     def _look_on(self) -> None:
-        """Poll now, and again as soon as it may matter: every waking costs."""
+        """Poll now and again, for as long as the viewer lives."""
         self.poll()
-        if self._crowded() or (self.view.finished is not None and self.replay is None):
-            self._rest()
-        else:
-            self.set_timer(POLL, self._look_on)
+        over = self.view.finished is not None and self.replay is None
+        self.set_timer(REST if over else POLL, self._look_on)
 
-    def _rest(self) -> None:
-        """Poll after a while, but see before, once a second, whether there is a word to be read: not by a timer of
-        textual's, which costs more than the look."""
+    async def on_event(self, event: Event) -> None:
+        """As any application's; but whoever presses a key sees the run as it is then."""
+        await super().on_event(event)
+        if isinstance(event, Key) and not self._key_waits:
+            self._key_waits = True
+            self.call_later(self._look_for_key)
 
-        def look() -> None:
-            words = self._words.has_come(crowded=True) and self._source.says_more()
-            if words or self._clock.has_come(crowded=True) or self.has_answers():
-                self.call_later(self._look_on)
-            else:
-                self._rest()
-
-        asyncio.get_running_loop().call_later(REST, look)
-
-    def _crowded(self) -> bool:
-        """Whether to draw less often: for a trainer, which a replay does not follow."""
-        return self.replay is None and self._crowding.crowded()
+    def _look_for_key(self) -> None:
+        self._key_waits = False
+        self.poll(everything=True)
 
     def on_resize(self, event: Resize) -> None:
         told = f"too small: {event.size.width} x {event.size.height}"
@@ -166,12 +154,11 @@ class Dashboard(ChartKeys, Replaying, Acting):
         self._turn_to(Data.NAME)
         self.query_one(Data).show_step(step - 1)
 
-    def poll(self) -> None:
-        """Read what is new, show it, and tell what became of orders."""
-        loading = self._source.advance(seconds=READ)
-        if loading and self._more is None:
+    def poll(self, *, everything: bool = False) -> None:
+        """Read what is new, show it, or `everything`, and tell what became of orders."""
+        if self._source.advance(seconds=READ) and self._more is None:
             self._more = self.set_timer(0.01, self._read_on)
-        self.show(loading=loading)
+        self.show(everything=everything)
         self.tell_answers()
 
     def _read_on(self) -> None:
@@ -180,32 +167,27 @@ class Dashboard(ChartKeys, Replaying, Acting):
         if self._source.advance(seconds=READ):
             self._more = self.set_timer(0.01, self._read_on)
 
-    def show(self, *, loading: bool = False, everything: bool = False) -> None:
-        """Draw what is due of the view, or `everything`. Where there is a word to be read, all of it is due, but on a
-        crowded machine the word alone."""
-        view, now, crowded = self._source.view, self._source.now(), self._crowded()
+    def show(self, *, everything: bool = False) -> None:
+        """Show the view: state, pace, log and samples as they are now; charts once a second, or at once where something
+        has happened or `everything` is asked for."""
+        view, now = self._source.view, self._source.now()
         if not self.screen_stack or not self._header.is_attached:
             return  # the last tick of the clock while the app closes: its screens and widgets have gone before it
-        words = view.told != self._told and self._words.has_come(crowded=crowded)
-        first = len(view.series) > self._metrics  # a run that has just begun shows that it has
-        charts = everything or first or (words and not crowded) or self._charts.has_come(crowded=crowded)
-        if charts or words or self._clock.has_come(crowded=crowded):
-            self._clock.take()
-            doing, problem = self._source.state(now), self._source.problem
-            self._header.show(view, state=doing, now=now, loading=loading, problem=problem)
-            if self.replay:
-                self._tabs.tell(replaying.told(self.replay))
-        if charts or words:
-            self._words.take()
-            self._told = view.told
+        source = self._source
+        read = source.read_share
+        self._header.show(view, state=source.state(now), now=now, read=read, problem=source.problem)
+        if self.replay:
+            self._tabs.tell(replaying.told(self.replay))
+        drawn, moment = _happened(view), time.monotonic()
+        at_once = everything or (read is None and drawn != self._drawn)
+        charts = at_once or moment - self._drawn_at >= DRAW
         if charts:
-            self._charts.take()
-            self._metrics = len(view.series)
+            self._drawn, self._drawn_at = drawn, moment
             self.renew(view, view.attempt)
         page = self._page()
-        if page and (charts or (words and page.WORDS)):
+        if page and (charts or page.WORDS):
             page.show_view(view, now=now)
-        elif not page and (charts or words):
+        elif not page:
             # by its id, which textual remembers: any other query walks through all widgets of all pages
             overview = self.screen_stack[0].query_one(f"#{NAMES[0]}", Overview)
             if charts:
@@ -285,7 +267,13 @@ class Dashboard(ChartKeys, Replaying, Acting):
         screen.set_focus(self._page())
         self.habits.page = name
         self.remember()
-        self.show(everything=True)
+        self.poll(everything=True)
+
+
+def _happened(view: View) -> object:
+    """What nobody is to wait for: a new attempt, a pause, the end, an evaluation, an alert, the first of a metric."""
+    last = view.markers[-1] if view.markers else None
+    return id(view), view.attempt, view.paused, view.finished, len(view.series), len(view.markers), last
 
 
 def require_page(name: str) -> None:

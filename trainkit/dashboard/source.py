@@ -7,12 +7,12 @@ from pathlib import Path
 
 from trainkit.events.course import MOST, Course
 from trainkit.events.index import Stretch, stretches
-from trainkit.events.log import STEP, Tail, parse
+from trainkit.events.log import Tail, parse
 from trainkit.events.pace import Pace
 from trainkit.events.reducer import reduce
 from trainkit.events.schema import FOREIGN, SCHEMA, Event
 from trainkit.events.series import Series
-from trainkit.events.view import State, View, alive, state
+from trainkit.events.view import State, View, alive, resuming, state
 
 #: Bytes parsed at once (a millisecond or two), and seconds between two looks at the trainer's process.
 SLICE_BYTES, LOOK_EVERY = 1 << 17, 1.0
@@ -23,22 +23,28 @@ class Source:
 
     def __init__(self, run_directory: Path) -> None:
         self._directory = run_directory
-        self._alive, self._looked = True, 0.0
+        self._alive, self._resuming, self._looked = True, False, 0.0
+        #: The attempt whose process was looked at.
+        self._looked_of = 0
         #: When the event was written that was the last one at the last look at the process.
         self._heard: float | None = None
         self._rewind()
 
     def advance(self, *, seconds: float) -> bool:
         """Fold what is new, for about `seconds` at most; whether there is more."""
-        until = time.monotonic() + seconds
+        until, left = time.monotonic() + seconds, 0
         while self._fold_stretch() or self._fold_lines():
             if time.monotonic() >= until:
-                return True
-        return False
+                left = self._tail.left()
+                break
+        self._unread = left if left > (SLICE_BYTES if self._caught_up else 0) else 0
+        self._caught_up |= not left
+        return left > 0
 
-    def says_more(self) -> bool:
-        """Whether the log has new lines that are more than steps: found out without taking them in."""
-        return self._tail.ahead_but(STEP, limit_bytes=SLICE_BYTES)
+    @property
+    def read_share(self) -> float | None:
+        """How much of the log has been read, 0 to 1; None where the view is that of its end, or nearly."""
+        return self._tail.offset / (self._tail.offset + self._unread) if self._unread else None
 
     def detail(self, low: float, high: float) -> dict[str, Series]:
         """Every point from step `low` to `high` of every metric, read from the log again, for a look closer than the
@@ -50,13 +56,18 @@ class Source:
         return time.time()
 
     def state(self, now: float) -> State:
-        """What the run is doing at `now` (Unix seconds)."""
-        if abs(now - self._looked) >= LOOK_EVERY and not self.view.finished:
+        """What the run is doing at `now` (Unix seconds); "waiting" while the log is read, whose middle tells of an
+        earlier moment."""
+        if self._unread:
+            return "waiting"
+        if self._looked_of != self.view.attempt or abs(now - self._looked) >= LOOK_EVERY:
             heard, self._heard = self._heard, self.view.last_event
             # whoever has written since the last look was alive a moment ago
             wrote = heard is not None and self._heard is not None and max(heard, now - 2 * LOOK_EVERY) < self._heard
-            self._alive, self._looked = wrote or alive(self.view), now
-        return state(self.view, now, self._alive)
+            self._alive, self._looked, self._looked_of = wrote or alive(self.view), now, self.view.attempt
+            over = self.view.finished or not self._alive
+            self._resuming = bool(over) and resuming(self.view, self._directory)
+        return state(self.view, now, self._alive, self._resuming)
 
     @property
     def problem(self) -> str:
@@ -74,7 +85,11 @@ class Source:
         """To before the first event."""
         self._schema, self._foreign, self._unreadable = 0, 0, ""
         self.view = View()
-        self._tail, self._course = Tail(self._directory), Course(self._directory)
+        #: Bytes that are yet to be read, where they are so many that the view is not that of the run as it is.
+        self._unread = 0
+        self._caught_up: bool = False
+        self._tail: Tail = Tail(self._directory)
+        self._course = Course(self._directory)
         self._stretches = stretches(self._directory)
         self._ahead: Stretch | None = next(self._stretches, None)
 

@@ -128,18 +128,9 @@ class Tail:
         self.offset += end
         return list(parse(chunk[:end], begin))
 
-    def ahead_but(self, usual: bytes, *, limit_bytes: int) -> bool:
-        """Whether there is something new that is more than whole lines that begin with `usual`; nothing is consumed."""
-        try:
-            if self._as_left(self._path.stat()):
-                return False
-            with self._path.open("rb") as file:
-                file.seek(self.offset)
-                chunk = file.read(limit_bytes)
-        except OSError:
-            return True
-        whole = chunk[: chunk.rfind(b"\n") + 1]
-        return len(chunk) == limit_bytes or not chunk or whole.count(b"\n") != (b"\n" + whole).count(b"\n" + usual)
+    def left(self) -> int:
+        """Bytes of the log that have not been consumed."""
+        return max(0, _size(self._path) - self.offset)
 
     def _as_left(self, found: os.stat_result) -> bool:
         return found.st_size == self.offset and self._file == file_of(found)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count
-from time import monotonic
 from typing import Self
 
 from textual import events
@@ -25,11 +23,6 @@ from trainkit.events.view import Marker
 
 #: How much the wheel zooms, and the share of the picture that it pans.
 ZOOM, PAN = 1.25, 0.1
-#: A chart is drawn anew when a curve has grown by this share, which is less than a dot, or after so many seconds. The
-#: first time each waits longer, by another share of these seconds, so that those which were drawn at once are not due
-#: at once again: multiples of the golden ratio conjugate are spread evenly, however many there are.
-GROWN, LATE, APART = 1e-3, 60.0, 0.618034
-_NUMBERS = count()
 
 
 class Chart(Widget):
@@ -47,11 +40,8 @@ class Chart(Widget):
         self._marks: Sequence[Marker] = ()
         self._log = False
         self._title: Sequence[Part] | None = None
-        #: What is drawn, but for how far the curves had come, as (version, length); and until when that will do where
-        #: they have hardly grown.
+        #: What is drawn, with how far the curves had come.
         self._shown: object = None
-        self._come: Sequence[tuple[int, int]] = ()
-        self._until, self._later = 0.0, LATE * (next(_NUMBERS) * APART % 1)
         self._picture: Picture | None = None
         self._picture_of: object = None
         self._strips: list[Strip] = []
@@ -73,8 +63,7 @@ class Chart(Widget):
         log: bool = False,
         title: str | Sequence[Part] | None = None,
     ) -> None:
-        """Show these from now on; costs nothing where they are as they were, and little where it cannot be seen how far
-        they have come: the last values are told all the same.
+        """Show these from now on; costs nothing where they are as they were.
 
         With a `title` (inert where it is in parts) the chart tells itself what it shows, else whoever calls this does.
         `log` says that values are on a logarithmic axis even where the chart's look does not.
@@ -82,30 +71,16 @@ class Chart(Widget):
         parts = [(plain.one_line(title), theme.DIM)] if isinstance(title, str) else title
         viewport = self.viewport
         wanted = (
-            tuple((id(c.series), c.color, c.label) for c in curves),
+            tuple((id(c.series), c.series.version, len(c.series), c.color, c.label) for c in curves),
             (len(marks), marks[-1] if marks else None), log, parts and tuple(parts),
             viewport.version, self.cross, self.linked, self.look,
         )  # fmt: skip
-        come, now = [(curve.series.version, len(curve.series)) for curve in curves], monotonic()
-        same = wanted == self._shown
-        if same and come == self._come:
+        if wanted == self._shown:
             return
-        self._curves, self._marks, self._log, self._title = curves, marks, log, parts
-        if same and now < self._until and not self._can_be_seen():
-            self.entitle()
-            return
-        self._shown, self._come = wanted, come
-        self._until = now + LATE + (0 if same else self._later)
+        self._curves, self._marks, self._log, self._title, self._shown = curves, marks, log, parts, wanted
+        before = self._picture
         self.entitle()
-        self.refresh()
-
-    def _can_be_seen(self) -> bool:
-        """Whether a curve has come so far that a dot may have moved."""
-        return any(
-            curve.series.version - version >= GROWN * len(curve.series) * curve.series.stride
-            or len(curve.series) < length
-            for curve, (version, length) in zip(self._curves, self._come, strict=True)
-        )
+        self._repaint(before)
 
     @property
     def viewport(self) -> Viewport:
@@ -162,7 +137,7 @@ class Chart(Widget):
         """The curves as they are, drawn at the present size."""
         width, height = self.size
         viewport, look = self.viewport, self.look
-        of = (self._shown, self._come, width, height, self.app.theme, self.letters, look, viewport.version)
+        of = (self._shown, width, height, self.app.theme, self.letters, look, viewport.version)
         if self._picture is None or self._picture_of != of:
             window = self.window
             self._picture = draw(
@@ -173,6 +148,16 @@ class Chart(Widget):
             )  # fmt: skip
             self._picture_of = of
         return self._picture
+
+    def _repaint(self, before: Picture | None) -> None:
+        """Draw the lines that differ from the picture that is on the screen; a terminal is sent no others."""
+        lines = None
+        if before is not None and self.cross is None and self.size.area:
+            lines = self.picture().lines_unlike(before)
+        if lines is None:
+            self.refresh()
+        elif lines:
+            self.refresh(*(Region(0, line, self.size.width, 1) for line in lines))
 
     def render_line(self, y: int) -> Strip:
         """One line of the picture with the crosshair."""

@@ -69,6 +69,17 @@ class Picture:
         cell = min(max(0, cell), self.columns - 1)
         return float(borders[2 * cell]), float(borders[2 * cell + 2])
 
+    def lines_unlike(self, other: Picture) -> list[int] | None:
+        """The lines that are not as the other picture has them; None where that may be any."""
+        if (self.gutter, self.characters.shape, self.palette) != (other.gutter, other.characters.shape, other.palette):
+            return None
+        if len(self.axis) != len(other.axis):
+            return None
+        drawn = (self.characters != other.characters).any(axis=1) | (self.paint != other.paint).any(axis=1)
+        told = [ours != theirs for ours, theirs in zip(self.labels, other.labels, strict=True)]
+        below = [ours != theirs for ours, theirs in zip(self.axis, other.axis, strict=True)]
+        return [line for line, differs in enumerate([*(drawn | told).tolist(), *below]) if differs]
+
     def strips(self, cross: float | None, style: Style) -> list[Strip]:
         """The lines of the picture, with a crosshair of that style at a step."""
         characters, paint, palette = self.characters, self.paint, self.palette

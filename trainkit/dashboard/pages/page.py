@@ -20,7 +20,7 @@ class Page(Container, can_focus=True):
 
     Class attributes:
         NAME: its id and what the tabs call it; one word.
-        WORDS: whether it shows lines of the log or samples, which are to be read soon also on a crowded machine.
+        WORDS: whether it shows lines of the log or samples, and is drawn at every look at the log.
     """
 
     NAME: ClassVar[str]

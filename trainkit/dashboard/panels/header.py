@@ -23,23 +23,32 @@ class Header(Widget):
         self._view = View()
         self._state: State = "waiting"
         self._now = 0.0
-        self._loading, self._problem = False, ""
+        self._read: float | None = None
+        self._problem = ""
         self._told: object = None
 
-    def show(self, view: View, *, state: State, now: float, loading: bool, problem: str = "") -> None:
-        """Show `view` as of `now` (Unix seconds); `loading` while the log is being read, `problem` if it has one."""
-        self._view, self._state, self._now, self._loading, self._problem = view, state, now, loading, problem
-        told = (self._facts(), view.step, view.total_steps, state, loading, problem, tuple(view.cache.items()))
+    def show(self, view: View, *, state: State, now: float, read: float | None = None, problem: str = "") -> None:
+        """Show `view` as of `now` (Unix seconds); `read` is the share of the log that it comes from, where that is not
+        yet all of it, `problem` what is wrong with the log."""
+        self._view, self._state, self._now, self._read, self._problem = view, state, now, read, problem
+        told = (self._facts(), view.step, view.total_steps, state, read, problem, tuple(view.cache.items()))
         if told != self._told:
             self._told = told
             self.refresh()
+
+    @property
+    def _earlier(self) -> bool:
+        """Whether the view is not that of what the run does now: the log is still read, or another attempt begins."""
+        view = self._view
+        other = self._state == "starting" and (view.finished is not None or view.activity != "starting")
+        return self._read is not None or other
 
     def render(self) -> Content:
         width = self.size.width
         symbol, color = theme.STATES[self._state]
         name = plain.one_line(self._view.name) or "trainkit"
         left: list[Part] = [(name, f"bold {theme.BRIGHT}"), (f"  {symbol} {self._state}", f"bold {color}")]
-        if self._loading:
+        if self._read is not None:
             left.append(("  reading the log …", theme.DIM))
         elif self._problem:
             left.append((f"  {self._problem}", theme.WARN))
@@ -56,6 +65,8 @@ class Header(Widget):
     def _facts(self) -> list[list[Part]]:
         """The most important first: on a narrow screen the last ones go."""
         view, facts = self._view, []
+        if self._earlier:
+            return []
         if self._state in ("running", "evaluating", "saving", "paused", "stalled", "stopping") and view.eta is not None:
             facts.append([("ETA ", theme.DIM), (plain.duration(view.eta), theme.TEXT)])
         if (speed := view.tokens_per_second) is not None:
@@ -70,13 +81,15 @@ class Header(Widget):
 
     def _progress(self, width: int) -> Content:
         view = self._view
+        if self._read is not None:
+            return _bar("log", self._read, width=width, color=theme.DIM)
         caching = next((item for item in view.cache.items() if not item[1].done), None)
         if self._state == "caching" and caching:
             what, cache = plain.one_line(caching[0]), caching[1]
             share = cache.bytes / cache.total_bytes if cache.total_bytes else None
             told = f"{what}  {plain.count(cache.documents)} documents  {plain.count(cache.tokens)} tokens"
             return _bar(told, share, width=width, color=theme.BUSY)
-        if view.total_steps is None:
+        if view.total_steps is None or self._earlier:
             return Content("")
         color = theme.STATES[self._state][1]
         share = min(1.0, view.step / view.total_steps) if view.total_steps else 1.0

@@ -16,7 +16,6 @@ from textual.events import Click
 from textual.widgets import Input, OptionList, Static
 
 from trainkit.dashboard import habits, theme
-from trainkit.dashboard.crowding import Crowding, Turn
 from trainkit.dashboard.pages.table import MOVES
 from trainkit.dashboard.panels.footer import Footer
 from trainkit.dashboard.panels.rows import Row, Rows, cell
@@ -30,8 +29,6 @@ from trainkit.errors import TrainkitError
 
 #: Seconds between two looks at the logs, and between two at what they have given while they are read the first time.
 READ, DRAW = 1.0, 0.25
-#: On a crowded machine: seconds between two looks at the logs, and the fewest and the most between two drawings.
-CROWDED_READ, CROWDED_DRAW = 5.0, (3.0, 10.0)
 
 
 class Choice(NamedTuple):
@@ -87,7 +84,6 @@ class Runs(Themed[Choice]):
         self._search = Input(placeholder="part of a name, a state or a recipe; escape shows all")
         self._frame, self._rows = Vertical(classes="framed", id="list"), Rows()
         self._lines: list[Line] = []
-        self._crowding, self._turn, self._crowded = Crowding(), Turn(DRAW, crowded=CROWDED_DRAW), False
         #: What the list was made of when it was drawn last by itself, its rows, and what stands around them.
         self._seen: object = None
         self._told: object = None
@@ -122,14 +118,12 @@ class Runs(Themed[Choice]):
     def _read(self) -> None:
         while not self._leaving.is_set():
             self._shelf.read(stop=self._leaving.is_set)
-            self._leaving.wait(CROWDED_READ if self._crowded else READ)
+            self._leaving.wait(READ)
 
     def _look_on(self) -> None:
         """Draw what has been read since, and look again as soon as there may be more."""
-        self._crowded = self._crowding.crowded()
-        if self._turn.has_come(crowded=self._crowded) and (known := self._known()) != self._seen:
+        if (known := self._known()) != self._seen:
             self._seen = known
-            self._turn.take()
             self.show()
         self.set_timer(READ if self._shelf.passes else DRAW, self._look_on)
 

@@ -1,0 +1,207 @@
+"""What is on the screen is the run as it is now: also beside a trainer that fills every processor."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import fake_run
+import pytest
+from test_terminal import Terminal, end_all, workplace
+from textual.pilot import Pilot
+from viewer import drive, screen_text, until, write_run
+
+from trainkit.dashboard import app
+from trainkit.dashboard.app import Dashboard
+from trainkit.dashboard.charts.titles import told_value
+from trainkit.dashboard.panels.charts import LossChart
+from trainkit.dashboard.source import SLICE_BYTES, Source
+from trainkit.events.client import send
+from trainkit.events.log import NAME, EventLog, read
+from trainkit.events.view import View
+
+#: Seconds for which what is on the screen may be late here: these tests share the machine with others.
+LATE = 5.0
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The step of the view at each drawing of the loss."""
+    steps: list[int] = []
+    show = LossChart.show_view
+
+    def counted(chart: LossChart, view: View) -> None:
+        steps.append(view.step)
+        show(chart, view)
+
+    monkeypatch.setattr(LossChart, "show_view", counted)
+    return steps
+
+
+def test_a_key_polls_and_repaints_whenever_the_next_look_would_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drawn: list[int]
+) -> None:
+    run = write_run(tmp_path / "quickstart")
+    for name in ("POLL", "REST", "DRAW"):
+        monkeypatch.setattr(app, name, 1e6)
+
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        log = EventLog(run, attempt=1)
+        for step, key in enumerate(("x", "j", "tab", "2", "1", "z"), 301):
+            log.write("step", step=step, metrics={"train/loss": 2.0})
+            log.write("log", step=step, level="info", message=f"word {step}")
+            await pilot.press(key)
+            await pilot.pause()
+            text = screen_text(dashboard)
+            assert f"step {step} / 600" in text, key
+            if key != "2":
+                assert drawn[-1] == step and f"word {step}" in text, key
+
+    drive(run, steps, size=(120, 40))
+
+
+def test_what_nobody_is_to_wait_for_redraws_everything_at_once_and_a_step_alone_the_header(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drawn: list[int]
+) -> None:
+    run = write_run(tmp_path / "quickstart")
+    monkeypatch.setattr(app, "DRAW", 1e6)
+
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        log = EventLog(run, attempt=1)
+        order = {"argument": None, "detail": "", "total_steps": None}
+        evaluated = {"name": "held-out", "metrics": {"validation/held-out/loss": 2.0}, "seconds": 0.1}
+        for step, (kind, fields) in enumerate(
+            (
+                ("control", {"command": "pause", **order}),
+                ("control", {"command": "continue", **order}),
+                ("alert", {"kind": "spike", "message": "m"}),
+                ("evaluated", evaluated),
+                ("step", {"metrics": {"train/new": 1.0}}),
+                ("run_finished", {"status": "finished", "exit_code": 0, "message": ""}),
+            ),
+            301,
+        ):
+            before = len(drawn)
+            log.write("step", step=step, metrics={"train/loss": 2.0})
+            await until(lambda step=step: f"step {step} / 600" in screen_text(dashboard), pilot)
+            assert len(drawn) == before
+            log.write(kind, step=step, **fields)
+            await until(lambda before=before: len(drawn) > before, pilot)
+            assert drawn[-1] == step
+
+    drive(run, steps, size=(120, 40))
+
+
+def test_until_a_log_has_been_read_nothing_is_told_of_what_its_middle_says(tmp_path: Path) -> None:
+    first = [{**event, "pid": 1 << 22} if "pid" in event else event for event in fake_run.events(500, total=900)]
+    told = [*first, *fake_run.events(900, attempt=2, resumed_from=400, total=900)]
+    source = Source(fake_run.write(tmp_path / "long", told))
+    shares, size = [], (tmp_path / "long" / NAME).stat().st_size
+    while source.advance(seconds=0):
+        assert source.state(time.time()) == "waiting" and source.read_share is not None
+        shares.append(source.read_share)
+    assert shares == sorted(shares) and len(shares) >= size // SLICE_BYTES - 1
+    assert source.read_share is None and source.view.attempt == 2
+    assert source.state(told[-1]["t"]) == "running"
+
+
+def test_a_process_that_has_taken_over_is_looked_at_at_once(tmp_path: Path) -> None:
+    died = [{**event, "pid": 1 << 22} if "pid" in event else event for event in fake_run.events(9, total=20)]
+    source, now = Source(fake_run.write(tmp_path / "run", died)), died[-1]["t"]
+    source.advance(seconds=9)
+    assert source.state(now) == "crashed"
+    with (tmp_path / "run" / NAME).open("a") as log:
+        for event in fake_run.events(12, attempt=2, resumed_from=5, total=20):
+            log.write(json.dumps({**event, "t": now}) + "\n")
+    source.advance(seconds=9)
+    assert source.state(now) == "running"
+
+
+@pytest.fixture
+def busy() -> Iterator[None]:
+    """Every processor is wanted by another process."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    yield
+    for other in others:
+        other.kill()
+        other.wait()
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    if shutil.which("tmux") is None:
+        pytest.skip("tmux is not installed: the terminal was not tested")
+    try:
+        terminal = Terminal(workplace(tmp_path))
+        yield terminal
+        terminal.close()
+    finally:
+        end_all(tmp_path)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Path]:
+    """A run that goes on at seven steps a second, and obeys orders."""
+    run = tmp_path / "runs" / "live"
+    trainer = subprocess.Popen([sys.executable, fake_run.__file__, run, "100000", "0.14"])
+    yield run
+    trainer.kill()
+    trainer.wait()
+
+
+def ages(run: Path, screen: str, now: float) -> tuple[float, float]:
+    """For how many seconds the header, and the chart of the loss, have been behind the log on a screen as of `now`."""
+    log = [(event["t"], event["step"], event["metrics"]) for event in read(run) if event["type"] == "step"]
+    header, chart = re.search(r"step ([\d,]+) /", screen), re.search(r"─ loss  (\S+)", screen)
+    assert header and chart, screen
+    step = int(header[1].replace(",", ""))
+    losses = [told_value("train/loss", metrics["train/loss"]) for _, _, metrics in log]
+    shown = len(losses) - losses[::-1].index(chart[1])
+    missed = [t for t, later, _ in log if later > step], [t for t, _, _ in log[shown:]]
+    return now - min([now, *missed[0]]), now - min([now, *missed[1]])
+
+
+@pytest.mark.usefixtures("busy")
+def test_beside_a_trainer_that_fills_every_processor_the_screen_is_that_of_now(run: Path, terminal: Terminal) -> None:
+    terminal.resize(130, 40)
+    terminal.trainkit("watch live")
+    terminal.until(lambda screen: "● running" in screen and re.search(r"─ loss  \d", screen) is not None)
+    found = []
+    for _ in range(40):
+        time.sleep(0.25)
+        now = time.time()
+        found.append(ages(run, terminal.screen(), now))
+    header, chart = zip(*found, strict=True)
+    assert statistics.median(header) < 1.0 and max(header) < LATE, found
+    assert statistics.median(chart) < 2.0 and max(chart) < LATE, found
+
+    def within(text: str) -> str:
+        deadline = time.monotonic() + LATE
+        while text not in (screen := terminal.screen()):
+            assert time.monotonic() < deadline, screen
+            time.sleep(0.05)
+        return screen
+
+    terminal.press("p")
+    within("‖ paused")
+    terminal.press("p")
+    within("● running")
+    for page in "2121":  # who turns pages sees the log go on
+        terminal.press(page)
+        time.sleep(0.2)
+    within("samples")
+    assert ages(run, terminal.screen(), now)[0] < LATE
+    assert send(run, "stop").ok
+    within("■ stopped")
+    deadline = time.monotonic() + LATE
+    while max(ages(run, terminal.screen(), time.time())) > 0:
+        assert time.monotonic() < deadline, "beside the end stands what was before it"
+        time.sleep(0.1)
