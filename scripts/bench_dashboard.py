@@ -396,7 +396,7 @@ def ages(run: Path, arguments: argparse.Namespace) -> None:
                 steps.append((now, f"{step:,}", told_value("train/loss", loss)))
                 time.sleep(0.2)
                 text, now = ESCAPES.sub("", viewer.text()), time.perf_counter()
-                for which, pattern in enumerate((r"step ([\d,]+) /", r"loss  ([\d.]+)")):
+                for which, pattern in enumerate((r"step ([\d,]+) /", r"loss  (?:━ train )?([\d.]+)")):
                     last = re.findall(pattern, text)[-1:]
                     shown[which] = max(
                         (n for n, told in enumerate(steps, 1) if told[which + 1] in last), default=shown[which]
