@@ -168,11 +168,35 @@ def test_where_a_config_does_not_sample_the_likeliest_is_taken_unless_something_
     assert settle({"temperature": 0.5}, theirs, max_tokens=1).sampling.temperature == 0.5
 
 
+def test_a_config_that_does_not_ask_for_sampling_is_greedy_as_in_transformers(tmp_path: Path) -> None:
+    theirs = config(tmp_path, eos_token_id=2, temperature=0.6, top_p=0.9)
+    found = settle({}, theirs, max_tokens=1)
+    assert found.sampling == Sampling(0.0)
+    assert found.notes == (f"as {theirs.path} says: temperature 0.0 (it has no do_sample)",)
+    assert settle({"temperature": 0.5}, theirs, max_tokens=1).sampling == Sampling(0.5, top_p=0.9)
+
+
+def test_a_config_that_asks_for_sampling_draws_with_what_transformers_takes_where_it_says_no_more(
+    tmp_path: Path,
+) -> None:
+    assert settle({}, config(tmp_path, do_sample=True), max_tokens=1).sampling == Sampling(1.0, top_k=50)
+    assert settle({}, config(tmp_path, do_sample=True, top_k=0), max_tokens=1).sampling == Sampling(1.0)
+
+
 def test_what_says_nothing_is_not_told_and_what_is_not_done_is_told_once(tmp_path: Path) -> None:
-    silent = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "num_beams": 1, "typical_p": 1.0}
+    silent = {
+        "do_sample": True,
+        "temperature": 0.8,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "num_beams": 1,
+        "typical_p": 1.0,
+    }
     silent |= {"eos_token_id": [1, 2], "max_length": 4096, "bad_words_ids": None, "suppress_tokens": []}
     assert settle({}, config(tmp_path, **silent), max_tokens=100) == Settings(OURS, 100, ())
-    assert settle({}, config(tmp_path, top_k=-1), max_tokens=100) == Settings(OURS, 100, ())
+    assert settle({}, config(tmp_path, **silent | {"top_k": -1}), max_tokens=100) == Settings(OURS, 100, ())
     asking = config(tmp_path, **silent | {"num_beams": 4, "no_repeat_ngram_size": 3})
     (told,) = settle({}, asking, max_tokens=100).notes
     assert told.endswith("asks for what is not done here: num_beams = 4, no_repeat_ngram_size = 3")
@@ -181,9 +205,10 @@ def test_what_says_nothing_is_not_told_and_what_is_not_done_is_told_once(tmp_pat
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
+        ({"do_sample": 1}, "do_sample = 1: it must be true or false"),
         ({"temperature": "hot"}, 'temperature = "hot": it must be a number'),
         ({"top_k": 2.5}, "top_k = 2.5: it must be a whole number"),
-        ({"top_p": 3}, "top_p must be above 0 and at most 1, found 3"),
+        ({"do_sample": True, "top_p": 3}, "top_p must be above 0 and at most 1, found 3"),
         ({"max_new_tokens": 0}, "max_tokens must be at least 1, found 0"),
     ],
     ids=str,

@@ -25,12 +25,14 @@ _KEYS: Mapping[str, tuple[str, type, tuple[float, ...]]] = {
 #: counts beside beams only, and how long a text may be with its prompt, which is the model's context.
 _HARMLESS = frozenset(
     """
-    do_sample bos_token_id eos_token_id pad_token_id decoder_start_token_id transformers_version _from_model_config
+    bos_token_id eos_token_id pad_token_id decoder_start_token_id transformers_version _from_model_config
     trust_remote_code use_cache cache_implementation cache_config return_legacy_cache return_dict_in_generate
     output_attentions output_hidden_states output_scores output_logits num_return_sequences prefill_chunk_size
     compile_config disable_compile low_memory early_stopping length_penalty num_beam_groups diversity_penalty max_length
     """.split()  # noqa: SIM905
 )
+#: What transformers draws with where a file asks for drawing and does not say it.
+_DRAWN = {"temperature": 1.0, "top_k": 50}
 #: Of other keys what asks for nothing, beside what is false, 0 or empty.
 _OFF: Mapping[str, float] = {"num_beams": 1, "typical_p": 1, "encoder_repetition_penalty": 1, "guidance_scale": 1}
 
@@ -43,7 +45,9 @@ class Generation:
     values: Mapping[str, Any]
     """By our names; None where it switches something off."""
     greedy: bool
-    """Whether it says that the likeliest token is taken."""
+    """Whether the likeliest token is taken: as in transformers, wherever `do_sample` is not true."""
+    silent: bool
+    """Whether it says nothing of `do_sample`."""
     unknown: tuple[str, ...]
     """What it asks for and is not done, each as `key = value`."""
 
@@ -58,7 +62,10 @@ def generation(directories: Iterable[Path]) -> Generation | None:
     if path is None:
         return None
     found = {key: value for key, value in read_object(path).items() if value is not None}
-    values = {}
+    sampled = found.pop("do_sample", None)
+    if not isinstance(sampled, bool | None):
+        raise TrainkitError(f"do_sample = {json.dumps(sampled)}: it must be true or false", where=str(path))
+    values: dict[str, Any] = dict(_DRAWN) if sampled else {}
     for theirs, (ours, kind, off) in _KEYS.items():
         if theirs in found:
             value = found[theirs]
@@ -68,4 +75,4 @@ def generation(directories: Iterable[Path]) -> Generation | None:
             values[ours] = None if value in off else value
     others = {key: value for key, value in found.items() if key not in _KEYS and key not in _HARMLESS}
     unknown = [f"{key} = {json.dumps(value)}" for key, value in others.items() if value and value != _OFF.get(key)]
-    return Generation(path, values, found.get("do_sample") is False, tuple(unknown))
+    return Generation(path, values, not sampled, sampled is None, tuple(unknown))

@@ -30,7 +30,8 @@ class Settings:
 def settle(typed: Mapping[str, Any], config: Generation | None, *, max_tokens: int) -> Settings:
     """The settings, by our names; `typed` holds those that a person gave (`top_k`: 0 for none), `max_tokens` is ours.
 
-    A config that says `do_sample = false` means the likeliest token, unless something is typed by which one is drawn.
+    A config that does not say `do_sample = true` means the likeliest token, unless something is typed by which one is
+    drawn.
 
     Raises:
         TrainkitError: a value is out of its range.
@@ -40,7 +41,8 @@ def settle(typed: Mapping[str, Any], config: Generation | None, *, max_tokens: i
     if config is None:
         return _settings({**ours, **typed})
     theirs = {name: value for name, value in config.values.items() if name not in typed}
-    if config.greedy and not _DRAWING & typed.keys():
+    greedy = config.greedy and not _DRAWING & typed.keys()
+    if greedy:
         theirs = {"temperature": 0.0} | {name: value for name, value in theirs.items() if name not in _DRAWING}
     try:
         _settings({**ours, **theirs})
@@ -48,6 +50,8 @@ def settle(typed: Mapping[str, Any], config: Generation | None, *, max_tokens: i
         hint = "correct it there, or type what is to count instead"
         raise TrainkitError(error.problem, where=str(config.path), hint=hint) from None
     news = [f"{name.replace('_', '-')} {value}" for name, value in theirs.items() if value != ours[name]]
+    if greedy and config.silent:
+        news[0] += " (it has no do_sample)"
     notes = [f"as {config.path} says: {', '.join(news)}"] if news else []
     if config.unknown:
         notes.append(f"{config.path} asks for what is not done here: {', '.join(config.unknown)}")
