@@ -33,6 +33,10 @@ _HARMLESS = frozenset(
     megatron_core qalora_group_size runtime_config eva_config layers_pattern
     """.split()  # noqa: SIM905
 )
+#: Our own key, which PEFT passes over with a warning: how the base was quantised while the adapter was trained on it.
+QUANTISED = "base_quantization"
+#: What it says of a base in 4 bit: what transformers' `BitsAndBytesConfig` takes to load the same.
+NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
 #: Keys that are read.
 _READ = frozenset({"r", "lora_alpha", "target_modules", "exclude_modules", "use_rslora", "use_dora"})
 #: Keys with the values that mean nothing beyond what there is here. Other ways to begin than these change the base.
@@ -40,6 +44,7 @@ _POSSIBLE: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
     "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),
+    QUANTISED: (None, NF4),
 }
 #: What any other key must be: PEFT's way to say that something is not used.
 _UNUSED: tuple[Any, ...] = (None, False, {}, [], "")
@@ -72,7 +77,22 @@ def read(directory: Path, spec: Model) -> Lora:
         )
     variant: Literal["lora", "rslora", "dora"]
     variant = "dora" if config.get("use_dora") else "rslora" if config.get("use_rslora") else "lora"
-    return Lora(rank=rank, alpha=float(cast(float, alpha)), targets=_targets(config, spec, where), variant=variant)
+    return Lora(
+        rank=rank,
+        alpha=float(cast(float, alpha)),
+        targets=_targets(config, spec, where),
+        variant=variant,
+        base=_trained_on(config),
+    )
+
+
+def trained_on(directory: Path) -> Literal["none", "nf4"]:
+    """How the base of the adapter in a directory was kept while it was trained, as far as the adapter says."""
+    return _trained_on(read_object(directory / FILE))
+
+
+def _trained_on(config: Mapping[str, Any]) -> Literal["none", "nf4"]:
+    return "nf4" if config.get(QUANTISED) else "none"
 
 
 def base_of(directory: Path) -> tuple[str, str | None]:
@@ -105,6 +125,7 @@ def write(directory: Path, layers: Iterable[str], spec: Model, adapter: Lora) ->
         "fan_in_fan_out": not all(theirs[layer].transposed for layer in layers),
         "target_modules": sorted(_ends(theirs, layers)),
         "inference_mode": True,
+        **({QUANTISED: NF4} if adapter.base == "nf4" else {}),
     }
     file = directory / FILE
     file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -133,13 +154,15 @@ def look_up(pretrained: str, revision: str | None, *, tables: Mapping[str, Any])
     said = tables["adapter"].get("targets")
     if said is not None and _layers(said, spec) == list(found.targets):
         values["targets"] = said
+    if found.base != "none":
+        values["base"] = found.base
     here = find.local(pretrained, kind=find.ADAPTER) is not None
     return Checkpoint(
         values=values,
         pretrained=str(directory) if here else pretrained,
         revision=commit,
         config=str(directory / FILE) if here else f"{pretrained}/{FILE}",
-        changeable=frozenset(),
+        changeable=frozenset({"base"}) if found.base != "none" else frozenset(),
         section="adapter",
     )
 
@@ -168,6 +191,11 @@ def _targets(config: Mapping[str, Any], spec: Model, where: str) -> tuple[str, .
     """Our names of the layers that a config means."""
     chosen = _matcher(config.get("target_modules"), "target_modules", where)
     left_out = _matcher(config.get("exclude_modules") or [], "exclude_modules", where)
+    beyond = [path for path in _not_adapted(spec) if chosen(path) and not left_out(path)]
+    if beyond and str(config["target_modules"]).lower() != "all-linear":
+        raise TrainkitError(
+            f"the adapter has layers that are not adapted here: {', '.join(beyond)}", where=where, hint=_MERGE
+        )
     found: list[str] = []
     for layer, name in names(spec).items():
         paths = [name.at((i,)).removesuffix(".weight") for i in range(spec.layers)]
@@ -188,6 +216,13 @@ def _targets(config: Mapping[str, Any], spec: Model, where: str) -> tuple[str, .
             hint=f"it is for {config.get('base_model_name_or_path') or 'another model'}",
         )
     return tuple(found)
+
+
+def _not_adapted(spec: Model) -> list[str]:
+    """What PEFT could adapt besides the linear layers of blocks: the embedding, the output, routers and experts."""
+    ours = {f"blocks.{layer}.weight" for layer in linears(spec)}
+    others = (name for name in family_of_spec(spec).names if name.theirs.endswith(".weight") and name.ours not in ours)
+    return [name.at((0, 0)[: name.stacked]).removesuffix(".weight") for name in others if "norm" not in name.ours]
 
 
 def _matcher(said: Any, key: str, where: str) -> Callable[[str], bool]:

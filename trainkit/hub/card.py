@@ -58,28 +58,67 @@ def card(made: Made, *, family: str, parameters: int) -> str:
 def adapter_card(made: Made, adapter: Lora, *, family: str, parameters: int, tokenizer: bool) -> str:
     """README.md of an adapter alone; `tokenizer` is whether its own lies beside it."""
     base = made.base or "BASE"
+    packed = adapter.base == "nf4"
     return _card(
         made,
         library="peft",
         tags=("lora",),
+        notes=_ON_NF4 if packed else (),
         what=f"An adapter ({adapter.variant}, rank {adapter.rank}) of {parameters:,} parameters for a {family}",
         origin=f": it goes with `{made.base}`" if made.base else "",
         use=(
             "from peft import PeftModel",
-            "from transformers import AutoModelForCausalLM, AutoTokenizer",
+            f"from transformers import AutoModelForCausalLM, AutoTokenizer{', BitsAndBytesConfig' if packed else ''}",
             "",
             f'tokenizer = AutoTokenizer.from_pretrained("{"PATH" if tokenizer else base}")',
-            f'model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("{base}"), "PATH")',
+            *(_NF4_CONFIG if packed else ()),
+            f'base = AutoModelForCausalLM.from_pretrained("{base}"{", quantization_config=nf4" if packed else ""})',
+            'model = PeftModel.from_pretrained(base, "PATH")',
         ),
     )
 
 
-def _card(made: Made, *, library: str, tags: Sequence[str], what: str, origin: str, use: Sequence[str]) -> str:
+#: Of an adapter that was trained on a base in 4 bit.
+_NF4_CONFIG = (
+    'nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)',
+)
+_ON_NF4 = (
+    "It was trained on its base in 4 bit (NF4 with quantised scales), and answers as it was trained on that base only:"
+    " on the base in full it answers differently. A model without quantisation that answers as in training is the"
+    " adapter merged into the dequantised base, which `trainkit export RUN OUT --format hf` writes.",
+    "",
+)
+
+
+def _card(
+    made: Made,
+    *,
+    library: str,
+    tags: Sequence[str],
+    what: str,
+    origin: str,
+    use: Sequence[str],
+    notes: Sequence[str] = (),
+) -> str:
     front = [f"library_name: {library}", "pipeline_tag: text-generation", "tags:", "- trainkit"]
     front += [f"- {tag}" for tag in tags] + ([f"base_model: {made.base}"] if made.base else [])
     told = f"as it was after step {made.step:,} of its training with trainkit {trainkit.__version__}{origin}."
     recipe = ["## Recipe", "", "```toml", made.recipe.rstrip(), "```"]
-    lines = ["---", *front, "---", "", f"# {made.name}", "", f"{what}, {told}", "", "```python", *use, "```", ""]
+    lines = [
+        "---",
+        *front,
+        "---",
+        "",
+        f"# {made.name}",
+        "",
+        f"{what}, {told}",
+        "",
+        *notes,
+        "```python",
+        *use,
+        "```",
+        "",
+    ]
     return "\n".join([*lines, *_results(made.evaluations), *recipe]) + "\n"
 
 
