@@ -43,6 +43,20 @@ class Reference:
         """How the checkpoint in `directory` goes on with each prompt: see `torch_worker.answer`."""
         return self._ask(do="answer", directory=str(directory), prompts=list(prompts), tokens=tokens)
 
+    def keys(self, families: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """By family the keys of its config class and their defaults."""
+        found: dict[str, dict[str, Any]] = self._ask(do="keys", families=list(families))["keys"]
+        return found
+
+    def inert(self, config: dict[str, Any], changes: dict[str, Any]) -> float:
+        """How much logits in training change where the config has these changes."""
+        return float(self._ask(do="inert", config=config, changes=changes)["difference"])
+
+    def loads(self, directory: Path, tokens: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
+        """Logits of the checkpoint in `directory`, and its config as it was read."""
+        config = self._ask(do="loads", directory=str(directory), tokens=tokens.tolist())["config"]
+        return np.load(directory / "logits.npy"), config
+
     def versions(self) -> dict[str, str]:
         return self._ask(do="versions")
 

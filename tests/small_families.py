@@ -20,7 +20,7 @@ from trainkit.recipe.rope import Llama3, Yarn
 VOCAB, LENGTH = 320, 32
 _SIZES: dict[str, Any] = {"vocab_size": VOCAB, "layers": 3, "hidden": 32, "heads": 4, "context_length": 64}
 _DECODER: dict[str, Any] = {**_SIZES, "kv_heads": 2, "intermediate": 48}
-_EXPERTS: dict[str, Any] = {**_SIZES, "kv_heads": 2, "experts": 3, "experts_per_token": 2}
+_EXPERTS: dict[str, Any] = {**_SIZES, "kv_heads": 2, "experts": 3, "experts_per_token": 2, "router_loss": 0.0}
 
 SPECS: dict[str, Pretrained] = {
     "gpt2": Gpt2(**_SIZES),
@@ -38,7 +38,7 @@ SPECS: dict[str, Pretrained] = {
     "gemma2": Gemma2(**_DECODER, head_width=16, window=8, query_scale=24.0),
     "gemma2-uncapped": Gemma2(**_DECODER, head_width=16, window=8, query_scale=16.0, attention_softcap=False),
     "gemma3": Gemma3(**_DECODER, head_width=16, window=8, query_scale=16.0, pattern=2),
-    "mixtral": Mixtral(**_EXPERTS, intermediate=24, router_loss=0.02),
+    "mixtral": Mixtral(**_EXPERTS, intermediate=24),
     "qwen3-moe": Qwen3Moe(**_EXPERTS, moe_intermediate=24, head_width=16, normalise_top=False),
     "mpt": Mpt(**_SIZES),
 }

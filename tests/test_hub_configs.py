@@ -64,13 +64,15 @@ PUBLISHED: dict[str, tuple[Pretrained, int]] = {
             context_length=8192,
             tied=True,
             rope_theta=100000,
+            initializer_range=1 / 24,
+            pad_token_id=2,
         ),
         134_515_008,
     ),
     "mistral-7b-v0.1": (Mistral(vocab_size=32000, **_MISTRAL, window=4096), 7_241_732_096),
     "mistral-7b-v0.3": (Mistral(vocab_size=32768, **_MISTRAL, rope_theta=1e6), 7_248_023_552),
     "mixtral-8x7b-v0.1": (
-        Mixtral(vocab_size=32000, **_MISTRAL, experts=8, experts_per_token=2, router_loss=0.02),
+        Mixtral(vocab_size=32000, **_MISTRAL, experts=8, experts_per_token=2, router_loss=0.0),
         46_702_792_704,
     ),
     "qwen2.5-0.5b": (
@@ -110,12 +112,13 @@ PUBLISHED: dict[str, tuple[Pretrained, int]] = {
             head_width=128,
             moe_intermediate=768,
             experts=128,
+            router_loss=0.0,
             context_length=40960,
         ),
         30_532_122_624,
     ),
     "olmo-2-1124-7b": (
-        Olmo2(vocab_size=100352, **_7B, kv_heads=32, intermediate=11008, context_length=4096),
+        Olmo2(vocab_size=100352, **_7B, kv_heads=32, intermediate=11008, context_length=4096, pad_token_id=100277),
         7_298_617_344,
     ),
     "gemma-2-2b": (
@@ -130,6 +133,7 @@ PUBLISHED: dict[str, tuple[Pretrained, int]] = {
             context_length=8192,
             window=4096,
             query_scale=256,
+            pad_token_id=0,
         ),
         2_614_341_888,
     ),
@@ -145,6 +149,7 @@ PUBLISHED: dict[str, tuple[Pretrained, int]] = {
             context_length=32768,
             window=512,
             query_scale=256,
+            pad_token_id=0,
         ),
         999_885_952,
     ),
@@ -181,7 +186,7 @@ def means(spec: Any) -> dict[str, Any]:
     asked = (
         "type layers hidden heads groups key_width mlp_width tied biased windows ropes norms qk_norm activation"
         " score_scale softcap_of_scores softcap_of_logits scaled_embedding norm_offset rms_norm_eps norm_epsilon clip"
-        " experts experts_per_token normalised router_loss"
+        " experts experts_per_token normalised initializer_range pad_token_id"
     )
     found = {key: getattr(spec, key) for key in asked.split() if hasattr(spec, key)}
     # what divides scores where nothing is said

@@ -6,6 +6,7 @@ goes out; arrays lie in a file beside the model.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import tempfile
@@ -18,6 +19,7 @@ import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 WEIGHTS = "model.safetensors"
 
@@ -107,11 +109,51 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     return {"answers": answers, "kind": type(model).__name__, "dtype": str(model.dtype)}
 
 
+def keys(request: dict[str, Any]) -> dict[str, Any]:
+    """The keys that each family's config class has, and their defaults."""
+
+    def fields(config: Any) -> dict[str, Any]:
+        return {field.name: field.default for field in dataclasses.fields(config)}
+
+    families = {name: fields(CONFIG_MAPPING[name]) for name in request["families"]}
+    if "mpt" in families:
+        families["mpt.attn_config"] = fields(CONFIG_MAPPING["mpt"].sub_configs["attn_config"])
+    return {"keys": families}
+
+
+def inert(request: dict[str, Any]) -> dict[str, Any]:
+    """How much logits in training change with other values of keys, the weights being the same."""
+    logits = []
+    for changes in ({}, request["changes"]):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**request["config"] | changes))
+        logits.append(_in_training(model, request["config"]["vocab_size"]))
+    return {"difference": float((logits[0] - logits[1]).abs().max())}
+
+
+def _in_training(model: Any, vocab_size: int) -> Any:
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(torch.from_numpy(parity_rule.weight(0, name, list(parameter.shape))))
+    found = model.train()(input_ids=torch.tensor(parity_rule.tokens(0, (2, 12), vocab_size)))
+    return (found[0] if isinstance(found, tuple) else found.logits).detach()
+
+
+def loads(request: dict[str, Any]) -> dict[str, Any]:
+    """What the checkpoint in a directory is once it is loaded: logits, its config, and that it generates."""
+    directory = Path(request["directory"])
+    model, ids = loaded(directory), torch.tensor(request["tokens"])
+    mask = torch.ones_like(ids)
+    mask[0, :2] = 0
+    continued(model, ids, mask, 2)
+    np.save(directory / "logits.npy", model(input_ids=ids).logits.detach().numpy())
+    return {"config": json.loads(model.config.to_json_string(use_diff=False))}
+
+
 def main() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
-    can = {"versions": versions, "make": make, "answer": answer}
+    can = {"versions": versions, "make": make, "answer": answer, "keys": keys, "inert": inert, "loads": loads}
     for line in sys.stdin:
         request = json.loads(line)
         try:

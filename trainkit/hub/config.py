@@ -2,7 +2,8 @@
 
 A family is a table (`families/*.py`): which keys are ours by another name, what their library takes where a key is
 absent, which values alone are possible, and parts for what is not one key to one. A key that no part of the table knows
-is refused too, since it may change what is computed; `HARMLESS` are those that do not.
+is refused too, since it may change what is computed; `HARMLESS` are those that do not. Noise in training, such as
+dropout, is not applied here: `untrained` lists what a config asks for, and an export writes it as 0.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from trainkit.recipe.spec import with_tuples
 
 Config = dict[str, Any]
 
-#: Keys that say nothing of how logits are computed: names, training (dropout, initialisation), how results are given
-#: back, generation (which is read from generation_config.json), and heads that a language model has not.
+#: Keys that change neither logits nor training: names, how results are given back, generation (which is read from
+#: generation_config.json), begin and end tokens (which are read with the tokenizer), and heads that a language model
+#: does not have. A test holds each that transformers knows to this.
 HARMLESS = frozenset(
     """
     architectures model_type torch_dtype dtype transformers_version _name_or_path use_cache bos_token_id eos_token_id
-    pad_token_id sep_token_id decoder_start_token_id unk_token_id initializer_range initializer_factor
-    attention_dropout attn_pdrop embd_pdrop resid_pdrop emb_pdrop hidden_dropout gradient_checkpointing
-    output_attentions output_hidden_states output_router_logits return_dict return_dict_in_generate torchscript
+    sep_token_id decoder_start_token_id unk_token_id initializer_factor gradient_checkpointing
+    output_attentions output_hidden_states return_dict return_dict_in_generate torchscript
     use_bfloat16 tf_legacy_loss problem_type id2label label2id num_labels finetuning_task task_specific_params prefix
     tokenizer_class summary_type summary_use_proj summary_activation summary_first_dropout summary_proj_to_labels
     max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p
@@ -38,8 +39,16 @@ HARMLESS = frozenset(
     num_return_sequences chunk_size_feed_forward output_scores forced_bos_token_id forced_eos_token_id
     remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens is_decoder
     pretraining_tp attn_implementation _attn_implementation _attn_implementation_autoset cache_implementation
-    unsloth_version unsloth_fixed n_ctx router_jitter_noise init_device init_config attn_impl verbose tokenizer_name
+    unsloth_version unsloth_fixed n_ctx init_device init_config attn_impl verbose tokenizer_name
     is_llama_config transformers.js_config
+    """.split()  # noqa: SIM905
+)
+#: Keys that act in the training of some families and that the libraries of all others pass over: a family that acts on
+#: one has it in its table.
+OF_OTHERS = frozenset(
+    """
+    attention_dropout attn_pdrop embd_pdrop resid_pdrop emb_pdrop hidden_dropout router_jitter_noise
+    output_router_logits initializer_range pad_token_id
     """.split()  # noqa: SIM905
 )
 #: Keys that say nothing where they are false.
@@ -76,6 +85,11 @@ class Family:
     """By their keys, the values that can be had, the first of which is written; absent, a key has one of them."""
     parts: tuple[Part, ...] = ()
     names: tuple[Name, ...] = ()
+    base: str = ""
+    """The class of the model without its head, which `AutoModel` saves; where not given, `architecture` says it."""
+    noise: Mapping[str, float] = field(default_factory=dict)
+    """By their keys, the noise that their library adds in training and trainkit does not, such as dropout, and how much
+    the library adds where config.json does not say. A key may be in a table: `table.key`."""
     prefix: str = "model."
     """Of their names; a checkpoint may leave it out."""
     ignored: str = r"(?!)"
@@ -134,7 +148,7 @@ def spec_values(config: Config, family: Family, *, where: str) -> dict[str, Any]
         if key in config and config[key] not in possible:
             can = " or ".join(map(json.dumps, possible))
             wrong.append(f"{key} = {json.dumps(config[key])}: only {can} can be had")
-    known = {*NEVER, *family.keys, *family.fixed, *(key for part in family.parts for key in part.keys)}
+    known = known_keys(family)
     wrong += [
         f"{key} = {json.dumps(value)}: not known, and it may change what is computed"
         for key, value in config.items()
@@ -158,6 +172,24 @@ def spec_values(config: Config, family: Family, *, where: str) -> dict[str, Any]
             hint="take another checkpoint; a key that means nothing for the logits may be taken out of its config.json",
         )
     return {key: value for key, value in values.items() if value is not None}
+
+
+def known_keys(family: Family) -> set[str]:
+    """The keys that the table of a family has: each is read, refused, or listed by `untrained`."""
+    return {*NEVER, *family.keys, *family.fixed, *family.noise, *(key for part in family.parts for key in part.keys)}
+
+
+def untrained(config: Config, family: Family) -> list[str]:
+    """The noise that the library of a family would add in training, each as `key = value`; trainkit adds none."""
+
+    def value(key: str) -> Any:
+        *tables, last = key.split(".")
+        found: Any = config
+        for name in tables:
+            found = found.get(name) or {}
+        return found.get(last, family.noise[key])
+
+    return [f"{key} = {json.dumps(value(key))}" for key in family.noise if value(key)]
 
 
 def spec_of(config: Config, family: Family, *, where: str) -> Pretrained:
@@ -210,26 +242,23 @@ def layer_types(config: Config) -> list[str] | None:
 def means_nothing(key: str, value: Any) -> bool:
     """Whether a key that no table has says nothing of how logits are computed."""
     # by convention null is what has been switched off
-    return value is None or key in HARMLESS or (key in OFF and value is False)
+    return value is None or key in HARMLESS or key in OF_OTHERS or (key in OFF and value is False)
 
 
 def config_of(model: Pretrained, *, vocab_size: int, sequence_length: int, dtype: str) -> Config:
     """The config.json of a model: what transformers needs to build the same. `dtype` is that of its weights.
 
-    Raises TrainkitError where transformers cannot build it.
+    Raises TrainkitError as `check_loads`.
     """
-    if model.not_in_transformers:
-        raise TrainkitError(
-            f"transformers loads no such model: {model.not_in_transformers}",
-            where="model",
-            hint="it can be used with trainkit, and not exported",
-        )
+    check_loads(model)
     family = family_of_spec(model)
     values = {**model.model_dump(), "vocab_size": vocab_size}
     values["context_length"] = values["context_length"] or sequence_length
     config: Config = {"architectures": [family.architecture], "model_type": family.model_type, "torch_dtype": dtype}
     config |= {theirs: values[ours] for theirs, ours in family.keys.items()}
     config |= {theirs: possible[0] for theirs, possible in family.fixed.items()}
+    # what was trained; absent, some libraries take 0.1
+    config |= {key: 0.0 for key in family.noise if "." not in key}
     for part in family.parts:
         config |= part.write(values)
     # their libraries do not all take null for what is not given
@@ -237,7 +266,17 @@ def config_of(model: Pretrained, *, vocab_size: int, sequence_length: int, dtype
 
 
 #: Absent, these would be what the library has for a default.
-_WRITTEN_NULL = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping", "n_inner")
+_WRITTEN_NULL = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping", "n_inner", "pad_token_id")
+
+
+def check_loads(model: Pretrained) -> None:
+    """Raises TrainkitError where transformers loads no such model."""
+    if model.not_in_transformers:
+        raise TrainkitError(
+            f"transformers loads no such model: {model.not_in_transformers}",
+            where="model",
+            hint="it can be used with trainkit, and not exported",
+        )
 
 
 def family_of_spec(model: Pretrained) -> Family:
@@ -254,7 +293,7 @@ def _architectures(config: Config, where: str) -> list[str]:
 
 
 def _check_architecture(said: list[str], family: Family, where: str) -> None:
-    base = family.architecture.removesuffix("ForCausalLM").removesuffix("LMHeadModel") + "Model"
+    base = family.base or family.architecture.removesuffix("ForCausalLM").removesuffix("LMHeadModel") + "Model"
     # MPT's own files write it in capitals
     known = {family.architecture.lower(), base.lower()}
     if said and not known & {name.lower() for name in said}:

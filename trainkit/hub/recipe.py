@@ -8,6 +8,7 @@ from typing import Any
 
 from trainkit.recipe import Recipe
 from trainkit.recipe import load as recipes
+from trainkit.recipe.decoder import Sparse
 from trainkit.recipe.load import Loaded
 from trainkit.recipe.pretrained import Checkpoint
 
@@ -23,17 +24,54 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Loaded:
 
 
 def notes(recipe: Recipe) -> list[str]:
-    """What is worth a look in a recipe that is right. Raises TrainkitError where its adapter is not to be had."""
-    if recipe.adapter is None or recipe.adapter.pretrained is None:
-        return []
+    """What is worth a look in a recipe that is right.
+
+    Raises:
+        TrainkitError: the config of its model or of its adapter cannot be found or read.
+    """
     from trainkit.events.plain import inert
+
+    return [inert(note) for note in (*_notes_on_model(recipe), *_notes_on_adapter(recipe))]
+
+
+def _notes_on_model(recipe: Recipe) -> list[str]:
+    """What the checkpoint that the model begins with asks of training and trainkit does not do."""
+    model = recipe.model
+    if model.pretrained is None:
+        return []
+    from trainkit.hub import find
+    from trainkit.hub.config import family_of, read_config, untrained
+
+    directory, _ = find.config(model.pretrained, model.revision)
+    config = read_config(directory)
+    family = family_of(config, where=str(directory))
+    noise, said = untrained(config, family), {**family.defaults, **config}
+    notes = [f"the checkpoint asks for {', '.join(noise)}; trainkit trains without noise"] if noise else []
+    coefficient = said.get("router_aux_loss_coef")
+    if isinstance(model, Sparse) and not model.router_loss and coefficient and not said["output_router_logits"]:
+        notes.append(
+            "training does not balance experts: the checkpoint has output_router_logits = false, with which transformers"
+            f" does not either; [model] router_loss = {coefficient} does"
+        )
+    return notes
+
+
+def _notes_on_adapter(recipe: Recipe) -> list[str]:
+    adapter = recipe.adapter
+    if adapter is None or adapter.pretrained is None:
+        return []
     from trainkit.hub import adapter_config, find
 
-    directory, _ = find.config(recipe.adapter.pretrained, recipe.adapter.revision, kind=find.ADAPTER)
-    other = adapter_config.other_base(directory, recipe.model)
-    if other is None:
-        return []
-    return [inert(f"the adapter says that it is for {other}, and goes on {recipe.model.pretrained} here")]
+    directory, _ = find.config(adapter.pretrained, adapter.revision, kind=find.ADAPTER)
+    notes = []
+    if other := adapter_config.other_base(directory, recipe.model):
+        notes.append(f"the adapter says that it is for {other}, and goes on {recipe.model.pretrained} here")
+    if adapter.base == "none" and adapter_config.trained_on(directory) == "nf4":
+        notes.append(
+            "the adapter was trained on its base in 4 bit, and here it goes on the base in full, on which it answers"
+            ' differently: [adapter] base = "nf4"'
+        )
+    return notes
 
 
 def look_up(pretrained: str, revision: str | None) -> Checkpoint:

@@ -35,6 +35,7 @@ def write(
     ends: Sequence[int],
     template: str | None,
     context_length: int,
+    pad: int | None,
 ) -> dict[str, Any]:
     """Write the tokenizer's files, and give back the token ids that config.json says as well.
 
@@ -42,6 +43,7 @@ def write(
         source: the run's directory, with the files that came with its tokenizer.
         begin: the tokens that training put before a text: so does, by itself, the tokenizer that is written.
         ends: the tokens that end a text, that of training first.
+        pad: the token that the model is said to be padded with; where None, the tokenizer's own `pad_token`.
         template: the chat template that training wrote conversations with; where None, what `source` has.
 
     Raises:
@@ -56,16 +58,21 @@ def write(
     if template is not None:
         found["chat_template"] = template
     # some of transformers' tokenizers go by these, whatever the tokenizer's own file says
-    found |= {"add_bos_token": bool(begin), "add_eos_token": False, **_named(found, codec, begin)}
+    found |= {"add_bos_token": bool(begin), "add_eos_token": False, **_named(found, codec, begin, ends)}
     (out / CONFIG).write_text(as_json(found), encoding="utf-8")
     if names := read_object(source / NAMES, missing_ok=True):
-        others = {key: name for key, name in _named(names, codec, begin).items() if key in names}
+        others = {key: name for key, name in _named(names, codec, begin, ends).items() if key in names}
         (out / NAMES).write_text(as_json({**names, **others}), encoding="utf-8")
-    said: dict[str, Any] = {"eos_token_id": ends[0] if len(ends) == 1 else list(ends)}
-    tokens = {"bos_token_id": codec.beginning_of_text, "pad_token_id": codec.padding}
-    said |= {key: token for key, token in tokens.items() if token is not None}
-    generation = {**read_object(source / GENERATION, missing_ok=True), **said}
-    (out / GENERATION).write_text(as_json(generation), encoding="utf-8")
+    said = {
+        "eos_token_id": ends[0] if len(ends) == 1 else list(ends),
+        "bos_token_id": codec.beginning_of_text,
+        "pad_token_id": codec.padding if pad is None else pad,
+    }
+    known = {key: value for key, value in said.items() if value is not None}
+    generation = read_object(source / GENERATION, missing_ok=True)
+    padded = {"pad_token_id": generation["pad_token_id"]} if generation.get("pad_token_id") is not None else {}
+    (out / GENERATION).write_text(as_json({**generation, **known, **padded}), encoding="utf-8")
+    # where a token is missing, config.json says null: transformers would take a number of the family's own
     return said
 
 
@@ -89,15 +96,21 @@ def _beginning(path: Path, begin: Sequence[int]) -> bytes:
     return json.dumps(content, ensure_ascii=False, indent=2).encode()
 
 
-def _named(found: dict[str, Any], codec: LoadedTokenizer, begin: Sequence[int]) -> dict[str, str]:
-    """What a config must say besides, so that `bos_token` and `eos_token` are those of training."""
-    tokens = {"eos_token": codec.end_of_text} | ({"bos_token": begin[0]} if begin else {})
-    names = {key: codec.name(token) for key, token in tokens.items()}
-    return {key: name for key, name in names.items() if _name(found.get(key)) != name}
+def _named(found: dict[str, Any], codec: LoadedTokenizer, begin: Sequence[int], ends: Sequence[int]) -> dict[str, str]:
+    """What a config must say besides, so that `bos_token` is the token with which a text begins, and `eos_token` one
+    with which it ends."""
+    named = {}
+    if begin and _content(found.get("bos_token")) != codec.name(begin[0]):
+        named["bos_token"] = codec.name(begin[0])
+    if _content(found.get("eos_token")) not in map(codec.name, ends):
+        named["eos_token"] = codec.name(codec.end_of_text)
+    return named
 
 
-def _name(token: Any) -> Any:
-    return token.get("content") if isinstance(token, dict) else token
+def _content(token: Any) -> str | None:
+    """The name of a token in a config, which may be an object with more than that."""
+    said = token.get("content") if isinstance(token, dict) else token
+    return said if isinstance(said, str) else None
 
 
 def _config(codec: LoadedTokenizer, context_length: int) -> dict[str, Any]:

@@ -54,10 +54,10 @@ class Attention(eqx.Module):
     def init(
         spec: recipe.Decoder, key: PRNGKeyArray, *, residual: float, implementation: AttentionName, fp8: bool
     ) -> Attention:
-        d, q, kv = spec.hidden, spec.query_width, spec.kv_width
+        d, q, kv, spread = spec.hidden, spec.query_width, spec.kv_width, spec.initializer_range
         keys = jax.random.split(key, 4)
 
-        def linear(i: int, name: recipe.Matrix, inputs: int, outputs: int, scale: float = 0.02) -> Linear:
+        def linear(i: int, name: recipe.Matrix, inputs: int, outputs: int, scale: float = spread) -> Linear:
             return Linear.init(keys[i], inputs, outputs, scale=scale, bias=name in spec.biased, fp8=fp8)
 
         def norm(width: int) -> RmsNorm | None:
@@ -119,11 +119,11 @@ class Mlp(eqx.Module):
 
     @staticmethod
     def init(spec: recipe.Decoder, key: PRNGKeyArray, *, residual: float, fp8: bool) -> Mlp:
-        d, f = spec.hidden, spec.mlp_width
+        d, f, scale = spec.hidden, spec.mlp_width, spec.initializer_range
         gate, up, down = jax.random.split(key, 3)
         return Mlp(
-            Linear.init(gate, d, f, scale=0.02, bias="gate" in spec.biased, fp8=fp8),
-            Linear.init(up, d, f, scale=0.02, bias="up" in spec.biased, fp8=fp8),
+            Linear.init(gate, d, f, scale=scale, bias="gate" in spec.biased, fp8=fp8),
+            Linear.init(up, d, f, scale=scale, bias="up" in spec.biased, fp8=fp8),
             Linear.init(down, f, d, scale=residual, bias="down" in spec.biased, fp8=fp8),
             spec.activation == "silu",
         )
@@ -146,7 +146,7 @@ class Block(eqx.Module):
     @staticmethod
     def init(spec: recipe.Decoder, key: PRNGKeyArray, *, implementation: AttentionName, fp8: bool) -> Block:
         attention, mlp = jax.random.split(key)
-        residual = residual_scale(spec.layers)
+        residual = residual_scale(spec)
         before = _norm(spec, spec.hidden) if spec.norms != "after" else None
         after = _norm(spec, spec.hidden) if spec.norms != "before" else None
         return Block(

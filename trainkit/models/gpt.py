@@ -72,7 +72,8 @@ class Block(eqx.Module):
 
     @staticmethod
     def init(spec: recipe.Gpt, key: PRNGKeyArray, *, implementation: AttentionName, fp8: bool) -> Block:
-        d, f, residual = spec.hidden, spec.mlp_width, residual_scale(spec.layers)
+        d, f = spec.hidden, spec.mlp_width
+        scale, residual = spec.initializer_range, residual_scale(spec)
         keys = iter(jax.random.split(key, 4))
 
         def linear(inputs: int, outputs: int, scale: float) -> Linear:
@@ -81,7 +82,7 @@ class Block(eqx.Module):
         return Block(
             _norm(spec),
             Attention(
-                linear(d, 3 * d, 0.02),
+                linear(d, 3 * d, scale),
                 linear(d, d, residual),
                 spec.heads,
                 spec.key_width,
@@ -91,7 +92,7 @@ class Block(eqx.Module):
                 implementation,
             ),
             _norm(spec),
-            linear(d, f, 0.02),
+            linear(d, f, scale),
             linear(f, d, residual),
             spec.exact_gelu,
         )
@@ -139,7 +140,9 @@ class Gpt(LanguageModel):
             **common,
             final_norm=_norm(spec),
             final_softcap=None,
-            position_embedding=jax.random.normal(learned[0], places) * 0.01 if learned else None,
+            position_embedding=jax.random.normal(learned[0], places) * (spec.initializer_range / 2)
+            if learned
+            else None,
         )
 
     def hidden(

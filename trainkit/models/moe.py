@@ -58,12 +58,12 @@ class Experts(eqx.Module):
     @staticmethod
     def init(spec: Sparse, key: PRNGKeyArray, *, residual: float) -> Experts:
         """`residual` is the standard deviation of what is added to the residual stream."""
-        d, f, e = spec.hidden, spec.mlp_width, spec.experts
+        d, f, e, scale = spec.hidden, spec.mlp_width, spec.experts, spec.initializer_range
         router, gate, up, down = jax.random.split(key, 4)
         return Experts(
-            Linear.init(router, d, e, scale=0.02, bias=False),
-            jax.random.normal(gate, (e, d, f)) * 0.02,
-            jax.random.normal(up, (e, d, f)) * 0.02,
+            Linear.init(router, d, e, scale=scale, bias=False),
+            jax.random.normal(gate, (e, d, f)) * scale,
+            jax.random.normal(up, (e, d, f)) * scale,
             jax.random.normal(down, (e, f, d)) * residual,
             spec.experts_per_token,
             spec.normalised,

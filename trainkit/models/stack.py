@@ -125,14 +125,14 @@ def parts(
     remat: Remat,
     keys: tuple[PRNGKeyArray, PRNGKeyArray, PRNGKeyArray],
 ) -> Parts:
-    """Fresh ones, from keys for the embedding, the blocks and the output: embeddings of standard deviation 0.02, and
-    `spec.layers` blocks, each made from a key of its own."""
+    """Fresh ones, from keys for the embedding, the blocks and the output: embeddings of standard deviation
+    `spec.initializer_range`, and `spec.layers` blocks, each made from a key of its own."""
     tokens, blocks, output = keys
     embeddings = (vocab_size, spec.hidden)
     return Parts(
-        token_embedding=jax.random.normal(tokens, embeddings) * 0.02,
+        token_embedding=jax.random.normal(tokens, embeddings) * spec.initializer_range,
         blocks=jax.vmap(block)(jax.random.split(blocks, spec.layers)),
-        output=None if spec.tied else jax.random.normal(output, embeddings) * 0.02,
+        output=None if spec.tied else jax.random.normal(output, embeddings) * spec.initializer_range,
         context_length=spec.context_length or sequence_length,
         remat=remat,
     )
@@ -143,9 +143,9 @@ def positions(tokens_BT: Int[Array, "B T"]) -> Int[Array, "B T"]:
     return jnp.broadcast_to(jnp.arange(tokens_BT.shape[1]), tokens_BT.shape)
 
 
-def residual_scale(layers: int) -> float:
+def residual_scale(spec: Transformer) -> float:
     """Standard deviation of the matrices whose result is added to the residual stream.
 
     It starts smaller the deeper the model (Radford et al. 2019), so that the stream does not grow with depth.
     """
-    return 0.02 / (2 * layers) ** 0.5
+    return spec.initializer_range / (2 * spec.layers) ** 0.5

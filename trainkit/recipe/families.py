@@ -62,7 +62,17 @@ class LateWindowed(Windowed):
         return tuple(None if i < self.layers_without_window else self.window for i in range(self.layers))
 
 
-class Llama(Biased, Dense):
+class Multiple(Decoder):
+    """One that transformers loads only where `hidden` is a multiple of `heads`."""
+
+    @property
+    def not_in_transformers(self) -> str | None:
+        if self.hidden % self.heads == 0:
+            return None
+        return f"hidden = {self.hidden} with heads = {self.heads}: transformers takes multiples of heads only"
+
+
+class Llama(Multiple, Biased, Dense):
     """Llama (Touvron et al. 2023): rotary positions, root-mean-square norms, gated SiLU, no biases, grouped queries."""
 
     type: Literal["llama"] = "llama"
@@ -113,7 +123,7 @@ class Olmo2(Biased, Dense):
     qk_norm: ClassVar[Literal["head", "width"] | None] = "width"
 
 
-class Gemma(Biased, Dense):
+class Gemma(Multiple, Biased, Dense):
     """What Gemma 2 and Gemma 3 share: norms around, gated GELU, scaled embeddings, local layers and global ones."""
 
     tied: bool = True
@@ -144,7 +154,8 @@ class Gemma(Biased, Dense):
     @property
     def not_in_transformers(self) -> str | None:
         broken = self.query_scale is not None and self.query_scale != int(self.query_scale)
-        return f"query_scale = {self.query_scale}: transformers takes whole numbers" if broken else None
+        whole = f"query_scale = {self.query_scale}: transformers takes whole numbers"
+        return whole if broken else super().not_in_transformers
 
     @property
     def softcap_of_logits(self) -> float | None:

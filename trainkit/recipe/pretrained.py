@@ -12,7 +12,9 @@ from trainkit.errors import TrainkitError
 from trainkit.recipe.spec import Count, Spec
 
 #: What a recipe may say otherwise than the checkpoint that its model begins with, where no shape hangs on it.
-CHANGEABLE = frozenset({"context_length", "rope_theta", "rope_scaling", "local_theta", "window", "router_loss"})
+CHANGEABLE = frozenset(
+    {"context_length", "rope_theta", "rope_scaling", "local_theta", "window", "router_loss", "pad_token_id"}
+)
 
 
 class Pretrained(Spec):
@@ -27,6 +29,8 @@ class Pretrained(Spec):
     """Cut or widen the embedding of `pretrained` to the tokenizer; new rows are the mean of the old ones."""
     vocab_size: Count | None = None
     """Rows of the embedding; as many as the tokenizer has entries where not given. More are padding."""
+    pad_token_id: int | None = None
+    """The token that transformers pads an export with. Training ignores it: padding is known by its place."""
 
     changeable: ClassVar[frozenset[str]] = CHANGEABLE
     """What may be said otherwise than the checkpoint says it."""

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from typing import Literal
 
 from trainkit.recipe.pretrained import Pretrained
-from trainkit.recipe.spec import Count
+from trainkit.recipe.spec import Count, NotNegative
 from trainkit.recipe.train import Remat
 
 
@@ -25,6 +25,8 @@ class Transformer(Pretrained):
     """The longest text that it is meant for; `data.sequence_length` where not given."""
     tied: bool
     """Whether the output matrix is the token embedding."""
+    initializer_range: NotNegative = 0.02
+    """Standard deviation of random weights; of matrices that add to the residual stream less, the deeper the model."""
 
     @property
     @abstractmethod

@@ -21,6 +21,7 @@ from trainkit.data.vocabulary import LoadedTokenizer
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.hub import tokenizer
 from trainkit.hub.card import card
+from trainkit.hub.config import check_loads
 from trainkit.hub.load import load_params, read_spec
 from trainkit.hub.save import save
 from trainkit.models.stack import LanguageModel
@@ -31,7 +32,7 @@ from trainkit.run.adapted import merged
 from trainkit.run.directory import recipe_of
 from trainkit.run.draft import checkpoint_of, draft, made_by
 from trainkit.run.serving import all_devices, restored
-from trainkit.run.texts import Texts, texts_of
+from trainkit.run.texts import Texts, pad_of, texts_of
 
 #: Random tokens on which an export is compared with the model that was exported: rows, and positions of each at most.
 ROWS, POSITIONS = 2, 64
@@ -62,6 +63,7 @@ def export(directory: Path, step: int | None, out: Path, *, dtype: str) -> Expor
     """
     loaded = recipe_of(directory)
     recipe, info = loaded.recipe, checkpoint_of(directory, step)
+    check_loads(recipe.model)
     with draft(out) as made:
         codec = vocabulary.load(directory / tokenizer.TOKENIZER)
         texts, on = texts_of(recipe, directory, codec), all_devices(recipe.parallel.platform)
@@ -94,6 +96,7 @@ def _write(
         ends=texts.ends,
         template=texts.template,
         context_length=spec.context_length or length,
+        pad=pad_of(recipe, codec),
     )
     save(out, model, spec, dtype=dtype, sequence_length=length, tokens=tokens)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(eqx.filter(model, eqx.is_array)))

@@ -19,7 +19,7 @@ from trainkit.run.adapted import opened
 from trainkit.run.directory import recipe_of
 from trainkit.run.draft import checkpoint_of, draft, made_by
 from trainkit.run.serving import all_devices
-from trainkit.run.texts import texts_of
+from trainkit.run.texts import pad_of, texts_of
 
 
 def export_adapter(directory: Path, step: int | None, out: Path) -> tuple[int, list[Path]]:
@@ -66,6 +66,7 @@ def export_adapter(directory: Path, step: int | None, out: Path) -> tuple[int, l
                 ends=texts.ends,
                 template=texts.template,
                 context_length=spec.context_length or recipe.data.sequence_length,
+                pad=pad_of(recipe, codec),
             )
         text = adapter_card(
             made_by(directory, loaded, info.step),

@@ -99,6 +99,15 @@ def begin_of(recipe: Recipe, codec: LoadedTokenizer) -> tuple[int, ...]:
     return (begin,) if begin is not None and tokenizer.begins(recipe, codec) else ()
 
 
+def pad_of(recipe: Recipe, codec: LoadedTokenizer) -> int | None:
+    """The token that the recipe's model says it is padded with; None where it says none, where it means it of another
+    tokenizer than the recipe's, and where the embedding has no such row, with which torch would not load it."""
+    model, pad = recipe.model, recipe.model.pad_token_id
+    own = model.pretrained is None or recipe.tokenizer.path == model.pretrained
+    rows = model.rows(codec.vocab_size)
+    return pad if own and pad is not None and -rows <= pad < rows else None
+
+
 def ends_of(codec: LoadedTokenizer, directories: Sequence[Path], template: ChatTemplate | None) -> tuple[int, ...]:
     """The end-of-text token, what configs beside the tokenizer have for that, and what ends an answer in a chat."""
     ends = [codec.end_of_text, *(end for directory in directories for end in _said_ends(directory, *CONFIGS))]

@@ -20,9 +20,12 @@ KEYS = {
     "rms_norm_eps": "rms_norm_eps",
     "tie_word_embeddings": "tied",
     "vocab_size": "vocab_size",
+    "initializer_range": "initializer_range",
+    "pad_token_id": "pad_token_id",
 }
 #: What their library takes where config.json does not say. (That of gemma differs.)
 DEFAULTS = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "rope_theta": 10000.0}
+NOISE = {"attention_dropout": 0.0}
 SILU = {"hidden_act": ("silu", "swish")}
 
 OUTER = (

@@ -6,12 +6,14 @@ from typing import Any
 
 from trainkit.hub.config import Config, Family, Part, Unsupported
 from trainkit.hub.families.decoder import (
+    ALWAYS_HEAD_WIDTH,
     ATTENTION,
     BLOCK,
     DEFAULTS,
     HEAD_WIDTH,
     KEYS,
     KV_HEADS,
+    NOISE,
     NORMS_BEFORE,
     OUTER,
     QK_NORM,
@@ -33,6 +35,26 @@ def _names(block: str, gate: str, up: str, down: str) -> tuple[Name, ...]:
     )
 
 
+ROUTER_DEFAULTS = {"router_aux_loss_coef": 0.001, "output_router_logits": False}
+
+
+def _read_router_loss(config: Config) -> dict[str, Any]:
+    """Their library adds the loss of the router only where it also returns the router's logits."""
+    coefficient, on = config["router_aux_loss_coef"], config["output_router_logits"]
+    if coefficient is None:
+        raise Unsupported("router_aux_loss_coef", None, "it must say something")
+    if not isinstance(on, bool):
+        raise Unsupported("output_router_logits", on, "it must be true or false")
+    return {"router_loss": coefficient if on else 0.0}
+
+
+def _write_router_loss(values: dict[str, Any]) -> Config:
+    # with the logits, transformers fails to generate from an attention mask
+    return {"router_aux_loss_coef": values["router_loss"], "output_router_logits": False}
+
+
+ROUTER_LOSS = Part(tuple(ROUTER_DEFAULTS), _read_router_loss, _write_router_loss)
+
 MIXTRAL = Family(
     spec=Mixtral,
     model_type="mixtral",
@@ -41,7 +63,6 @@ MIXTRAL = Family(
         **KEYS,
         "num_local_experts": "experts",
         "num_experts_per_tok": "experts_per_token",
-        "router_aux_loss_coef": "router_loss",
     },
     defaults={
         **DEFAULTS,
@@ -49,10 +70,12 @@ MIXTRAL = Family(
         "rope_theta": 1_000_000.0,
         "max_position_embeddings": 131_072,
         "num_key_value_heads": 8,
-        "router_aux_loss_coef": 0.001,
+        **ROUTER_DEFAULTS,
     },
     fixed=SILU,
-    parts=(ROPE, KV_HEADS, HEAD_WIDTH, WINDOW),
+    noise={**NOISE, "router_jitter_noise": 0.0},
+    # transformers does not compute the width itself where positions are scaled by yarn
+    parts=(ROPE, KV_HEADS, ALWAYS_HEAD_WIDTH, WINDOW, ROUTER_LOSS),
     names=(*OUTER, *ATTENTION, *NORMS_BEFORE, *_names("block_sparse_moe", "w1", "w3", "w2")),
 )
 
@@ -86,16 +109,16 @@ QWEN3_MOE = Family(
         "num_experts_per_tok": "experts_per_token",
         "moe_intermediate_size": "moe_intermediate",
         "norm_topk_prob": "normalise_top",
-        "router_aux_loss_coef": "router_loss",
     },
     defaults={
         **DEFAULTS,
         "max_position_embeddings": 32_768,
         "num_key_value_heads": 4,
         "norm_topk_prob": False,
-        "router_aux_loss_coef": 0.001,
+        **ROUTER_DEFAULTS,
     },
     fixed={**SILU, "decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},
+    noise=NOISE,
     parts=(
         ROPE,
         KV_HEADS,
@@ -103,6 +126,7 @@ QWEN3_MOE = Family(
         Part(("num_experts", "num_local_experts"), _read_experts, lambda values: {"num_experts": values["experts"]}),
         Part(("use_sliding_window", "sliding_window", "max_window_layers"), _read_window, _write_window),
         _DENSE,
+        ROUTER_LOSS,
     ),
     names=(*OUTER, *ATTENTION, *QK_NORM, *NORMS_BEFORE, *_names("mlp", "gate_proj", "up_proj", "down_proj")),
 )

@@ -12,6 +12,7 @@ from trainkit.hub.families.decoder import (
     KEYS,
     KV_HEADS,
     MLP,
+    NOISE,
     OUTER,
     QK_NORM,
     ROPE,
@@ -28,6 +29,7 @@ DEFAULTS = {
     "num_key_value_heads": 4,
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
+    "pad_token_id": 0,
 }
 FIXED = {
     "hidden_activation": ("gelu_pytorch_tanh",),
@@ -124,6 +126,7 @@ GEMMA2 = Family(
     keys=GEMMA_KEYS,
     defaults={**DEFAULTS, "max_position_embeddings": 8192, "rope_theta": 10000.0},
     fixed=FIXED,
+    noise=NOISE,
     parts=(
         ROPE,
         KV_HEADS,
@@ -148,6 +151,8 @@ GEMMA3 = Family(
         "rope_local_base_freq": 10000.0,
     },
     fixed={**FIXED, "attn_logit_softcapping": (None,)},
+    noise=NOISE,
+    base="Gemma3TextModel",
     parts=(
         ROPES,
         KV_HEADS,

@@ -18,6 +18,8 @@ GPT2 = Family(
         "n_positions": "context_length",
         "tie_word_embeddings": "tied",
         "vocab_size": "vocab_size",
+        "initializer_range": "initializer_range",
+        "pad_token_id": "pad_token_id",
     },
     defaults={"n_positions": 1024, "tie_word_embeddings": True},
     fixed={
@@ -28,6 +30,7 @@ GPT2 = Family(
         "reorder_and_upcast_attn": (False, True),  # the same but for rounding
         "add_cross_attention": (False,),
     },
+    noise={"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1},
     names=(
         Name("token_embedding", "transformer.wte.weight"),
         Name("position_embedding", "transformer.wpe.weight"),

@@ -27,7 +27,7 @@ def _read_attention(config: Config) -> dict[str, Any]:
     for key, only in _FIXED.items():
         if said.get(key, only) != only:
             raise Unsupported(f"attn_config.{key}", said[key], f"only {only} can be had")
-    known = {*_FIXED, "clip_qkv", "softmax_scale"}
+    known = {*_FIXED, "clip_qkv", "softmax_scale", "attn_pdrop"}
     if unknown := [key for key, value in said.items() if not (key in known or means_nothing(key, value))]:
         raise Unsupported(f"attn_config.{unknown[0]}", said[unknown[0]], "not known, and it may change attention")
     return {"clip_qkv": said.get("clip_qkv"), "softmax_scale": said.get("softmax_scale")}
@@ -35,7 +35,7 @@ def _read_attention(config: Config) -> dict[str, Any]:
 
 def _write_attention(values: dict[str, Any]) -> Config:
     own = {"clip_qkv": values["clip_qkv"], "softmax_scale": values["softmax_scale"]}
-    return {"attn_config": {**_FIXED, **own}}
+    return {"attn_config": {**_FIXED, **own, "attn_pdrop": 0}}
 
 
 MPT = Family(
@@ -51,6 +51,8 @@ MPT = Family(
         "layer_norm_epsilon": "layer_norm_eps",
         "vocab_size": "vocab_size",
         "expansion_ratio": "expansion_ratio",
+        "initializer_range": "initializer_range",
+        "pad_token_id": "pad_token_id",
     },
     defaults={
         "max_seq_len": 2048,
@@ -66,6 +68,7 @@ MPT = Family(
         "learned_pos_emb": (True, False),  # there are none beside ALiBi, whatever it says
         "embedding_fraction": (1.0,),
     },
+    noise={"resid_pdrop": 0.0, "emb_pdrop": 0.0, "attn_config.attn_pdrop": 0.0},
     parts=(Part(("attn_config",), _read_attention, _write_attention),),
     names=(
         Name("token_embedding", "transformer.wte.weight"),

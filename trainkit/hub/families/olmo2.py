@@ -9,6 +9,7 @@ from trainkit.hub.families.decoder import (
     KEYS,
     KV_HEADS,
     MLP,
+    NOISE,
     OUTER,
     QK_NORM,
     ROPE,
@@ -22,8 +23,9 @@ OLMO2 = Family(
     model_type="olmo2",
     architecture="Olmo2ForCausalLM",
     keys={**KEYS, "attention_bias": "attention_bias"},
-    defaults={**DEFAULTS, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5},
+    defaults={**DEFAULTS, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "pad_token_id": 1},
     fixed=SILU,
+    noise=NOISE,
     parts=(ROPE, KV_HEADS, HEAD_WIDTH),
     names=(
         *OUTER,

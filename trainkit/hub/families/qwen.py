@@ -13,6 +13,7 @@ from trainkit.hub.families.decoder import (
     KEYS,
     KV_HEADS,
     MLP,
+    NOISE,
     NORMS_BEFORE,
     OUTER,
     QK_NORM,
@@ -48,6 +49,7 @@ QWEN2 = Family(
     keys=KEYS,
     defaults={**DEFAULTS, "max_position_embeddings": 32_768, "num_key_value_heads": 32},
     fixed=SILU,
+    noise=NOISE,
     parts=(ROPE, KV_HEADS, HEAD_WIDTH, WINDOW),
     names=(*OUTER, *ATTENTION, *MLP, *NORMS_BEFORE),
 )
@@ -59,6 +61,7 @@ QWEN3 = Family(
     keys={**KEYS, "attention_bias": "attention_bias"},
     defaults={**DEFAULTS, "max_position_embeddings": 32_768, "num_key_value_heads": 32, "head_dim": 128},
     fixed=SILU,
+    noise=NOISE,
     parts=(ROPE, KV_HEADS, ALWAYS_HEAD_WIDTH, WINDOW),
     names=(*OUTER, *ATTENTION, *QK_NORM, *MLP, *NORMS_BEFORE),
 )
