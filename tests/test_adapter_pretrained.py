@@ -26,7 +26,7 @@ from trainkit.cli.recipes import check as check_recipe
 from trainkit.errors import TrainkitError
 from trainkit.hub import adapter_config, peft
 from trainkit.hub.load import load_params
-from trainkit.hub.recipe import load
+from trainkit.hub.recipe import load, notes
 from trainkit.hub.safetensors import Tensors, read_header
 from trainkit.hub.save import save
 from trainkit.models.adapters import adapted_layers
@@ -272,6 +272,22 @@ def test_an_adapter_answers_as_the_run_that_trained_it(place: Path) -> None:
     assert (place / "adapter.answers").read_text() == (place / "first.answers").read_text() != ""
     base = trainkit(place, "generate", "base", *options)
     assert base.stdout != (place / "first.answers").read_text(), "the adapter changed nothing"
+
+
+def test_an_adapter_that_was_trained_in_four_bit_goes_on_such_a_base_wherever_it_is_used(
+    here: Path,
+) -> None:
+    changed(here, "packed", {adapter_config.QUANTISED: adapter_config.NF4})
+    tokens = np.arange(12)[None]
+    logits = {}
+    for name in ("packed", "adapter"):
+        found = open_pretrained(here / name).model
+        logits[name] = np.asarray(found.logits(found.hidden(tokens)[0]))
+    assert np.abs(logits["packed"] - logits["adapter"]).max() > 1e-3
+    begun_again = load(Path("on.toml"), ['adapter.pretrained="packed"']).recipe
+    assert begun_again.adapter is not None and begun_again.adapter.base == "nf4"
+    full = load(Path("on.toml"), ['adapter.pretrained="packed"', 'adapter.base="none"']).recipe
+    assert any("in 4 bit" in note for note in notes(full)) and not notes(begun_again)
 
 
 def test_where_the_base_is_not_to_be_had_the_error_names_it(place: Path) -> None:

@@ -25,6 +25,21 @@ from trainkit.parallel import mesh
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
+#: What `AutoModel` of transformers calls the class of each family without its head.
+HEADLESS = {
+    "gpt2": "GPT2Model",
+    "llama": "LlamaModel",
+    "mistral": "MistralModel",
+    "qwen2": "Qwen2Model",
+    "qwen3": "Qwen3Model",
+    "olmo2": "Olmo2Model",
+    "gemma2": "Gemma2Model",
+    "gemma3_text": "Gemma3TextModel",
+    "mixtral": "MixtralModel",
+    "qwen3_moe": "Qwen3MoeModel",
+    "mpt": "MptModel",
+}
+
 
 def saved(directory: Path, name: str = "llama", dtype: str = "float32", **more: Any) -> Any:
     """A model, written to `directory`."""
@@ -350,3 +365,18 @@ def test_writing_holds_one_leaf_on_the_host_and_leaves_none_there(tmp_path):
         tracemalloc.stop()
     assert left < max(sizes) / 2, "an array keeps what it was asked for"
     assert most < 2 * max(sizes) + 200_000 < sum(sizes)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_what_auto_model_saves_is_read_as_the_family_that_it_is(tmp_path, name):
+    """`AutoModel` has no head: it names the class without it, and its tensors have no prefix."""
+    spec = SPECS[name].model_copy(update={"tied": True})
+    made = model(spec)
+    save(tmp_path, made, spec, dtype="float32", sequence_length=LENGTH)
+    family = family_of_spec(spec)
+    rewritten(tmp_path, lambda t: {name.removeprefix(family.prefix): array for name, array in t.items()})
+    said(tmp_path, architectures=[HEADLESS[family.model_type]])
+    assert read_spec(tmp_path) == spec
+    same(load_params(tmp_path, shapes(spec)), made)
+    said(tmp_path, architectures=["Gemma3ForConditionalGeneration"])
+    assert "Gemma3ForConditionalGeneration" in refused(tmp_path)

@@ -84,7 +84,7 @@ EVERY = [
     (family.model_type, key)
     for family in FAMILIES
     for key in KEYS[family.model_type]
-    if not (family.model_type, key) in READ_FOR_NOTHING
+    if (family.model_type, key) not in READ_FOR_NOTHING
 ]
 
 

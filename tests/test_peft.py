@@ -157,6 +157,17 @@ def test_an_adapter_for_another_model_or_another_shape_is_refused(tmp_path: Path
     assert raised.value.hint == "the adapter says that it is for them/llama"
 
 
+def test_an_adapter_says_that_its_base_was_in_four_bit_and_is_put_on_such_a_base_again(tmp_path: Path) -> None:
+    saved(tmp_path, LLAMA, Lora(rank=2, base="nf4"))
+    config = json.loads((tmp_path / adapter_config.FILE).read_text())
+    assert config["base_quantization"] == adapter_config.NF4
+    assert adapter_config.read(tmp_path, LLAMA).base == adapter_config.trained_on(tmp_path) == "nf4"
+    (tmp_path / "other").mkdir()
+    saved(tmp_path / "other", LLAMA, Lora(rank=2))
+    assert adapter_config.QUANTISED not in json.loads((tmp_path / "other" / adapter_config.FILE).read_text())
+    assert adapter_config.read(tmp_path / "other", LLAMA).base == "none"
+
+
 def test_pickled_adapters_are_not_read(tmp_path: Path) -> None:
     saved(tmp_path, LLAMA, Lora(rank=2))
     (tmp_path / peft.WEIGHTS).rename(tmp_path / "adapter_model.bin")

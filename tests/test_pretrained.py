@@ -23,13 +23,13 @@ from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.log import read
 from trainkit.hub import tokenizer
 from trainkit.hub.load import load_params, read_spec
-from trainkit.hub.recipe import load
+from trainkit.hub.recipe import load, notes
 from trainkit.hub.save import save
 from trainkit.recipe.document import Chat
 from trainkit.recipe.families import Llama
 from trainkit.run.assemble import rehearse
 from trainkit.run.directory import recipe_of
-from trainkit.run.texts import keep_tokenizer, template_of, texts_of
+from trainkit.run.texts import keep_tokenizer, pad_of, template_of, texts_of
 
 SPEC = Llama(layers=2, hidden=32, heads=4, kv_heads=2, intermediate=48, context_length=64, vocab_size=320)
 _FAMILY = 'type = "gpt2"\nlayers = 2\nhidden = 32\nheads = 2\n'
@@ -250,6 +250,37 @@ def test_tokenizer_template_and_generation_config_come_along(place, exported):
     assert (out / "tokenizer.json").read_bytes() == (place / "base" / "tokenizer.json").read_bytes()
 
 
+def test_an_export_says_how_the_checkpoint_began_and_was_padded_and_that_training_had_no_noise(place, tmp_path):
+    codec = vocabulary.load(place / "base" / "tokenizer.json")
+    text = FINE.replace('pretrained = "base"', f'pretrained = "{place / "base"}"')
+    (tmp_path / "r.toml").write_text(text)
+    config = json.loads((place / "base" / "config.json").read_text())
+    before = (place / "base" / "config.json").read_bytes()
+    changes = {"pad_token_id": 7, "initializer_range": 0.01, "attention_dropout": 0.1}
+    (place / "base" / "config.json").write_text(json.dumps(config | changes))
+    try:
+        recipe = load(tmp_path / "r.toml").recipe
+        (note,) = notes(recipe)
+        assert "attention_dropout = 0.1; trainkit trains without noise" in note
+        assert (pad_of(recipe, codec), recipe.model.initializer_range) == (7, 0.01)
+        # of another tokenizer it is another token, and of a smaller vocabulary none
+        own = load(tmp_path / "r.toml", [f'tokenizer.path="{place / "base" / "tokenizer.json"}"']).recipe
+        assert pad_of(own, codec) is None
+        few = load(tmp_path / "r.toml", ["model.pad_token_id=5000"]).recipe
+        assert pad_of(few, codec) is None
+    finally:
+        (place / "base" / "config.json").write_bytes(before)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "of another model", "pad_token": "a"}))
+    shutil.copy(place / "base" / "tokenizer.json", tmp_path)
+    out = tmp_path / "out"
+    out.mkdir()
+    for pad, written in ((7, 7), (None, codec.encode("a")[0])):
+        said = tokenizer.write(out, tmp_path, codec, begin=(), ends=[0], template=None, context_length=64, pad=pad)
+        assert said == {"eos_token_id": 0, "bos_token_id": codec.beginning_of_text, "pad_token_id": written}
+        assert json.loads((out / "generation_config.json").read_text())["pad_token_id"] == written
+        assert json.loads((out / "tokenizer_config.json").read_text())["eos_token"] == "<|endoftext|>"
+
+
 def test_the_card_holds_the_recipe_and_the_last_evaluation(place, run, exported):
     card = (place / "out" / "README.md").read_text()
     last = [event for event in read(run) if event["type"] == "evaluated"][-1]
@@ -451,7 +482,7 @@ def test_an_exported_tokenizer_begins_a_text_as_training_did(place, tmp_path, na
     (source / "special_tokens_map.json").write_text(json.dumps({"bos_token": {"content": "<|endoftext|>"}}))
     codec = vocabulary.load(source / "tokenizer.json")
     begin = [NAMED["<s>"]] if bos else []
-    tokenizer.write(out, source, codec, begin=begin, ends=[0, 5], template=None, context_length=64)
+    tokenizer.write(out, source, codec, begin=begin, ends=[0, 5], template=None, context_length=64, pad=None)
     written = Tokenizer.from_file(str(out / "tokenizer.json"))
     written.no_padding()  # as transformers has it where neither is asked for
     written.no_truncation()

@@ -65,7 +65,15 @@ def _adapter(run: str, out: Path, *, dtype: str | None, push: str | None) -> tup
     size = sum(file.stat().st_size for file in files)
     told = f"exported the adapter of step {step} of {directory.name} to {out}: {bytes_(size)} in {len(files)} files"
     done = {"directory": str(out), "files": [file.name for file in files], "bytes": size, "step": step}
-    return done | {"difference": 0.0}, f"{told}, read back to the last bit"
+    told += ", read back to the last bit"
+    adapter = recipe_of(directory).recipe.adapter
+    if adapter is not None and adapter.base == "nf4":
+        told += (
+            "\nit was trained on its base in 4 bit (nf4), and answers as in training on that only: on the base in full"
+            f" it answers differently. For a model without quantisation that answers as in training, merge it into the"
+            f" dequantised base: trainkit export {run} OUT --format hf"
+        )
+    return done | {"difference": 0.0}, told
 
 
 def _found(run: str) -> tuple[Path, int | None]:

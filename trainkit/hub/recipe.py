@@ -50,8 +50,8 @@ def _notes_on_model(recipe: Recipe) -> list[str]:
     coefficient = said.get("router_aux_loss_coef")
     if isinstance(model, Sparse) and not model.router_loss and coefficient and not said["output_router_logits"]:
         notes.append(
-            "training does not balance experts: the checkpoint has output_router_logits = false, with which transformers"
-            f" does not either; [model] router_loss = {coefficient} does"
+            "training does not balance experts: the checkpoint has output_router_logits = false, with which"
+            f" transformers does not either; [model] router_loss = {coefficient} does"
         )
     return notes
 
