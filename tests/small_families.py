@@ -38,7 +38,7 @@ SPECS: dict[str, Pretrained] = {
     "gemma2": Gemma2(**_DECODER, head_width=16, window=8, query_scale=24.0),
     "gemma2-uncapped": Gemma2(**_DECODER, head_width=16, window=8, query_scale=16.0, attention_softcap=False),
     "gemma3": Gemma3(**_DECODER, head_width=16, window=8, query_scale=16.0, pattern=2),
-    "mixtral": Mixtral(**_EXPERTS, intermediate=24),
+    "mixtral": Mixtral(**_EXPERTS, intermediate=24, head_width=8),
     "qwen3-moe": Qwen3Moe(**_EXPERTS, moe_intermediate=24, head_width=16, normalise_top=False),
     "mpt": Mpt(**_SIZES),
 }
