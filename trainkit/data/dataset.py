@@ -166,9 +166,9 @@ class TrainSet:
             return float(self._mixture.drawn(steps * self._batch_size) @ means)
 
         steps = self._steps or max(1, self.examples // self._batch_size)
-        if self._wanted is not None:  # a stage may have longer documents than another
-            most = self._wanted // max(1, int(self._batch_size * means.min())) + 2
-            steps = max(1, bisect_left(range(most), True, key=lambda steps: tokens(steps) >= self._wanted))
+        if (wanted := self._wanted) is not None:  # a stage may have longer documents than another
+            most = wanted // max(1, int(self._batch_size * means.min())) + 2
+            steps = max(1, bisect_left(range(most), True, key=lambda steps: tokens(steps) >= wanted))
         return tokens(steps) / steps
 
     def _bucketed(self) -> Buckets:

@@ -65,7 +65,7 @@ def _set(
         units = tuple(shards.units(tokenizer.resolved(its_files, codec), listing.contents))
         sources.append(Source(number, units, encoding, spec.limit, streams))
     weights = [spec.weight[0][1] if isinstance(spec.weight, tuple) else spec.weight or 1.0 for spec in specs]
-    apart = Stream(Path(data.cache), encoding.dtype) if held_out else None
+    apart = Stream(cache, encoding.dtype, begins=encoding.bos) if held_out else None
     return Set(name, tuple(sources), streams, tuple(weights), apart)
 
 
@@ -73,9 +73,9 @@ def set_of_ledgers(recipe: Recipe, codec: LoadedTokenizer, names: Sequence[str])
     """What a run was trained on, by the names of its sources' ledgers, whether its files are still there or not; None
     where the cache has not all of it."""
     data, cache = recipe.data, Path(recipe.data.cache)
-    encoding = _encoding(data, codec, data.held_out)
+    encoding = _encoding(recipe, codec, data.held_out)
     split = encoding.splits[0]
-    streams = {split: Streams(cache, encoding.dtype, len(data.train))}
+    streams = {split: Streams(cache, encoding.dtype, len(data.train), begins=encoding.bos)}
     sources = []
     for number, (spec, name) in enumerate(zip(data.train, names, strict=False)):
         found, files = ledger.find(cache, name), ledger.files_of(cache, name)

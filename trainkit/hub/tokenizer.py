@@ -102,7 +102,7 @@ def _named(found: dict[str, Any], codec: LoadedTokenizer, begin: Sequence[int], 
     named = {}
     if begin and _content(found.get("bos_token")) != codec.name(begin[0]):
         named["bos_token"] = codec.name(begin[0])
-    if _content(found.get("eos_token")) not in map(codec.name, ends):
+    if _content(found.get("eos_token")) not in [codec.name(end) for end in ends]:
         named["eos_token"] = codec.name(codec.end_of_text)
     return named
 
