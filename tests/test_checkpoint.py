@@ -53,9 +53,9 @@ BARE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def save(run: Path, *steps: int, kind: Any = "permanent") -> list[Saved]:
+def save(run: Path, *steps: int, kind: Any = "permanent", keep_last: int = 2) -> list[Saved]:
     saved: list[Saved] = []
-    saver = Saver(run, on_saved=saved.append)
+    saver = Saver(run, on_saved=saved.append, keep_last=keep_last)
     for step in steps:
         saver.save(state_at(step), step=step, kind=kind, facts=FACTS)
     saver.close()
@@ -281,18 +281,61 @@ def test_without_room_for_a_snapshot_the_save_is_done_on_return(
     assert bits(restore(at(tmp_path, 2), template())) == bits(state_at(2))
 
 
-def test_of_rolling_checkpoints_only_the_newest_stays_and_the_others_all_do(tmp_path: Path) -> None:
+def test_of_rolling_checkpoints_two_stay_and_the_others_all_do(tmp_path: Path) -> None:
     kinds = {1: "permanent", 2: "rolling", 3: "requested", 4: "rolling", 5: "permanent", 6: "rolling", 7: "final"}
     reported: list[Saved] = []
     saver = Saver(tmp_path, on_saved=reported.append)
     for step, kind in kinds.items():
         saver.save(state_at(step), step=step, kind=kind, facts=FACTS)  # type: ignore[arg-type]
     saver.close()
-    assert [info.step for info in store.checkpoints(tmp_path)] == [1, 3, 5, 6, 7]
+    assert [info.step for info in store.checkpoints(tmp_path)] == [1, 3, 4, 5, 6, 7]
     assert [(saved.step, saved.kind, saved.path) for saved in reported] == [
         (step, kind, f"checkpoints/{step}") for step, kind in kinds.items()
     ]
     assert not list((tmp_path / "checkpoints").glob(".*"))
+
+
+@pytest.mark.parametrize("keep_last", [1, 2, 3])
+def test_as_many_rolling_checkpoints_stay_as_the_recipe_says(tmp_path: Path, keep_last: int) -> None:
+    save(tmp_path, 1, 2, 3, 4, kind="rolling", keep_last=keep_last)
+    assert [info.step for info in store.checkpoints(tmp_path)] == [1, 2, 3, 4][-keep_last:]
+
+
+def test_one_flipped_bit_in_the_newest_rolling_checkpoint_leaves_another_one_to_go_on_from(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2, 3, kind="rolling")
+    flip_a_bit(at(tmp_path, 3))
+    found = restore_newest(tmp_path, read, on_damaged=lambda directory, error: None)
+    assert found is not None and found[1].step == 2 and bits(found[0]) == bits(state_at(2))
+
+
+@pytest.mark.parametrize("harm", [flip_a_bit, truncate, delete_a_chunk])
+def test_what_cannot_be_read_back_is_no_checkpoint_and_no_older_one_goes_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: Any
+) -> None:
+    save(tmp_path, 1, kind="rolling", keep_last=1)
+    write = manifest.write
+
+    def written_badly(directory: Path, content: manifest.Manifest) -> None:
+        write(directory, content)
+        harm(directory)
+
+    monkeypatch.setattr(manifest, "write", written_badly)
+    with pytest.raises(TrainkitError, match="what was written cannot be read back: params"):
+        save(tmp_path, 2, kind="rolling", keep_last=1)
+    assert [info.step for info in store.checkpoints(tmp_path)] == [1] and store.verify(at(tmp_path, 1)) == []
+    assert not list((tmp_path / "checkpoints").glob(".*"))
+
+
+def test_where_there_is_no_room_for_one_more_the_oldest_rolling_one_goes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 1, 2, kind="rolling")
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: usage._replace(free=0 if at(tmp_path, 1).exists() else 10**9)
+    )
+    save(tmp_path, 3, kind="rolling")
+    assert [info.step for info in store.checkpoints(tmp_path)] == [2, 3]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -308,7 +351,7 @@ def test_a_marked_checkpoint_is_never_removed_and_an_unmarked_one_as_if_it_had_n
     def add(step: int, kind: str) -> None:
         at(run, step).mkdir(parents=True)
         manifest.write(at(run, step), manifest.Manifest.model_validate({**BARE, "step": step, "kind": kind}))
-        store.retain(run, saved=step)
+        store.retain(run, saved=step, keep_last=1)
 
     for step, (kind, marked) in enumerate(saves, 1):
         add(step, kind)
@@ -338,7 +381,7 @@ def test_a_mark_that_comes_while_its_checkpoint_is_being_removed_saves_it(
         return found
 
     monkeypatch.setattr(marks, "is_marked", marked_just_then)
-    save(tmp_path, 2, kind="rolling")
+    save(tmp_path, 2, kind="rolling", keep_last=1)
     assert [info.step for info in store.checkpoints(tmp_path)] == [1, 2]
 
 
@@ -347,7 +390,7 @@ def test_a_mark_is_no_damage_and_stays_where_its_step_is_saved_anew(tmp_path: Pa
     marks.mark(at(tmp_path, 1), keep=True)
     assert store.verify(at(tmp_path, 1)) == []
     assert bits(restore(at(tmp_path, 1), template())) == bits(state_at(1))
-    save(tmp_path, 1, 2, kind="rolling")
+    save(tmp_path, 1, 2, kind="rolling", keep_last=1)
     assert [info.step for info in store.checkpoints(tmp_path)] == [1, 2] and marks.is_marked(at(tmp_path, 1))
 
 
@@ -500,4 +543,4 @@ def test_two_hundred_saves_do_not_grow_the_process(tmp_path: Path) -> None:
     saver.close()
     # a leak of the arrays would be 200 MB, one of the contexts alone was seen to be of that order too
     assert resident() - before < 40e6
-    assert [info.step for info in store.checkpoints(tmp_path)] == [220]
+    assert [info.step for info in store.checkpoints(tmp_path)] == [219, 220]

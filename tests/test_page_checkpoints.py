@@ -191,7 +191,7 @@ def test_the_manifest_of_the_chosen_one_is_told(run: Path) -> None:
         assert "later checkpoints are set aside" in detail(dashboard) and "2 × cpu" in detail(dashboard)
         await pilot.press("j")
         await settle(pilot)
-        assert "newer one has replaced it" in detail(dashboard) and "2 × cpu" not in detail(dashboard)
+        assert "newer ones have replaced it" in detail(dashboard) and "2 × cpu" not in detail(dashboard)
 
     drive(run, steps)
 

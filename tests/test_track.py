@@ -123,15 +123,20 @@ def test_a_recipe_that_was_changed_on_resumption_takes_the_place_of_the_one_befo
     assert read_back(repository)["changed"]["parameters"]["recipe"] == {"schema": 1, "train": {"epochs": 2}}
 
 
-def test_a_rolling_checkpoint_takes_the_place_of_the_rolling_one_before_it(tmp_path: Path, repository: Path) -> None:
+def test_a_rolling_checkpoint_takes_the_place_of_those_that_have_gone_from_the_disk(
+    tmp_path: Path, repository: Path
+) -> None:
     run = run_directory(tmp_path, "rolling")
     log = began(run, 1)
-    for step, kind in ((1, "rolling"), (2, "permanent"), (3, "rolling"), (4, "final")):
+    for there in (2, 3, 4, 5):
+        (run / "checkpoints" / str(there)).mkdir(parents=True)
+    for step, kind in ((1, "rolling"), (2, "permanent"), (3, "rolling"), (4, "rolling"), (5, "final")):
         log.write("checkpoint_saved", step=step, kind=kind, path=f"checkpoints/{step}", bytes=1, seconds=0.1)
     finish(log, 4)
     tail.follow(run, "aim", Track(repository=str(repository)))
     found = read_back(repository)["rolling"]["artifacts"]
-    assert {it["step"]: it["kind"] for it in found.values()} == {2: "permanent", 3: "rolling", 4: "final"}
+    kept = {2: "permanent", 3: "rolling", 4: "rolling", 5: "final"}
+    assert {it["step"]: it["kind"] for it in found.values()} == kept
 
 
 def test_a_sample_may_have_an_image_from_the_runs_directory_and_from_nowhere_else(

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -19,6 +21,8 @@ from trainkit.checkpoint.manifest import Leaf, sync_directory
 #: start and stop along each axis
 Box: TypeAlias = tuple[tuple[int, int], ...]
 
+#: What TensorStore may use while a training step needs the processors.
+GENTLY = {"file_io_concurrency": {"limit": 4}, "data_copy_concurrency": {"limit": 1}}
 #: Larger shards are cut, so that memory stays bounded and a reader on another mesh need not read all of them.
 CHUNK_BYTES = 64 << 20
 #: What may be on its way to or from the disk at once.
@@ -78,8 +82,8 @@ def create(root: Path, leaves: dict[str, tuple[Leaf, tuple[int, ...]]]) -> dict[
     """New arrays, by name, from (what it is, shape of a shard). Raises ValueError or OSError of TensorStore."""
     import tensorstore as ts
 
-    # A context of its own each time: one that lives on grows. The caps leave processors to the training step.
-    context = ts.Context({"file_io_concurrency": {"limit": 4}, "data_copy_concurrency": {"limit": 1}})
+    # A context of its own each time: one that lives on grows.
+    context = ts.Context(GENTLY)
     opening = {}
     with Window() as window:
         for name, (leaf, shard) in leaves.items():
@@ -107,12 +111,24 @@ def write(root: Path, arrays: dict[str, Any], parts: Iterable[tuple[str, Box, np
         sync_directory(directory)
 
 
-def open_all(root: Path, leaves: dict[str, Leaf]) -> tuple[dict[str, Any], list[str]]:
+def forget_cached(root: Path) -> None:
+    """Have the system drop its copies in memory of what `write` has made durable: who reads it next reads the disk."""
+    if sys.platform != "linux":
+        return
+    for path in root.glob("*/*"):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def open_all(root: Path, leaves: dict[str, Leaf], *, gently: bool = False) -> tuple[dict[str, Any], list[str]]:
     """Existing arrays by name, and what is wrong with the others, one sentence each."""
     import tensorstore as ts
 
-    # the cache lets several parts of one chunk be cut from one read of it
-    context = ts.Context({"cache_pool": {"total_bytes_limit": IN_FLIGHT_BYTES}})
+    # the cache lets several parts of one chunk be cut from one read of it; who is gentle reads each chunk once
+    context = ts.Context(GENTLY if gently else {"cache_pool": {"total_bytes_limit": IN_FLIGHT_BYTES}})
     opening = {
         name: ts.open({**_spec(root / name), "fill_missing_data_reads": False}, read=True, context=context)
         for name in leaves

@@ -60,7 +60,7 @@ class Saver:
 
     Make it before restoring: it first tidies what a killed writer left. `on_saved` is called from `poll`, `save` and
     `wait`, in the thread that calls those. `held` are the steps whose checkpoints somebody reads: none of them is
-    removed; it is called from another thread.
+    removed; it is called from another thread. Of the rolling ones the newest `keep_last` stay.
     """
 
     def __init__(
@@ -69,9 +69,10 @@ class Saver:
         *,
         on_saved: Callable[[Saved], None],
         held: Callable[[], Collection[int]] = frozenset,
+        keep_last: int = 2,
     ) -> None:
         self._run = run_directory
-        self._on_saved, self._held = on_saved, held
+        self._on_saved, self._held, self._keep_last = on_saved, held, keep_last
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._in_flight: Future[Saved] | None = None
         self._snapshot: dict[str, jax.Array] = {}
@@ -139,13 +140,19 @@ class Saver:
         written = store.temporary(self._run, manifest.step)
         final = store.directory_of(self._run) / str(manifest.step)
         try:
-            free = shutil.disk_usage(written.parent).free
-            if free < manifest.bytes:
+            if not self._has_room(manifest.bytes):
+                # an older one goes first rather than that there is no newer one
+                store.retain(self._run, saved=manifest.step, keep_last=1, held=self._held())
+            if not self._has_room(manifest.bytes):
                 raise OSError(f"it needs {_size(manifest.bytes)}")
             self._write_arrays(written / "arrays", manifest.leaves)
             manifests.write(written, manifest)
+            # it is read back from the disk before it gets its name, and before an older one goes for it
+            arrays.forget_cached(written / "arrays")
+            if problems := store.verify(written, gently=True):
+                raise OSError(f"what was written cannot be read back: {'; '.join(problems)}")
             store.commit(written, final)
-            store.retain(self._run, saved=manifest.step, held=self._held())
+            store.retain(self._run, saved=manifest.step, keep_last=self._keep_last, held=self._held())
         except (OSError, ValueError) as error:
             shutil.rmtree(written, ignore_errors=True)
             raise _cannot_write(final, error) from error
@@ -154,6 +161,9 @@ class Saver:
             # Reusing the buffers saves the CPU its page faults; device memory is better given back.
             self._snapshot = {}
         return self._saved(manifest, started)
+
+    def _has_room(self, needed: int) -> bool:
+        return shutil.disk_usage(store.directory_of(self._run)).free >= needed
 
     def _write_arrays(self, root: Path, leaves: dict[str, Leaf]) -> None:
         root.mkdir(parents=True)

@@ -64,10 +64,11 @@ def find(run_directory: Path, step: int) -> Info:
     return Info(step, directory, manifests.read(directory))
 
 
-def verify(directory: Path) -> list[str]:
+def verify(directory: Path, *, gently: bool = False) -> list[str]:
     """Read every chunk of every array of a checkpoint and compare with its manifest.
 
-    Returns what is wrong, a sentence each; an empty list means that all is there and every checksum is right.
+    Returns what is wrong, a sentence each; an empty list means that all is there and every checksum is right. `gently`
+    leaves the processors to who else needs them.
     """
     from trainkit.checkpoint import arrays
 
@@ -76,7 +77,7 @@ def verify(directory: Path) -> list[str]:
     except DamagedCheckpoint as error:
         return [error.problem]
     root = directory / "arrays"
-    opened, problems = arrays.open_all(root, manifest.leaves)
+    opened, problems = arrays.open_all(root, manifest.leaves, gently=gently)
     for name, array in opened.items():
         problems += [f"{name}: {found}" for found in arrays.damage(array)]
     present = {path.name for path in root.iterdir()} if root.is_dir() else set()
@@ -94,13 +95,13 @@ def due(spec: Checkpoint, *, step: int, last_saved_time: float, now: float) -> K
     return None
 
 
-def retain(run_directory: Path, *, saved: int, held: Collection[int] = ()) -> None:
-    """Once the checkpoint of step `saved` is committed: of the rolling ones up to it, remove all but the newest.
+def retain(run_directory: Path, *, saved: int, keep_last: int, held: Collection[int] = ()) -> None:
+    """Once the checkpoint of step `saved` is committed: of the rolling ones up to it, remove all but `keep_last`.
 
     Those that a person has marked stay, and those of the steps in `held`.
     """
     rolling = [i for i in checkpoints(run_directory) if i.manifest.kind == "rolling" and i.step <= saved]
-    for info in rolling[:-1]:
+    for info in rolling[:-keep_last]:
         if info.step in held or marks.is_marked(info.directory):
             continue
         removed = _trash(info.directory)

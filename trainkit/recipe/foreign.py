@@ -89,7 +89,7 @@ _DIFFERENT = {
         "keep_every keeps all of them; what the run resumes from is saved by the clock: checkpoint.every_minutes",
     ),
     "save_total_limit": Foreign(
-        "checkpoint.every_minutes", "rolling checkpoints replace each other; those of checkpoint.keep_every stay"
+        "checkpoint.keep_last", "so many rolling checkpoints stay; those of checkpoint.keep_every all do"
     ),
     "bf16": Foreign("precision.compute", 'write compute = "bfloat16"'),
     "fp16": Foreign("precision.compute", 'write compute = "float16", or "bfloat16", which needs no loss scale'),

@@ -13,7 +13,9 @@ class Checkpoint(Spec):
     """A final checkpoint is written whatever is said here."""
 
     every_minutes: Positive | None = 10.0
-    """Rolling: each replaces the rolling one before it."""
+    """Rolling: of these only the newest `keep_last` stay."""
+    keep_last: Count = 2
+    """Rolling checkpoints that stay. With 1 a single flipped bit on the disk can cost all of the run."""
     keep_every: Count | tuple[Count, ...] | None = None
     """Permanent: every so many steps, or at the listed steps."""
 

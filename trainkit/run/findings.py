@@ -6,6 +6,7 @@ import math
 import time
 from pathlib import Path
 
+from trainkit.checkpoint import store
 from trainkit.data.cache import Cache
 from trainkit.data.gate import look
 from trainkit.errors import TrainkitError
@@ -48,15 +49,18 @@ class Disk:
     #: Seconds between two looks.
     EVERY = 30.0
 
-    def __init__(self, directory: Path, needed_bytes: int, log: EventLog) -> None:
-        self._directory, self._needed, self._log = directory, needed_bytes, log
+    def __init__(self, directory: Path, checkpoint_bytes: int, log: EventLog, *, keep_last: int) -> None:
+        """`keep_last` checkpoints of this size are there at once, and the one that is being written."""
+        self._directory, self._bytes, self._log = directory, checkpoint_bytes, log
+        self._keep_last = keep_last
         self._looked, self._told = -math.inf, False
 
     def look(self) -> None:
         if time.monotonic() - self._looked < self.EVERY:
             return
         self._looked = time.monotonic()
-        message = disk_alert(self._directory, self._needed)
+        missing = max(0, self._keep_last - len(store.numbered(self._directory)))
+        message = disk_alert(self._directory, (1 + missing) * self._bytes)
         if message and not self._told:
             self._log.write("alert", step=self._log.step, kind="disk", message=message)
         self._told = message is not None

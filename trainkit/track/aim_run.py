@@ -106,14 +106,16 @@ class AimRun:
         """Enter a checkpoint among the run's artifacts by reference: where it is, its step, kind, size and metrics.
 
         Aim's own `log_artifact` copies. That would double gigabytes, and keep what retention deletes: a reference may
-        outlive its checkpoint. As on disk, a rolling checkpoint takes the place of the rolling one before it.
+        outlive its checkpoint. A rolling checkpoint takes the place of those that have gone from the disk for it.
         """
         from aim.sdk.objects.artifact import Artifact
 
-        if event["kind"] == "rolling":
-            self._forget_artifacts(lambda about: about["kind"] == "rolling" and about["step"] <= event["step"])
         facts = {key: event[key] for key in ("step", "kind", "bytes")}
         base, path = self._directory.resolve(), event["path"]
+        if event["kind"] == "rolling":
+            self._forget_artifacts(
+                lambda about: about["kind"] == "rolling" and not (base / "checkpoints" / str(about["step"])).exists()
+            )
         artifact = Artifact(
             str(base / path), uri=base.as_uri(), name=path, metrics=self._metrics_at(event["step"]), **facts
         )

@@ -99,7 +99,7 @@ def lack(where: str) -> Content | None:
     """Why nothing can be done with a checkpoint that is there; None where something can."""
     match where:
         case "replaced":
-            return cell("A rolling checkpoint: a newer one has replaced it.", theme.DIM)
+            return cell("A rolling checkpoint: newer ones have replaced it.", theme.DIM)
         case "gone":
             return cell("Its directory is gone.", theme.WARN)
         case "no manifest":
@@ -136,7 +136,7 @@ def _notes(chosen: Checkpoint, view: View, disk: Disk) -> Iterator[str]:
     if chosen.step in disk.kept:
         yield "kept: it is never removed to make room for another; m takes the mark away"
     elif chosen.kind == "rolling":
-        yield "the next rolling checkpoint replaces it; m keeps it"
+        yield "the newest rolling ones stay ([checkpoint] keep_last), this one goes in time; m keeps it"
     if chosen.kind == "final":
         yield "the run is finished: resume needs --set train.steps=… to make it longer"
     elif chosen.step != max(c.step for c in view.checkpoints):
