@@ -19,6 +19,9 @@ from trainkit.train.state import State, unchanged
 class Set:
     tokens, bytes = 8 * 4, 0
 
+    def ready(self, seconds: float) -> bool:
+        return True
+
     def __len__(self) -> int:
         return 3
 
@@ -38,6 +41,29 @@ class Task:
 
     def report(self, *, loss, tokens, bytes):
         return {"loss": loss}
+
+
+class Growing(Set):
+    """Still being tokenised."""
+
+    def ready(self, seconds: float) -> bool:
+        return False
+
+
+def test_an_evaluation_that_waits_for_its_set_hears_that_the_run_is_to_end(tmp_path: Path) -> None:
+    log, asked = EventLog(tmp_path, attempt=1), []
+    evaluator = Evaluator(
+        {"one": Growing()},
+        batch_size=8,
+        task=Task(),
+        compute=np.dtype(np.float32),
+        mesh=mesh.make_mesh(data=1, fsdp=1),
+        log=log,
+        interrupted=lambda: asked.append(None) or len(asked) > 2,
+    )
+    evaluator(State(None, None, (), jnp.int32(3), jax.random.key(0), unchanged()), 3)
+    log.close()
+    assert [event["type"] for event in read(tmp_path)] == ["evaluation_started"]
 
 
 def test_an_evaluation_knows_the_mesh_and_is_compiled_once_for_all_its_batches(tmp_path: Path) -> None:

@@ -31,9 +31,9 @@ from trainkit.hub.load import read_spec
 from trainkit.recipe import Recipe
 from trainkit.recipe.load import Loaded, load
 from trainkit.recipe.upkeep import Checkpoint
-from trainkit.run.directory import recipe_of, typed
+from trainkit.run.directory import EXPORTS, recipe_of, typed
 from trainkit.run.draft import made_by
-from trainkit.run.exporting import BEHIND, EXPORTS, OUTPUT, Exporting, _result
+from trainkit.run.exporting import BEHIND, OUTPUT, Exporting, _result
 from trainkit.train.obey import Orders
 from trainkit.train.saving import Saving
 from trainkit.train.stop import StopSignal
@@ -101,7 +101,7 @@ def test_an_export_of_training_is_what_the_command_makes_of_the_checkpoint(place
 
 def test_checkpoints_that_were_written_to_be_exported_replace_each_other_as_rolling_ones_do(place: Path) -> None:
     kinds = {info.step: info.manifest.kind for info in store.checkpoints(place / "runs" / "tiny")}
-    assert kinds == {18: "rolling", 24: "final"}
+    assert kinds == {9: "rolling", 18: "rolling", 24: "final"}
     assert [e["step"] for e in of_kind(place / "runs" / "tiny", "checkpoint_saved")] == [9, 18, 24]
 
 

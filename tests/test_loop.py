@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +17,12 @@ import numpy as np
 import pytest
 import trainer
 from jax.errors import JaxRuntimeError
+from jax.sharding import NamedSharding, PartitionSpec
 
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog, read
 from trainkit.events.orders import Order
+from trainkit.parallel.mesh import make_mesh
 from trainkit.recipe.load import load
 from trainkit.run.assemble import _check
 from trainkit.run.attempt import attempt
@@ -27,10 +30,12 @@ from trainkit.run.directory import create
 from trainkit.run.start import Start
 from trainkit.train.compilations import Compilations
 from trainkit.train.course import Course
-from trainkit.train.feed import Fed
+from trainkit.train.feed import Fed, Feed
+from trainkit.train.guard import NotFinite
 from trainkit.train.loop import Job, train
 from trainkit.train.meter import Meter, Work
 from trainkit.train.obey import Orders
+from trainkit.train.owed import Owed
 from trainkit.train.profile import Profile
 from trainkit.train.state import State, unchanged
 from trainkit.train.stop import StopBeforeTraining, StopSignal
@@ -47,6 +52,10 @@ class Commands:
 
     def __init__(self, *orders: Order) -> None:
         self._orders, self.answers = [orders], []
+
+    def wait(self, timeout: float) -> list[Any]:
+        time.sleep(timeout)
+        return self.take()
 
     def take(self) -> list[Any]:
         return [
@@ -65,6 +74,7 @@ class Played:
         self.state = State(None, None, (), jnp.int32(0), jax.random.key(0), unchanged())
         self.done: list[tuple[Any, ...]] = []
         self.commands = Commands(*orders)
+        self.signal = SimpleNamespace(received=None, count=0)
         course = Course(self.recipe.schedule, steps=STEPS, live=self.state.live)
         meter = Meter(log, data=lambda step: {}, work=Work(samples=1, flops_per_token=1, peak_flops=None))
         self.compilations = Compilations(log)
@@ -74,12 +84,12 @@ class Played:
             step=self._update,
             feed=SimpleNamespace(next=lambda: Fed({"tokens": np.zeros((1, 2, 4))}, 8, 0.0)),
             meter=meter,
-            orders=Orders(server=self.commands, signal=SimpleNamespace(received=None), log=log, course=course),
+            orders=Orders(server=self.commands, signal=self.signal, log=log, course=course),
             log=log,
             saving=SimpleNamespace(
                 is_due=lambda step: False, save=self._save, report=lambda step: None, finish=lambda: None
             ),
-            evaluate=lambda state, step: self.done.append(("evaluate", step)),
+            evaluate=lambda state, step, only=None: self.done.append(("evaluate", step)),
             sample=lambda state, step, prompts=None: self.done.append(("sample", step, prompts)),
             statistics=lambda state, step: self.done.append(("statistics", step)),
             compilations=self.compilations,
@@ -93,6 +103,7 @@ class Played:
 
     def _save(self, state: State, step: int, *, last: bool, requested: bool, stopping: bool) -> bool:
         self.done.append(("save", step, last, requested))
+        self.ended_with = step if stopping else None
         return last or requested
 
 
@@ -133,15 +144,120 @@ def test_what_finds_no_memory_beside_the_steps_is_skipped_with_an_alert_and_all_
     assert ("evaluate", STEPS) in loop.done
 
 
-def test_other_failures_beside_the_steps_end_the_run(tmp_path: Path, log: EventLog) -> None:
+@pytest.mark.parametrize("part", ["evaluate", "sample", "statistics", "watch_helpers"])
+@pytest.mark.parametrize("error", [JaxRuntimeError("INTERNAL: something"), TrainkitError("something"), KeyError()])
+def test_other_failures_beside_the_steps_end_the_run_with_a_checkpoint(
+    tmp_path: Path, log: EventLog, part: str, error: Exception
+) -> None:
+    loop = Played(tmp_path / "here", log, Order("evaluate"))
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        train(loop.state, replace(loop.job, **{part: broken}))
+    loop.compilations.close()
+    assert loop.ended_with == 1
+    assert [event["step"] for event in read(tmp_path) if event["type"] == "step"] == [1]
+
+
+def test_batches_that_cannot_be_made_end_the_run_with_a_checkpoint(tmp_path: Path, log: EventLog) -> None:
+    loop = Played(tmp_path / "here", log)
+    batches = iter([({"tokens": np.zeros((1, 2, 4))}, 0.0)])
+    with pytest.raises(StopIteration):
+        train(loop.state, replace(loop.job, feed=SimpleNamespace(next=lambda: next(batches))))
+    loop.compilations.close()
+    assert loop.ended_with == 1
+
+
+def test_a_state_that_is_not_finite_is_never_saved(tmp_path: Path, log: EventLog) -> None:
     loop = Played(tmp_path / "here", log)
 
-    def broken(*_: Any) -> None:
-        raise JaxRuntimeError("INTERNAL: something else")
+    def broken(state: State, batch: Any) -> tuple[State, dict[str, jax.Array]]:
+        state, metrics = loop._update(state, batch)
+        return state, metrics | {"train/loss": jnp.float32(jnp.nan)}
 
-    with pytest.raises(JaxRuntimeError, match="something else"):
-        train(loop.state, replace(loop.job, sample=broken))
+    with pytest.raises(NotFinite):
+        train(loop.state, replace(loop.job, step=broken))
     loop.compilations.close()
+    assert not [done for done in loop.done if done[0] == "save" and done[1] > 1]
+
+
+def test_what_was_trained_is_saved_before_it_is_evaluated(tmp_path: Path, log: EventLog) -> None:
+    loop = Played(tmp_path / "here", log)
+    train(loop.state, loop.job)
+    loop.compilations.close()
+    assert loop.done.index(("save", STEPS, True, False)) < loop.done.index(("evaluate", STEPS))
+
+
+class Stalled:
+    """Batches of which the second never comes."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+        one = SimpleNamespace(global_size=2, accumulation=1)
+        sharding = NamedSharding(make_mesh(data=1, fsdp=1), PartitionSpec())
+        self.feed = Feed(self._batch, first=0, last=STEPS, split=one, sharding=sharding)
+
+    def _batch(self, step: int, rows: Any = None) -> dict[str, np.ndarray]:
+        if step:
+            self.over.wait()
+        return {"tokens": np.zeros((2, 4), np.int32)}
+
+
+@pytest.mark.parametrize("how", ["signal", "order"])
+def test_who_waits_for_data_hears_a_signal_and_an_order_and_ends_with_a_checkpoint(
+    tmp_path: Path, log: EventLog, how: str
+) -> None:
+    loop, stalled = Played(tmp_path / "here", log), Stalled()
+
+    def stop() -> None:
+        if how == "signal":
+            loop.signal.received = signal.SIGTERM
+        else:
+            loop.commands._orders.append([Order("stop")])
+
+    timer = threading.Timer(0.5, stop)
+    timer.start()
+    started = time.monotonic()
+    _, step, stopped = train(loop.state, replace(loop.job, feed=stalled.feed))
+    assert time.monotonic() - started < 5
+    stalled.over.set()
+    stalled.feed.close()
+    loop.compilations.close()
+    assert (step, stopped, loop.ended_with) == (1, True, 1)
+    assert [event["step"] for event in read(tmp_path) if event["type"] == "step"] == [1], "the log is not a step behind"
+
+
+def test_a_pause_is_no_part_of_a_step_and_the_log_holds_every_step_before_it(
+    tmp_path: Path, log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = Played(tmp_path / "here", log, Order("pause"))
+    seen: list[list[int]] = []
+
+    def wait(timeout: float) -> list[Any]:
+        seen.append([event["step"] for event in read(tmp_path) if event["type"] == "step"])
+        time.sleep(1)
+        loop.commands._orders.append([Order("continue")])
+        return loop.commands.take()
+
+    monkeypatch.setattr(loop.commands, "wait", wait)
+    train(loop.state, replace(loop.job, sample=no_memory, recipe=loop.recipe.model_copy(update={"sample": None})))
+    loop.compilations.close()
+    assert seen == [[1]]
+    steps = {event["step"]: event["metrics"] for event in read(tmp_path) if event["type"] == "step"}
+    assert sorted(steps) == [1, 2, 3]
+    assert all(metrics.get("time/step", 0) < 0.9 for metrics in steps.values())
+
+
+def test_what_an_earlier_attempt_has_left_undone_is_done_first(tmp_path: Path, log: EventLog) -> None:
+    loop = Played(tmp_path / "here", log)
+    undone = Owed(sets=frozenset({"held-out"}), statistics=True, samples=True, prompts=("one dog",))
+    train(replace(loop.state, step=jnp.int32(2)), replace(loop.job, owed=undone))
+    loop.compilations.close()
+    first = [done[:2] for done in loop.done if done[1] == 2]
+    assert first == [("save", 2), ("evaluate", 2), ("statistics", 2), ("sample", 2), ("sample", 2)]
+    assert ("sample", 2, ["one dog"]) in loop.done and ("evaluate", STEPS) in loop.done
 
 
 def test_an_order_that_was_answered_is_carried_out_though_its_step_is_found_to_have_failed(

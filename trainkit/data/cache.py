@@ -89,6 +89,10 @@ class Cache:
             stream.wait(None)
         if self._thread:
             self._thread.join()
+        self.check()
+
+    def check(self) -> None:
+        """Raise what has gone wrong in the background, though nobody waits for it yet."""
         if self._error:
             raise self._error
 
@@ -167,7 +171,8 @@ def build(recipe: Recipe, *, engine: Engine | None = None, progress: Tell = None
 def begin(recipe: Recipe, *, progress: Tell = None, check: Check | None = None) -> Cache:
     """The same, but the training set, with what is held out from it, is made in the background.
 
-    `progress` is called in that thread then. What goes wrong there is raised where tokens are waited for.
+    `progress` is called in that thread then. What goes wrong there is raised where tokens are waited for, and by
+    `check`.
     """
     cache, (trained, *own) = _prepare(recipe, progress, check)
     engine = threads()

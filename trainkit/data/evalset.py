@@ -57,6 +57,11 @@ class EvalSet:
     def bytes(self) -> int:
         return self._stream.bytes if self._data.encoding.type == "concatenate" and not self._stream.marked else 0
 
+    def ready(self, seconds: float) -> bool:
+        """Whether the set is there; waits for it, but not longer."""
+        self._stream.wait(None, seconds=seconds)
+        return self._stream.complete
+
     def __len__(self) -> int:
         """Parts of batches. Waits until the set is there; raises TrainkitError where it makes no example."""
         return len(self._plan())

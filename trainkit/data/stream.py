@@ -86,11 +86,14 @@ class Stream:
             self.complete, self._error = error is None, error
             self._changed.notify_all()
 
-    def wait(self, tokens: int | None) -> None:
-        """Until there are so many tokens, or (also where it is None) all. Raises what ended the growth before that."""
+    def wait(self, tokens: int | None, *, seconds: float | None = None) -> None:
+        """Until there are so many tokens, or (also where it is None) all, or so many seconds have passed.
+
+        Raises what ended the growth before that.
+        """
         with self._changed:
             self._changed.wait_for(
-                lambda: self.complete or self._error or (tokens is not None and self.tokens >= tokens)
+                lambda: self.complete or self._error or (tokens is not None and self.tokens >= tokens), seconds
             )
             if self._error and (tokens is None or self.tokens < tokens):
                 raise self._error

@@ -48,6 +48,7 @@ from trainkit.train.loop import Job, Sample
 from trainkit.train.loop import train as run_loop
 from trainkit.train.meter import Meter, Work
 from trainkit.train.obey import Orders
+from trainkit.train.owed import owed
 from trainkit.train.profile import Profile, check_steps
 from trainkit.train.saving import Saving
 from trainkit.train.state import State, lasting
@@ -97,14 +98,14 @@ def train(
     findings = Findings(cache, recipe, log)
     data.batch(first)  # the first window is there, so that there is something to look at
     findings.look()
-    # a checkpoint that is written and the one that it replaces are there at once
-    disk = Disk(directory, 2 * size_of(lasting(state)), log)
+    disk = Disk(directory, size_of(lasting(state)), log, keep_last=recipe.checkpoint.keep_last)
 
     sidecars = _sidecars(directory, recipe, log, afterwards)
     facts = partial(_facts, recipe, cache.fingerprint, base_digest(state.frozen, recipe), sidecars, log)
     exporting = Exporting(directory, recipe, first=first, log=log) if recipe.export else None
     with contextlib.ExitStack() as opened:
-        saving = Saving(directory, recipe.checkpoint, log=log, facts=facts, reader=exporting)
+        there = None if start.reset_optimizer else first
+        saving = Saving(directory, recipe.checkpoint, log=log, facts=facts, reader=exporting, there=there)
         opened.callback(saving.finish)  # a save that is under way when training fails is still a good one
         server = Server(directory)
         opened.callback(server.close)
@@ -137,13 +138,15 @@ def train(
             compilations=compilations,
             profile=profile,
             log=log,
-            watch_helpers=lambda step: _watch(sidecars, findings, disk, log, step),
+            watch_helpers=lambda step: _watch(cache, sidecars, findings, disk, log, step),
+            owed=owed(directory, recipe, first, last=first >= course.total_steps),
         )
         meter.restart_clock()
-        _, last = run_loop(state, job)
+        _, last, stopped = run_loop(state, job)
+        done = last >= course.total_steps and not (stopped and owed(directory, recipe, last, last=True))
         if exporting:  # with the server open: who does not want to wait can say so
-            exporting.finish(interrupted=orders.until_told("waiting for exports", patience=SIDECAR_SECONDS))
-    return last >= course.total_steps
+            done &= exporting.finish(interrupted=orders.until_told("waiting for exports", patience=SIDECAR_SECONDS))
+    return done
 
 
 def _check(recipe: Recipe, start: Start, *, done: int) -> None:
@@ -291,7 +294,8 @@ def _sidecars(directory: Path, recipe: Recipe, log: EventLog, afterwards: contex
     return sidecars
 
 
-def _watch(sidecars: Sidecars, findings: Findings, disk: Disk, log: EventLog, step: int) -> None:
+def _watch(cache: caches.Cache, sidecars: Sidecars, findings: Findings, disk: Disk, log: EventLog, step: int) -> None:
+    cache.check()
     findings.look()
     disk.look()
     for name, problem in sidecars.poll():

@@ -71,6 +71,10 @@ def _to_the_end(
         placed = located(unplaced, loaded)
         placed.__cause__ = unplaced
         fail(placed, placed.exit_code, str(placed))
+    except KeyboardInterrupt:
+        with contextlib.suppress(OSError):
+            end(_status(INTERRUPTED), INTERRUPTED, "a second Ctrl-C: what came after the newest checkpoint is lost")
+        raise
     except BaseException as error:
         fail(error, FAILED, f"{type(error).__name__}: {error}")
     if finished:

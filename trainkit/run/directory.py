@@ -17,6 +17,8 @@ from trainkit.recipe.load import Loaded, load_resolved
 from trainkit.recipe.write import dumps
 
 RECIPE = "recipe.toml"
+#: Where exports are, each named by its step.
+EXPORTS = "exports"
 #: What a disk says that takes no more: it is full, read-only, or not ours.
 _REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 _MAKE_ROOM = "make room there or permit writing"

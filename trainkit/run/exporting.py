@@ -22,10 +22,10 @@ import jax
 from trainkit.checkpoint import store
 from trainkit.events.log import EventLog
 from trainkit.recipe import Recipe
-from trainkit.run.directory import typed
+from trainkit.run.directory import EXPORTS, typed
 
-#: In the run's directory: the exports, each named by its step, and what their processes printed.
-EXPORTS, OUTPUT = "exports", "export.log"
+#: In the run's directory: what the processes printed that export.
+OUTPUT = "export.log"
 #: Seconds between two words about what the end of a run waits for.
 WORD = 30.0
 #: More than so many that wait are too many: each has its checkpoint on the disk.
@@ -54,7 +54,7 @@ class Exporting:
         assert recipe.export
         self._directory, self._first, self._log = directory, first, log
         self._every, self._format = recipe.export.every, recipe.export_format
-        self._dtype = recipe.export.dtype
+        self._dtype, self._keep_last = recipe.export.dtype, recipe.checkpoint.keep_last
         #: Steps to be exported, the one that is being exported first. Replaced, never changed: two threads read it.
         self._pending: tuple[int, ...] = ()
         self._seen: set[int] = set()
@@ -103,8 +103,8 @@ class Exporting:
         while self._running is None and self._pending:
             self._begin(self._pending[0])
 
-    def finish(self, *, interrupted: Callable[[], bool]) -> None:
-        """Return once all is exported, or once it is `interrupted`: what then goes on ends by itself.
+    def finish(self, *, interrupted: Callable[[], bool]) -> bool:
+        """Return once all is exported (True), or once it is `interrupted`: what then goes on ends by itself.
 
         Call it when nothing is saved any more: checkpoints that were only kept for their export are removed.
         """
@@ -124,10 +124,11 @@ class Exporting:
             what = f"not waited for: the export of {_steps(self._pending)}"
             self._say("warning", f"{what}; the next attempt makes it, or by hand: {later}")
         if not self._here:
-            return
+            return True
         with self._told("checkpoints that were kept for their export"):
             if newest := store.newest(self._directory):
-                store.retain(self._directory, saved=newest.step, held=self._pending)
+                store.retain(self._directory, saved=newest.step, keep_last=self._keep_last, held=self._pending)
+        return not self._pending
 
     def _out(self, step: int) -> Path:
         return self._directory / EXPORTS / str(step)

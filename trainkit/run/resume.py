@@ -15,8 +15,9 @@ from trainkit.events.orders import given
 from trainkit.recipe import Recipe
 from trainkit.recipe.schedule import NEVER
 from trainkit.recipe.write import Difference, differences
-from trainkit.run.directory import locked, recipe_of, refusals, replace_recipe
+from trainkit.run.directory import EXPORTS, locked, recipe_of, refusals, replace_recipe
 from trainkit.run.start import Start
+from trainkit.train.owed import owed
 
 #: What the state or the data order hangs on: changed, the run would be another run.
 FIXED = (
@@ -61,7 +62,14 @@ def prepare(
         changed = differences(old.recipe, new.recipe)
         _refuse(changed, reset_optimizer=reset_optimizer)
         info = store.find(directory, step) if step is not None else store.newest(directory)
-        if info and info.manifest.kind == "final" and not _goes_further(directory, new.recipe, info.step, changed):
+        if (
+            info
+            and info.manifest.kind == "final"
+            and not (
+                _goes_further(directory, new.recipe, info.step, changed)
+                or _left_undone(directory, new.recipe, info.step)
+            )
+        ):
             raise TrainkitError(
                 f"the run is finished: its last step was {info.step}",
                 where=str(directory),
@@ -92,6 +100,12 @@ def _refuse(changed: list[Difference], *, reset_optimizer: bool) -> None:
             "\n".join(map(str, wrong)),
             hint="the optimiser's state no longer fits; to begin a new one: --reset-optimizer",
         )
+
+
+def _left_undone(directory: Path, recipe: Recipe, last: int) -> bool:
+    """Whether the end of the run was cut off: its last evaluation, its last samples, or an export."""
+    exported = not recipe.export or (directory / EXPORTS / str(last)).exists()
+    return not exported or bool(owed(directory, recipe, last, last=True))
 
 
 def _goes_further(directory: Path, recipe: Recipe, step: int, changed: list[Difference]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 import equinox as eqx
@@ -19,7 +19,7 @@ from trainkit.models.exact import cast
 from trainkit.parallel.mesh import batch_sharding, replicated
 from trainkit.plan import divisors
 from trainkit.tasks import Task
-from trainkit.train.feed import HostBatch, to_device
+from trainkit.train.feed import PATIENCE, HostBatch, to_device
 from trainkit.train.fit import is_out_of_memory
 from trainkit.train.state import State
 
@@ -27,12 +27,14 @@ Sums = tuple[Array, Array]
 
 
 class EvaluationSet(Protocol):
-    """Batches in order; `tokens` and `bytes` are those of its documents, `bytes` 0 where that says nothing."""
+    """Batches in order, once it is `ready`, which waits so many seconds at most. `tokens` and `bytes` are those of its
+    documents, `bytes` 0 where that says nothing."""
 
     @property
     def tokens(self) -> int: ...
     @property
     def bytes(self) -> int: ...
+    def ready(self, seconds: float, /) -> bool: ...
     def __len__(self) -> int: ...
     def batch(self, index: int, /) -> HostBatch: ...
 
@@ -66,11 +68,17 @@ class Evaluator:
         self._add = jax.jit(add, out_shardings=self._whole)
         self._rows, self._parts = batch_size, 1
 
-    def __call__(self, state: State, step: int) -> None:
-        """Evaluate all sets; returns early, without an event for the set at hand, where the run is to end now."""
+    def __call__(self, state: State, step: int, only: Collection[str] | None = None) -> None:
+        """Evaluate all sets, or some; returns early, without an event for the set at hand, where the run is to end
+        now."""
         for name, data in self._sets.items():
+            if only is not None and name not in only:
+                continue
             started = time.perf_counter()
             self._log.write("evaluation_started", step=step, name=name)
+            while not data.ready(PATIENCE):
+                if self._interrupted():
+                    return
             sums = self._summed(state, data)
             while sums is None:  # of what was computed nothing is left, and nothing is lost
                 self._split(step)

@@ -14,6 +14,9 @@ from jax.sharding import NamedSharding
 
 from trainkit.plan import BatchSplit
 
+#: Seconds for which a batch is waited for at a time.
+PATIENCE = 0.2
+
 HostBatch = Mapping[str, np.ndarray]
 DeviceBatch = dict[str, jax.Array]
 
@@ -48,7 +51,7 @@ def own_rows(split: BatchSplit, sharding: NamedSharding) -> np.ndarray | None:
 class Fed(NamedTuple):
     """What the loop takes for a step."""
 
-    batch: DeviceBatch
+    batch: DeviceBatch | None
     tokens: int
     """Of the whole batch, also where this process has some of its rows only; without padding."""
     waited: float
@@ -103,9 +106,15 @@ class Feed:
         self._thread.start()
 
     def next(self) -> Fed:
-        """The next batch; waits for it."""
+        """The next batch, and the seconds for which the loop had to wait for it.
+
+        None where it is not there after a while, so that who waits can listen to signals and orders.
+        """
         started = time.perf_counter()
-        item = self._ready.get()
+        try:
+            item = self._ready.get(timeout=PATIENCE)
+        except queue.Empty:
+            return Fed(None, 0, waited=time.perf_counter() - started)
         if isinstance(item, BaseException):
             raise item
         return Fed(*item, waited=time.perf_counter() - started)

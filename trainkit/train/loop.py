@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import jax
 from jax.errors import JaxRuntimeError
 
+from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
 from trainkit.recipe import Recipe
 from trainkit.train.compilations import Compilations
 from trainkit.train.course import Course
 from trainkit.train.feed import Feed
 from trainkit.train.fit import skipped_without_memory
+from trainkit.train.guard import NotFinite
 from trainkit.train.meter import Meter
 from trainkit.train.obey import Orders, Wanted
+from trainkit.train.owed import NOTHING, Owed, falls_on
 from trainkit.train.profile import Profile
 from trainkit.train.saving import Saving
 from trainkit.train.state import State
 from trainkit.train.step import Step
 
 
+class Evaluate(Protocol):
+    def __call__(self, state: State, step: int, /, only: Collection[str] | None = None) -> None:
+        """Write to the log how well the model does on all validation sets, or on some."""
+
+
 class Look(Protocol):
     def __call__(self, state: State, step: int, /) -> None:
-        """Write to the log how well the model does, or how its parameters are distributed."""
+        """Write to the log how the parameters are distributed."""
 
 
 class Sample(Protocol):
@@ -49,7 +59,7 @@ class Job:
     meter: Meter
     orders: Orders
     saving: Saving
-    evaluate: Look
+    evaluate: Evaluate
     sample: Sample
     statistics: Look
     compilations: Compilations
@@ -59,68 +69,99 @@ class Job:
     """Called where the devices failed in a step: from what state, and with what step, to go on."""
     watch_helpers: Callable[[int], None]
     """Called after every step: what runs beside the trainer may have something to report."""
+    owed: Owed = NOTHING
+    """What an earlier attempt has left undone after the step that this one begins with."""
 
 
-def train(state: State, job: Job) -> tuple[State, int]:
-    """From the step that `state` is at to the last, or to where it is told to stop; the state and its step.
+def train(state: State, job: Job) -> tuple[State, int, bool]:
+    """From the step that `state` is at to the last, or to where it is told to stop; the state, its step, and whether it
+    was told to.
 
-    What it returns has been saved.
+    What it returns has been saved; so is what an error leaves whole, and the error is raised.
     """
-    step = int(state.step)
-    update, stop = job.step, False
-    job.orders.repeat(step)
-    state = job.course.put_into(state)
-    while step < job.course.total_steps and not stop:
-        try:
-            batch, tokens, waited = job.feed.next()
-            job.profile.before(step + 1)
-            with job.compilations.during("training", step + 1):
-                with job.meter.spent("dispatch"):
-                    state, metrics = update(state, batch)
-                step += 1
-                job.meter.add(step, metrics, waited=waited, tokens=tokens)
-            job.profile.after(step)
-            due = _due_after(step, job, scheduled=True)
-        except JaxRuntimeError as error:
-            state, update = job.rescue(state, error)
-            step = int(state.step)
-            job.orders.repeat(step)
-            state = job.course.put_into(state)
-            job.meter.restart_clock()
-        else:
-            state, stop = _between_steps(state, step, job, due)
-            while job.orders.paused and not stop:
-                state, stop = _between_steps(state, step, job, _due_after(step, job, scheduled=False))
-        job.saving.report(step)
-        job.watch_helpers(step)
-    job.meter.flush()
+    first = step = int(state.step)
+    update, waited = job.step, 0.0
+    try:
+        job.orders.repeat(step)
+        state = job.course.put_into(state)
+        state, stop = _between_steps(state, step, job, _Due(Wanted(), owed=job.owed))
+        while step < job.course.total_steps and not stop:
+            try:
+                batch, tokens, seconds = job.feed.next()
+                waited += seconds
+                if batch is not None:
+                    job.profile.before(step + 1)
+                    with job.compilations.during("training", step + 1):
+                        with job.meter.spent("dispatch"):
+                            state, metrics = update(state, batch)
+                        step += 1
+                        job.meter.add(step, metrics, waited=waited, tokens=tokens)
+                    waited = 0.0
+                    job.profile.after(step)
+                else:
+                    job.meter.flush()  # the devices have nothing to do: the log need not be a step behind
+                due = _due_after(step, job, scheduled=batch is not None)
+            except JaxRuntimeError as error:
+                state, update = job.rescue(state, error)
+                step = int(state.step)
+                job.orders.repeat(step)
+                state = job.course.put_into(state)
+                job.meter.restart_clock()
+            else:
+                state, stop = _between_steps(state, step, job, due)
+                while job.orders.paused and not stop:
+                    state, stop = _between_steps(state, step, job, _due_after(step, job, scheduled=False))
+            job.saving.report(step)
+            job.watch_helpers(step)
+        job.meter.flush()
+    except NotFinite:
+        raise
+    except Exception:
+        if step > first:
+            _save_what_is_left(state, step, job)
+        raise
     job.saving.finish()
-    return state, step
+    return state, step, stop
+
+
+def _save_what_is_left(state: State, step: int, job: Job) -> None:
+    """Something beside the steps has failed: what has been trained need not be lost for it."""
+    if any(leaf.is_deleted() for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array)):
+        return  # the step itself has failed
+    try:
+        job.meter.flush()
+        job.saving.save(state, step, last=False, requested=False, stopping=True)
+        job.saving.finish()
+    except (TrainkitError, OSError, RuntimeError) as error:
+        with contextlib.suppress(OSError):
+            message = f"what was trained up to step {step} could not be saved: {error}"
+            job.log.write("alert", step=step, kind="checkpoint", message=message)
 
 
 class _Due(NamedTuple):
     """What is to be done after a step."""
 
     wanted: Wanted
-    last: bool
-    evaluating: bool
-    looking: bool
-    sampling: bool
-    saving: bool
+    last: bool = False
+    evaluating: bool = False
+    looking: bool = False
+    sampling: bool = False
+    saving: bool = False
+    owed: Owed = NOTHING
 
 
 def _due_after(step: int, job: Job, *, scheduled: bool) -> _Due:
     """What is ordered or, if `scheduled`, due. Where there is anything, the device has done all steps up to here."""
-    wanted = job.orders.take(step, meanwhile=lambda: job.saving.report(step))
+    wanted = job.orders.take(step, meanwhile=lambda: job.saving.report(step), aside=job.meter.aside)
     last = step == job.course.total_steps
     recipe, sample = job.recipe, job.recipe.sample
     due = _Due(
         wanted,
         last,
-        evaluating=wanted.evaluate or (scheduled and (last or _falls_on(step, recipe.evaluate.every))),
-        looking=scheduled and _falls_on(step, recipe.statistics.every),
-        sampling=sample is not None and scheduled and (last or _falls_on(step, sample.every)),
-        saving=last or job.saving.is_due(step),
+        evaluating=wanted.evaluate or (scheduled and (last or falls_on(step, recipe.evaluate.every))),
+        looking=scheduled and falls_on(step, recipe.statistics.every),
+        sampling=sample is not None and scheduled and (last or falls_on(step, sample.every)),
+        saving=(scheduled and last) or job.saving.is_due(step),
     )
     if any(due):
         try:
@@ -132,31 +173,32 @@ def _due_after(step: int, job: Job, *, scheduled: bool) -> _Due:
 
 
 def _between_steps(state: State, step: int, job: Job, due: _Due) -> tuple[State, bool]:
-    """Evaluate, sample and save; the state as orders have changed it, and whether the run is to end here."""
+    """Save, evaluate and sample; the state as orders have changed it, and whether the run is to end here.
+
+    It is saved first, so that nothing that comes after can lose it. What is then cut off, the next attempt finds owed.
+    """
     state = job.course.put_into(state)
     if not any(due):
         return state, False
-    wanted, stop, during = due.wanted, due.wanted.stop, job.compilations.during
-    if due.evaluating and not stop:
+    wanted, owed, stop, during = due.wanted, due.owed, due.wanted.stop, job.compilations.during
+    started = time.perf_counter()
+    if job.saving.save(state, step, last=due.last, requested=wanted.save, stopping=stop):
+        job.meter.spend("checkpoint", since=started)
+    if (due.evaluating or owed.sets) and not stop:
         with during("evaluation", step), job.meter.spent("evaluation"):
-            job.evaluate(state, step)
-    if due.looking and not stop:
+            job.evaluate(state, step, only=None if due.evaluating else owed.sets)
+    if (due.looking or owed.statistics) and not stop and not job.orders.interrupted:
         with skipped_without_memory("statistics", step=step, log=job.log), during("statistics", step):
             job.statistics(state, step)
-    asked: list[Sequence[str] | None] = [None] if due.sampling else []
-    if wanted.prompts:
-        asked.append(wanted.prompts)
+    asked: list[Sequence[str] | None] = [None] if due.sampling or owed.samples else []
+    if prompts_of_people := [*owed.prompts, *wanted.prompts]:
+        asked.append(prompts_of_people)
     for prompts in asked:
         if not stop and not job.orders.interrupted:
             with skipped_without_memory("samples", step=step, log=job.log), during("sampling", step):
                 job.sample(state, step, prompts)
-    stop = stop or job.orders.interrupted
-    started = time.perf_counter()
-    if job.saving.save(state, step, last=due.last, requested=wanted.save, stopping=stop):
-        job.meter.spend("checkpoint", since=started)
+    if not stop and job.orders.interrupted:
+        stop = True
+        job.saving.save(state, step, last=due.last, requested=False, stopping=True)
     job.meter.restart_clock()
     return state, stop
-
-
-def _falls_on(step: int, every: int | None) -> bool:
-    return every is not None and step % every == 0

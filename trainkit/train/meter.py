@@ -100,6 +100,15 @@ class Meter:
         self._pending = None
         self._spent.clear()
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """For blocks in which nothing is trained: the log holds every step before, and no time of it is a step's."""
+        self.flush()
+        try:
+            yield
+        finally:
+            self.restart_clock()
+
     def restart_clock(self) -> None:
         """The time since the last step was spent on something else: it is not the next step's."""
         self._last_done = time.perf_counter()

@@ -7,6 +7,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from trainkit.errors import TrainkitError
@@ -51,16 +52,20 @@ class Orders:
         """A signal has come: what can be cut short, should be."""
         return self._signal.received is not None
 
-    def take(self, step: int, *, meanwhile: Callable[[], None]) -> Wanted:
-        """What is to be done after this step. While the run is paused, waits until there is something, and calls
-        `meanwhile` now and then.
+    def take(
+        self, step: int, *, meanwhile: Callable[[], None], aside: Callable[[], AbstractContextManager[None]]
+    ) -> Wanted:
+        """What is to be done after this step. While the run is paused, waits `aside` until there is something, and
+        calls `meanwhile` now and then.
         """
         wanted, self._back = self._back, Wanted()
         self.repeat(step)
         self._obey(self._server.take(), step, wanted)
-        while self.paused and not wanted and not self.interrupted:
-            self._obey(self._server.wait(timeout=0.2), step, wanted)
-            meanwhile()
+        if self.paused and not wanted and not self.interrupted:
+            with aside():
+                while self.paused and not wanted and not self.interrupted:
+                    self._obey(self._server.wait(timeout=0.2), step, wanted)
+                    meanwhile()
         wanted.stop |= self.interrupted
         return wanted
 
