@@ -366,7 +366,10 @@ def test_a_resumed_attempt_computes_with_what_the_one_before_it_chose(tmp_path):
     log = run / "events.jsonl"
     log.write_text(log.read_text().replace('"micro": 8, "accumulation": 1', '"micro": 2, "accumulation": 4'))
     assert choice_before(run, here) == Choice(micro=2, remat="none")
-    assert trainer.trainkit(tmp_path, "resume", "tiny", "--plain", "--set", "train.steps=3").returncode == 0
+    assert (
+        trainer.trainkit(tmp_path, "resume", "tiny", "--plain", "--set", "train.steps=3", "--raise-rate").returncode
+        == 0
+    )
     last = [event for event in read(run) if event["type"] == "planned"][-1]
     assert last["plan"]["batch"]["micro"] == 2
 

@@ -87,7 +87,11 @@ class Played:
             orders=Orders(server=self.commands, signal=self.signal, log=log, course=course),
             log=log,
             saving=SimpleNamespace(
-                is_due=lambda step: False, save=self._save, report=lambda step: None, finish=lambda: None
+                is_due=lambda step: False,
+                save=self._save,
+                report=lambda step: None,
+                settle=lambda: None,
+                finish=lambda: None,
             ),
             evaluate=lambda state, step, only=None: self.done.append(("evaluate", step)),
             sample=lambda state, step, prompts=None: self.done.append(("sample", step, prompts)),

@@ -211,7 +211,7 @@ def test_a_resume_needs_neither_the_weights_nor_their_config(place, run):
         for name in hidden:
             (place / "base" / name).unlink()
         assert recipe_of(copy).recipe == recipe_of(run).recipe
-        done = trainkit(place, "resume", "runs/copy", "--plain", "--set", "train.steps=8")
+        done = trainkit(place, "resume", "runs/copy", "--plain", "--set", "train.steps=8", "--raise-rate")
         assert done.returncode == 0 and "finished at step 8" in done.stdout, done.stdout + done.stderr
     finally:
         for name, content in hidden.items():

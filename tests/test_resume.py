@@ -130,7 +130,7 @@ def test_resume_says_what_differs_and_refuses_what_would_be_wrong(tmp_path: Path
     assert reset.returncode == 2 and "there are: 3" in reset.stderr
 
     (tmp_path / "text" / "000.txt").write_text("another text altogether")
-    other = trainkit(tmp_path, "resume", "tiny", "--plain", "--set", "train.steps=5")
+    other = trainkit(tmp_path, "resume", "tiny", "--plain", "--set", "train.steps=5", "--raise-rate")
     assert other.returncode == 2 and "the data is not what this run was trained on" in other.stderr
 
 
@@ -152,6 +152,50 @@ def test_resuming_a_longer_run_goes_on_and_from_an_older_step_sets_the_newer_asi
     assert [now[i] for i in range(1, 13)] == [before[i] for i in range(1, 13)] and now[24] != before[24]
     aside = [path.relative_to(run / "checkpoints") for path in (run / "checkpoints").glob("set-aside-*/*")]
     assert sorted(path.name for path in aside) == ["18", "24"]
+
+
+def test_with_the_optimisations_that_users_have_a_killed_run_ends_bit_for_bit_too(tmp_path: Path) -> None:
+    chance = random.Random()
+    whole, killed = workplace(tmp_path / "whole"), workplace(tmp_path / "killed")
+    done = trainkit(whole, "run", "tiny.toml", "--plain", optimised=True)
+    assert done.returncode == 0, done.stderr
+    # of a CPU `deterministic` changes nothing
+    begin, go_on = ["run", "tiny.toml", "--plain", "--set=run.deterministic=true"], ["resume", "runs/tiny", "--plain"]
+    for how in (begin, go_on, go_on):
+        after = chance.randrange(1, STEPS)
+        print("killed in step", after)
+        with Trainer(killed, *how, optimised=True) as trainer:
+            trainer.until(lambda e, after=after: e["type"] == "step" and e["step"] >= after)
+            trainer.kill()
+    done = trainkit(killed, *go_on, optimised=True)
+    assert done.returncode == 0 or "the run is finished" in done.stderr
+    ended_alike(killed / "runs" / "tiny", whole / "runs" / "tiny")
+    told = [e["message"] for e in read(killed / "runs" / "tiny") if e["type"] == "log"]
+    assert "deterministic: XLA_FLAGS is --xla_gpu_deterministic_ops=true" in told
+
+
+def test_a_longer_schedule_does_not_raise_the_learning_rate_unless_somebody_says_so(tmp_path: Path) -> None:
+    workplace(tmp_path)
+    assert trainkit(tmp_path, "run", "tiny.toml", "--plain").returncode == 0
+    run = tmp_path / "runs" / "tiny"
+    before = (run / "recipe.toml").read_text()
+    longer = ["resume", "tiny", "--plain", "--set", "train.steps=40"]
+    refused = trainkit(tmp_path, *longer)
+    assert refused.returncode == 2 and "--raise-rate" in refused.stderr
+    assert "raises the learning rate after step 24: 0.001 -> 0.00425, 4.25 times as much" in refused.stderr
+    assert (run / "recipe.toml").read_text() == before
+    copy = shutil.copytree(run, run.with_name("level"))
+    constant = ["--set", 'schedule={type="constant"}', "--set", "optimizer.learning_rate=0.001"]
+    assert all(part in refused.stderr for part in (constant[1], constant[3]))
+    level = trainkit(tmp_path, "resume", "level", "--plain", *longer[3:], *constant)
+    assert level.returncode == 0 and "learning rate after step 24: 0.001 -> 0.001" in level.stderr, level.stderr
+    raised = trainkit(tmp_path, *longer, "--raise-rate")
+    assert raised.returncode == 0 and "learning rate after step 24: 0.001 -> 0.00425" in raised.stderr, raised.stderr
+    rates = [
+        {e["step"]: e["metrics"]["optimizer/learning_rate"] for e in read(r) if e["type"] == "step"}[25]
+        for r in (copy, run)
+    ]
+    assert rates == pytest.approx([1e-3, 4.248e-3], rel=1e-2)
 
 
 def test_two_trainers_cannot_train_one_run(tmp_path: Path) -> None:

@@ -67,9 +67,10 @@ def workplace(directory: Path, recipe: str = RECIPE, *, documents: int = 60) -> 
     return directory
 
 
-def environment(*, devices: int = 1) -> dict[str, str]:
-    """One CPU device, or so many fake ones."""
-    ours = ("JAX_NUM_CPU_DEVICES", "TRAINKIT_DEBUG")
+def environment(*, devices: int = 1, optimised: bool = False) -> dict[str, str]:
+    """One CPU device, or so many fake ones; `optimised` as users have XLA, without what `conftest.py` tells it."""
+    ours = ["JAX_NUM_CPU_DEVICES", "TRAINKIT_DEBUG"]
+    ours += ["JAX_DISABLE_MOST_OPTIMIZATIONS", "XLA_FLAGS"] if optimised else []
     kept = {name: value for name, value in os.environ.items() if name not in ours}
     return kept | ({"JAX_NUM_CPU_DEVICES": str(devices)} if devices > 1 else {})
 
@@ -78,12 +79,14 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "trainkit", *arguments]
 
 
-def trainkit(directory: Path, *arguments: str, devices: int = 1) -> subprocess.CompletedProcess[str]:
+def trainkit(
+    directory: Path, *arguments: str, devices: int = 1, optimised: bool = False
+) -> subprocess.CompletedProcess[str]:
     """Run a command to its end in `directory`."""
     return subprocess.run(
         command(*arguments),
         cwd=directory,
-        env=environment(devices=devices),
+        env=environment(devices=devices, optimised=optimised),
         capture_output=True,
         text=True,
         timeout=LIMIT,
@@ -94,12 +97,16 @@ def trainkit(directory: Path, *arguments: str, devices: int = 1) -> subprocess.C
 class Trainer:
     """A trainer that can be watched through its log and killed. Always killed in the end."""
 
-    def __init__(self, directory: Path, *arguments: str, run: str = "tiny") -> None:
+    def __init__(self, directory: Path, *arguments: str, run: str = "tiny", optimised: bool = False) -> None:
         self.run = directory / "runs" / run
         self._tail = Tail(self.run, offset=self._size())
         self._output = (directory / "output.txt").open("a")
         self.process = subprocess.Popen(
-            command(*arguments), cwd=directory, env=environment(), stdout=self._output, stderr=self._output
+            command(*arguments),
+            cwd=directory,
+            env=environment(optimised=optimised),
+            stdout=self._output,
+            stderr=self._output,
         )
 
     def until(self, wanted: Callable[[Event], bool]) -> Event | None:

@@ -98,6 +98,9 @@ def resume(
     forget_orders: Annotated[
         bool, typer.Option("--forget-orders", help="Do not repeat the rate and decay sent after the checkpoint.")
     ] = False,
+    raise_rate: Annotated[
+        bool, typer.Option("--raise-rate", help="Let a changed schedule raise the learning rate.")
+    ] = False,
     plain: Plain = False,
     json: Json = False,
     detach: Detach = False,
@@ -107,7 +110,7 @@ def resume(
     from trainkit.cli.resume import resume
 
     output = _output(plain, json)
-    raise typer.Exit(resume(run, overrides or [], reset_optimizer, forget_orders, output, detach, profile))
+    raise typer.Exit(resume(run, overrides or [], reset_optimizer, forget_orders, raise_rate, output, detach, profile))
 
 
 @app.command()

@@ -17,6 +17,7 @@ def resume(
     overrides: Sequence[str],
     reset_optimizer: bool,
     forget_orders: bool,
+    raise_rate: bool,
     output: Output | None,
     detach: bool,
     profile: str | None,
@@ -25,7 +26,12 @@ def resume(
     steps = steps_of(profile) if profile is not None else None
     directory, step = find_run(run)
     resumption = prepare(
-        directory, step=step, overrides=overrides, reset_optimizer=reset_optimizer, forget_orders=forget_orders
+        directory,
+        step=step,
+        overrides=overrides,
+        reset_optimizer=reset_optimizer,
+        forget_orders=forget_orders,
+        raise_rate=raise_rate,
     )
     for note in resumption.notes:
         print(note, file=sys.stderr)

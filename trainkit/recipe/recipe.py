@@ -29,6 +29,8 @@ class Run(Spec):
     """Everything random derives from it."""
     directory: str = "runs"
     """Where runs are kept."""
+    deterministic: bool = False
+    """On a GPU, use only kernels that give the same bits every time, which may be slower. A CPU does so anyway."""
 
     @field_validator("name")
     @classmethod

@@ -14,6 +14,7 @@ from trainkit.events.alerts import Watch
 from trainkit.events.log import EventLog, last_attempt
 from trainkit.events.orders import given
 from trainkit.events.schema import Event
+from trainkit.parallel.deterministic import make_deterministic
 from trainkit.recipe.load import Loaded, located
 from trainkit.run.directory import locked, recipe_of, refusals
 from trainkit.run.start import Start, announce
@@ -62,6 +63,8 @@ def _to_the_end(
     resumed_from = start.step if start.step is not None else newest.step if newest else None
     announce(log, loaded, start, resumed_from=resumed_from)
     try:
+        if loaded.recipe.run.deterministic:  # before jax opens a device
+            log.write("log", step=log.step, level="info", message=f"deterministic: XLA_FLAGS is {make_deterministic()}")
         from trainkit.run.assemble import train
 
         finished = train(directory, loaded, start, signal=signal, log=log, afterwards=afterwards)

@@ -16,6 +16,7 @@ from trainkit.recipe import Recipe
 from trainkit.recipe.schedule import NEVER
 from trainkit.recipe.write import Difference, differences
 from trainkit.run.directory import EXPORTS, locked, recipe_of, refusals, replace_recipe
+from trainkit.run.rates import told_rate
 from trainkit.run.start import Start
 from trainkit.train.owed import owed
 
@@ -49,12 +50,19 @@ class Resumption:
 
 
 def prepare(
-    directory: Path, *, step: int | None, overrides: Sequence[str], reset_optimizer: bool, forget_orders: bool
+    directory: Path,
+    *,
+    step: int | None,
+    overrides: Sequence[str],
+    reset_optimizer: bool,
+    forget_orders: bool,
+    raise_rate: bool,
 ) -> Resumption:
     """Check that the run can go on from `step` (None: the newest checkpoint) and put its changed recipe in place.
 
     Raises:
-        TrainkitError: someone trains it, it is finished, the checkpoint does not exist, or what changed cannot change.
+        TrainkitError: someone trains it, it is finished, the checkpoint does not exist, what changed cannot change,
+            or the learning rate would rise and `raise_rate` does not say that it may.
     """
     with refusals(directory), locked(directory):
         old = recipe_of(directory)
@@ -75,9 +83,11 @@ def prepare(
                 where=str(directory),
                 hint="make it longer: --set train.steps=…   or go on from an earlier checkpoint: RUN/STEP",
             )
+        at = info.step if info else 0
+        rate = told_rate(directory, old.recipe, new.recipe, at, changed, raise_rate=raise_rate)
         if changed:
             replace_recipe(directory, new, attempt=last_attempt(directory))
-        notes = [f"recipe: {difference}" for difference in changed]
+        notes = [f"recipe: {difference}" for difference in changed] + ([rate] if rate else [])
         if info:
             notes += [f"versions: {line}" for line in _version_changes(info.manifest.versions)]
             notes.insert(0, f"going on from step {info.step}")

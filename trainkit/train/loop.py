@@ -183,6 +183,8 @@ def _between_steps(state: State, step: int, job: Job, due: _Due) -> tuple[State,
     wanted, owed, stop, during = due.wanted, due.owed, due.wanted.stop, job.compilations.during
     started = time.perf_counter()
     if job.saving.save(state, step, last=due.last, requested=wanted.save, stopping=stop):
+        if due.last:
+            job.saving.settle()  # there is nothing left to train meanwhile
         job.meter.spend("checkpoint", since=started)
     if (due.evaluating or owed.sets) and not stop:
         with during("evaluation", step), job.meter.spent("evaluation"):

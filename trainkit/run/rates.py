@@ -1,0 +1,97 @@
+"""What a changed recipe does to the learning rate of a run that goes on. Imports no jax; `optim/schedules.py` is what
+training follows, and a test holds the two together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import assert_never
+
+from trainkit.errors import TrainkitError
+from trainkit.events.log import of_kinds
+from trainkit.events.orders import given
+from trainkit.recipe import Recipe
+from trainkit.recipe.schedule import NEVER, Constant, Cosine, Linear, Schedule, Wsd
+from trainkit.recipe.write import Difference
+
+#: A rate counts as raised from so many times the one before on.
+RAISED = 1.01
+_CHANGING = ("train.steps", "train.epochs", "train.tokens", "optimizer.learning_rate", "schedule.")
+
+
+def told_rate(
+    directory: Path, old: Recipe, new: Recipe, step: int, changed: Sequence[Difference], *, raise_rate: bool
+) -> str | None:
+    """A line about the learning rate of the step after `step`, before and after the change; None where nothing that
+    decides about it has changed, or where that cannot be known before the data is counted.
+
+    Raises:
+        TrainkitError: the new schedule raises it, and nobody has said that it may.
+    """
+    if not step or not any(difference.key.startswith(_CHANGING) for difference in changed):
+        return None
+    totals = _total(directory, old, old), _total(directory, new, old)
+    if totals[0] is None or totals[1] is None:
+        return None
+    orders = [found for found in given(directory) if found.step <= step]
+    decay = min((found.step for found in orders if found.order.command == "decay"), default=NEVER)
+    factor = next((float(o.order.argument or 1) for o in reversed(orders) if o.order.command == "rate"), 1.0)
+    before, after = (share(r.schedule, n, step, decay_start=decay) for r, n in zip((old, new), totals, strict=True))
+    rates = [factor * old.optimizer.learning_rate * before, factor * new.optimizer.learning_rate * after]
+    told = f"{rates[0]:.3g} -> {rates[1]:.3g}"
+    if after > RAISED * before and rates[1] > RAISED * rates[0] and not raise_rate:
+        times = f", {rates[1] / rates[0]:.3g} times as much" if rates[0] else ""
+        raise TrainkitError(
+            f"the changed recipe raises the learning rate after step {step}: {told}{times}",
+            where=str(directory),
+            hint="if it is to rise: --raise-rate   or go on at the rate of now: "
+            f"--set 'schedule={{type=\"constant\"}}' --set optimizer.learning_rate={rates[0] / factor:.6g}",
+        )
+    return f"learning rate after step {step}: {told}"
+
+
+def share(schedule: Schedule, steps: int, step: int, *, decay_start: int = NEVER) -> float:
+    """What a run of `steps` has of its peak rate in the update after `step` others."""
+    warmup = schedule.warmup_steps(steps)
+    if step < warmup:
+        return (step + 1) / warmup
+    done = min((step - warmup) / max(steps - warmup, 1), 1.0)
+    match schedule:
+        case Constant():
+            return 1.0
+        case Linear():
+            left = 1 - done
+        case Cosine():
+            left = (1 + math.cos(math.pi * done)) / 2
+        case Wsd():
+            start = schedule.decay_start(steps, ordered=decay_start)
+            left = _left(schedule, min(max((step - start) / max(schedule.decay_steps(steps), 1), 0.0), 1.0))
+        case _:
+            assert_never(schedule)
+    return schedule.min_ratio + (1 - schedule.min_ratio) * left
+
+
+def _left(schedule: Wsd, done: float) -> float:
+    match schedule.shape:
+        case "1-sqrt":
+            return 1 - math.sqrt(done)
+        case "linear":
+            return 1 - done
+        case "cosine":
+            return (1 + math.cos(math.pi * done)) / 2
+        case _:
+            assert_never(schedule.shape)
+
+
+def _total(directory: Path, recipe: Recipe, old: Recipe) -> int | None:
+    """Steps of the run by this recipe; of epochs as the `old` one's plan has counted them, None where it has not."""
+    train = recipe.train
+    if train.steps is not None:
+        return train.steps
+    if train.tokens is not None:
+        return math.ceil(train.tokens / (train.batch_size * recipe.data.sequence_length))
+    planned = [event["plan"].get("steps") for event in of_kinds(directory, "planned")]
+    if not planned or planned[-1] is None or old.train.epochs is None or train.epochs is None:
+        return None
+    return math.ceil(planned[-1] * train.epochs / old.train.epochs)
