@@ -31,13 +31,14 @@ def told_rate(
     """
     if not step or not any(difference.key.startswith(_CHANGING) for difference in changed):
         return None
-    totals = _total(directory, old, old), _total(directory, new, old)
-    if totals[0] is None or totals[1] is None:
+    steps_before, steps_after = _total(directory, old, old), _total(directory, new, old)
+    if steps_before is None or steps_after is None:
         return None
     orders = [found for found in given(directory) if found.step <= step]
     decay = min((found.step for found in orders if found.order.command == "decay"), default=NEVER)
     factor = next((float(o.order.argument or 1) for o in reversed(orders) if o.order.command == "rate"), 1.0)
-    before, after = (share(r.schedule, n, step, decay_start=decay) for r, n in zip((old, new), totals, strict=True))
+    before = share(old.schedule, steps_before, step, decay_start=decay)
+    after = share(new.schedule, steps_after, step, decay_start=decay)
     rates = [factor * old.optimizer.learning_rate * before, factor * new.optimizer.learning_rate * after]
     told = f"{rates[0]:.3g} -> {rates[1]:.3g}"
     if after > RAISED * before and rates[1] > RAISED * rates[0] and not raise_rate:

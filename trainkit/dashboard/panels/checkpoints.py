@@ -137,7 +137,7 @@ def _notes(chosen: Checkpoint, view: View, disk: Disk) -> Iterator[str]:
         yield "kept: it is never removed to make room for another; m takes the mark away"
     elif chosen.kind == "rolling":
         yield "the newest rolling ones stay ([checkpoint] keep_last), this one goes in time; m keeps it"
-    if chosen.kind == "final":
+    if chosen.kind == "final" and view.finished == "finished":
         yield "the run is finished: resume needs --set train.steps=… to make it longer"
     elif chosen.step != max(c.step for c in view.checkpoints):
         yield "from here, later checkpoints are set aside, not deleted"
