@@ -80,15 +80,14 @@ def train(state: State, job: Job) -> tuple[State, int, bool]:
     What it returns has been saved; so is what an error leaves whole, and the error is raised.
     """
     first = step = int(state.step)
-    update, waited = job.step, 0.0
+    update = job.step
     try:
         job.orders.repeat(step)
         state = job.course.put_into(state)
         state, stop = _between_steps(state, step, job, _Due(Wanted(), owed=job.owed))
         while step < job.course.total_steps and not stop:
             try:
-                batch, tokens, seconds = job.feed.next()
-                waited += seconds
+                batch, tokens, waited = job.feed.next()
                 if batch is not None:
                     job.profile.before(step + 1)
                     with job.compilations.during("training", step + 1):
@@ -96,9 +95,9 @@ def train(state: State, job: Job) -> tuple[State, int, bool]:
                             state, metrics = update(state, batch)
                         step += 1
                         job.meter.add(step, metrics, waited=waited, tokens=tokens)
-                    waited = 0.0
                     job.profile.after(step)
                 else:
+                    job.meter.spend("data_wait", since=time.perf_counter() - waited)
                     job.meter.flush()  # the devices have nothing to do: the log need not be a step behind
                 due = _due_after(step, job, scheduled=batch is not None)
             except JaxRuntimeError as error:

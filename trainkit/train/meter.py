@@ -112,6 +112,7 @@ class Meter:
     def restart_clock(self) -> None:
         """The time since the last step was spent on something else: it is not the next step's."""
         self._last_done = time.perf_counter()
+        self._spent.pop("data_wait", None)
 
     def _write(self, step: int, metrics: Metrics, tokens: int) -> None:
         with self.spent("device"):
