@@ -69,10 +69,21 @@ def test_every_row_has_a_place_of_its_own_in_a_block_of_its_expert(chosen: list[
 def test_the_blocks_and_the_ragged_product_of_tpus_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, x = experts(), jax.random.normal(jax.random.key(1), (2, 30, 16))
     chosen = jax.random.randint(jax.random.key(2), (2, 30, 2), 0, 5)
-    arguments = x, chosen, jnp.full(chosen.shape, 0.5), layer.gate, layer.up, layer.down
-    blocks = through_experts(*arguments)
+
+    def run() -> tuple[jax.Array, list[jax.Array]]:
+        def total(x: jax.Array, *matrices: jax.Array) -> tuple[jax.Array, jax.Array]:
+            y = through_experts(x, chosen, jnp.full(chosen.shape, 0.5), *matrices)
+            return jnp.square(y).sum(), y
+
+        gradients, y = jax.grad(total, argnums=(0, 1, 2, 3), has_aux=True)(x, layer.gate, layer.up, layer.down)
+        return y, gradients
+
+    blocks, expected = run()
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    np.testing.assert_allclose(through_experts(*arguments), blocks, atol=1e-4)
+    ragged, gradients = run()
+    np.testing.assert_allclose(ragged, blocks, atol=1e-4)
+    for ours, theirs in zip(gradients, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5 * float(jnp.abs(theirs).max()))
 
 
 def test_experts_on_many_devices_are_as_on_one() -> None:

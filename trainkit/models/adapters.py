@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from trainkit.models.exact import Exact
 from trainkit.models.layers import Linear
 from trainkit.models.nf4 import Nf4, quantised
+from trainkit.models.weight import add, exact, product
 from trainkit.recipe.adapter import Adapter
 from trainkit.recipe.linears import matching
 
@@ -54,15 +55,14 @@ class Adapted(eqx.Module):
         return self.base.bias
 
     def __call__(self, x: Float[Array, "*n in"]) -> Float[Array, "*n out"]:
-        y = Linear(self.base.weight, None, self.base.fp8)(x) + ((x @ self.a) @ self.b) * self.scale
+        y = Linear(self.base.weight, None, self.base.fp8)(x) + product(product(x, self.a), self.b) * self.scale
         if self.magnitude is not None:
             lengths = jax.lax.stop_gradient(_lengths(self._sum()))
-            y = y * (self.magnitude.value / lengths).astype(y.dtype)
-        return y if self.base.bias is None else y + self.base.bias
+            y = (y.astype(jnp.float32) * (self.magnitude.value / lengths)).astype(y.dtype)
+        return y if self.base.bias is None else add(y, self.base.bias)
 
     def _sum(self) -> Float[Array, "*L in out"]:
-        a, b = self.a.astype(jnp.float32), self.b.astype(jnp.float32)
-        return _full(self.base.weight).astype(jnp.float32) + (a @ b) * self.scale
+        return _full(self.base.weight).astype(jnp.float32) + (exact(self.a) @ exact(self.b)) * self.scale
 
 
 def adapt(model: PyTree, spec: Adapter, *, key: PRNGKeyArray) -> PyTree:

@@ -15,6 +15,7 @@ from trainkit.models.moe import Experts, Routing
 from trainkit.models.pointwise import gated_silu, gelu
 from trainkit.models.rope import Turns, rotate, stacked, turns
 from trainkit.models.stack import LanguageModel, parts, positions, residual_scale
+from trainkit.models.weight import lookup
 from trainkit.parallel.devices import AttentionName
 from trainkit.recipe import decoder as recipe
 from trainkit.recipe.rope import Rope
@@ -255,7 +256,7 @@ class Decoder(LanguageModel):
             x_BTD, cache, routing = block(x_BTD, place, cache)
             return x_BTD, (cache, routing)
 
-        x_BTD = self.token_embedding[tokens_BT]
+        x_BTD = lookup(self.token_embedding, tokens_BT)
         if self.embedding_scale is not None:
             x_BTD = x_BTD * jnp.asarray(self.embedding_scale, x_BTD.dtype)
         x_BTD, (cache, routing) = self._through(layer, x_BTD, (self.blocks, cache, window_L, turns_L))

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from trainkit.models.weight import Weight
+
 #: More digits for what is multiplied on the way forward, more range for gradients (their section 3).
 FORWARD, BACKWARD = jnp.float8_e4m3fn, jnp.float8_e5m2
 
@@ -27,27 +29,32 @@ def scaled(x: Float[Array, ...], dtype: type) -> Scaled:
     return Scaled(jnp.clip(x.astype(jnp.float32) / scale, -limit, limit).astype(dtype), scale)
 
 
-@jax.custom_vjp
-def fp8_product(x: Float[Array, "*n in"], weight: Float[Array, "in out"]) -> Float[Array, "*n out"]:
+def fp8_product(x: Float[Array, "*n in"], weight: Float[Array, "in out"] | Weight) -> Float[Array, "*n out"]:
     """x @ weight with operands in e4m3 and sums in float32; the gradients' products with the incoming one in e5m2."""
-    return _forward(x, weight)[0]
+    weight = Weight.of(weight)
+    return _fp8_product(x, weight.rounded, weight.master)
 
 
-def _forward(x: Array, weight: Array) -> tuple[Array, tuple[Scaled, Scaled]]:
-    left, right = scaled(x, FORWARD), scaled(weight, FORWARD)
+@jax.custom_vjp
+def _fp8_product(x: Array, rounded: Array, master: Array) -> Array:
+    return _forward(x, rounded, master)[0]
+
+
+def _forward(x: Array, rounded: Array, master: Array) -> tuple[Array, tuple[Scaled, Scaled]]:
+    left, right = scaled(x, FORWARD), scaled(rounded, FORWARD)
     return _product(left, right, (x.ndim - 1,), (0,)).astype(x.dtype), (left, right)
 
 
-def _backward(residuals: tuple[Scaled, Scaled], dy: Array) -> tuple[Array, Array]:
+def _backward(residuals: tuple[Scaled, Scaled], dy: Array) -> tuple[Array, None, Array]:
     x, weight = residuals
     incoming = scaled(dy, BACKWARD)
     rows = tuple(range(dy.ndim - 1))
     dx = _product(incoming, weight, (dy.ndim - 1,), (1,))
     dweight = _product(x, incoming, rows, rows)
-    return dx.astype(dy.dtype), dweight.astype(dy.dtype)
+    return dx.astype(dy.dtype), None, dweight
 
 
-fp8_product.defvjp(_forward, _backward)
+_fp8_product.defvjp(_forward, _backward)
 
 
 def _product(left: Scaled, right: Scaled, over_left: tuple[int, ...], over_right: tuple[int, ...]) -> Array:

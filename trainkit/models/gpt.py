@@ -12,6 +12,7 @@ from trainkit.models.attention import KeyValues, Look, attention
 from trainkit.models.layers import LayerNorm, Linear
 from trainkit.models.pointwise import exact_gelu, gelu
 from trainkit.models.stack import LanguageModel, parts, positions, residual_scale
+from trainkit.models.weight import add, lookup
 from trainkit.parallel.devices import AttentionName
 from trainkit.recipe import gpt as recipe
 from trainkit.recipe.train import Remat
@@ -156,11 +157,13 @@ class Gpt(LanguageModel):
         """As `LanguageModel.hidden`. Slopes without a cache go by distances in the row, whatever the positions are
         called."""
         assert segments_BT is None or cache is None
-        x_BTD = self.token_embedding[tokens_BT]
+        x_BTD = lookup(self.token_embedding, tokens_BT)
         if self.position_embedding is not None:
             # where positions count from 0, rows are cut off instead of looked up: their gradient needs no scatter
-            by_row = slice(tokens_BT.shape[1]) if positions_BT is None else positions_BT
-            x_BTD = x_BTD + self.position_embedding[by_row]
+            if positions_BT is None:
+                x_BTD = add(x_BTD, jax.tree.map(lambda rows_PD: rows_PD[: tokens_BT.shape[1]], self.position_embedding))
+            else:
+                x_BTD = x_BTD + lookup(self.position_embedding, positions_BT)
         at_BT = positions(tokens_BT) if positions_BT is None else positions_BT
 
         def layer(x_BTD: Array, block_and_cache: tuple[Block, KeyValues | None]) -> tuple[Array, KeyValues | None]:

@@ -2,6 +2,7 @@
 
 Shapes: B batch, T positions, S cached positions, D hidden, H heads, K width of a head, L layers, V vocabulary.
 Matrices are stored (in, out). Layers compute in the dtype of their input; norms and softmax in float32.
+While a model is trained in 16 bit, each of its trained arrays is a `weight.Weight`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from trainkit.models.fp8 import fp8_product
 from trainkit.models.pointwise import layer_norm, rms_norm
+from trainkit.models.weight import add, exact, product
 
 
 class Linear(eqx.Module):
@@ -32,8 +34,8 @@ class Linear(eqx.Module):
         return Linear(weight, jnp.zeros(outputs) if bias else None, fp8)
 
     def __call__(self, x: Float[Array, "*n in"]) -> Float[Array, "*n out"]:
-        y = fp8_product(x, self.weight) if self.fp8 else x @ self.weight
-        return y if self.bias is None else y + self.bias
+        y = fp8_product(x, self.weight) if self.fp8 else product(x, self.weight)
+        return y if self.bias is None else add(y, self.bias)
 
 
 class LayerNorm(eqx.Module):
@@ -48,8 +50,9 @@ class LayerNorm(eqx.Module):
         return LayerNorm(jnp.ones(width), jnp.zeros(width) if bias else None, epsilon)
 
     def __call__(self, x: Float[Array, "*n D"]) -> Float[Array, "*n D"]:
-        bias = jnp.zeros_like(self.weight) if self.bias is None else self.bias
-        return layer_norm(x, self.weight, bias, self.epsilon)
+        weight = exact(self.weight)
+        bias = jnp.zeros_like(weight) if self.bias is None else exact(self.bias)
+        return layer_norm(x, weight, bias, self.epsilon)
 
 
 class RmsNorm(eqx.Module):
@@ -65,8 +68,8 @@ class RmsNorm(eqx.Module):
         return RmsNorm(jnp.full(width, 1 - offset), epsilon, offset)
 
     def __call__(self, x: Float[Array, "*n D"]) -> Float[Array, "*n D"]:
-        weight = self.offset + self.weight.astype(jnp.float32) if self.offset else self.weight
-        return rms_norm(x, weight, self.epsilon)
+        weight = exact(self.weight)
+        return rms_norm(x, self.offset + weight if self.offset else weight, self.epsilon)
 
 
 def logits(

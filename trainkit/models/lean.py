@@ -87,9 +87,10 @@ def _lean_backward(rule: Rule, residuals: tuple, dy_BTHK: Array) -> tuple[Array,
         ds_BGNS = ds_BGNS.astype(dtype)
         dq_BGNK = jnp.einsum("bgns,bgsk->bgnk", ds_BGNS, k_BGTK[:, :, :last])
         dq.append(by_position(dq_BGNK, last - first))
-        dk.append(jnp.einsum("bgns,bgnk->bsgk", ds_BGNS, q_BGNK))
-        dv.append(jnp.einsum("bgns,bgnk->bsgk", p_BGNS, dy_BGNK))
-    return jnp.concatenate(dq, 1), _sum_of_prefixes(dk), _sum_of_prefixes(dv), None, None, None
+        dk.append(_product("bgns,bgnk->bsgk", ds_BGNS, q_BGNK))
+        dv.append(_product("bgns,bgnk->bsgk", p_BGNS, dy_BGNK))
+    dk_BTGK, dv_BTGK = (_sum_of_prefixes(parts).astype(dtype) for parts in (dk, dv))
+    return jnp.concatenate(dq, 1), dk_BTGK, dv_BTGK, None, None, None
 
 
 lean_attention.defvjp(_lean_forward, _lean_backward)

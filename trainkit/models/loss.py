@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from trainkit.models.weight import Weight
 from trainkit.parallel.rows import on_own_rows
 from trainkit.recipe.model import tokens_in_block
 
@@ -25,7 +26,7 @@ CACHED_BYTES = 2 << 20
 
 def blocked_cross_entropy(
     hidden_BTD: Float[Array, "B T D"],
-    unembedding_VD: Float[Array, "V D"],
+    unembedding_VD: Float[Array, "V D"] | Weight,
     targets_BT: Int[Array, "B T"],
     weights_BT: Float[Array, "B T"],
     *,
@@ -43,15 +44,16 @@ def blocked_cross_entropy(
     """
     weights_BT = weights_BT.astype(jnp.float32)
 
-    def total(hidden_BTD: Array, unembedding_VD: Array, targets_BT: Array, weights_BT: Array) -> Array:
+    def total(hidden_BTD: Array, unembedding_VD: Weight, targets_BT: Array, weights_BT: Array) -> Array:
         vocab, d = unembedding_VD.shape
         tokens = weights_BT.size
         size = min(block or tokens_in_block(tokens=tokens, hidden=d, vocab_size=vocab), tokens)
-        settings = Settings(size, min(entries or _entries_at_once(size, vocab), vocab), softcap)
-        flat = hidden_BTD.reshape(tokens, d), unembedding_VD, targets_BT.reshape(tokens), weights_BT.reshape(tokens)
-        return _weighted_sum(*flat, settings)[None]
+        settings = Settings(size, min(entries or _entries_at_once(size, vocab), vocab), softcap, hidden_BTD.dtype)
+        rounded_VD, master_VD = unembedding_VD.rounded, unembedding_VD.master
+        flat = targets_BT.reshape(tokens), weights_BT.reshape(tokens)
+        return _weighted_sum(hidden_BTD.reshape(tokens, d), rounded_VD, master_VD, *flat, settings)[None]
 
-    totals = on_own_rows(total, hidden_BTD, unembedding_VD, targets_BT, weights_BT, whole=(1,))
+    totals = on_own_rows(total, hidden_BTD, Weight.of(unembedding_VD), targets_BT, weights_BT, whole=(1,))
     return totals.sum(), weights_BT.sum()
 
 
@@ -66,6 +68,8 @@ class Settings(NamedTuple):
     tokens: int
     entries: int
     softcap: float | None
+    dtype: jnp.dtype
+    """That of the hidden states."""
 
     def logits(self, products: Array) -> Array:
         return products if self.softcap is None else self.softcap * jnp.tanh(products / self.softcap)
@@ -98,9 +102,9 @@ class Softmax(NamedTuple):
         return jnp.log(self.sum_N) + self.top_N - target_N
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
+@partial(jax.custom_vjp, nondiff_argnums=(5,))
 def _weighted_sum(
-    hidden_TD: Array, unembedding_VD: Array, targets_T: Array, weights_T: Array, settings: Settings
+    hidden_TD: Array, unembedding_VD: Array, master_VD: Array, targets_T: Array, weights_T: Array, settings: Settings
 ) -> Float[Array, ""]:
     def add(total: Array, start: Array, x_ND: Array, targets_N: Array, weights_N: Array) -> Array:
         def see(seen: Softmax, start: Array, logits_NU: Array, w_UD: Array) -> tuple[Softmax, None]:
@@ -113,9 +117,9 @@ def _weighted_sum(
 
 
 def _forward(
-    hidden_TD: Array, unembedding_VD: Array, targets_T: Array, weights_T: Array, settings: Settings
+    hidden_TD: Array, unembedding_VD: Array, master_VD: Array, targets_T: Array, weights_T: Array, settings: Settings
 ) -> tuple[Array, tuple[Array, Array, Array]]:
-    dtype = hidden_TD.dtype
+    dtype = settings.dtype
     # float16 has no room for gradients that have not been multiplied by the scale of the loss yet
     kept = jnp.float32 if dtype == jnp.float16 else dtype
 
@@ -154,7 +158,7 @@ def _forward(
         jnp.zeros(padded, jnp.float32),
     )
     total, dx_TD, dw_VD, losses_T = _over_tokens(add, sums, hidden_TD, targets_T, weights_T, settings)
-    return total, (dx_TD[:tokens], dw_VD.astype(unembedding_VD.dtype), losses_T[:tokens])
+    return total, (dx_TD[:tokens], dw_VD, losses_T[:tokens])
 
 
 def _add_unembedding(
@@ -188,8 +192,7 @@ def _add_unembedding(
 
 def _backward(settings: Settings, residuals: tuple[Array, Array, Array], dtotal: Array) -> tuple:
     dx_TD, dw_VD, losses_T = residuals
-    dtype = dw_VD.dtype
-    return (dx_TD * dtotal).astype(dtype), (dw_VD * dtotal).astype(dtype), None, losses_T * dtotal
+    return (dx_TD * dtotal).astype(settings.dtype), None, dw_VD * dtotal, None, losses_T * dtotal
 
 
 _weighted_sum.defvjp(_forward, _backward)

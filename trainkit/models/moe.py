@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from trainkit.models.layers import Linear
 from trainkit.models.pointwise import gated_silu
+from trainkit.models.weight import Weight, exact
 from trainkit.parallel.rows import on_own_rows
 from trainkit.recipe.decoder import Sparse
 
@@ -73,7 +74,7 @@ class Experts(eqx.Module):
         self, x_BTD: Float[Array, "B T D"], counted_BT: Bool[Array, "B T"] | None
     ) -> tuple[Float[Array, "B T D"], Routing]:
         """The weighted sum of what a token's experts make of it; of the tokens in `counted_BT`, where they went."""
-        logits_BTE = jnp.einsum("btd,de->bte", x_BTD, self.router.weight, preferred_element_type=jnp.float32)
+        logits_BTE = x_BTD.astype(jnp.float32) @ exact(self.router.weight)
         probability_BTE = jax.nn.softmax(logits_BTE)
         weight_BTC, chosen_BTC = jax.lax.top_k(probability_BTE, self.per_token)
         if self.normalised:
@@ -92,9 +93,9 @@ def through_experts(
     x_BTD: Float[Array, "B T D"],
     chosen_BTC: Int[Array, "B T C"],
     weight_BTC: Float[Array, "B T C"],
-    gate_EDF: Float[Array, "E D F"],
-    up_EDF: Float[Array, "E D F"],
-    down_EFD: Float[Array, "E F D"],
+    gate_EDF: Float[Array, "E D F"] | Weight,
+    up_EDF: Float[Array, "E D F"] | Weight,
+    down_EFD: Float[Array, "E F D"] | Weight,
 ) -> Float[Array, "B T D"]:
     """Tokens sorted by expert, in blocks that have one expert each (Gale et al. 2022), and put back.
 
@@ -139,24 +140,45 @@ class Places(NamedTuple):
             jnp.minimum(jnp.searchsorted(last_E, jnp.arange(count), side="right"), experts - 1),
         )
 
-    def product(self, x_PD: Float[Array, "P D"], weight_EDF: Float[Array, "E D F"]) -> Float[Array, "P F"]:
+    def product(self, x_PD: Float[Array, "P D"], weight_EDF: Float[Array, "E D F"] | Weight) -> Float[Array, "P F"]:
         """Each block times the matrix of its expert."""
+        weight = Weight.of(weight_EDF)
         if jax.default_backend() == "tpu":  # elsewhere XLA has each row go through all experts for it
-            sizes_E = jnp.bincount(self.expert_J, length=weight_EDF.shape[0]) * (len(x_PD) // self.expert_J.size)
-            return jax.lax.ragged_dot(x_PD, weight_EDF, sizes_E.astype(jnp.int32))
+            sizes_E = jnp.bincount(self.expert_J, length=weight.shape[0]) * (len(x_PD) // self.expert_J.size)
+            return ragged_product(x_PD, weight.rounded, weight.master, sizes_E.astype(jnp.int32))
         x_JMD = x_PD.reshape(self.expert_J.size, -1, x_PD.shape[-1])
-        return blocked_product(x_JMD, weight_EDF, self.expert_J).reshape(len(x_PD), -1)
+        return blocked_product(x_JMD, weight.rounded, weight.master, self.expert_J).reshape(len(x_PD), -1)
+
+
+@jax.custom_vjp
+def ragged_product(
+    x_PD: Float[Array, "P D"], rounded_EDF: Array, master_EDF: Array, sizes_E: Int[Array, " E"]
+) -> Float[Array, "P F"]:
+    """The first so many rows times the first matrix, the next ones times the second, and so on; see `Weight`."""
+    return jax.lax.ragged_dot(x_PD, rounded_EDF, sizes_E)
+
+
+def _ragged_backward(residuals: tuple[Array, Array, Array], dy_PF: Array) -> tuple[Array, None, Array, None]:
+    x_PD, rounded_EDF, sizes_E = residuals
+    over_rows = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
+    dw_EDF = jax.lax.ragged_dot_general(x_PD, dy_PF, sizes_E, over_rows, preferred_element_type=jnp.float32)
+    return jax.lax.ragged_dot(dy_PF, rounded_EDF.swapaxes(1, 2), sizes_E), None, dw_EDF, None
+
+
+ragged_product.defvjp(
+    lambda x, rounded, master, sizes: (ragged_product(x, rounded, master, sizes), (x, rounded, sizes)), _ragged_backward
+)
 
 
 @jax.custom_vjp
 def blocked_product(
-    x_JMD: Float[Array, "J M D"], weight_EDF: Float[Array, "E D F"], expert_J: Int[Array, " J"]
+    x_JMD: Float[Array, "J M D"], rounded_EDF: Array, master_EDF: Array, expert_J: Int[Array, " J"]
 ) -> Float[Array, "J M F"]:
     """Block after block times its expert's matrix; so is the backward pass, which adds to one gradient in place."""
-    return jax.lax.map(lambda block: block[0] @ weight_EDF[block[1]], (x_JMD, expert_J))
+    return jax.lax.map(lambda block: block[0] @ rounded_EDF[block[1]], (x_JMD, expert_J))
 
 
-def _blocked_backward(residuals: tuple[Array, Array, Array], dy_JMF: Array) -> tuple[Array, Array, None]:
+def _blocked_backward(residuals: tuple[Array, Array, Array], dy_JMF: Array) -> tuple[Array, None, Array, None]:
     x_JMD, weight_EDF, expert_J = residuals
 
     def one(dw_EDF: Array, block: tuple[Array, Array, Array]) -> tuple[Array, Array]:
@@ -165,9 +187,10 @@ def _blocked_backward(residuals: tuple[Array, Array, Array], dy_JMF: Array) -> t
         return dw_EDF.at[expert].add(dw_DF), dy_MF @ weight_EDF[expert].T
 
     dw_EDF, dx_JMD = jax.lax.scan(one, jnp.zeros(weight_EDF.shape, jnp.float32), (x_JMD, dy_JMF, expert_J))
-    return dx_JMD, dw_EDF.astype(weight_EDF.dtype), None
+    return dx_JMD, None, dw_EDF, None
 
 
 blocked_product.defvjp(
-    lambda x, weight, expert: (blocked_product(x, weight, expert), (x, weight, expert)), _blocked_backward
+    lambda x, rounded, master, expert: (blocked_product(x, rounded, master, expert), (x, rounded, expert)),
+    _blocked_backward,
 )

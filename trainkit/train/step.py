@@ -15,6 +15,7 @@ import optax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from trainkit.models.exact import cast
+from trainkit.models.weight import in_compute_dtype
 from trainkit.optim.schedules import LearningRate
 from trainkit.parallel.precision import random_bits, to_bfloat16
 from trainkit.tasks import Task
@@ -51,20 +52,17 @@ def make_step(
         gradient_shardings: where each gradient lies as soon as it is there; where XLA likes it, if None.
     """
 
-    def loss(params: PyTree, frozen: PyTree, batch: Batch) -> tuple[Array, Array]:
-        return task.loss(eqx.combine(cast(params, compute), cast(frozen, compute)), batch)
-
     def gradients(state: State, batch: Batch) -> tuple[PyTree, Array, Array]:
-        def scaled(params: PyTree) -> tuple[Array, tuple[Array, Array, Array]]:
-            total, weight = loss(params, state.frozen, batch)
+        def scaled(masters: PyTree) -> tuple[Array, tuple[Array, Array, Array]]:
+            model = eqx.combine(cast(state.frozen, compute), in_compute_dtype(masters, compute))
+            total, weight = task.loss(model, batch)
             # of the mean loss, so that float16 meets the same numbers whatever the size of the micro-batch
             scale = state.loss_scale.value / jnp.maximum(weight, 1) if state.loss_scale else jnp.float32(1)
             return total * scale, (total, weight, scale)
 
-        grads, (total, weight, scale) = jax.grad(scaled, has_aux=True)(state.params)
+        grads, (total, weight, scale) = jax.grad(scaled, has_aux=True)(cast(state.params, jnp.float32))
         if gradient_shardings is not None:
             grads = jax.lax.with_sharding_constraint(grads, gradient_shardings)
-        grads = cast(grads, jnp.float32)
         return jax.tree.map(lambda g: g / scale, grads) if state.loss_scale else grads, total, weight
 
     def step(state: State, batch: Batch) -> tuple[State, Metrics]:
