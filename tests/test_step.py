@@ -20,7 +20,7 @@ from trainkit.parallel.mesh import batch_sharding, make_mesh, partition, replica
 from trainkit.recipe.optimizer import AdamW, Group
 from trainkit.recipe.schedule import NEVER, Constant, Cosine, Linear, Wsd
 from trainkit.train.course import Course
-from trainkit.train.state import Live, unchanged
+from trainkit.train.state import Live, init, unchanged
 
 
 @pytest.mark.parametrize("accumulation", [2, 4, 8])
@@ -42,6 +42,45 @@ def test_tokens_of_weight_zero_change_nothing() -> None:
     np.testing.assert_array_equal(left[1]["train/loss"], right[1]["train/loss"])
     for a, b in zip(jax.tree.leaves(left[0].params), jax.tree.leaves(right[0].params), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("data", [1, 4])
+def test_a_batch_in_which_nothing_is_learned_changes_neither_parameters_nor_moments(
+    accumulation: int, data: int
+) -> None:
+    mesh = make_mesh(data=data, fsdp=1)
+    shardings = state_shardings(mesh, jax.eval_shape(small.state))
+    step = jax.jit(small.step(), out_shardings=(shardings, replicated(mesh)))
+    batch = small.batch(0, sequences=16, accumulation=accumulation)
+    learned, _ = step(jax.device_put(small.state(), shardings), jax.device_put(batch, batch_sharding(mesh)))
+    empty = dict(batch, weights=np.zeros_like(batch["weights"]))
+    after, metrics = step(learned, jax.device_put(empty, batch_sharding(mesh)))
+    kept, found = ((state.params, state.optimizer) for state in (learned, after))
+    for a, b in zip(jax.tree.leaves(kept), jax.tree.leaves(found), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert after.step == learned.step + 1
+    assert metrics["updates/norm"] == metrics["train/weight"] == 0 and metrics["parameters/norm"] > 0
+
+
+def test_no_step_shares_a_random_key_with_the_first_state_or_with_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[tuple[int, ...]] = []
+    fold_in = jax.random.fold_in
+
+    def noted(key: jax.Array, data: int) -> jax.Array:
+        folded = fold_in(key, data)
+        drawn.append(tuple(np.asarray(jax.random.key_data(folded)).tolist()))
+        return folded
+
+    monkeypatch.setattr(jax.random, "fold_in", noted)
+    init(jax.random.key(0), model=small.model, optimizer=small.optimizer(), compute=jnp.dtype(jnp.float32))
+    initial, state = set(drawn), small.state()
+    drawn.clear()
+    for _ in range(2):
+        state, _ = small.step()(state, small.batch(0))
+    assert len(initial) == 1 and not initial & set(drawn)
+    # the two steps share the key of each of two purposes, and nothing that is made of it
+    assert len(set(drawn)) == len(drawn) - 2
 
 
 @pytest.mark.parametrize(("data", "fsdp"), [(8, 1), (1, 8), (2, 4)])

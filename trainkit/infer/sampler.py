@@ -20,6 +20,9 @@ from trainkit.models.exact import cast
 from trainkit.parallel.mesh import replicated
 from trainkit.recipe.upkeep import Sample
 
+#: What samples draw random numbers for: see `train/step.py`.
+SAMPLES = 1
+
 
 class Sampler:
     """Continues the recipe's prompts and others, one `sampled` event each. The same state always gives the same text.
@@ -59,7 +62,8 @@ class Sampler:
         self, params: PyTree, frozen: PyTree, *, key: PRNGKeyArray, step: int, prompts: Sequence[str] | None = None
     ) -> None:
         """Write what the model with these parameters makes of `prompts`, where None of the recipe's, at `step`."""
-        key = jax.random.fold_in(jax.random.fold_in(key, step), 1)
+        # a key for the purpose and then for the step, as in `train/step.py`: no two of them are the same
+        key = jax.random.fold_in(jax.random.fold_in(key, SAMPLES), step)
         prompts, size = self._prompts if prompts is None else prompts, len(self._prompts)
         for first in range(0, len(prompts), size):
             started = time.perf_counter()

@@ -38,7 +38,7 @@ class State(eqx.Module):
     step: Int[Array, ""]
     """Updates done."""
     key: PRNGKeyArray
-    """Never consumed: what is random in a step derives from (key, step, purpose) by `fold_in`."""
+    """Never consumed: what is random in a step derives from (key, purpose, step) by `fold_in`."""
     live: Live
     loss_scale: LossScale | None = None
     """None where the loss needs none, which is anywhere but in float16."""

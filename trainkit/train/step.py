@@ -6,6 +6,7 @@ A = accumulation (micro-batches in a step), M = sequences in a micro-batch over 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Literal
 
 import equinox as eqx
@@ -26,8 +27,10 @@ Batch = Mapping[str, Array]
 Metrics = dict[str, Float[Array, ""]]
 Step = Callable[[State, Batch], tuple[State, Metrics]]
 
-#: What a step draws random numbers for; samples have 1 (`infer/sampler.py`).
+#: What a step draws random numbers for; the first state has 0 (`state.py`), samples have 1 (`infer/sampler.py`).
 MOMENTS, PARAMETERS = 2, 3
+#: The metric that says how much was learned from; the loss is a mean only where it is above 0.
+WEIGHT = "train/weight"
 
 
 def make_step(
@@ -44,8 +47,8 @@ def make_step(
 
     The loss of a step is the sum of all its tokens' losses divided once by the sum of their weights, so that it is the
     same however the batch is split, but for a penalty of the model, which is of each micro-batch. Gradients are summed
-    in float32. Where the state has a loss scale and a gradient is not finite, the step changes nothing but that scale
-    and its own number.
+    in float32. Where all weights are 0, the step changes nothing but its own number; where the state has a loss scale
+    and a gradient is not finite, nothing but that scale and its own number.
 
     Args:
         rounding: of parameters in bfloat16, whose updates are computed in float32.
@@ -78,28 +81,28 @@ def make_step(
 
             (grads, total, weight), _ = jax.lax.scan(add, sums, dict(batch))
 
-        # a batch in which nothing is to be learned changes nothing
-        weight = jnp.where(weight > 0, weight, 1)
-        norm = optax.tree.norm(grads) / weight
+        divisor = jnp.where(weight > 0, weight, 1)
+        norm = optax.tree.norm(grads) / divisor
         clip = jnp.minimum(1.0, max_grad_norm / jnp.maximum(norm, 1e-12)) if max_grad_norm else 1.0
-        grads = jax.tree.map(lambda g: g * (clip / weight), grads)
+        grads = jax.tree.map(lambda g: g * (clip / divisor), grads)
 
         rate = learning_rate(state.step, state.live.decay_start) * state.live.rate_factor
-        key = jax.random.fold_in(state.key, state.step)
-        directions, moments = optimizer.update(
-            grads, state.optimizer, state.params, key=jax.random.fold_in(key, MOMENTS)
-        )
+
+        def key(purpose: int) -> PRNGKeyArray:
+            return jax.random.fold_in(jax.random.fold_in(state.key, purpose), state.step)
+
+        directions, moments = optimizer.update(grads, state.optimizer, state.params, key=key(MOMENTS))
         updates = jax.tree.map(lambda d: -rate * d, directions)
-        params = _applied(updates, state.params, key=jax.random.fold_in(key, PARAMETERS), rounding=rounding)
+        params = _applied(updates, state.params, key=key(PARAMETERS), rounding=rounding)
         metrics = {
-            "train/loss": total / weight,
+            "train/loss": total / divisor,
+            WEIGHT: weight,
             "optimizer/learning_rate": rate,
             "gradients/norm": norm,
             "updates/norm": optax.tree.norm(updates),
-            "parameters/norm": optax.tree.norm(params),
         }
         after = State(params, state.frozen, moments, state.step + 1, state.key, state.live)
-        return _unless_overflown(state, after, metrics) if state.loss_scale else (after, metrics)
+        return _unless_in_vain(state, after, metrics)
 
     return step
 
@@ -116,17 +119,19 @@ def _applied(updates: PyTree, params: PyTree, *, key: PRNGKeyArray, rounding: st
     return jax.tree.unflatten(structure, leaves)
 
 
-def _unless_overflown(before: State, after: State, metrics: Metrics) -> tuple[State, Metrics]:
-    """`after` with its loss scale, or, where the gradient is not finite, `before` with a lower one, a step later."""
-    assert before.loss_scale is not None
-    finite = jnp.isfinite(metrics["gradients/norm"])
+def _unless_in_vain(before: State, after: State, metrics: Metrics) -> tuple[State, Metrics]:
+    """`after`, or, where nothing was learned or float16 overflowed, `before` a step later; then with the loss scale."""
+    changed = metrics[WEIGHT] > 0
+    if before.loss_scale:
+        finite = jnp.isfinite(metrics["gradients/norm"])
+        changed &= finite
+        after = replace(after, loss_scale=loss_scale.adjusted(before.loss_scale, finite))
+        metrics["precision/loss_scale"] = after.loss_scale.value
     params, moments = jax.tree.map(
-        lambda new, old: jnp.where(finite, new, old), (after.params, after.optimizer), (before.params, before.optimizer)
+        lambda new, old: jnp.where(changed, new, old),
+        (after.params, after.optimizer),
+        (before.params, before.optimizer),
     )
-    scale = loss_scale.adjusted(before.loss_scale, finite)
-    metrics |= {
-        "updates/norm": jnp.where(finite, metrics["updates/norm"], 0),
-        "parameters/norm": optax.tree.norm(params),
-        "precision/loss_scale": scale.value,
-    }
-    return State(params, after.frozen, moments, after.step, after.key, after.live, scale), metrics
+    metrics["updates/norm"] = jnp.where(changed, metrics["updates/norm"], 0)
+    metrics["parameters/norm"] = optax.tree.norm(params)
+    return replace(after, params=params, optimizer=moments), metrics
