@@ -20,6 +20,7 @@ from trainkit.recipe.load import load
 from trainkit.track.mapping import context
 from trainkit.train import meter as module
 from trainkit.train.meter import Meter, Work
+from trainkit.train.step import WEIGHT
 
 WORK = Work(samples=8, flops_per_token=6_000_000, peak_flops=1e12)
 PARTS = ("time/data_wait", "time/dispatch", "time/device")
@@ -33,7 +34,8 @@ def log(tmp_path: Path) -> Iterator[EventLog]:
 
 
 def result(loss: float) -> dict[str, jax.Array]:
-    return {"train/loss": jnp.float32(loss)} | {name: jnp.float32(1) for name in ("gradients/norm", "parameters/norm")}
+    names = ("gradients/norm", "parameters/norm", WEIGHT)
+    return {"train/loss": jnp.float32(loss)} | {name: jnp.float32(1) for name in names}
 
 
 def metrics(run: Path) -> list[dict[str, float]]:
@@ -121,6 +123,16 @@ def test_what_came_to_nothing_is_not_logged_nor_is_its_time(tmp_path: Path, log:
     meter.flush()
     (told,) = metrics(tmp_path)
     assert told["train/loss"] == 2 and told["time/data_wait"] < 1
+
+
+def test_a_step_that_learned_from_nothing_is_logged_without_a_loss(tmp_path: Path, log: EventLog) -> None:
+    meter = Meter(log, data=lambda step: {}, work=WORK)
+    meter.add(1, result(2) | {WEIGHT: jnp.float32(0)}, waited=0.0, tokens=64)
+    meter.add(2, result(3), waited=0.0, tokens=64)
+    meter.flush()
+    first, second = (event["metrics"] for event in read(tmp_path) if event["type"] == "step")
+    assert "train/loss" not in first and first["gradients/norm"] == 1
+    assert second["train/loss"] == 3 and WEIGHT not in first | second
 
 
 def test_the_utilisation_is_printed_where_it_is_known_and_devices_are_told_apart_in_aim() -> None:

@@ -21,7 +21,7 @@ def check_finite(step: int, metrics: Mapping[str, float]) -> None:
     be lost. The parameters are those after the step, so that none that are broken are ever saved. A step that float16
     overflowed in has changed no parameter; it is nothing to raise before its loss scale is less than 1.
     """
-    wrong = [name for name in WATCHED if not math.isfinite(metrics[name])]
+    wrong = [name for name in WATCHED if name in metrics and not math.isfinite(metrics[name])]
     scale = metrics.get(LOSS_SCALE)
     if scale is not None and scale >= 1 and "gradients/norm" in wrong and "parameters/norm" not in wrong:
         return  # the step was passed over, and the next one tries with half the scale

@@ -15,7 +15,7 @@ from trainkit.parallel.peaks import peak_of
 from trainkit.plan import Plan
 from trainkit.train.guard import check_finite
 from trainkit.train.machine import Machine
-from trainkit.train.step import Metrics
+from trainkit.train.step import WEIGHT, Metrics
 
 
 class Work(NamedTuple):
@@ -117,6 +117,8 @@ class Meter:
     def _write(self, step: int, metrics: Metrics, tokens: int) -> None:
         with self.spent("device"):
             values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        if values.pop(WEIGHT) == 0:  # a step that learned from nothing has no mean loss
+            del values["train/loss"]
         done = time.perf_counter()
         values |= {f"time/{part}": round(seconds, 6) for part, seconds in self._spent.items()}
         self._spent.clear()
