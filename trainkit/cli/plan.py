@@ -32,8 +32,6 @@ class Found:
     peak_flops: float | None
     """Of all devices that train, a second."""
     mfu: float
-    seconds: dict[str, float]
-    """Of the probe, by dtype; empty where there was none."""
 
 
 def plan(path: Path, overrides: Sequence[str], *, devices: int | None, memory: str | None, mfu: float) -> str:
@@ -57,9 +55,8 @@ def plan(path: Path, overrides: Sequence[str], *, devices: int | None, memory: s
         made = make_plan(recipe, devices=there, vocab_size=vocab_size, data=data, choice=compiled.choice)
     except TrainkitError as error:
         raise located(error, loaded) from error
-    probing = devices is None and there.platform == "cpu"
     peak = peak_of(made, tflops=recipe.parallel.peak_tflops)
-    found = Found(forecast=compiled, peak_flops=peak, mfu=mfu, seconds=_probe(recipe) if probing else {})
+    found = Found(forecast=compiled, peak_flops=peak, mfu=mfu)
     told = lines(
         made, name=str(recipe.run.name), data=data, found=found, texts=None if codec is None else texts(recipe, codec)
     )
@@ -107,7 +104,7 @@ def lines(
         ("devices", f"{devices.count} x {devices.kind}, data {plan.data_axis} x fsdp {plan.fsdp_axis}"),
         *_supposed(plan),
         ("compute", plan.compute),
-        *_measured(plan, found),
+        *_attention(found),
         ("data", _data(data)),
         *([("texts", texts)] if texts else []),
         ("FLOPs", f"{count(plan.flops_per_token)} a token, {plan.total_flops:.2e} in all (causal attention)"),
@@ -136,15 +133,10 @@ def _trained(plan: Plan) -> list[tuple[str, str]]:
     return [("", f"{plan.trainable:,} of them are trained ({plan.trainable / plan.parameters:.2%}), the others frozen")]
 
 
-def _measured(plan: Plan, found: Found | None) -> list[tuple[str, str]]:
+def _attention(found: Found | None) -> list[tuple[str, str]]:
     if found is None:
         return []
-    rows = [("attention", f"{found.forecast.attention}: {found.forecast.attention_reason}")]
-    if found.seconds:
-        fast, slow = sorted(found.seconds, key=lambda name: found.seconds[name])
-        ratio = found.seconds[slow] / found.seconds[fast]
-        rows.append(("", f"{fast} is {ratio:.1f} x as fast as {slow} on this CPU (a probe of a block, just timed)"))
-    return rows
+    return [("attention", f"{found.forecast.attention}: {found.forecast.attention_reason}")]
 
 
 def _time(plan: Plan, found: Found | None) -> list[tuple[str, str]]:
@@ -185,13 +177,6 @@ def _way_out(forecast: Forecast) -> list[str]:
         return ["it does not fit, and no micro-batch, remat, fsdp or moments were found with which it would"]
     needed = bytes_(forecast.proposal.memory.peak)
     return [f"it does not fit; with this it does (compiled: {needed} a device):"]
-
-
-def _probe(recipe: Recipe) -> dict[str, float]:
-    from trainkit.train.probe import seconds_by_dtype
-
-    model = recipe.model
-    return seconds_by_dtype(heads=model.heads, head_width=model.key_width, length=recipe.data.sequence_length)
 
 
 def _vocabulary_and_data(recipe: Recipe) -> tuple[LoadedTokenizer | None, int, DataSize | None]:
