@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from trainkit.data.evalset import EvalSet
 from trainkit.errors import TrainkitError
 from trainkit.plan import Devices, make_plan
 from trainkit.recipe import Recipe
+from trainkit.tasks.causal_lm import CausalLM
 
 
 def _documents(sizes: list[int]) -> list[str]:
@@ -90,11 +92,11 @@ def test_a_validation_set_is_every_example_in_order_once_in_batches_of_one_shape
     assert {b["targets"].shape for b in batches} == {(batch, length)}
     assert np.concatenate([b["targets"][b["weights"] == 1] for b in batches]).tolist() == tokens[1:].tolist()
     assert np.concatenate([b["tokens"][b["weights"] == 1] for b in batches]).tolist() == tokens[:-1].tolist()
-    assert (data.tokens, data.bytes) == (cache.train.tokens, sum(len(t.encode()) for t in _documents(sizes)))
+    assert (data.targets, data.bytes) == (cache.train.tokens - 1, sum(len(t.encode()) for t in _documents(sizes)))
 
     part = _evaluation(cache, recipe, batch_size=batch, max_batches=2)
     assert len(part) == min(2, len(data))
-    assert (part.tokens, part.bytes) == (data.tokens, data.bytes)
+    assert (part.targets, part.bytes) == (data.targets, data.bytes)
 
 
 @few
@@ -129,6 +131,7 @@ def test_not_shuffled_the_first_batch_is_the_beginning_of_the_text(tmp_path):
 SCRIPT = """
 import hashlib, sys
 from trainkit.recipe import Recipe
+from trainkit.tasks.causal_lm import CausalLM
 from trainkit.data.cache import find
 from trainkit.data.dataset import TrainSet
 recipe = Recipe.model_validate_json(sys.stdin.read())
@@ -308,3 +311,34 @@ def test_a_sample_estimates_the_whole_where_a_set_is_sorted(tmp_path):
 
     means = [mean(_evaluation(cache, recipe, batch_size=8, max_batches=5, seed=seed)) for seed in range(20)]
     assert np.mean(means) == pytest.approx(mean(_evaluation(cache, recipe, batch_size=8)), rel=0.2)
+
+
+@pytest.mark.parametrize("separate", [True, False])
+@pytest.mark.parametrize(("bos", "eos"), [(False, False), (False, True), (True, False), (True, True)])
+def test_bits_per_byte_count_each_target_of_a_set_once(tmp_path, separate, bos, eos):
+    documents = _documents([1, 1, 3, 1, 7, 2])
+    room.write_jsonl(tmp_path / "some.jsonl", documents)
+    encoding = {"separate": separate, "bos": bos, "eos": eos}
+    recipe = room.recipe(tmp_path, tmp_path / "some.jsonl", sequence_length=5, encoding=encoding)
+    cache = caches.build(recipe)
+    data = _evaluation(cache, recipe, batch_size=2)
+    counted = sum(float(data.batch(i)["weights"].sum()) for i in range(len(data)))
+    each = len(documents) if separate and (bos or not eos) else 1
+    assert data.targets == counted == cache.train.tokens - each
+    nats = 2.5 * counted
+    told = CausalLM().report(loss=2.5, targets=data.targets, bytes=data.bytes)
+    assert told["bits_per_byte"] == pytest.approx(nats / math.log(2) / sum(len(text.encode()) for text in documents))
+
+
+@pytest.mark.parametrize("kind", ["concatenate", "pad", "windows"])
+def test_a_row_says_how_much_of_it_is_no_padding(tmp_path, kind):
+    room.write_jsonl(tmp_path / "some.jsonl", _documents([1, 9, 3, 40, 2]))
+    recipe = room.recipe(tmp_path, tmp_path / "some.jsonl", sequence_length=16, encoding={"type": kind})
+    cache = caches.build(recipe)
+    data = _evaluation(cache, recipe, batch_size=4)
+    for batch in (data.batch(i) for i in range(len(data))):
+        learned = batch["weights"].astype(bool)
+        last = np.where(learned.any(1), 16 - learned[:, ::-1].argmax(1), 0)
+        assert batch["filled"].shape == (4,) and (batch["filled"] >= last).all()
+        beyond = np.arange(16) >= batch["filled"][:, None]
+        assert not learned[beyond].any() and not batch["tokens"][beyond].any()

@@ -17,7 +17,7 @@ from trainkit.train.state import State, unchanged
 
 
 class Set:
-    tokens, bytes = 8 * 4, 0
+    targets, bytes = 8 * 4, 0
 
     def ready(self, seconds: float) -> bool:
         return True
@@ -39,7 +39,7 @@ class Task:
         self.meshes.append(0 if get_abstract_mesh().empty else get_abstract_mesh().size)
         return batch["x"].sum(), jnp.float32(batch["x"].size)
 
-    def report(self, *, loss, tokens, bytes):
+    def report(self, *, loss, targets, bytes):
         return {"loss": loss}
 
 

@@ -122,6 +122,21 @@ def test_padding_has_no_say_in_how_busy_experts_are() -> None:
     np.testing.assert_allclose(padded, alone, rtol=1e-5)
 
 
+def test_padding_of_a_row_without_segments_has_no_say_in_the_gradient_of_the_balance() -> None:
+    decoder, ids = model(SPECS["mixtral"]), tokens(2)
+    weights = jnp.zeros(ids.shape).at[:, :15].set(1)
+    padded = {"tokens": ids.at[:, 15:].set(0), "targets": (ids + 1) % VOCAB, "weights": weights}
+    cut = {name: array[:, :15] for name, array in padded.items()}
+
+    def gradient(batch: dict[str, jax.Array]) -> Decoder:
+        return eqx.filter_jit(eqx.filter_grad(lambda m: CausalLM().loss(m, batch)[0]))(
+            replace(decoder, router_loss=5.0)
+        )
+
+    ours, expected = (gradient(b).blocks.mlp.router.weight for b in (padded | {"filled": jnp.full(2, 15)}, cut))
+    np.testing.assert_allclose(ours, expected, atol=1e-4 * float(jnp.abs(expected).max()))
+
+
 def test_the_routers_loss_changes_gradients_by_its_own_and_no_loss_that_is_shown() -> None:
     decoder, ids = model(SPECS["qwen3-moe"]), tokens(3)
     batch = {"tokens": ids, "targets": (ids + 1) % VOCAB, "weights": jnp.ones(ids.shape).at[0].set(0)}

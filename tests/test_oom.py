@@ -101,7 +101,7 @@ def test_one_sequence_that_does_not_fit_is_an_error_that_says_what_would(place):
 
 
 class Set:
-    tokens, bytes = 8 * 4, 0
+    targets, bytes = 8 * 4, 0
 
     def ready(self, seconds: float) -> bool:
         return True
@@ -117,7 +117,7 @@ class Task:
     def loss(self, model, batch):
         return batch["x"].sum(), np.float32(batch["x"].size)
 
-    def report(self, *, loss, tokens, bytes):
+    def report(self, *, loss, targets, bytes):
         return {"loss": loss}
 
 

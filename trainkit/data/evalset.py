@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from trainkit.data.buckets import Buckets
-from trainkit.data.examples import examples_of, lengths_of, padded
+from trainkit.data.examples import Chunks, examples_of, lengths_of, padded
 from trainkit.data.layout import Batch
 from trainkit.data.stream import Stream
 from trainkit.errors import TrainkitError
@@ -23,8 +23,8 @@ class EvalSet:
     examples drawn from all of it, the same at every step, after a resume and on any devices.
 
     Attributes:
-        tokens, bytes: of the whole set, also where `max_batches` leaves some of it out: their ratio turns a loss per
-            token into bits per byte. `bytes` is 0 where not every token is a target once.
+        targets, bytes: of the whole set, also where `max_batches` leaves some of it out: their ratio turns a loss per
+            target into bits per byte. Both are 0 where not every token that can be a target is one once.
     """
 
     def __init__(
@@ -50,12 +50,13 @@ class EvalSet:
         self._rows: list[tuple[np.ndarray, int]] | None = None
 
     @property
-    def tokens(self) -> int:
-        return self._stream.tokens
+    def targets(self) -> int:
+        examples = self._examples
+        return examples.targets() if isinstance(examples, Chunks) and not self._stream.marked else 0
 
     @property
     def bytes(self) -> int:
-        return self._stream.bytes if self._data.encoding.type == "concatenate" and not self._stream.marked else 0
+        return self._stream.bytes if self.targets else 0
 
     def ready(self, seconds: float) -> bool:
         """Whether the set is there; waits for it, but not longer."""

@@ -57,6 +57,8 @@ class Chunks:
 
     def __init__(self, stream: Stream, length: int, spec: Concatenate) -> None:
         self._stream, self._length, self._spec = stream, length, spec
+        self._early = spec.eos and not stream.begins
+        """Whether a separate document begins with the token that ends the one before."""
 
     def wait(self, count: int | None) -> int | None:
         self._stream.wait(None if count is None else count * self._length + 1)
@@ -69,6 +71,8 @@ class Chunks:
         batch["weights"] = self._weights(starts)
         if self._spec.separate:
             self._separate(starts, batch)
+        else:
+            batch["filled"] = np.clip(self._stream.tokens - starts, 0, self._length).astype(np.int32)
         return batch
 
     def sizes(self) -> np.ndarray:
@@ -76,6 +80,15 @@ class Chunks:
 
     def filled(self, which: np.ndarray) -> np.ndarray:
         return np.clip(self._stream.tokens - 1 - which * self._length, 0, self._length)
+
+    def targets(self) -> int:
+        """Of all that are there: every token but the first, or but the first of each document where documents are
+        separate and do not begin with the end of the one before."""
+        tokens = self._stream.tokens
+        if not self._spec.separate or self._early:
+            return max(0, tokens - 1)
+        ends = np.unique(self._stream.borders(0, tokens))
+        return max(0, tokens - 1 - int(np.count_nonzero((ends > 0) & (ends < tokens))))
 
     def spans(self, which: int) -> Iterator[tuple[Place, ...]]:
         yield tuple(self._stream.places(which * self._length, self._length + 1))
@@ -98,11 +111,10 @@ class Chunks:
         begin of the next: it is predicted by its own document, and predicts the next one's first token by itself."""
         shape = (len(starts), self._length)
         segments, positions = np.ones(shape, np.int32), np.empty(shape, np.int32)
-        early = self._spec.eos and not self._stream.begins
         weights = batch["weights"].copy()
         for row, start in enumerate(starts.tolist()):
             ends = self._stream.borders(start, self._length + 1)
-            begins = ends - early
+            begins = ends - self._early
             begins = begins[(begins > 0) & (begins < self._length)]
             segments[row, begins] += 1
             np.cumsum(segments[row] - 1, out=segments[row])
@@ -110,7 +122,7 @@ class Chunks:
             since = np.zeros(self._length, np.int32)
             since[begins] = begins
             positions[row] = np.arange(self._length) - np.maximum.accumulate(since)
-            if not early:
+            if not self._early:
                 weights[row, ends[ends <= self._length] - 1] = 0
             segments[row, max(0, self._stream.tokens - start) :] = 0
         batch |= {"weights": weights, "segments": segments, "positions": positions}
@@ -147,6 +159,8 @@ class Framed:
         batch = {"tokens": tokens, "targets": targets, "weights": np.zeros(shape, np.float32)}
         if isinstance(self._spec, Pack):
             batch |= {"segments": np.zeros(shape, np.int32), "positions": np.zeros(shape, np.int32)}
+        else:
+            batch["filled"] = np.zeros(len(which), np.int32)
         if self._labelled:
             batch |= {"labels": np.full(len(which), -1, np.int32), "second": np.zeros(shape, np.uint8)}
         for row, example in enumerate(which.tolist()):
@@ -166,6 +180,8 @@ class Framed:
                     batch["labels"][row] = arrays.documents["label"][document]
                     batch["second"][row, place] = (arrays.marks[here] & SECOND) // SECOND
                 filled += count
+            if "filled" in batch:
+                batch["filled"][row] = filled
         return batch
 
     def sizes(self) -> np.ndarray:

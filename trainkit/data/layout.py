@@ -11,6 +11,7 @@ B sequences, T positions (`data.sequence_length`, or a bucket of `pad`).
 | `segments`  | (B, T)       | int32                       | where attention keeps within documents: which of the row, |
 |             |              |                             | from 1; 0 is padding                                      |
 | `positions` | (B, T)       | int32                       | with `segments`: position within the document, from 0     |
+| `filled`    | (B,)         | int32                       | without `segments`: positions that are no padding         |
 | `labels`    | (B,)         | int32                       | of labelled documents and images; -1 where there is none  |
 | `second`    | (B, T)       | uint8                       | of labelled documents: 1 in the second text of a pair     |
 | `images`    | (B, H, W, 3) | uint8                       | of images, which have no tokens; RGB                      |
@@ -43,5 +44,5 @@ def longest_layout(data: Data, *, batch_size: int, vocab_size: int) -> Layout:
     token, whole = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32), np.dtype(np.int32)
     layout: Layout = {"tokens": (shape, token), "targets": (shape, token), "weights": (shape, np.dtype(np.float32))}
     if has_segments(data.encoding):
-        layout |= {"segments": (shape, whole), "positions": (shape, whole)}
-    return layout
+        return layout | {"segments": (shape, whole), "positions": (shape, whole)}
+    return layout | {"filled": ((batch_size,), whole)}

@@ -29,10 +29,8 @@ class Place(NamedTuple):
     segments_BT: Int[Array, "B T"] | None
     window: Window
     turns: Turns
-
-    def counted_BT(self) -> Bool[Array, "B T"] | None:
-        """The tokens that are no padding."""
-        return None if self.segments_BT is None else self.segments_BT > 0
+    counted_BT: Bool[Array, "B T"] | None
+    """The tokens that are no padding; None where all are."""
 
 
 class Attention(eqx.Module):
@@ -168,7 +166,7 @@ class Block(eqx.Module):
         x_BTD = x_BTD + _normed(self.attention_post_norm, y_BTD)
         inner_BTD, routing = _normed(self.mlp_norm, x_BTD), None
         if isinstance(self.mlp, Experts):
-            y_BTD, routing = self.mlp(inner_BTD, place.counted_BT())
+            y_BTD, routing = self.mlp(inner_BTD, place.counted_BT)
         else:
             y_BTD = self.mlp(inner_BTD)
         return x_BTD + _normed(self.mlp_post_norm, y_BTD), cache, routing
@@ -232,18 +230,26 @@ class Decoder(LanguageModel):
         *,
         positions_BT: Int[Array, "B T"] | None = None,
         segments_BT: Int[Array, "B T"] | None = None,
+        counted_BT: Bool[Array, "B T"] | None = None,
     ) -> tuple[Float[Array, "B T D"], Float[Array, ""]]:
         """As `LanguageModel.hidden_and_penalty`: how unevenly the experts were busy with these tokens."""
-        hidden_BTD, _, routing = self._run(tokens_BT, positions_BT, segments_BT, None)
+        hidden_BTD, _, routing = self._run(tokens_BT, positions_BT, segments_BT, None, counted_BT)
         if routing is None or not self.router_loss:
             return hidden_BTD, jnp.float32(0)
         return hidden_BTD, self.router_loss * routing.balance_loss()
 
     def _run(
-        self, tokens_BT: Array, positions_BT: Array | None, segments_BT: Array | None, cache: KeyValues | None
+        self,
+        tokens_BT: Array,
+        positions_BT: Array | None,
+        segments_BT: Array | None,
+        cache: KeyValues | None,
+        counted_BT: Array | None = None,
     ) -> tuple[Array, KeyValues | None, Routing | None]:
         assert segments_BT is None or cache is None
         at_BT = positions(tokens_BT) if positions_BT is None else positions_BT
+        if counted_BT is None and segments_BT is not None:
+            counted_BT = segments_BT > 0
         width = self.blocks.attention.key_width
         # what is the same in all layers is a constant, for which a fast attention can be had; the rest is scanned over
         window_L = None if len(set(self.windows)) == 1 else jnp.asarray([w or 0 for w in self.windows], jnp.int32)
@@ -252,7 +258,7 @@ class Decoder(LanguageModel):
         def layer(x_BTD: Array, of_layer: tuple[Block, KeyValues | None, Array | None, Turns | None]):
             block, cache, window, turned = of_layer
             look = self.windows[0] if window is None else window
-            place = Place(at_BT, segments_BT, look, turned or turns(self.ropes[0], width))
+            place = Place(at_BT, segments_BT, look, turned or turns(self.ropes[0], width), counted_BT)
             x_BTD, cache, routing = block(x_BTD, place, cache)
             return x_BTD, (cache, routing)
 

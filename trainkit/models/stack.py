@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypedDict
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from trainkit.models.attention import KeyValues
 from trainkit.models.layers import logits
@@ -86,8 +86,12 @@ class LanguageModel(eqx.Module):
         *,
         positions_BT: Int[Array, "B T"] | None = None,
         segments_BT: Int[Array, "B T"] | None = None,
+        counted_BT: Bool[Array, "B T"] | None = None,
     ) -> tuple[Float[Array, "B T D"], Float[Array, ""]]:
-        """Final hidden states, and what training is to make smaller beside the loss of a token; 0 for most families."""
+        """Final hidden states, and what training is to make smaller beside the loss of a token; 0 for most families.
+
+        `counted_BT` says which tokens are no padding; where it is None, those of segments above 0, or all.
+        """
         hidden_BTD, _ = self.hidden(tokens_BT, positions_BT=positions_BT, segments_BT=segments_BT)
         return hidden_BTD, jnp.float32(0)
 

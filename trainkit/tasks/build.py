@@ -20,10 +20,10 @@ class Task(Protocol):
     def loss(self, model: LanguageModel, batch: Mapping[str, Array]) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """Sum of the weighted losses, in nats, and sum of the weights; float32. The step divides once, at the end."""
 
-    def report(self, *, loss: float, tokens: int, bytes: int) -> dict[str, float]:
+    def report(self, *, loss: float, targets: int, bytes: int) -> dict[str, float]:
         """What an evaluation shows, by the last part of the metric's name.
 
-        `loss` is the weighted mean; `tokens` and `bytes` are those of the set's documents.
+        `loss` is the weighted mean; `targets` (tokens to be predicted) and `bytes` are those of the set's documents.
         """
 
 

@@ -20,23 +20,26 @@ class CausalLM:
         """See `Task.loss`. The batch has `tokens`, `targets` and `weights`, all (B, T).
 
         Where it also has `segments` and `positions`, a document neither sees its neighbours in the row nor knows where
-        in the row it stands. A penalty of the model, such as of experts unevenly busy, is added to the gradient: once
-        for each token that counts, as `transformers` adds it to the mean loss.
+        in the row it stands. What lies beyond `filled` is padding. A penalty of the model, such as of experts unevenly
+        busy, is added to the gradient: once for each token that counts, as `transformers` adds it to the mean loss.
         """
         packed = "segments" in batch
         tokens_BT, targets_BT = (batch[name].astype(jnp.int32) for name in ("tokens", "targets"))
         positions_BT, segments_BT = (batch[name] if packed else None for name in ("positions", "segments"))
-        hidden_BTD, penalty = model.hidden_and_penalty(tokens_BT, positions_BT=positions_BT, segments_BT=segments_BT)
+        counted_BT = jnp.arange(tokens_BT.shape[1]) < batch["filled"][:, None] if "filled" in batch else None
+        hidden_BTD, penalty = model.hidden_and_penalty(
+            tokens_BT, positions_BT=positions_BT, segments_BT=segments_BT, counted_BT=counted_BT
+        )
         total, weight = blocked_cross_entropy(
             hidden_BTD, model.unembedding(), targets_BT, batch["weights"], softcap=model.final_softcap
         )
         # it has a gradient and no value: the loss that is shown is that of the predictions, whatever the family
         return total + weight * (penalty - jax.lax.stop_gradient(penalty)), weight
 
-    def report(self, *, loss: float, tokens: int, bytes: int) -> dict[str, float]:
-        """Loss in nats per token, its exponential, and bits per byte of the set's UTF-8 text where that is known.
+    def report(self, *, loss: float, targets: int, bytes: int) -> dict[str, float]:
+        """Loss in nats per target, its exponential, and bits per byte of the set's UTF-8 text where that is known.
 
         Bits per byte compares models of different tokenizers (Gao et al. 2020, The Pile, section 3.1).
         """
         report = {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
-        return {**report, "bits_per_byte": loss / math.log(2) * tokens / bytes} if bytes else report
+        return {**report, "bits_per_byte": loss / math.log(2) * targets / bytes} if bytes else report

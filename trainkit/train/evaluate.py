@@ -27,11 +27,11 @@ Sums = tuple[Array, Array]
 
 
 class EvaluationSet(Protocol):
-    """Batches in order, once it is `ready`, which waits so many seconds at most. `tokens` and `bytes` are those of its
+    """Batches in order, once it is `ready`, which waits so many seconds at most. `targets` and `bytes` are those of its
     documents, `bytes` 0 where that says nothing."""
 
     @property
-    def tokens(self) -> int: ...
+    def targets(self) -> int: ...
     @property
     def bytes(self) -> int: ...
     def ready(self, seconds: float, /) -> bool: ...
@@ -86,7 +86,7 @@ class Evaluator:
             if self._interrupted():
                 return
             total, weight = sums
-            report = self._task.report(loss=total / (weight or 1), tokens=data.tokens, bytes=data.bytes)
+            report = self._task.report(loss=total / (weight or 1), targets=data.targets, bytes=data.bytes)
             self._log.write(
                 "evaluated",
                 step=step,
