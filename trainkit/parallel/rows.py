@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec, get_abstract_mesh
 from jaxtyping import Array
 
 
-def on_own_rows(function: Callable[..., Array], *arguments: Array | None, whole: tuple[int, ...] = ()) -> Array:
+def on_own_rows(function: Callable[..., Array], *arguments: Any, whole: tuple[int, ...] = ()) -> Array:
     """`function(*arguments)`, by each device for the rows that it has: the first axis of arguments and result.
 
-    Arguments whose places are in `whole` come to every device as a whole; None stays None. The devices are those of the
-    mesh that `jax.set_mesh` put in force; without one, or where the rows cannot be divided among them, the function is
-    called as it is.
+    Arguments whose places are in `whole`, which may be pytrees, come to every device as a whole; None stays None. The
+    devices are those of the mesh that `jax.set_mesh` put in force; without one, or where the rows cannot be divided
+    among them, the function is called as it is.
     """
     mesh = get_abstract_mesh()
     rows = next(x.shape[0] for i, x in enumerate(arguments) if x is not None and i not in whole)

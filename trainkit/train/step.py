@@ -125,8 +125,9 @@ def _unless_in_vain(before: State, after: State, metrics: Metrics) -> tuple[Stat
     if before.loss_scale:
         finite = jnp.isfinite(metrics["gradients/norm"])
         changed &= finite
-        after = replace(after, loss_scale=loss_scale.adjusted(before.loss_scale, finite))
-        metrics["precision/loss_scale"] = after.loss_scale.value
+        scale = loss_scale.adjusted(before.loss_scale, finite)
+        after = replace(after, loss_scale=scale)
+        metrics["precision/loss_scale"] = scale.value
     params, moments = jax.tree.map(
         lambda new, old: jnp.where(changed, new, old),
         (after.params, after.optimizer),
