@@ -194,6 +194,40 @@ def test_the_search_takes_a_choice_that_fits_if_it_meets_one_and_else_the_smalle
         assert found <= limit, "the smallest is tried before it is given up"
 
 
+@pytest.mark.parametrize(
+    ("needs", "limit", "expected", "tried"),
+    [
+        ({8: 800, 4: 400, 2: 200}, 900, 8, [8]),
+        ({8: 800, 4: 400, 2: 200}, 500, 4, [4]),
+        ({8: 800, 4: 400, 2: 200}, 300, 2, []),
+        ({8: 990, 4: 400, 2: 200}, 900, 4, [8, 4]),
+        ({8: 990, 4: 950, 2: 200}, 900, 2, [8, 4]),
+    ],
+    ids=["all", "half", "none", "not as large as it seemed", "none after all"],
+)
+def test_a_first_guess_that_leaves_room_is_enlarged_by_what_was_measured(needs, limit, expected, tried):
+    seen: list[int] = []
+
+    def attempt(choice: Choice) -> int:
+        seen.append(choice.micro)
+        return choice.micro
+
+    def memory(micro: int) -> Memory:
+        temporary = {"workspace": needs[micro]}
+        return Memory(parameters=0, optimizer=0, snapshot=0, rest=0, batches=0, program=0, temporary=temporary)
+
+    found = fit.enlarged(
+        2,
+        [Choice(micro=n, remat="none") for n in (8, 4)],
+        choice=Choice(micro=2, remat="none"),
+        attempt=attempt,
+        memory=memory,
+        estimate=lambda choice: 1000 * choice.micro,  # ten times too much
+        limit=limit,
+    )
+    assert found == expected and seen == tried
+
+
 def test_a_compiler_without_memory_is_a_step_that_does_not_fit():
     choices = [Choice(micro=n, remat="none") for n in (8, 4, 2)]
 

@@ -227,3 +227,22 @@ def test_what_lives_within_a_step_is_part_of_the_whole():
     assert 0 < made.step_bytes < made.total_bytes
     assert made.total_bytes - made.step_bytes == sum(made.bytes[w] for w in ("parameters", "optimizer", "snapshot"))
     assert made.tokens_per_parameter == made.total_tokens / made.parameters
+
+
+@pytest.mark.parametrize(
+    ("platform", "heads", "length", "flash"),
+    [
+        ("tpu", 2, 512, True),
+        ("tpu", 4, 512, False),
+        ("tpu", 2, 500, False),
+        ("gpu", 4, 500, True),
+        ("gpu", 1, 512, False),
+    ],
+)
+def test_the_estimate_keeps_no_probabilities_where_a_flash_attention_is_chosen(platform, heads, length, flash):
+    data = {"sequence_length": length, "train": ({"type": "python-stdlib"},)}
+    made = recipe(model={"layers": 2, "hidden": 256, "heads": heads}, data=data)
+    there, choice = Devices(count=1, platform=platform, kind="x"), Choice(micro=1, remat="none")
+    planned = make_plan(made, devices=there, vocab_size=320, data=None, choice=choice)
+    floats = made.model.activation_floats_per_token(sequence_length=length, remat="none", flash=flash)
+    assert planned.bytes["activations"] == length * floats * 2

@@ -52,8 +52,7 @@ def make_plan(
     replicas = data_axis * fsdp_axis
     check_split(recipe, replicas)
     possible = [choice] if choice else list(choices(recipe, replicas=replicas, platform=devices.platform))
-    # what `parallel.devices.choose_attention` says of most shapes
-    flash = devices.platform == "gpu" and compute != "float32"
+    flash = _has_flash(recipe, devices, compute)
     needed = [_activation_bytes(recipe, c, vocab_size=vocab_size, compute=compute, flash=flash) for c in possible]
     room = _room(devices, sum(state.values()))
     fits = (index for index, sizes in enumerate(needed) if sum(sizes.values()) <= room)
@@ -156,6 +155,14 @@ def _state_bytes(recipe: Recipe, trainable: int, *, frozen: int, data: int, fsdp
     if ("bfloat16" if compute == "fp8" else compute) != recipe.precision.params:
         cast += frozen if recipe.adapter else trainable
     return state | ({"cast_parameters": cast * BYTES[compute]} if cast else {})
+
+
+def _has_flash(recipe: Recipe, devices: Devices, compute: str) -> bool:
+    """What `parallel.devices.choose_attention` says of most devices of this platform; it knows more of each."""
+    width = recipe.model.key_width
+    if devices.platform == "tpu":  # Splash
+        return width % 128 == 0 and recipe.data.sequence_length % 128 == 0
+    return devices.platform == "gpu" and compute != "float32" and width % 8 == 0 and width <= 128
 
 
 def _activation_bytes(recipe: Recipe, choice: Choice, *, vocab_size: int, compute: str, flash: bool) -> dict[str, int]:

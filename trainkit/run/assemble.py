@@ -181,7 +181,9 @@ def _prepared(
     with ThreadPoolExecutor(1, "compile") as thread, contextlib.ExitStack() as leaving:
         leaving.callback(stop.set)  # who leaves with an exception waits for what is being compiled, and no longer
         # XLA compiles without the interpreter's lock: meanwhile the state is made or read
-        compiling = thread.submit(fitted, recipe, plan, built, data.layouts(), stop=stop)
+        # an attempt that resumes computes with what the one before it chose
+        enlarge = choice_before(directory, plan.devices) is None
+        compiling = thread.submit(fitted, recipe, plan, built, data.layouts(), stop=stop, enlarge=enlarge)
         with explained("the state (parameters and optimizer)", plan, recipe):
             state = restored(start)
         course = Course(recipe.schedule, steps=plan.steps, live=state.live)

@@ -165,9 +165,12 @@ def compiled(built: Built, plan: Plan, layouts: Layouts) -> Program:
     return Program(plan, built, by_length, most, time.perf_counter() - started)
 
 
-def fitted(recipe: Recipe, plan: Plan, built: Built, layouts: Layouts, *, stop: Stop | None = None) -> Program:
+def fitted(
+    recipe: Recipe, plan: Plan, built: Built, layouts: Layouts, *, stop: Stop | None = None, enlarge: bool = False
+) -> Program:
     """The step of a run with the micro-batch and remat of `plan` or, where the recipe leaves them open and the compiled
-    step does not fit, with the next ones that do. A first guess that fits is compiled once, and is what runs.
+    step does not fit, with the next ones that do. A first guess that fits is compiled once, and is what runs;
+    with `enlarge`, and not on a CPU, a better choice runs where, by what was measured, there is room for it.
 
     Raises `Stopped` instead of compiling another once `stop` is set: a compilation that has begun cannot be ended.
     """
@@ -180,14 +183,17 @@ def fitted(recipe: Recipe, plan: Plan, built: Built, layouts: Layouts, *, stop: 
             return compiled(built, plan, layouts)
         return compiled(build(recipe, again(choice)), again(choice), layouts)
 
-    found = fit.first_that_fits(
-        list(choices(recipe, replicas=plan.batch.replicas, platform=plan.devices.platform)),
-        first=plan.choice,
-        attempt=attempt,
-        memory=lambda program: program.memory,
-        estimate=lambda choice: again(choice).step_bytes,
-        limit=plan.devices.usable_bytes,
-    )
+    possible = list(choices(recipe, replicas=plan.batch.replicas, platform=plan.devices.platform))
+    search: Any = {
+        "attempt": attempt,
+        "memory": lambda program: program.memory,
+        "estimate": lambda choice: again(choice).step_bytes,
+        "limit": plan.devices.usable_bytes,
+    }
+    found: Program = fit.first_that_fits(possible, first=plan.choice, **search)
+    # a CPU is no faster for more at once: see `plan.plan._room`
+    if enlarge and found.plan.choice == plan.choice and plan.choice in possible and plan.devices.platform != "cpu":
+        found = fit.enlarged(found, possible[: possible.index(plan.choice)], choice=plan.choice, **search)
     return replace(found, seconds=time.perf_counter() - began)
 
 

@@ -62,7 +62,7 @@ def forecast(recipe: Recipe, plan: Plan) -> Forecast:
             return None
 
     built = build(recipe, plan)
-    program = fitted(recipe, plan, built, layouts(recipe))
+    program = fitted(recipe, plan, built, layouts(recipe), enlarge=True)
     found = Forecast(
         choice=program.plan.choice,
         memory=program.memory,

@@ -117,6 +117,41 @@ def first_that_fits(
         left = left[left.index(choice) :] if likely else [choice]
 
 
+def enlarged(
+    found: T,
+    better: Sequence[Choice],
+    *,
+    choice: Choice,
+    attempt: Callable[[Choice], T],
+    memory: Callable[[T], Memory | None],
+    estimate: Callable[[Choice], int],
+    limit: int | None,
+) -> T:
+    """`found`, which `attempt` made of `choice` and which fits, or what it makes of one of the `better` choices.
+
+    Those are tried that fit by `estimate`, put right by what was measured last: where the estimate was too high, there
+    may be room for more at once.
+    """
+    last, left = found, list(better)
+    while (needed := memory(last)) is not None and limit is not None:
+        temporary = sum(needed.temporary.values())
+        scale = temporary / max(1, estimate(choice))
+        likely = [c for c in left if needed.peak - temporary + scale * estimate(c) <= limit]
+        if not likely:
+            break
+        choice = likely[0]
+        left = left[left.index(choice) + 1 :]
+        try:
+            last = attempt(choice)
+        except jax.errors.JaxRuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            break
+        if (measured := memory(last)) is not None and measured.peak <= limit:
+            return last
+    return found
+
+
 def _divided(total: int, plan: Plan) -> dict[str, int]:
     """An estimate, category by category, of what is not there twice; the remainder is workspace."""
     shares, left = {}, total
