@@ -57,6 +57,13 @@ class Reference:
         config = self._ask(do="loads", directory=str(directory), tokens=tokens.tolist())["config"]
         return np.load(directory / "logits.npy"), config
 
+    def learned(self, directory: Path, conversations: Sequence[Prompt]) -> list[dict[str, Any]]:
+        """The tokens of each conversation, and which of them are learned: see `torch_worker.learned`."""
+        found: list[dict[str, Any]] = self._ask(
+            do="learned", directory=str(directory), conversations=list(conversations)
+        )["found"]
+        return found
+
     def versions(self) -> dict[str, str]:
         return self._ask(do="versions")
 

@@ -20,7 +20,7 @@ def trainkit(directory: Path, *arguments: str) -> subprocess.CompletedProcess[st
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     rows = [{"q": f"what is {i}", "a": f"it is {i}"} for i in range(60)]
-    document = 'document = { type = "prompt", prompt = "{q}? ", response = "{a}." }'
+    document = 'document = { type = "prompt", prompt = "{q}?", response = " {a}." }'
     workplace(tmp_path, RECIPE.replace('path = "text/*.txt"', f'path = "qa.jsonl"\n{document}'), documents=0)
     (tmp_path / "qa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return tmp_path
@@ -33,7 +33,7 @@ def test_it_prints_what_is_there_and_examples_with_what_is_learned(place: Path) 
     assert "row 0" in done.stdout and "row 1" in done.stdout and "row 2" not in done.stdout
     assert re.search(r"qa\.jsonl:\d+, tokens 0–", done.stdout)
     # concatenated, so that a document may begin in the middle of a row; what is given is marked, what is learned is not
-    assert re.search(r"⟪[^⟫]*\? ⟫it is \d+\.<\|endoftext\|>", done.stdout)
+    assert re.search(r"⟪[^⟫]*\?⟫ it is \d+\.<\|endoftext\|>", done.stdout)
 
 
 def test_inspect_shows_before_training_exactly_what_training_sees(place: Path) -> None:

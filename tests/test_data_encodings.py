@@ -63,10 +63,12 @@ class Corpus:
         self.documents: dict[tuple[str, int], Tokens] = {}
         for number in range(files):
             for index, row in enumerate(rows[number::files]):
-                given = codec.encode(row["q"] + " ") if prompts else []
-                learned = codec.encode(row["text"])
-                tokens = [(id_, not given) for id_ in bos] + [(id_, False) for id_ in given]
-                tokens += [(id_, True) for id_ in learned + eos]
+                given = row["q"] + " " if prompts else ""
+                whole = Tokenizer.from_str(_tokenizer()).encode(given + row["text"], add_special_tokens=False)
+                first = whole.char_to_token(len(given))
+                tokens = [(id_, not given) for id_ in bos]
+                tokens += [(id_, place >= first) for place, id_ in enumerate(whole.ids)]
+                tokens += [(id_, True) for id_ in eos]
                 self.documents[str(directory / f"{number}.jsonl"), index] = tokens
 
     def name_of(self, place: Place) -> tuple[str, int]:

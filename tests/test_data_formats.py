@@ -567,5 +567,5 @@ def test_conversations_are_read_from_every_format_alike(tmp_path):
         assert isinstance(file.reading.document, Chat)
         chat = resolve_template(file.reading.document, tmp_path / "tokenizer.json")
         pieces = list(read(replace(file, reading=replace(file.reading, chat=chat)), room.never))
-        assert [(p.text, p.learn) for p in pieces][:2] == [("<user>q0<assistant>", False), ("a", True)], name
-        assert len(pieces) == 6
+        assert pieces[0].text.startswith("<user>q0<assistant>a") and pieces[0].learned == ((19, 20),), name
+        assert len(pieces) == 3

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainkit.data import forms
 from trainkit.data.chat_template import ChatTemplate
 from trainkit.data.forms import Reading, check, make, needed_keys, parse
 from trainkit.data.pieces import PIECE, Piece, Refused
@@ -99,23 +100,16 @@ def test_braces_are_written_twice():
 @given(question=ANY_TEXT, answer=ANY_TEXT.filter(str.strip))
 def test_of_a_prompt_only_the_response_is_learned(question, answer):
     document = Prompt(type="prompt", prompt="{q}", response="{a}")
-    pieces = pieces_of(Reading(document=document), {"q": question, "a": answer})
-    assert "".join(p.text for p in pieces if not p.learn) == question
-    assert "".join(p.text for p in pieces if p.learn) == answer
-    assert [p.learn for p in pieces] == ([False, True] if question else [True])
+    (piece,) = pieces_of(Reading(document=document), {"q": question, "a": answer})
+    assert piece.text == question + answer
+    assert piece.learned == ((len(question), len(piece.text)),)
 
 
-def test_a_long_prompt_and_a_long_response_come_in_pieces():
+def test_a_long_prompt_and_a_long_response_are_not_cut_since_that_would_change_their_tokens():
     document = Prompt(type="prompt", prompt="{q}", response="{a}")
     row = {"q": "q" * (PIECE + 1), "a": "a" * (2 * PIECE + 1)}
-    pieces = pieces_of(Reading(document=document), row)
-    assert [(len(p.text), p.learn) for p in pieces] == [
-        (PIECE, False),
-        (1, False),
-        (PIECE, True),
-        (PIECE, True),
-        (1, True),
-    ]
+    (piece,) = pieces_of(Reading(document=document), row)
+    assert piece.learned == ((PIECE + 1, 3 * PIECE + 2),)
 
 
 def test_an_empty_response_is_refused():
@@ -137,7 +131,7 @@ def test_the_characters_of_the_whole_document_count_when_short_and_long_ones_are
         found = refused(reading, {"q": "é" * lengths[0], "a": "é" * lengths[1]})
         assert found.filtered
         assert found.problem == f"has {sum(lengths)} characters, {expected}"
-    assert len(pieces_of(reading, {"q": "ab", "a": "cd"})) == 2
+    assert pieces_of(reading, {"q": "ab", "a": "cd"})[0].text == "abcd"
 
 
 def test_the_keys_that_are_needed_are_those_that_documents_are_made_of():
@@ -172,3 +166,11 @@ def test_the_signature_tells_apart_what_makes_other_documents_and_nothing_else()
     moved = Reading(document=Chat(type="chat", template="/b.jinja"), chat=ChatTemplate("{{ messages }}", "/b.jinja"))
     assert moved.signature == readings[-1].signature, "what is in the file counts, and not where it is"
     assert Reading(keys=("a",)).signature == Reading(keys=("a",)).signature
+
+
+def test_documents_that_are_learned_in_part_are_known_by_how_they_become_tokens(monkeypatch):
+    documents = [Prompt(type="prompt", prompt="{a}", response="{a}"), Chat(type="chat"), template_of("{a}")]
+    before = [Reading(document=document).signature for document in documents]
+    monkeypatch.setattr(forms, "_LEARNED_IN_PART", "another way")
+    after = [Reading(document=document).signature for document in documents]
+    assert [a != b for a, b in zip(before, after, strict=True)] == [True, True, False]

@@ -104,7 +104,9 @@ def made(text: str, messages: Any, *, index: int = 0, others: dict[str, Any] | N
 
 def learned(pieces: list[Piece] | tuple[str, str]) -> str:
     assert isinstance(pieces, list), pieces
-    return "".join(piece.text for piece in pieces if piece.learn)
+    (piece,) = pieces
+    assert piece.learned is not None
+    return "".join(piece.text[begin:end] for begin, end in piece.learned)
 
 
 def joined(pieces: list[Piece] | tuple[str, str]) -> str:
@@ -127,16 +129,13 @@ templates = st.sampled_from([(kind(text), answer) for text, answer in TEMPLATES.
 
 
 @given(templates, conversations, st.sampled_from(["assistant", "last", "all"]), st.integers(0, 99))
-def test_the_pieces_are_together_what_the_template_writes(template, messages, learn, index):
-    pieces = made(template[0], messages, learn=learn, index=index)
-    text = render(a_template(template[0]), messages)
-    assert joined(pieces) == text
-    assert sum(piece.bytes for piece in pieces) == len(text.encode())
-    assert [piece.first for piece in pieces] == [True] + [False] * (len(pieces) - 1)
-    assert [piece.last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
-    assert {piece.index for piece in pieces} == {index}
-    assert all(piece.text for piece in pieces)
-    assert all(a.learn != b.learn for a, b in pairwise(pieces)), "pieces that are alike are one"
+def test_a_conversation_is_one_piece_as_the_template_writes_it(template, messages, learn, index):
+    (piece,) = made(template[0], messages, learn=learn, index=index)
+    assert piece.text == render(a_template(template[0]), messages)
+    assert piece.bytes == len(piece.text.encode())
+    assert piece.first and piece.last and piece.index == index
+    assert all(begin < end for begin, end in piece.learned)
+    assert all(a[1] < b[0] for a, b in pairwise(piece.learned)), "parts that meet are one"
 
 
 @given(templates, conversations)
@@ -258,15 +257,12 @@ def test_a_row_without_the_assistant_may_be_learned_as_a_whole():
     assert learned(made(CHATML, turns("a"), learn="all")) == "<|im_start|>user\na<|im_end|>\n"
 
 
-def test_a_long_turn_is_cut_into_pieces_that_are_one_document(monkeypatch):
+def test_a_long_turn_is_not_cut_since_that_would_change_its_tokens(monkeypatch):
     monkeypatch.setattr(pieces_module, "PIECE", 10)
     messages = turns("some words " * 5, "other words\n" * 5, "x", "y")
     pieces = made(MISTRAL, messages)
     assert joined(pieces) == render(a_template(MISTRAL), messages)
     assert learned(pieces) == " " + messages[1]["content"] + "</s>" + " y</s>"
-    assert [piece.first for piece in pieces] == [True] + [False] * (len(pieces) - 1)
-    assert [piece.last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
-    assert max(len(piece.text) for piece in pieces) <= 10
 
 
 def test_parts_are_for_templates_that_take_them_and_joined_for_those_that_do_not():

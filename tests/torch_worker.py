@@ -18,7 +18,7 @@ import parity_rule
 import torch
 import transformers
 from safetensors.numpy import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 WEIGHTS = "model.safetensors"
@@ -149,11 +149,51 @@ def loads(request: dict[str, Any]) -> dict[str, Any]:
     return {"config": json.loads(model.config.to_json_string(use_diff=False))}
 
 
+def learned(request: dict[str, Any]) -> dict[str, Any]:
+    """The ids of each conversation as the tokenizer in a directory writes it, and which of them the assistant says.
+
+    By the template's generation blocks; where it has none, by what each turn of the assistant adds to the text.
+    """
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(request["directory"])
+    found = []
+    for messages in request["conversations"]:
+        given = tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
+        mask = given["assistant_masks"]
+        if "{% generation %}" not in tokenizer.chat_template:
+            mask = added(tokenizer, messages, given)
+        asked = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
+        prompts = [
+            tokenizer.apply_chat_template(messages[:k], add_generation_prompt=True, return_dict=True)["input_ids"]
+            for k in asked
+        ]
+        found.append({"ids": given["input_ids"], "mask": mask, "prompts": prompts})
+    return {"found": found}
+
+
+def added(tokenizer: Any, messages: list[dict[str, str]], given: Any) -> list[int]:
+    mask = [0] * len(given["input_ids"])
+    for k, message in enumerate(messages):
+        if message["role"] == "assistant":
+            before = tokenizer.apply_chat_template(messages[:k], add_generation_prompt=True, tokenize=False)
+            upto = tokenizer.apply_chat_template(messages[: k + 1], tokenize=False)
+            first, last = given.char_to_token(0, len(before)), given.char_to_token(0, len(upto) - 1)
+            mask[first : last + 1] = [1] * (last + 1 - first)
+    return mask
+
+
 def main() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
-    can = {"versions": versions, "make": make, "answer": answer, "keys": keys, "inert": inert, "loads": loads}
+    can = {
+        "versions": versions,
+        "make": make,
+        "answer": answer,
+        "keys": keys,
+        "inert": inert,
+        "loads": loads,
+        "learned": learned,
+    }
     for line in sys.stdin:
         request = json.loads(line)
         try:

@@ -234,16 +234,16 @@ class _Output:
 
     def flush(self) -> None:
         """Encode what waits, and write it."""
-        texts = [piece.text for piece in self._pieces if piece.ids is None]
-        encoded = iter(self._tokenizer.encode_batch(texts, special_tokens=self._specials))
         row = _Row(self._dtype)
-        for piece in self._pieces:
-            before = row.length
-            self._extend(row, next(encoded) if piece.ids is None else piece.ids, piece)
+        for piece, (ids, learned) in zip(self._pieces, self._encoded(), strict=True):
+            before, after = self._around(piece, ids)
+            for part in (before, ids, after):
+                row.add(part)
             if self._unit.marked:
-                mark = (LEARNED if piece.learn else 0) | (SECOND if piece.second else 0)
-                self._marks.append(np.full(row.length - before, mark, np.uint8))
-                self.learned += (row.length - before) * piece.learn
+                # what goes around a document is learned where the token next to it is
+                around = np.pad(learned, (len(before), len(after)), "edge" if len(learned) else "constant")
+                self._marks.append((around * LEARNED | piece.second * SECOND).astype(np.uint8))
+                self.learned += int(around.sum())
             if piece.last:
                 self.ends.append(self.tokens + row.length)
         self._write(row.joined())
@@ -252,15 +252,26 @@ class _Output:
         self._reporter.add(documents=sum(p.last for p in self._pieces), bytes=self.waiting, tokens=row.length)
         self._pieces, self.waiting = [], 0
 
-    def _extend(self, row: _Row, new: list[int] | np.ndarray, piece: Piece) -> None:
-        """Add a piece's tokens, and what goes before and after a document, unless it is there already."""
+    def _encoded(self) -> Iterator[tuple[list[int] | np.ndarray, np.ndarray]]:
+        """The ids of each piece that waits, and which of them are learned."""
+        texts = [piece.text for piece in self._pieces if piece.ids is None and piece.learned is None]
+        whole = iter(self._tokenizer.encode_batch(texts, special_tokens=self._specials))
+        parts = [(piece.text, piece.learned) for piece in self._pieces if piece.learned is not None]
+        in_part = self._tokenizer.encode_parts(parts, special_tokens=self._specials)
+        for piece in self._pieces:
+            if piece.learned is not None:
+                yield next(in_part)
+            else:
+                ids = next(whole) if piece.ids is None else piece.ids
+                yield ids, np.full(len(ids), piece.learn)
+
+    def _around(self, piece: Piece, ids: list[int] | np.ndarray) -> tuple[list[int], list[int]]:
+        """What goes before and after a piece's tokens, unless it is there already: around documents only."""
         bos, eos = self._tokenizer.beginning_of_text, self._tokenizer.end_of_text
-        if piece.first and self._encoding.bos and (not len(new) or new[0] != bos):
-            assert bos is not None
-            row.add([bos])
-        row.add(new)
-        if piece.last and self._encoding.eos and (not len(new) or new[-1] != eos):
-            row.add([eos])
+        begins = piece.first and self._encoding.bos and (not len(ids) or ids[0] != bos)
+        ends = piece.last and self._encoding.eos and (not len(ids) or ids[-1] != eos)
+        assert bos is not None or not begins
+        return [bos] if begins else [], [eos] if ends else []  # type: ignore[list-item]
 
     def _write(self, tokens: np.ndarray) -> None:
         if len(tokens):

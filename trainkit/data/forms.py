@@ -10,7 +10,7 @@ from decimal import Decimal
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from trainkit.data.pieces import Piece, Refused, as_document, text_pieces
+from trainkit.data.pieces import Piece, Refused, learned_in_part, text_pieces
 from trainkit.data.problems import NO_TEXT, Problem, called, missing
 from trainkit.errors import TrainkitError
 from trainkit.recipe.document import Chat, Document, Image, Labelled, Prompt, Template
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from trainkit.data.chat_template import ChatTemplate
 
 _PARTS = re.compile(r"(\{\{|\}\})|\{([^{}]+)\}|([{}])")
+#: How documents that are learned in part become tokens. Change it when the same rows would give other tokens, or
+#: learn other ones, so that no cache made before is taken for it.
+_LEARNED_IN_PART = "tokenised as a whole"
 #: What a key that holds text is called in many sets.
 _USUAL = ("text", "content", "body")
 
@@ -51,7 +54,8 @@ class Reading:
             asked = asked.model_copy(update={"template": None})  # what is in the file counts, and not where it is
         document = asked and asked.model_dump(mode="json")
         chat = self.chat and [self.chat.text, self.chat.special_tokens]
-        return [list(self.keys), document, self.shortest, self.longest, self.dtype, chat, self.end_of_text]
+        found = [list(self.keys), document, self.shortest, self.longest, self.dtype, chat, self.end_of_text]
+        return [*found, _LEARNED_IN_PART] if isinstance(asked, Chat | Prompt) else found
 
     @property
     def has_special_tokens(self) -> bool:
@@ -168,8 +172,8 @@ def _prompt(document: Prompt, row: Mapping[str, Any], index: int) -> list[Piece]
         return response
     if not response.strip():
         return "has an empty response", "there is nothing to learn from it"
-    given = text_pieces(index, [prompt], learn=False) if prompt else ()
-    return as_document([*given, *text_pieces(index, [response])])
+    text = prompt + response
+    return [learned_in_part(index, text, [(len(prompt), len(text))])]
 
 
 def _fill(setting: str, template: str, row: Mapping[str, Any]) -> str | Problem:

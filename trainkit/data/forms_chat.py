@@ -1,4 +1,4 @@
-"""Conversations as pieces of text: written with a chat template, and learned where the assistant speaks.
+"""Conversations as text: written with a chat template, and learned where the assistant speaks.
 
 What is learned goes by the template's own blocks `{% generation %}…{% endgeneration %}`; where it has none, by what
 each turn of the assistant adds to the text before it.
@@ -19,14 +19,12 @@ from trainkit.data.chat_template import (
     render,
     render_marked,
 )
-from trainkit.data.pieces import Piece, as_document, text_pieces
+from trainkit.data.pieces import Characters, Piece, learned_in_part
 from trainkit.data.problems import Problem, called, listed, missing
 from trainkit.errors import TrainkitError
 from trainkit.recipe.document import Chat
 
 Message = dict[str, Any]
-#: Where in a text something that is learned begins and ends, in characters.
-Span = tuple[int, int]
 
 #: Roles as ShareGPT and its like name them.
 _ROLES = {
@@ -40,7 +38,7 @@ _ROLES = {
 
 
 def make_chat(document: Chat, template: ChatTemplate, row: Mapping[str, Any], index: int) -> list[Piece] | Problem:
-    """A row's conversation as the template writes it, in pieces that are learned or not.
+    """A row's conversation as the template writes it, with where in it what is learned begins and ends.
 
     Messages are `{"role": …, "content": …}` or ShareGPT's `{"from": …, "value": …}`. The template is given all that a
     message holds (but what is null: tables store that for what is not there), and all other keys of the row; `tools`
@@ -71,7 +69,7 @@ def make_chat(document: Chat, template: ChatTemplate, row: Mapping[str, Any], in
             )
     except TrainkitError as error:
         return error.problem, error.hint
-    return _pieces(index, text, learned)
+    return [learned_in_part(index, text, learned)]
 
 
 def _messages(row: Mapping[str, Any], key: str) -> list[Message]:
@@ -150,9 +148,11 @@ def _as_taken(template: ChatTemplate, messages: list[Message], values: Mapping[s
     return joined, render(template, joined, values=values)
 
 
-def _enclosed(template: ChatTemplate, messages: list[Message], values: Mapping[str, Any], text: str) -> list[Span]:
+def _enclosed(
+    template: ChatTemplate, messages: list[Message], values: Mapping[str, Any], text: str
+) -> list[Characters]:
     """What the template's generation blocks enclose, outermost ones; also those that enclose nothing."""
-    spans: list[Span] = []
+    spans: list[Characters] = []
     marked = render_marked(template, messages, values=values)
     position = begin = depth = 0
     for part in re.split(f"([{BEGIN}{END}])", marked):
@@ -189,13 +189,13 @@ def _added(
     values: Mapping[str, Any],
     turns: Sequence[int],
     text: str,
-) -> list[Span]:
+) -> list[Characters]:
     """What each of these turns adds to the text before it, the words that ask for an answer included in the latter."""
 
     def write(count: int, *, prompt: bool) -> str:
         return render(template, messages[:count], add_generation_prompt=prompt, values=values)
 
-    spans: list[Span] = []
+    spans: list[Characters] = []
     for k in turns:
         before = write(k, prompt=True)
         upto = text if k + 1 == len(messages) else write(k + 1, prompt=False)
@@ -216,18 +216,3 @@ def _unclear(document: Chat, found: str) -> TrainkitError:
         hint="use a template with {% generation %} … {% endgeneration %} around what the assistant says,"
         f" or {' or '.join(ways)}",
     )
-
-
-def _pieces(index: int, text: str, learned: Sequence[Span]) -> list[Piece]:
-    """The text in its order; neighbours that are both learned, or both not, are one piece."""
-    runs: list[tuple[str, bool]] = []
-    position = 0
-    for begin, end in (*learned, (len(text), len(text))):
-        start = max(begin, position)
-        for run, learn in ((text[position:start], False), (text[start:end], True)):
-            if run and runs and runs[-1][1] is learn:
-                runs[-1] = (runs[-1][0] + run, learn)
-            elif run:
-                runs.append((run, learn))
-        position = end
-    return as_document([piece for run, learn in runs for piece in text_pieces(index, [run], learn=learn)])

@@ -8,15 +8,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-#: Longer texts are tokenised in pieces of at most so many characters.
+#: Longer texts are tokenised in pieces of at most so many characters; those of which a part is learned, as a whole.
 PIECE = 1 << 20
+
+#: Where in a text something begins and ends, in characters.
+Characters = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
     """A document, or a part of one: of one so long that it is tokenised in parts, or whose parts are learned or not.
 
-    It has either `text` or `ids`.
+    It has either `text` or `ids`. A text that is learned in part is one piece, since it is tokenised as a whole: cut at
+    the borders it would have other tokens than the ones the model meets when it is used.
     """
 
     index: int
@@ -32,6 +36,8 @@ class Piece:
     """Whether the document ends with it."""
     learn: bool = True
     """Whether its tokens are targets."""
+    learned: tuple[Characters, ...] | None = None
+    """Which parts of `text` are targets, in order; None where `learn` says it of all."""
     second: bool = False
     """Whether it is the second text of a pair."""
     label: int = -1
@@ -75,7 +81,7 @@ class Span:
     """Of its content; where the content is known by the file's digest alone, empty."""
 
 
-def text_pieces(index: int, parts: Iterable[str], *, learn: bool = True) -> Iterator[Piece]:
+def text_pieces(index: int, parts: Iterable[str]) -> Iterator[Piece]:
     """A document that comes in parts, cut where tokenisers cut too: after a line end that a non-space follows."""
     waiting, first = "", True
     for part in parts:
@@ -83,9 +89,21 @@ def text_pieces(index: int, parts: Iterable[str], *, learn: bool = True) -> Iter
         while len(waiting) > PIECE:
             cut = _cut(waiting)
             text, waiting = waiting[:cut], waiting[cut:]
-            yield Piece(index=index, text=text, bytes=len(text.encode()), first=first, last=False, learn=learn)
+            yield Piece(index=index, text=text, bytes=len(text.encode()), first=first, last=False)
             first = False
-    yield Piece(index=index, text=waiting, bytes=len(waiting.encode()), first=first, last=True, learn=learn)
+    yield Piece(index=index, text=waiting, bytes=len(waiting.encode()), first=first, last=True)
+
+
+def learned_in_part(index: int, text: str, learned: Iterable[Characters]) -> Piece:
+    """A document of which only these parts are learned. They are in order; empty ones and overlaps are dropped."""
+    parts: list[Characters] = []
+    for begin, end in learned:
+        begin = max(begin, parts[-1][1] if parts else 0)
+        if begin < end and parts and parts[-1][1] == begin:
+            parts[-1] = parts[-1][0], end
+        elif begin < end:
+            parts.append((begin, end))
+    return Piece(index=index, text=text, bytes=len(text.encode()), learned=tuple(parts))
 
 
 def as_document(pieces: Sequence[Piece]) -> list[Piece]:

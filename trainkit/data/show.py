@@ -70,10 +70,23 @@ def _pieces(cache: Cache, row: Row, batch: Batch, number: int) -> Iterator[Shown
 
 
 def _runs(cache: Cache, tokens: np.ndarray, learned: np.ndarray) -> Iterator[tuple[str, bool]]:
-    cuts = [0, *(np.flatnonzero(learned[1:] != learned[:-1]) + 1).tolist(), len(tokens)]
+    """The text of all tokens together, cut where tokens that are learned begin or end: a part that is decoded by
+    itself may be another text, as many tokenizers leave out the first space."""
+    ids, begin = tokens.tolist(), 0
+    text = cache.tokenizer.decode(ids)
+    cuts = [0, *(np.flatnonzero(learned[1:] != learned[:-1]) + 1).tolist(), len(ids)]
     for start, end in pairwise(cuts):
-        if end > start:
-            yield cache.tokenizer.decode(tokens[start:end].tolist()), bool(learned[start])
+        # a character whose bytes are on both sides is shown with the latter
+        until = _alike(cache.tokenizer.decode(ids[:end]), text) if end < len(ids) else len(text)
+        if until > begin:
+            yield text[begin:until], bool(learned[start])
+            begin = until
+
+
+def _alike(one: str, other: str) -> int:
+    """How many characters both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _where(cache: Cache, place: Place) -> str:

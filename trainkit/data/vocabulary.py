@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 from tokenizers import Tokenizer, models
 
 from trainkit.data.digests import of_bytes
+from trainkit.data.pieces import Characters
 from trainkit.data.special_tokens import NAMES, NOTHING, Beside, id_of, put_around, read_beside, special_tokens
 from trainkit.errors import TrainkitError
 
@@ -67,6 +70,40 @@ class LoadedTokenizer:
         """
         tokenizer = self._with_special_tokens if special_tokens else self._tokenizer
         return [e.ids for e in tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def encode_parts(
+        self, texts: Sequence[tuple[str, Sequence[Characters]]], *, special_tokens: bool = False
+    ) -> Iterator[tuple[list[int], np.ndarray]]:
+        """The ids of each text as `encode_batch` gives them, and which of them belong to some parts of it, (n,) bool.
+
+        To a part belong the tokens from the one that holds its first character to the last that holds its last one,
+        also where these hold characters of the text around it: as in `apply_chat_template` of transformers with
+        `return_assistant_tokens_mask`. It differs at characters that are several tokens (all of them belong to a part
+        that ends with one, there the first only), and at those that a tokenizer leaves out, such as WordPiece spaces:
+        a part that begins or ends so is here what is left of it (there it and all after it are lost, or it goes on to
+        the end of the text).
+        """
+        tokenizer = self._with_offsets[special_tokens]
+        encodings = tokenizer.encode_batch([text for text, _ in texts], add_special_tokens=False)
+        for encoding, (_, parts) in zip(encodings, texts, strict=True):
+            begins, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
+            within = np.zeros(len(begins), bool)
+            for begin, end in parts:
+                among = np.flatnonzero((begins < end) & (ends > begin))
+                if len(among):
+                    within[among[0] : among[-1] + 1] = True
+            yield encoding.ids, within
+
+    @cached_property
+    def _with_offsets(self) -> dict[bool, Tokenizer]:
+        """By whether names of special tokens are these tokens."""
+        made = {}
+        for special_tokens in (False, True):
+            made[special_tokens] = tokenizer = _parse(self.path, self._content)
+            tokenizer.encode_special_tokens = not special_tokens
+            # where no special tokens are added all it does is to leave spaces out of the places of tokens
+            tokenizer.post_processor = None  # type: ignore[assignment]
+        return made
 
     @cached_property
     def _with_special_tokens(self) -> Tokenizer:
