@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from trainkit.data import forms
 from trainkit.data.chat_template import ChatTemplate
-from trainkit.data.forms import Reading, check, make, needed_keys, parse
+from trainkit.data.forms import Reading, check, make, missing_column, needed_keys, parse
 from trainkit.data.pieces import PIECE, Piece, Refused
 from trainkit.errors import TrainkitError
 from trainkit.recipe.document import Chat, Document, Image, Labelled, Prompt, Template
@@ -174,3 +174,29 @@ def test_documents_that_are_learned_in_part_are_known_by_how_they_become_tokens(
     monkeypatch.setattr(forms, "_LEARNED_IN_PART", "another way")
     after = [Reading(document=document).signature for document in documents]
     assert [a != b for a, b in zip(before, after, strict=True)] == [True, True, False]
+
+
+@pytest.mark.parametrize("nothing", [{}, {"input": None}, {"input": ""}, {"input": " \n"}])
+def test_a_section_of_a_template_is_written_where_the_row_has_a_value_for_its_key(nothing):
+    reading = Reading(document=template_of("{a}{?input}, {input} {{x}}{/input}{!input} alone{/input}."))
+    assert pieces_of(reading, {"a": "q", "input": "i"})[0].text == "q, i {x}."
+    assert pieces_of(reading, {"a": "q", "input": 0})[0].text == "q, 0 {x}."
+    assert pieces_of(reading, {"a": "q"} | nothing)[0].text == "q alone."
+    assert missing_column(reading, ["a"]) is None, "a table may lack the column"
+    assert missing_column(reading, ["input"]) is not None
+    assert needed_keys(reading) == ("a", "input")
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        ("{a}{?b}c", "the section of 'b' is not ended by {/b}"),
+        ("{a}{/b}", "the '{/b}' at character 4 is out of place: it ends nothing"),
+        ("{?a}{?b}{/b}{/a}", "the '{?b}' at character 5 is out of place: {/a} is missing before it"),
+        ("{?a}{/b}", "the '{/b}' at character 5 is out of place: {/a} is missing before it"),
+    ],
+)
+def test_a_section_that_is_not_ended_is_told_before_anything_is_read(template, problem):
+    with pytest.raises(TrainkitError) as caught:
+        check(template_of(template))
+    assert problem in caught.value.problem

@@ -7,20 +7,28 @@ import pickle
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import data_room as room
+import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from trainkit.data import pieces as pieces_module
 from trainkit.data.chat_template import EXAMPLE, ChatTemplate, render, resolve_template
+from trainkit.data.documents import read
+from trainkit.data.forms import Reading
 from trainkit.data.forms_chat import make_chat
 from trainkit.data.pieces import Piece
+from trainkit.data.sources import list_files
 from trainkit.errors import TrainkitError
 from trainkit.recipe.document import Chat
+from trainkit.recipe.source import Files
 
 TOKENS = (("bos_token", "<s>"), ("eos_token", "</s>"))
 CHATML = """\
@@ -413,3 +421,62 @@ def test_neither_jinja_nor_pil_is_loaded_before_it_is_used():
     )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("text", [CHATML, plain(CHATML)])
+@pytest.mark.parametrize("no", [{"train": False}, {"weight": 0}, {"weight": 0.0, "train": None}])
+def test_a_turn_that_is_marked_so_is_not_learned_and_its_mark_is_not_for_the_template(text, no):
+    messages = turns("a", "b", "c", "d", "e", "f")
+    marked = [messages[0], messages[1] | {"train": True}, messages[2] | no, messages[3] | no, *messages[4:]]
+    assert learned(made(text, marked)) == "b<|im_end|>\nf<|im_end|>\n"
+    assert joined(made(text, marked)) == joined(made(text, messages))
+    assert learned(made(text, marked, learn="last")) == "f<|im_end|>\n"
+    assert learned(made(text, [*messages[:5], messages[5] | no])) == "b<|im_end|>\nd<|im_end|>\n"
+    telling = "{% for m in messages %}{{ m | tojson }}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    assert "train" not in joined(made(telling, marked)) and "weight" not in joined(made(telling, marked))
+
+
+@pytest.mark.parametrize(
+    ("marks", "learn", "problem"),
+    [
+        ({1: {"weight": 0.5}}, "assistant", "the weight of messages[1] is 0.5; it may be 0 or 1"),
+        ({1: {"train": "no"}}, "assistant", "the train of messages[1] is 'no'; it may be true or false"),
+        ({1: {"train": True, "weight": 0}}, "assistant", "messages[1] says both train = True and weight = 0"),
+        ({0: {"train": True}}, "assistant", "messages[0] is to be learned, but it is of the role 'user'"),
+        ({1: {"train": False}}, "all", 'messages[1] is not to be learned, but document.learn = "all"'),
+        ({1: {"train": False}}, "assistant", "'messages' has nothing to learn: train = false or weight = 0 on each"),
+        ({1: {"weight": 0}}, "last", "'messages' has nothing to learn: train = false or weight = 0 on each"),
+    ],
+)
+def test_marks_that_cannot_be_followed_are_told(marks, learn, problem):
+    messages = [message | marks.get(k, {}) for k, message in enumerate(turns("a", "b"))]
+    found = made(CHATML, messages, learn=learn)
+    assert isinstance(found, tuple)
+    assert problem in found[0]
+
+
+def test_nulls_that_a_table_stores_for_absent_keys_do_not_reach_the_template(tmp_path):
+    text = "{{ tools | tojson }}{% for m in messages %}{% generation %}{{ m | tojson }}{% endgeneration %}{% endfor %}"
+    calls = [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {"b": [None, 2], "content": "x"}}]
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": "q"},
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+            ],
+            "tools": [{"name": call["name"], "parameters": {key: "int" for key in call["arguments"]}}],
+        }
+        for call in calls
+    ]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    stored = parquet.read_table(tmp_path / "a.parquet").to_pylist()
+    assert '"b": null' in json.dumps(stored[0])
+    for row, kept in zip(rows, stored, strict=True):
+        expected = make_chat(a_chat(), a_template(text), row, 0)
+        assert make_chat(a_chat(), a_template(text), kept, 0, columns=True) == expected
+        # in JSON somebody has written it
+        assert "null" in joined(make_chat(a_chat(), a_template(text), kept, 0))
+    (file,) = list_files(Files(path=str(tmp_path / "a.parquet"), document=a_chat()), tmp_path)
+    reading = Reading(document=a_chat(), chat=a_template(text))
+    found = list(read(replace(file, reading=reading), room.never))
+    assert [piece.text for piece in found] == [joined(make_chat(a_chat(), a_template(text), row, 0)) for row in rows]

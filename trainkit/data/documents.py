@@ -41,9 +41,9 @@ def read(file: SourceFile, refuse: Refuse, span: Span | None = None) -> Iterator
             rows = columns.rows(file, refuse, span)
         case "huggingface":
             rows = hub.rows(file, refuse, span)
-    base = os.path.dirname(file.path)
+    base, columnar = os.path.dirname(file.path), file.kind in ("parquet", "arrow", "huggingface")
     for row in rows:
-        found = forms.make(file.reading, row.values, row.number, base)
+        found = forms.make(file.reading, row.values, row.number, base, columns=columnar)
         if isinstance(found, Refused):
             texts = (value for value in row.values.values() if isinstance(value, str))
             lost = sum(len(text.encode(errors="replace")) for text in texts)

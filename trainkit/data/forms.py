@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from trainkit.data.chat_template import ChatTemplate
 
 _PARTS = re.compile(r"(\{\{|\}\})|\{([^{}]+)\}|([{}])")
+#: What begins the name of a key in braces that does not write it: what follows is written where the row has a value for
+#: it, or where it has none, up to where that ends.
+_IF, _UNLESS, _END = "?", "!", "/"
 #: How documents that are learned in part become tokens. Change it when the same rows would give other tokens, or
 #: learn other ones, so that no cache made before is taken for it.
 _LEARNED_IN_PART = "tokenised as a whole"
@@ -74,7 +77,7 @@ def check(document: Document | None) -> None:
 
 
 def needed_keys(reading: Reading) -> tuple[str, ...] | None:
-    """The keys of a row that its document is made of; None where any may be."""
+    """The keys of a row that its document is made of, also those that it need not have; None where any may be."""
     match reading.document:
         case None:
             found: Iterable[str] = reading.keys
@@ -92,13 +95,16 @@ def needed_keys(reading: Reading) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(found))
 
 
-def make(reading: Reading, row: Mapping[str, Any], index: int, base: str = "") -> list[Piece] | Refused:
+def make(
+    reading: Reading, row: Mapping[str, Any], index: int, base: str = "", *, columns: bool = False
+) -> list[Piece] | Refused:
     """The document that a row becomes. `base` is the directory that paths in the row count from.
 
+    With `columns` the row is of a format whose objects have all keys of a column, null where an object has none.
     What is refused has no place yet.
     """
     try:
-        pieces = _make(reading, row, index, base)
+        pieces = _make(reading, row, index, base, columns)
     except UnicodeEncodeError:
         return _surrogates(reading, row)
     if isinstance(pieces, tuple):
@@ -121,14 +127,15 @@ def refused_length(reading: Reading, characters: int) -> Refused | None:
 
 def missing_column(reading: Reading, names: Sequence[str]) -> Refused | None:
     """That a table lacks a column that all its documents need, if it does."""
+    optional = _optional_keys(reading.document)
     for key in needed_keys(reading) or ():
-        if key not in names:
+        if key not in names and key not in optional:
             setting = "document" if reading.document else "text_key"
             return Refused("", *missing(key, names, setting, usual=() if reading.document else _USUAL))
     return None
 
 
-def _make(reading: Reading, row: Mapping[str, Any], index: int, base: str) -> list[Piece] | Problem:
+def _make(reading: Reading, row: Mapping[str, Any], index: int, base: str, columns: bool) -> list[Piece] | Problem:
     match reading.document:
         case None:
             return _texts(reading.keys, row, index)
@@ -141,7 +148,7 @@ def _make(reading: Reading, row: Mapping[str, Any], index: int, base: str) -> li
             from trainkit.data.forms_chat import make_chat
 
             assert reading.chat is not None, "the chat template is resolved before anything is read"
-            return make_chat(reading.document, reading.chat, row, index)
+            return make_chat(reading.document, reading.chat, row, index, columns=columns)
         case Labelled():
             from trainkit.data.forms_labelled import make_labelled
 
@@ -177,9 +184,13 @@ def _prompt(document: Prompt, row: Mapping[str, Any], index: int) -> list[Piece]
 
 
 def _fill(setting: str, template: str, row: Mapping[str, Any]) -> str | Problem:
-    text = []
+    text, written = [], True
     for part, is_key in parse(template):
-        if not is_key:
+        if is_key and part[0] in (_IF, _UNLESS, _END):
+            written = part[0] == _END or _has_value(row, part[1:]) is (part[0] == _IF)
+        elif not written:
+            continue
+        elif not is_key:
             text.append(part)
         elif part not in row:
             return missing(part, row, setting)
@@ -192,10 +203,20 @@ def _fill(setting: str, template: str, row: Mapping[str, Any]) -> str | Problem:
     return "".join(text)
 
 
+def _has_value(row: Mapping[str, Any], key: str) -> bool:
+    """Whether a row has more for a key than null or blanks."""
+    value = row.get(key)
+    return value is not None and not (isinstance(value, str) and not value.strip())
+
+
 @lru_cache
 def parse(template: str) -> tuple[tuple[str, bool], ...]:
-    """A template as (text, False) and (key, True) by turns. Raises ValueError where a brace is not closed or empty."""
+    """A template as (text, False) and (key, True) by turns; of a section, "?key" or "!key" and "/key" are keys too.
+
+    Raises ValueError where a brace is not closed or empty, or a section not closed or within another.
+    """
     parts: list[tuple[str, bool]] = []
+    section = ""
     end = 0
     for found in _PARTS.finditer(template):
         parts.append((template[end : found.start()], False))
@@ -204,12 +225,44 @@ def parse(template: str) -> tuple[tuple[str, bool], ...]:
         if stray:
             raise ValueError(f"the '{stray}' at character {found.start() + 1} belongs to no key in braces")
         parts.append((doubled[0], False) if doubled else (key, True))
+        if key and key[0] in (_IF, _UNLESS, _END):
+            if (key[0] == _END) != bool(section) or (section and key[1:] != section):
+                wanted = f"{{{_END}{section}}} is missing before it" if section else "it ends nothing"
+                raise ValueError(f"the '{{{key}}}' at character {found.start() + 1} is out of place: {wanted}")
+            section = "" if key[0] == _END else key[1:]
+    if section:
+        raise ValueError(f"the section of '{section}' is not ended by {{{_END}{section}}}")
     parts.append((template[end:], False))
     return tuple((text, is_key) for text, is_key in parts if text)
 
 
 def _keys(template: str) -> tuple[str, ...]:
-    return tuple(part for part, is_key in parse(template) if is_key)
+    """All keys that a template names."""
+    return tuple(part.lstrip(_IF + _UNLESS + _END) for part, is_key in parse(template) if is_key)
+
+
+def _optional_keys(document: Document | None) -> set[str]:
+    """The keys that rows need not have: those that are named in sections of templates only."""
+    optional, always = set(), set()
+    for template in _templates(document):
+        inside = False
+        for part, is_key in parse(template):
+            if is_key and part[0] in (_IF, _UNLESS, _END):
+                inside = part[0] != _END
+                optional.add(part[1:])
+            elif is_key:
+                (optional if inside else always).add(part)
+    return optional - always
+
+
+def _templates(document: Document | None) -> tuple[str, ...]:
+    match document:
+        case Template():
+            return (document.template,)
+        case Prompt():
+            return document.prompt, document.response
+        case _:
+            return ()
 
 
 def _check_template(name: str, template: str, *, needs_key: bool) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from trainkit.data.chat_template import (
@@ -37,15 +38,21 @@ _ROLES = {
 }
 
 
-def make_chat(document: Chat, template: ChatTemplate, row: Mapping[str, Any], index: int) -> list[Piece] | Problem:
+def make_chat(
+    document: Chat, template: ChatTemplate, row: Mapping[str, Any], index: int, *, columns: bool = False
+) -> list[Piece] | Problem:
     """A row's conversation as the template writes it, with where in it what is learned begins and ends.
 
     Messages are `{"role": …, "content": …}` or ShareGPT's `{"from": …, "value": …}`. The template is given all that a
     message holds (but what is null: tables store that for what is not there), and all other keys of the row; `tools`
-    may be JSON in a string. What the template writes to end the assistant's turn is learned with it.
+    may be JSON in a string. What the template writes to end the assistant's turn is learned with it. A message may say
+    `"train": false` or `"weight": 0`: it is not learned, and the template is not given either. With `columns` nulls are
+    taken out of objects however deep, as tables store one for each key that another row's object has.
     """
     try:
+        row = _as_stored(row, document.key) if columns else row
         messages, values = _messages(row, document.key), _values(row, document.key)
+        trained = [_takes_part(message, f"{document.key}[{k}]") for k, message in enumerate(messages)]
         turns = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
         if not turns and document.learn != "all":
             roles = listed(dict.fromkeys(message["role"] for message in messages))
@@ -53,15 +60,22 @@ def make_chat(document: Chat, template: ChatTemplate, row: Mapping[str, Any], in
                 f"'{document.key}' has no turn of the assistant, so nothing to learn; roles found: {roles}",
                 hint='the assistant\'s turns have the role "assistant"; to learn the whole text: learn = "all"',
             )
+        wanted = _wanted(document, messages, trained, turns)
         messages, text = _as_taken(template, messages, values)
         if document.learn == "all":
             learned = [(0, len(text))]
         elif has_generation_blocks(template):
             learned = _enclosed(template, messages, values, text)
-            if document.learn == "last":
-                learned = learned[_blocks_before(template, messages[: turns[-1]], values) :]
+            if wanted != turns:
+                ends = {
+                    k: _blocks_before(template, messages[:after], values) for k, after in pairwise(turns) if k in wanted
+                }
+                learned = [
+                    block
+                    for k in wanted
+                    for block in learned[_blocks_before(template, messages[:k], values) : ends.get(k)]
+                ]
         else:
-            wanted = turns if document.learn == "assistant" else turns[-1:]
             learned = _added(document, template, messages, values, wanted, text)
         if not any(start < end for start, end in learned):
             raise TrainkitError(
@@ -70,6 +84,44 @@ def make_chat(document: Chat, template: ChatTemplate, row: Mapping[str, Any], in
     except TrainkitError as error:
         return error.problem, error.hint
     return [learned_in_part(index, text, learned)]
+
+
+def _takes_part(message: Message, where: str) -> bool | None:
+    """What a message says of whether it is learned, None where nothing; takes `train` and `weight` out of it."""
+    said = {key: message.pop(key) for key in ("train", "weight") if key in message}
+    for key, value in said.items():
+        if value not in ((False, True) if key == "train" else (0, 1)):
+            allowed = "true or false" if key == "train" else "0 or 1"
+            raise TrainkitError(f"the {key} of {where} is {value!r}; it may be {allowed}")
+    answers = {bool(value) for value in said.values()}
+    if len(answers) > 1:
+        raise TrainkitError(f"{where} says both train = {said['train']} and weight = {said['weight']}")
+    return answers.pop() if answers else None
+
+
+def _wanted(
+    document: Chat, messages: Sequence[Message], trained: Sequence[bool | None], turns: Sequence[int]
+) -> list[int]:
+    """Which of the assistant's turns are learned."""
+    for k, (message, train) in enumerate(zip(messages, trained, strict=True)):
+        where = f"{document.key}[{k}]"
+        if train and message["role"] != "assistant" and document.learn != "all":
+            raise TrainkitError(
+                f"{where} is to be learned, but it is of the role '{message['role']}'",
+                hint='only turns of the assistant can be; to learn the whole text: learn = "all"',
+            )
+        if train is False and document.learn == "all":
+            raise TrainkitError(
+                f'{where} is not to be learned, but document.learn = "all" learns the whole text',
+                hint='learn = "assistant" learns the turns that may be',
+            )
+    wanted = [k for k in (turns[-1:] if document.learn == "last" else turns) if trained[k] is not False]
+    if not wanted and turns and document.learn != "all":
+        raise TrainkitError(
+            f"'{document.key}' has nothing to learn: train = false or weight = 0 on each turn of the assistant"
+            + (" that counts, the last one" if document.learn == "last" else "")
+        )
+    return wanted
 
 
 def _messages(row: Mapping[str, Any], key: str) -> list[Message]:
@@ -108,6 +160,22 @@ def _message(found: Any, where: str) -> Message:
         elif not isinstance(value, str):
             raise TrainkitError(f"the {key} of {where} is {called(value)}, not a string", hint=_LOOKS)
     return message
+
+
+def _as_stored(row: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """A table's row without the nulls that stand for what is absent from objects in it. Those of the messages
+    themselves are left to `_message`."""
+    found = row.get(key)
+    given = {name: _without_absent(value) for name, value in row.items()}
+    if isinstance(found, list | tuple) and all(isinstance(message, Mapping) for message in found):
+        given[key] = [{name: _without_absent(value) for name, value in message.items()} for message in found]
+    return given
+
+
+def _without_absent(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_absent(each) for key, each in value.items() if each is not None}
+    return [_without_absent(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _without_nulls(found: Mapping[str, Any]) -> dict[str, Any]:

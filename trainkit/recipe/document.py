@@ -13,11 +13,14 @@ Keys = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 class Template(Spec):
-    """A text with keys of the row in braces."""
+    """A text with keys of the row in braces.
+
+    What stands between `{?key}` and `{/key}` is written only where the row has a value for the key; between `{!key}`
+    and `{/key}`, only where it has none: where the key is absent, null or blank."""
 
     type: Literal["template"]
     template: str
-    """Such as `"{instruction}\\n{output}"`; `{{` and `}}` are braces."""
+    """Such as `"{instruction}{?input}\\n{input}{/input}\\n{output}"`; `{{` and `}}` are braces."""
 
 
 class Prompt(Spec):
@@ -25,13 +28,15 @@ class Prompt(Spec):
 
     type: Literal["prompt"]
     prompt: str
-    """Template of what is given, such as `"### Question\\n{question}\\n### Answer\\n"`."""
+    """Template of what is given, such as `"### Question\\n{question}\\n### Answer\\n"`. Begin `response` with a space
+    rather than end this with one: most tokenizers have it in the token of the word behind it."""
     response: str
     """Template of what is learned, such as `"{answer}"`."""
 
 
 class Chat(Spec):
-    """A conversation: a list of `{"role": …, "content": …}`, written with a chat template."""
+    """A conversation: a list of `{"role": …, "content": …}`, written with a chat template. A message with
+    `"train": false` or `"weight": 0` is not learned."""
 
     type: Literal["chat"]
     key: str = "messages"

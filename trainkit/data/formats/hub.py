@@ -88,7 +88,7 @@ def rows(file: SourceFile, refuse: Refuse, span: Span | None) -> Rows:
     if dataset.column_names is not None and (needed := needed_keys(file.reading)) is not None:
         if problem := missing_column(file.reading, dataset.column_names):
             return refuse(problem)
-        dataset = dataset.select_columns(list(needed))
+        dataset = dataset.select_columns([name for name in needed if name in dataset.column_names])
     first = span.start if span else 0
     read = _streamed(dataset) if file.reading.hub.streaming else _stored(dataset, first, span.end if span else None)
     index = first
