@@ -243,7 +243,8 @@ def _keys(template: str) -> tuple[str, ...]:
 
 def _optional_keys(document: Document | None) -> set[str]:
     """The keys that rows need not have: those that are named in sections of templates only."""
-    optional, always = set(), set()
+    optional: set[str] = set()
+    always: set[str] = set()
     for template in _templates(document):
         inside = False
         for part, is_key in parse(template):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -98,9 +97,9 @@ class LoadedTokenizer:
     def _with_offsets(self) -> dict[bool, Tokenizer]:
         """By whether names of special tokens are these tokens."""
         made = {}
-        for special_tokens in (False, True):
-            made[special_tokens] = tokenizer = _parse(self.path, self._content)
-            tokenizer.encode_special_tokens = not special_tokens
+        for named in (False, True):
+            made[named] = tokenizer = _parse(self.path, self._content)
+            tokenizer.encode_special_tokens = not named
             # where no special tokens are added all it does is to leave spaces out of the places of tokens
             tokenizer.post_processor = None  # type: ignore[assignment]
         return made
