@@ -8,9 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import likeness
 import numpy as np
+import pytest
 import small
 
+from trainkit.data import vocabulary
+from trainkit.data.chat_template import ChatTemplate
+from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog, read
 from trainkit.infer.sampler import Sampler
 from trainkit.infer.sampling import Sampling
@@ -24,24 +29,37 @@ class Letters:
     def encode(self, text: str, /) -> list[int]:
         return [1 + ord(c) % (small.VOCAB - 1) for c in text]
 
+    def encode_batch(self, texts: Sequence[str], /, *, special_tokens: bool = False) -> list[list[int]]:
+        return [self.encode(text) for text in texts]
+
     def decode(self, ids: Sequence[int], /) -> str:
         return " ".join(map(str, ids))
 
 
 def sampler_of(
     run: Path,
-    *prompts: str,
+    *prompts: str | tuple[dict[str, str], ...],
     max_tokens: int = 4,
     context: int = small.LENGTH,
     begin: Sequence[int] = (),
     ends: tuple[int, ...] = (0,),
+    template: str | None = None,
+    codec: Any = None,
     **how: float,
 ) -> tuple[Sampler, EventLog]:
     log = EventLog(run, attempt=1)
     spec = Sample.model_validate({"prompts": prompts, "max_tokens": max_tokens, **how})
     on, compute = make_mesh(data=1, fsdp=1), jnp.dtype("float32")
     sampler = Sampler(
-        spec, codec=Letters(), begin=begin, ends=ends, context_length=context, compute=compute, mesh=on, log=log
+        spec,
+        codec=codec or Letters(),
+        begin=begin,
+        ends=ends,
+        context_length=context,
+        compute=compute,
+        mesh=on,
+        log=log,
+        template=None if template is None else ChatTemplate(template, "here"),
     )
     return sampler, log
 
@@ -120,3 +138,54 @@ def test_a_prompt_begins_as_a_text_of_training_and_a_sample_ends_as_one(tmp_path
     tokens = whole.split()
     ended = text_of(tmp_path / "ended", "qab", ends=(0, int(tokens[3])), **unlike)
     assert ended.split() == tokens[:3]
+
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+TALK = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"})
+
+
+def prompts_of(run: Path) -> list[str]:
+    return [event["prompt"] for event in read(run)]
+
+
+def test_a_prompt_may_be_a_conversation_and_a_text_what_the_user_says(tmp_path: Path) -> None:
+    state = small.state()
+    for name, how in (("texts", {}), ("chat", {"chat": True})):
+        (tmp_path / name).mkdir()
+        sampler, log = sampler_of(tmp_path / name, "Who?", TALK, template=TEMPLATE, **how)
+        for prompts in (None, ["typed"]):
+            sampler(state.params, state.frozen, key=state.key, step=3, prompts=prompts)
+        log.close()
+    talk = "<system>Be brief.\n<user>Who?\n<assistant>"
+    assert prompts_of(tmp_path / "texts") == ["Who?", talk, "typed"]
+    assert prompts_of(tmp_path / "chat") == ["<user>Who?\n<assistant>", talk, "<user>typed\n<assistant>"]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "how", "where"), [([TALK], {}, "sample.prompts"), (["a"], {"chat": True}, "sample.chat")]
+)
+def test_a_conversation_without_a_chat_template_is_told_before_training(
+    tmp_path: Path, prompts: Any, how: Any, where: str
+) -> None:
+    with pytest.raises(TrainkitError, match="there is no chat template") as caught:
+        sampler_of(tmp_path, *prompts, **how)
+    assert caught.value.where == where
+    with pytest.raises(TrainkitError, match="No systems!") as caught:
+        sampler_of(tmp_path, TALK, template="{{ raise_exception('No systems!') }}{{ messages }}")
+    assert caught.value.where == "sample.prompts"
+
+
+def test_the_name_of_a_special_token_in_a_prompt_is_that_token_and_begins_a_text_once(tmp_path: Path) -> None:
+    path = likeness.write("mistral", tmp_path / "mistral")
+    one, begin = likeness.mistral(), (likeness.mistral().id("<s>"),)
+    template = likeness.MISTRAL_TEMPLATE.replace("bos_token", "'<s>'")
+    codec = vocabulary.load(path)
+    sampler, log = sampler_of(tmp_path, "a", codec=codec, begin=begin, template=template, context=99, chat=True)
+    log.close()
+    (text, _) = sampler._prompts[0]
+    whole = one.tokenizer.encode("<s>[INST] a [/INST]", add_special_tokens=False).ids
+    assert text == "<s>[INST] a [/INST]" and sampler._ids(text) == whole
+    assert sampler._ids("[INST] a [/INST]")[:2] == [*begin, one.id("[INST]")]

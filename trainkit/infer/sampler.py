@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Protocol
 
 import equinox as eqx
 import jax
@@ -12,13 +13,20 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
+from trainkit.data.chat_template import ChatTemplate, render
+from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
+from trainkit.infer.chat import ChatCodec, closing
 from trainkit.infer.generate import NOTHING, TextCodec, bucket, generate, padded
 from trainkit.infer.sampling import Sampling
 from trainkit.infer.text import Transcript
 from trainkit.models.exact import cast
 from trainkit.parallel.mesh import replicated
-from trainkit.recipe.upkeep import Sample
+from trainkit.recipe.upkeep import ChatMessage, Sample
+
+
+class SampleCodec(TextCodec, ChatCodec, Protocol):
+    """What prompts ask of a tokenizer."""
 
 #: What samples draw random numbers for: see `train/step.py`.
 SAMPLES = 1
@@ -34,16 +42,24 @@ class Sampler:
         self,
         spec: Sample,
         *,
-        codec: TextCodec,
+        codec: SampleCodec,
         begin: Sequence[int],
         ends: tuple[int, ...],
         context_length: int,
         compute: jnp.dtype,
         mesh: Mesh,
         log: EventLog,
+        template: ChatTemplate | None = None,
     ) -> None:
-        """Of a model on the devices of `mesh`, with `begin` before every prompt, until one of the tokens `ends`."""
-        self._prompts = spec.prompts
+        """Of a model on the devices of `mesh`, with `begin` before every prompt, until one of the tokens `ends`.
+
+        Raises TrainkitError where a prompt is a conversation that `template` cannot write, or there is none.
+        """
+        self._template, self._chat = template, spec.chat
+        self._stop = closing(template, codec)[1] if template is not None else ()
+        self._prompts = [self._written(prompt) for prompt in spec.prompts]
+        if spec.chat:  # so that none that is typed later fails
+            self._written("")
         self._codec, self._begin, self._ends = codec, begin, ends
         self._mesh, self._log = mesh, log
         self._new_tokens = min(spec.max_tokens, context_length - 1)
@@ -64,23 +80,43 @@ class Sampler:
         """Write what the model with these parameters makes of `prompts`, where None of the recipe's, at `step`."""
         # a key for the purpose and then for the step, as in `train/step.py`: no two of them are the same
         key = jax.random.fold_in(jax.random.fold_in(key, SAMPLES), step)
-        prompts, size = self._prompts if prompts is None else prompts, len(self._prompts)
-        for first in range(0, len(prompts), size):
+        asked = self._prompts if prompts is None else [self._written(prompt) for prompt in prompts]
+        size = len(self._prompts)
+        for first in range(0, len(asked), size):
             started = time.perf_counter()
-            some = prompts[first : first + size]
-            ids = [self._ids(prompt) for prompt in some]
+            some = asked[first : first + size]
+            ids = [self._ids(text) for text, _ in some]
             # rows that are not asked for have no tokens, and have ended before they began
             width = bucket(max(map(len, ids)), most=self._context_length - self._new_tokens)
             rows, lengths = padded([*ids, *[[]] * (size - len(some))], width)
             with jax.set_mesh(self._mesh):  # as in a step, by the mesh each device knows its rows
                 tokens = np.asarray(self._continued(params, frozen, rows, lengths, key))
             seconds = round(time.perf_counter() - started, 3)
-            for prompt, before, new in zip(some, ids, tokens.tolist(), strict=False):
-                transcript = Transcript(self._codec, before)
+            for (text, stop), before, new in zip(some, ids, tokens.tolist(), strict=False):
+                transcript = Transcript(self._codec, before, stop=stop)
                 transcript.add([t for t in new if t != NOTHING and t not in self._ends], last=True)
-                self._log.write("sampled", step=step, prompt=prompt, text=transcript.text, seconds=seconds)
+                self._log.write("sampled", step=step, prompt=text, text=transcript.text, seconds=seconds)
 
-    def _ids(self, prompt: str) -> list[int]:
-        ids, room = self._codec.encode(prompt), self._context_length - self._new_tokens - len(self._begin)
+    def _written(self, prompt: str | Sequence[ChatMessage]) -> tuple[str, Sequence[str]]:
+        """The text that is continued, and the strings that end what comes of it."""
+        if isinstance(prompt, str) and not self._chat:
+            return prompt, ()
+        if self._template is None:
+            raise TrainkitError(
+                "a sample is to be of a conversation, and there is no chat template",
+                where="sample.chat" if isinstance(prompt, str) else "sample.prompts",
+                hint="put a chat_template.jinja beside the tokenizer, or give prompts as text",
+            )
+        said = [ChatMessage(role="user", content=prompt)] if isinstance(prompt, str) else prompt
+        messages = [message.model_dump() for message in said]
+        try:
+            return render(self._template, messages, add_generation_prompt=True), self._stop
+        except TrainkitError as error:
+            raise TrainkitError(error.problem, where="sample.prompts", hint=error.hint) from error
+
+    def _ids(self, text: str) -> list[int]:
+        (ids,) = self._codec.encode_batch([text], special_tokens=True)
+        ids = ids[len(self._begin) :] if tuple(ids[: len(self._begin)]) == tuple(self._begin) else ids
+        room = self._context_length - self._new_tokens - len(self._begin)
         # of one that is too long the end, which begins as every text
         return [*self._begin, *ids[max(0, len(ids) - room) :]] or [self._codec.end_of_text]

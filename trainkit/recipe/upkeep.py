@@ -46,13 +46,25 @@ class Evaluate(Spec):
     and on resume, drawn by `run.seed`. All of it where not given."""
 
 
+class ChatMessage(Spec):
+    role: str
+    """Who says it, such as `"user"`, `"system"` or `"assistant"`."""
+    content: str
+    """What is said; the name of a special token is that token, as in training."""
+
+
 class Sample(Spec):
     """Text from the model as it is now, at these steps and at the end."""
 
     every: Count | None = None
     """Steps from one sample to the next; only at the end where not given."""
-    prompts: Annotated[tuple[str, ...], Field(min_length=1)] = ("\n",)
-    """Each is continued."""
+    prompts: Annotated[
+        tuple[str | Annotated[tuple[ChatMessage, ...], Field(min_length=1)], ...], Field(min_length=1)
+    ] = ("\n",)
+    """Each is continued: a text, or a conversation, `[{ role = "user", content = "…" }]`, which the chat template
+    writes as in training, up to where the assistant answers. The name of a special token in it is that token."""
+    chat: bool = False
+    """Whether a prompt that is a text is what the user says in a conversation, as is one typed in the dashboard."""
     max_tokens: Count = 100
     """Tokens to continue with, at most."""
     temperature: NotNegative = 0.8
@@ -65,6 +77,11 @@ class Sample(Spec):
     """Only those are drawn from that are at least this many times as likely as the likeliest."""
     repetition_penalty: Positive = 1.0
     """Above 1, tokens that were there before become less likely."""
+
+    @property
+    def has_conversations(self) -> bool:
+        """Whether it takes a chat template to write its prompts."""
+        return self.chat or not all(isinstance(prompt, str) for prompt in self.prompts)
 
 
 class Statistics(Spec):

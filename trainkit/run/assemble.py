@@ -36,7 +36,7 @@ from trainkit.run.replan import choice_before
 from trainkit.run.rescue import Rescue, explained
 from trainkit.run.start import Start
 from trainkit.run.state import new_or_restored
-from trainkit.run.texts import check_texts, keep_tokenizer, texts_of
+from trainkit.run.texts import chat_of, check_texts, keep_tokenizer, template_of, texts_of, usable_template
 from trainkit.tasks import check_learnable
 from trainkit.track.projections import asked, require
 from trainkit.track.sidecar import Sidecars
@@ -256,9 +256,10 @@ def _evaluator(
 
 
 def _sampler(recipe: Recipe, directory: Path, cache: caches.Cache, built: Built, *, log: EventLog) -> Sample:
-    texts = texts_of(recipe, directory, cache.tokenizer)
+    texts, spec = texts_of(recipe, directory, cache.tokenizer), recipe.sample or upkeep.Sample()
+    find = template_of if spec.has_conversations else usable_template
     sampler = Sampler(
-        recipe.sample or upkeep.Sample(),
+        spec,
         codec=cache.tokenizer,
         begin=texts.begin,
         ends=texts.ends,
@@ -266,6 +267,7 @@ def _sampler(recipe: Recipe, directory: Path, cache: caches.Cache, built: Built,
         compute=built.compute,
         mesh=built.mesh,
         log=log,
+        template=find(chat_of(recipe), (directory,)),
     )
     return lambda state, step, prompts=None: sampler(
         state.params, state.frozen, key=state.key, step=step, prompts=prompts

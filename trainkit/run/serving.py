@@ -56,8 +56,11 @@ class Served:
     """Where files of the tokenizer are, such as a chat template."""
 
     def prompt(self, text: str) -> list[int]:
-        """A text to go on with; an empty one is the token after which documents begin."""
-        return [*self.begin, *self.codec.encode(text)] or [self.codec.end_of_text]
+        """A text to go on with, in which the name of a special token is that token; an empty one is the token after
+        which documents begin."""
+        (ids,) = self.codec.encode_batch([text], special_tokens=True)
+        ids = ids if tuple(ids[: len(self.begin)]) == self.begin else [*self.begin, *ids]
+        return ids or [self.codec.end_of_text]
 
     def template(self) -> ChatTemplate:
         """Raises TrainkitError where it has none, or none that can be used."""
