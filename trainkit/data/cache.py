@@ -224,7 +224,7 @@ def find(recipe: Recipe) -> Cache | None:
     return Cache(recipe, codec, sets)
 
 
-def _prepare(recipe: Recipe, progress: Tell, check: Check | None) -> tuple[Cache, Sequence[Set]]:
+def _prepare(recipe: Recipe, progress: Tell, check: Check | None = None) -> tuple[Cache, Sequence[Set]]:
     """Read the sources, and find or train the tokenizer; nothing is tokenised yet."""
     directory = Path(recipe.data.cache)
     storage.check_format(directory, shards.FORMAT)
