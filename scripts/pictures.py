@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import os
 import re
+import socket
 import tempfile
 from collections.abc import Awaitable, Callable
 from itertools import groupby
@@ -31,6 +32,8 @@ from trainkit.dashboard.runs.browse import Opened
 from trainkit.dashboard.runs.leaderboard import Arrangement
 from trainkit.dashboard.runs.shelf import Shelf
 from trainkit.events.log import EventLog
+from trainkit.events.process import process_started
+from trainkit.events.schema import SCHEMA
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 GUIDE = DOCS / "dashboard.md"
@@ -125,6 +128,10 @@ def write_keys(guide: Path) -> None:
         run = Path(directory) / "runs" / "any"
         run.mkdir(parents=True)
         log = EventLog(run, attempt=1)
+        log.write(  # a run at work: others take no orders
+            "run_started", step=0, schema=SCHEMA, name=run.name, pid=os.getpid(), host=socket.gethostname(), recipe="",
+            process_started=process_started(os.getpid()), resumed_from=None, versions={}, orders=[],
+        )  # fmt: skip
         for step in (1, 2, 3):
             log.write("step", step=step, metrics={"train/loss": 1 / step})
         log.close()

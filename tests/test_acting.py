@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,10 +12,12 @@ import pytest
 from pages import notices
 from textual.pilot import Pilot
 from textual.widgets import Input, Static
+from textual.widgets._footer import FooterKey
 from viewer import WAITING, answered, drive, trainer, until, write_run
 
 from trainkit.dashboard.acting import present_rate
-from trainkit.dashboard.app import Dashboard
+from trainkit.dashboard.app import NAMES, Dashboard
+from trainkit.dashboard.commands import keys_in_force
 from trainkit.dashboard.replay import Replay
 from trainkit.dashboard.screens import Ask, Confirm
 from trainkit.dashboard.terminal import farewell
@@ -187,6 +191,56 @@ def test_who_may_only_look_orders_nothing_and_is_told_so(run: Path, orders: list
 
     drive(run, steps, **({"readonly": True} if why == "readonly" else {"replay": Replay(run)}))
     assert orders == []
+
+
+def footer(dashboard: Dashboard) -> set[str]:
+    return {key.description for key in dashboard.screen.query(FooterKey)}
+
+
+COMMANDS = {"stop", "save", "pause", "evaluate"}
+
+
+@pytest.mark.parametrize("end", ["finished", "stopped", "failed"])
+def test_a_run_that_ends_while_it_is_watched_is_offered_no_commands_any_more(run: Path, end: str) -> None:
+    last = {"type": "run_finished", "t": time.time(), "step": 300, "attempt": 1, "status": end, "exit_code": 0}
+
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        assert footer(dashboard) >= COMMANDS
+        with (run / NAME).open("a") as file:
+            file.write(json.dumps({**last, "message": ""}) + "\n")
+        await until(lambda: not footer(dashboard) & COMMANDS, pilot)
+        assert not {key.name for key in keys_in_force(dashboard.screen)} & {*COMMANDS, "sample", "rate", "decay"}
+        await pilot.press("S")
+        await pilot.press("p")
+        await pilot.pause()
+        assert len(dashboard.screen_stack) == 1, "nobody is asked whether to stop what has ended"
+        advice = "--set train.steps=" if end == "finished" else f"trainkit resume {run}"
+        assert [advice in told.message for told in dashboard._notifications] == [True, True]
+
+    drive(run, steps, size=(130, 40))
+
+
+def test_a_crashed_run_is_offered_no_commands(tmp_path: Path) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        assert dashboard.state == "crashed"
+        await until(lambda: not footer(dashboard) & COMMANDS, pilot)
+        await pilot.press("p")
+        await pilot.pause()
+        assert "resume it first" in notices(dashboard)
+
+    started, *rest = fake_run.events(30, total=60)
+    drive(fake_run.write(tmp_path / "crashed", [{**started, "process_started": 1.0}, *rest]), steps, size=(130, 40))
+
+
+@pytest.mark.parametrize("why", ["readonly", "replay"])
+def test_who_may_only_look_is_offered_no_key_that_changes_the_run(run: Path, why: str) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        assert not footer(dashboard) & COMMANDS
+        await pilot.press(str(NAMES.index("checkpoints") + 1))
+        await until(lambda: "verify" in footer(dashboard), pilot)
+        assert "keep" not in footer(dashboard)
+
+    drive(run, steps, size=(130, 40), **({"readonly": True} if why == "readonly" else {"replay": Replay(run)}))
 
 
 def test_the_present_factor_is_the_last_that_was_ordered() -> None:

@@ -17,6 +17,7 @@ from textual.actions import parse
 from textual.app import App
 from textual.binding import Binding
 from textual.dom import DOMNode
+from viewer import write_run
 
 import trainkit.dashboard
 from trainkit.dashboard.app import NAMES, Dashboard
@@ -65,9 +66,8 @@ CONTEXTS = {
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    for name in ("quickstart", "other"):
-        fake_run.write(tmp_path / "runs" / name, fake_run.events(40, total=40))
-    return tmp_path / "runs" / "quickstart"
+    fake_run.write(tmp_path / "runs" / "other", fake_run.events(40, total=40))
+    return write_run(tmp_path / "runs" / "quickstart", steps=40)  # one at work: others take no orders
 
 
 def declared() -> set[Bound]:

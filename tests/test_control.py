@@ -203,6 +203,15 @@ def test_without_a_trainer_the_error_says_how_to_go_on(tmp_path: Path) -> None:
             send(directory, "save")
 
 
+def test_an_order_to_a_finished_run_advises_what_resume_takes(tmp_path: Path) -> None:
+    log = EventLog(tmp_path, attempt=1)
+    log.write("run_finished", step=3, status="finished", exit_code=0, message="")
+    log.close()
+    with pytest.raises(TrainkitError, match="it is finished") as raised:
+        send(tmp_path, "pause")
+    assert "--set train.steps=" in raised.value.hint
+
+
 def test_a_busy_trainer_is_a_timeout_and_still_gets_the_order(server: Server, tmp_path: Path) -> None:
     with pytest.raises(TrainkitError, match="between steps"):
         send(tmp_path, "stop", timeout=0.1)

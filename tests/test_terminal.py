@@ -191,6 +191,15 @@ def test_a_viewer_that_is_killed_and_a_terminal_that_is_closed_leave_shell_and_r
     assert send(run, "stop").ok
 
 
+@pytest.mark.parametrize(("before", "after"), [("TERM=dumb", ""), ("", "2> errors.txt")])
+def test_where_no_dashboard_can_be_drawn_a_run_is_trained_and_told_as_lines(
+    terminal: Terminal, before: str, after: str
+) -> None:
+    command = f"{shlex.quote(sys.executable)} -m trainkit run tiny.toml --set train.steps=3"
+    terminal.type(f"{before} {command} {after}; echo ended with $?")
+    terminal.until(partial(tells, "ended with 0", "finished at step 3"))
+
+
 def test_a_finished_run_is_replayed_and_goes_to_a_step(tmp_path: Path, terminal: Terminal) -> None:
     fake_run.write(tmp_path / "runs" / "fake", fake_run.events(300, total=300))
     terminal.trainkit("watch fake --replay")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from trainkit.dashboard import terminal
 from trainkit.errors import DONE, WRONG_INPUT, TrainkitError
 from trainkit.events.log import read
 from trainkit.hub.recipe import load, notes
@@ -57,9 +58,9 @@ def run(
 
 
 def follow(directory: Path, start: Start, output: Output | None, detach: bool) -> int:
-    """Train the run in `directory` and show it: here as lines, or in a process of its own under the dashboard."""
-    terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    if not detach and (output or ("dashboard" if terminal else "plain")) != "dashboard":
+    """Train the run in `directory` and show it: in a process of its own under the dashboard, or here as lines, which is
+    what is done by itself where the dashboard cannot be drawn."""
+    if not detach and (output or ("plain" if terminal.lacking() else "dashboard")) != "dashboard":
         from trainkit.cli.lines import Lines
 
         with Lines(directory, as_json=output == "json") as lines:
@@ -71,9 +72,7 @@ def follow(directory: Path, start: Start, output: Output | None, detach: bool) -
         how = f"trainkit watch {typed(directory)}"
         print(f"{directory.name} is training as process {trainer.pid}; look at it: {how}", file=sys.stderr)
         return DONE
-    from trainkit.dashboard.terminal import watch
-
-    watch(directory)
+    terminal.watch(directory)
     code = trainer.poll()
     if code == WRONG_INPUT:
         # where it was and how to mend it are in the message

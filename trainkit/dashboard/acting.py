@@ -14,9 +14,9 @@ from trainkit.dashboard.habits import Habits
 from trainkit.dashboard.screens import Ask, Confirm
 from trainkit.dashboard.themed import Themed
 from trainkit.errors import TrainkitError
-from trainkit.events.client import Reply, send
+from trainkit.events.client import Reply, longer, send
 from trainkit.events.orders import Name, order
-from trainkit.events.view import View
+from trainkit.events.view import State, View
 
 if TYPE_CHECKING:
     from trainkit.dashboard.pages import Page
@@ -32,6 +32,10 @@ RATE = "A factor of the schedule's rate: any number above 0. It is {now} at pres
 
 #: Seconds for which an order is said to be waiting, unless it is answered: longer than it is waited for.
 WAITING = 90.0
+#: The actions that need a trainer.
+ORDERS = frozenset({"stop", "order", "pause", "sample", "rate", "decay"})
+#: Those of pages that change the run without one.
+CHANGES = frozenset({"mark"})
 
 
 class Answer(NamedTuple):
@@ -43,7 +47,10 @@ class Answer(NamedTuple):
 
 
 class Acting(Themed[None]):
-    """Needs to know what may not be done, and why, and the view as it is."""
+    """Needs to know what may not be done, and why, and the view as it is.
+
+    Keys that can do nothing now are in no footer, help or palette; whoever presses one is told why.
+    """
 
     BINDING_GROUP_TITLE = "the run"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -57,7 +64,7 @@ class Acting(Themed[None]):
     ]
 
     def __init__(self, run_directory: Path, habits: Habits, *, forbidden: str = "", ascii_only: bool = False) -> None:
-        """`forbidden` says why nothing may be ordered; empty where all may."""
+        """`forbidden` says why this viewer may change nothing; empty where it may."""
         super().__init__(habits, ascii_only=ascii_only)
         self._run_directory, self._forbidden = run_directory, forbidden
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
@@ -66,6 +73,21 @@ class Acting(Themed[None]):
     def view(self) -> View:
         """The run, as far as its log has been read."""
         raise NotImplementedError
+
+    @property
+    def state(self) -> State:
+        """What the run is doing."""
+        raise NotImplementedError
+
+    @property
+    def forbidden(self) -> str:
+        """Why nothing can be ordered now; empty where something can."""
+        return self._forbidden or without_trainer(self.state, self._run_directory)
+
+    def offers(self, action: str) -> bool:
+        if action.partition("(")[0] in ORDERS:
+            return not self.forbidden
+        return action not in CHANGES or not self._forbidden
 
     def action_stop(self) -> None:
         self._confirm("stop", Confirm("Stop this run?", STOP, yes="stop"))
@@ -131,19 +153,32 @@ class Acting(Themed[None]):
             self.push_screen(question, answered)
 
     def on_page_act(self, event: Page.Act) -> None:
-        if self._may():
+        if self._may(self._forbidden):
             event.do()
 
-    def _may(self) -> bool:
-        if self._forbidden:
-            self.notify(self._forbidden, severity="warning", markup=False)
-        return not self._forbidden
+    def _may(self, forbidden: str | None = None) -> bool:
+        """Whether nothing forbids it, by default an order; what does is shown."""
+        forbidden = self.forbidden if forbidden is None else forbidden
+        if forbidden:
+            self.notify(forbidden, severity="warning", markup=False)
+        return not forbidden
 
     def _send(self, command: Name, argument: str | None, waiting: Notification) -> None:
         try:
             self._answers.put(Answer(command, send(self._run_directory, command, argument), waiting))
         except TrainkitError as error:
             self._answers.put(Answer(command, error, waiting))
+
+
+def without_trainer(state: State, run: Path) -> str:
+    """Why a run in this state takes no orders, and what to do instead; empty where its trainer is at work."""
+    match state:
+        case "finished":
+            return f"the run is finished; make it longer: {longer(run)}"
+        case "stopped" | "interrupted" | "failed" | "crashed":
+            ended = {"stopped": "has stopped", "interrupted": "was interrupted"}.get(state, state)
+            return f"the run {ended}; resume it first: trainkit resume {run}"
+    return ""
 
 
 def present_rate(view: View) -> str:

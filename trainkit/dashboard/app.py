@@ -94,6 +94,8 @@ class Dashboard(ChartKeys, Replaying, Acting):
         self._drawn_at = float("-inf")
         self._key_waits = False
         self._more: Timer | None = None
+        #: Why nothing could be ordered when the footer was drawn last.
+        self._forbade = self._forbidden
 
     def compose(self) -> ComposeResult:
         yield self._header
@@ -178,6 +180,9 @@ class Dashboard(ChartKeys, Replaying, Acting):
         self._header.show(view, state=source.state(now), now=now, read=read, problem=source.problem)
         if self.replay:
             self._tabs.tell(replaying.told(self.replay))
+        if (forbidden := self.forbidden) != self._forbade:
+            self._forbade = forbidden
+            self.refresh_bindings()
         drawn, moment = _happened(view), time.monotonic()
         at_once = everything or (read is None and drawn != self._drawn)
         charts = at_once or moment - self._drawn_at >= DRAW

@@ -33,9 +33,10 @@ def keys_in_force(screen: Screen[Any]) -> list[Key]:
     """Every action that a key of the page in front or of the application does now, group by group, the page's first."""
     found: dict[tuple[DOMNode, str], list[str]] = {}
     told: dict[tuple[DOMNode, str], tuple[str, str]] = {}
+    app = cast("Themed[Any]", screen.app)
     for active in screen.active_bindings.values():
         node, binding = active.node, active.binding
-        if binding.system or not active.enabled or not isinstance(node, Page | App):
+        if binding.system or not active.enabled or not isinstance(node, Page | App) or not app.offers(binding.action):
             continue
         where = node, binding.action
         found.setdefault(where, []).append(screen.app.get_key_display(binding))

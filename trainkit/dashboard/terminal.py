@@ -96,13 +96,19 @@ def require_terminal(hint: str) -> None:
     Raises:
         TrainkitError: with `hint`, what to do instead.
     """
+    if lack := lacking():
+        raise TrainkitError(f"the dashboard needs a terminal, and {lack}", hint=hint)
+
+
+def lacking() -> str:
+    """What the dashboard lacks to be drawn here; empty where it lacks nothing."""
     streams = {"stdin": sys.__stdin__, "stdout": sys.__stdout__, "stderr": sys.__stderr__}
     for name, stream in streams.items():
         if stream is None or not stream.isatty():
-            raise TrainkitError(f"the dashboard needs a terminal, and {name} is not a terminal", hint=hint)
+            return f"{name} is not a terminal"
     if (term := os.environ.get("TERM", "")) in ("", "dumb", "unknown"):
-        found = f"TERM is {term!r}, which cannot move its cursor"
-        raise TrainkitError(f"the dashboard needs a terminal, and {found}", hint=hint)
+        return f"TERM is {term!r}, which cannot move its cursor"
+    return ""
 
 
 def guarded(show: Callable[[], None]) -> None:

@@ -82,6 +82,10 @@ class Themed(App[T]):
     def action_leave(self) -> None:
         self.exit()
 
+    def offers(self, action: str) -> bool:
+        """Whether the footer, the help and the palette tell of the keys that do this: it can be done now."""
+        return True
+
     def action_help(self) -> None:
         self.push_screen(Help(keys_in_force(self.screen)))
 

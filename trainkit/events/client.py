@@ -10,7 +10,13 @@ from typing import NamedTuple
 
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.control import LONGEST_LINE, NAME, address
+from trainkit.events.log import last_end
 from trainkit.events.orders import Order, order
+
+
+def longer(run_directory: Path) -> str:
+    """The command that goes on with a finished run."""
+    return f"trainkit resume {run_directory} --set train.steps=…"
 
 
 class Reply(NamedTuple):
@@ -26,11 +32,6 @@ def send(run_directory: Path, command: str, argument: str | float | None = None,
             somebody else, or it does not answer in time.
     """
     line = _line(order(command, argument))
-    gone = TrainkitError(
-        "no trainer is at work on this run",
-        where=str(run_directory),
-        hint=f"go on with it: trainkit resume {run_directory}",
-    )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout)
         try:
@@ -39,7 +40,7 @@ def send(run_directory: Path, command: str, argument: str | float | None = None,
             connection.sendall(line)
             answer = _receive(connection, until=time.monotonic() + timeout)
         except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
-            raise gone from None
+            raise _gone(run_directory) from None
         except PermissionError:
             raise TrainkitError(
                 "this trainer takes orders from its owner only",
@@ -66,6 +67,15 @@ def send(run_directory: Path, command: str, argument: str | float | None = None,
             hint=f"what happened is in the log: trainkit watch {run_directory}",
             exit_code=FAILED,
         ) from None
+
+
+def _gone(run_directory: Path) -> TrainkitError:
+    finished = last_end(run_directory) == "finished"
+    return TrainkitError(
+        "no trainer is at work on this run" + (", it is finished" if finished else ""),
+        where=str(run_directory),
+        hint=f"make it longer: {longer(run_directory)}" if finished else f"go on: trainkit resume {run_directory}",
+    )
 
 
 def _receive(connection: socket.socket, *, until: float) -> bytes:

@@ -169,11 +169,22 @@ def of_kinds(run_directory: Path, *kinds: str) -> Iterator[Event]:
 
 def last_attempt(run_directory: Path) -> int:
     """Number of the attempt that wrote the newest event; 0 where there is none."""
+    return max((event["attempt"] for event in _newest(run_directory)), default=0)
+
+
+def last_end(run_directory: Path) -> str | None:
+    """How the newest attempt ended; None where it has not, or does not say so."""
+    ends = [e for e in _newest(run_directory) if e["type"] in ("run_started", "run_finished")]
+    return ends[-1].get("status") if ends else None
+
+
+def _newest(run_directory: Path) -> list[Event]:
+    """The last events, at least one where there is any."""
     size, back = _size(run_directory / NAME), 1 << 16
     while True:  # the last line alone may be longer than any number of bytes
         events = Tail(run_directory, offset=max(0, size - back)).poll(limit_bytes=back)
         if events or back >= size:
-            return max((event["attempt"] for event in events), default=0)
+            return events
         back *= 8
 
 

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any, cast
+
+from textual.app import ComposeResult
 from textual.widgets import Footer as AllKeys
 from textual.widgets._footer import FooterKey
 
+if TYPE_CHECKING:
+    from trainkit.dashboard.themed import Themed
+
 
 class Footer(AllKeys):
-    """As many keys as there is room for, none of them cut; the rest is told by the help, which has the right end."""
+    """As many keys as there is room for, none of them cut; the rest is told by the help, which has the right end. Keys
+    that can do nothing now are left out."""
+
+    def compose(self) -> ComposeResult:
+        app = cast("Themed[Any]", self.app)
+        for key in super().compose():
+            if not isinstance(key, FooterKey) or app.offers(key.action):
+                yield key
 
     async def recompose(self) -> None:
         await super().recompose()

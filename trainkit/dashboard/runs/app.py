@@ -251,6 +251,9 @@ class Runs(Themed[Choice]):
         event.input.display = bool(event.value)
         self.screen.set_focus(None)
 
+    def offers(self, action: str) -> bool:
+        return action != "delete" or not self._readonly
+
     def action_delete(self) -> None:
         """Ask whether the chosen run is to be deleted."""
         if self._readonly:
