@@ -45,6 +45,14 @@ def dots(lines: Sequence[str]) -> int:
     return sum((ord(c) - 0x2800).bit_count() for line in lines for c in line if 0x2800 < ord(c) < 0x2900)
 
 
+def test_marks_of_several_kinds_at_one_step_are_all_in_sight() -> None:
+    kinds = {"evaluation": "◦", "checkpoint": "◆", "command": "▸"}
+    marks = [Marker(step, kind, "") for step in (25, 50, 75) for kind in kinds]
+    marks += [Marker(step, "alert", "") for step in (25, 75)]
+    axis = picture(series([1.0] * 100), width=80, height=10, marks=marks)[-2]
+    assert [axis.count(sign) for sign in (*kinds.values(), "!")] == [3, 3, 3, 2]
+
+
 def test_small_pictures_are_as_drawn_by_hand() -> None:
     reduced = envelope(points(series([0, 1, 2, 3])), window=Window(0, 3), columns=4)
     drawn = braille.line(reduced, y_range=(0, 3), rows=4, columns=4)

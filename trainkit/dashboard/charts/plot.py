@@ -31,6 +31,8 @@ MARKS = {
     "resume": ("»", theme.WARN),
     "alert": ("!", theme.BAD),
 }
+#: Cells by which a mark may stand beside its step.
+ASIDE = 2
 ABOVE, BELOW, BROKEN, CROSS = "▲", "▼", "×", "│"
 
 _Style = Callable[[str], Style]
@@ -76,7 +78,8 @@ class Picture:
         if len(self.axis) != len(other.axis):
             return None
         drawn = (self.characters != other.characters).any(axis=1) | (self.paint != other.paint).any(axis=1)
-        told = [ours != theirs for ours, theirs in zip(self.labels, other.labels, strict=True)]
+        labels = zip(self.labels, other.labels, strict=True)
+        told = np.fromiter((ours != theirs for ours, theirs in labels), dtype=bool)  # of no rows too
         below = [ours != theirs for ours, theirs in zip(self.axis, other.axis, strict=True)]
         return [line for line, differs in enumerate([*(drawn | told).tolist(), *below]) if differs]
 
@@ -244,6 +247,21 @@ def x_ticks(window: Window, *, most: int) -> list[ticks.Tick]:
     return ticks.steps(window.low, window.high, most=most)
 
 
+def _places(marks: Sequence[Marker], window: Window, plot: int) -> dict[int, str]:
+    """The cells of marks, and their kinds. Where several kinds fall on one cell, the most important has it, and each
+    other one the nearest that is free, up to `ASIDE` cells away."""
+    places: dict[int, str] = {}
+    for kind in reversed(MARKS) if marks else ():
+        steps = np.fromiter((mark.step for mark in marks if mark.kind == kind), dtype=np.float64)
+        cells = np.unique(_cells(steps, window, plot)).tolist()
+        for cell in [cell for cell in cells if places.setdefault(cell, kind) != kind]:
+            near = (cell + sign * far for far in range(1, ASIDE + 1) for sign in (1, -1))
+            free = next((other for other in near if 0 <= other < plot and other not in places), None)
+            if free is not None:
+                places[free] = kind
+    return places
+
+
 def _axis(window: Window, marks: Sequence[Marker], style: _Style, *, gutter: int, plot: int) -> list[Strip]:
     """The line under the plot with its ticks and marks, and the labels under that."""
     width = gutter + plot
@@ -257,9 +275,7 @@ def _axis(window: Window, marks: Sequence[Marker], style: _Style, *, gutter: int
             if start >= free:
                 labels[start : start + len(text)] = text
                 free = start + len(text) + 1
-    for kind, (symbol, color) in MARKS.items() if marks else ():
-        steps = np.fromiter((mark.step for mark in marks if mark.kind == kind), dtype=np.float64)
-        for cell in np.unique(_cells(steps, window, plot)).tolist():
-            line[gutter + cell], colors[gutter + cell] = symbol, color
+    for cell, kind in _places(marks, window, plot).items():
+        line[gutter + cell], colors[gutter + cell] = MARKS[kind]
     axis = Strip([Segment(c, style(color)) for c, color in zip(line, colors, strict=True)], width).simplify()
     return [axis, Strip([Segment("".join(labels), style(theme.DIM))], width)]
