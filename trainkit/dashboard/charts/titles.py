@@ -26,6 +26,8 @@ Part = tuple[str, str]
 #: The last words of a metric of which less, or more, is better, and of one that is a share.
 LESS = re.compile(r"loss|perplexity|bits_per_byte|error|data_wait")
 MORE = re.compile(r"accuracy|reward|score|margin|f1$|mfu$")
+#: Metrics that tell how fast single steps are.
+TIMED = ("throughput/", "time/")
 SHARE = re.compile(r"accuracy|mfu$|share$")
 
 
@@ -38,7 +40,7 @@ class Piece(NamedTuple):
 
 class Facts(NamedTuple):
     """What a title tells of the finite values in a window. `change` is the mean of its first tenth and of its last;
-    None of a single point."""
+    None of a single point; `median` is that of the points, or of the means of buckets."""
 
     last: float
     low: float
@@ -46,6 +48,7 @@ class Facts(NamedTuple):
     high: float
     high_at: float
     change: tuple[float, float] | None
+    median: float
 
 
 class Reading(NamedTuple):
@@ -113,6 +116,7 @@ def facts(series: Series, window: Window | None = None) -> Facts | None:
         low=float(low[lowest]), low_at=float(low_at[lowest]),
         high=float(high[highest]), high_at=float(high_at[highest]),
         change=_change(steps[there][good], total, count),
+        median=float(np.median(total / count)),
     )  # fmt: skip
 
 
@@ -170,7 +174,10 @@ def told_reading(metric: str, found: Reading | None) -> Part:
 
 
 def told_best(metric: str, found: Facts) -> str:
-    """The best value and its step; of a metric of which neither is better, the extremes."""
+    """The best value and its step; of a metric of which neither is better, the extremes; of how fast steps are the
+    median, because the best is that of a single step, such as the first after a pause."""
+    if metric.startswith(TIMED):
+        return f"median {told_value(metric, found.median)}"
     which, low, high = goal(metric), told_value(metric, found.low), told_value(metric, found.high)
     if which is None:
         return f"min {low}  max {high}"
