@@ -144,6 +144,15 @@ def test_the_time_left_counts_steps_and_not_the_evaluations_between_them() -> No
     assert View().eta is None
 
 
+def test_a_run_took_the_time_of_all_its_attempts_and_not_that_between_them() -> None:
+    view = View()
+    first, second = fake_run.events(100, total=200), fake_run.events(200, attempt=2, resumed_from=50)
+    for event in [*first, *second]:
+        reduce(view, event)
+    assert second[0]["t"] - first[-1]["t"] > 1000
+    assert view.took == pytest.approx(sum(events[-1]["t"] - events[0]["t"] for events in (first, second)))
+
+
 def test_states_are_told_from_events_and_the_process() -> None:
     events = fake_run.events(5, total=600)
     now = events[-1]["t"] + 1

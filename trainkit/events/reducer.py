@@ -25,6 +25,9 @@ TOLD = frozenset({
 
 def reduce(view: View, event: Event) -> None:
     """Fold one event into `view`, in constant time but for the first of a resumed attempt."""
+    if event["type"] == "run_started":
+        view.earlier = view.took or 0.0
+        view.started = event["t"]
     view.last_event = event["t"]
     view.attempt = event["attempt"]
     view.pace.add(event)
@@ -48,7 +51,6 @@ def _run_started(view: View, event: Event) -> None:
     view.name, view.host = event["name"], event["host"]
     view.pid, view.process_started = event["pid"], event["process_started"]
     view.versions = {plain.inert(name): plain.inert(version) for name, version in event["versions"].items()}
-    view.started = event["t"]
     view.activity, view.finished, view.message = "starting", None, ""
     view.paused = view.stopping = False
     view.saving = None

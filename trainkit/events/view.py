@@ -89,6 +89,8 @@ class View:
     #: Unix seconds of the first event of this attempt and of the last event.
     started: float | None = None
     last_event: float | None = None
+    #: Seconds that earlier attempts took, the time between them not counted.
+    earlier: float = 0.0
     plan: dict[str, Any] = field(default_factory=dict)
     devices: list[str] = field(default_factory=list)
     cache: dict[str, Cache] = field(default_factory=dict)
@@ -109,6 +111,13 @@ class View:
     activity: State = "waiting"
     finished: End | None = None
     message: str = ""
+
+    @property
+    def took(self) -> float | None:
+        """Seconds of all attempts up to the last event; None where there is none yet."""
+        if self.started is None or self.last_event is None:
+            return None
+        return self.earlier + max(0.0, self.last_event - self.started)
 
     @property
     def eta(self) -> float | None:

@@ -71,8 +71,8 @@ class Header(Widget):
             facts.append([("ETA ", theme.DIM), (plain.duration(view.eta), theme.TEXT)])
         if (speed := view.tokens_per_second) is not None:
             facts.append([(plain.count(speed), theme.TEXT), (" tok/s", theme.DIM)])
-        if view.finished and view.started and view.last_event:
-            facts.append([("took ", theme.DIM), (plain.duration(view.last_event - view.started), theme.TEXT)])
+        if view.finished and view.took:
+            facts.append([("took ", theme.DIM), (plain.duration(view.took), theme.TEXT)])
         elif view.last_event is not None:
             facts.append([(_age(self._now - view.last_event), theme.TEXT), (" ago", theme.DIM)])
         if view.attempt > 1:
