@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
 import fake_run
 import pytest
-from pages import drive
+import viewer
+from pages import drive, frame
 from textual.pilot import Pilot
 from textual.widgets import ContentSwitcher, Input
 
 from trainkit.dashboard.app import NAMES, Dashboard
+from trainkit.dashboard.batches import Batch, Reader
+from trainkit.dashboard.pages.data import Data
+from trainkit.dashboard.pages.system import System
 from trainkit.dashboard.panels.lines import Lines
+from trainkit.events.log import NAME
 
 
 @pytest.fixture
@@ -119,3 +125,78 @@ def test_y_copies_what_a_page_tells(run: Path, page: str, told: str) -> None:
         assert told in app.clipboard
 
     drive(run, steps, key=str(NAMES.index(page) + 1))
+
+
+@pytest.fixture
+def no_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches are not read: each is a process of its own."""
+    monkeypatch.setattr(Reader, "get", lambda self, step: Batch(error="not read"))
+
+
+@pytest.mark.parametrize("page", ["system", "data"])
+def test_a_page_is_drawn_at_its_size_as_soon_as_it_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_batches: None, page: str
+) -> None:
+    monkeypatch.setattr("trainkit.dashboard.app.DRAW", 1e9)  # nothing is drawn by the clock
+    told = fake_run.events(60)
+    for event in told[2:]:
+        if event["type"] == "step":
+            event["metrics"] |= {"data/epochs/prose": 0.5, "time/data_wait": 0.1}
+
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        await pilot.pause(0.3)
+        if page == "data":
+            assert "prose" in frame(dashboard)
+        else:
+            assert len(dashboard.query_one(System)._waiting) > 30, "more than one bar"
+
+    viewer.drive(fake_run.write(tmp_path / "run", told), steps, page=page)
+
+
+def test_a_page_has_its_keys_again_after_the_terminal_was_too_small_for_it(run: Path) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        for size in ((10, 3), (100, 30)):
+            await pilot.resize_terminal(*size)
+            await pilot.pause(0.3)
+        await pilot.press("slash")
+        await pilot.pause()
+        assert isinstance(dashboard.focused, Input)
+
+    viewer.drive(run, steps, key=str(NAMES.index("metrics") + 1))
+
+
+def test_the_data_page_opens_on_the_newest_batch_unless_another_was_asked_for(tmp_path: Path, no_batches: None) -> None:
+    *before, last = fake_run.events(30, total=60)
+    run, key = fake_run.write(tmp_path / "run", before), str(NAMES.index("data") + 1)
+
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        page = dashboard.query_one(Data)
+        newest = dashboard.view.step - 1
+        assert page._step == newest
+        await pilot.press("1")
+        await pilot.pause(0.1)
+        with (run / NAME).open("a") as file:
+            file.write(json.dumps({**last, "type": "step", "step": newest + 2, "metrics": {"train/loss": 1.0}}) + "\n")
+        await pilot.press(key)
+        await pilot.pause(0.1)
+        assert page._step == newest + 1
+        await pilot.press("left", "1")
+        await pilot.pause(0.1)
+        await pilot.press(key)
+        await pilot.pause(0.1)
+        assert page._step == newest, "that was asked for"
+
+    viewer.drive(run, steps, key=key)
+
+
+def test_while_the_log_is_read_no_batch_of_its_middle_is_taken_for_the_newest(run: Path, no_batches: None) -> None:
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        page = dashboard.query_one(Data)
+        page.reading = True
+        page.show_view(dashboard.view, now=0.0)
+        assert page._step is None
+        page.reading = False
+        page.show_view(dashboard.view, now=0.0)
+        assert page._step == dashboard.view.step - 1
+
+    viewer.drive(run, steps)

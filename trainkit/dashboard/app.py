@@ -191,6 +191,7 @@ class Dashboard(ChartKeys, Replaying, Acting):
             self.renew(view, view.attempt)
         page = self._page()
         if page and (charts or page.WORDS):
+            page.reading = read is not None
             page.show_view(view, now=now)
         elif not page:
             # by its id, which textual remembers: any other query walks through all widgets of all pages
@@ -251,6 +252,13 @@ class Dashboard(ChartKeys, Replaying, Acting):
         lines = text.splitlines()
         told = lines[0] if len(lines) == 1 else f"{len(lines):,} lines, from: {lines[0]}"
         self.notify(told, title="copied", markup=False)
+
+    def on_page_arranged(self, event: Page.Arranged) -> None:
+        """Draw a page at its size as soon as it has one, and let it have the keys again that it lost where the terminal
+        was too small for it."""
+        if len(self.screen_stack) == 1 and self.screen.focused is None and (page := self._page()):
+            self.screen.set_focus(page)
+        self.show(everything=True)
 
     def on_tabs_chosen(self, event: Tabs.Chosen) -> None:
         self._turn_to(event.name)

@@ -13,7 +13,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
-from textual.events import Resize, Unmount
+from textual.events import Unmount
 from textual.message import Message
 from textual.widgets import Input, Static
 
@@ -38,7 +38,7 @@ NO_MIXTURE = "nothing yet: how often each source has been seen will be here"
 
 
 class Data(Page):
-    """The batch of a step: that of the last update, when the page is first seen, until another is asked for."""
+    """The batch of a step: that of the last update, when the page is opened, until another is asked for."""
 
     NAME = "data"
     DEFAULT_CSS = """
@@ -67,6 +67,8 @@ class Data(Page):
         super().__init__(run_directory)
         self._reader = Reader(run_directory, lambda: self.post_message(self.Read()))
         self._step: int | None = None
+        #: Whether a person asked for this step: then it is there when the page is opened again.
+        self._asked = False
         self._follow = False
         self._newest, self._last, self._attempt = -1, math.inf, 0
         self._followed = -math.inf
@@ -88,8 +90,9 @@ class Data(Page):
             self._attempt = view.attempt
             self._reader.forget()
         self._newest, self._last = view.step - 1, math.inf if view.total_steps is None else view.total_steps - 1
-        self._show_mixture(view)
-        if self._step is None and self._newest >= 0:
+        if self.size:  # before it has one there is no room for a word
+            self._show_mixture(view)
+        if self._step is None and self._newest >= 0 and not self.reading:
             self._step = self._newest
         elif self._follow and self._step != self._newest and time.monotonic() - self._followed >= FOLLOW_EVERY:
             self._step, self._followed = self._newest, time.monotonic()
@@ -177,8 +180,9 @@ class Data(Page):
     def on_data_read(self, event: Read) -> None:
         self._show_batch()
 
-    def on_resize(self, event: Resize) -> None:
-        self.call_after_refresh(self._show_batch)
+    def on_hide(self) -> None:
+        if not self._asked:
+            self._step = None
 
     def on_unmount(self, event: Unmount) -> None:
         self._reader.close()
@@ -192,7 +196,7 @@ class Data(Page):
 
     def action_follow(self) -> None:
         """Show the newest batch again and again, or stay."""
-        self._follow = not self._follow
+        self._follow, self._asked = not self._follow, False
         if self._follow and self._newest >= 0:
             self._step, self._followed = self._newest, time.monotonic()
         self._show_batch()
@@ -219,7 +223,7 @@ class Data(Page):
 
     def show_step(self, step: int) -> None:
         """Show the batch of a step, or that of the nearest there is, and stay there."""
-        self._follow = False
+        self._follow, self._asked = False, True
         self._step = int(max(0, min(step, self._last)))
         self._reader.retry(self._step)
         self.query_one("#batch").scroll_home(animate=False)

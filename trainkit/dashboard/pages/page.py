@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from textual.containers import Container
+from textual.events import Resize
 from textual.message import Message
 from textual.worker import Worker
 
@@ -26,6 +27,9 @@ class Page(Container, can_focus=True):
     NAME: ClassVar[str]
     WORDS: ClassVar[bool] = False
 
+    class Arranged(Message):
+        """The page and what is on it have their sizes, which they had not, or other ones."""
+
     class Act(Message):
         """`do` changes the run: it is called if this viewer may change anything."""
 
@@ -36,6 +40,11 @@ class Page(Container, can_focus=True):
     def __init__(self, run_directory: Path) -> None:
         super().__init__(id=self.NAME, classes="page")
         self.run_directory = run_directory
+        #: Whether the view is that of the log's middle, because the rest of it is still being read.
+        self.reading = False
+
+    def on_resize(self, event: Resize) -> None:
+        self.call_after_refresh(self.post_message, self.Arranged())
 
     def show_view(self, view: View, *, now: float) -> None:
         """Show the run as of `now` (Unix seconds). Must cost little where nothing has changed."""

@@ -95,6 +95,8 @@ class System(Page):
                 yield Static("", markup=False)
 
     def show_view(self, view: View, *, now: float) -> None:
+        if not self.size:  # a chart without a width would be divided into one stretch
+            return
         shown = ("time/", "throughput/", "memory/", "host/", POWER, TEMPERATURE, UTILIZATION)
         versions = tuple((name, s.version) for name, s in view.series.items() if name.startswith(shown))
         told = (
