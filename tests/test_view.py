@@ -6,9 +6,11 @@ import errno
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -325,6 +327,29 @@ def test_a_run_that_is_stopped_early_still_tells_its_last_step() -> None:
     events = [*fake_run.events(37, total=600), {**end, "status": "stopped", "exit_code": 75, "message": ""}]
     lines = [line for event in events for line in printer.feed(event)]
     assert "step  37/600" in lines[-2] and lines[-1].endswith("stopped at step 37")
+
+
+def test_the_clock_of_plain_lines_never_goes_back_though_the_last_step_is_told_after_its_checkpoint() -> None:
+    printer = plain.PlainLog(every=1000.0)
+    events = fake_run.events(37, total=600)
+    last = events[-1]["t"]
+    saved = {"kind": "rolling", "path": "checkpoints/37", "bytes": 1, "seconds": 1.0}
+    events.append({"type": "checkpoint_saved", "t": last + 5, "step": 37, "attempt": 1, **saved})
+    end = {"status": "stopped", "exit_code": 75, "message": ""}
+    events.append({"type": "run_finished", "t": last + 6, "step": 37, "attempt": 1, **end})
+    lines = [line for event in events for line in printer.feed(event)]
+    clocks = [found[0] for line in lines if (found := re.match(r"\d\d:\d\d:\d\d", line))]
+    assert "step  37/600" in lines[-2] and clocks == sorted(clocks)
+
+
+def test_a_line_of_the_log_is_never_earlier_than_the_one_before(tmp_path: Path) -> None:
+    log = EventLog(tmp_path, attempt=1)
+    with ThreadPoolExecutor(8) as pool:
+        for step in range(400):
+            pool.submit(log.write, "log", step=step, level="info", message="x" * 2000)
+    log.close()
+    times = [json.loads(line)["t"] for line in (tmp_path / NAME).read_text().splitlines()]
+    assert len(times) == 400 and times == sorted(times)
 
 
 @pytest.mark.parametrize(

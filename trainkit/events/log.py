@@ -55,12 +55,13 @@ class EventLog:
         assert required == FIELDS[kind].keys(), f"{kind} has {sorted(FIELDS[kind])}, not {sorted(fields)}"
         if kind not in ("checkpoint_saved", "exported", "cache_progress"):
             self.step = step
-        event: Event = {"type": kind, "t": round(time.time(), 3), "step": step, "attempt": self.attempt, **fields}
+        event: Event = {"type": kind, "t": 0.0, "step": step, "attempt": self.attempt, **fields}
         if "metrics" in event:
             event["metrics"] = {name: _number(value) for name, value in event["metrics"].items()}
         assert well_formed(event), event
-        line = json.dumps(event, ensure_ascii=False, allow_nan=False).encode(errors="replace") + b"\n"
         with self._writing:
+            event["t"] = round(time.time(), 3)  # here: of two threads the one that is told later has the later time
+            line = json.dumps(event, ensure_ascii=False, allow_nan=False).encode(errors="replace") + b"\n"
             self._index.add(event, self._append(line), line)
             if self._echo:
                 self._echo(event)

@@ -164,7 +164,8 @@ class PlainLog:
                 self._total = event.get("total_steps") or self._total
         held, self._held = (self._held, None) if event["type"] == "run_finished" else (None, self._held)
         told = line(event)
-        return ([self._tell(held)] if held else []) + ([told] if told is not None else [])
+        # lines have been printed since that step: it is told with the time at which it is
+        return ([self._tell({**held, "t": event["t"]})] if held else []) + ([told] if told is not None else [])
 
     def _step(self, event: Event) -> list[str]:
         # a clock that was put back must not silence the log for as long
