@@ -53,6 +53,12 @@ def test_the_card_of_an_adapter_that_was_trained_on_a_base_in_four_bit_says_whic
     assert "BitsAndBytes" not in adapter_card(MADE, Lora(), family="llama", parameters=1, tokenizer=False)
 
 
+def test_a_card_tells_the_commands_that_changed_the_training() -> None:
+    told = "after step 400: learning rate 0.5 times the schedule's"
+    assert f"- {told}\n" in card(replace(MADE, orders=[told]), family="llama", parameters=1)
+    assert "commands" not in card(MADE, family="llama", parameters=1)
+
+
 def test_an_adapter_s_card_loads_the_tokenizer_from_where_it_is_and_names_no_directory_of_this_machine() -> None:
     part = adapter_card(replace(MADE, base=None), Lora(), family="llama", parameters=1, tokenizer=True)
     assert "base_model" not in part and 'AutoTokenizer.from_pretrained("PATH")' in part

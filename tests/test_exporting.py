@@ -361,6 +361,19 @@ def test_a_model_card_tells_evaluations_of_the_run_s_present_course(tmp_path: Pa
     assert made_by(tmp_path, loaded, 7).evaluations == {}
 
 
+def test_a_model_card_tells_the_commands_that_changed_what_the_model_had_learned_by_its_step(tmp_path: Path) -> None:
+    loaded = load(write(tmp_path))
+    log = EventLog(tmp_path, attempt=1)
+    log.write("run_started", step=0, **started())
+    for step, command, argument in ((4, "rate", 0.5), (6, "save", None), (9, "decay", None)):
+        log.write("control", step=step, command=command, argument=argument, detail="", total_steps=None)
+    log.close()
+    told = ["after step 4: learning rate 0.5 times the schedule's", "after step 9: the decay of the schedule began"]
+    assert made_by(tmp_path, loaded, 20).orders == told
+    assert made_by(tmp_path, loaded, 8).orders == told[:1]
+    assert made_by(tmp_path, loaded, 4).orders == [], "that was ordered after it"
+
+
 # what a recipe says
 
 

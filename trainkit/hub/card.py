@@ -27,6 +27,8 @@ class Made:
     """What it began with, where that is on the hub: a card links to it."""
     evaluations: Mapping[str, Mapping[str, float]]
     """The last ones, by the name of their set."""
+    orders: Sequence[str] = ()
+    """What a person ordered that changed what was learned, a line each."""
 
 
 def as_told(loaded: Loaded) -> str:
@@ -119,7 +121,13 @@ def _card(
         "```",
         "",
     ]
-    return "\n".join([*lines, *_results(made.evaluations), *recipe]) + "\n"
+    return "\n".join([*lines, *_results(made.evaluations), *recipe, *_orders(made.orders)]) + "\n"
+
+
+def _orders(orders: Sequence[str]) -> list[str]:
+    if not orders:
+        return []
+    return ["", "These commands changed the training while it ran:", "", *(f"- {order}" for order in orders)]
 
 
 def _results(evaluations: Mapping[str, Mapping[str, float]]) -> list[str]:

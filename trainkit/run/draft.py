@@ -12,9 +12,13 @@ from trainkit.checkpoint import store
 from trainkit.checkpoint.store import Info
 from trainkit.errors import TrainkitError
 from trainkit.events.log import current, of_kinds
+from trainkit.events.orders import given
 from trainkit.hub.card import Made, as_told
 from trainkit.recipe.load import Loaded
 from trainkit.run.directory import refusals, typed
+
+#: What each command did that changed what was learned.
+TOLD = {"rate": "learning rate {} times the schedule's", "decay": "the decay of the schedule began"}
 
 
 def checkpoint_of(directory: Path, step: int | None) -> Info:
@@ -71,4 +75,9 @@ def made_by(directory: Path, loaded: Loaded, step: int) -> Made:
             for event in current(list(of_kinds(directory, "run_started", "evaluated")))
             if event["type"] == "evaluated" and event["step"] <= step
         },
+        orders=[
+            f"after step {found.step:,}: {TOLD[found.order.command].format(found.order.argument)}"
+            for found in given(directory)
+            if found.step < step
+        ],
     )
