@@ -389,6 +389,18 @@ def test_holding_out_nothing_or_everything_is_told(tmp_path):
         caches.build(room.recipe(tmp_path, tmp_path / "a.txt", held_out=0.9999))
 
 
+def test_progress_that_is_as_it_was_is_not_told_again(monkeypatch):
+    monkeypatch.setattr(progress, "_INTERVAL", -1.0)  # tells at every tick
+    told: list[progress.Progress] = []
+    reporter = progress.Reporter("train", 1, told.append)
+    for documents in (1, 0, 0, 2, 0):
+        reporter.add(documents=documents)
+        reporter.tick()
+    reporter.done()
+    reporter.done()
+    assert [(each.documents, each.done) for each in told] == [(1, False), (3, False), (3, True)]
+
+
 def test_progress_ends_with_the_totals_of_each_set(tmp_path):
     room.write_texts(tmp_path / "text", 30)
     told: list[caches.Progress] = []

@@ -36,7 +36,7 @@ Tell = Callable[[Progress], None] | None
 
 class Reporter:
     """Counts, from any thread; `tick` and `done`, in the caller's thread, pass on what is counted, at most 5 times a
-    second but for the end.
+    second but for the end, and only where it has changed.
 
     `source` is what the sources measure, in any unit: of units that are done, the text's bytes are compared with it.
     """
@@ -47,6 +47,7 @@ class Reporter:
         self._documents = self._bytes = self._tokens = 0
         self._source_done = self._bytes_done = 0
         self._told = time.monotonic()
+        self._last: Progress | None = None
 
     def add(self, *, documents: int = 0, bytes: int = 0, tokens: int = 0) -> None:
         with self._lock:
@@ -85,4 +86,7 @@ class Reporter:
                 now = (self._documents, self._bytes, self._tokens)
                 if self._source_done and self._source:
                     total = max(self._bytes, round(self._bytes_done * self._source / self._source_done))
-            self._callback(Progress(self._what, *now, total, done))
+            progress = Progress(self._what, *now, total, done)
+            if progress != self._last:
+                self._last = progress
+                self._callback(progress)

@@ -171,7 +171,7 @@ def resuming(view: View, run_directory: Path) -> bool:
 
 
 def _patience(view: View) -> float:
-    if view.activity in ("starting", "compiling", "evaluating", "saving"):
+    if view.activity in ("starting", "caching", "compiling", "evaluating", "saving"):
         return SILENCE_WORKING
     return max(SILENCE, 20 * (view.pace.step_seconds or 0), 3 * view.longest_evaluation)
 
