@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from typing import NamedTuple
 import pytest
 from viewer import trainer, write_run
 
+from trainkit.errors import FAILED
 from trainkit.events.orders import Order
 
 aiohttp = pytest.importorskip("aiohttp", reason="the extra `serve` is not installed: the browser was not tested")
@@ -115,6 +117,35 @@ def test_a_browser_may_only_look_unless_orders_are_allowed(run: Path, options: t
     with trainer(run) as orders, serving(run, *options) as served:
         asked(steps)
         assert orders == ([Order("save")] if options else [])
+
+
+def viewer_that_nobody_reads(run: Path, code: str = "pass") -> subprocess.Popen[bytes]:
+    """The viewer of a tab whose browser has gone, stuck in its drawing."""
+    environment = {**os.environ, "XDG_STATE_HOME": str(run.parent / "state")}
+    environment |= {"TEXTUAL_DRIVER": "textual.drivers.web_driver:WebDriver", "COLUMNS": "200", "ROWS": "60"}
+    code = f"import sys; from trainkit.dashboard import serve; {code}; serve.main(sys.argv[1:])"
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(run)], stdin=pipe, stdout=pipe, env=environment, pipesize=4096
+    )
+    for _ in range(600):
+        assert process.poll() is None
+        if any("pipe_w" in wchan.read_text() for wchan in Path(f"/proc/{process.pid}/task").glob("*/wchan")):
+            return process
+        time.sleep(0.1)
+    process.kill()
+    raise TimeoutError("it does not draw")
+
+
+def test_a_viewer_stuck_in_a_pipe_that_nobody_reads_ends_by_sigterm(run: Path) -> None:
+    with viewer_that_nobody_reads(run) as process:
+        process.terminate()
+        assert process.wait(30) == 128 + signal.SIGTERM
+
+
+def test_a_viewer_whose_browser_has_gone_ends_by_itself(run: Path) -> None:
+    with viewer_that_nobody_reads(run, "serve.WATCH_EVERY = 0.2") as process:
+        assert process.wait(60) == FAILED
 
 
 def test_a_port_that_is_taken_is_an_error_in_words(run: Path) -> None:

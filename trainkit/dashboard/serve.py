@@ -6,12 +6,18 @@ tab is a viewer of its own, in a process of its own.
 
 from __future__ import annotations
 
+import asyncio
+import os
 import secrets
 import shlex
+import signal
 import socket
 import sys
+import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import FrameType
 
 from aiohttp import web
 from textual_serve.server import Server
@@ -19,14 +25,16 @@ from textual_serve.server import Server
 from trainkit.dashboard import habits
 from trainkit.dashboard.app import Dashboard
 from trainkit.dashboard.replay import Replay
-from trainkit.errors import TrainkitError
+from trainkit.errors import FAILED, TrainkitError
 from trainkit.events import plain
 
 HOST = "127.0.0.1"
 #: Bytes of randomness in the address.
 TOKEN_BYTES = 24
-#: Seconds that open tabs have to close when the server ends.
-PATIENCE = 1.0
+#: Seconds that open tabs have to close when the server ends, and that the viewer of a tab has when it is to end.
+PATIENCE, GRACE = 1.0, 3.0
+#: Seconds between two looks at whether the viewer still polls, and how many may find that it does not.
+WATCH_EVERY, WATCHES = 5.0, 12
 #: The page may load what we serve and nothing else, and tells nobody where it is from.
 HEADERS = {
     "Content-Security-Policy": "default-src 'self' 'unsafe-inline' data: blob:; connect-src 'self' ws://127.0.0.1:{port};"
@@ -71,6 +79,40 @@ class Guarded(Server):
             response.headers[name] = value.format(port=self.port)
 
 
+class Viewer(Dashboard):
+    """The dashboard of one tab. It always ends. What it draws goes into a pipe: where the browser has gone and nobody
+    reads that, it waits for ever in the middle of its drawing, and its loop hears neither of signals nor of the end."""
+
+    polled = 0
+
+    def poll(self, *, everything: bool = False) -> None:
+        self.polled += 1
+        super().poll(everything=everything)
+
+    def end_by_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+
+        def end(number: int, frame: FrameType | None) -> None:
+            timer = threading.Timer(GRACE, os._exit, [128 + number])
+            timer.daemon = True
+            timer.start()
+            loop.call_soon_threadsafe(self._end_by_signal, number)
+
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            loop.remove_signal_handler(number)  # textual's, which the loop would call
+            signal.signal(number, end)
+        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+
+    def _watch(self) -> None:
+        """End this process when the application has not polled for a minute."""
+        seen, idle = self.polled, 0
+        while idle < WATCHES:
+            time.sleep(WATCH_EVERY)
+            idle = idle + 1 if self.polled == seen else 0
+            seen = self.polled
+        os._exit(FAILED)
+
+
 def serve(run_directory: Path, *, port: int = 0, replay: bool = False, orders: bool = False) -> None:
     """Serve the dashboard of a run until ctrl-c or SIGTERM; its address goes to stdout. With port 0 on any free one.
 
@@ -92,7 +134,7 @@ def main(arguments: list[str]) -> None:
     """The viewer of one browser tab: RUN [replay] [orders]."""
     run_directory, options = Path(arguments[0]), arguments[1:]
     replay = Replay(run_directory) if "replay" in options else None
-    Dashboard(run_directory, replay=replay, readonly="orders" not in options, remembered=habits.where()).run()
+    Viewer(run_directory, replay=replay, readonly="orders" not in options, remembered=habits.where()).run()
 
 
 def _listen(port: int) -> socket.socket:
