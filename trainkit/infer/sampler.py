@@ -28,6 +28,7 @@ from trainkit.recipe.upkeep import ChatMessage, Sample
 class SampleCodec(TextCodec, ChatCodec, Protocol):
     """What prompts ask of a tokenizer."""
 
+
 #: What samples draw random numbers for: see `train/step.py`.
 SAMPLES = 1
 
