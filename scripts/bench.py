@@ -78,27 +78,27 @@ class _Prepared:
     def __init__(self, directory: Path) -> None:
         import jax
 
-        from trainkit.data import cache as caches
-        from trainkit.data.dataset import TrainSet
+        from trainkit.data.batches.dataset import TrainSet
+        from trainkit.data.cache import build as caches
         from trainkit.events.log import EventLog
         from trainkit.parallel import mesh
-        from trainkit.recipe.load import load
-        from trainkit.run import assemble
-        from trainkit.run.compiled import build, compiled
-        from trainkit.run.directory import create
-        from trainkit.train.feed import to_device
+        from trainkit.recipe.toml.load import load
+        from trainkit.run import setup
+        from trainkit.run.program import build, compile_program
+        from trainkit.rundir.directory import create
+        from trainkit.train.prefetch import to_device
 
         overrides = [f"run.directory={directory}", "track.aim=false", "train.steps=1000000"]
         loaded = load(RECIPE, [*overrides, f"data.cache={ROOT / 'cache'}"])
         self.directory, self.recipe = create(loaded), loaded.recipe
         cache = caches.build(self.recipe)
         self.data = TrainSet(cache, self.recipe)
-        self.plan = assemble.plan_of(self.recipe, cache, self.data)
+        self.plan = setup.plan_of(self.recipe, cache, self.data)
         self.built = build(self.recipe, self.plan)
         self.log = EventLog(self.directory, attempt=1)
         self.sharding = mesh.batch_sharding(self.built.mesh)
         self.state = jax.jit(self.built.initial, out_shardings=self.built.shardings)(jax.random.key(0))
-        self.step = compiled(self.built, self.plan, self.data.layouts())
+        self.step = compile_program(self.built, self.plan, self.data.layouts())
         accumulation = self.plan.batch.accumulation
         self.batches = [
             to_device(self.data.batch(i), accumulation=accumulation, sharding=self.sharding) for i in range(8)
@@ -123,17 +123,17 @@ class _Prepared:
         from trainkit.events.control import Server
         from trainkit.events.log import Tail
         from trainkit.train.compilations import Compilations
-        from trainkit.train.course import Course
-        from trainkit.train.feed import Feed
+        from trainkit.train.control import Commands
+        from trainkit.train.live_schedule import LiveSchedule
         from trainkit.train.loop import Job, train
-        from trainkit.train.meter import Meter, Work
-        from trainkit.train.obey import Orders
+        from trainkit.train.metrics import MetricsWriter, StepWork
+        from trainkit.train.prefetch import Prefetch
         from trainkit.train.profile import Profile
 
         first = int(self.state.step)
         tail = Tail(self.directory)
         tail.poll()
-        feed = Feed(
+        feed = Prefetch(
             self.data.batch,
             tokens=self.data.tokens,
             first=first,
@@ -142,19 +142,19 @@ class _Prepared:
             sharding=self.sharding,
         )
         server, compilations = Server(self.directory), Compilations(self.log)
-        course = Course(self.recipe.schedule, steps=first + self.STEPS, live=self.state.live)
+        course = LiveSchedule(self.recipe.schedule, steps=first + self.STEPS, live=self.state.live)
         # measured is the loop between checkpoints, not the last one of each short measurement
         saving = SimpleNamespace(
             is_due=lambda step: False, save=lambda *_, **__: None, report=lambda step: None, finish=lambda: None
         )
-        meter = Meter(self.log, data=self.data.epochs, work=Work.of(self.plan, tflops=None))
+        meter = MetricsWriter(self.log, data=self.data.epochs, work=StepWork.of(self.plan, tflops=None))
         job = Job(
             recipe=self.recipe,
             course=course,
             step=self.step,
             feed=feed,
             meter=meter,
-            orders=Orders(server=server, signal=SimpleNamespace(received=None), log=self.log, course=course),
+            orders=Commands(server=server, signal=SimpleNamespace(received=None), log=self.log, course=course),
             log=self.log,
             saving=saving,
             evaluate=lambda state, step: None,

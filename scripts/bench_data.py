@@ -343,8 +343,8 @@ def batches(directory: Path, text: Text, arguments: argparse.Namespace) -> None:
 
 
 def _batch(directory: Path, rows: int, length: int, steps: int, rounds: int) -> None:
-    from trainkit.data import cache as caches
-    from trainkit.data.dataset import TrainSet
+    from trainkit.data.batches.dataset import TrainSet
+    from trainkit.data.cache import build as caches
 
     recipe = _recipe(directory, rows, length)
     cache = caches.find(recipe)
@@ -384,8 +384,8 @@ def _times(batch: Callable[[int], object], steps: int) -> list[float]:
 
 def _resume(directory: Path) -> tuple[float, float]:
     """Seconds to find the cache, and from there to the batch of step 1,000,000."""
-    from trainkit.data import cache as caches
-    from trainkit.data.dataset import TrainSet
+    from trainkit.data.batches.dataset import TrainSet
+    from trainkit.data.cache import build as caches
 
     recipe = _recipe(directory, 16, 256)
     began = time.perf_counter()
@@ -397,7 +397,7 @@ def _resume(directory: Path) -> tuple[float, float]:
 
 
 def _recipe(directory: Path, rows: int, length: int) -> Recipe:
-    from trainkit.recipe.load import load
+    from trainkit.recipe.toml.load import load
 
     overrides = [f"train.batch_size={rows}", f"data.sequence_length={length}"]
     return load(directory / "recipe.toml", overrides).recipe

@@ -56,18 +56,18 @@ def measure(shape: dict[str, Any]) -> dict[str, float]:
     import jax.numpy as jnp
     import numpy as np
 
-    from trainkit.data.layout import longest_layout
+    from trainkit.data.batches.layout import longest_layout
     from trainkit.parallel import devices, mesh
     from trainkit.plan import make_plan
-    from trainkit.run.compiled import build, fitted
-    from trainkit.train.feed import to_device
+    from trainkit.run.program import build, fit_program
+    from trainkit.train.prefetch import to_device
 
     recipe = _recipe(shape)
     local = devices.local()
     plan = make_plan(recipe, devices=local, vocab_size=shape["vocab"], data=None)
     built, length = build(recipe, plan), recipe.data.sequence_length
     layout = longest_layout(recipe.data, batch_size=recipe.train.batch_size, vocab_size=shape["vocab"])
-    program = fitted(recipe, plan, built, {length: layout})
+    program = fit_program(recipe, plan, built, {length: layout})
     plan = program.plan
     initial = jax.jit(built.initial, out_shardings=built.shardings).lower(jax.random.key(0)).compile()
     copy = jax.jit(lambda arrays: [jnp.copy(array) for array in arrays])
@@ -105,7 +105,7 @@ def measure(shape: dict[str, Any]) -> dict[str, float]:
 
 def _recipe(shape: dict[str, Any]) -> Any:
     from trainkit.recipe import Recipe
-    from trainkit.recipe.load import load
+    from trainkit.recipe.toml.load import load
 
     if "recipe" in shape:
         return load(Path(shape["recipe"])).recipe

@@ -44,7 +44,7 @@ CONTENDERS["float32"] = (*CONTENDERS["bfloat16"], "numpy")
 
 
 def spec(layers: int) -> Any:
-    from trainkit.recipe.families import Llama
+    from trainkit.recipe.families.rotary import Llama
 
     return Llama(
         vocab_size=VOCAB,
@@ -96,7 +96,7 @@ def write(directory: Path, size: int, dtype: str, shards: int) -> int:
     most = max(np.prod(shape) for shape in wanted.values())
     block = np.random.default_rng(0).standard_normal(most, np.float32).astype(DTYPES[dtype])
     entries = [
-        safetensors.Entry(name, shape, block.dtype, lambda shape=shape: block[: np.prod(shape)].reshape(shape))
+        safetensors.TensorEntry(name, shape, block.dtype, lambda shape=shape: block[: np.prod(shape)].reshape(shape))
         for name, shape in wanted.items()
     ]
     total = sum(entry.nbytes for entry in entries)

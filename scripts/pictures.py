@@ -26,14 +26,14 @@ from textual.pilot import Pilot
 from trainkit.dashboard.app import NAMES, Dashboard
 from trainkit.dashboard.commands import Key, keys_in_force
 from trainkit.dashboard.pages import Page
-from trainkit.dashboard.replay import Replay
-from trainkit.dashboard.runs.app import Choice, Runs
+from trainkit.dashboard.runs.app import RunsApp, RunSelection
 from trainkit.dashboard.runs.browse import Opened
 from trainkit.dashboard.runs.leaderboard import Arrangement
-from trainkit.dashboard.runs.shelf import Shelf
 from trainkit.events.log import EventLog
 from trainkit.events.process import process_started
 from trainkit.events.schema import SCHEMA
+from trainkit.rundir.listing import RunList
+from trainkit.rundir.replay import Replay
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 GUIDE = DOCS / "dashboard.md"
@@ -56,11 +56,11 @@ def main() -> None:
 def draw(run: Path, *others: Path) -> None:
     """The overview; metrics, zoomed, with a crosshair; the run beside others; all of them."""
     metrics = str(NAMES.index("metrics") + 1)
-    compared = Opened(Choice(run, others), readonly=True, ascii_only=False, remembered=None)
+    compared = Opened(RunSelection(run, others), readonly=True, ascii_only=False, remembered=None)
     picture(Dashboard(run), "dashboard", (120, 36), "1")
     picture(Dashboard(run), "metrics", (120, 36), metrics, "plus", "plus", "x", *["left"] * 9)
     picture(compared, "compare", (160, 36))
-    picture(Runs(Shelf(run.parent), Arrangement()), "runs", (120, 8 + len(others)))
+    picture(RunsApp(RunList(run.parent), Arrangement()), "runs", (120, 8 + len(others)))
 
 
 def picture(app: App[Any], name: str, size: tuple[int, int], *keys: str) -> None:
@@ -112,7 +112,7 @@ def key_tables(run: Path) -> str:
     found = keys_of(Dashboard(run)) + keys_of(Dashboard(run), "x") + keys_of(Dashboard(run, replay=Replay(run)))
     for number in range(2, len(NAMES) + 1):
         found += [key for key in keys_of(Dashboard(run), str(number)) if isinstance(key.node, Page)]
-    found += [key._replace(group="the list of runs") for key in keys_of(Runs(Shelf(run.parent), Arrangement()))]
+    found += [key._replace(group="the list of runs") for key in keys_of(RunsApp(RunList(run.parent), Arrangement()))]
     groups = list(dict.fromkeys(key.group for key in found))
     rows = sorted({(key.group, key.keys, key.meaning): None for key in found}, key=lambda row: groups.index(row[0]))
     tables = []

@@ -33,20 +33,20 @@ from step_work import (
 )
 
 from trainkit import models
-from trainkit.checkpoint.saver import Facts
-from trainkit.data.layout import Layout
+from trainkit.checkpoint.saver import Provenance
+from trainkit.data.batches.layout import Layout
 from trainkit.events.log import EventLog
 from trainkit.events.schema import Event
 from trainkit.parallel import devices, mesh
 from trainkit.parallel.compile_cache import use_compile_cache
 from trainkit.plan import DataSize, make_plan
 from trainkit.recipe import Recipe
-from trainkit.recipe.load import load
-from trainkit.recipe.model import tokens_in_block
-from trainkit.run import compiled as compiling
-from trainkit.run.compiled import Program
-from trainkit.train.feed import to_device
-from trainkit.train.saving import Saving
+from trainkit.recipe.sections.model import tokens_in_block
+from trainkit.recipe.toml.load import load
+from trainkit.run import program as compiling
+from trainkit.run.program import Program
+from trainkit.train.checkpointing import Checkpointing
+from trainkit.train.prefetch import to_device
 from trainkit.train.state import State
 
 
@@ -88,7 +88,7 @@ def compiled(work: Work, directory: Path) -> Prepared:
     local = devices.local(work.platform)
     plan = make_plan(recipe, devices=local, vocab_size=work.shape.vocab, data=size)
     built = compiling.build(recipe, plan)
-    return Prepared(recipe, compiling.fitted(recipe, plan, built, data.layouts()), data)
+    return Prepared(recipe, compiling.fit_program(recipe, plan, built, data.layouts()), data)
 
 
 def first_state(prepared: Prepared, shape: Shape) -> State:
@@ -165,8 +165,8 @@ def checkpoint(work: Work, rounds: int) -> dict[str, object]:
         prepared = compiled(work, directory)
         log = EventLog(directory, attempt=1, echo=events.append)
         state, kept = first_state(prepared, work.shape), batches(prepared, work.curve)
-        facts = Facts(recipe="", data="", attempt=1)
-        saving = Saving(directory, prepared.recipe.checkpoint, facts=lambda last: facts, log=log)
+        facts = Provenance(recipe="", data="", attempt=1)
+        saving = Checkpointing(directory, prepared.recipe.checkpoint, facts=lambda last: facts, log=log)
         number = 0
 
         def saved() -> list[Event]:

@@ -13,10 +13,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from trainkit.checkpoint.restore import restore
-from trainkit.checkpoint.saver import Facts, Saver
+from trainkit.checkpoint.saver import Provenance, Saver
 from trainkit.errors import TrainkitError
 
-FACTS = Facts(recipe="r", data="d", attempt=1)
+FACTS = Provenance(recipe="r", data="d", attempt=1)
 
 
 def state_at(step: int) -> dict[str, Any]:

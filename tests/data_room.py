@@ -12,16 +12,18 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from trainkit.data import digests, encode, engine, reading, shards, tokenizer
-from trainkit.data.cache import Cache
-from trainkit.data.forms import Reading
-from trainkit.data.pieces import Refused
-from trainkit.data.shards import Unit
-from trainkit.data.sources import Kind, SourceFile, list_files
-from trainkit.data.stream import Stream
-from trainkit.data.vocabulary import LoadedTokenizer
+from trainkit.data.cache import encode, engine, shards
+from trainkit.data.cache.build import Cache
+from trainkit.data.cache.shards import Unit
+from trainkit.data.cache.stream import Stream
+from trainkit.data.documents.pieces import Refused
+from trainkit.data.documents.templates import RowReading
+from trainkit.data.sources import contents, digests
+from trainkit.data.sources.listing import Kind, SourceFile, list_files
+from trainkit.data.tokenizer import load
+from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.recipe import Recipe
-from trainkit.recipe.source import HuggingFace
+from trainkit.recipe.sections.source import HuggingFace
 
 END = "<|endoftext|>"
 WORDS = ["alpha", "beta", "gamma\n", "delta", "Ωmega", "epsilon\n\n", "zeta", "naïve", "42", "  indented", "𝕏"]
@@ -148,8 +150,8 @@ def dataset(cache: Path, id: Path | str, **options: Any) -> SourceFile:
 
 def open_tokenizer(recipe: Recipe) -> LoadedTokenizer:
     """The recipe's tokenizer, without the rest of its cache."""
-    listing = reading.survey(Path(recipe.data.cache), recipe.data.train if recipe.tokenizer.train else (), None)
-    return tokenizer.for_files(recipe, listing.files, listing.contents)
+    listing = contents.survey(Path(recipe.data.cache), recipe.data.train if recipe.tokenizer.train else (), None)
+    return load.for_files(recipe, listing.files, listing.contents)
 
 
 def never(found: Refused) -> None:
@@ -159,7 +161,7 @@ def never(found: Refused) -> None:
 
 def a_file(name: str, kind: Kind = "text") -> SourceFile:
     """A file that is not there, for what hangs on its name and kind alone."""
-    return SourceFile(name, name, kind, Reading(), (0, 0, 0, 0))
+    return SourceFile(name, name, kind, RowReading(), (0, 0, 0, 0))
 
 
 def tokens_of(stream: Stream) -> np.ndarray:

@@ -12,11 +12,11 @@ from pathlib import Path
 import data_room as room
 import jax
 
-from trainkit.data import cache as caches
-from trainkit.data.dataset import TrainSet
+from trainkit.data.batches.dataset import TrainSet
+from trainkit.data.cache import build as caches
 from trainkit.parallel import mesh
 from trainkit.plan import BatchSplit
-from trainkit.train.feed import Feed
+from trainkit.train.prefetch import Prefetch
 
 STEPS, BATCH = 6, 16
 
@@ -41,7 +41,7 @@ def main() -> None:
     devices = len(jax.devices())
     split = BatchSplit(global_size=BATCH, micro=BATCH // devices // 2, accumulation=2, replicas=devices)
     sharding = mesh.batch_sharding(mesh.make_mesh(data=devices, fsdp=1))
-    feed = Feed(batch, tokens=lambda step: 0, first=0, last=STEPS, split=split, sharding=sharding)
+    feed = Prefetch(batch, tokens=lambda step: 0, first=0, last=STEPS, split=split, sharding=sharding)
     shards = []
     for _ in range(STEPS):
         tokens = feed.next().batch["tokens"]

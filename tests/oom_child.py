@@ -14,8 +14,8 @@ from typing import Any
 import jax
 
 from trainkit import cli
-from trainkit.run import assemble
-from trainkit.train.meter import Meter
+from trainkit.run import setup
+from trainkit.train.metrics import MetricsWriter
 
 
 def held() -> int:
@@ -25,7 +25,7 @@ def held() -> int:
 
 def main(recipe: str, name: str, megabytes: int, step: int) -> None:
     # the moment is chosen here; that there is no memory is then the system's doing
-    train, add = assemble.run_loop, Meter.add
+    train, add = setup.run_loop, MetricsWriter.add
     most = 0
 
     def limit() -> None:
@@ -41,13 +41,13 @@ def main(recipe: str, name: str, megabytes: int, step: int) -> None:
             limit()
         return train(*arguments)
 
-    def limited_add(self: Meter, done: int, metrics: Any, **named: Any) -> None:
+    def limited_add(self: MetricsWriter, done: int, metrics: Any, **named: Any) -> None:
         if done == step:
             jax.block_until_ready(metrics)
             limit()
         add(self, done, metrics, **named)
 
-    assemble.run_loop, Meter.add = limited_train, limited_add  # type: ignore[assignment, method-assign]
+    setup.run_loop, MetricsWriter.add = limited_train, limited_add  # type: ignore[assignment, method-assign]
     sys.argv = ["trainkit", "run", recipe, "--name", name, "--plain"]
     cli.main()
 

@@ -14,8 +14,8 @@ from test_page_checkpoints import saved
 from trainer import WORDS
 
 from trainkit.events.schema import SCHEMA, Event
-from trainkit.recipe.load import load
-from trainkit.run.directory import create, recipe_of, replace_recipe
+from trainkit.recipe.toml.load import load
+from trainkit.rundir.directory import create, recipe_of, replace_recipe
 
 #: Unix seconds at which the run began, and at which it is looked at.
 BEGAN, NOW = 1_750_000_000.0, 1_750_002_400.0

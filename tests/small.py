@@ -11,10 +11,10 @@ import numpy as np
 
 from trainkit import models, optim
 from trainkit.optim.schedules import LearningRate
-from trainkit.recipe.model import Gpt2
-from trainkit.recipe.optimizer import AdamW
-from trainkit.recipe.schedule import Cosine
-from trainkit.recipe.task import CausalLM
+from trainkit.recipe.sections.model import Gpt2
+from trainkit.recipe.sections.optimizer import AdamW
+from trainkit.recipe.sections.schedule import Cosine
+from trainkit.recipe.sections.task import CausalLM
 from trainkit.tasks import build as build_task
 from trainkit.train.state import State, init
 from trainkit.train.step import make_step

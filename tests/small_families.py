@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainkit import models
-from trainkit.recipe.families import Gemma2, Gemma3, Llama, Mistral, Mixtral, Olmo2, Qwen2, Qwen3, Qwen3Moe
-from trainkit.recipe.gpt import Mpt
-from trainkit.recipe.model import Gpt2
-from trainkit.recipe.pretrained import Pretrained
-from trainkit.recipe.rope import Llama3, Yarn
+from trainkit.recipe.families.gpt import Mpt
+from trainkit.recipe.families.pretrained import Pretrained
+from trainkit.recipe.families.rope import Llama3, Yarn
+from trainkit.recipe.families.rotary import Gemma2, Gemma3, Llama, Mistral, Mixtral, Olmo2, Qwen2, Qwen3, Qwen3Moe
+from trainkit.recipe.sections.model import Gpt2
 
 VOCAB, LENGTH = 320, 32
 _SIZES: dict[str, Any] = {"vocab_size": VOCAB, "layers": 3, "hidden": 32, "heads": 4, "context_length": 64}

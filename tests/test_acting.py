@@ -18,14 +18,14 @@ from viewer import WAITING, answered, drive, trainer, until, write_run
 from trainkit.dashboard.acting import present_rate
 from trainkit.dashboard.app import NAMES, Dashboard
 from trainkit.dashboard.commands import keys_in_force
-from trainkit.dashboard.replay import Replay
 from trainkit.dashboard.screens import Ask, Confirm
 from trainkit.dashboard.terminal import farewell
-from trainkit.events.control import Command, Server
+from trainkit.events.commands import Command, order
+from trainkit.events.control import PendingCommand, Server
 from trainkit.events.log import NAME
-from trainkit.events.orders import Order, order
 from trainkit.events.reducer import reduce
 from trainkit.events.view import Marker, View
+from trainkit.rundir.replay import Replay
 
 
 @pytest.fixture
@@ -34,13 +34,15 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def orders(run: Path) -> Iterator[list[Order]]:
+def orders(run: Path) -> Iterator[list[Command]]:
     with trainer(run) as orders:
         yield orders
 
 
 @pytest.mark.parametrize(("key", "command"), [("c", "save"), ("e", "evaluate"), ("p", "pause")])
-def test_a_key_sends_its_order_and_the_answer_is_shown(run: Path, orders: list[Order], key: str, command: str) -> None:
+def test_a_key_sends_its_order_and_the_answer_is_shown(
+    run: Path, orders: list[Command], key: str, command: str
+) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await pilot.press(key)
         told = await answered(pilot, dashboard)
@@ -50,7 +52,7 @@ def test_a_key_sends_its_order_and_the_answer_is_shown(run: Path, orders: list[O
     assert orders == [order(command)]
 
 
-def test_p_on_a_paused_run_lets_it_go_on(run: Path, orders: list[Order]) -> None:
+def test_p_on_a_paused_run_lets_it_go_on(run: Path, orders: list[Command]) -> None:
     paused = '{"type": "control", "t": 2e9, "step": 300, "attempt": 1, "command": "pause", "detail": ""}\n'
     with (run / NAME).open("a") as file:
         file.write(paused)
@@ -61,7 +63,7 @@ def test_p_on_a_paused_run_lets_it_go_on(run: Path, orders: list[Order]) -> None
         await until(lambda: orders, pilot)
 
     drive(run, steps)
-    assert orders == [Order("continue")]
+    assert orders == [Command("continue")]
 
 
 def test_an_order_to_a_run_without_a_trainer_is_an_error_on_the_screen(run: Path) -> None:
@@ -73,7 +75,7 @@ def test_an_order_to_a_run_without_a_trainer_is_an_error_on_the_screen(run: Path
 
 
 @pytest.mark.parametrize("key", ["q", "ctrl+c", "ctrl+q"])
-def test_quitting_detaches_and_says_how_to_come_back(run: Path, orders: list[Order], key: str) -> None:
+def test_quitting_detaches_and_says_how_to_come_back(run: Path, orders: list[Command], key: str) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await pilot.press(key)
         await pilot.pause()
@@ -84,7 +86,7 @@ def test_quitting_detaches_and_says_how_to_come_back(run: Path, orders: list[Ord
     assert orders == []
 
 
-def test_a_prompt_typed_here_is_sampled_and_is_there_the_next_time(run: Path, orders: list[Order]) -> None:
+def test_a_prompt_typed_here_is_sampled_and_is_there_the_next_time(run: Path, orders: list[Command]) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await pilot.press("s", *"def q", "enter")
         assert (await answered(pilot, dashboard)).message == "sample it is [bold]"
@@ -94,10 +96,10 @@ def test_a_prompt_typed_here_is_sampled_and_is_there_the_next_time(run: Path, or
         await pilot.press("escape")
 
     drive(run, steps)
-    assert orders == [Order("sample", "def q")]
+    assert orders == [Command("sample", "def q")]
 
 
-def test_a_learning_rate_factor_that_is_none_is_refused_here_in_words(run: Path, orders: list[Order]) -> None:
+def test_a_learning_rate_factor_that_is_none_is_refused_here_in_words(run: Path, orders: list[Command]) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await pilot.press("R")
         await pilot.pause()
@@ -113,11 +115,11 @@ def test_a_learning_rate_factor_that_is_none_is_refused_here_in_words(run: Path,
         await until(lambda: orders, pilot)
 
     drive(run, steps)
-    assert orders == [Order("rate", 0.5)]
+    assert orders == [Command("rate", 0.5)]
 
 
 @pytest.mark.parametrize("key", ["s", "R"])
-def test_escape_leaves_a_question_and_orders_nothing(run: Path, orders: list[Order], key: str) -> None:
+def test_escape_leaves_a_question_and_orders_nothing(run: Path, orders: list[Command], key: str) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await pilot.press(key, "1", "escape")
         await pilot.pause()
@@ -126,12 +128,12 @@ def test_escape_leaves_a_question_and_orders_nothing(run: Path, orders: list[Ord
         await until(lambda: orders, pilot)
 
     drive(run, steps)
-    assert orders == [Order("save")]
+    assert orders == [Command("save")]
 
 
 @pytest.mark.parametrize(("key", "command"), [("S", "stop"), ("D", "decay")])
 def test_what_ends_a_run_is_asked_for_first_and_enter_alone_is_no(
-    run: Path, orders: list[Order], key: str, command: str
+    run: Path, orders: list[Command], key: str, command: str
 ) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         for no in ("n", "escape", "enter", "q"):
@@ -146,7 +148,7 @@ def test_what_ends_a_run_is_asked_for_first_and_enter_alone_is_no(
         await until(lambda: orders, pilot)
 
     drive(run, steps)
-    assert orders == [Order(command)]
+    assert orders == [Command(command)]
 
 
 def test_an_order_that_waits_says_so_at_once_and_the_answer_takes_its_place(run: Path) -> None:
@@ -156,7 +158,7 @@ def test_an_order_that_waits_says_so_at_once_and_the_answer_takes_its_place(run:
         await pilot.press("c", "e")
         await pilot.pause()
         assert [told.message for told in dashboard._notifications] == [WAITING, WAITING]
-        taken: list[Command] = []
+        taken: list[PendingCommand] = []
         await until(lambda: taken.extend(server.take()) or len(taken) == 2, pilot)
         for left, command in zip((1, 0), taken, strict=True):
             command.reply(True, f"{command.command} done")
@@ -181,7 +183,7 @@ def test_where_the_trainer_refuses_its_word_is_shown(run: Path) -> None:
 
 
 @pytest.mark.parametrize("why", ["readonly", "replay"])
-def test_who_may_only_look_orders_nothing_and_is_told_so(run: Path, orders: list[Order], why: str) -> None:
+def test_who_may_only_look_orders_nothing_and_is_told_so(run: Path, orders: list[Command], why: str) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         keys = ["S", "D", "c", "e", "p", "s", "R"]
         await pilot.press(*keys)

@@ -24,23 +24,23 @@ from trainkit.cli import run as running
 from trainkit.cli.export import export
 from trainkit.cli.recipes import check as check_recipe
 from trainkit.errors import TrainkitError
+from trainkit.export.adapter import export_adapter
 from trainkit.hub import adapter_config, peft
 from trainkit.hub.load import load_params
 from trainkit.hub.recipe import load, notes
 from trainkit.hub.safetensors import Tensors, read_header
 from trainkit.hub.save import save
+from trainkit.infer import adapted
+from trainkit.infer.trained_model import open_pretrained
 from trainkit.models.adapters import adapted_layers
 from trainkit.models.nf4 import Nf4, quantised
 from trainkit.parallel import devices, mesh
 from trainkit.plan import DataSize, make_plan
-from trainkit.recipe.families import Llama
-from trainkit.run import adapted
-from trainkit.run.assemble import rehearse
-from trainkit.run.compiled import build
-from trainkit.run.directory import recipe_of
-from trainkit.run.export_adapter import export_adapter
+from trainkit.recipe.families.rotary import Llama
 from trainkit.run.pretrained import made_of, numbers_of, weights_of
-from trainkit.run.serving import open_pretrained
+from trainkit.run.program import build
+from trainkit.run.setup import rehearse
+from trainkit.rundir.directory import recipe_of
 
 SPEC = Llama(layers=2, hidden=32, heads=4, kv_heads=2, intermediate=48, context_length=64, vocab_size=320)
 _FAMILY = 'type = "gpt2"\nlayers = 2\nhidden = 32\nheads = 2\n'

@@ -16,9 +16,9 @@ from trainkit.events.log import read
 from trainkit.hub import peft, tokenizer
 from trainkit.hub.adapter_config import FILE
 from trainkit.hub.adapter_config import read as read_adapter
-from trainkit.recipe.load import load
-from trainkit.run.directory import recipe_of
+from trainkit.recipe.toml.load import load
 from trainkit.run.resume import prepare
+from trainkit.rundir.directory import recipe_of
 
 ADAPTER = '[adapter]\nrank = 2\nvariant = "dora"\nbase = "nf4"\nlearning_rate_ratio = 4.0\n'
 STEPS, BEFORE = 8, 4

@@ -19,19 +19,25 @@ from trainkit import models, optim
 from trainkit.checkpoint.digest import digest
 from trainkit.checkpoint.names import named_leaves
 from trainkit.errors import TrainkitError
+from trainkit.infer.adapted import base_digest, check_same_base
 from trainkit.models.adapters import Adapted, adapt, merge, trainable
 from trainkit.models.layers import Linear
 from trainkit.models.nf4 import LEVELS, Nf4, nf4_product, quantised, without_sources
 from trainkit.optim import groups
-from trainkit.recipe.adapter import Adapter, Lora
-from trainkit.recipe.families import Llama, Mixtral, Qwen2
-from trainkit.recipe.linears import adapter_parameters, linears, matching, quantised_bytes, quantised_parameters
-from trainkit.recipe.model import Gpt2
-from trainkit.recipe.optimizer import AdamW, Group
-from trainkit.recipe.task import CausalLM
-from trainkit.run.adapted import base_digest, check_same_base
+from trainkit.recipe.families.rotary import Llama, Mixtral, Qwen2
+from trainkit.recipe.sections.adapter import Adapter, Lora
+from trainkit.recipe.sections.lora_targets import (
+    adapter_parameters,
+    linears,
+    quantised_bytes,
+    quantised_parameters,
+    targeted_layers,
+)
+from trainkit.recipe.sections.model import Gpt2
+from trainkit.recipe.sections.optimizer import AdamW, Group
+from trainkit.recipe.sections.task import CausalLM
 from trainkit.tasks import build as build_task
-from trainkit.train.state import State, init, lasting
+from trainkit.train.state import State, init, without_frozen
 from trainkit.train.step import make_step
 
 GPT2 = Gpt2(layers=2, hidden=32, heads=4)
@@ -128,7 +134,7 @@ def test_in_dora_each_column_of_the_matrix_is_as_long_as_its_magnitude() -> None
     ],
 )
 def test_a_target_is_a_name_a_path_or_a_glob(spec: Any, target: str, expected: set[str]) -> None:
-    assert set(matching(Lora(targets=(target,)), list(linears(spec)))) == expected
+    assert set(targeted_layers(Lora(targets=(target,)), list(linears(spec)))) == expected
     nodes = jax.tree_util.tree_flatten_with_path(
         adapted(spec, Lora(targets=(target,))).blocks, is_leaf=lambda node: isinstance(node, Adapted)
     )[0]
@@ -259,7 +265,7 @@ def test_only_the_adapter_changes_and_it_learns(adapter: Adapter) -> None:
 def test_what_lasts_is_the_adapter_and_its_moments_and_no_more() -> None:
     state, _ = state_and_step(Lora(rank=2))
     adapter = adapter_parameters(Lora(rank=2), GPT2)
-    floats = [x for x in jax.tree.leaves(lasting(state)) if jnp.issubdtype(x.dtype, jnp.floating) and x.ndim]
+    floats = [x for x in jax.tree.leaves(without_frozen(state)) if jnp.issubdtype(x.dtype, jnp.floating) and x.ndim]
     assert sum(x.size for x in floats) == 3 * adapter
     assert sum(x.size for x in jax.tree.leaves(state.frozen)) == sum(x.size for x in jax.tree.leaves(model(GPT2)))
 

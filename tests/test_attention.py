@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit.errors import TrainkitError
-from trainkit.models import lean
-from trainkit.models.attention import KeyValues, Look, attention, causal_attention, splash_attention
+from trainkit.models import blockwise_attention
+from trainkit.models.attention import AttentionSpec, KeyValues, attention, causal_attention, splash_attention
 from trainkit.parallel.devices import Capabilities, choose_attention, require_precision
 
 
@@ -81,7 +81,7 @@ def test_lean_attention_is_what_the_definition_says(case: tuple) -> None:
     seed, length, (heads, groups), packed, window = case
     q, k, v, _ = inputs(seed, length=length, heads=heads, groups=groups)
     segments = segments_of(seed, length=length) if packed else None
-    y = causal_attention(q, k, v, segments, implementation="lean", look=Look(window))
+    y = causal_attention(q, k, v, segments, implementation="lean", look=AttentionSpec(window))
     numpy_segments = None if segments is None else np.asarray(segments)
     np.testing.assert_allclose(y, written_out(q, k, v, numpy_segments, window), atol=2e-6)
 
@@ -96,7 +96,9 @@ def test_lean_equals_jax_attention_in_values_and_gradients(
     segments = segments_of(1, length=length) if packed else None
     lean, reference = (
         value_and_gradients(
-            lambda q, k, v, name=name: causal_attention(q, k, v, segments, implementation=name, look=Look(window)),
+            lambda q, k, v, name=name: causal_attention(
+                q, k, v, segments, implementation=name, look=AttentionSpec(window)
+            ),
             q, k, v, along,
         )
         for name in ("lean", "xla")
@@ -134,10 +136,10 @@ def cases_with_options(draw: st.DrawFn) -> tuple:
     return draw(st.integers(0, 2**31)), length, heads, groups, draw(st.booleans()), draw(options(heads, length))
 
 
-def as_arrays(options: dict, *, traced: bool) -> Look:
+def as_arrays(options: dict, *, traced: bool) -> AttentionSpec:
     """Slopes, and with `traced` windows too, as the arrays that a scan over layers makes of them."""
     slopes, window = options["slopes_H"], options["window"]
-    return Look(**options)._replace(
+    return AttentionSpec(**options)._replace(
         slopes_H=None if slopes is None else jnp.asarray(slopes, jnp.float32),
         window=jnp.int32(window) if traced and window is not None else window,
     )
@@ -225,19 +227,21 @@ def test_its_gradients_are_those_of_the_definition_in_float64(case: tuple, trace
 
 
 def test_windows_that_change_from_layer_to_layer_of_a_scan_are_those_of_each_layer() -> None:
-    length = 2 * lean.LEAST_QUERIES + 5
+    length = 2 * blockwise_attention.LEAST_QUERIES + 5
     q, k, v, along = inputs(0, length=length, heads=4, groups=2)
     windows = [3, 0, 150]
 
     def scanned(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         def layer(q: jax.Array, window: jax.Array) -> tuple[jax.Array, None]:
-            return causal_attention(q, k, v, None, implementation="cudnn", look=Look(window, softcap=5.0)), None
+            return causal_attention(
+                q, k, v, None, implementation="cudnn", look=AttentionSpec(window, softcap=5.0)
+            ), None
 
         return jax.lax.scan(jax.checkpoint(layer), q, jnp.asarray(windows, jnp.int32))[0]
 
     def one_by_one(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         for window in windows:
-            q = causal_attention(q, k, v, None, implementation="lean", look=Look(window, softcap=5.0))
+            q = causal_attention(q, k, v, None, implementation="lean", look=AttentionSpec(window, softcap=5.0))
         return q
 
     for a, b in zip(*(value_and_gradients(f, q, k, v, along) for f in (scanned, one_by_one)), strict=True):
@@ -248,7 +252,7 @@ def test_windows_that_change_from_layer_to_layer_of_a_scan_are_those_of_each_lay
 def test_in_16_bit_with_a_cap_and_slopes_it_is_as_near_to_float32_as_rounding_allows(dtype: type) -> None:
     exact = inputs(3, length=200, heads=4, groups=2)
     rounded = [x.astype(dtype) for x in exact]
-    look = Look(softcap=2.0, slopes_H=jnp.array([0.5, 0.25, 0.125, 0.0625]))
+    look = AttentionSpec(softcap=2.0, slopes_H=jnp.array([0.5, 0.25, 0.125, 0.0625]))
     attend = partial(causal_attention, segments_BT=segments_of(2, length=200), implementation="lean", look=look)
     for low, high in zip(value_and_gradients(attend, *rounded), value_and_gradients(attend, *exact), strict=True):
         np.testing.assert_allclose(low, high, atol=0.03 * np.abs(high).max())
@@ -268,9 +272,11 @@ def test_what_no_kernel_has_is_said_by_name(platform: str) -> None:
 
 
 def test_lean_keeps_nothing_of_what_comes_after_a_block_of_queries() -> None:
-    length, blocks = 4 * lean.LEAST_QUERIES, 4
+    length, blocks = 4 * blockwise_attention.LEAST_QUERIES, 4
     q, k, v, _ = inputs(0, rows=1, length=length, heads=1, groups=1)
-    _, (*_, kept, _) = lean._lean_forward(q, k, v, None, None, None, lean.Rule(1.0, None, None))
+    _, (*_, kept, _) = blockwise_attention._lean_forward(
+        q, k, v, None, None, None, blockwise_attention.Rule(1.0, None, None)
+    )
     assert sum(p.size for p in kept) == length**2 * (blocks + 1) // (2 * blocks)
 
 
@@ -290,7 +296,9 @@ def test_splash_as_the_interpreter_runs_it_equals_jax_attention(packed: bool, wi
         lambda q, k, v: splash_attention(q, k, v, segments, window, scale=0.2, interpret=True), q, k, v, along
     )
     reference = value_and_gradients(
-        lambda q, k, v: causal_attention(q, k, v, segments, implementation="xla", look=Look(window, scale=0.2)),
+        lambda q, k, v: causal_attention(
+            q, k, v, segments, implementation="xla", look=AttentionSpec(window, scale=0.2)
+        ),
         q, k, v, along,
     )  # fmt: skip
     for ours, theirs in zip(splash, reference, strict=True):

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from trainkit.cli.plan import texts
-from trainkit.data import cache
-from trainkit.data.dataset import TrainSet
-from trainkit.data.tokenizer import begins
-from trainkit.data.vocabulary import load
+from trainkit.data.batches.dataset import TrainSet
+from trainkit.data.cache import build
+from trainkit.data.tokenizer.load import begins
+from trainkit.data.tokenizer.vocabulary import load
 from trainkit.errors import TrainkitError
+from trainkit.infer.text_format import begin_of
 from trainkit.recipe import Recipe
-from trainkit.run.texts import begin_of
 
 TEXTS = ["key: value", "the cat sat on the mat"]
 PUTTING = {"llama-2", "mistral", "gemma", "llama-3", "wordpiece"}
@@ -35,7 +35,7 @@ def recipe_with(directory: Path, name: str, *, pretrained: bool = True, **encodi
 @pytest.mark.parametrize("name", likeness.FAMILIES)
 def test_with_a_pretrained_model_documents_begin_as_its_tokenizer_begins_a_text_by_itself(tmp_path, name):
     recipe = recipe_with(tmp_path, name)
-    built = cache.build(recipe)
+    built = build.build(recipe)
     one, tokens = likeness.FAMILIES[name](), room.tokens_of(built.train).tolist()
     own = one.tokenizer.encode(TEXTS[0]).ids
     assert tokens[: len(own) - (own[-1] == built.tokenizer.end_of_text)] == [
@@ -62,7 +62,7 @@ def test_a_new_model_s_documents_begin_with_no_token_unless_the_recipe_says_so(t
 
 def test_a_begin_that_is_asked_for_and_is_not_there_is_told(tmp_path):
     with pytest.raises(TrainkitError, match="no beginning-of-text token"):
-        cache.build(recipe_with(tmp_path, "qwen", bos=True))
+        build.build(recipe_with(tmp_path, "qwen", bos=True))
 
 
 @pytest.mark.parametrize("name", ["llama-2", "gpt2"])
@@ -70,7 +70,7 @@ def test_separate_documents_begin_where_their_own_first_token_is_whoever_said_th
     batches = []
     for place, bos in (("auto", "auto"), ("said", name == "llama-2")):
         recipe = recipe_with(tmp_path / place, name, type="concatenate", separate=True, bos=bos)
-        batches.append(TrainSet(cache.build(recipe), recipe).batch(0, np.arange(1)))
+        batches.append(TrainSet(build.build(recipe), recipe).batch(0, np.arange(1)))
     for key, values in batches[0].items():
         np.testing.assert_array_equal(values, batches[1][key], err_msg=key)
 

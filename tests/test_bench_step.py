@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainkit.recipe import model as spec
+from trainkit.recipe.sections import model as spec
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 

@@ -21,11 +21,11 @@ from viewer import write_run
 
 import trainkit.dashboard
 from trainkit.dashboard.app import NAMES, Dashboard
-from trainkit.dashboard.replay import Replay
-from trainkit.dashboard.runs.app import Choice, Runs
+from trainkit.dashboard.runs.app import RunsApp, RunSelection
 from trainkit.dashboard.runs.browse import Opened
 from trainkit.dashboard.runs.leaderboard import Arrangement
-from trainkit.dashboard.runs.shelf import Shelf
+from trainkit.rundir.listing import RunList
+from trainkit.rundir.replay import Replay
 
 PICTURES = Path(__file__).parents[1] / "scripts" / "pictures.py"
 
@@ -59,8 +59,8 @@ CONTEXTS = {
     "a line to type": Context(Dashboard, ("R",)),
     "the help": Context(Dashboard, ("question_mark",)),
     "a replay": Context(lambda run: Dashboard(run, replay=Replay(run))),
-    "a run of many": Context(lambda run: Opened(Choice(run), readonly=False, ascii_only=False, remembered=None)),
-    "many runs": Context(lambda run: Runs(Shelf(run.parent), Arrangement())),
+    "a run of many": Context(lambda run: Opened(RunSelection(run), readonly=False, ascii_only=False, remembered=None)),
+    "many runs": Context(lambda run: RunsApp(RunList(run.parent), Arrangement())),
 }
 
 

@@ -9,8 +9,8 @@ import pytest
 from sample_recipe import write
 
 from trainkit.hub.card import Made, adapter_card, as_told, card
-from trainkit.recipe.adapter import Lora
-from trainkit.recipe.load import load
+from trainkit.recipe.sections.adapter import Lora
+from trainkit.recipe.toml.load import load
 
 MADE = Made(
     name="n", step=1200, recipe="steps = 1200", base="them/it", evaluations={"held-out": {"loss": 1.5, "accuracy": 0.5}}

@@ -14,8 +14,8 @@ from rich.style import Style
 
 from trainkit.dashboard import theme
 from trainkit.dashboard.charts import braille, ticks
-from trainkit.dashboard.charts.columns import Window, envelope, moving_average, points, trend
-from trainkit.dashboard.charts.curves import Curve, Look
+from trainkit.dashboard.charts.columns import StepRange, envelope, moving_average, points, trend
+from trainkit.dashboard.charts.curves import ChartOptions, Curve
 from trainkit.dashboard.charts.plot import Picture, draw
 from trainkit.events.series import Series
 from trainkit.events.view import Marker
@@ -34,7 +34,7 @@ def picture(
     *curves: Series, width: int = 12, height: int = 3, log: bool = False, marks: Sequence[Marker] = ()
 ) -> list[str]:
     drawn = [Curve(curve, theme.TRAIN) for curve in curves]
-    return lines_of(draw(drawn, colors=COLORS, width=width, height=height, look=Look(log=log), marks=marks))
+    return lines_of(draw(drawn, colors=COLORS, width=width, height=height, look=ChartOptions(log=log), marks=marks))
 
 
 def lines_of(drawn: Picture, cross: float | None = None) -> list[str]:
@@ -54,7 +54,7 @@ def test_marks_of_several_kinds_at_one_step_are_all_in_sight() -> None:
 
 
 def test_small_pictures_are_as_drawn_by_hand() -> None:
-    reduced = envelope(points(series([0, 1, 2, 3])), window=Window(0, 3), columns=4)
+    reduced = envelope(points(series([0, 1, 2, 3])), window=StepRange(0, 3), columns=4)
     drawn = braille.line(reduced, y_range=(0, 3), rows=4, columns=4)
     assert (drawn == np.eye(4, dtype=bool)[::-1]).all()
     assert braille.cells(drawn).tolist() == [[ord("⡠") - 0x2800, ord("⠊") - 0x2800]]
@@ -70,7 +70,7 @@ def test_small_pictures_are_as_drawn_by_hand() -> None:
 )
 def test_the_lowest_and_highest_point_of_every_column_are_drawn(values: list[float], width: int, rows: int) -> None:
     y, columns = np.array(values), 2 * width
-    window, y_range = Window(0.0, len(y) - 1.0), (y.min() - 1, y.max() + 1)
+    window, y_range = StepRange(0.0, len(y) - 1.0), (y.min() - 1, y.max() + 1)
     reduced = envelope(points(series(values)), window=window, columns=columns)
     drawn = braille.line(reduced, y_range=y_range, rows=rows, columns=columns)
     for index, value in enumerate(y):
@@ -207,7 +207,7 @@ NUMBERS = st.floats(-1e3, 1e3)
 @given(values=st.lists(NUMBERS, min_size=64, max_size=400), columns=st.integers(2, 10))
 def test_a_thinned_series_is_drawn_as_the_whole_one_is_to_within_a_dot(values: list[float], columns: int) -> None:
     whole, few = series(values), thinned(values, limit=64)
-    window, rows = Window(0, len(values) - 1), 32
+    window, rows = StepRange(0, len(values) - 1), 32
     y_range = (min(values) - 1, max(values) + 1)
     drawn = [
         braille.line(envelope(points(one), window=window, columns=columns), y_range=y_range, rows=rows, columns=columns)
@@ -232,7 +232,7 @@ def test_no_extreme_and_no_gap_of_a_thinned_series_is_lost(
     last = len(values) - 1
     low, high = math.floor(cut[0] * last), math.ceil(cut[1] * last)
     for one in (series(values), thinned(values, limit=8)):
-        window = Window(low, high)
+        window = StepRange(low, high)
         drawn = envelope(points(one, low=low, high=high, log=log), window=window, columns=12)
         inside = values[low : high + 1]
         good = [v for v in inside if v > 0 or (not log and math.isfinite(v))]
@@ -271,23 +271,23 @@ def test_the_moving_average_of_buckets_is_that_of_their_points_and_takes_exact_p
 def test_the_trend_of_buckets_is_that_of_their_points() -> None:
     values = [8 * math.exp(-i / 200) + 2 + math.sin(i) / 4 for i in range(2000)]
     both = series(values), thinned(values, limit=512)
-    smooth = [trend(envelope(points(one), window=Window(0, 1999), columns=80)) for one in both]
+    smooth = [trend(envelope(points(one), window=StepRange(0, 1999), columns=80)) for one in both]
     assert (smooth[0].columns == smooth[1].columns).all() and np.allclose(smooth[0].low, smooth[1].low, atol=0.15)
 
 
 def test_a_line_that_enters_and_leaves_the_window_is_drawn_across_it() -> None:
     far = series([1, 3], [0, 100])
-    drawn = envelope(points(far, low=40, high=60), window=Window(40, 60), columns=20)
+    drawn = envelope(points(far, low=40, high=60), window=StepRange(40, 60), columns=20)
     assert drawn.columns.tolist() == [0, 19]
     assert drawn.first.tolist() == pytest.approx([1.8, 2.2])
     gap = series([1, math.nan, 3], [0, 50, 100])
-    assert not len(envelope(points(gap, low=40, high=60), window=Window(40, 60), columns=20).columns)
+    assert not len(envelope(points(gap, low=40, high=60), window=StepRange(40, 60), columns=20).columns)
 
 
 def test_on_logarithmic_steps_decades_are_equally_wide_and_what_is_before_step_1_is_left_out() -> None:
     rising = series([float(i) for i in range(1001)])
     drawn = draw([Curve(rising, theme.TRAIN)], colors=COLORS, width=66, height=12, log_x=True)
-    assert drawn.window == Window(1, 1000, True)
+    assert drawn.window == StepRange(1, 1000, True)
     cells = [drawn.cell(step) for step in (1, 10, 100, 1000)]
     assert all(cell is not None for cell in cells)
     assert np.ptp(np.diff([cell or 0 for cell in cells])) <= 1
@@ -300,7 +300,10 @@ def test_an_outlier_is_cut_off_only_where_that_is_marked_and_drawn_where_the_who
     values = [math.sin(i / 9) for i in range(400)]
     values[200], values[300] = 500.0, -500.0
     spiked = [Curve(series(values), theme.TRAIN)]
-    drawn = {whole: draw(spiked, colors=COLORS, width=80, height=16, look=Look(whole=whole)) for whole in (True, False)}
+    drawn = {
+        whole: draw(spiked, colors=COLORS, width=80, height=16, look=ChartOptions(whole=whole))
+        for whole in (True, False)
+    }
     assert drawn[False].cut == (True, True) and drawn[True].cut == (False, False)
     lines = lines_of(drawn[False])
     assert lines[0].count("▲") == 1 and lines[13].count("▼") == 1

@@ -17,10 +17,10 @@ from viewer import drive, screen_text, until, write_run
 from trainkit.dashboard.app import NAMES, Dashboard
 from trainkit.dashboard.charts.chart import Chart
 from trainkit.dashboard.panels.charts import LossChart
-from trainkit.dashboard.replay import Replay
 from trainkit.dashboard.screens import Help
 from trainkit.events import reducer
 from trainkit.events.series import Series
+from trainkit.rundir.replay import Replay
 
 WIDE = (160, 48)
 

@@ -13,8 +13,8 @@ from test_chart import series, thinned
 from test_view import HOSTILE
 
 from trainkit.dashboard import theme
-from trainkit.dashboard.charts.columns import Window
-from trainkit.dashboard.charts.curves import SMOOTHINGS, Curve, Look, extent
+from trainkit.dashboard.charts.columns import StepRange
+from trainkit.dashboard.charts.curves import SMOOTHINGS, ChartOptions, Curve, extent
 from trainkit.dashboard.charts.svg import HEIGHT, WIDTH, svg
 from trainkit.events.view import Marker
 
@@ -22,8 +22,13 @@ SVG = "{http://www.w3.org/2000/svg}"
 COLORS = theme.THEMES[theme.DEFAULT].variables
 
 
-def drawn(curves: Sequence[Curve], *, window: Window | None = None, look: Look = Look(), **options: object) -> str:  # noqa: B008
-    shown = window or extent(curves, log=False) or Window(0, 0)
+PLAIN = ChartOptions()
+
+
+def drawn(
+    curves: Sequence[Curve], *, window: StepRange | None = None, look: ChartOptions = PLAIN, **options: object
+) -> str:
+    shown = window or extent(curves, log=False) or StepRange(0, 0)
     return svg(curves, window=shown, look=look, colors=COLORS, title="run  train/loss", **options)  # type: ignore[arg-type]
 
 
@@ -55,7 +60,7 @@ def test_any_data_make_a_picture_that_can_be_read_and_stays_in_sight(
     values: list[float], log: bool, smoothing: str, whole: bool, few: bool
 ) -> None:
     one = thinned(values, limit=8) if few else series(values)
-    look = Look(log, smoothing, whole)  # type: ignore[arg-type]
+    look = ChartOptions(log, smoothing, whole)  # type: ignore[arg-type]
     told = drawn([Curve(one, theme.TRAIN, theme.TRAIN_BAND, metric="train/loss")], look=look)
     root = ElementTree.fromstring(told)
     assert "nan" not in "".join(element.get("d", "") for element in root.iter())
@@ -67,15 +72,15 @@ def test_what_is_cut_off_and_what_is_no_number_is_marked_and_smoothing_is_told()
     values = [math.sin(i / 9) for i in range(400)]
     values[100], values[200] = 900.0, math.nan
     curve = Curve(series(values), theme.TRAIN, theme.TRAIN_BAND, metric="a/b")
-    found = texts(drawn([curve], look=Look(smoothing="0.99")))
+    found = texts(drawn([curve], look=ChartOptions(smoothing="0.99")))
     assert "▲" in found and "×" in found and "EMA 0.99" in found
-    assert "▲" not in texts(drawn([curve], look=Look(whole=True)))
+    assert "▲" not in texts(drawn([curve], look=ChartOptions(whole=True)))
 
 
 def test_what_a_legend_tells_is_the_last_exact_point_that_is_shown_and_the_axis_says_what_it_counts() -> None:
     exact = {"a/b": series([3.0, 2.0, 1.5], [10, 11, 12])}
     curve = Curve(thinned([9.0] * 64, limit=8), theme.TRAIN, metric="a/b")
-    found = texts(drawn([curve], window=Window(10, 12), exact=exact, over="tokens"))
+    found = texts(drawn([curve], window=StepRange(10, 12), exact=exact, over="tokens"))
     assert "a/b 1.5" in found and "tokens" in found and "step" not in found
 
 

@@ -27,8 +27,8 @@ from trainkit.checkpoint.names import named_leaves
 from trainkit.checkpoint.restore import restore, restore_newest
 from trainkit.checkpoint.saver import Saved, Saver
 from trainkit.errors import FAILED, TrainkitError
-from trainkit.events import marks
-from trainkit.recipe.upkeep import Checkpoint
+from trainkit.recipe.sections.upkeep import Checkpoint
+from trainkit.rundir import marks
 
 CHILD = Path(__file__).with_name("checkpoint_child.py")
 DTYPES = [
@@ -451,7 +451,7 @@ def test_a_process_killed_while_saving_leaves_only_whole_checkpoints(tmp_path: P
         said = child.communicate()[0].split()
         Saver(run, on_saved=lambda saved: None).close()
         infos = store.checkpoints(run)
-        assert [int(path.name) for path in store.numbered(run)] == [info.step for info in infos]
+        assert [int(path.name) for path in store.step_directories(run)] == [info.step for info in infos]
         assert infos[-1].step >= max(map(int, said), default=1), "a checkpoint that was reported is gone"
         for info in (infos[0], infos[-1]):
             assert store.verify(info.directory) == []

@@ -16,7 +16,7 @@ from trainkit.cli.where import find_run, run_directory
 from trainkit.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, TrainkitError
 from trainkit.events.log import EventLog
 from trainkit.plan import DataSize, Devices, make_plan
-from trainkit.recipe.load import load
+from trainkit.recipe.toml.load import load
 
 
 @pytest.fixture

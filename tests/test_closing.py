@@ -6,8 +6,8 @@ import likeness
 import pytest
 from tokenizers import Tokenizer
 
-from trainkit.data.chat_template import Chat, ChatTemplate, resolve_template
-from trainkit.data.vocabulary import LoadedTokenizer, load
+from trainkit.data.documents.chat_template import Chat, ChatTemplate, resolve_template
+from trainkit.data.tokenizer.vocabulary import LoadedTokenizer, load
 from trainkit.infer.chat import closing
 
 TEMPLATES = {

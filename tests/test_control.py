@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from trainkit.errors import WRONG_INPUT, TrainkitError
 from trainkit.events.client import send
+from trainkit.events.commands import COMMANDS, Command, IssuedCommand, issued_commands, order
 from trainkit.events.control import LONGEST_LINE, NAME, Server
 from trainkit.events.log import EventLog
-from trainkit.events.orders import COMMANDS, Given, Order, given, order
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_any_text_arrives_as_it_was_typed_or_is_refused(prompt: str) -> None:
             reply = pool.submit(send, Path(directory), "sample", prompt, timeout=20)
             (command,) = server.wait(20)
             command.reply(True, "")
-            assert command.order == Order("sample", prompt)
+            assert command.order == Command("sample", prompt)
             assert reply.result().ok
         finally:
             server.close()
@@ -113,7 +113,7 @@ def test_a_missing_needless_or_wrong_argument_is_refused_by_both_sides(
 
 @pytest.mark.parametrize("written", [0.5, "0.5", "5e-1", ".5"])
 def test_a_factor_may_be_a_number_or_be_written_as_one(written: object) -> None:
-    assert order("rate", written) == Order("rate", 0.5)
+    assert order("rate", written) == Command("rate", 0.5)
 
 
 def test_an_unknown_order_is_refused_at_once_and_the_loop_never_sees_it(server: Server, tmp_path: Path) -> None:
@@ -268,12 +268,14 @@ def test_a_directory_that_is_not_there_is_an_error_in_words(tmp_path: Path) -> N
 # the orders of a log
 
 
-def obeyed(log: EventLog, step: int, command: str, argument: object = None) -> Given:
+def obeyed(log: EventLog, step: int, command: str, argument: object = None) -> IssuedCommand:
     log.write("control", step=step, command=command, argument=argument, detail="", total_steps=None)
-    return Given(order(command, argument), step, log.attempt)
+    return IssuedCommand(order(command, argument), step, log.attempt)
 
 
-def attempt(run: Path, number: int, *, resumed_from: int | None = None, repeating: Sequence[Given] = ()) -> EventLog:
+def attempt(
+    run: Path, number: int, *, resumed_from: int | None = None, repeating: Sequence[IssuedCommand] = ()
+) -> EventLog:
     log = EventLog(run, attempt=number)
     told = [each.fields() for each in repeating]
     log.write("run_started", step=resumed_from or 0, **fake_run.started(resumed_from=resumed_from) | {"orders": told})
@@ -281,14 +283,14 @@ def attempt(run: Path, number: int, *, resumed_from: int | None = None, repeatin
 
 
 def test_only_orders_that_change_what_is_learned_are_to_be_repeated(tmp_path: Path) -> None:
-    assert given(tmp_path) == []
+    assert issued_commands(tmp_path) == []
     log = attempt(tmp_path, 1)
     for command in ("save", "pause", "continue", "evaluate", "stop"):
         obeyed(log, 3, command)
     obeyed(log, 4, "sample", 'text of "control" and run_started')
     half, decay = obeyed(log, 5, "rate", 0.5), obeyed(log, 8, "decay")
     log.close()
-    assert given(tmp_path) == [half, decay]
+    assert issued_commands(tmp_path) == [half, decay]
 
 
 def test_of_several_factors_after_one_step_the_last_counts(tmp_path: Path) -> None:
@@ -297,7 +299,7 @@ def test_of_several_factors_after_one_step_the_last_counts(tmp_path: Path) -> No
     obeyed(log, 5, "rate", 0.25)
     again = obeyed(log, 5, "rate", 0.5)
     log.close()
-    assert given(tmp_path) == [again]
+    assert issued_commands(tmp_path) == [again]
 
 
 def test_an_order_that_was_forgotten_does_not_come_back(tmp_path: Path) -> None:
@@ -306,7 +308,7 @@ def test_an_order_that_was_forgotten_does_not_come_back(tmp_path: Path) -> None:
     obeyed(log, 50, "rate", 0.1)
     log.close()
     attempt(tmp_path, 2, resumed_from=20).close()
-    assert given(tmp_path) == [early]
+    assert issued_commands(tmp_path) == [early]
 
 
 def test_an_order_that_an_attempt_died_too_early_to_repeat_is_still_to_be_repeated(tmp_path: Path) -> None:
@@ -316,9 +318,9 @@ def test_an_order_that_an_attempt_died_too_early_to_repeat_is_still_to_be_repeat
     log = attempt(tmp_path, 2, resumed_from=20, repeating=[half, tenth])
     repeated = obeyed(log, 30, "rate", 0.5)
     log.close()
-    assert given(tmp_path) == [repeated, tenth]
+    assert issued_commands(tmp_path) == [repeated, tenth]
     attempt(tmp_path, 3, resumed_from=40, repeating=[tenth]).close()
-    assert given(tmp_path) == [repeated, tenth]
+    assert issued_commands(tmp_path) == [repeated, tenth]
 
 
 def test_the_orders_of_a_log_that_no_trainer_wrote_are_ignored(tmp_path: Path) -> None:
@@ -336,4 +338,4 @@ def test_the_orders_of_a_log_that_no_trainer_wrote_are_ignored(tmp_path: Path) -
             event = {"type": "control", "t": 0, "step": 7, "attempt": 1, "detail": "", **told}
             file.write(json.dumps(event).replace("Infinity", "1e400") + "\n")
         file.write('["control"]\n{"type": "control", "torn')
-    assert given(tmp_path) == [half]
+    assert issued_commands(tmp_path) == [half]

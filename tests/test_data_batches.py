@@ -15,14 +15,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from trainkit.data import cache as caches
-from trainkit.data import shards
-from trainkit.data.dataset import TrainSet, may_start_early
-from trainkit.data.evalset import EvalSet
+from trainkit.data.batches.dataset import TrainSet, may_start_early
+from trainkit.data.batches.evaluation_set import EvalSet
+from trainkit.data.cache import build as caches
+from trainkit.data.cache import shards
 from trainkit.errors import TrainkitError
 from trainkit.plan import Devices, make_plan
 from trainkit.recipe import Recipe
-from trainkit.tasks.causal_lm import CausalLM
+from trainkit.tasks.causal_lm import CausalLMTask
 
 
 def _documents(sizes: list[int]) -> list[str]:
@@ -326,7 +326,7 @@ def test_bits_per_byte_count_each_target_of_a_set_once(tmp_path, separate, bos, 
     each = len(documents) if separate and (bos or not eos) else 1
     assert data.targets == counted == cache.train.tokens - each
     nats = 2.5 * counted
-    told = CausalLM().report(loss=2.5, targets=data.targets, bytes=data.bytes)
+    told = CausalLMTask().report(loss=2.5, targets=data.targets, bytes=data.bytes)
     assert told["bits_per_byte"] == pytest.approx(nats / math.log(2) / sum(len(text.encode()) for text in documents))
 
 

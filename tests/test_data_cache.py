@@ -13,9 +13,11 @@ from pathlib import Path
 import data_room as room
 import pytest
 
-from trainkit.data import cache as caches
-from trainkit.data import digests, encode, engine, patterns, progress
-from trainkit.data.vocabulary import LoadedTokenizer
+from trainkit.data import progress
+from trainkit.data.cache import build as caches
+from trainkit.data.cache import encode, engine
+from trainkit.data.sources import digests, patterns
+from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import WRONG_INPUT, TrainkitError
 
 always_small_units, settled = room.always_small_units, room.settled
@@ -165,7 +167,7 @@ def test_the_size_of_plain_text_is_told_right_from_the_first_unit_on_also_where_
     old = room.write_texts(tmp_path / "text/old", 20) / "**/*.txt"
     new = room.write_texts(tmp_path / "text/new", 20, first=100) / "**/*.txt"
     caches.build(room.recipe(tmp_path, old))
-    told: list[progress.Progress] = []
+    told: list[progress.CachingProgress] = []
     caches.build(room.recipe(tmp_path, old, new), progress=told.append)
     sizes = {now.total_bytes for now in told if now.what == "train"}
     assert sizes == {sum(path.stat().st_size for path in (tmp_path / "text").rglob("*.txt"))}
@@ -391,7 +393,7 @@ def test_holding_out_nothing_or_everything_is_told(tmp_path):
 
 def test_progress_that_is_as_it_was_is_not_told_again(monkeypatch):
     monkeypatch.setattr(progress, "_INTERVAL", -1.0)  # tells at every tick
-    told: list[progress.Progress] = []
+    told: list[progress.CachingProgress] = []
     reporter = progress.Reporter("train", 1, told.append)
     for documents in (1, 0, 0, 2, 0):
         reporter.add(documents=documents)
@@ -403,7 +405,7 @@ def test_progress_that_is_as_it_was_is_not_told_again(monkeypatch):
 
 def test_progress_ends_with_the_totals_of_each_set(tmp_path):
     room.write_texts(tmp_path / "text", 30)
-    told: list[caches.Progress] = []
+    told: list[caches.CachingProgress] = []
     pattern = str(tmp_path / "text/**/*.txt")
     recipe = room.recipe(tmp_path, pattern, held_out=0.2, validation=({"path": pattern, "name": "own"},))
     cache = caches.build(recipe, progress=told.append)

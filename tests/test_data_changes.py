@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainkit.data import cache as caches
-from trainkit.data import digests, documents, reading
-from trainkit.data.documents import read_all
-from trainkit.data.shards import Unit
+from trainkit.data.cache import build as caches
+from trainkit.data.cache.shards import Unit
+from trainkit.data.sources import contents, digests, read
+from trainkit.data.sources.read import read_all
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
-from trainkit.recipe.source import HuggingFace
+from trainkit.recipe.sections.source import HuggingFace
 
 few = settings(max_examples=20, deadline=None)
 
@@ -165,7 +165,7 @@ def test_a_copy_of_a_directory_is_the_same_data_and_a_touched_one_too(tmp_path, 
 @pytest.mark.usefixtures("hub_cache")
 def test_a_directory_that_changes_while_it_is_read_is_an_error_that_names_it(tmp_path):
     source = saved_set(tmp_path, "one")
-    listing = reading.survey(tmp_path / "cache", [HuggingFace(**source)], None)
+    listing = contents.survey(tmp_path / "cache", [HuggingFace(**source)], None)
     ((file,),) = listing.files
     read = read_all([(file, None)], on_error="stop", refused=[])
     next(read)
@@ -207,13 +207,13 @@ def test_a_remote_file_that_is_replaced_while_it_is_read_is_an_error_that_names_
         plain = digests._read
         monkeypatch.setattr(digests, "_read", lambda *given: (plain(*given), replace()))
     else:
-        plain_pieces = documents.read
+        plain_pieces = read.read
 
-        def read(*given: Any) -> Iterator[Any]:
+        def read_then_replace(*given: Any) -> Iterator[Any]:
             yield from plain_pieces(*given)
             replace()
 
-        monkeypatch.setattr(documents, "read", read)
+        monkeypatch.setattr(read, "read", read_then_replace)
     with pytest.raises(TrainkitError, match="was changed while it was being read") as caught:
         caches.build(room.recipe(tmp_path, "memory://changing/a.txt"))
     assert caught.value.where.endswith("/changing/a.txt")

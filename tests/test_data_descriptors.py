@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainkit.data.maps import map_file
+from trainkit.data.cache.maps import map_file
 
 TESTS = Path(__file__).parent
 #: Tokenises `SHARDS` small files into a shard each, and reads every batch, also packed. Told on stdout: shards, open

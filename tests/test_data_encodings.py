@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from trainkit.data import cache as caches
-from trainkit.data import shards
-from trainkit.data.dataset import TrainSet
-from trainkit.data.evalset import EvalSet
-from trainkit.data.stream import Place
+from trainkit.data.batches.dataset import TrainSet
+from trainkit.data.batches.evaluation_set import EvalSet
+from trainkit.data.cache import build as caches
+from trainkit.data.cache import shards
+from trainkit.data.cache.stream import SourceSpan
 from trainkit.recipe import Recipe
 
 BOS = "<s>"
@@ -71,7 +71,7 @@ class Corpus:
                 tokens += [(id_, True) for id_ in eos]
                 self.documents[str(directory / f"{number}.jsonl"), index] = tokens
 
-    def name_of(self, place: Place) -> tuple[str, int]:
+    def name_of(self, place: SourceSpan) -> tuple[str, int]:
         return self.cache.units["train"][0][place.section.unit].files[place.file].path, place.index
 
 
@@ -94,7 +94,7 @@ def seen(corpus: Corpus) -> Counter[tuple[tuple[str, int], int]]:
 
 
 def _compared(
-    corpus: Corpus, row: dict[str, np.ndarray], spans: tuple[tuple[Place, ...], ...]
+    corpus: Corpus, row: dict[str, np.ndarray], spans: tuple[tuple[SourceSpan, ...], ...]
 ) -> Counter[tuple[tuple[str, int], int]]:
     counts: Counter[tuple[tuple[str, int], int]] = Counter()
     filled = 0

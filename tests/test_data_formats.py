@@ -22,15 +22,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import ipc, parquet
 
-from trainkit.data.chat_template import resolve_template
-from trainkit.data.documents import read, read_all, row_spans
-from trainkit.data.files import DAMAGED, open_binary
-from trainkit.data.formats.arrays import IDS
-from trainkit.data.pieces import PIECE, Piece, Refused, Span
-from trainkit.data.sources import SourceFile, list_files
+from trainkit.data.documents.chat_template import resolve_template
+from trainkit.data.documents.pieces import PIECE, Piece, Refused, Span
+from trainkit.data.sources.files import DAMAGED, open_binary
+from trainkit.data.sources.formats.arrays import IDS
+from trainkit.data.sources.listing import SourceFile, list_files
+from trainkit.data.sources.read import read, read_all, row_spans
 from trainkit.errors import WRONG_INPUT, TrainkitError
-from trainkit.recipe.document import Chat
-from trainkit.recipe.source import Files, Tokens
+from trainkit.recipe.sections.document import Chat
+from trainkit.recipe.sections.source import Files, Tokens
 
 TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=30), min_size=1, max_size=8)
 

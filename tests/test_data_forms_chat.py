@@ -19,16 +19,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from trainkit.data import pieces as pieces_module
-from trainkit.data.chat_template import EXAMPLE, ChatTemplate, render, resolve_template
-from trainkit.data.documents import read
-from trainkit.data.forms import Reading
-from trainkit.data.forms_chat import make_chat
-from trainkit.data.pieces import Piece
-from trainkit.data.sources import list_files
+from trainkit.data.documents import pieces as pieces_module
+from trainkit.data.documents.chat_template import EXAMPLE, ChatTemplate, render, resolve_template
+from trainkit.data.documents.conversations import make_chat
+from trainkit.data.documents.pieces import Piece
+from trainkit.data.documents.templates import RowReading
+from trainkit.data.sources.listing import list_files
+from trainkit.data.sources.read import read
 from trainkit.errors import TrainkitError
-from trainkit.recipe.document import Chat
-from trainkit.recipe.source import Files
+from trainkit.recipe.sections.document import Chat
+from trainkit.recipe.sections.source import Files
 
 TOKENS = (("bos_token", "<s>"), ("eos_token", "</s>"))
 CHATML = """\
@@ -416,7 +416,8 @@ def test_several_templates_without_a_default_are_told(tmp_path: Path):
 
 def test_neither_jinja_nor_pil_is_loaded_before_it_is_used():
     script = (
-        "import sys; import trainkit.data.forms_chat, trainkit.data.forms_image, trainkit.data.forms_labelled;"
+        "import sys; import trainkit.data.documents.conversations, trainkit.data.documents.images;"
+        "import trainkit.data.documents.labelled;"
         "print(sorted({'jinja2', 'PIL', 'jax'} & set(sys.modules)))"
     )
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -477,6 +478,6 @@ def test_nulls_that_a_table_stores_for_absent_keys_do_not_reach_the_template(tmp
         # in JSON somebody has written it
         assert "null" in joined(make_chat(a_chat(), a_template(text), kept, 0))
     (file,) = list_files(Files(path=str(tmp_path / "a.parquet"), document=a_chat()), tmp_path)
-    reading = Reading(document=a_chat(), chat=a_template(text))
+    reading = RowReading(document=a_chat(), chat=a_template(text))
     found = list(read(replace(file, reading=reading), room.never))
     assert [piece.text for piece in found] == [joined(make_chat(a_chat(), a_template(text), row, 0)) for row in rows]

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image as images
 
-from trainkit.data import pieces as pieces_module
-from trainkit.data.forms_image import make_image
-from trainkit.data.forms_labelled import make_labelled
-from trainkit.recipe.document import Image, Labelled
+from trainkit.data.documents import pieces as pieces_module
+from trainkit.data.documents.images import make_image
+from trainkit.data.documents.labelled import make_labelled
+from trainkit.recipe.sections.document import Image, Labelled
 
 
 def labelled(row: dict[str, Any], **fields: Any):

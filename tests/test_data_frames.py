@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainkit.data import cache as caches
-from trainkit.data import frames
-from trainkit.data.dataset import TrainSet
-from trainkit.data.frames import Frames, frame
+from trainkit.data.batches import packing
+from trainkit.data.batches.dataset import TrainSet
+from trainkit.data.batches.packing import PackedSpans, frame
+from trainkit.data.cache import build as caches
 from trainkit.errors import TrainkitError
-from trainkit.recipe.encoding import Pack, Pad, Windows
+from trainkit.recipe.sections.encoding import Pack, Pad, Windows
 
 many = settings(max_examples=150, deadline=None)
 sizes = st.lists(st.integers(1, 40), min_size=1, max_size=30)
@@ -25,18 +25,18 @@ lengths = st.integers(1, 25)
 too_long = st.sampled_from(["truncate", "split", "drop"])
 
 
-def framed(spec: Windows | Pack | Pad, length: int, documents: list[int]) -> Frames:
+def framed(spec: Windows | Pack | Pad, length: int, documents: list[int]) -> PackedSpans:
     """The frames of documents of so many tokens."""
     return frame(spec, length, np.cumsum(documents).astype(np.uint32), sum(documents))
 
 
-def spans_of(made: Frames) -> list[list[tuple[int, int, int]]]:
+def spans_of(made: PackedSpans) -> list[list[tuple[int, int, int]]]:
     """(start, positions, context) of the spans of each example."""
     spans = list(zip(made.starts.tolist(), made.lengths.tolist(), made.contexts.tolist(), strict=True))
     return [spans[first:end] for first, end in zip(made.offsets[:-1].tolist(), made.offsets[1:].tolist(), strict=True)]
 
 
-def counted(made: Frames) -> Counter[int]:
+def counted(made: PackedSpans) -> Counter[int]:
     """How often each token of the shard is a target that counts."""
     found: Counter[int] = Counter()
     for start, positions, context in (span for spans in spans_of(made) for span in spans):
@@ -131,7 +131,7 @@ def test_best_fit_takes_hardly_more_examples_than_there_must_be_and_fewer_than_o
 
 
 def test_more_documents_than_are_packed_together_are_still_there_once(monkeypatch):
-    monkeypatch.setattr(frames, "_PACKED_TOGETHER", 7)
+    monkeypatch.setattr(packing, "_PACKED_TOGETHER", 7)
     documents = [2 + i % 9 for i in range(50)]
     assert set(counted(framed(Pack(type="pack"), 12, documents)).values()) == {1}
     assert counted(framed(Pack(type="pack"), 12, documents)).total() == sum(n - 1 for n in documents)

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from trainkit.data import cache as caches
-from trainkit.data import gate
-from trainkit.data.gate import Finding, look
+from trainkit.data.cache import build as caches
+from trainkit.data.checks import supervision
+from trainkit.data.checks.supervision import DataProblem, find_problems
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 
 DISTINCT = [f"{i} {room.text(i)}" for i in range(120)]
 
 
-def findings(recipe: Recipe) -> list[Finding]:
-    return look(caches.build(recipe), recipe)
+def findings(recipe: Recipe) -> list[DataProblem]:
+    return find_problems(caches.build(recipe), recipe)
 
 
 def the_one(recipe: Recipe, level: str) -> str:
@@ -141,16 +141,18 @@ def test_documents_of_a_validation_set_that_are_trained_on_are_counted_with_a_pl
 
 
 def test_of_very_many_documents_a_part_is_compared_and_it_is_the_same_part_in_every_set(tmp_path, monkeypatch):
-    monkeypatch.setattr(gate, "_COMPARED", 16)
+    monkeypatch.setattr(supervision, "_COMPARED", 16)
     train = room.write_jsonl(tmp_path / "a.jsonl", DISTINCT)
     own = room.write_jsonl(tmp_path / "own.jsonl", DISTINCT[:60])
     cache = caches.build(room.recipe(tmp_path, train, validation=({"path": str(own)},)))
-    shift = max(0, cache.train.documents.bit_length() - gate._COMPARED.bit_length())
+    shift = max(0, cache.train.documents.bit_length() - supervision._COMPARED.bit_length())
     assert shift
-    trained, validated = (gate._hashes(stream, shift) for stream in (cache.train, cache.validation["validation"]))
+    trained, validated = (
+        supervision._hashes(stream, shift) for stream in (cache.train, cache.validation["validation"])
+    )
     assert 0 < len(trained) < 60
     assert np.isin(validated, trained).all()
-    (finding,) = gate._duplicates(cache)
+    (finding,) = supervision._duplicates(cache)
     assert f"validation: {len(validated)} of {len(validated)} documents are in the training data" in finding.message
 
 
@@ -236,8 +238,8 @@ def test_of_a_growing_cache_only_what_is_there_is_looked_at(tmp_path, monkeypatc
     room.before_each_unit(monkeypatch, lambda unit: unit.files[0].name == "00.jsonl" or opened.wait(60))
     cache = caches.begin(recipe)
     cache.train.wait(10)
-    assert look(cache, recipe) == []
+    assert find_problems(cache, recipe) == []
     opened.set()
     cache.wait()
-    (finding,) = look(cache, recipe)
+    (finding,) = find_problems(cache, recipe)
     assert "599 of 600 documents" in finding.message

@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainkit.data import cache as caches
 from trainkit.data import jobs
-from trainkit.data.dataset import TrainSet, may_start_early
-from trainkit.data.engine import threads
-from trainkit.data.evalset import EvalSet, validation_sources
+from trainkit.data.batches.dataset import TrainSet, may_start_early
+from trainkit.data.batches.evaluation_set import EvalSet, validation_sources
+from trainkit.data.batches.layout import Batch
+from trainkit.data.cache import build as caches
+from trainkit.data.cache.engine import threads
 from trainkit.data.jobs import Stopped
-from trainkit.data.layout import Batch
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainkit.data import cache as caches
-from trainkit.data import encode, shards, storage
+from trainkit.data import storage
+from trainkit.data.cache import build as caches
+from trainkit.data.cache import encode, shards
 from trainkit.data.jobs import Stopped
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe

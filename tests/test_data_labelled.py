@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainkit.data import cache as caches
-from trainkit.data.dataset import TrainSet
-from trainkit.data.layout import Batch
-from trainkit.data.show import show
+from trainkit.data.batches.dataset import TrainSet
+from trainkit.data.batches.layout import Batch
+from trainkit.data.cache import build as caches
+from trainkit.data.checks.show import show
 from trainkit.errors import TrainkitError
 from trainkit.tasks import check_learnable
 

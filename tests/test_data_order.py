@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from trainkit.data.order import MIXTURE_BLOCK, Mixture, Order, Permutation
-from trainkit.recipe.data import Window
+from trainkit.data.batches.order import MIXTURE_BLOCK, ExampleOrder, Mixture, Permutation
+from trainkit.recipe.sections.data import Window
 
 few = settings(max_examples=60, deadline=None)
 
@@ -42,7 +42,7 @@ def test_a_permutation_leaves_hardly_a_neighbour_beside_its_neighbour_and_depend
     seed=st.integers(0, 5),
 )
 def test_every_epoch_has_every_example_once(examples, shuffle, seed):
-    seen = Order(examples, shuffle=shuffle, seed=seed, name="x")(np.arange(3 * examples))
+    seen = ExampleOrder(examples, shuffle=shuffle, seed=seed, name="x")(np.arange(3 * examples))
     for epoch in range(3):
         assert sorted(seen[epoch * examples : (epoch + 1) * examples].tolist()) == list(range(examples))
 
@@ -52,24 +52,24 @@ def test_every_epoch_has_every_example_once(examples, shuffle, seed):
 def test_an_order_is_the_same_asked_at_once_or_in_parts(examples, window, cut):
     index = np.arange(2 * examples)
     cut = 1 + int(cut * (2 * examples - 2))
-    order = Order(examples, shuffle=Window(window=window), seed=1, name="x")
+    order = ExampleOrder(examples, shuffle=Window(window=window), seed=1, name="x")
     parts = np.concatenate([order(index[:cut]), order(index[cut:])])
-    np.testing.assert_array_equal(parts, Order(examples, shuffle=Window(window=window), seed=1, name="x")(index))
+    np.testing.assert_array_equal(parts, ExampleOrder(examples, shuffle=Window(window=window), seed=1, name="x")(index))
 
 
 def test_a_window_is_seen_whole_before_the_next_begins():
-    seen = Order(100, shuffle=Window(window=30), seed=0, name="x")(np.arange(100))
+    seen = ExampleOrder(100, shuffle=Window(window=30), seed=0, name="x")(np.arange(100))
     for first in range(0, 100, 30):
         part = seen[first : first + 30].tolist()
         assert sorted(part) == list(range(first, min(first + 30, 100)))
         assert part != sorted(part)
-    places = Order(2000, shuffle=Window(window=1000), seed=0, name="x")(np.arange(2000)) % 1000
+    places = ExampleOrder(2000, shuffle=Window(window=1000), seed=0, name="x")(np.arange(2000)) % 1000
     assert (places[:1000] == places[1000:]).sum() < 20, "each window has an order of its own"
 
 
 def test_epochs_seeds_and_sources_have_orders_of_their_own():
     def order(seed: int, name: str) -> np.ndarray:
-        return Order(500, shuffle="full", seed=seed, name=name)(np.arange(1000))
+        return ExampleOrder(500, shuffle="full", seed=seed, name=name)(np.arange(1000))
 
     one = order(0, "source 0")
     for other in (one[500:], order(1, "source 0")[:500], order(0, "source 1")[:500]):

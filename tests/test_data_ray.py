@@ -18,12 +18,13 @@ import data_room as room
 import psutil
 import pytest
 
-from trainkit.data import cache as caches
-from trainkit.data import ray_engine, storage
-from trainkit.data.engine import Engine, Work
+from trainkit.data import storage
+from trainkit.data.cache import build as caches
+from trainkit.data.cache import ray_engine
+from trainkit.data.cache.engine import CacheWork, Engine
 from trainkit.data.jobs import Stop, Stopped
 from trainkit.data.progress import Reporter
-from trainkit.data.vocabulary import LoadedTokenizer
+from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import FAILED, INTERRUPTED, TrainkitError
 
 HERE = Path(__file__).parent
@@ -103,9 +104,9 @@ def _turned(into: type[LoadedTokenizer], tokenizer: LoadedTokenizer) -> LoadedTo
     return into(tokenizer.path, tokenizer.path.read_bytes())
 
 
-def _work(directory: Path, *texts: Path) -> list[Work]:
+def _work(directory: Path, *texts: Path) -> list[CacheWork]:
     """The work of a recipe that is not done yet."""
-    there: list[Work] = []
+    there: list[CacheWork] = []
 
     def take(work, **options):
         there.extend(work)
@@ -125,7 +126,7 @@ def test_a_cluster_makes_the_same_bytes_as_one_process(tmp_path, engine, kind, h
         pattern = room.write_jsonl(tmp_path / "a.jsonl", [room.text(i) for i in range(300)])
     made = {}
     for name, who in (("local", None), ("ray", engine)):
-        told: list[caches.Progress] = []
+        told: list[caches.CachingProgress] = []
         recipe = room.recipe(tmp_path / name, pattern, held_out=held_out)
         cache = caches.build(recipe, engine=who, progress=told.append)
         counted = (told[-1].documents, told[-1].bytes, told[-1].tokens, told[-1].done)
@@ -244,7 +245,8 @@ def test_an_address_without_a_cluster_is_told_in_seconds():
         ).start()
         # in a process of its own: this one is connected
         program = (
-            "import sys\nfrom trainkit.data.ray_engine import cluster\nfrom trainkit.errors import TrainkitError\n"
+            "import sys\nfrom trainkit.data.cache.ray_engine import cluster\n"
+            "from trainkit.errors import TrainkitError\n"
             "for address in sys.argv[1:]:\n    try:\n        with cluster(address):\n            pass\n"
             "    except TrainkitError as error:\n        print(error)\n"
         )

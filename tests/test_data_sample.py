@@ -10,10 +10,11 @@ from typing import Any
 import data_room as room
 import pytest
 
-from trainkit.data import reading, sample
 from trainkit.data.jobs import Stop
 from trainkit.data.progress import Reporter
-from trainkit.data.sample import PART, READ
+from trainkit.data.sources import contents
+from trainkit.data.tokenizer import sample
+from trainkit.data.tokenizer.sample import PART, READ
 from trainkit.recipe import Recipe
 
 WORDS = ("alpha", "beta", "gamma", "delta")
@@ -31,7 +32,7 @@ def recipe_of(directory: Path, *sources: dict[str, Any], max_bytes: int, seed: i
 
 
 def drawn(recipe: Recipe) -> list[sample.Drawn]:
-    listing = reading.survey(Path(recipe.data.cache), recipe.data.train, None)
+    listing = contents.survey(Path(recipe.data.cache), recipe.data.train, None)
     spec = recipe.tokenizer.train
     assert spec is not None
     return sample.draw(recipe.data, spec, listing.files, listing.contents)

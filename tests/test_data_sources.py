@@ -20,12 +20,12 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from trainkit.data import cache as caches
-from trainkit.data.documents import read
-from trainkit.data.patterns import expand_braces, match_files
-from trainkit.data.sources import SourceFile, list_files
+from trainkit.data.cache import build as caches
+from trainkit.data.sources.listing import SourceFile, list_files
+from trainkit.data.sources.patterns import expand_braces, match_files
+from trainkit.data.sources.read import read
 from trainkit.errors import WRONG_INPUT, TrainkitError
-from trainkit.recipe.source import Files, PythonStdlib, Tokens
+from trainkit.recipe.sections.source import Files, PythonStdlib, Tokens
 
 NOWHERE = Path("no-cache")
 
@@ -253,7 +253,7 @@ def test_without_the_hub_its_datasets_are_an_error_at_once_that_names_local_file
 
 def test_a_dataset_of_the_hub_stays_at_the_commit_that_it_was_first_seen_at(tmp_path, monkeypatch):
     commits = iter(["a" * 40, "b" * 40])
-    monkeypatch.setattr("trainkit.data.formats.hub._ask", lambda source: next(commits))
+    monkeypatch.setattr("trainkit.data.sources.formats.hugging_face._ask", lambda source: next(commits))
     first = room.dataset(tmp_path, id="owner/name", revision="main")
     assert first.reading.hub and first.reading.hub.revision == "a" * 40
     assert room.dataset(tmp_path, id="owner/name", revision="main") == first
@@ -266,8 +266,8 @@ def test_a_dataset_of_the_hub_stays_at_the_commit_that_it_was_first_seen_at(tmp_
 def test_listing_loads_no_library_that_takes_long(tmp_path):
     room.write_jsonl(tmp_path / "set" / "a.jsonl", ["a"])
     program = (
-        "import sys; from pathlib import Path; from trainkit.data.sources import list_files;"
-        "from trainkit.recipe.source import Files, HuggingFace;"
+        "import sys; from pathlib import Path; from trainkit.data.sources.listing import list_files;"
+        "from trainkit.recipe.sections.source import Files, HuggingFace;"
         f"list_files(HuggingFace(type='huggingface', id={str(tmp_path / 'set')!r}), Path({str(tmp_path)!r}));"
         f"list_files(Files(path={str(tmp_path / 'set' / '*.jsonl')!r}), Path({str(tmp_path)!r}));"
         "print([m for m in ('datasets', 'huggingface_hub', 'pyarrow', 'fsspec', 'jinja2', 'PIL') if m in sys.modules])"

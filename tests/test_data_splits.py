@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainkit.data import cache as caches
-from trainkit.data import splits
-from trainkit.data.engine import threads
-from trainkit.data.pieces import PIECE, Piece, text_pieces
-from trainkit.data.splits import divide, shortest_divided, whole
+from trainkit.data.cache import build as caches
+from trainkit.data.cache.engine import threads
+from trainkit.data.documents.pieces import PIECE, Piece, text_pieces
+from trainkit.data.sources import splits
+from trainkit.data.sources.splits import divide, shortest_divided, whole
 from trainkit.errors import TrainkitError
 
 shares = st.sampled_from([0.001, 0.03, 0.05, 0.1, 0.3, 0.5, 0.9])

@@ -12,10 +12,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainkit.data import cache as caches
-from trainkit.data import frames, shards
-from trainkit.data.examples import examples_of
-from trainkit.data.stream import Stream
+from trainkit.data.batches import packing
+from trainkit.data.batches.examples import examples_of
+from trainkit.data.cache import build as caches
+from trainkit.data.cache import shards
+from trainkit.data.cache.stream import Stream
 
 
 def test_examples_that_come_while_others_are_framed_are_not_waited_for_again(tmp_path, monkeypatch):
@@ -26,14 +27,14 @@ def test_examples_that_come_while_others_are_framed_are_not_waited_for_again(tmp
     finished = caches.build(recipe).train
     growing = Stream(tmp_path / "cache", finished.dtype.str)
     growing.extend(finished.sections[:1])
-    load = frames.load
+    load = packing.load
 
-    def meanwhile(*args: Any) -> frames.Frames:
+    def meanwhile(*args: Any) -> packing.PackedSpans:
         if len(growing.sections) == 1:
             growing.extend(finished.sections[1:])
         return load(*args)
 
-    monkeypatch.setattr(frames, "load", meanwhile)
+    monkeypatch.setattr(packing, "load", meanwhile)
     examples = examples_of(growing, recipe.data.train[0], recipe.data, tmp_path / "cache")
     waiting = threading.Thread(target=examples.wait, args=(2,), daemon=True)
     waiting.start()

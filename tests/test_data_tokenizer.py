@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from trainkit.data.tokenizer import peek_vocab_size
-from trainkit.data.vocabulary import LoadedTokenizer
+from trainkit.data.tokenizer.load import peek_vocab_size
+from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import TrainkitError
 
 CODEC = LoadedTokenizer(Path("tokenizer.json"), room.tokenizer_json().encode())
@@ -142,7 +142,7 @@ def test_a_tokenizer_is_trained_once_on_training_documents_only_and_the_same_in_
 
 
 def _is_held_out(root: Path, number: int) -> bool:
-    from trainkit.data.splits import whole
+    from trainkit.data.sources.splits import whole
 
     return whole(room.a_file(f"part{number % 3}/{number:04d}.txt"), 0, 0.1) == "held-out"
 

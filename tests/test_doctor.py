@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainkit.cli import doctor
-from trainkit.cli.diagnosis import Facts, Finding, Seen, diagnose
+from trainkit.cli.diagnosis import Diagnosis, MachineReport, Seen, diagnose
 from trainkit.parallel import reasons
-from trainkit.parallel.reasons import Facts as Gpu
+from trainkit.parallel.reasons import GpuFacts as Gpu
 from trainkit.parallel.reasons import why_no_gpu
 
 JAX = {"jax": "0.10.2", "jaxlib": "0.10.2"}
 CUDA13 = JAX | {"jax-cuda13-plugin": "0.10.2", "jax-cuda13-pjrt": "0.10.2"}
 H200 = Gpu(driver="580.95.05", cards=("NVIDIA H200",), nodes=True, packages=CUDA13)
 NOTHING = Gpu(packages=JAX)
-WELL = Facts(
+WELL = MachineReport(
     python=(3, 11, 7),
     gpu=NOTHING,
     seen=Seen(devices=("cpu:0 cpu",)),
@@ -75,12 +75,12 @@ def test_doctor_says_the_same_of_a_gpu_that_cannot_be_used_and_that_it_is_bad(wr
     assert found.level == "bad" and problem in found.told and hint in found.fix
 
 
-def bad_or_doubtful(facts: Facts) -> list[Finding]:
+def bad_or_doubtful(facts: MachineReport) -> list[Diagnosis]:
     return [finding for finding in diagnose(facts) if finding.level != "ok"]
 
 
 @pytest.mark.parametrize("facts", [WELL, WITH_GPU], ids=["cpu", "gpu"])
-def test_a_machine_that_is_well_has_nothing_to_be_mended(facts: Facts) -> None:
+def test_a_machine_that_is_well_has_nothing_to_be_mended(facts: MachineReport) -> None:
     assert bad_or_doubtful(facts) == []
     assert all(finding.fix == "" for finding in diagnose(facts))
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from trainer import LIMIT, RECIPE, Trainer, environment, losses, trainkit, workplace
 
-from trainkit.data import cache
+from trainkit.data.cache import build
 from trainkit.events.log import NAME, read
-from trainkit.recipe.load import load
+from trainkit.recipe.toml.load import load
 
 STEPS = 12
 #: Of the same batch on other devices only the order of additions differs.
@@ -293,7 +293,7 @@ def test_a_run_that_breaks_stops_by_itself_and_saves_nothing_broken(place: Path,
     assert (finished["status"], finished["exit_code"]) == ("failed", 1) and "step 1" in finished["message"]
     assert not list((run / "checkpoints").iterdir())
 
-    found = cache.find(
+    found = build.find(
         load(
             place / "tiny.toml", [f"data.cache={str(place / 'cache')!r}", f'data.train.0.path="{place}/text/*.txt"']
         ).recipe

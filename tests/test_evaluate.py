@@ -13,7 +13,7 @@ from trainkit.events.log import EventLog, read
 from trainkit.parallel import mesh
 from trainkit.train.compilations import Compilations
 from trainkit.train.evaluate import Evaluator
-from trainkit.train.state import State, unchanged
+from trainkit.train.state import State, initial_live
 
 
 class Set:
@@ -61,7 +61,7 @@ def test_an_evaluation_that_waits_for_its_set_hears_that_the_run_is_to_end(tmp_p
         log=log,
         interrupted=lambda: asked.append(None) or len(asked) > 2,
     )
-    evaluator(State(None, None, (), jnp.int32(3), jax.random.key(0), unchanged()), 3)
+    evaluator(State(None, None, (), jnp.int32(3), jax.random.key(0), initial_live()), 3)
     log.close()
     assert [event["type"] for event in read(tmp_path)] == ["evaluation_started"]
 
@@ -78,7 +78,7 @@ def test_an_evaluation_knows_the_mesh_and_is_compiled_once_for_all_its_batches(t
         interrupted=lambda: False,
     )
     whole = mesh.replicated(device_mesh)
-    state = jax.device_put(State(None, None, (), jnp.int32(3), jax.random.key(0), unchanged()), whole)
+    state = jax.device_put(State(None, None, (), jnp.int32(3), jax.random.key(0), initial_live()), whole)
     compilations = Compilations(log)
     for step in (3, 4):
         with compilations.during("evaluation", step):

@@ -10,10 +10,10 @@ import pytest
 from reference import Reference, reference  # noqa: F401 (a fixture)
 from trainer import LIMIT, command, environment, trainkit, workplace
 
-from trainkit.data.chat_template import EXAMPLE
+from trainkit.data.documents.chat_template import EXAMPLE
 from trainkit.infer.generator import Generator, Request
 from trainkit.infer.sampling import Sampling
-from trainkit.run.serving import open_run
+from trainkit.infer.trained_model import open_run
 
 COMMON = """
 schema = 1

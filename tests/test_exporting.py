@@ -17,26 +17,26 @@ from sample_recipe import write
 from trainer import RECIPE, Trainer, trainkit, workplace
 
 from trainkit.checkpoint import store
-from trainkit.checkpoint.saver import Facts
+from trainkit.checkpoint.saver import Provenance
 from trainkit.cli import run as cli_run
 from trainkit.errors import DONE, STOPPED_EARLY, TrainkitError
 from trainkit.events.client import send
+from trainkit.events.commands import Command
 from trainkit.events.log import EventLog, read
-from trainkit.events.orders import Order
-from trainkit.events.plain import text
+from trainkit.events.plain_log import text
 from trainkit.events.reducer import view_of
 from trainkit.events.schema import Event
+from trainkit.export.background import BEHIND, OUTPUT, Exporting, _result
+from trainkit.export.draft import made_by
 from trainkit.hub import peft
 from trainkit.hub.load import read_spec
 from trainkit.recipe import Recipe
-from trainkit.recipe.load import Loaded, load
-from trainkit.recipe.upkeep import Checkpoint
-from trainkit.run.directory import EXPORTS, recipe_of, typed
-from trainkit.run.draft import made_by
-from trainkit.run.exporting import BEHIND, OUTPUT, Exporting, _result
-from trainkit.train.obey import Orders
-from trainkit.train.saving import Saving
-from trainkit.train.stop import StopSignal
+from trainkit.recipe.sections.upkeep import Checkpoint
+from trainkit.recipe.toml.load import Loaded, load
+from trainkit.rundir.directory import EXPORTS, as_typed, recipe_of
+from trainkit.train.checkpointing import Checkpointing
+from trainkit.train.control import Commands
+from trainkit.train.signals import Signals
 
 BARE = (
     RECIPE.replace("[evaluate]\nevery = 10\n", "")
@@ -192,9 +192,9 @@ class Run:
         self.directory.mkdir()
         self.log = EventLog(self.directory, attempt=1)
         self.exporting = Exporting(self.directory, recipe(directory, *overrides), first=0, log=self.log)
-        facts = Facts(recipe="r", data="d", attempt=1)
+        facts = Provenance(recipe="r", data="d", attempt=1)
         spec = Checkpoint(every_minutes=None)
-        self.saving = Saving(self.directory, spec, facts=lambda last: facts, log=self.log, reader=self.exporting)
+        self.saving = Checkpointing(self.directory, spec, facts=lambda last: facts, log=self.log, reader=self.exporting)
 
     def save(self, step: int, **why: bool) -> None:
         why = {"last": False, "requested": False, "stopping": False} | why
@@ -224,7 +224,7 @@ def test_a_checkpoint_stays_until_its_export_has_ended_however_it_ends(tmp_path:
     why = f"{run.directory}/recipe.toml: there is no such file (exit 2); "
     alerts = [e["message"] for e in events if e["type"] == "alert"]
     assert [alert.split("hint: ")[0] for alert in alerts] == [f"step {n} was not exported: {why}" for n in (10, 20)]
-    assert all(alert.endswith(f"; all that it said is in {typed(run.directory / OUTPUT)}") for alert in alerts)
+    assert all(alert.endswith(f"; all that it said is in {as_typed(run.directory / OUTPUT)}") for alert in alerts)
 
 
 def test_who_does_not_wait_any_longer_is_told_what_is_not_there_and_keeps_its_checkpoints(tmp_path: Path) -> None:
@@ -260,19 +260,19 @@ def test_the_wait_for_exports_ends_by_a_further_signal_an_order_to_stop_or_soon_
         ([], 0.0, ["stop"], True),
         ([], 0.0, ["save"], False),
     ):
-        sent, answers = list[Order](), list[tuple[bool, str]]()
+        sent, answers = list[Command](), list[tuple[bool, str]]()
 
-        def take(sent: list[Order] = sent, answers: list[tuple[bool, str]] = answers) -> list[Any]:
+        def take(sent: list[Command] = sent, answers: list[tuple[bool, str]] = answers) -> list[Any]:
             return [SimpleNamespace(order=sent.pop(), reply=lambda *said: answers.append(said)) for _ in tuple(sent)]
 
-        heard = StopSignal()
+        heard = Signals()
         heard.training_begins()
         for number in before:
             heard._receive(number, None)
-        orders: Any = Orders(server=SimpleNamespace(take=take), signal=heard, log=None, course=None)  # type: ignore[arg-type]
+        orders: Any = Commands(server=SimpleNamespace(take=take), signal=heard, log=None, course=None)  # type: ignore[arg-type]
         told = orders.until_told("busy", patience=patience)
         for each in then:
-            heard._receive(each, None) if isinstance(each, int) else sent.append(Order(each))
+            heard._receive(each, None) if isinstance(each, int) else sent.append(Command(each))
         assert told() is ended, (before, patience, then)
         assert [ok for ok, _ in answers] == [each == "stop" for each in then if isinstance(each, str)]
 
@@ -335,7 +335,7 @@ def test_what_the_disk_refuses_is_an_alert_and_training_goes_on(
         raise OSError("read-only")
 
     with monkeypatch.context() as patch:
-        patch.setattr("trainkit.run.exporting._set_aside", refused)
+        patch.setattr("trainkit.export.background._set_aside", refused)
         patch.setattr(store, "retain", refused)
         Exporting(run.directory, recipe(tmp_path, "export.every=10"), first=11, log=run.log)
         events = run.finish(interrupted=lambda: True)

@@ -15,33 +15,33 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from trainkit import models
-from trainkit.models.decoder import Decoder
-from trainkit.recipe import decoder as spec
-from trainkit.recipe import families
-from trainkit.recipe.gpt import Gpt, Gpt2, Mpt
-from trainkit.recipe.model import Model
-from trainkit.recipe.rope import Linear, Yarn
-from trainkit.recipe.transformer import Transformer
-from trainkit.tasks.causal_lm import CausalLM
+from trainkit.models.decoder import DecoderModel
+from trainkit.recipe.families import decoder as spec
+from trainkit.recipe.families import rotary
+from trainkit.recipe.families.gpt import Gpt, Gpt2, Mpt
+from trainkit.recipe.families.rope import LinearScaling, Yarn
+from trainkit.recipe.families.transformer import Transformer
+from trainkit.recipe.sections.model import Model
+from trainkit.tasks.causal_lm import CausalLMTask
 
 VOCAB, LENGTH = 61, 24
 COMMON: dict[str, Any] = {"layers": 3, "hidden": 32, "heads": 4, "kv_heads": 2}
 DENSE = COMMON | {"intermediate": 40}
 SPECS: dict[str, spec.Decoder] = {
-    "llama": families.Llama(**DENSE, attention_bias=True, mlp_bias=True, rope_scaling=Linear(factor=2.0)),
-    "mistral": families.Mistral(**DENSE, window=5),
-    "qwen2": families.Qwen2(**DENSE, window=5, layers_without_window=1),
-    "qwen3": families.Qwen3(**DENSE, head_width=6, attention_bias=True),
-    "olmo2": families.Olmo2(**DENSE, rope_scaling=Yarn(factor=4.0, original_context=16)),
-    "gemma2": families.Gemma2(**DENSE, window=5, attention_softcap=2.0, final_softcap=1.0, query_scale=3.0),
-    "gemma3": families.Gemma3(**DENSE, window=5, pattern=2, rope_scaling=Linear(factor=2.0)),
-    "mixtral": families.Mixtral(**DENSE, experts=4, experts_per_token=2),
-    "qwen3-moe": families.Qwen3Moe(**COMMON, experts=5, experts_per_token=3, moe_intermediate=12, normalise_top=False),
+    "llama": rotary.Llama(**DENSE, attention_bias=True, mlp_bias=True, rope_scaling=LinearScaling(factor=2.0)),
+    "mistral": rotary.Mistral(**DENSE, window=5),
+    "qwen2": rotary.Qwen2(**DENSE, window=5, layers_without_window=1),
+    "qwen3": rotary.Qwen3(**DENSE, head_width=6, attention_bias=True),
+    "olmo2": rotary.Olmo2(**DENSE, rope_scaling=Yarn(factor=4.0, original_context=16)),
+    "gemma2": rotary.Gemma2(**DENSE, window=5, attention_softcap=2.0, final_softcap=1.0, query_scale=3.0),
+    "gemma3": rotary.Gemma3(**DENSE, window=5, pattern=2, rope_scaling=LinearScaling(factor=2.0)),
+    "mixtral": rotary.Mixtral(**DENSE, experts=4, experts_per_token=2),
+    "qwen3-moe": rotary.Qwen3Moe(**COMMON, experts=5, experts_per_token=3, moe_intermediate=12, normalise_top=False),
 }
 every_family = pytest.mark.parametrize("family", SPECS)
 
 
-def model(of: spec.Decoder, *, scale: float = 6.0) -> Decoder:
+def model(of: spec.Decoder, *, scale: float = 6.0) -> DecoderModel:
     """With weights large enough that every part of it shows in the result."""
     fresh = models.build(of, vocab_size=VOCAB, sequence_length=LENGTH, implementation="lean", key=jax.random.key(0))
     random = np.random.default_rng(1)
@@ -178,7 +178,7 @@ def test_logits_stay_below_the_softcap_and_their_loss_is_that_of_the_capped() ->
     assert 0.9 < float(jnp.abs(logits).max()) <= 1.0
     batch = {"tokens": ids, "targets": ids, "weights": jnp.ones(ids.shape)}
     expected = -jnp.take_along_axis(jax.nn.log_softmax(logits), ids[..., None], -1).sum()
-    np.testing.assert_allclose(CausalLM().loss(gemma, batch)[0], expected, rtol=1e-5)
+    np.testing.assert_allclose(CausalLMTask().loss(gemma, batch)[0], expected, rtol=1e-5)
 
 
 def test_fresh_norms_only_norm_wherever_weights_count_from() -> None:

@@ -17,23 +17,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit.cli.plan import lines, parsed_bytes
-from trainkit.data import cache
-from trainkit.data.dataset import TrainSet
+from trainkit.data.batches.dataset import TrainSet
+from trainkit.data.batches.layout import longest_layout
+from trainkit.data.cache import build as caches
 from trainkit.data.jobs import Stop, Stopped
-from trainkit.data.layout import longest_layout
 from trainkit.errors import TrainkitError
 from trainkit.events.log import read
 from trainkit.parallel import devices
 from trainkit.parallel.host import available_memory, whole_memory
 from trainkit.plan import SUPPOSED, USABLE, Choice, Devices, Memory, make_plan
 from trainkit.recipe import Recipe
-from trainkit.recipe.load import load
-from trainkit.run import compiled as building
+from trainkit.recipe.toml.load import load
+from trainkit.run import program as building
 from trainkit.run import proposal
-from trainkit.run.compiled import build, compiled, fitted, shapes
 from trainkit.run.forecast import forecast
-from trainkit.run.replan import choice_before
-from trainkit.train import fit
+from trainkit.run.program import build, compile_program, fit_program, state_shapes
+from trainkit.run.replan import previous_choice
+from trainkit.train import memory
 
 LENGTH = 64
 FEW = Devices(count=1)
@@ -63,7 +63,7 @@ def layouts(made: Recipe):
 @pytest.fixture(scope="module")
 def program():
     made = recipe(micro_batch_size=16, remat="none")
-    return compiled(build(made, planned(made)), planned(made), layouts(made))
+    return compile_program(build(made, planned(made)), planned(made), layouts(made))
 
 
 def with_share(memory, share):
@@ -75,7 +75,7 @@ def test_the_categories_of_a_compiled_step_are_what_the_compiler_tells(program):
     (step,) = program.by_length.values()
     told, memory = step.memory_analysis(), program.memory
     assert sum(memory.temporary.values()) == told.temp_size_in_bytes
-    state = shapes(program.built)
+    state = state_shapes(program.built)
     assert memory.parameters == sum(leaf.size * 4 for leaf in jax.tree.leaves(state.params))
     assert memory.optimizer >= 2 * memory.parameters
     inside = memory.parameters + memory.optimizer + memory.rest
@@ -87,7 +87,7 @@ def test_the_categories_of_a_compiled_step_are_what_the_compiler_tells(program):
 def test_nothing_is_allocated_to_plan(program):
     before = {id(array) for array in jax.live_arrays()}
     made = recipe(micro_batch_size=8, remat="none")
-    compiled(build(made, planned(made)), planned(made), layouts(made))
+    compile_program(build(made, planned(made)), planned(made), layouts(made))
     big = [array for array in jax.live_arrays() if id(array) not in before and array.size > 4]
     assert not big
 
@@ -96,7 +96,7 @@ def test_a_compiled_step_holds_its_share_of_a_state_that_is_divided():
     made = recipe(micro_batch_size=4, remat="none")
     shared = made.model_copy(update={"parallel": made.parallel.model_copy(update={"fsdp": 4})})
     plan = planned(shared, Devices(count=4))
-    memory = compiled(build(shared, plan), plan, layouts(shared)).memory
+    memory = compile_program(build(shared, plan), plan, layouts(shared)).memory
     assert memory is not None
     whole = 4 * plan.parameters
     assert whole / 4 <= memory.parameters < whole / 2
@@ -106,11 +106,11 @@ def test_a_first_guess_that_fits_is_compiled_once_and_one_that_does_not_makes_wa
     made = recipe(micro_batch_size="auto", remat="none")
     plan = planned(made)
     assert plan.choice.micro == 16
-    assert fitted(made, plan, build(made, plan), layouts(made)).plan.choice == plan.choice
+    assert fit_program(made, plan, build(made, plan), layouts(made)).plan.choice == plan.choice
     # the estimate lets 16 pass, the compiler does not
     limit = with_share(program.memory, 0.7)
     tight = dataclasses.replace(plan, devices=Devices(count=1, memory_bytes=int(limit / USABLE)))
-    found = fitted(made, tight, build(made, tight), layouts(made))
+    found = fit_program(made, tight, build(made, tight), layouts(made))
     assert found.plan.batch.micro < 16
     assert found.plan.batch.micro * found.plan.batch.accumulation == 16
     assert found.memory is not None and found.memory.peak <= limit
@@ -125,9 +125,9 @@ def test_once_it_is_told_to_stop_no_other_choice_is_compiled(monkeypatch):
         stop.set()
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no workspace for autotuning")
 
-    monkeypatch.setattr(building, "compiled", too_large)
+    monkeypatch.setattr(building, "compile_program", too_large)
     with pytest.raises(Stopped):
-        fitted(made, planned(made), build(made, planned(made)), layouts(made), stop=stop)
+        fit_program(made, planned(made), build(made, planned(made)), layouts(made), stop=stop)
     assert len(tried) == 1
 
 
@@ -177,7 +177,7 @@ def test_the_search_takes_a_choice_that_fits_if_it_meets_one_and_else_the_smalle
             parameters=0, optimizer=0, snapshot=0, rest=0, batches=0, program=0, temporary={"workspace": size}
         )
 
-    found = fit.first_that_fits(
+    found = memory.first_that_fits(
         choices,
         first=choices[0],
         attempt=attempt,
@@ -216,7 +216,7 @@ def test_a_first_guess_that_leaves_room_is_enlarged_by_what_was_measured(needs, 
         temporary = {"workspace": needs[micro]}
         return Memory(parameters=0, optimizer=0, snapshot=0, rest=0, batches=0, program=0, temporary=temporary)
 
-    found = fit.enlarged(
+    found = memory.enlarged(
         2,
         [Choice(micro=n, remat="none") for n in (8, 4)],
         choice=Choice(micro=2, remat="none"),
@@ -237,7 +237,7 @@ def test_a_compiler_without_memory_is_a_step_that_does_not_fit():
         return choice.micro
 
     def search(choices: list[Choice]) -> int:
-        return fit.first_that_fits(
+        return memory.first_that_fits(
             choices,
             first=choices[0],
             attempt=attempt,
@@ -286,9 +286,9 @@ def test_a_change_that_cannot_be_laid_out_or_compiled_makes_way_for_the_next(mon
     def refused(recipe, plan, *arguments):
         if recipe.train.micro_batch_size == first["train.micro_batch_size"]:
             raise refusal
-        return fitted(recipe, plan, *arguments)
+        return fit_program(recipe, plan, *arguments)
 
-    monkeypatch.setattr(building, "fitted", refused)
+    monkeypatch.setattr(building, "fit_program", refused)
     found = forecast(made, plan).proposal
     assert found is not None and found.changes != first
 
@@ -314,7 +314,7 @@ def test_the_layout_that_is_planned_with_is_the_longest_of_those_that_come(tmp_p
     trainer.workplace(tmp_path, text, documents=12)
     monkeypatch.chdir(tmp_path)
     made = load(Path("tiny.toml")).recipe
-    built = cache.build(made)
+    built = caches.build(made)
     found = TrainSet(built, made).layouts()
     assert found[max(found)] == longest_layout(made.data, batch_size=8, vocab_size=built.tokenizer.vocab_size)
     built.close()
@@ -388,10 +388,10 @@ def test_a_resumed_attempt_computes_with_what_the_one_before_it_chose(tmp_path):
     trainer.workplace(tmp_path, trainer.RECIPE.replace("micro_batch_size = 1", ""))
     run = tmp_path / "runs" / "tiny"
     here = Devices(count=1)
-    assert choice_before(run, here) is None
+    assert previous_choice(run, here) is None
     assert trainer.trainkit(tmp_path, "run", "tiny.toml", "--plain", "--set", "train.steps=2").returncode == 0
-    assert choice_before(run, here) == Choice(micro=8, remat="none")
-    assert choice_before(run, Devices(count=2)) is choice_before(run, Devices(count=1, kind="gpu")) is None
+    assert previous_choice(run, here) == Choice(micro=8, remat="none")
+    assert previous_choice(run, Devices(count=2)) is previous_choice(run, Devices(count=1, kind="gpu")) is None
     planned = next(event for event in read(run) if event["type"] == "planned")
     compiled = next(event for event in read(run) if event["type"] == "compiled")
     assert planned["attention"] and planned["attention_reason"]
@@ -399,7 +399,7 @@ def test_a_resumed_attempt_computes_with_what_the_one_before_it_chose(tmp_path):
     # as if that machine had had less memory
     log = run / "events.jsonl"
     log.write_text(log.read_text().replace('"micro": 8, "accumulation": 1', '"micro": 2, "accumulation": 4'))
-    assert choice_before(run, here) == Choice(micro=2, remat="none")
+    assert previous_choice(run, here) == Choice(micro=2, remat="none")
     assert (
         trainer.trainkit(tmp_path, "resume", "tiny", "--plain", "--set", "train.steps=3", "--raise-rate").returncode
         == 0
@@ -412,4 +412,4 @@ def test_arrays_count_what_one_device_holds_of_them():
     mesh = jax.make_mesh((4,), ("x",))
     split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
     array = jax.device_put(np.zeros((8, 3), np.float32), split)
-    assert fit.device_bytes({"a": array}) == 2 * 3 * 4
+    assert memory.device_bytes({"a": array}) == 2 * 3 * 4

@@ -21,20 +21,20 @@ from trainkit.infer.sampling import Sampling
 from trainkit.models import moe
 from trainkit.models.stack import LanguageModel
 from trainkit.parallel import mesh
-from trainkit.recipe import families
-from trainkit.recipe.model import Gpt2
+from trainkit.recipe.families import rotary
+from trainkit.recipe.sections.model import Gpt2
 
 GREEDY, LENGTH = Sampling(temperature=0), 40
 SHAPE = {"layers": 3, "hidden": 32, "heads": 4, "kv_heads": 2, "intermediate": 48}
 SPECS = {
     "gpt2": Gpt2(layers=2, hidden=32, heads=4),
-    "llama": families.Llama(**SHAPE),
-    "mistral": families.Mistral(**SHAPE, window=5),
-    "gemma2": families.Gemma2(**SHAPE, head_width=8, window=5),
+    "llama": rotary.Llama(**SHAPE),
+    "mistral": rotary.Mistral(**SHAPE, window=5),
+    "gemma2": rotary.Gemma2(**SHAPE, head_width=8, window=5),
 }
 
 
-ALL = {**SPECS, "mixtral": families.Mixtral(**SHAPE, experts=3, experts_per_token=2)}
+ALL = {**SPECS, "mixtral": rotary.Mixtral(**SHAPE, experts=3, experts_per_token=2)}
 
 
 @cache

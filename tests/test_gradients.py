@@ -16,14 +16,14 @@ import pytest
 
 from trainkit import models, optim
 from trainkit.models.adapters import adapt
-from trainkit.models.weight import Weight, add, exact, in_compute_dtype, lookup, product
+from trainkit.models.master_weights import Weight, add, exact, in_compute_dtype, lookup, product
 from trainkit.parallel.mesh import batch_sharding, make_mesh, replicated, state_shardings
-from trainkit.recipe.adapter import Adapter
-from trainkit.recipe.families import Llama, Mixtral, Qwen2
-from trainkit.recipe.model import Gpt2
-from trainkit.recipe.optimizer import AdamW
-from trainkit.recipe.schedule import Constant
-from trainkit.recipe.task import CausalLM
+from trainkit.recipe.families.rotary import Llama, Mixtral, Qwen2
+from trainkit.recipe.sections.adapter import Adapter
+from trainkit.recipe.sections.model import Gpt2
+from trainkit.recipe.sections.optimizer import AdamW
+from trainkit.recipe.sections.schedule import Constant
+from trainkit.recipe.sections.task import CausalLM
 from trainkit.tasks import build as build_task
 from trainkit.train.state import State, init
 from trainkit.train.step import Step, make_step

@@ -14,11 +14,11 @@ from textual.pilot import Pilot
 from textual.widgets import ContentSwitcher, Input
 from viewer import drive, write_run
 
-from trainkit.dashboard import habits
+from trainkit.dashboard import preferences
 from trainkit.dashboard.app import NAMES, Dashboard
-from trainkit.dashboard.habits import Habits
 from trainkit.dashboard.pages import Page
-from trainkit.dashboard.panels.lines import Lines
+from trainkit.dashboard.panels.lines import TextPanel
+from trainkit.dashboard.preferences import Habits
 
 
 @pytest.fixture
@@ -35,8 +35,8 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         prompt="é\n",
         pages={"logs": {"level": 2}},
     )
-    habits.write(kept, tmp_path / "deep" / "er" / "dashboard.json")
-    assert habits.read(tmp_path / "deep" / "er" / "dashboard.json") == kept
+    preferences.write(kept, tmp_path / "deep" / "er" / "dashboard.json")
+    assert preferences.read(tmp_path / "deep" / "er" / "dashboard.json") == kept
     assert os.listdir(tmp_path / "deep" / "er") == ["dashboard.json"], "nothing is left beside it"
 
 
@@ -44,7 +44,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_damaged_file_is_as_none(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "file").write_bytes(text)
-    assert habits.read(tmp_path / "file") == Habits()
+    assert preferences.read(tmp_path / "file") == Habits()
 
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner), max_leaves=3)
@@ -55,7 +55,7 @@ VALUES = JSON | st.dictionaries(st.text(), JSON)
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_of_a_foreign_file_only_values_of_the_right_kind_are_taken(tmp_path: Path, found: dict[str, object]) -> None:
     (tmp_path / "file").write_text(json.dumps(found))
-    kept = habits.read(tmp_path / "file")
+    kept = preferences.read(tmp_path / "file")
     for name, value in vars(kept).items():
         assert type(value) is type(getattr(Habits(), name))
     assert all(isinstance(page, dict) for page in kept.pages.values())
@@ -63,24 +63,24 @@ def test_of_a_foreign_file_only_values_of_the_right_kind_are_taken(tmp_path: Pat
 
 def test_where_it_cannot_be_written_nothing_happens(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    habits.write(Habits(), tmp_path / "file" / "below" / "dashboard.json")
+    preferences.write(Habits(), tmp_path / "file" / "below" / "dashboard.json")
     (tmp_path / "taken").mkdir()
-    habits.write(Habits(), tmp_path / "taken")
+    preferences.write(Habits(), tmp_path / "taken")
     assert sorted(os.listdir(tmp_path)) == ["file", "taken"]
-    assert habits.read(tmp_path / "taken") == Habits()
+    assert preferences.read(tmp_path / "taken") == Habits()
 
 
 def test_it_is_for_its_owner_alone(tmp_path: Path) -> None:
-    habits.write(Habits(prompt="secret"), tmp_path / "file")
+    preferences.write(Habits(prompt="secret"), tmp_path / "file")
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o600
 
 
 def test_it_lies_in_the_state_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", "/somewhere")
-    assert habits.where() == Path("/somewhere/trainkit/dashboard.json")
+    assert preferences.where() == Path("/somewhere/trainkit/dashboard.json")
     for unusable in ("", "relative"):
         monkeypatch.setenv("XDG_STATE_HOME", unusable)
-        assert habits.where() == Path.home() / ".local/state/trainkit/dashboard.json"
+        assert preferences.where() == Path.home() / ".local/state/trainkit/dashboard.json"
 
 
 def test_theme_page_panel_scale_and_prompt_come_back_with_the_next_viewer(run: Path, tmp_path: Path) -> None:
@@ -136,13 +136,13 @@ def test_a_log_that_was_left_scrolled_up_is_not_followed_the_next_time(tmp_path:
 
     async def come_back(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await pilot.pause()
-        lines = dashboard.query_one("#all-lines", Lines)
+        lines = dashboard.query_one("#all-lines", TextPanel)
         assert lines.max_scroll_y > 0 and lines.scroll_offset.y == 0
         await pilot.press("f", "q")
 
     async def follow(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await pilot.pause()
-        assert dashboard.query_one("#all-lines", Lines).at_end
+        assert dashboard.query_one("#all-lines", TextPanel).at_end
 
     for steps in (leave, come_back, follow):
         drive(run, steps, size=(60, 20), remembered=tmp_path / "habits.json")

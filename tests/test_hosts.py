@@ -13,8 +13,8 @@ import data_room as room
 import host_child
 import numpy as np
 
-from trainkit.data import cache as caches
-from trainkit.data.dataset import TrainSet
+from trainkit.data.batches.dataset import TrainSet
+from trainkit.data.cache import build as caches
 
 
 def test_two_hosts_read_their_own_rows_of_one_cache_and_together_every_batch(tmp_path: Path, monkeypatch) -> None:

@@ -19,10 +19,10 @@ from small_families import SPECS
 from trainkit.errors import TrainkitError
 from trainkit.hub.config import config_of, family_of, family_of_spec, read_config, spec_of, spec_values
 from trainkit.hub.families import FAMILIES
-from trainkit.recipe.families import Gemma2, Gemma3, Llama, Mistral, Mixtral, Olmo2, Qwen2, Qwen3, Qwen3Moe
-from trainkit.recipe.gpt import Gpt2, Mpt
-from trainkit.recipe.pretrained import Pretrained
-from trainkit.recipe.rope import Llama3
+from trainkit.recipe.families.gpt import Gpt2, Mpt
+from trainkit.recipe.families.pretrained import Pretrained
+from trainkit.recipe.families.rope import Llama3
+from trainkit.recipe.families.rotary import Gemma2, Gemma3, Llama, Mistral, Mixtral, Olmo2, Qwen2, Qwen3, Qwen3Moe
 
 CONFIGS = Path(__file__).parent / "fixtures" / "configs"
 _7B: dict[str, Any] = {"layers": 32, "hidden": 4096, "heads": 32}

@@ -19,7 +19,7 @@ from trainkit.hub import source
 from trainkit.hub.config import family_of, family_of_spec, read_config, spec_values
 from trainkit.hub.families import FAMILIES
 from trainkit.hub.load import check, load_params, read_spec
-from trainkit.hub.safetensors import FILE, Entry, Tensors, open_directory, write_file
+from trainkit.hub.safetensors import FILE, TensorEntry, Tensors, open_directory, write_file
 from trainkit.hub.save import save
 from trainkit.parallel import mesh
 
@@ -53,7 +53,7 @@ def rewritten(directory: Path, change: Any) -> None:
     """The checkpoint with `change`d tensors, by name."""
     found = open_directory(directory)
     tensors = change({name: np.array(found.view(name)) for name in found})
-    write_file(directory / FILE, [Entry(n, t.shape, t.dtype, lambda t=t: t) for n, t in tensors.items()])
+    write_file(directory / FILE, [TensorEntry(n, t.shape, t.dtype, lambda t=t: t) for n, t in tensors.items()])
 
 
 def said(directory: Path, **keys: Any) -> None:

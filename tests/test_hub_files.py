@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from trainkit.errors import TrainkitError
-from trainkit.hub.safetensors import DTYPES, FILE, INDEX, Entry, open_directory, write, write_file
+from trainkit.hub.safetensors import DTYPES, FILE, INDEX, TensorEntry, open_directory, write, write_file
 
 _KINDS = [np.dtype(kind) for kind in ("<f8", "<f4", "<f2", ml_dtypes.bfloat16, "<i8", "u1", "?")]
 
 
-def entry(name: str, numbers: np.ndarray) -> Entry:
-    return Entry(name, numbers.shape, numbers.dtype, lambda: numbers)
+def entry(name: str, numbers: np.ndarray) -> TensorEntry:
+    return TensorEntry(name, numbers.shape, numbers.dtype, lambda: numbers)
 
 
 def three() -> dict[str, np.ndarray]:

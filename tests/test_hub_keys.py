@@ -21,7 +21,7 @@ from trainkit.errors import TrainkitError
 from trainkit.hub.config import HARMLESS, OFF, Config, Family, config_of, family_of, known_keys, spec_values, untrained
 from trainkit.hub.families import FAMILIES
 from trainkit.hub.save import save
-from trainkit.recipe.rope import Yarn
+from trainkit.recipe.families.rope import Yarn
 
 KEYS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "fixtures" / "config_keys.json").read_text())
 BY_TYPE = {family.model_type: family for family in FAMILIES}

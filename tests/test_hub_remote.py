@@ -125,7 +125,8 @@ def test_what_nobody_could_be_asked_for_offline_is_asked_for_when_somebody_can_b
     kept = next((place / "offline-False" / "tokenizers").iterdir())  # by the test before
     hub.files["them/base"]["generation_config.json"] = b'{"eos_token_id": 5}'
     code = (
-        "from pathlib import Path; from trainkit.data.tokenizer import for_files; from trainkit.hub import recipe\n"
+        "from pathlib import Path; from trainkit.data.tokenizer.load import for_files\n"
+        "from trainkit.hub import recipe\n"
         "recipe = recipe.load(Path('tiny.toml'), ['data.cache=\"offline-False\"']).recipe\n"
         "for_files(recipe, (), {})"
     )

@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from sample_recipe import changed, line_of, write
 
-from trainkit.data import cache as caches
-from trainkit.data.dataset import TrainSet
-from trainkit.data.sources import list_files
+from trainkit.data.batches.dataset import TrainSet
+from trainkit.data.cache import build as caches
+from trainkit.data.sources.listing import list_files
 from trainkit.errors import TrainkitError
-from trainkit.recipe import Recipe, language
-from trainkit.recipe.load import load
-from trainkit.recipe.source import Files, Tokens
+from trainkit.recipe import Recipe
+from trainkit.recipe.sections.source import Files, Tokens
+from trainkit.recipe.toml import schema
+from trainkit.recipe.toml.load import load
 
 SOURCE = 'type = "python-stdlib"'
 ENCODING = '[data.encoding]\ntype = "windows"\nstride = 65\n'
@@ -80,7 +81,7 @@ def test_every_key_of_the_language_is_read_somewhere():
     nodes = [n for path in root.rglob("*.py") for n in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
     read = {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
     read |= {name for node in nodes if isinstance(node, ast.MatchClass) for name in node.kwd_attrs}
-    sections = [language.schema(), *language.schema()["$defs"].values()]
+    sections = [schema.schema(), *schema.schema()["$defs"].values()]
     defined = {name for section in sections for name in section.get("properties", {})}
     # `load` takes the first two itself; trackers are asked for by their names
     assert defined - read - {"schema", "extends", "tensorboard"} == set()

@@ -21,19 +21,19 @@ from textual.pilot import Pilot
 
 from trainkit.dashboard import images
 from trainkit.dashboard.app import Dashboard
-from trainkit.dashboard.pages.samples import Samples
+from trainkit.dashboard.pages.samples import SamplesPage
 from trainkit.dashboard.panels.sample import SampleImage, predicted
 from trainkit.dashboard.picture import once
-from trainkit.events import plain
+from trainkit.events import plain_log
 from trainkit.events.log import EventLog, read
-from trainkit.events.view import Sample
+from trainkit.events.view import SampleText
 
 PREDICTIONS = [["cat", 0.7], ["dog", 0.2], ["[b]owl[/]", 0.1]]
 
 
 @pytest.fixture(autouse=True)
 def only_this_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    only(monkeypatch, Samples)
+    only(monkeypatch, SamplesPage)
 
 
 def sampled(step: int, prompt: str = "one", **fields: Any) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def test_a_sample_with_an_image_and_predictions_is_written_read_and_told_in_a_li
     with pytest.raises(AssertionError):
         log.write("sampled", step=4, **fields, picture="x")
     log.close()
-    first, second, third = (plain.text(event) or "" for event in read(tmp_path))
+    first, second, third = (plain_log.text(event) or "" for event in read(tmp_path))
     assert "cat 70.0%, dog 20.0%" in first and "wrong: expected dog␛" in first and "image samples/1.png" in first
     assert "right: cat" in second and "\n" not in third.partition("| t")[2]
 
@@ -171,7 +171,7 @@ def test_a_hostile_sample_is_inert_and_the_page_goes_on(tmp_path: Path) -> None:
     [("cat", ["✓", " ", " "]), ("dog", ["✗", "○", " "]), ("", [" ", " ", " "]), ("fox", ["✗", " ", " ", "○"])],
 )
 def test_predictions_are_bars_whose_signs_say_right_or_wrong(expected: str, signs: list[str]) -> None:
-    sample = Sample(1, "p", "", predictions=(("cat", 0.7), ("dog", 0.25), ("[b]owl[/]", 0.05)), expected=expected)
+    sample = SampleText(1, "p", "", predictions=(("cat", 0.7), ("dog", 0.25), ("[b]owl[/]", 0.05)), expected=expected)
     lines = [line.plain for line in predicted(sample)]
     assert [line[0] for line in lines] == signs
     full = [line.count("━") for line in lines]

@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainkit.dashboard.replay import Replay
-from trainkit.dashboard.source import Source
 from trainkit.events import index
 from trainkit.events.log import NAME, EventLog, read
 from trainkit.events.series import Series
 from trainkit.events.view import View
+from trainkit.rundir.follow import LogFollower
+from trainkit.rundir.replay import Replay
 
 FAILED = math.nan, math.inf, -math.inf
 
@@ -93,8 +93,8 @@ def write(run: Path, data: st.DataObject) -> None:
         resumed_from = data.draw(st.sampled_from([None, *saved, *told]), "resumed from")
 
 
-def read_out(run: Path) -> Source:
-    source = Source(run)
+def read_out(run: Path) -> LogFollower:
+    source = LogFollower(run)
     while source.advance(seconds=60):
         pass
     return source
@@ -269,10 +269,10 @@ def test_the_details_of_a_range_leave_out_what_no_trainer_wrote(tmp_path: Path) 
 
 
 def test_a_range_of_too_many_steps_has_no_details(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = Source(long_run(tmp_path / "run"))
+    source = LogFollower(long_run(tmp_path / "run"))
     assert source.detail(0, 50) == {}, "nothing has been read"
     while source.advance(seconds=60):
         pass
     assert len(source.detail(-math.inf, math.inf)["a"]) == 100
-    monkeypatch.setattr("trainkit.events.course.MOST", 40)
+    monkeypatch.setattr("trainkit.events.current_steps.MOST", 40)
     assert source.detail(0, 90) == {} and len(source.detail(50, 90)["a"]) == 41

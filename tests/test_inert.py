@@ -13,7 +13,7 @@ from textual.pilot import Pilot
 from viewer import drive, screen_text
 
 from trainkit.dashboard.app import NAMES, Dashboard
-from trainkit.events.orders import order
+from trainkit.events.commands import order
 
 METRICS = (f"train/{HOSTILE}", f"validation/{HOSTILE}/loss", f"data/epochs/{HOSTILE}", f"memory/device/{HOSTILE}")
 

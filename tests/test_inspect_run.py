@@ -11,11 +11,11 @@ import pytest
 from trainer import RECIPE
 
 from trainkit.cli.inspect import inspect
-from trainkit.data import cache as caches
-from trainkit.data import recorded
+from trainkit.data.cache import build as caches
+from trainkit.data.cache import recorded
 from trainkit.errors import TrainkitError
 from trainkit.hub.recipe import load
-from trainkit.run.directory import create
+from trainkit.rundir.directory import create
 
 always_small_units = room.always_small_units
 
@@ -24,7 +24,7 @@ always_small_units = room.always_small_units
 def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run that has recorded its data, of several files in several units and of one in spans."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("trainkit.data.digests.SPAN", 2000)
+    monkeypatch.setattr("trainkit.data.sources.digests.SPAN", 2000)
     tokenizer = room.tokenizer_file(tmp_path)
     room.write_texts(tmp_path / "text", 30)
     room.write_jsonl(tmp_path / "a.jsonl", [room.text(i) for i in range(100)])

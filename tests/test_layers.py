@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from trainkit.models.custom_vjps import exact_gelu, gated_silu, gelu, layer_norm, rms_norm
 from trainkit.models.fp8 import BACKWARD, FORWARD, fp8_product, scaled
 from trainkit.models.layers import Linear
-from trainkit.models.pointwise import exact_gelu, gated_silu, gelu, layer_norm, rms_norm
 from trainkit.models.rope import rotate, turns
-from trainkit.recipe.rope import Rope
+from trainkit.recipe.families.rope import Rope
 
 
 def random(seed: int, *shapes: tuple[int, ...]) -> list[jax.Array]:

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from reference import Reference, reference  # noqa: F401 (a fixture)
 
-from trainkit.data import cache as caches
-from trainkit.data import vocabulary
-from trainkit.data.chat_template import resolve_template
-from trainkit.data.dataset import TrainSet
-from trainkit.data.shards import LEARNED
-from trainkit.data.show import show
+from trainkit.data.batches.dataset import TrainSet
+from trainkit.data.cache import build as caches
+from trainkit.data.cache.shards import LEARNED
+from trainkit.data.checks.show import show
+from trainkit.data.documents.chat_template import resolve_template
+from trainkit.data.tokenizer import vocabulary
 from trainkit.infer.chat import Conversation
-from trainkit.recipe.document import Chat
+from trainkit.recipe.sections.document import Chat
 
 NO_BLOCKS = {name: make().template for name, make in likeness.FAMILIES.items()}
 #: For those that have no template of their own.

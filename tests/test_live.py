@@ -23,10 +23,10 @@ from trainkit.dashboard import app
 from trainkit.dashboard.app import Dashboard
 from trainkit.dashboard.charts.titles import told_value
 from trainkit.dashboard.panels.charts import LossChart
-from trainkit.dashboard.source import SLICE_BYTES, Source
 from trainkit.events.client import send
 from trainkit.events.log import NAME, EventLog, read
 from trainkit.events.view import View
+from trainkit.rundir.follow import SLICE_BYTES, LogFollower
 
 #: Seconds for which what is on the screen may be late here: these tests share the machine with others.
 LATE = 5.0
@@ -103,7 +103,7 @@ def test_what_nobody_is_to_wait_for_redraws_everything_at_once_and_a_step_alone_
 def test_until_a_log_has_been_read_nothing_is_told_of_what_its_middle_says(tmp_path: Path) -> None:
     first = [{**event, "pid": 1 << 22} if "pid" in event else event for event in fake_run.events(500, total=900)]
     told = [*first, *fake_run.events(900, attempt=2, resumed_from=400, total=900)]
-    source = Source(fake_run.write(tmp_path / "long", told))
+    source = LogFollower(fake_run.write(tmp_path / "long", told))
     shares, size = [], (tmp_path / "long" / NAME).stat().st_size
     while source.advance(seconds=0):
         assert source.state(time.time()) == "waiting" and source.read_share is not None
@@ -115,7 +115,7 @@ def test_until_a_log_has_been_read_nothing_is_told_of_what_its_middle_says(tmp_p
 
 def test_a_process_that_has_taken_over_is_looked_at_at_once(tmp_path: Path) -> None:
     died = [{**event, "pid": 1 << 22} if "pid" in event else event for event in fake_run.events(9, total=20)]
-    source, now = Source(fake_run.write(tmp_path / "run", died)), died[-1]["t"]
+    source, now = LogFollower(fake_run.write(tmp_path / "run", died)), died[-1]["t"]
     source.advance(seconds=9)
     assert source.state(now) == "crashed"
     with (tmp_path / "run" / NAME).open("a") as log:

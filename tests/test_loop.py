@@ -20,25 +20,25 @@ from jax.errors import JaxRuntimeError
 from jax.sharding import NamedSharding, PartitionSpec
 
 from trainkit.errors import TrainkitError
+from trainkit.events.commands import Command
 from trainkit.events.log import EventLog, read
-from trainkit.events.orders import Order
 from trainkit.parallel.mesh import make_mesh
-from trainkit.recipe.load import load
-from trainkit.run.assemble import _check
+from trainkit.recipe.toml.load import load
 from trainkit.run.attempt import attempt
-from trainkit.run.directory import create
+from trainkit.run.setup import _check
 from trainkit.run.start import Start
+from trainkit.rundir.directory import create
 from trainkit.train.compilations import Compilations
-from trainkit.train.course import Course
-from trainkit.train.feed import Fed, Feed
+from trainkit.train.control import Commands
 from trainkit.train.guard import NotFinite
+from trainkit.train.live_schedule import LiveSchedule
 from trainkit.train.loop import Job, train
-from trainkit.train.meter import Meter, Work
-from trainkit.train.obey import Orders
+from trainkit.train.metrics import MetricsWriter, StepWork
 from trainkit.train.owed import Owed
+from trainkit.train.prefetch import Fed, Prefetch
 from trainkit.train.profile import Profile
-from trainkit.train.state import State, unchanged
-from trainkit.train.stop import StopBeforeTraining, StopSignal
+from trainkit.train.signals import Signals, StopBeforeTraining
+from trainkit.train.state import State, initial_live
 
 STEPS = 3
 
@@ -47,10 +47,10 @@ def no_memory(*_: Any) -> None:
     raise JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
 
 
-class Commands:
+class SentCommands:
     """Orders that come after the first step."""
 
-    def __init__(self, *orders: Order) -> None:
+    def __init__(self, *orders: Command) -> None:
         self._orders, self.answers = [orders], []
 
     def wait(self, timeout: float) -> list[Any]:
@@ -67,16 +67,16 @@ class Commands:
 class Played:
     """A loop of which everything but the model is real or is noted in `done`."""
 
-    def __init__(self, directory: Path, log: EventLog, *orders: Order) -> None:
+    def __init__(self, directory: Path, log: EventLog, *orders: Command) -> None:
         trainer.workplace(directory)
         changes = [f"train.steps={STEPS}", "statistics.every=1", "sample.every=1"]
         self.recipe = load(directory / "tiny.toml", changes).recipe
-        self.state = State(None, None, (), jnp.int32(0), jax.random.key(0), unchanged())
+        self.state = State(None, None, (), jnp.int32(0), jax.random.key(0), initial_live())
         self.done: list[tuple[Any, ...]] = []
-        self.commands = Commands(*orders)
+        self.commands = SentCommands(*orders)
         self.signal = SimpleNamespace(received=None, count=0)
-        course = Course(self.recipe.schedule, steps=STEPS, live=self.state.live)
-        meter = Meter(log, data=lambda step: {}, work=Work(samples=1, flops_per_token=1, peak_flops=None))
+        course = LiveSchedule(self.recipe.schedule, steps=STEPS, live=self.state.live)
+        meter = MetricsWriter(log, data=lambda step: {}, work=StepWork(samples=1, flops_per_token=1, peak_flops=None))
         self.compilations = Compilations(log)
         self.job = Job(
             recipe=self.recipe,
@@ -84,7 +84,7 @@ class Played:
             step=self._update,
             feed=SimpleNamespace(next=lambda: Fed({"tokens": np.zeros((1, 2, 4))}, 8, 0.0)),
             meter=meter,
-            orders=Orders(server=self.commands, signal=self.signal, log=log, course=course),
+            orders=Commands(server=self.commands, signal=self.signal, log=log, course=course),
             log=log,
             saving=SimpleNamespace(
                 is_due=lambda step: False,
@@ -133,7 +133,7 @@ def test_the_rate_of_a_step_is_that_of_its_tokens_and_not_of_its_padding(tmp_pat
 def test_what_finds_no_memory_beside_the_steps_is_skipped_with_an_alert_and_all_else_is_done(
     tmp_path: Path, log: EventLog
 ) -> None:
-    loop = Played(tmp_path / "here", log, Order("save"), Order("sample", "one dog"))
+    loop = Played(tmp_path / "here", log, Command("save"), Command("sample", "one dog"))
     train(loop.state, replace(loop.job, sample=no_memory, statistics=no_memory))
     loop.compilations.close()
     told = [(e["step"], e["kind"], e["message"]) for e in read(tmp_path) if e["type"] == "alert"]
@@ -153,7 +153,7 @@ def test_what_finds_no_memory_beside_the_steps_is_skipped_with_an_alert_and_all_
 def test_other_failures_beside_the_steps_end_the_run_with_a_checkpoint(
     tmp_path: Path, log: EventLog, part: str, error: Exception
 ) -> None:
-    loop = Played(tmp_path / "here", log, Order("evaluate"))
+    loop = Played(tmp_path / "here", log, Command("evaluate"))
 
     def broken(*_: Any, **__: Any) -> None:
         raise error
@@ -201,7 +201,7 @@ class Stalled:
         self.over = threading.Event()
         one = SimpleNamespace(global_size=2, accumulation=1)
         sharding = NamedSharding(make_mesh(data=1, fsdp=1), PartitionSpec())
-        self.feed = Feed(self._batch, first=0, last=STEPS, split=one, sharding=sharding)
+        self.feed = Prefetch(self._batch, first=0, last=STEPS, split=one, sharding=sharding)
 
     def _batch(self, step: int, rows: Any = None) -> dict[str, np.ndarray]:
         if step:
@@ -219,7 +219,7 @@ def test_who_waits_for_data_hears_a_signal_and_an_order_and_ends_with_a_checkpoi
         if how == "signal":
             loop.signal.received = signal.SIGTERM
         else:
-            loop.commands._orders.append([Order("stop")])
+            loop.commands._orders.append([Command("stop")])
 
     timer = threading.Timer(0.5, stop)
     timer.start()
@@ -236,13 +236,13 @@ def test_who_waits_for_data_hears_a_signal_and_an_order_and_ends_with_a_checkpoi
 def test_a_pause_is_no_part_of_a_step_and_the_log_holds_every_step_before_it(
     tmp_path: Path, log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loop = Played(tmp_path / "here", log, Order("pause"))
+    loop = Played(tmp_path / "here", log, Command("pause"))
     seen: list[list[int]] = []
 
     def wait(timeout: float) -> list[Any]:
         seen.append([event["step"] for event in read(tmp_path) if event["type"] == "step"])
         time.sleep(1)
-        loop.commands._orders.append([Order("continue")])
+        loop.commands._orders.append([Command("continue")])
         return loop.commands.take()
 
     monkeypatch.setattr(loop.commands, "wait", wait)
@@ -267,7 +267,7 @@ def test_what_an_earlier_attempt_has_left_undone_is_done_first(tmp_path: Path, l
 def test_an_order_that_was_answered_is_carried_out_though_its_step_is_found_to_have_failed(
     tmp_path: Path, log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loop = Played(tmp_path / "here", log, Order("save"), Order("sample", "one dog"))
+    loop = Played(tmp_path / "here", log, Command("save"), Command("sample", "one dog"))
     flush, rescued = loop.job.meter.flush, []
 
     def fails_once() -> None:
@@ -304,11 +304,11 @@ def test_an_attempt_that_is_stopped_just_before_it_trains_leaves_nothing_open(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
 
-    def stopped(self: StopSignal) -> None:
+    def stopped(self: Signals) -> None:
         self.received = signal.SIGTERM
         raise StopBeforeTraining
 
-    monkeypatch.setattr(StopSignal, "training_begins", stopped)
+    monkeypatch.setattr(Signals, "training_begins", stopped)
     listeners = len(jax._src.monitoring._event_duration_secs_listeners)
     directory = create(load(Path("tiny.toml"), []))
     assert attempt(directory, Start()) == 75

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from trainkit.train import machine
-from trainkit.train.machine import Gpus, Machine, busy, name
+from trainkit.train import system_metrics
+from trainkit.train.system_metrics import Gpus, SystemMetrics, busy, name
 
 
 def test_a_core_at_work_is_told_as_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "EVERY", 0.2)
-    monkeypatch.setattr(machine, "CORES_EVERY", 0.2)
-    looker = Machine()
+    monkeypatch.setattr(system_metrics, "EVERY", 0.2)
+    monkeypatch.setattr(system_metrics, "CORES_EVERY", 0.2)
+    looker = SystemMetrics()
     done = threading.Event()
 
     def spin() -> None:
@@ -29,7 +29,7 @@ def test_a_core_at_work_is_told_as_busy(monkeypatch: pytest.MonkeyPatch) -> None
     done.set()
     worker.join()
     cores = [value for metric, value in told.items() if metric.startswith("host/core/")]
-    assert len(cores) == len(machine._core_times()) and all(0 <= share <= 1 for share in cores)
+    assert len(cores) == len(system_metrics._core_times()) and all(0 <= share <= 1 for share in cores)
     assert sum(cores) > 0.2 and told["host/cpu"] > 0.2
     assert told["memory/host"] > 1e6
     assert looker.look(time.perf_counter()) == {}, "not so soon again"
@@ -77,8 +77,8 @@ def test_a_device_that_tells_its_memory_tells_the_most_that_it_held(monkeypatch:
             return self.told
 
     def looked(told: dict[str, int] | None) -> dict[str, float]:
-        monkeypatch.setattr(machine.jax, "local_devices", lambda: [Device(told)])
-        found = Machine().look(time.perf_counter() + 2 * machine.EVERY)
+        monkeypatch.setattr(system_metrics.jax, "local_devices", lambda: [Device(told)])
+        found = SystemMetrics().look(time.perf_counter() + 2 * system_metrics.EVERY)
         return {name: value for name, value in found.items() if name.startswith("memory/device")}
 
     both = {"memory/device/3": 5, "memory/device_peak/3": 9}

@@ -13,16 +13,16 @@ import trainer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainkit.events import plain
+from trainkit.events import plain_log
 from trainkit.events.log import EventLog, read
 from trainkit.plan import DataSize, Devices, make_plan
-from trainkit.recipe.load import load
+from trainkit.recipe.toml.load import load
 from trainkit.track.mapping import context
-from trainkit.train import meter as module
-from trainkit.train.meter import Meter, Work
+from trainkit.train import metrics as module
+from trainkit.train.metrics import MetricsWriter, StepWork
 from trainkit.train.step import WEIGHT
 
-WORK = Work(samples=8, flops_per_token=6_000_000, peak_flops=1e12)
+WORK = StepWork(samples=8, flops_per_token=6_000_000, peak_flops=1e12)
 PARTS = ("time/data_wait", "time/dispatch", "time/device")
 
 
@@ -61,10 +61,10 @@ def test_the_peak_is_that_of_all_devices_that_train_and_the_recipe_knows_it_bett
     recipe = load(tmp_path / "here" / "tiny.toml", ["train.batch_size=16", "parallel.data=2"]).recipe
     h200 = Devices(count=4, platform="gpu", kind="NVIDIA H200", memory_bytes=140 << 30)
     plan = make_plan(recipe, devices=h200, vocab_size=300, data=DataSize(examples=9, tokens=9, documents=9, bytes=9))
-    found = Work.of(plan, tflops=None)
+    found = StepWork.of(plan, tflops=None)
     assert found.peak_flops == pytest.approx(2 * 989.4e12), "two of the four train, in bfloat16"
     assert (found.samples, found.flops_per_token) == (16, plan.flops_per_token)
-    assert Work.of(plan, tflops=1.0).peak_flops == 2e12
+    assert StepWork.of(plan, tflops=1.0).peak_flops == 2e12
 
 
 class Clock:
@@ -88,7 +88,7 @@ def test_the_parts_of_a_step_add_up_to_it_and_what_came_between_is_told_with_the
 
     monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(module, "jax", SimpleNamespace(device_get=fetch))
-    meter = Meter(log, data=lambda step: {}, work=WORK)
+    meter = MetricsWriter(log, data=lambda step: {}, work=WORK)
     meter.restart_clock()
     for step in range(1, 7):
         clock.now += 1  # a batch is waited for
@@ -115,7 +115,7 @@ def test_the_parts_of_a_step_add_up_to_it_and_what_came_between_is_told_with_the
 
 
 def test_what_came_to_nothing_is_not_logged_nor_is_its_time(tmp_path: Path, log: EventLog) -> None:
-    meter = Meter(log, data=lambda step: {}, work=WORK)
+    meter = MetricsWriter(log, data=lambda step: {}, work=WORK)
     meter.add(1, result(1), waited=5.0, tokens=64)
     meter.forget()
     meter.restart_clock()
@@ -126,7 +126,7 @@ def test_what_came_to_nothing_is_not_logged_nor_is_its_time(tmp_path: Path, log:
 
 
 def test_a_step_that_learned_from_nothing_is_logged_without_a_loss(tmp_path: Path, log: EventLog) -> None:
-    meter = Meter(log, data=lambda step: {}, work=WORK)
+    meter = MetricsWriter(log, data=lambda step: {}, work=WORK)
     meter.add(1, result(2) | {WEIGHT: jnp.float32(0)}, waited=0.0, tokens=64)
     meter.add(2, result(3), waited=0.0, tokens=64)
     meter.flush()
@@ -137,7 +137,7 @@ def test_a_step_that_learned_from_nothing_is_logged_without_a_loss(tmp_path: Pat
 
 def test_the_utilisation_is_printed_where_it_is_known_and_devices_are_told_apart_in_aim() -> None:
     event = {"type": "step", "step": 3, "metrics": {"throughput/tokens_per_second": 5000.0, "throughput/mfu": 0.4567}}
-    assert plain.text(event) == "step 3  5,000 tok/s  MFU 45.7%"
+    assert plain_log.text(event) == "step 3  5,000 tok/s  MFU 45.7%"
     del event["metrics"]["throughput/mfu"]
-    assert plain.text(event) == "step 3  5,000 tok/s"
+    assert plain_log.text(event) == "step 3  5,000 tok/s"
     assert context("memory/device_peak/3") == context("temperature/device/3") == {"device": 3}

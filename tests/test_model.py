@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import small
 
-from trainkit.models.exact import cast
+from trainkit.models.casting import cast
 
 
 def test_a_position_sees_itself_and_those_before_it_only() -> None:

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from trainkit import models
 from trainkit.models.stack import LanguageModel
-from trainkit.recipe.model import Llama
-from trainkit.tasks.causal_lm import CausalLM
+from trainkit.recipe.sections.model import Llama
+from trainkit.tasks.causal_lm import CausalLMTask
 
 VOCAB, LENGTH = 59, 12
 SPEC = Llama(layers=2, hidden=24, heads=6, kv_heads=2, intermediate=40, rope_theta=500.0, rms_norm_eps=1e-3)
@@ -98,7 +98,7 @@ def test_with_fp8_products_it_learns_nearly_the_same() -> None:
         fresh = models.build(
             SPEC, vocab_size=VOCAB, sequence_length=LENGTH, implementation="lean", fp8=fp8, key=jax.random.key(0)
         )
-        loss, grads = jax.value_and_grad(lambda m: CausalLM().loss(m, batch)[0])(models.cast(fresh, jnp.bfloat16))
+        loss, grads = jax.value_and_grad(lambda m: CausalLMTask().loss(m, batch)[0])(models.cast(fresh, jnp.bfloat16))
         return loss, [g.astype(jnp.float32) for g in jax.tree.leaves(grads)]
 
     (fine_loss, fine), (coarse_loss, coarse) = gradients(False), gradients(True)

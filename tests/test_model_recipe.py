@@ -10,11 +10,11 @@ from small_families import SPECS
 
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
-from trainkit.recipe.adapter import Lora
-from trainkit.recipe.families import Llama, Qwen3
-from trainkit.recipe.gpt import Gpt2
-from trainkit.recipe.linears import adapter_parameters, linears, matching
-from trainkit.recipe.pretrained import Checkpoint
+from trainkit.recipe.families.gpt import Gpt2
+from trainkit.recipe.families.pretrained import PretrainedCheckpoint
+from trainkit.recipe.families.rotary import Llama, Qwen3
+from trainkit.recipe.sections.adapter import Lora
+from trainkit.recipe.sections.lora_targets import adapter_parameters, linears, targeted_layers
 
 RECIPE: dict[str, Any] = {
     "schema": 1,
@@ -27,8 +27,8 @@ RECIPE: dict[str, Any] = {
 SCALED = {"type": "llama3", "factor": 8.0, "low_frequency_factor": 1.0, "original_context": 8192}
 
 
-def checkpoint(family: type[Any], **values: Any) -> Checkpoint:
-    return Checkpoint(values, "base", None, "base/config.json", family.changeable)
+def checkpoint(family: type[Any], **values: Any) -> PretrainedCheckpoint:
+    return PretrainedCheckpoint(values, "base", None, "base/config.json", family.changeable)
 
 
 def test_another_kind_of_rope_scaling_keeps_nothing_of_the_checkpoints() -> None:
@@ -52,13 +52,13 @@ def test_learned_positions_are_as_many_as_the_checkpoint_has() -> None:
 def test_no_adapter_is_for_a_router(targets: Any) -> None:
     mixtral, adapter = SPECS["mixtral"], Lora(targets=targets)
     names = [*linears(mixtral), "mlp.router"]
-    assert matching(adapter, names) == list(linears(mixtral))
+    assert targeted_layers(adapter, names) == list(linears(mixtral))
     assert adapter_parameters(adapter, mixtral) > 0
 
 
 def test_a_name_that_means_two_layers_here_is_answered_with_both() -> None:
     with pytest.raises(TrainkitError) as raised:
-        matching(Lora(targets=("c_proj",)), list(linears(SPECS["gpt2"])))
+        targeted_layers(Lora(targets=("c_proj",)), list(linears(SPECS["gpt2"])))
     assert raised.value.hint is not None and raised.value.hint.startswith("it is called 'output' and 'mlp_out' here; ")
 
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from trainkit import models
 from trainkit.models.stack import LanguageModel
-from trainkit.recipe.families import Gemma2, Llama, Mixtral, Olmo2
-from trainkit.recipe.model import Gpt2, Model
-from trainkit.recipe.train import Remat
-from trainkit.tasks.causal_lm import CausalLM
+from trainkit.recipe.families.rotary import Gemma2, Llama, Mixtral, Olmo2
+from trainkit.recipe.sections.model import Gpt2, Model
+from trainkit.recipe.sections.train import Remat
+from trainkit.tasks.causal_lm import CausalLMTask
 
 VOCAB, LENGTH, ROWS = 61, 32, 2
 SPECS = {
@@ -42,7 +42,7 @@ def batch() -> dict[str, jax.Array]:
 
 @eqx.filter_jit
 def gradients(model: LanguageModel, batch: dict[str, jax.Array]) -> tuple[jax.Array, LanguageModel]:
-    return eqx.filter_value_and_grad(lambda m: CausalLM().loss(m, batch)[0])(model)
+    return eqx.filter_value_and_grad(lambda m: CausalLMTask().loss(m, batch)[0])(model)
 
 
 @pytest.mark.parametrize("family", SPECS)

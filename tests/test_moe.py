@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_families import SPECS, VOCAB, model, tokens
 
-from trainkit.models.decoder import Decoder
+from trainkit.models.decoder import DecoderModel
 from trainkit.models.moe import Experts, Places, Routing, through_experts
 from trainkit.parallel import mesh
-from trainkit.recipe.families import Qwen3Moe
-from trainkit.tasks.causal_lm import CausalLM
+from trainkit.recipe.families.rotary import Qwen3Moe
+from trainkit.tasks.causal_lm import CausalLMTask
 
 
 def experts(seed: int = 0, **options: object) -> Experts:
@@ -128,8 +128,8 @@ def test_padding_of_a_row_without_segments_has_no_say_in_the_gradient_of_the_bal
     padded = {"tokens": ids.at[:, 15:].set(0), "targets": (ids + 1) % VOCAB, "weights": weights}
     cut = {name: array[:, :15] for name, array in padded.items()}
 
-    def gradient(batch: dict[str, jax.Array]) -> Decoder:
-        return eqx.filter_jit(eqx.filter_grad(lambda m: CausalLM().loss(m, batch)[0]))(
+    def gradient(batch: dict[str, jax.Array]) -> DecoderModel:
+        return eqx.filter_jit(eqx.filter_grad(lambda m: CausalLMTask().loss(m, batch)[0]))(
             replace(decoder, router_loss=5.0)
         )
 
@@ -141,9 +141,9 @@ def test_the_routers_loss_changes_gradients_by_its_own_and_no_loss_that_is_shown
     decoder, ids = model(SPECS["qwen3-moe"]), tokens(3)
     batch = {"tokens": ids, "targets": (ids + 1) % VOCAB, "weights": jnp.ones(ids.shape).at[0].set(0)}
 
-    def told(coefficient: float) -> tuple[jax.Array, Decoder]:
+    def told(coefficient: float) -> tuple[jax.Array, DecoderModel]:
         this = replace(decoder, router_loss=coefficient)
-        return eqx.filter_jit(eqx.filter_value_and_grad(lambda m: CausalLM().loss(m, batch)[0]))(this)
+        return eqx.filter_jit(eqx.filter_value_and_grad(lambda m: CausalLMTask().loss(m, batch)[0]))(this)
 
     (without, plain_gradients), (with_it, gradients) = told(0.0), told(0.5)
     np.testing.assert_allclose(with_it, without, rtol=1e-6)

@@ -17,7 +17,7 @@ from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog, read
 from trainkit.parallel.mesh import make_mesh
 from trainkit.train.evaluate import Evaluator
-from trainkit.train.state import State, unchanged
+from trainkit.train.state import State, initial_live
 
 CHILD = Path(__file__).parent / "oom_child.py"
 STEPS, SIZE = 4, 64
@@ -142,7 +142,7 @@ def test_an_evaluation_without_memory_is_done_in_smaller_parts_with_the_same_res
 
     evaluator._add = refuse  # type: ignore[assignment]
 
-    state = State(None, None, (), jnp.int32(3), jax.random.key(0), unchanged())
+    state = State(None, None, (), jnp.int32(3), jax.random.key(0), initial_live())
     if parts is None:
         with pytest.raises(TrainkitError, match="no memory to evaluate 1 sequences at once"):
             evaluator(state, 3)

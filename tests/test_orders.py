@@ -12,13 +12,13 @@ import pytest
 from trainer import RECIPE, Trainer, arrays, losses, trainkit, workplace
 
 from trainkit.events.client import send
+from trainkit.events.commands import Command, IssuedCommand, issued_commands
 from trainkit.events.log import EventLog, read
-from trainkit.events.orders import Given, Order, given
-from trainkit.events.plain import PlainLog
-from trainkit.recipe.schedule import NEVER, Cosine
-from trainkit.run.repeat import orders_to_repeat
+from trainkit.events.plain_log import PlainLog
+from trainkit.recipe.sections.schedule import NEVER, Cosine
+from trainkit.run.repeat import commands_to_repeat
 from trainkit.run.start import Start
-from trainkit.train.course import Course
+from trainkit.train.live_schedule import LiveSchedule
 from trainkit.train.state import Live
 
 WARMUP, DECAY, PEAK = 4, 12, 1e-2
@@ -120,7 +120,7 @@ def test_killed_before_it_could_repeat_all_orders_it_ends_bit_for_bit_as_if_it_h
     assert done.returncode == 0, done.stderr
     assert losses(copy) == losses(run)
     assert arrays(copy, end) == arrays(run, end)
-    assert [(g.order, g.step) for g in given(copy)] == [(g.order, g.step) for g in given(run)]
+    assert [(g.order, g.step) for g in issued_commands(copy)] == [(g.order, g.step) for g in issued_commands(run)]
     details = {e["command"]: e["detail"] for e in of_kind(copy, "control")}
     assert details.keys() == {"rate", "decay"}, "what changes nothing is not repeated"
     assert all(", as in attempt " in detail for detail in details.values())
@@ -150,7 +150,7 @@ def test_orders_are_forgotten_where_a_person_says_so(tmp_path: Path, copy: Path)
     shorter = ["--set", "train.steps=30", "--forget-orders"]
     done = trainkit(tmp_path, "resume", "tiny/6", "--plain", *shorter)
     assert done.returncode == 0, done.stderr
-    assert of_kind(copy, "control") == [] and given(copy) == []
+    assert of_kind(copy, "control") == [] and issued_commands(copy) == []
     found = rates(copy)
     assert found[30] == pytest.approx(PEAK / DECAY) and found[18] == pytest.approx(PEAK)
     longer = trainkit(tmp_path, "resume", "tiny/12", "--plain", "--set", "train.steps=31")
@@ -205,11 +205,11 @@ def test_a_checkpoint_from_before_there_were_such_orders_is_gone_on_from(
 def test_an_order_after_the_very_step_of_a_checkpoint_is_repeated_unless_it_is_in_it_or_to_be_forgotten(
     tmp_path: Path, in_checkpoint: bool, forget: bool
 ) -> None:
-    early, same, late = (Given(Order("rate", 1 / step), step, 1) for step in (10, 20, 30))
+    early, same, late = (IssuedCommand(Command("rate", 1 / step), step, 1) for step in (10, 20, 30))
     factor = jnp.asarray(1 / 20 if in_checkpoint else 1 / 10, jnp.float32)
-    course = Course(Cosine(), steps=100, live=Live(factor, jnp.asarray(NEVER)))
+    course = LiveSchedule(Cosine(), steps=100, live=Live(factor, jnp.asarray(NEVER)))
     log = EventLog(tmp_path, attempt=2)
-    repeats = orders_to_repeat(Start(orders=(early, same, late), forget_orders=forget), course, first=20, log=log)
+    repeats = commands_to_repeat(Start(orders=(early, same, late), forget_orders=forget), course, first=20, log=log)
     log.close()
     assert repeats == ([] if forget else [late] if in_checkpoint else [same, late])
     assert len(read(tmp_path)) == bool(repeats), "what is repeated is told"

@@ -19,12 +19,12 @@ from textual.widgets import Static
 
 from trainkit.checkpoint.manifest import FORMAT, Leaf, Manifest, write
 from trainkit.dashboard.app import Dashboard
-from trainkit.dashboard.manifest import manifest_facts, present
 from trainkit.dashboard.pages import checkpoints
-from trainkit.dashboard.pages.checkpoints import Checkpoints
-from trainkit.dashboard.panels.rows import Rows
-from trainkit.dashboard.replay import Replay
+from trainkit.dashboard.pages.checkpoints import CheckpointsPage
+from trainkit.dashboard.panels.rows import RowTable
 from trainkit.events.schema import Event
+from trainkit.rundir.manifest import manifest_facts, present
+from trainkit.rundir.replay import Replay
 
 
 def manifest(step: int, **changes: Any) -> Manifest:
@@ -47,7 +47,7 @@ def saved(run: Path, step: int, **changes: Any) -> Path:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """300 of 600 steps; of the three rolling checkpoints two are there, one was made permanent."""
-    only(monkeypatch, Checkpoints)
+    only(monkeypatch, CheckpointsPage)
     monkeypatch.setattr(checkpoints, "REST", 0.0)
     monkeypatch.chdir(tmp_path)
     run = Path("runs") / "quick start"
@@ -200,11 +200,11 @@ def test_what_happens_on_the_disk_is_seen_at_the_next_look(run: Path) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         (run / "checkpoints" / "200" / "manifest.json").unlink()
         shutil.rmtree(run / "checkpoints" / "300")
-        page = dashboard.query_one(Checkpoints)
+        page = dashboard.query_one(CheckpointsPage)
         page.show_view(folded(events()), now=4e9)
         await settle(pilot)
         assert "no manifest" in row(dashboard, 200) and "replaced" in row(dashboard, 300)
-        assert dashboard.query_one(Rows).chosen == "300" and "★" not in row(dashboard, 200)
+        assert dashboard.query_one(RowTable).chosen == "300" and "★" not in row(dashboard, 200)
 
     drive(run, steps)
 
@@ -280,7 +280,7 @@ def test_a_long_manifest_can_be_scrolled_with_keys_on_a_small_screen(run: Path) 
 
 def test_who_walks_through_the_rows_fast_leaves_no_reading_that_was_never_begun(run: Path) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
-        page = dashboard.query_one(Checkpoints)
+        page = dashboard.query_one(CheckpointsPage)
         for now in range(1, 4):
             page.show_view(folded(events()), now=now * 1e9)
             for step in (100, 200, 300):

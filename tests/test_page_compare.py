@@ -20,12 +20,12 @@ from textual.widgets import Input
 
 from trainkit.dashboard.app import Dashboard
 from trainkit.dashboard.charts.chart import Chart
-from trainkit.dashboard.pages.compare import Compare
+from trainkit.dashboard.pages.compare import ComparePage
 from trainkit.dashboard.panels.comparison import COLORS
-from trainkit.dashboard.runs.comparison import Other, along, elapsed, results
 from trainkit.events.schema import Event
 from trainkit.events.series import Series
 from trainkit.events.view import View
+from trainkit.rundir.compare import Other, along, elapsed, results
 
 
 def told(steps: int, *, factor: float = 1.0, seconds: float = 0.5, tokens: int = 4096) -> list[Event]:
@@ -42,7 +42,7 @@ def told(steps: int, *, factor: float = 1.0, seconds: float = 0.5, tokens: int =
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run beside a slower one with larger batches and twice its loss, a short one, and what is none."""
-    only(monkeypatch, Compare)
+    only(monkeypatch, ComparePage)
     for name, events, rate in (
         ("here", told(60), 0.1),
         ("slow", told(40, factor=2, seconds=2.0, tokens=8192), 0.2),
@@ -55,7 +55,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def shown_chart(dashboard: Dashboard) -> Chart:
-    (chart,) = (chart for chart in dashboard.query_one(Compare).query(Chart) if chart.display)
+    (chart,) = (chart for chart in dashboard.query_one(ComparePage).query(Chart) if chart.display)
     return chart
 
 
@@ -65,7 +65,7 @@ def spans(dashboard: Dashboard) -> dict[str, float]:
 
 
 async def choose(name: str, pilot: Pilot[None], dashboard: Dashboard, key: str = "enter") -> None:
-    rows = dashboard.query_one(Compare)._list
+    rows = dashboard.query_one(ComparePage)._list
     rows.choose(name)
     await pilot.press(key)
     await settle(pilot)
@@ -110,7 +110,7 @@ def test_m_and_the_arrows_go_through_the_metrics_of_all_the_runs(run: Path) -> N
 
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await choose("slow", pilot, dashboard)
-        page = dashboard.query_one(Compare)
+        page = dashboard.query_one(ComparePage)
         for key, metric in (
             ("m", "train/only_there"), ("right", "validation/held-out/bits_per_byte"), ("left", "train/only_there"),
             ("M", "train/loss"), ("M", "host/cpu"),
@@ -133,7 +133,7 @@ def test_the_table_tells_the_results_and_the_keys_that_differ_as_trainkit_compar
         assert rows["trained"] == ["for", "30.0", "s", "80.0", "s"] and "run.name" not in rows
         await pilot.press("y")
         assert "optimizer.learning_rate\t0.1\t0.2" in dashboard.clipboard
-        results_rows = dashboard.query_one(Compare)._results
+        results_rows = dashboard.query_one(ComparePage)._results
         for key, chosen in (("J", "1"), ("J", "2"), ("K", "1")):
             await pilot.press(key)
             assert results_rows.chosen == chosen
@@ -156,7 +156,7 @@ def test_where_there_is_no_room_for_both_v_shows_the_table_or_the_chart(run: Pat
 
 def test_the_filter_leaves_the_chosen_runs_and_escape_shows_all(run: Path) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
-        page = dashboard.query_one(Compare)
+        page = dashboard.query_one(ComparePage)
         await choose("slow", pilot, dashboard)
         await pilot.press("slash", *"zz", "enter")
         await pilot.pause()
@@ -281,7 +281,7 @@ def test_without_colours_the_list_has_the_letter_that_a_curve_is_drawn_with(run:
         dashboard.theme = "plain"
         dashboard.draw_all()
         await pilot.pause()
-        row = next(row for row in dashboard.query_one(Compare)._list._rows if row.id == "slow")
+        row = next(row for row in dashboard.query_one(ComparePage)._list._rows if row.id == "slow")
         assert row.cells[0].plain == "a" and shown_chart(dashboard).letters
 
     drive(run, steps)
@@ -315,7 +315,7 @@ def test_runs_for_which_the_table_has_no_room_are_named(run: Path) -> None:
 
 def test_who_chooses_fast_leaves_no_reading_that_was_never_begun(run: Path) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
-        page = dashboard.query_one(Compare)
+        page = dashboard.query_one(ComparePage)
         for now in range(1, 4):
             page.show_view(View(), now=now * 1e9)
             page.compare_with([run.parent / "slow"])
@@ -330,7 +330,7 @@ def test_who_chooses_fast_leaves_no_reading_that_was_never_begun(run: Path) -> N
 
 def test_however_many_runs_are_chosen_at_once_one_timer_reads_them(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
-        page, timers = dashboard.query_one(Compare), []
+        page, timers = dashboard.query_one(ComparePage), []
         monkeypatch.setattr(Other, "advance", lambda other: None)  # they are never read out
         monkeypatch.setattr(page, "set_timer", lambda delay, callback: timers.append(callback) or callback)
         for name in ("slow", "short"):

@@ -16,15 +16,15 @@ from trainer import RECIPE, workplace
 
 from trainkit.dashboard import theme
 from trainkit.dashboard.app import Dashboard
-from trainkit.dashboard.batches import Batch, Piece, Reader, Row
-from trainkit.dashboard.pages.data import MOST_CHARACTERS, NO_STEP, Data, batch_lines, epochs_of, wait_share
+from trainkit.dashboard.batches import Batch, BatchReader, ShownRow, ShownSpan
+from trainkit.dashboard.pages.data import MOST_CHARACTERS, NO_STEP, DataPage, batch_lines, epochs_of, wait_share
 from trainkit.events.reducer import reduce
 from trainkit.events.view import View
 
 
 @pytest.fixture(autouse=True)
 def only_this_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    only(monkeypatch, Data)
+    only(monkeypatch, DataPage)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_the_batch_of_the_last_update_is_read_and_the_keys_go_to_others(run: Pat
         await until("update 4 → 5", pilot)
         await until("qa.jsonl:", pilot)
         assert "it is [b]" in frame(dashboard), "markup is shown as it is"
-        page = dashboard.query_one(Data)
+        page = dashboard.query_one(DataPage)
         for key, step in (("left", 3), ("]", 4), ("pagedown", 23), ("pageup", 0), ("[", 0)):
             await pilot.press(key)
             assert page._step == step
@@ -60,7 +60,7 @@ def test_the_batch_of_the_last_update_is_read_and_the_keys_go_to_others(run: Pat
 
 def test_copying_takes_the_row_in_sight_with_where_it_is_from(run: Path) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
-        page = dashboard.query_one(Data)
+        page = dashboard.query_one(DataPage)
         await until("update 4 → 5", pilot)
         await until("qa.jsonl:", pilot)
         first = page.copy_text() or ""
@@ -75,7 +75,7 @@ def test_copying_takes_the_row_in_sight_with_where_it_is_from(run: Path) -> None
 
 def test_t_follows_the_newest_step_and_a_move_ends_it(run: Path) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
-        page = dashboard.query_one(Data)
+        page = dashboard.query_one(DataPage)
         await pilot.press("left", "left", "t")
         assert page._step == 4 and page._follow
         await pilot.press("left")
@@ -104,15 +104,15 @@ def test_before_the_first_update_nothing_is_read_and_it_says_what_will_be_here(
 ) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         assert NO_STEP[:12] in frame(dashboard)
-        assert dashboard.query_one(Data)._reader._reading is None
+        assert dashboard.query_one(DataPage)._reader._reading is None
         await pilot.press("j", "k", "t", "t", "g", "escape")
-        assert dashboard.query_one(Data).has_focus
+        assert dashboard.query_one(DataPage).has_focus
 
     drive(tmp_path, steps, size=size)
 
 
 def test_a_reader_that_is_closed_ends_its_child(run: Path) -> None:
-    reader = Reader(run, lambda: None)
+    reader = BatchReader(run, lambda: None)
     assert reader.get(3) is None
     while reader._child is None:
         time.sleep(0.01)
@@ -122,15 +122,17 @@ def test_a_reader_that_is_closed_ends_its_child(run: Path) -> None:
 
 
 def test_what_is_learned_is_bright_and_the_rest_dim_and_no_line_is_too_wide() -> None:
-    pieces = (Piece("qa.jsonl:1", 0, 9, (("what is it? ", False), ("it is 日本語 " * 9, True))),)
-    lines = list(batch_lines([Row(0, "qa", 7, 3, pieces)], 30, {"qa": theme.NORM}))
+    pieces = (ShownSpan("qa.jsonl:1", 0, 9, (("what is it? ", False), ("it is 日本語 " * 9, True))),)
+    lines = list(batch_lines([ShownRow(0, "qa", 7, 3, pieces)], 30, {"qa": theme.NORM}))
     assert max(line.cell_length for line in lines) <= 30
     styles = {span.style for line in lines for span in line.spans}
     assert {theme.BRIGHT, theme.DIM, theme.NORM} <= styles
 
 
 def test_a_batch_of_long_rows_is_cut_and_says_so() -> None:
-    rows = [Row(i, "s", i, None, (Piece("f.txt", 0, 9, (("word " * MOST_CHARACTERS, True),)),)) for i in range(2)]
+    rows = [
+        ShownRow(i, "s", i, None, (ShownSpan("f.txt", 0, 9, (("word " * MOST_CHARACTERS, True),)),)) for i in range(2)
+    ]
     lines = list(batch_lines(rows, 80, {}))
     assert sum(len(line) for line in lines) < 1.2 * MOST_CHARACTERS
     assert "are not shown" in lines[-1].plain
@@ -147,7 +149,7 @@ def test_the_mixture_is_the_last_epochs_of_each_source_and_the_wait_a_share_of_t
 
 
 def test_the_reader_tells_an_error_in_words_and_nothing_of_a_traceback(tmp_path: Path) -> None:
-    reader = Reader(tmp_path / "none", lambda: None)
+    reader = BatchReader(tmp_path / "none", lambda: None)
     batch = reader._inspect(0)
     assert isinstance(batch, Batch) and "there is no run" in batch.error and "Traceback" not in batch.error
 
@@ -155,7 +157,7 @@ def test_the_reader_tells_an_error_in_words_and_nothing_of_a_traceback(tmp_path:
 @pytest.mark.parametrize("answer", ["", "-", "+-3", "9" * 5000])
 def test_an_answer_that_is_no_step_changes_nothing(tmp_path: Path, answer: str) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
-        page = dashboard.query_one(Data)
+        page = dashboard.query_one(DataPage)
         await pilot.press("g")
         page.query_one(Input).value = answer
         await pilot.press("enter")

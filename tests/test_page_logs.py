@@ -13,14 +13,14 @@ from textual.content import Content
 from textual.pilot import Pilot
 
 from trainkit.dashboard.app import Dashboard
-from trainkit.dashboard.pages.logs import Logs
+from trainkit.dashboard.pages.logs import LogsPage
 from trainkit.dashboard.panels import lines
-from trainkit.dashboard.panels.lines import CLOCK, Lines, Paragraphs
+from trainkit.dashboard.panels.lines import CLOCK, Paragraphs, TextPanel
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    only(monkeypatch, Logs)
+    only(monkeypatch, LogsPage)
     return fake_run.write(tmp_path / "quickstart", fake_run.events(300, total=600))
 
 
@@ -46,7 +46,7 @@ def test_a_narrow_panel_has_no_room_for_an_indent(run: Path) -> None:
 
 def test_whoever_is_at_the_newest_line_stays_there_when_the_terminal_becomes_narrower(run: Path) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
-        lines = dashboard.query_one("#all-lines", Lines)
+        lines = dashboard.query_one("#all-lines", TextPanel)
         for width in (60, 90, 50, 120):
             await pilot.resize_terminal(width, 12)
             await settle(pilot)

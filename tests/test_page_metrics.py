@@ -20,13 +20,13 @@ from textual.widgets import Input, Static
 
 from trainkit.dashboard import theme
 from trainkit.dashboard.charts import chart
-from trainkit.dashboard.charts.columns import Window
+from trainkit.dashboard.charts.columns import StepRange
 from trainkit.dashboard.charts.keys import ChartKeys
 from trainkit.dashboard.charts.plot import Picture
 from trainkit.dashboard.charts.titles import facts, goal
-from trainkit.dashboard.pages.metrics import HEIGHT, WIDTH, Metrics, compiled, layout, ordered
+from trainkit.dashboard.pages.metrics import HEIGHT, WIDTH, MetricsPage, compiled, layout, ordered
 from trainkit.dashboard.panels.metric import MetricCell
-from trainkit.events.plain import one_line
+from trainkit.events.plain_log import one_line
 from trainkit.events.reducer import reduce
 from trainkit.events.series import Series
 from trainkit.events.view import View
@@ -44,17 +44,17 @@ class Alone(ChartKeys):
         theme.install(self)
 
     def compose(self) -> ComposeResult:
-        yield Metrics(Path())
+        yield MetricsPage(Path())
 
 
-Steps = Callable[[Pilot[None], Metrics], Awaitable[None]]
+Steps = Callable[[Pilot[None], MetricsPage], Awaitable[None]]
 
 
 def drive(view: View, steps: Steps, *, size: tuple[int, int] = (120, 40)) -> None:
     async def drive_it() -> None:
         app = Alone()
         async with app.run_test(size=size) as pilot:
-            page = app.query_one(Metrics)
+            page = app.query_one(MetricsPage)
             page.focus()
             page.show_view(view, now=0.0)
             await pilot.pause()
@@ -81,11 +81,11 @@ def many(count: int) -> View:
     return View(series={f"train/metric_{index:03d}": series([1.0, 2.0, index]) for index in range(count)})
 
 
-def frame(page: Metrics) -> str:
+def frame(page: MetricsPage) -> str:
     return "\n".join(strip.text for strip in page.screen._compositor.render_strips())
 
 
-def cells(page: Metrics) -> list[str]:
+def cells(page: MetricsPage) -> list[str]:
     """The metrics that are mounted, in the order in which they stand."""
     return [cell.key for cell in page.query(MetricCell)]
 
@@ -93,7 +93,7 @@ def cells(page: Metrics) -> list[str]:
 def test_every_metric_gets_a_chart_with_its_last_and_its_best_value_and_its_change() -> None:
     view = a_run()
 
-    async def steps(pilot: Pilot[None], page: Metrics) -> None:
+    async def steps(pilot: Pilot[None], page: MetricsPage) -> None:
         assert cells(page) == ordered(view.series) and page.selected == "train/loss"
         told = frame(page)
         for name in ("train/loss", "optimizer/learning_rate", "gradients/norm", "memory/host  1.2 GB"):
@@ -148,7 +148,7 @@ def test_the_change_is_the_last_tenth_against_the_first_of_what_is_shown() -> No
     made = series([5.0] * 11 + [9.0] * 80 + [1.0] * 10)
     found = facts(made)
     assert found is not None and found.change == (5.0, 1.0)
-    found = facts(made, Window(40, 101))
+    found = facts(made, StepRange(40, 101))
     assert found is not None and found.change == (9.0, pytest.approx((9 * 0 + 6 * 1) / 6))
     for few, change in (([3.0], None), ([3.0, 4.0], (3.0, 4.0))):
         found = facts(series(few))
@@ -172,7 +172,7 @@ def test_no_pattern_is_raised(pattern: str) -> None:
 
 
 def test_a_filter_shows_what_matches_and_a_wrong_pattern_is_said_in_its_border() -> None:
-    async def steps(pilot: Pilot[None], page: Metrics) -> None:
+    async def steps(pilot: Pilot[None], page: MetricsPage) -> None:
         everything = cells(page)
         await pilot.press("slash", *"NORM|^mem")
         await pilot.pause()
@@ -193,7 +193,7 @@ def test_a_filter_shows_what_matches_and_a_wrong_pattern_is_said_in_its_border()
 
 
 def test_arrows_and_vi_keys_move_the_selection_within_the_grid() -> None:
-    async def steps(pilot: Pilot[None], page: Metrics) -> None:
+    async def steps(pilot: Pilot[None], page: MetricsPage) -> None:
         names = cells(page)
         columns = page.query_one(".grid").styles.grid_size_columns
         assert columns == 3
@@ -209,7 +209,7 @@ def test_arrows_and_vi_keys_move_the_selection_within_the_grid() -> None:
 
 
 def test_enter_shows_the_selected_chart_alone_and_escape_brings_the_grid_back() -> None:
-    async def steps(pilot: Pilot[None], page: Metrics) -> None:
+    async def steps(pilot: Pilot[None], page: MetricsPage) -> None:
         everything = cells(page)
         await pilot.press("right", "enter")
         await pilot.pause()
@@ -227,7 +227,7 @@ def test_enter_shows_the_selected_chart_alone_and_escape_brings_the_grid_back() 
 
 
 def test_a_pinned_metric_stands_first_and_a_log_scale_is_the_selected_one_s_only() -> None:
-    async def steps(pilot: Pilot[None], page: Metrics) -> None:
+    async def steps(pilot: Pilot[None], page: MetricsPage) -> None:
         await pilot.press("end", "f", "g")
         await pilot.pause()
         assert cells(page)[0] == page.selected == "host/cpu" and "★ host/cpu" in frame(page)
@@ -241,7 +241,7 @@ def test_a_pinned_metric_stands_first_and_a_log_scale_is_the_selected_one_s_only
 
 
 def test_only_what_fits_is_mounted_and_the_grid_follows_the_selection() -> None:
-    async def steps(pilot: Pilot[None], page: Metrics) -> None:
+    async def steps(pilot: Pilot[None], page: MetricsPage) -> None:
         assert cells(page) == [f"train/metric_{index:03d}" for index in range(12)]
         assert "1 to 12 of 100 metrics" in frame(page)
         await pilot.press("down", "down", "down", "down")
@@ -283,7 +283,7 @@ def many_long(metrics: int) -> View:
 def test_only_charts_in_sight_are_drawn_and_again_only_where_there_is_something_new(drawn: list[int]) -> None:
     view = many_long(50)
 
-    async def steps(pilot: Pilot[None], page: Metrics) -> None:
+    async def steps(pilot: Pilot[None], page: MetricsPage) -> None:
         assert len(cells(page)) == 4 and 4 <= len(drawn) <= 8
         before = len(drawn)
         page.show_view(view, now=1.0)
@@ -306,19 +306,19 @@ def test_copying_takes_the_chosen_metric_with_its_last_and_its_best_value() -> N
     view = many(4)
     view.series["train/loss"] = series([3.0, 1.0, 2.0])
 
-    async def steps(pilot: Pilot[None], page: Metrics) -> None:
+    async def steps(pilot: Pilot[None], page: MetricsPage) -> None:
         page.show_view(view, now=1.0)
         await pilot.press("home")
         assert page.copy_text() == "train/loss: 2.0000, best 1.0000 at 2"
 
     drive(view, steps)
-    assert Metrics(Path()).copy_text() is None
+    assert MetricsPage(Path()).copy_text() is None
 
 
 def test_metrics_that_appear_and_go_keep_the_selection_where_it_was() -> None:
     view = many(4)
 
-    async def steps(pilot: Pilot[None], page: Metrics) -> None:
+    async def steps(pilot: Pilot[None], page: MetricsPage) -> None:
         await pilot.press("end")
         assert page.selected == "train/metric_003"
         view.series["train/a"] = series([1.0])
@@ -336,7 +336,7 @@ def test_metrics_that_appear_and_go_keep_the_selection_where_it_was() -> None:
 
 
 def test_a_run_without_metrics_says_what_will_be_here_and_every_key_is_harmless() -> None:
-    async def steps(pilot: Pilot[None], page: Metrics) -> None:
+    async def steps(pilot: Pilot[None], page: MetricsPage) -> None:
         assert "no metrics yet" in frame(page)
         await pilot.press(*"hjklfg", "enter", "pagedown", "end", "home", "slash", "x", "enter", "escape", "escape")
         assert page.selected is None and page.query_one(".empty", Static).display
@@ -347,7 +347,7 @@ def test_a_run_without_metrics_says_what_will_be_here_and_every_key_is_harmless(
 def test_names_that_want_to_be_obeyed_and_values_that_are_none_are_shown_inert() -> None:
     view = View(series={HOSTILE: series([math.nan] * 9), "train/[red]x": series([math.inf, -math.inf, 0.0])})
 
-    async def steps(pilot: Pilot[None], page: Metrics) -> None:
+    async def steps(pilot: Pilot[None], page: MetricsPage) -> None:
         await pilot.press("g", "end", "g")
         await pilot.pause()
         told = frame(page)
@@ -358,7 +358,7 @@ def test_names_that_want_to_be_obeyed_and_values_that_are_none_are_shown_inert()
 
 
 def test_every_size_shows_at_least_the_selected_chart_and_nothing_outside() -> None:
-    async def steps(pilot: Pilot[None], page: Metrics) -> None:
+    async def steps(pilot: Pilot[None], page: MetricsPage) -> None:
         await pilot.press("end", "left")
         for width, height in [*SIZES, *SIZES[::-1]]:
             await pilot.resize_terminal(width, height)
@@ -372,7 +372,7 @@ def test_every_size_shows_at_least_the_selected_chart_and_nothing_outside() -> N
 
 @pytest.mark.parametrize("size", SIZES[:4])
 def test_the_line_above_the_grid_is_not_cut_and_tells_what_the_change_is_where_it_can(size: tuple[int, int]) -> None:
-    async def steps(pilot: Pilot[None], page: Metrics) -> None:
+    async def steps(pilot: Pilot[None], page: MetricsPage) -> None:
         line = str(page.query_one(".status", Static).render())
         assert "…" not in line and "train/loss" in line
         assert ("first" in line) == (size[0] >= 80), line

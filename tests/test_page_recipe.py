@@ -15,12 +15,12 @@ from textual.pilot import Pilot
 from textual.widgets import Input, Static
 
 from trainkit.dashboard.app import Dashboard
-from trainkit.dashboard.pages.recipe import Recipe
-from trainkit.dashboard.panels.rows import Column, Row, Rows, cell
-from trainkit.dashboard.recipes import read
-from trainkit.recipe.load import load
-from trainkit.recipe.write import flat
-from trainkit.run.directory import create, recipe_of, replace_recipe
+from trainkit.dashboard.pages.recipe import RecipePage
+from trainkit.dashboard.panels.rows import Column, RowTable, TableRow, cell
+from trainkit.recipe.toml.load import load
+from trainkit.recipe.toml.write import flat
+from trainkit.rundir.directory import create, recipe_of, replace_recipe
+from trainkit.rundir.recipes import read
 
 RECIPE = """
 schema = 1
@@ -47,7 +47,7 @@ learning_rate = 0.001
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run that was begun with one override and gone on with after two others."""
-    only(monkeypatch, Recipe)
+    only(monkeypatch, RecipePage)
     monkeypatch.chdir(tmp_path)
     Path("r.toml").write_text(RECIPE)
     run = create(load(Path("r.toml"), ["train.max_grad_norm=0.5"]))
@@ -120,7 +120,9 @@ def test_keys_filter_leave_out_defaults_and_go_back_through_the_changes(run: Pat
         assert "1 difference after attempt 1" in frame(dashboard) and "train.steps" in frame(dashboard)
         await pilot.press("d", "slash", *"rate", "enter")
         await pilot.pause()
-        assert dashboard.query_one(Rows).chosen == "optimizer.learning_rate" and "model.layers" not in frame(dashboard)
+        assert dashboard.query_one(RowTable).chosen == "optimizer.learning_rate" and "model.layers" not in frame(
+            dashboard
+        )
         await pilot.press("escape")
         await pilot.pause()
         assert not dashboard.query_one(Input).display and "run.seed" in frame(dashboard)
@@ -165,7 +167,7 @@ def test_the_chosen_key_is_explained_below_the_table(run: Path) -> None:
         await pilot.press("j")
         await pilot.pause()
         told = str(dashboard.query_one(".detail Static", Static).render())
-        chosen = dashboard.query_one(Rows).chosen
+        chosen = dashboard.query_one(RowTable).chosen
         assert chosen is not None and told.startswith(f"{chosen} = ") and "written at" in told
 
     drive(run, steps)
@@ -217,14 +219,14 @@ def test_no_line_of_a_table_is_wider_than_there_is_room_for(rows: list[tuple[str
 
 def test_who_walks_stays_on_his_row_when_rows_come_and_who_is_on_the_first_stays_there(run: Path) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
-        rows, columns = dashboard.query_one(Rows), [Column("a")]
-        old = [Row(name, [cell(name)]) for name in "cba"]
+        rows, columns = dashboard.query_one(RowTable), [Column("a")]
+        old = [TableRow(name, [cell(name)]) for name in "cba"]
         rows.show(columns, old, empty="")
         rows.move("cursor_down")
-        rows.show(columns, [Row("d", [cell("d")]), *old], empty="")
+        rows.show(columns, [TableRow("d", [cell("d")]), *old], empty="")
         assert rows.chosen == "b"
         rows.move("first")
-        rows.show(columns, [Row("e", [cell("e")]), *old], empty="")
+        rows.show(columns, [TableRow("e", [cell("e")]), *old], empty="")
         assert rows.chosen == "e"
         rows.show(columns, [], empty="none")
         assert rows.chosen is None

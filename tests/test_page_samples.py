@@ -12,8 +12,8 @@ from test_view import HOSTILE
 from textual.pilot import Pilot
 
 from trainkit.dashboard.app import Dashboard
-from trainkit.dashboard.pages.samples import EMPTY, UNKNOWN, Samples, by_step, compared_with
-from trainkit.events.view import Sample
+from trainkit.dashboard.pages.samples import EMPTY, UNKNOWN, SamplesPage, by_step, compared_with
+from trainkit.events.view import SampleText
 
 PROMPTS = ("def main(", "class Queue:\n")
 
@@ -30,7 +30,7 @@ def written(steps: range) -> list[dict[str, Any]]:
 
 @pytest.fixture(autouse=True)
 def only_this_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    only(monkeypatch, Samples)
+    only(monkeypatch, SamplesPage)
 
 
 def test_without_samples_it_says_what_will_be_here(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_the_newest_step_is_shown_and_the_keys_go_through_steps_and_prompts(
     run = fake_run.write(tmp_path / "run", [*fake_run.events(5, total=600)[:2], *written(range(10, 50, 10))])
 
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
-        page = dashboard.query_one(Samples)
+        page = dashboard.query_one(SamplesPage)
         expected = [("", 40), ("j", 30), ("down", 20), ("k", 30), ("up", 40), ("up", 40)]
         for key, step in expected:
             if key:
@@ -89,7 +89,7 @@ def test_the_newest_is_followed_until_another_step_is_chosen(tmp_path: Path) -> 
             file.writelines(fake_run.json.dumps(event) + "\n" for event in written(range(step, step + 1)))
 
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
-        page = dashboard.query_one(Samples)
+        page = dashboard.query_one(SamplesPage)
         for key, new, chosen in (("k", 30, 30), ("j", 40, 20), ("home", 50, 50)):
             await pilot.press(key)
             more(new)
@@ -106,7 +106,7 @@ def test_a_click_on_a_step_chooses_it(tmp_path: Path) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await pilot.click("Steps", offset=(3, 2))
         await pilot.pause()
-        assert dashboard.query_one(Samples)._chosen == 20
+        assert dashboard.query_one(SamplesPage)._chosen == 20
 
     drive(run, steps)
 
@@ -125,7 +125,7 @@ def test_hostile_prompts_and_texts_are_shown_and_not_obeyed(tmp_path: Path) -> N
 
 
 def test_the_step_compared_with_is_one_at_which_the_same_prompt_was_sampled() -> None:
-    samples = by_step([Sample(1, "a", ""), Sample(2, "a", ""), Sample(3, "b", ""), Sample(4, "a", "")])
+    samples = by_step([SampleText(1, "a", ""), SampleText(2, "a", ""), SampleText(3, "b", ""), SampleText(4, "a", "")])
     assert compared_with(4, "a", samples, "before") == 2
     assert compared_with(4, "a", samples, "first") == 1
     assert compared_with(1, "a", samples, "first") is None and compared_with(3, "b", samples, "before") is None
@@ -139,7 +139,7 @@ def test_the_chosen_prompt_stays_chosen_when_new_ones_come_and_the_first_is_when
             file.writelines(fake_run.json.dumps(event) + "\n" for event in events)
 
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
-        page = dashboard.query_one(Samples)
+        page = dashboard.query_one(SamplesPage)
         await pilot.press("n")
         more(sampled(30, "typed", "typed, and then"))
         dashboard.load()

@@ -18,9 +18,9 @@ from textual.widgets import Static
 
 import trainkit.dashboard.app as app
 from trainkit.dashboard.charts.chart import Chart
-from trainkit.dashboard.charts.columns import Window
+from trainkit.dashboard.charts.columns import StepRange
 from trainkit.dashboard.hardware import BLOCKS, core_lines
-from trainkit.dashboard.pages.system import System, wait_shares
+from trainkit.dashboard.pages.system import SystemPage, wait_shares
 from trainkit.events.log import NAME
 from trainkit.events.schema import Event
 from trainkit.events.series import Series
@@ -32,8 +32,8 @@ GPU = {"count": 1, "platform": "gpu", "kind": "H100", "memory_bytes": 10**10}
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "PAGES", (System,))
-    monkeypatch.setattr(app, "NAMES", ("overview", System.NAME))
+    monkeypatch.setattr(app, "PAGES", (SystemPage,))
+    monkeypatch.setattr(app, "NAMES", ("overview", SystemPage.NAME))
 
 
 def events(steps: int, *, wait: float = 0.1) -> list[Event]:
@@ -47,7 +47,7 @@ def events(steps: int, *, wait: float = 0.1) -> list[Event]:
     return told
 
 
-Steps = Callable[[Pilot[None], System], Awaitable[None]]
+Steps = Callable[[Pilot[None], SystemPage], Awaitable[None]]
 
 
 def drive(run: Path, steps: Steps, *, size: tuple[int, int] = (160, 50)) -> None:
@@ -57,17 +57,17 @@ def drive(run: Path, steps: Steps, *, size: tuple[int, int] = (160, 50)) -> None
             dashboard.load()
             await pilot.press("2")
             await pilot.pause()
-            await steps(pilot, dashboard.query_one(System))
+            await steps(pilot, dashboard.query_one(SystemPage))
 
     asyncio.run(drive_it())
 
 
-def facts(page: System) -> str:
+def facts(page: SystemPage) -> str:
     return str(page.query_one("#system-facts > Static", Static).content)
 
 
 def test_it_tells_step_times_the_plan_the_devices_the_host_and_versions(tmp_path: Path) -> None:
-    async def steps(pilot: Pilot[None], page: System) -> None:
+    async def steps(pilot: Pilot[None], page: SystemPage) -> None:
         told = facts(page)
         for expected in ("last 200 steps", "200.5 ms", "290.0 ms", "10.0% of the time"):
             assert expected in told, expected
@@ -82,7 +82,7 @@ def test_it_tells_step_times_the_plan_the_devices_the_host_and_versions(tmp_path
 
 @pytest.mark.parametrize("size", [(200, 60), (110, 24), (90, 30), (60, 20), (30, 8), (1, 1)])
 def test_it_is_drawn_in_every_size_and_everything_can_be_scrolled_to(tmp_path: Path, size: tuple[int, int]) -> None:
-    async def steps(pilot: Pilot[None], page: System) -> None:
+    async def steps(pilot: Pilot[None], page: SystemPage) -> None:
         await pilot.press("G")
         await pilot.pause()
         told = page.query_one("#system-facts > Static").region
@@ -96,7 +96,7 @@ def test_it_is_drawn_in_every_size_and_everything_can_be_scrolled_to(tmp_path: P
 
 
 def test_before_there_is_anything_it_says_in_words_what_will_be_here(tmp_path: Path) -> None:
-    async def steps(pilot: Pilot[None], page: System) -> None:
+    async def steps(pilot: Pilot[None], page: SystemPage) -> None:
         assert "no step has been timed yet" in facts(page) and "comes with the plan" in facts(page)
         assert not page.query_one("#device-memory").display
 
@@ -110,7 +110,7 @@ def test_devices_that_do_not_tell_their_memory_have_no_chart_of_it(tmp_path: Pat
         if event["type"] == "step":
             del event["metrics"]["memory/device/0"]
 
-    async def steps(pilot: Pilot[None], page: System) -> None:
+    async def steps(pilot: Pilot[None], page: SystemPage) -> None:
         assert not page.query_one("#device-memory").display
         assert "do not tell their memory" in facts(page)
 
@@ -138,7 +138,7 @@ def test_cores_power_and_utilization_are_told_where_the_trainer_tells_them(tmp_p
             devices = {"power/device/0": 312.4, "power/device/1": 80.0, "utilization/device/0": 0.97}
             event["metrics"] |= devices | {f"host/core/{n}": n / 80 for n in range(80)}
 
-    async def steps(pilot: Pilot[None], page: System) -> None:
+    async def steps(pilot: Pilot[None], page: SystemPage) -> None:
         assert "312 W, busy 97% of the time" in facts(page) and "80 W" in facts(page)
         power = page.query_one("#device-power", Chart)
         assert power.display and [curve.label for curve in power.curves] == ["power 0", "power 1"]
@@ -150,7 +150,7 @@ def test_cores_power_and_utilization_are_told_where_the_trainer_tells_them(tmp_p
 
     drive(fake_run.write(tmp_path / "run", told), steps)
 
-    async def without(pilot: Pilot[None], page: System) -> None:
+    async def without(pilot: Pilot[None], page: SystemPage) -> None:
         assert not page.query_one("#device-power").display and not page.query_one("#system-cores").display
 
     drive(fake_run.write(tmp_path / "other", events(20)), without)
@@ -166,7 +166,7 @@ def test_where_a_step_goes_its_speed_and_the_heat_are_told_and_an_unknown_peak_a
             event["metrics"] |= spent | heat | {"throughput/model_tflops": 0.125}
             event["metrics"] |= {"time/evaluation": 2.5} if event["step"] == 11 else {}
 
-    async def unknown(pilot: Pilot[None], page: System) -> None:
+    async def unknown(pilot: Pilot[None], page: SystemPage) -> None:
         for expected in ("25.0% of the time", "60.0% of the time", "2.50 s between steps", "61 °C", "at most 4.5 GB"):
             assert expected in facts(page), expected
         assert "0.1250" in facts(page) and "44" in facts(page) and "n/a" in facts(page)
@@ -176,7 +176,7 @@ def test_where_a_step_goes_its_speed_and_the_heat_are_told_and_an_unknown_peak_a
         if event["type"] == "step":
             event["metrics"] |= {"throughput/mfu": 0.453}
 
-    async def known(pilot: Pilot[None], page: System) -> None:
+    async def known(pilot: Pilot[None], page: SystemPage) -> None:
         assert "45.3%" in facts(page) and "n/a" not in facts(page)
 
     drive(fake_run.write(tmp_path / "known", told), known)
@@ -188,7 +188,7 @@ def test_hostile_names_are_shown_and_not_obeyed(tmp_path: Path) -> None:
     told[1] |= {"devices": [HOSTILE], "plan": {"bytes": {HOSTILE: 1}}}
     told[2]["metrics"][f"memory/device/{HOSTILE}"] = 1e9
 
-    async def steps(pilot: Pilot[None], page: System) -> None:
+    async def steps(pilot: Pilot[None], page: SystemPage) -> None:
         assert all(c == "\n" or c.isprintable() for c in facts(page))
         assert facts(page).count("[bold red]boo[/]") >= 4, "markup is shown as it is"
 
@@ -198,7 +198,7 @@ def test_hostile_names_are_shown_and_not_obeyed(tmp_path: Path) -> None:
 def test_what_is_new_is_drawn_and_where_nothing_is_new_nothing_is(tmp_path: Path) -> None:
     run = fake_run.write(tmp_path / "run", events(20))
 
-    async def steps(pilot: Pilot[None], page: System) -> None:
+    async def steps(pilot: Pilot[None], page: SystemPage) -> None:
         dashboard = page.app
         assert isinstance(dashboard, app.Dashboard)
         dashboard.show(everything=True)
@@ -218,7 +218,7 @@ def test_the_versions_told_are_those_of_the_last_attempt(tmp_path: Path) -> None
     second[0]["versions"] = {"jax": "9.9.9"}
     run = fake_run.write(tmp_path / "run", [*events(20), *second])
 
-    async def steps(pilot: Pilot[None], page: System) -> None:
+    async def steps(pilot: Pilot[None], page: SystemPage) -> None:
         assert "9.9.9" in facts(page) and "0.10.2" not in facts(page)
 
     drive(run, steps)
@@ -240,7 +240,7 @@ def test_shares_are_of_the_time_of_a_stretch_and_never_more_than_all_of_it(limit
     steps, shares = wait_shares(seconds, waited, stretches=4, window=None)
     assert steps[-1] == 96 and steps == sorted(set(steps))
     assert shares[0] == 0.25 and shares[-1] == 1.0 and all(0.25 <= share <= 1 for share in shares)
-    closer, _ = wait_shares(seconds, waited, stretches=4, window=Window(40, 60))
+    closer, _ = wait_shares(seconds, waited, stretches=4, window=StepRange(40, 60))
     assert sum(40 < step <= 60 for step in closer) > sum(40 < step <= 60 for step in steps)
     waited.add(200, 1.0)  # no view of the arrays is left behind, which would keep them from growing
     seconds.add(200, 1.0)

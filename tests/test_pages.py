@@ -14,10 +14,10 @@ from textual.pilot import Pilot
 from textual.widgets import ContentSwitcher, Input
 
 from trainkit.dashboard.app import NAMES, Dashboard
-from trainkit.dashboard.batches import Batch, Reader
-from trainkit.dashboard.pages.data import Data
-from trainkit.dashboard.pages.system import System
-from trainkit.dashboard.panels.lines import Lines
+from trainkit.dashboard.batches import Batch, BatchReader
+from trainkit.dashboard.pages.data import DataPage
+from trainkit.dashboard.pages.system import SystemPage
+from trainkit.dashboard.panels.lines import TextPanel
 from trainkit.events.log import NAME
 
 
@@ -60,7 +60,7 @@ def test_the_log_is_searched_and_its_lowest_level_raised(run: Path) -> None:
     async def steps(pilot: Pilot[None], app: Dashboard) -> None:
         await pilot.press(str(NAMES.index("logs") + 1))
         await pilot.pause()
-        lines = app.query_one("#all-lines", Lines)
+        lines = app.query_one("#all-lines", TextPanel)
 
         def text() -> str:
             return str(lines._text.render())
@@ -82,7 +82,7 @@ def test_escape_in_the_log_shows_all_of_it_again(run: Path) -> None:
     async def steps(pilot: Pilot[None], app: Dashboard) -> None:
         await pilot.press(str(NAMES.index("logs") + 1))
         await pilot.press("v", "v")
-        lines = app.query_one("#all-lines", Lines)
+        lines = app.query_one("#all-lines", TextPanel)
         few = len(str(lines._text.render()).splitlines())
         await pilot.press("escape")
         app.show(everything=True)
@@ -99,7 +99,7 @@ def test_the_log_scrolls_by_keys_and_f_goes_back_to_the_newest_line(run: Path) -
     async def steps(pilot: Pilot[None], app: Dashboard) -> None:
         await pilot.press(str(NAMES.index("logs") + 1))
         await pilot.pause()
-        lines = app.query_one("#all-lines", Lines)
+        lines = app.query_one("#all-lines", TextPanel)
         end = lines.max_scroll_y
         assert end > 3 and lines.scroll_offset.y == end, "the newest line is in sight"
         for key, place in (("k", end - 1), ("up", end - 2), ("j", end - 1), ("g", 0), ("down", 1), ("G", end)):
@@ -130,7 +130,7 @@ def test_y_copies_what_a_page_tells(run: Path, page: str, told: str) -> None:
 @pytest.fixture
 def no_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches are not read: each is a process of its own."""
-    monkeypatch.setattr(Reader, "get", lambda self, step: Batch(error="not read"))
+    monkeypatch.setattr(BatchReader, "get", lambda self, step: Batch(error="not read"))
 
 
 @pytest.mark.parametrize("page", ["system", "data"])
@@ -148,7 +148,7 @@ def test_a_page_is_drawn_at_its_size_as_soon_as_it_has_one(
         if page == "data":
             assert "prose" in frame(dashboard)
         else:
-            assert len(dashboard.query_one(System)._waiting) > 30, "more than one bar"
+            assert len(dashboard.query_one(SystemPage)._waiting) > 30, "more than one bar"
 
     viewer.drive(fake_run.write(tmp_path / "run", told), steps, page=page)
 
@@ -170,7 +170,7 @@ def test_the_data_page_opens_on_the_newest_batch_unless_another_was_asked_for(tm
     run, key = fake_run.write(tmp_path / "run", before), str(NAMES.index("data") + 1)
 
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
-        page = dashboard.query_one(Data)
+        page = dashboard.query_one(DataPage)
         newest = dashboard.view.step - 1
         assert page._step == newest
         await pilot.press("1")
@@ -191,7 +191,7 @@ def test_the_data_page_opens_on_the_newest_batch_unless_another_was_asked_for(tm
 
 def test_while_the_log_is_read_no_batch_of_its_middle_is_taken_for_the_newest(run: Path, no_batches: None) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
-        page = dashboard.query_one(Data)
+        page = dashboard.query_one(DataPage)
         page.reading = True
         page.show_view(dashboard.view, now=0.0)
         assert page._step is None

@@ -16,7 +16,7 @@ from parity_rule import along, tokens, weight
 from trainkit.hub import safetensors
 from trainkit.hub.config import family_of
 from trainkit.hub.families import FAMILIES
-from trainkit.hub.safetensors import Entry
+from trainkit.hub.safetensors import TensorEntry
 
 KEPT = Path(__file__).parent / "fixtures" / "parity"
 NAMES = sorted(file.stem for file in KEPT.glob("*.json"))
@@ -35,7 +35,7 @@ def checkpoint(directory: Path, name: str, **otherwise: Any) -> Path:
     """The checkpoint that the reference had, in two shards; its config with some keys otherwise."""
     fixture = said(name)
     entries = [
-        Entry(tensor, tuple(shape), np.dtype(np.float32), partial(weight, fixture["seed"], tensor, shape))
+        TensorEntry(tensor, tuple(shape), np.dtype(np.float32), partial(weight, fixture["seed"], tensor, shape))
         for tensor, shape in fixture["tensors"].items()
     ]
     safetensors.write(directory, entries, shard_bytes=sum(entry.nbytes for entry in entries) * 2 // 3)

@@ -19,7 +19,7 @@ from trainkit.errors import TrainkitError
 from trainkit.hub import adapter_config, peft
 from trainkit.hub.safetensors import Tensors, read_header
 from trainkit.models.adapters import adapt, with_numbers
-from trainkit.recipe.adapter import Lora
+from trainkit.recipe.sections.adapter import Lora
 
 
 def saved(directory: Path, spec: Any, adapter: Lora) -> Any:

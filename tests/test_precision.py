@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 from trainkit import models, optim
 from trainkit.checkpoint.names import named_leaves
 from trainkit.checkpoint.restore import restore
-from trainkit.checkpoint.saver import Facts, Saver
+from trainkit.checkpoint.saver import Provenance, Saver
 from trainkit.errors import TrainkitError
 from trainkit.events.alerts import Watch
 from trainkit.optim.adam import SMALLEST_COMPRESSED, scale_by_adam
 from trainkit.parallel import precision
-from trainkit.recipe.optimizer import AdamW
-from trainkit.recipe.schedule import Constant
-from trainkit.recipe.task import CausalLM
+from trainkit.recipe.sections.optimizer import AdamW
+from trainkit.recipe.sections.schedule import Constant
+from trainkit.recipe.sections.task import CausalLM
 from trainkit.tasks import build as build_task
 from trainkit.train import loss_scale
 from trainkit.train.guard import check_finite
@@ -277,7 +277,7 @@ def test_saved_and_restored_a_run_in_few_bits_goes_on_bit_for_bit(tmp_path: Path
     for i in range(6):
         if i == 3:
             saver = Saver(tmp_path, on_saved=lambda saved: None)
-            saver.save(state, step=3, kind="rolling", facts=Facts(recipe="", data="", attempt=1))
+            saver.save(state, step=3, kind="rolling", facts=Provenance(recipe="", data="", attempt=1))
             saver.close()
         state, _ = step(state, small.batch(i))
     again = restore(tmp_path / "checkpoints" / "3", jax.eval_shape(lambda: low_state(moments="int8")[0]))

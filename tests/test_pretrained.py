@@ -18,18 +18,18 @@ from tokenizers import Tokenizer, processors
 from trainer import RECIPE, command, environment, trainkit, workplace
 
 from trainkit.checkpoint import store
-from trainkit.data import vocabulary
+from trainkit.data.tokenizer import vocabulary
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.log import read
 from trainkit.hub import tokenizer
 from trainkit.hub.load import load_params, read_spec
 from trainkit.hub.recipe import load, notes
 from trainkit.hub.save import save
-from trainkit.recipe.document import Chat
-from trainkit.recipe.families import Llama
-from trainkit.run.assemble import rehearse
-from trainkit.run.directory import recipe_of
-from trainkit.run.texts import keep_tokenizer, pad_of, template_of, texts_of
+from trainkit.infer.text_format import keep_tokenizer, pad_of, template_of, text_format_of
+from trainkit.recipe.families.rotary import Llama
+from trainkit.recipe.sections.document import Chat
+from trainkit.run.setup import rehearse
+from trainkit.rundir.directory import recipe_of
 
 SPEC = Llama(layers=2, hidden=32, heads=4, kv_heads=2, intermediate=48, context_length=64, vocab_size=320)
 _FAMILY = 'type = "gpt2"\nlayers = 2\nhidden = 32\nheads = 2\n'
@@ -305,7 +305,7 @@ def test_nothing_is_written_over_and_nothing_is_left_of_what_failed(place, run, 
 
 
 def test_an_export_that_gives_other_logits_fails_loudly(place, run, monkeypatch):
-    from trainkit.run import export as room
+    from trainkit.export import model as room
 
     def wrong(directory: Path, model: object, spec: Llama, **more: object) -> object:
         return save(directory, model, spec.model_copy(update={"rope_theta": 2e4}), **more)  # type: ignore[arg-type]
@@ -323,7 +323,7 @@ def held() -> dict[int, int]:
 
 
 def test_while_an_export_is_compared_there_is_one_copy_of_the_model(place, run, monkeypatch):
-    from trainkit.run import export as room
+    from trainkit.export import model as room
 
     gc.collect()
     before = held()
@@ -389,7 +389,7 @@ def test_how_texts_end_is_kept_when_a_run_begins_and_is_what_counts_from_then_on
     recipe = here(place, monkeypatch, FINE.replace('"base"', json.dumps(str(base)))).recipe
     codec = vocabulary.load(base / "tokenizer.json")
     keep_tokenizer(codec, recipe, run)
-    kept = texts_of(recipe, run, codec)
+    kept = text_format_of(recipe, run, codec)
     assert kept.ends == (0, 5, 7)
     assert json.loads((run / "generation_config.json").read_text()) == {"eos_token_id": [5, 7], "temperature": 0.6}
     # other files where it is from, and none
@@ -397,10 +397,10 @@ def test_how_texts_end_is_kept_when_a_run_begins_and_is_what_counts_from_then_on
     (base / "generation_config.json").write_text('{"eos_token_id": 9}')
     (base / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}<|end|>{% endfor %}")
     keep_tokenizer(codec, recipe, run)
-    assert texts_of(recipe, run, codec) == kept
+    assert text_format_of(recipe, run, codec) == kept
     shutil.rmtree(base)
     keep_tokenizer(codec, recipe, run)
-    assert texts_of(recipe, run, codec) == kept
+    assert text_format_of(recipe, run, codec) == kept
 
 
 def test_beside_a_tokenizer_s_file_that_is_named_by_itself_no_config_says_how_texts_end(place, monkeypatch, tmp_path):
@@ -412,7 +412,7 @@ def test_beside_a_tokenizer_s_file_that_is_named_by_itself_no_config_says_how_te
     )
     codec, recipe = vocabulary.load(tmp_path / "tokenizer.json"), here(place, monkeypatch, FINE + file).recipe
     keep_tokenizer(codec, recipe, run)
-    assert texts_of(recipe, run, codec).ends == (0,)
+    assert text_format_of(recipe, run, codec).ends == (0,)
     (tmp_path / "config.json").write_text("of something else")
     rehearse(recipe, resumed=False)
     recipe = here(place, monkeypatch, FINE + directory).recipe

@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit.optim.schedules import learning_rate
-from trainkit.recipe.schedule import NEVER, Constant, Cosine, Linear, Schedule, Wsd
+from trainkit.recipe.sections.schedule import NEVER, Constant, Cosine, LinearDecay, Schedule, Wsd
 from trainkit.run.rates import share
 
 WARMUPS = st.integers(0, 12) | st.floats(0, 0.4)
 RATIOS = st.floats(0, 1)
 SCHEDULES: st.SearchStrategy[Schedule] = st.one_of(
     st.builds(Cosine, warmup=WARMUPS, min_ratio=RATIOS),
-    st.builds(Linear, type=st.just("linear"), warmup=WARMUPS, min_ratio=RATIOS),
+    st.builds(LinearDecay, type=st.just("linear"), warmup=WARMUPS, min_ratio=RATIOS),
     st.builds(Constant, type=st.just("constant"), warmup=WARMUPS),
     st.builds(
         Wsd,

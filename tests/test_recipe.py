@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from sample_recipe import TEXT, changed, line_of, write
 
 from trainkit.errors import WRONG_INPUT, TrainkitError
-from trainkit.recipe import Recipe, language
-from trainkit.recipe.foreign import FOREIGN
-from trainkit.recipe.load import TYPES, Loaded, load, load_resolved
-from trainkit.recipe.locate import Key, dotted, locate
-from trainkit.recipe.write import differences, dumps, toml_value
+from trainkit.recipe import Recipe
+from trainkit.recipe.toml import schema
+from trainkit.recipe.toml.aliases import FOREIGN
+from trainkit.recipe.toml.load import TYPES, Loaded, load, load_resolved
+from trainkit.recipe.toml.positions import Key, dotted, locate
+from trainkit.recipe.toml.write import differences, dumps, toml_value
 
 ROOT = Path(__file__).parent.parent
 modest = settings(max_examples=100, deadline=None)
@@ -204,17 +205,17 @@ def test_so_do_tables_in_tables_and_in_lists(tmp_path):
 def test_every_choice_of_a_type_is_known_with_its_default(tmp_path):
     found: dict[Key, str] = {}
 
-    def walk(node: language.Node, key: Key) -> None:
-        if len(language.types_of(node)) > 1:
-            default = language.table(node)
+    def walk(node: schema.Node, key: Key) -> None:
+        if len(schema.types_of(node)) > 1:
+            default = schema.table(node)
             found[key] = default["properties"]["type"].get("default", "") if default else ""
-        for branch in language.branches(node):
+        for branch in schema.branches(node):
             for name, child in branch.get("properties", {}).items():
                 walk(child, (*key, name))
             if isinstance(items := branch.get("items"), dict):
                 walk(items, (*key, "*"))
 
-    walk(language.schema(), ())
+    walk(schema.schema(), ())
     assert found == TYPES
 
 
@@ -438,22 +439,22 @@ def test_the_names_of_other_trainers_are_answered_with_ours(tmp_path, section, n
 def test_a_foreign_name_leads_to_a_key_that_exists(name):
     key = FOREIGN[name].key
     parts = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
-    assert not key or language.node_at(parts, {}) is not None
+    assert not key or schema.node_at(parts, {}) is not None
     assert key or FOREIGN[name].note
 
 
 def test_every_key_says_what_it_means():
     def walk(node, key):
-        for branch in language.branches(node):
+        for branch in schema.branches(node):
             for name, child in branch.get("properties", {}).items():
                 yield (*key, name), child
                 yield from walk(child, (*key, name))
             if "items" in branch:
                 yield from walk(branch["items"], (*key, "0"))
 
-    named = [(key, node) for key, node in walk(language.schema(), ()) if key[-1] != "type" and len(key) > 1]
+    named = [(key, node) for key, node in walk(schema.schema(), ()) if key[-1] != "type" and len(key) > 1]
     assert len(named) > 100
-    assert [dotted(key) for key, node in named if not language.meaning(node)] == []
+    assert [dotted(key) for key, node in named if not schema.meaning(node)] == []
 
 
 @given(st.data())

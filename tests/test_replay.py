@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from textual.pilot import Pilot
 from viewer import drive
 
-from trainkit.dashboard import replay as replays
 from trainkit.dashboard.app import NAMES, Dashboard
-from trainkit.dashboard.replay import Replay
 from trainkit.dashboard.screens import Ask
-from trainkit.dashboard.source import SLICE_BYTES
 from trainkit.events.log import NAME, read
 from trainkit.events.reducer import reduce
 from trainkit.events.view import View
+from trainkit.rundir import replay as replays
+from trainkit.rundir.follow import SLICE_BYTES
+from trainkit.rundir.replay import Replay
 
 
 @pytest.fixture

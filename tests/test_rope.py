@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit.models.rope import rotate, stacked, turns
-from trainkit.recipe.rope import Linear, Llama3, Rope, Yarn
+from trainkit.recipe.families.rope import LinearScaling, Llama3, Rope, Yarn
 
 WIDTH = 64
 thetas = st.floats(1e3, 1e6)
@@ -20,7 +20,7 @@ thetas = st.floats(1e3, 1e6)
 @given(thetas)
 def test_a_factor_of_one_changes_nothing(theta: float) -> None:
     plain = turns(Rope(theta, None), WIDTH)
-    for scaling in (Linear(factor=1.0), Llama3(factor=1.0), Yarn(factor=1.0, original_context=2048)):
+    for scaling in (LinearScaling(factor=1.0), Llama3(factor=1.0), Yarn(factor=1.0, original_context=2048)):
         scaled = turns(Rope(theta, scaling), WIDTH)
         np.testing.assert_allclose(scaled.frequencies_h, plain.frequencies_h, rtol=1e-6)
         assert scaled.length == 1
@@ -33,7 +33,7 @@ def test_frequencies_fall_from_one_by_powers_of_the_base() -> None:
 def test_linear_scaling_puts_every_position_where_one_so_many_times_nearer_was() -> None:
     x = jax.random.normal(jax.random.key(0), (1, 3, 2, WIDTH))
     near, far = jnp.array([[0, 5, 11]]), jnp.array([[0, 20, 44]])
-    scaled = rotate(x, far, turns(Rope(1e4, Linear(factor=4.0)), WIDTH))
+    scaled = rotate(x, far, turns(Rope(1e4, LinearScaling(factor=4.0)), WIDTH))
     np.testing.assert_allclose(scaled, rotate(x, near, turns(Rope(1e4, None), WIDTH)), atol=1e-5)
 
 
@@ -65,7 +65,7 @@ def test_yarn_ramps_from_kept_to_divided_and_makes_scores_larger(theta: float, f
 
 
 def test_layers_that_turn_otherwise_are_stacked_in_their_order() -> None:
-    ropes = [Rope(1e4, None), Rope(1e6, Linear(factor=8.0))]
+    ropes = [Rope(1e4, None), Rope(1e6, LinearScaling(factor=8.0))]
     both = stacked([turns(rope, 8) for rope in ropes])
     for i, rope in enumerate(ropes):
         np.testing.assert_array_equal(both.frequencies_h[i], turns(rope, 8).frequencies_h)

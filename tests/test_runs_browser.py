@@ -28,21 +28,21 @@ from textual.widgets import Input
 
 from trainkit.cli.look import runs as table_of_runs
 from trainkit.cli.where import directory_of_runs
-from trainkit.dashboard.pages.compare import Compare
-from trainkit.dashboard.panels.rows import Rows
+from trainkit.dashboard.pages.compare import ComparePage
+from trainkit.dashboard.panels.rows import RowTable
 from trainkit.dashboard.runs import app as browser
-from trainkit.dashboard.runs import glance as glances
-from trainkit.dashboard.runs import shelf as shelves
-from trainkit.dashboard.runs.app import Choice, Runs
+from trainkit.dashboard.runs.app import RunsApp, RunSelection
 from trainkit.dashboard.runs.browse import Opened
-from trainkit.dashboard.runs.glance import LOSS, Glance
-from trainkit.dashboard.runs.leaderboard import LISTED, Arrangement, Order, lines, metrics, ranked, spark
-from trainkit.dashboard.runs.shelf import Shelf, neighbours
+from trainkit.dashboard.runs.leaderboard import LISTED, Arrangement, SortOrder, lines, metrics, ranked, spark
 from trainkit.errors import TrainkitError
-from trainkit.events import marks
 from trainkit.events.schema import Event
+from trainkit.rundir import listing as shelves
+from trainkit.rundir import marks
+from trainkit.rundir import summary as glances
+from trainkit.rundir.listing import RunList, neighbours
+from trainkit.rundir.summary import LOSS, SummaryReader
 
-Steps = Callable[[Pilot[Choice], Runs], Awaitable[None]]
+Steps = Callable[[Pilot[RunSelection], RunsApp], Awaitable[None]]
 #: A process that does not live.
 NOBODY = 2**22 + 5
 #: As an event, but that no trainkit wrote it.
@@ -80,13 +80,13 @@ def runs(tmp_path: Path) -> Path:
 
 def browse(
     directory: Path, steps: Steps, *, size: tuple[int, int] = (120, 40), arrangement: Arrangement | None = None,
-    readonly: bool = False, shelf: Shelf | None = None,
-) -> Choice | None:  # fmt: skip
+    readonly: bool = False, shelf: RunList | None = None,
+) -> RunSelection | None:  # fmt: skip
     """Open the browser, wait until all logs have been read, and go through `steps`; what was chosen."""
-    shelf = shelf or Shelf(directory)
+    shelf = shelf or RunList(directory)
 
-    async def drive_it() -> Choice | None:
-        app = Runs(shelf, arrangement or Arrangement(), readonly=readonly)
+    async def drive_it() -> RunSelection | None:
+        app = RunsApp(shelf, arrangement or Arrangement(), readonly=readonly)
         async with app.run_test(size=size) as pilot:
             while not shelf.passes:
                 await pilot.pause(0.01)
@@ -98,12 +98,12 @@ def browse(
     return asyncio.run(drive_it())
 
 
-def listed(app: Runs) -> list[str]:
+def listed(app: RunsApp) -> list[str]:
     return [line.name for line in app._lines]
 
 
-def read(run: Path) -> glances.Facts:
-    glance = Glance(run)
+def read(run: Path) -> glances.RunSummary:
+    glance = SummaryReader(run)
     glance.read()
     assert glance.facts is not None
     return glance.facts
@@ -115,7 +115,7 @@ def test_checkpoints_that_are_kept_are_told_of_a_run(runs: Path) -> None:
     for step in (10, 9):
         marks.mark(runs / "best" / "checkpoints" / str(step), keep=True)
 
-    async def steps(pilot: Pilot[Choice], app: Runs) -> None:
+    async def steps(pilot: Pilot[RunSelection], app: RunsApp) -> None:
         app._rows.choose("best")
         await pilot.pause()
         assert "kept: 9, 10" in frame(app)
@@ -166,7 +166,7 @@ def test_of_a_long_log_only_a_sample_of_the_steps_is_parsed(tmp_path: Path, monk
 def test_a_run_that_grows_is_read_on_and_one_that_is_begun_anew_from_its_beginning(tmp_path: Path) -> None:
     told = fake_run.events(20, total=40)
     run = fake_run.write(tmp_path / "run", told)
-    glance = Glance(run)
+    glance = SummaryReader(run)
     glance.read()
     with (run / fake_run.NAME).open("a") as log:
         step = {"type": "step", "t": 1.8e9, "step": 21, "attempt": 1, "metrics": {LOSS: 0.25}}
@@ -183,7 +183,7 @@ def test_a_log_that_stands_in_for_another_is_read_from_its_beginning_though_it_i
     tmp_path: Path, before: list[Event]
 ) -> None:
     run = fake_run.write(tmp_path / "run", before)
-    glance = Glance(run)
+    glance = SummaryReader(run)
     glance.read()
     fake_run.write(tmp_path / "new", fake_run.events(60, total=90))
     (tmp_path / "new" / fake_run.NAME).replace(run / fake_run.NAME)
@@ -233,25 +233,25 @@ def spoil(directory: Path) -> Iterator[tuple[str, str, bool]]:
 
 def test_what_is_no_run_or_a_broken_one_is_listed_with_what_is_wrong(tmp_path: Path) -> None:
     expected = list(spoil(tmp_path / "runs"))
-    shelf = Shelf(tmp_path / "runs")
+    shelf = RunList(tmp_path / "runs")
     shelf.read()
     assert shelf.glances.keys() == {name for name, _, _ in expected}
     for name, told, broken in expected:
         facts = shelf.glances[name].facts
         assert facts and told in facts.problem and facts.broken == broken, name
 
-    async def steps(pilot: Pilot[Choice], app: Runs) -> None:
+    async def steps(pilot: Pilot[RunSelection], app: RunsApp) -> None:
         for key in ("s",) * len(LISTED) + ("r", "L", "m", "L", "enter"):
             await pilot.press(key)
             await pilot.pause()
             assert len(listed(app)) == len(expected)
         for _ in expected:
-            name = app.query_one(Rows).chosen or ""
+            name = app.query_one(RowTable).chosen or ""
             assert shelf.glances[name].facts.problem in frame(app)  # type: ignore[union-attr]
             await pilot.press("j")
             await pilot.pause()
 
-    arrangement = Arrangement(order=Order("state"))
+    arrangement = Arrangement(order=SortOrder("state"))
     browse(tmp_path / "runs", steps, arrangement=arrangement)
 
 
@@ -275,7 +275,7 @@ def test_every_column_sorts_the_list_and_its_head_says_so(runs: Path) -> None:
         "ETA": ["best", "good", "poor", "worst"],
     }
 
-    async def steps(pilot: Pilot[Choice], app: Runs) -> None:
+    async def steps(pilot: Pilot[RunSelection], app: RunsApp) -> None:
         for column in LISTED:
             if column in by_key:
                 assert listed(app) == by_key[column], column
@@ -291,7 +291,7 @@ def test_every_column_sorts_the_list_and_its_head_says_so(runs: Path) -> None:
 
 
 def test_the_list_tells_state_step_best_loss_and_age_of_each_run(runs: Path) -> None:
-    async def steps(pilot: Pilot[Choice], app: Runs) -> None:
+    async def steps(pilot: Pilot[RunSelection], app: RunsApp) -> None:
         row = next(line for line in frame(app).split("\n") if "poor" in line and "failed" in line)
         view = folded(ended(20, factor=3, total=40))
         series = view.series["validation/held-out/loss"]
@@ -308,7 +308,7 @@ def test_the_list_tells_state_step_best_loss_and_age_of_each_run(runs: Path) -> 
 
 
 def test_the_filter_finds_names_states_and_values_of_the_recipe_and_escape_shows_all(runs: Path) -> None:
-    async def steps(pilot: Pilot[Choice], app: Runs) -> None:
+    async def steps(pilot: Pilot[RunSelection], app: RunsApp) -> None:
         for wanted, found in (("oo", {"good", "poor"}), ("FAILED", {"poor"}), ("learning_rate = 0.01", {"poor"})):
             await pilot.press("slash")
             app.query_one(Input).value = wanted
@@ -326,18 +326,18 @@ def test_the_filter_finds_names_states_and_values_of_the_recipe_and_escape_shows
 
 
 def test_enter_and_a_double_click_open_the_chosen_run(runs: Path) -> None:
-    async def by_key(pilot: Pilot[Choice], app: Runs) -> None:
+    async def by_key(pilot: Pilot[RunSelection], app: RunsApp) -> None:
         await pilot.press("j", "G", "k", "enter")
 
-    async def by_mouse(pilot: Pilot[Choice], app: Runs) -> None:
+    async def by_mouse(pilot: Pilot[RunSelection], app: RunsApp) -> None:
         await pilot.click("OptionList", offset=(5, 1), times=2)
 
-    assert browse(runs, by_key) == Choice(runs / "good")
-    assert browse(runs, by_mouse) == Choice(runs / "poor")
+    assert browse(runs, by_key) == RunSelection(runs / "good")
+    assert browse(runs, by_mouse) == RunSelection(runs / "poor")
 
 
 def test_c_opens_the_first_of_the_marked_runs_compared_with_the_others(runs: Path) -> None:
-    async def steps(pilot: Pilot[Choice], app: Runs) -> None:
+    async def steps(pilot: Pilot[RunSelection], app: RunsApp) -> None:
         await pilot.press("c")
         assert "mark two runs or more first" in notices(app)
         await pilot.press("space", "j", "space")
@@ -347,10 +347,10 @@ def test_c_opens_the_first_of_the_marked_runs_compared_with_the_others(runs: Pat
 
     arrangement = Arrangement()
     choice = browse(runs, steps, arrangement=arrangement)
-    assert choice == Choice(runs / "worst", (runs / "good",))
+    assert choice == RunSelection(runs / "worst", (runs / "good",))
     assert arrangement.marked == {"worst", "good"}, "kept for when one comes back"
 
-    async def unmark(pilot: Pilot[Choice], app: Runs) -> None:
+    async def unmark(pilot: Pilot[RunSelection], app: RunsApp) -> None:
         await pilot.press("escape")
         await pilot.pause()
         assert "marked" not in frame(app).split("\n")[0] and "◉" not in frame(app)
@@ -361,11 +361,11 @@ def test_c_opens_the_first_of_the_marked_runs_compared_with_the_others(runs: Pat
 
 def test_leaving_a_run_that_was_opened_leads_back_and_its_choice_is_compared(runs: Path) -> None:
     async def drive_it(key: str) -> None:
-        opened = Opened(Choice(runs / "best", (runs / "poor",)), readonly=True, ascii_only=False, remembered=None)
+        opened = Opened(RunSelection(runs / "best", (runs / "poor",)), readonly=True, ascii_only=False, remembered=None)
         async with opened.run_test(size=(120, 40)) as pilot:
             opened.load()
             await until("optimizer.learning_rate", pilot)
-            assert opened.query_one(Compare).display and "poor" in frame(opened)
+            assert opened.query_one(ComparePage).display and "poor" in frame(opened)
             if key == "escape":
                 await pilot.press("slash", "escape")
                 assert opened.is_running, "the filter had the key"
@@ -377,10 +377,10 @@ def test_leaving_a_run_that_was_opened_leads_back_and_its_choice_is_compared(run
 
 
 def test_who_comes_back_finds_the_run_that_he_left_chosen(runs: Path) -> None:
-    async def steps(pilot: Pilot[Choice], app: Runs) -> None:
-        assert app.query_one(Rows).chosen == "good"
+    async def steps(pilot: Pilot[RunSelection], app: RunsApp) -> None:
+        assert app.query_one(RowTable).chosen == "good"
 
-    shelf = Shelf(runs)
+    shelf = RunList(runs)
     shelf.read()
     browse(runs, steps, shelf=shelf, arrangement=Arrangement(chosen="good"))
 
@@ -388,7 +388,7 @@ def test_who_comes_back_finds_the_run_that_he_left_chosen(runs: Path) -> None:
 def test_the_leaderboard_ranks_by_the_metric_and_shows_only_keys_that_differ(runs: Path) -> None:
     fake_run.write(runs / "no-evaluation", fake_run.events(1, total=40)[:3])
 
-    async def steps(pilot: Pilot[Choice], app: Runs) -> None:
+    async def steps(pilot: Pilot[RunSelection], app: RunsApp) -> None:
         assert " sort " in frame(app).split("\n")[-1]
         await pilot.press("L")
         await pilot.pause()
@@ -418,19 +418,19 @@ def test_a_loss_that_is_no_number_has_no_rank_and_is_never_the_best(tmp_path: Pa
         told[-1]["metrics"] = {}
         told += [{"type": "step", "t": 1.7e9, "step": 4, "attempt": 1, "metrics": {LOSS: loss}}]
         fake_run.write(tmp_path / name, told)
-    shelf = Shelf(tmp_path)
+    shelf = RunList(tmp_path)
     shelf.read()
     metric = next(metric for metric in metrics(shelf.glances.values()) if metric.name == LOSS)
     _, found = ranked(list(shelf.glances.values()), metric, marked=())
     assert [(line.name, line.cells[1][0]) for line in found] == [("d", "1"), ("b", "2"), ("a", "–"), ("c", "–")]
-    shown = lines(list(shelf.glances.values()), Order("best"), metric, now=0.0, marked=())
+    shown = lines(list(shelf.glances.values()), SortOrder("best"), metric, now=0.0, marked=())
     assert [line.name for line in shown if any("★" in text for text, _ in line.cells)] == ["d"]
 
 
 def test_a_run_is_deleted_only_after_a_yes_and_with_all_that_is_in_it(runs: Path) -> None:
     (runs / "worst" / "checkpoints" / "7").mkdir(parents=True)
 
-    async def steps(pilot: Pilot[Choice], app: Runs) -> None:
+    async def steps(pilot: Pilot[RunSelection], app: RunsApp) -> None:
         for no in ("enter", "n", "escape"):
             await pilot.press("x")
             await pilot.pause()
@@ -459,7 +459,7 @@ def test_a_deletion_that_has_begun_is_finished_though_the_browser_is_left(
     rmtree = shutil.rmtree
     monkeypatch.setattr(shelves.shutil, "rmtree", slowly)
 
-    async def steps(pilot: Pilot[Choice], app: Runs) -> None:
+    async def steps(pilot: Pilot[RunSelection], app: RunsApp) -> None:
         await pilot.press("x", "y")
         while not begun.is_set():
             await pilot.pause(0.01)
@@ -471,7 +471,7 @@ def test_a_deletion_that_has_begun_is_finished_though_the_browser_is_left(
 
 
 def test_a_run_at_work_is_not_deleted_nor_what_is_no_run_nor_by_who_may_only_look(runs: Path) -> None:
-    shelf = Shelf(runs)
+    shelf = RunList(runs)
     fake_run.write(runs / "lives", fake_run.events(3, total=9))
     (runs / "notes").mkdir()
     for name, why in (("lives", "a trainer is at work"), ("notes", "this is no run")):
@@ -485,7 +485,7 @@ def test_a_run_at_work_is_not_deleted_nor_what_is_no_run_nor_by_who_may_only_loo
     shelf.delete("best")
     assert sorted(os.listdir(runs)) == ["good", "lives", "notes", "poor", "worst"]
 
-    async def steps(pilot: Pilot[Choice], app: Runs) -> None:
+    async def steps(pilot: Pilot[RunSelection], app: RunsApp) -> None:
         await pilot.press("x")
         assert "this viewer may only look" in notices(app)
 
@@ -497,7 +497,7 @@ def test_a_link_is_unlinked_and_links_inside_a_run_are_not_followed(runs: Path, 
     (outside / "precious").write_text("x")
     (runs / "linked").symlink_to(outside)
     (runs / "poor" / "data").symlink_to(outside)
-    shelf = Shelf(runs)
+    shelf = RunList(runs)
     shelf.delete("linked")
     shelf.delete("poor")
     assert sorted(os.listdir(runs)) == ["best", "good", "worst"]
@@ -537,11 +537,11 @@ def test_two_hundred_runs_fill_in_while_the_keys_work(tmp_path: Path) -> None:
         (run / fake_run.NAME).write_text("\n".join(told).replace("quickstart", run.name) + "\n")
         recipe(run, learning_rate=number)
 
-    async def steps(pilot: Pilot[Choice], app: Runs) -> None:
+    async def steps(pilot: Pilot[RunSelection], app: RunsApp) -> None:
         assert "200 runs" in frame(app) and len(listed(app)) == 200
         await pilot.press("s", "G")
         await pilot.pause()
-        assert app.query_one(Rows).chosen == "run-199"
+        assert app.query_one(RowTable).chosen == "run-199"
         await pilot.press("slash", *"run-07", "enter", "L")
         await pilot.pause()
         assert len(listed(app)) == 10
@@ -562,7 +562,7 @@ def test_hostile_names_and_logs_are_inert_at_every_size(tmp_path: Path, size: tu
         key = json.dumps(HOSTILE.replace("\ud800", "").replace("\x7f", ""))
         (run / "recipe.toml").write_text(f"[{key}]\na = {place}\n")
 
-    async def steps(pilot: Pilot[Choice], app: Runs) -> None:
+    async def steps(pilot: Pilot[RunSelection], app: RunsApp) -> None:
         for key in ("L", "m", "s", "L", "space", "x", "escape", "question_mark", "escape"):
             await pilot.press(key)
             await pilot.pause()
@@ -572,7 +572,7 @@ def test_hostile_names_and_logs_are_inert_at_every_size(tmp_path: Path, size: tu
 
 
 def test_an_empty_directory_says_how_to_begin_and_its_keys_do_no_harm(tmp_path: Path) -> None:
-    async def steps(pilot: Pilot[Choice], app: Runs) -> None:
+    async def steps(pilot: Pilot[RunSelection], app: RunsApp) -> None:
         await until("no runs in", pilot)
         told = " ".join(frame(app).replace("│", " ").split())  # where the directory's name is long, it is wrapped
         assert "begin one: trainkit run RECIPE" in told
@@ -601,9 +601,9 @@ def test_while_nothing_changes_nothing_is_drawn(runs: Path, monkeypatch: pytest.
     # ages are told in minutes: one must not end meanwhile
     monkeypatch.setattr(browser, "time", SimpleNamespace(time=lambda: now))
 
-    async def steps(pilot: Pilot[Choice], app: Runs) -> None:
+    async def steps(pilot: Pilot[RunSelection], app: RunsApp) -> None:
         await pilot.pause(1.5)
-        monkeypatch.setattr(Runs, "show", lambda *_: pytest.fail("it was drawn"))
+        monkeypatch.setattr(RunsApp, "show", lambda *_: pytest.fail("it was drawn"))
         await pilot.pause(2.5)
 
     browse(runs, steps)

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import small
 
-from trainkit.data import vocabulary
-from trainkit.data.chat_template import ChatTemplate
+from trainkit.data.documents.chat_template import ChatTemplate
+from trainkit.data.tokenizer import vocabulary
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog, read
 from trainkit.infer.sampler import Sampler
 from trainkit.infer.sampling import Sampling
 from trainkit.parallel.mesh import make_mesh
-from trainkit.recipe.upkeep import Sample
+from trainkit.recipe.sections.upkeep import Sample
 
 
 class Letters:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from trainkit.errors import TrainkitError
 from trainkit.hub.generation import Generation, generation
 from trainkit.infer.sampling import Sampling, candidates, draw, penalised
-from trainkit.infer.settings import OURS, Settings, settle
+from trainkit.infer.settings import OURS, GenerationSettings, settle
 
 VOCAB = 23
 #: Far enough apart that rounding puts no two the other way round; with equals among them.
@@ -151,7 +151,7 @@ def test_what_is_typed_goes_before_what_the_config_says_and_that_before_what_is_
     assert (found.sampling, found.max_tokens) == (Sampling(0.6, 5, 0.95, 0.1), 64)
     (told,) = found.notes
     assert told == f"as {theirs.path} says: temperature 0.6, top-p 0.95, max-tokens 64"
-    assert settle({"max_tokens": 7}, None, max_tokens=100) == Settings(OURS, 7, ())
+    assert settle({"max_tokens": 7}, None, max_tokens=100) == GenerationSettings(OURS, 7, ())
 
 
 def test_a_top_k_of_zero_that_is_typed_draws_from_all_as_one_in_a_config_does(tmp_path: Path) -> None:
@@ -195,8 +195,8 @@ def test_what_says_nothing_is_not_told_and_what_is_not_done_is_told_once(tmp_pat
         "typical_p": 1.0,
     }
     silent |= {"eos_token_id": [1, 2], "max_length": 4096, "bad_words_ids": None, "suppress_tokens": []}
-    assert settle({}, config(tmp_path, **silent), max_tokens=100) == Settings(OURS, 100, ())
-    assert settle({}, config(tmp_path, **silent | {"top_k": -1}), max_tokens=100) == Settings(OURS, 100, ())
+    assert settle({}, config(tmp_path, **silent), max_tokens=100) == GenerationSettings(OURS, 100, ())
+    assert settle({}, config(tmp_path, **silent | {"top_k": -1}), max_tokens=100) == GenerationSettings(OURS, 100, ())
     asking = config(tmp_path, **silent | {"num_beams": 4, "no_repeat_ngram_size": 3})
     (told,) = settle({}, asking, max_tokens=100).notes
     assert told.endswith("asks for what is not done here: num_beams = 4, no_repeat_ngram_size = 3")

@@ -14,9 +14,9 @@ from checkpoint_child import FACTS
 from trainkit.checkpoint import store
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog, read
-from trainkit.recipe.upkeep import Checkpoint
-from trainkit.train.saving import Saving
-from trainkit.train.state import State, unchanged
+from trainkit.recipe.sections.upkeep import Checkpoint
+from trainkit.train.checkpointing import Checkpointing
+from trainkit.train.state import State, initial_live
 
 
 class Disk:
@@ -40,12 +40,14 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
     return Disk(monkeypatch, tmp_path)
 
 
-def saving(run: Path, log: EventLog, *, there: int | None = None, **spec: object) -> Saving:
-    return Saving(run, Checkpoint(**spec), facts=lambda last: FACTS, log=log, there=there)  # type: ignore[arg-type]
+def saving(run: Path, log: EventLog, *, there: int | None = None, **spec: object) -> Checkpointing:
+    return Checkpointing(run, Checkpoint(**spec), facts=lambda last: FACTS, log=log, there=there)  # type: ignore[arg-type]
 
 
-def save(ours: Saving, step: int, *, last: bool = False, requested: bool = False, stopping: bool = False) -> bool:
-    state = State(None, None, (), jnp.int32(step), jax.random.key(0), unchanged())
+def save(
+    ours: Checkpointing, step: int, *, last: bool = False, requested: bool = False, stopping: bool = False
+) -> bool:
+    state = State(None, None, (), jnp.int32(step), jax.random.key(0), initial_live())
     return ours.save(state, step, last=last, requested=requested, stopping=stopping)
 
 

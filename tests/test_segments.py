@@ -13,10 +13,10 @@ import small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainkit.models.exact import cast
+from trainkit.models.casting import cast
 from trainkit.models.stack import LanguageModel
 from trainkit.parallel.mesh import batch_sharding, make_mesh, replicated, state_shardings
-from trainkit.tasks.causal_lm import CausalLM
+from trainkit.tasks.causal_lm import CausalLMTask
 
 Batch = dict[str, jax.Array]
 Document = np.ndarray
@@ -60,7 +60,7 @@ def logits(model: LanguageModel, batch: Batch) -> jax.Array:
 @eqx.filter_jit
 def gradients(model: LanguageModel, batch: Batch) -> tuple[tuple[jax.Array, jax.Array], LanguageModel]:
     """((sum of losses, sum of weights), gradients)."""
-    return eqx.filter_value_and_grad(CausalLM().loss, has_aux=True)(model, batch)
+    return eqx.filter_value_and_grad(CausalLMTask().loss, has_aux=True)(model, batch)
 
 
 def of_each(batch: Batch, values: jax.Array) -> list[np.ndarray]:
@@ -158,7 +158,7 @@ def test_segments_make_one_mask_for_all_layers_and_without_them_there_is_none() 
     layers, rows, length = small.SPEC.layers, 5, small.LENGTH
 
     def program(batch: Batch) -> str:
-        return str(jax.make_jaxpr(lambda b: eqx.filter_grad(lambda m: CausalLM().loss(m, b)[0])(MODEL))(batch))
+        return str(jax.make_jaxpr(lambda b: eqx.filter_grad(lambda m: CausalLMTask().loss(m, b)[0])(MODEL))(batch))
 
     mask, stacked = f"bool[{rows},1,{length},{length}]", f"bool[{layers},{rows},"
     assert mask in program(batch) and mask not in program(without_segments(batch))

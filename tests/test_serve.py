@@ -19,7 +19,7 @@ import pytest
 from viewer import trainer, write_run
 
 from trainkit.errors import FAILED
-from trainkit.events.orders import Order
+from trainkit.events.commands import Command
 
 aiohttp = pytest.importorskip("aiohttp", reason="the extra `serve` is not installed: the browser was not tested")
 pytest.importorskip("textual_serve", reason="the extra `serve` is not installed: the browser was not tested")
@@ -116,7 +116,7 @@ def test_a_browser_may_only_look_unless_orders_are_allowed(run: Path, options: t
 
     with trainer(run) as orders, serving(run, *options) as served:
         asked(steps)
-        assert orders == ([Order("save")] if options else [])
+        assert orders == ([Command("save")] if options else [])
 
 
 def viewer_that_nobody_reads(run: Path, code: str = "pass") -> subprocess.Popen[bytes]:

@@ -18,9 +18,9 @@ from trainkit.parallel import devices, mesh
 from trainkit.parallel.precision import random_bits
 from trainkit.plan import Devices, make_plan
 from trainkit.recipe import Recipe
-from trainkit.recipe.optimizer import AdamW
-from trainkit.recipe.schedule import Cosine
-from trainkit.recipe.task import CausalLM
+from trainkit.recipe.sections.optimizer import AdamW
+from trainkit.recipe.sections.schedule import Cosine
+from trainkit.recipe.sections.task import CausalLM
 from trainkit.tasks import build as build_task
 from trainkit.train.state import State
 from trainkit.train.step import make_step

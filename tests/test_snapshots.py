@@ -29,13 +29,13 @@ from textual.widgets import Input
 
 from trainkit.dashboard import theme
 from trainkit.dashboard.app import NAMES, Dashboard
-from trainkit.dashboard.batches import Reader
+from trainkit.dashboard.batches import BatchReader
 from trainkit.dashboard.pages import Page
-from trainkit.dashboard.runs import glance
-from trainkit.dashboard.runs.app import Runs
+from trainkit.dashboard.runs.app import RunsApp
 from trainkit.dashboard.runs.leaderboard import Arrangement
-from trainkit.dashboard.runs.shelf import Shelf
-from trainkit.dashboard.source import Source
+from trainkit.rundir import summary
+from trainkit.rundir.follow import LogFollower
+from trainkit.rundir.listing import RunList
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")
 SIZES = ((80, 24), (120, 40), (200, 60))
@@ -83,18 +83,18 @@ def batches() -> dict[int, Any]:
 @pytest.fixture
 def run(made: Path, batches: dict[int, Any], monkeypatch: pytest.MonkeyPatch) -> Path:
     """The run as it is looked at a while after its end, on a disk where everything has one size."""
-    inspect = Reader._inspect
+    inspect = BatchReader._inspect
 
-    def once(reader: Reader, step: int) -> Any:
+    def once(reader: BatchReader, step: int) -> Any:
         if step not in batches:
             batches[step] = inspect(reader, step)
         return batches[step]
 
     monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setattr(Reader, "_inspect", once)
-    monkeypatch.setattr(Source, "now", lambda source: shown_run.NOW)
+    monkeypatch.setattr(BatchReader, "_inspect", once)
+    monkeypatch.setattr(LogFollower, "now", lambda source: shown_run.NOW)
     monkeypatch.setattr("time.time", lambda: shown_run.NOW)
-    monkeypatch.setattr(glance, "_bytes", lambda directory, stop: iter([39_000_000]))
+    monkeypatch.setattr(summary, "_bytes", lambda directory, stop: iter([39_000_000]))
     return made
 
 
@@ -171,8 +171,8 @@ async def each_page(pilot: Pilot[Any], app: Dashboard, show: Show) -> None:
 
 async def browse(runs: Path, size: tuple[int, int], wearing: str, show: Show) -> None:
     """Show the list of the runs, and the leaderboard."""
-    shelf = Shelf(runs)
-    app = Runs(shelf, Arrangement())
+    shelf = RunList(runs)
+    app = RunsApp(shelf, Arrangement())
 
     async def each(pilot: Pilot[Any]) -> None:
         while not shelf.passes:

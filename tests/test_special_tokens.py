@@ -11,11 +11,11 @@ import likeness
 import pytest
 from tokenizers import Tokenizer, processors
 
-from trainkit.data import cache
-from trainkit.data.vocabulary import load
+from trainkit.data.cache import build
+from trainkit.data.tokenizer.vocabulary import load
 from trainkit.errors import TrainkitError
 from trainkit.hub.tokenizer import write
-from trainkit.run.texts import keep_tokenizer
+from trainkit.infer.text_format import keep_tokenizer
 
 NAMING = ("tokenizer_config.json", "special_tokens_map.json")
 
@@ -108,7 +108,7 @@ def test_documents_end_as_the_files_say_and_other_ends_are_other_documents(tmp_p
         path = likeness.write("gemma", tmp_path / "made")
         (path.parent / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
         recipe = room.recipe(tmp_path, tmp_path / "a.jsonl", tokenizer={"path": str(path.parent)})
-        built = cache.build(recipe)
+        built = build.build(recipe)
         found.append(room.tokens_of(built.train).tolist())
     gemma = likeness.gemma()
     assert [ids[-1] for ids in found] == [gemma.id("<eos>"), gemma.id("<end_of_turn>")]

@@ -53,7 +53,7 @@ def test_check_and_explain_load_nothing_that_trains(tmp_path, arguments):
 
 
 def test_a_recipe_that_is_right_needs_no_diagnosis(tmp_path):
-    code = command("check", str(write(tmp_path))) + "\nassert 'trainkit.recipe.diagnose' not in sys.modules"
+    code = command("check", str(write(tmp_path))) + "\nassert 'trainkit.recipe.toml.diagnosis' not in sys.modules"
     loaded(code, tmp_path)
 
 

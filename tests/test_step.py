@@ -14,13 +14,13 @@ from jax.sharding import PartitionSpec
 
 from trainkit import optim
 from trainkit.errors import TrainkitError
-from trainkit.events.orders import Order
+from trainkit.events.commands import Command
 from trainkit.optim import groups
 from trainkit.parallel.mesh import batch_sharding, make_mesh, partition, replicated, state_shardings
-from trainkit.recipe.optimizer import AdamW, Group
-from trainkit.recipe.schedule import NEVER, Constant, Cosine, Linear, Wsd
-from trainkit.train.course import Course
-from trainkit.train.state import Live, init, unchanged
+from trainkit.recipe.sections.optimizer import AdamW, Group
+from trainkit.recipe.sections.schedule import NEVER, Constant, Cosine, LinearDecay, Wsd
+from trainkit.train.live_schedule import LiveSchedule
+from trainkit.train.state import Live, init, initial_live
 
 
 @pytest.mark.parametrize("accumulation", [2, 4, 8])
@@ -162,8 +162,8 @@ def test_a_group_that_matches_nothing_is_an_error_that_lists_the_parameters() ->
     assert "blocks.mlp_in.bias" in error.value.hint
 
 
-@pytest.mark.parametrize("schedule", [Cosine(min_ratio=0.1), Linear(type="linear", min_ratio=0.1)])
-def test_the_rate_rises_to_the_peak_and_falls_to_the_ratio(schedule: Cosine | Linear) -> None:
+@pytest.mark.parametrize("schedule", [Cosine(min_ratio=0.1), LinearDecay(type="linear", min_ratio=0.1)])
+def test_the_rate_rises_to_the_peak_and_falls_to_the_ratio(schedule: Cosine | LinearDecay) -> None:
     rate = optim.learning_rate(schedule, peak=2.0, steps=1000)
     rates = np.array([rate(step) for step in (0, 19, 20, 1000)])
     np.testing.assert_allclose(rates, [0.1, 2.0, 2.0, 0.2], rtol=1e-5)
@@ -239,7 +239,7 @@ def test_the_rate_is_the_schedules_times_the_factor_and_a_new_factor_or_decay_tr
         return inner(state, batch)
 
     step, state = jax.jit(counted, donate_argnums=0), small.state()
-    course = Course(spec, steps=100, live=state.live)
+    course = LiveSchedule(spec, steps=100, live=state.live)
     rates, norms = [], []
     for i in range(8):
         if i == 2:
@@ -258,7 +258,7 @@ def test_a_factor_is_put_into_the_state_where_it_lay_whatever_the_mesh() -> None
     mesh = make_mesh(data=2, fsdp=4)
     shardings = state_shardings(mesh, jax.eval_shape(small.state))
     state = jax.device_put(small.state(), shardings)
-    course = Course(Cosine(), steps=20, live=state.live)
+    course = LiveSchedule(Cosine(), steps=20, live=state.live)
     course.change_rate(0.25, step=3)
     changed = course.put_into(state)
     assert changed.live.rate_factor == 0.25 and changed.live.decay_start == NEVER
@@ -266,9 +266,9 @@ def test_a_factor_is_put_into_the_state_where_it_lay_whatever_the_mesh() -> None
     assert course.put_into(changed) is changed
 
 
-@pytest.mark.parametrize("spec", [Cosine(), Linear(type="linear"), Constant(type="constant")])
-def test_a_schedule_without_a_decay_phase_refuses_to_begin_one(spec: Cosine | Linear | Constant) -> None:
-    course = Course(spec, steps=100, live=unchanged())
+@pytest.mark.parametrize("spec", [Cosine(), LinearDecay(type="linear"), Constant(type="constant")])
+def test_a_schedule_without_a_decay_phase_refuses_to_begin_one(spec: Cosine | LinearDecay | Constant) -> None:
+    course = LiveSchedule(spec, steps=100, live=initial_live())
     with pytest.raises(TrainkitError, match=f"'{spec.type}'"):
         course.begin_decay(step=50)
     assert course.total_steps == 100
@@ -276,7 +276,7 @@ def test_a_schedule_without_a_decay_phase_refuses_to_begin_one(spec: Cosine | Li
 
 def test_a_decay_begins_once_after_the_warm_up_and_before_the_planned_one() -> None:
     spec = Wsd(type="wsd", warmup=10, decay=20)
-    course = Course(spec, steps=100, live=unchanged())
+    course = LiveSchedule(spec, steps=100, live=initial_live())
     with pytest.raises(TrainkitError, match="warming up: the decay can begin after step 10"):
         course.begin_decay(step=9)
     with pytest.raises(TrainkitError, match="begun already, after step 80"):
@@ -285,11 +285,11 @@ def test_a_decay_begins_once_after_the_warm_up_and_before_the_planned_one() -> N
     assert course.begin_decay(step=40).endswith("at step 60") and course.total_steps == 60
     with pytest.raises(TrainkitError, match="begun already, after step 40; it ends at 60"):
         course.begin_decay(step=45)
-    assert course.holds(Order("decay"), step=40) and not course.holds(Order("decay"), step=41)
+    assert course.holds(Command("decay"), step=40) and not course.holds(Command("decay"), step=41)
 
 
 def test_a_course_is_a_function_of_the_recipe_and_the_state_alone() -> None:
     live = Live(jnp.float32(0.1), jnp.int32(40))
-    course = Course(Wsd(type="wsd", warmup=10, decay=0.2), steps=100, live=live)
+    course = LiveSchedule(Wsd(type="wsd", warmup=10, decay=0.2), steps=100, live=live)
     assert course.total_steps == 60
-    assert course.holds(Order("rate", 0.1), step=40) and course.holds(Order("decay"), step=40)
+    assert course.holds(Command("rate", 0.1), step=40) and course.holds(Command("decay"), step=40)

@@ -19,9 +19,9 @@ from PIL import Image
 from track_run import LOSSES, began, finish, look, read_back, run_directory, train, two_attempts
 
 from trainkit.errors import TrainkitError
-from trainkit.events.log import NAME, Tail, current
+from trainkit.events.log import NAME, Tail, current_events
 from trainkit.events.schema import Event
-from trainkit.recipe.upkeep import Track
+from trainkit.recipe.sections.upkeep import Track
 from trainkit.track import mapping, progress, tail
 from trainkit.track.projections import NAMES
 from trainkit.track.sidecar import Sidecar, Sidecars
@@ -312,14 +312,14 @@ def test_read_in_pieces_or_at_once_a_log_has_the_same_course(
     lines = [json.dumps(event) + "\n" for event in events]
     (run / NAME).write_text("".join(lines))
     offset = len("".join(lines[:skipped]))
-    course = tail.Course(run, offset)
+    course = tail.CurrentEvents(run, offset)
     kept = [event for event in Tail(run, offset=offset).poll() if course.keeps(event)]
-    assert kept == current(events[skipped:])
+    assert kept == current_events(events[skipped:])
 
 
 def test_progress_is_written_whole_and_a_torn_one_is_none(tmp_path: Path) -> None:
     assert progress.read(tmp_path, "aim") is None
-    known = progress.Progress(run="abc", repository="/r", offset=12, pid=3, process_started=4.5)
+    known = progress.TrackerProgress(run="abc", repository="/r", offset=12, pid=3, process_started=4.5)
     progress.write(tmp_path, "aim", known)
     assert progress.read(tmp_path, "aim") == known and progress.read(tmp_path, "wandb") is None
     path = tmp_path / "aim.json"

@@ -14,12 +14,12 @@ from tokenizers import Tokenizer
 from trainer import LIMIT, RECIPE, command, environment, trainkit, workplace
 
 from trainkit.cli.chat import Session
-from trainkit.data.chat_template import EXAMPLE, ChatTemplate
-from trainkit.data.vocabulary import load
+from trainkit.data.documents.chat_template import EXAMPLE, ChatTemplate
+from trainkit.data.tokenizer.vocabulary import load
 from trainkit.errors import DONE, WRONG_INPUT
 from trainkit.events.log import read
 from trainkit.infer.chat import Conversation, closing
-from trainkit.run.serving import open_pretrained, open_run
+from trainkit.infer.trained_model import open_pretrained, open_run
 
 LONG = (
     RECIPE.replace("heads = 2", "heads = 2\ncontext_length = 8192")
@@ -115,7 +115,7 @@ def test_what_is_not_typed_is_as_the_model_s_own_generation_config_says_which_is
         (["generate", "tiny", "x", "--stop", ""], "a stop string is empty"),
         (["generate", "tiny", "--file", "none.txt"], "none.txt: cannot read the prompts: No such file or directory"),
         (["generate", "tiny", *["a dog"] * 16, "the cat " * 5000], "prompt 17 of 17 has "),
-        (["chat", "tiny"], "or let the model go on with a text: --raw"),
+        (["chat", "tiny"], "or continue plain text with --raw"),
         (["chat", "tiny", "--raw", "--system", "be kind"], "--raw knows no system's message"),
     ],
     ids=["no run", "no step", "top-p", "empty stop", "no file", "too long", "no template", "raw system"],

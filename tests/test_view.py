@@ -20,14 +20,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainkit.events import plain
-from trainkit.events.log import NAME, STEP, EventLog, Tail, current, last_attempt, read
+from trainkit.events import plain_log
+from trainkit.events.log import NAME, STEP, EventLog, Tail, current_events, last_attempt, read
 from trainkit.events.process import process_alive, process_started
 from trainkit.events.reducer import reduce, view_of
 from trainkit.events.schema import Event
 from trainkit.events.series import Series
 from trainkit.events.view import View, alive, resuming, state
-from trainkit.run.directory import locked
+from trainkit.rundir.directory import hold_lock
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202e[bold red]boo[/]\r\x7f\ud800 end"
 
@@ -64,7 +64,7 @@ def test_the_view_of_a_resumed_log_is_that_of_the_uninterrupted_one(data: st.Dat
     log += fake_run.events(total, attempt=9, resumed_from=resumed_from, total=total)
     whole = content(folded(fake_run.events(total, total=total)))
     assert content(folded(log)) == whole
-    assert content(folded(current(log))) == whole
+    assert content(folded(current_events(log))) == whole
 
 
 @settings(max_examples=25, deadline=None)
@@ -216,7 +216,7 @@ def test_a_run_that_another_process_is_about_to_resume_is_starting(tmp_path: Pat
     now = before.last_event or 0.0
     ended = "stopped" if end else "crashed"
     assert not resuming(before, tmp_path) and state(before, now, alive(before)) == ended
-    with locked(tmp_path):
+    with hold_lock(tmp_path):
         assert state(before, now, alive(before), resuming(before, tmp_path)) == "starting"
         assert not resuming(folded(fake_run.events(3)), tmp_path), "this process's own attempt is in the log"
     assert not resuming(before, tmp_path), "the lock names nobody once it is let go"
@@ -259,7 +259,7 @@ def test_a_plan_that_no_page_could_show_is_never_in_a_view(wrong: dict[str, Any]
 
 def test_kinds_of_event_that_this_version_does_not_know_are_ignored() -> None:
     unknown = {"type": "from_the_future", "t": 1.0, "step": 1, "attempt": 1}
-    assert plain.line(unknown) is None
+    assert plain_log.line(unknown) is None
     before = content(folded(fake_run.events(3)))
     assert content(folded([*fake_run.events(3), unknown])) == before
 
@@ -270,9 +270,9 @@ JOINERS = "\u200c\u200d"
 
 @given(st.text())
 def test_nothing_that_a_terminal_obeys_gets_through(text: str) -> None:
-    for shown in (plain.inert(text), plain.inert(HOSTILE + text), plain.inert(text, flowing=True)):
+    for shown in (plain_log.inert(text), plain_log.inert(HOSTILE + text), plain_log.inert(text, flowing=True)):
         assert all(c == "\n" or c.isprintable() or c in JOINERS for c in shown)
-    assert plain.inert("naïve 日本 [bold]\n  x") == "naïve 日本 [bold]\n  x"
+    assert plain_log.inert("naïve 日本 [bold]\n  x") == "naïve 日本 [bold]\n  x"
 
 
 @pytest.mark.parametrize(
@@ -290,27 +290,27 @@ def test_nothing_that_a_terminal_obeys_gets_through(text: str) -> None:
 def test_what_joins_letters_and_emoji_or_keeps_them_apart_stays_between_them_alone(
     text: str, counted: str, flowing: str
 ) -> None:
-    assert (plain.inert(text), plain.inert(text, flowing=True)) == (counted, flowing)
+    assert (plain_log.inert(text), plain_log.inert(text, flowing=True)) == (counted, flowing)
 
 
 @given(st.lists(st.text("a\r\n\t\x1b مخ🚀" + JOINERS, max_size=4)))
 def test_a_text_in_pieces_is_inert_as_the_whole_text_is_but_for_what_is_not_seen_at_its_end(given: list[str]) -> None:
-    pieces, whole = plain.Pieces(), "".join(given)
-    assert "".join(map(pieces.add, given)) == plain.inert(whole.rstrip("\r" + JOINERS), flowing=True)
+    pieces, whole = plain_log.Pieces(), "".join(given)
+    assert "".join(map(pieces.add, given)) == plain_log.inert(whole.rstrip("\r" + JOINERS), flowing=True)
 
 
 def test_a_hostile_sample_is_inert_in_lines_in_json_and_in_the_view() -> None:
     event = {"type": "sampled", "t": 1.0, "step": 1, "attempt": 1, "prompt": HOSTILE, "text": HOSTILE, "seconds": 0.1}
-    shown = [plain.line(event) or "", folded([event]).samples[0].text]
-    for text in [*shown, plain.as_json(event)]:
+    shown = [plain_log.line(event) or "", folded([event]).samples[0].text]
+    for text in [*shown, plain_log.as_json(event)]:
         assert "\x1b" not in text and "\x9b" not in text and "\u202e" not in text
         text.encode()
     assert "␛[2J" in shown[1] and "[bold red]boo[/]" in shown[1]
-    assert json.loads(plain.as_json(event)) == event
+    assert json.loads(plain_log.as_json(event)) == event
 
 
 def test_plain_lines_hold_the_first_and_last_step_and_few_between() -> None:
-    printer = plain.PlainLog(every=10.0)
+    printer = plain_log.PlainLog(every=10.0)
     lines = [line for event in fake_run.events(600) for line in printer.feed(event)]
     steps = [line for line in lines if "  step " in line]
     assert "step   1/600" in steps[0] and "step 600/600" in steps[-1]
@@ -322,7 +322,7 @@ def test_plain_lines_hold_the_first_and_last_step_and_few_between() -> None:
 
 
 def test_a_run_that_is_stopped_early_still_tells_its_last_step() -> None:
-    printer = plain.PlainLog(every=1000.0)
+    printer = plain_log.PlainLog(every=1000.0)
     end = {"type": "run_finished", "t": 2e9, "step": 37, "attempt": 1}
     events = [*fake_run.events(37, total=600), {**end, "status": "stopped", "exit_code": 75, "message": ""}]
     lines = [line for event in events for line in printer.feed(event)]
@@ -330,7 +330,7 @@ def test_a_run_that_is_stopped_early_still_tells_its_last_step() -> None:
 
 
 def test_the_clock_of_plain_lines_never_goes_back_though_the_last_step_is_told_after_its_checkpoint() -> None:
-    printer = plain.PlainLog(every=1000.0)
+    printer = plain_log.PlainLog(every=1000.0)
     events = fake_run.events(37, total=600)
     last = events[-1]["t"]
     saved = {"kind": "rolling", "path": "checkpoints/37", "bytes": 1, "seconds": 1.0}
@@ -366,7 +366,7 @@ def test_a_line_of_the_log_is_never_earlier_than_the_one_before(tmp_path: Path) 
     ],
 )
 def test_durations_have_two_units_at_most(seconds: float, told: str) -> None:
-    assert plain.duration(seconds) == told
+    assert plain_log.duration(seconds) == told
 
 
 @pytest.mark.parametrize(
@@ -382,7 +382,7 @@ def test_durations_have_two_units_at_most(seconds: float, told: str) -> None:
     ],
 )
 def test_counts_have_three_digits_and_a_unit(value: float, told: str) -> None:
-    assert plain.count(value) == told
+    assert plain_log.count(value) == told
 
 
 def test_an_event_after_a_line_that_a_full_disk_tore_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -463,7 +463,7 @@ def test_attempts_are_counted_on_after_a_last_line_of_any_length(tmp_path: Path)
 
 
 def test_a_clock_that_is_put_back_silences_no_steps() -> None:
-    printer = plain.PlainLog(every=10.0)
+    printer = plain_log.PlainLog(every=10.0)
     events = fake_run.events(100, total=600)
     for event in events[60:]:
         event["t"] -= 3600

@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from textual.app import App
 
-from trainkit.dashboard.charts.columns import Window
-from trainkit.dashboard.charts.curves import Look
+from trainkit.dashboard.charts.columns import StepRange
+from trainkit.dashboard.charts.curves import ChartOptions
 from trainkit.dashboard.charts.viewport import LEAST, Viewport, viewport_of
 from trainkit.events.series import Series
 
@@ -25,7 +25,7 @@ MOVES = st.lists(
 def test_however_one_moves_it_is_a_part_of_all_steps_and_not_too_few(
     moves: list[tuple[str, float]], first: float, span: float, log: bool
 ) -> None:
-    viewport, whole = Viewport(), Window(max(first, 1.0 if log else 0.0), max(first, 1.0) + span, log)
+    viewport, whole = Viewport(), StepRange(max(first, 1.0 if log else 0.0), max(first, 1.0) + span, log)
     for move, share in moves:
         match move:
             case "in" | "out":
@@ -43,7 +43,7 @@ def test_however_one_moves_it_is_a_part_of_all_steps_and_not_too_few(
 
 
 def test_zooming_keeps_the_step_under_the_crosshair_where_it_is_and_else_the_right_end() -> None:
-    viewport, whole = Viewport(), Window(0, 1000)
+    viewport, whole = Viewport(), StepRange(0, 1000)
     viewport.zoom(0.5, whole)
     assert viewport.range == (500, 1000)
     viewport.reset()
@@ -60,7 +60,7 @@ def test_zooming_keeps_the_step_under_the_crosshair_where_it_is_and_else_the_rig
 
 
 def test_panning_moves_by_a_share_and_stops_at_the_ends() -> None:
-    viewport, whole = Viewport(), Window(0, 1000)
+    viewport, whole = Viewport(), StepRange(0, 1000)
     viewport.pan(0.5, whole)
     assert viewport.range is None, "all is shown already"
     viewport.zoom(0.25, whole, around=500)
@@ -88,10 +88,10 @@ def test_exact_points_are_given_for_the_steps_they_are_of_until_they_are_forgott
     viewport, made = Viewport(), Series()
     made.add(5, 1.0)
     viewport.give({"a": made, "empty": Series()}, 0, 10)
-    assert viewport.exact_for(Window(2, 8)) == {"a": made} and viewport.exact_for(Window(2, 11)) == {}
+    assert viewport.exact_for(StepRange(2, 8)) == {"a": made} and viewport.exact_for(StepRange(2, 11)) == {}
     assert viewport.asked_for(0, 10) and not viewport.asked_for(0, 11)
     viewport.forget()
-    assert viewport.exact_for(Window(2, 8)) == {} and not viewport.asked_for(0, 10)
+    assert viewport.exact_for(StepRange(2, 8)) == {} and not viewport.asked_for(0, 10)
 
 
 JSON = st.recursive(st.none() | st.booleans() | st.text() | st.floats(), lambda inner: st.lists(inner), max_leaves=4)
@@ -101,11 +101,11 @@ JSON = st.recursive(st.none() | st.booleans() | st.text() | st.floats(), lambda 
 def test_looks_come_back_and_of_foreign_ones_only_what_is_understood(found: object) -> None:
     viewport, other = Viewport(), Viewport()
     viewport.adopt(found)
-    assert all(look == Look(True, "0.99", False) for look in viewport.looks.values())
-    viewport.change_look("train/loss", Look(log=True))
+    assert all(look == ChartOptions(True, "0.99", False) for look in viewport.looks.values())
+    viewport.change_look("train/loss", ChartOptions(log=True))
     other.adopt(viewport.habits())
     assert other.looks == viewport.looks
-    viewport.change_look("train/loss", Look())
+    viewport.change_look("train/loss", ChartOptions())
     assert "train/loss" not in viewport.looks
 
 
@@ -115,7 +115,7 @@ def test_an_application_has_one_viewport() -> None:
 
 
 def test_on_logarithmic_steps_zoom_and_pan_are_in_decades() -> None:
-    viewport, whole = Viewport(), Window(1, 10_000, True)
+    viewport, whole = Viewport(), StepRange(1, 10_000, True)
     viewport.zoom(0.5, whole)
     assert viewport.range == pytest.approx((100, 10_000))
     viewport.pan(-0.5, whole)

@@ -14,8 +14,8 @@ import fake_run
 from textual.pilot import Pilot
 
 from trainkit.dashboard.app import Dashboard
+from trainkit.events.commands import Command
 from trainkit.events.control import Server
-from trainkit.events.orders import Order
 
 #: What is told of an order before it is answered.
 WAITING = "sent, waiting for the trainer"
@@ -30,7 +30,7 @@ def write_run(directory: Path, *, steps: int = 300) -> Path:
 
 
 @contextlib.contextmanager
-def trainer(run: Path, *, refuses: str = "") -> Iterator[list[Order]]:
+def trainer(run: Path, *, refuses: str = "") -> Iterator[list[Command]]:
     """What a trainer on `run` is ordered; it obeys at once, or answers `refuses`."""
     server, taken, over = Server(run), [], threading.Event()
 

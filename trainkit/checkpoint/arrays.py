@@ -29,7 +29,7 @@ CHUNK_BYTES = 64 << 20
 IN_FLIGHT_BYTES = 256 << 20
 
 
-class Window:
+class WriteWindow:
     """Futures on their way, oldest first, bounded by the bytes that they hold. Leaving it waits for all of them.
 
     On an error it still waits: what a write refers to must outlive it, and its directory can be removed only after it.
@@ -54,7 +54,7 @@ class Window:
         if self._done:
             self._done(label, result)
 
-    def __enter__(self) -> Window:
+    def __enter__(self) -> WriteWindow:
         return self
 
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
@@ -85,7 +85,7 @@ def create(root: Path, leaves: dict[str, tuple[Leaf, tuple[int, ...]]]) -> dict[
     # A context of its own each time: one that lives on grows.
     context = ts.Context(GENTLY)
     opening = {}
-    with Window() as window:
+    with WriteWindow() as window:
         for name, (leaf, shard) in leaves.items():
             chunk = chunk_shape(shard, ts.dtype(leaf.dtype).numpy_dtype.itemsize)
             spec = {**_spec(root / name), "metadata": _metadata(leaf, chunk)}
@@ -101,7 +101,7 @@ def write(root: Path, arrays: dict[str, Any], parts: Iterable[tuple[str, Box, np
 
     The parts must not change before this returns; they are not copied, and not held afterwards.
     """
-    with Window() as window:
+    with WriteWindow() as window:
         for name, box, part in parts:
             if part.size:
                 target = _at(arrays[name], box)

@@ -57,7 +57,7 @@ def restore_newest(
     `read` is `restore` with a template, or several of them. `on_damaged` is told of every directory from which it
     raises DamagedCheckpoint, newest first. Raises TrainkitError where none is whole, and what else `read` raises.
     """
-    directories = store.numbered(run_directory)
+    directories = store.step_directories(run_directory)
     for directory in reversed(directories):
         try:
             return read(directory), manifests.read(directory)
@@ -129,7 +129,7 @@ def _read(opened: dict[str, Any], targets: dict[str, Template], stored: dict[str
         if last:
             restored[name] = _place(parts.pop(name), targets[name], stored[name])
 
-    with arrays.Window(arrived) as window:
+    with arrays.WriteWindow(arrived) as window:
         for name, leaf in stored.items():
             boxes = _boxes(targets[name], leaf)
             for i, box in enumerate(boxes):

@@ -28,7 +28,7 @@ from trainkit.errors import FAILED, TrainkitError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class Provenance:
     """What the manifest says beside the state."""
 
     recipe: str
@@ -84,7 +84,7 @@ class Saver:
         except OSError as error:
             raise _cannot_write(directory, error) from error
 
-    def save(self, state: Any, *, step: int, kind: Kind, facts: Facts) -> None:
+    def save(self, state: Any, *, step: int, kind: Kind, facts: Provenance) -> None:
         """Copy `state`, a pytree of `jax.Array`, and write the copy in the background.
 
         Returns once the copy is under way: the caller may donate `state` to the next step. Waits for the save before
@@ -228,7 +228,7 @@ def _parts(snapshot: dict[str, jax.Array]) -> Iterator[tuple[str, Box, np.ndarra
                 yield name, box_of(shard.index, leaf.shape), np.asarray(shard.data)
 
 
-def _manifest(leaves: dict[str, jax.Array], *, step: int, kind: Kind, facts: Facts) -> Manifest:
+def _manifest(leaves: dict[str, jax.Array], *, step: int, kind: Kind, facts: Provenance) -> Manifest:
     assert leaves, "there is nothing to save"
     strange = [name for name, leaf in leaves.items() if not isinstance(leaf, jax.Array)]
     assert not strange, f"not arrays: {strange}"

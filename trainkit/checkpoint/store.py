@@ -11,8 +11,8 @@ from pathlib import Path
 from trainkit.checkpoint import manifest as manifests
 from trainkit.checkpoint.manifest import DamagedCheckpoint, Kind, Manifest, sync_directory
 from trainkit.errors import TrainkitError
-from trainkit.events import marks
-from trainkit.recipe.upkeep import Checkpoint
+from trainkit.recipe.sections.upkeep import Checkpoint
+from trainkit.rundir import marks
 
 _WRITING, _REMOVING, ASIDE = ".tmp-", ".trash-", "set-aside-"
 
@@ -30,7 +30,7 @@ def directory_of(run_directory: Path) -> Path:
     return run_directory / "checkpoints"
 
 
-def numbered(run_directory: Path) -> list[Path]:
+def step_directories(run_directory: Path) -> list[Path]:
     """Directories that have a step for a name, in ascending order, whatever is in them."""
     try:
         found = [path for path in directory_of(run_directory).iterdir() if path.name.isdecimal() and path.is_dir()]
@@ -42,7 +42,7 @@ def numbered(run_directory: Path) -> list[Path]:
 def checkpoints(run_directory: Path) -> list[Info]:
     """Those of a run, by ascending step; reads manifests only. One without a readable manifest is none."""
     infos = []
-    for directory in numbered(run_directory):
+    for directory in step_directories(run_directory):
         try:
             infos.append(Info(int(directory.name), directory, manifests.read(directory)))
         except TrainkitError:
@@ -150,7 +150,7 @@ def set_aside(run_directory: Path, *, beyond: int) -> list[int]:
     For a run that goes on from an older checkpoint on purpose: what came after it belongs to a course that was given
     up, and must not be taken for the newest of the new one. Nothing is deleted.
     """
-    later = [path for path in numbered(run_directory) if int(path.name) > beyond]
+    later = [path for path in step_directories(run_directory) if int(path.name) > beyond]
     taken = len(list(directory_of(run_directory).glob(f"{ASIDE}*")))
     for path in later:
         target = path.parent / f"{ASIDE}{taken + 1}"

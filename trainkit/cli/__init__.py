@@ -80,7 +80,7 @@ def _tell(message: str) -> None:
         import traceback
 
         traceback.print_exc()
-    from trainkit.events.plain import inert
+    from trainkit.events.plain_log import inert
 
     # a file's name or a recipe's text must not move the cursor
     print(f"error: {inert(message, flowing=True)}", file=sys.stderr)

@@ -44,7 +44,7 @@ Profile = Annotated[
 Detach = Annotated[bool, typer.Option("--detach", help="Train in the background; look with trainkit watch.")]
 
 
-class Engine(StrEnum):
+class EngineName(StrEnum):
     """Who tokenises."""
 
     LOCAL = "local"
@@ -166,12 +166,12 @@ def cache_data(
     overrides: Overrides = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Tokenise in so many workers.")] = None,
     engine: Annotated[
-        Engine,
+        EngineName,
         typer.Option(
             help="Who tokenises: threads of this process, or a Ray cluster, all hosts of which must see the sources and"
             " the cache directory (data.cache) under the same path."
         ),
-    ] = Engine.LOCAL,
+    ] = EngineName.LOCAL,
     address: Annotated[
         str | None,
         typer.Option(
@@ -195,7 +195,7 @@ def cache_data(
         raise TrainkitError("--rebuild throws away what --repair would look at", hint="leave one of them out")
     if verify and not repair:
         others = {"--rebuild": rebuild, "--show": show, "--export": export, "--workers": workers, "--address": address}
-        given = [name for name, value in others.items() if value] + ["--engine"] * (engine is not Engine.LOCAL)
+        given = [name for name, value in others.items() if value] + ["--engine"] * (engine is not EngineName.LOCAL)
         if given:
             raise TrainkitError(
                 f"--verify only compares shards with their checksums: {' and '.join(given)} would do nothing",

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from trainkit.errors import DONE, FAILED, TrainkitError
-from trainkit.events.plain import bytes_, count, duration
+from trainkit.events.plain_log import bytes_, count, duration
 from trainkit.hub.recipe import load
 
 if TYPE_CHECKING:
-    from trainkit.data.cache import Cache, Progress
-    from trainkit.data.engine import Engine
+    from trainkit.data.cache.build import Cache, CachingProgress
+    from trainkit.data.cache.engine import Engine
     from trainkit.recipe import Recipe
 
 #: Seconds between two lines where there is no terminal.
@@ -43,7 +43,7 @@ def cache_data(
     """
     recipe = load(path, overrides).recipe
     from trainkit.data import storage
-    from trainkit.data.cache import build
+    from trainkit.data.cache.build import build
 
     directory = Path(recipe.data.cache)
     with _engine(engine, address, workers) as tokenise:
@@ -65,14 +65,14 @@ def cache_data(
 @contextmanager
 def _engine(name: Literal["local", "ray"], address: str | None, workers: int | None) -> Iterator[Engine]:
     if name == "ray":
-        from trainkit.data.ray_engine import cluster
+        from trainkit.data.cache.ray_engine import cluster
 
         with cluster(address, workers=workers) as engine:
             yield engine
         return
     if address is not None:
         raise TrainkitError("is the address of a Ray cluster", where="--address", hint="add --engine ray")
-    from trainkit.data.engine import threads
+    from trainkit.data.cache.engine import threads
 
     yield threads(workers)
 
@@ -80,7 +80,7 @@ def _engine(name: Literal["local", "ray"], address: str | None, workers: int | N
 def verify(path: Path, overrides: Sequence[str]) -> tuple[str, int]:
     """Compare all shards of the recipe's cache with their checksums: what to print, and the exit code."""
     directory = Path(load(path, overrides).recipe.data.cache)
-    from trainkit.data.verify import verify
+    from trainkit.data.cache.verify import verify
 
     with shown(sys.stderr.isatty()) as progress:
         found = verify(directory, progress)
@@ -92,7 +92,7 @@ def verify(path: Path, overrides: Sequence[str]) -> tuple[str, int]:
 
 
 def _repair(directory: Path) -> list[str]:
-    from trainkit.data.verify import remove, verify
+    from trainkit.data.cache.verify import remove, verify
 
     with shown(sys.stderr.isatty()) as progress:
         found = verify(directory, progress)
@@ -104,8 +104,8 @@ def _examples(cache: Cache, recipe: Recipe, number: int) -> Iterator[str]:
     if not number:
         return
     from trainkit.cli.inspect import row_lines
-    from trainkit.data.dataset import TrainSet
-    from trainkit.data.show import show
+    from trainkit.data.batches.dataset import TrainSet
+    from trainkit.data.checks.show import show
 
     data = TrainSet(cache, recipe)
     rows = (row for step in itertools.count() for row in show(cache, data, step))
@@ -115,7 +115,7 @@ def _examples(cache: Cache, recipe: Recipe, number: int) -> Iterator[str]:
 
 
 @contextmanager
-def shown(terminal: bool) -> Iterator[Callable[[Progress], None]]:
+def shown(terminal: bool) -> Iterator[Callable[[CachingProgress], None]]:
     if not terminal:
         yield _Lines()
         return
@@ -129,7 +129,7 @@ def shown(terminal: bool) -> Iterator[Callable[[Progress], None]]:
         tasks: dict[str, rich.TaskID] = {}
         rate = _Rate()
 
-        def progress(now: Progress) -> None:
+        def progress(now: CachingProgress) -> None:
             if now.what not in tasks:
                 tasks[now.what] = bar.add_task(now.what, told="")
             total = now.bytes if now.done else now.total_bytes
@@ -145,7 +145,7 @@ class _Lines:
         self.rate = _Rate()
         self.last = time.monotonic()
 
-    def __call__(self, now: Progress) -> None:
+    def __call__(self, now: CachingProgress) -> None:
         told = self.rate.told(now)
         if now.done or time.monotonic() - self.last >= EVERY_SECONDS:
             self.last = time.monotonic()
@@ -158,7 +158,7 @@ class _Rate:
     def __init__(self) -> None:
         self.first: dict[str, tuple[float, int]] = {}
 
-    def told(self, now: Progress) -> str:
+    def told(self, now: CachingProgress) -> str:
         began, tokens = self.first.setdefault(now.what, (time.monotonic(), now.tokens))
         seconds = time.monotonic() - began
         speed = f", {count((now.tokens - tokens) / seconds)} tokens/s" if seconds and now.tokens > tokens else ""
@@ -168,14 +168,14 @@ class _Rate:
 
 
 def _summary(cache: Cache, recipe: Recipe, seconds: float) -> list[str]:
-    from trainkit.data.gate import look
+    from trainkit.data.checks.supervision import find_problems
 
     rows = [("SET", "DOCUMENTS", "BYTES", "TOKENS")]
     for name, stream in {"train": cache.train, **cache.validation}.items():
         rows.append((name, f"{stream.documents:,}", bytes_(stream.bytes), f"{stream.tokens:,}"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = [f"{row[0]:<{widths[0]}}  " + "  ".join(map(str.rjust, row[1:], widths[1:])) for row in rows]
-    table += [f"{finding.level}: {finding.message}" for finding in look(cache, recipe)]
+    table += [f"{finding.level}: {finding.message}" for finding in find_problems(cache, recipe)]
     if cache.left_out.refused:
         table.append(f"all that was skipped is listed in {cache.list_rejected()}")
     return [*table, f"vocabulary {cache.tokenizer.vocab_size:,}, {duration(seconds)}, in {cache.directory}"]

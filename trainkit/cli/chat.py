@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Protocol
 from trainkit.cli.generate import check, new_seed, open_model, settled, telling
 from trainkit.cli.interrupts import ask, interruptible
 from trainkit.errors import TrainkitError
-from trainkit.events.plain import inert
+from trainkit.events.plain_log import inert
 
 if TYPE_CHECKING:
     from trainkit.cli.use import Options
     from trainkit.infer.chat import Conversation
     from trainkit.infer.generator import Generator
-    from trainkit.infer.settings import Settings
-    from trainkit.run.serving import Served
+    from trainkit.infer.settings import GenerationSettings
+    from trainkit.infer.trained_model import TrainedModel
 
 #: Of an answer, where neither a person nor the model's maker says how many.
 MAX_TOKENS = 500
@@ -69,7 +69,7 @@ class Templated:
 class Raw:
     """One text, which the person and the model go on with in turn."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: TrainedModel) -> None:
         self._prompt, self._text = served.prompt, ""
 
     def prompt(self, said: str) -> list[int]:
@@ -121,7 +121,7 @@ class Session:
     """What is typed, and what is printed: answers on stdout, all else on stderr where there is no terminal."""
 
     def __init__(
-        self, talk: Talk, generator: Generator, settings: Settings, *, stop: Sequence[str], seed: int | None
+        self, talk: Talk, generator: Generator, settings: GenerationSettings, *, stop: Sequence[str], seed: int | None
     ) -> None:
         from rich.console import Console
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from trainkit.cli.look import aligned
 from trainkit.cli.where import run_directory
-from trainkit.dashboard.recipes import differing
-from trainkit.dashboard.runs.comparison import results
-from trainkit.events.plain import inert
+from trainkit.events.plain_log import inert
 from trainkit.events.reducer import view_of
 from trainkit.recipe import Recipe
-from trainkit.recipe.locate import dotted
-from trainkit.recipe.write import flat, toml_value
-from trainkit.run.directory import recipe_of
+from trainkit.recipe.toml.positions import dotted
+from trainkit.recipe.toml.write import flat, toml_value
+from trainkit.rundir.compare import results
+from trainkit.rundir.directory import recipe_of
+from trainkit.rundir.recipes import differing
 
 
 def compare(runs: Sequence[str]) -> str:

@@ -14,9 +14,9 @@ import sys
 import time
 from pathlib import Path
 
-from trainkit.cli.diagnosis import Facts, Finding, Seen, diagnose
+from trainkit.cli.diagnosis import Diagnosis, MachineReport, Seen, diagnose
 from trainkit.errors import DONE, FAILED
-from trainkit.events.plain import inert
+from trainkit.events.plain_log import inert
 from trainkit.parallel import reasons
 from trainkit.parallel.host import available_memory, whole_memory
 
@@ -40,7 +40,7 @@ def doctor(*, as_json: bool) -> tuple[str, int]:
     return "\n".join(lines(findings)), code
 
 
-def lines(findings: list[Finding]) -> list[str]:
+def lines(findings: list[Diagnosis]) -> list[str]:
     """One for each, with its fix below; nothing that is told can move the cursor."""
     width = max(len(finding.what) for finding in findings)
     told = []
@@ -51,7 +51,7 @@ def lines(findings: list[Finding]) -> list[str]:
     return told
 
 
-def look() -> Facts:
+def look() -> MachineReport:
     """The facts of this machine, in `PATIENCE` seconds at most and what `nvidia-smi` may take."""
     asked = {name: Question(code) for name, code in (("devices", DEVICES), ("aim", AIM))}
     gpu = reasons.look()
@@ -60,7 +60,7 @@ def look() -> Facts:
     deadline = time.monotonic() + PATIENCE
     answers = {name: question.answer(deadline) for name, question in asked.items()}
     version = sys.version_info
-    return Facts(
+    return MachineReport(
         python=(version.major, version.minor, version.micro),
         gpu=gpu,
         seen=_seen(answers["devices"]),

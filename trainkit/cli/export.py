@@ -10,7 +10,7 @@ from typing import Any
 
 from trainkit.cli.where import find_run
 from trainkit.errors import FAILED, TrainkitError
-from trainkit.events.plain import bytes_
+from trainkit.events.plain_log import bytes_
 
 
 def export(
@@ -33,8 +33,8 @@ def export(
 def _model(run: str, out: Path, *, dtype: str | None) -> tuple[dict[str, Any], str]:
     """What was written, and the same in words."""
     directory, step = _found(run)
-    from trainkit.run.directory import recipe_of
-    from trainkit.run.export import export as write
+    from trainkit.export.model import export as write
+    from trainkit.rundir.directory import recipe_of
 
     done = write(directory, step, out, dtype=dtype or recipe_of(directory).recipe.precision.params)
     told = (
@@ -50,7 +50,7 @@ def _adapter(run: str, out: Path, *, dtype: str | None, push: str | None) -> tup
     if dtype not in (None, "float32"):
         raise TrainkitError("an adapter is float32, as it was trained", where="--dtype", hint="leave it out")
     directory, step = _found(run)
-    from trainkit.run.directory import recipe_of
+    from trainkit.rundir.directory import recipe_of
 
     if push is not None and Path(recipe_of(directory).recipe.model.pretrained or "").is_absolute():
         raise TrainkitError(
@@ -59,7 +59,7 @@ def _adapter(run: str, out: Path, *, dtype: str | None, push: str | None) -> tup
             hint="leave it out, write the base's hub id as base_model_name_or_path into OUT/adapter_config.json, and"
             f" upload that: hf upload {push} OUT",
         )
-    from trainkit.run.export_adapter import export_adapter as write
+    from trainkit.export.adapter import export_adapter as write
 
     step, files = write(directory, step, out)
     size = sum(file.stat().st_size for file in files)

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainkit.cli.where import find_run
-from trainkit.dashboard.runs.glance import is_run
 from trainkit.errors import TrainkitError
-from trainkit.events.plain import Pieces, inert
+from trainkit.events.plain_log import Pieces, inert
+from trainkit.rundir.summary import is_run
 
 if TYPE_CHECKING:
     from trainkit.cli.use import Options
-    from trainkit.infer.settings import Settings
-    from trainkit.run.serving import Served
+    from trainkit.infer.settings import GenerationSettings
+    from trainkit.infer.trained_model import TrainedModel
 
 #: Sequences that are continued at once.
 BATCH = 16
@@ -61,7 +61,7 @@ def generate(
             print(told, flush=True)
 
 
-def open_model(what: str) -> Served:
+def open_model(what: str) -> TrainedModel:
     """The model of RUN or RUN/STEP, or in a directory with a Hugging Face checkpoint or an adapter of PEFT.
 
     Raises TrainkitError.
@@ -70,8 +70,8 @@ def open_model(what: str) -> Served:
     configs = (path / "config.json", path / "adapter_config.json")
     pretrained = any(config.is_file() for config in configs) and not is_run(path)
     directory, step = (path, None) if pretrained else find_run(what)
+    from trainkit.infer.trained_model import open_pretrained, open_run
     from trainkit.parallel.compile_cache import use_compile_cache
-    from trainkit.run.serving import open_pretrained, open_run
 
     use_compile_cache()
     return open_pretrained(directory) if pretrained else open_run(directory, step)
@@ -90,7 +90,7 @@ def check(options: Options) -> None:
     settle(options.settings(), None, max_tokens=MAX_TOKENS)
 
 
-def settled(options: Options, served: Served, *, max_tokens: int) -> Settings:
+def settled(options: Options, served: TrainedModel, *, max_tokens: int) -> GenerationSettings:
     """What was typed, and for the rest what the model comes with, which is told. Raises TrainkitError."""
     from trainkit.hub.generation import generation
     from trainkit.infer.settings import settle

@@ -14,12 +14,12 @@ from trainkit.cli.cache import shown
 from trainkit.errors import TrainkitError
 from trainkit.hub.recipe import load
 from trainkit.recipe import Recipe
-from trainkit.recipe.load import Loaded, located
+from trainkit.recipe.toml.load import Loaded, locate_error
 
 if TYPE_CHECKING:
-    from trainkit.data.cache import Cache
+    from trainkit.data.cache.build import Cache
+    from trainkit.data.checks.show import ShownRow
     from trainkit.data.progress import Tell
-    from trainkit.data.show import ShownRow
 
 #: Rows of a batch that are printed where nothing else is asked for.
 ROWS = 4
@@ -37,8 +37,8 @@ def inspect(
         TrainkitError: there is no such run or recipe, its data cannot be used, or is not what the run was trained on.
     """
     loaded, run = _loaded(what, overrides)
-    from trainkit.data.dataset import TrainSet
-    from trainkit.data.show import show
+    from trainkit.data.batches.dataset import TrainSet
+    from trainkit.data.checks.show import show
 
     recipe = loaded.recipe
     steps = range(first) if step is None else range(step, step + 1)
@@ -50,14 +50,14 @@ def inspect(
             yield from _lines(list(show(cache, data, number)), recipe, rows, as_json)
         cache.close()
     except TrainkitError as error:
-        raise located(error, loaded) from error
+        raise locate_error(error, loaded) from error
 
 
 def _cache(recipe: Recipe, run: Path | None, progress: Tell) -> Cache:
     """The recipe's data; of a run that of its training, and no other. Raises TrainkitError."""
-    from trainkit.data.cache import begin, build
-    from trainkit.data.dataset import may_start_early
-    from trainkit.data.recorded import Recorded, open_again, read
+    from trainkit.data.batches.dataset import may_start_early
+    from trainkit.data.cache.build import begin, build
+    from trainkit.data.cache.recorded import Recorded, open_again, read
 
     recorded = run and read(run)
     if recorded is None and run and (kept := _of_checkpoint(run)):
@@ -82,7 +82,7 @@ def _loaded(what: str, overrides: Sequence[str]) -> tuple[Loaded, Path | None]:
     if Path(what).is_file() or what.endswith(".toml"):
         return load(Path(what), overrides), None
     from trainkit.cli.where import run_directory
-    from trainkit.run.directory import recipe_of
+    from trainkit.rundir.directory import recipe_of
 
     directory = run_directory(what)
     return recipe_of(directory, overrides), directory

@@ -7,12 +7,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from trainkit.events.plain import PlainLog, as_json
+from trainkit.events.plain_log import PlainLog, as_json
 from trainkit.events.schema import Event
 from trainkit.run.process import LOG
 
 
-class Lines:
+class EventPrinter:
     """Called with each event, prints what a person should read of it, or all of it as JSON; `trainer.log` gets it too.
 
     A reader that has gone away does not end the run.

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainkit.cli.where import find_run, run_directory
-from trainkit.dashboard.runs.glance import Facts, is_run
-from trainkit.dashboard.runs.shelf import Shelf
 from trainkit.errors import DONE, FAILED, TrainkitError
-from trainkit.events.plain import duration, inert, quantity
+from trainkit.events.plain_log import duration, inert, quantity
+from trainkit.rundir.listing import RunList
+from trainkit.rundir.summary import RunSummary, is_run
 
 
 def watch(run: str, *, replay: bool, readonly: bool, ascii_only: bool, page: str) -> None:
@@ -97,7 +97,7 @@ def runs(directory: Path) -> str:
     """A table of the runs below a directory, the newest last."""
     if not directory.is_dir():
         raise TrainkitError("there is no such directory", where=str(directory), hint="trainkit run RECIPE makes runs/")
-    shelf = Shelf(directory)
+    shelf = RunList(directory)
     shelf.read()
     found = [
         (name, g.facts, g.kept) for name, g in shelf.glances.items() if g.facts is not None and is_run(g.directory)
@@ -122,9 +122,9 @@ def verify(run: str) -> int:
     from trainkit.checkpoint import store
 
     directory, step = find_run(run)
-    found = store.numbered(directory) if step is None else [store.directory_of(directory) / str(step)]
+    found = store.step_directories(directory) if step is None else [store.directory_of(directory) / str(step)]
     if not found or not all(path.is_dir() for path in found):
-        steps = ", ".join(path.name for path in store.numbered(directory)) or "none"
+        steps = ", ".join(path.name for path in store.step_directories(directory)) or "none"
         raise TrainkitError(f"no checkpoint to verify; there are: {steps}", where=str(directory))
     damaged = 0
     for path in found:
@@ -136,7 +136,7 @@ def verify(run: str) -> int:
     return FAILED if damaged else DONE
 
 
-def _row(name: str, facts: Facts, now: float) -> tuple[str, ...]:
+def _row(name: str, facts: RunSummary, now: float) -> tuple[str, ...]:
     if facts.broken:
         return inert(name), f"({facts.problem})", "", "", ""
     total = "?" if facts.total is None else str(facts.total)

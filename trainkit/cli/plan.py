@@ -9,23 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainkit.errors import TrainkitError
-from trainkit.events.plain import bytes_, count, duration
+from trainkit.events.plain_log import bytes_, count, duration
 from trainkit.hub.recipe import load
 from trainkit.parallel.peaks import peak_of
 from trainkit.plan import COMPUTE_OPTIMAL, SUPPOSED, WITHIN_STEP, DataSize, Devices, Plan, make_plan
 from trainkit.recipe import Recipe
-from trainkit.recipe.load import located
+from trainkit.recipe.toml.load import locate_error
 from trainkit.run import proposal
 from trainkit.run.forecast import Forecast, forecast, forecast_supposed
 
 if TYPE_CHECKING:
-    from trainkit.data.vocabulary import LoadedTokenizer
+    from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class Measured:
     """What is known beyond arithmetic."""
 
     forecast: Forecast
@@ -54,9 +54,9 @@ def plan(path: Path, overrides: Sequence[str], *, devices: int | None, memory: s
         compiled = forecast_supposed(recipe, made) if devices is not None else forecast(recipe, made)
         made = make_plan(recipe, devices=there, vocab_size=vocab_size, data=data, choice=compiled.choice)
     except TrainkitError as error:
-        raise located(error, loaded) from error
+        raise locate_error(error, loaded) from error
     peak = peak_of(made, tflops=recipe.parallel.peak_tflops)
-    found = Found(forecast=compiled, peak_flops=peak, mfu=mfu)
+    found = Measured(forecast=compiled, peak_flops=peak, mfu=mfu)
     told = lines(
         made, name=str(recipe.run.name), data=data, found=found, texts=None if codec is None else texts(recipe, codec)
     )
@@ -77,7 +77,7 @@ def parsed_bytes(text: str) -> int:
 
 def texts(recipe: Recipe, codec: LoadedTokenizer) -> str:
     """How documents begin and end, and what decides whether a token begins them."""
-    from trainkit.data.tokenizer import begins
+    from trainkit.data.tokenizer.load import begins
 
     begin = codec.name(codec.beginning_of_text or 0) if begins(recipe, codec) else "no token of its own"
     end = codec.name(codec.end_of_text) if recipe.data.encoding.eos else "none"
@@ -88,7 +88,7 @@ def texts(recipe: Recipe, codec: LoadedTokenizer) -> str:
 
 
 def lines(
-    plan: Plan, *, name: str, data: DataSize | None, found: Found | None = None, texts: str | None = None
+    plan: Plan, *, name: str, data: DataSize | None, found: Measured | None = None, texts: str | None = None
 ) -> list[str]:
     """A plan as aligned lines of text."""
     batch, devices = plan.batch, plan.devices
@@ -133,13 +133,13 @@ def _trained(plan: Plan) -> list[tuple[str, str]]:
     return [("", f"{plan.trainable:,} of them are trained ({plan.trainable / plan.parameters:.2%}), the others frozen")]
 
 
-def _attention(found: Found | None) -> list[tuple[str, str]]:
+def _attention(found: Measured | None) -> list[tuple[str, str]]:
     if found is None:
         return []
     return [("attention", f"{found.forecast.attention}: {found.forecast.attention_reason}")]
 
 
-def _time(plan: Plan, found: Found | None) -> list[tuple[str, str]]:
+def _time(plan: Plan, found: Measured | None) -> list[tuple[str, str]]:
     if found is None:
         return []
     if found.peak_flops is None:
@@ -150,7 +150,7 @@ def _time(plan: Plan, found: Found | None) -> list[tuple[str, str]]:
     return [("speed", f"{count(int(rate))} tokens/s at {found.mfu:.0%} MFU: {left} to the end")]
 
 
-def _memory(plan: Plan, found: Found | None) -> list[tuple[str, str]]:
+def _memory(plan: Plan, found: Measured | None) -> list[tuple[str, str]]:
     """Of each device, by category: compiled, where it was, and estimated."""
     memory = found.forecast.memory if found else None
     if memory is None or found is None:
@@ -180,9 +180,9 @@ def _way_out(forecast: Forecast) -> list[str]:
 
 
 def _vocabulary_and_data(recipe: Recipe) -> tuple[LoadedTokenizer | None, int, DataSize | None]:
-    from trainkit.data.cache import find
-    from trainkit.data.dataset import TrainSet
-    from trainkit.data.tokenizer import peek, peek_vocab_size
+    from trainkit.data.batches.dataset import TrainSet
+    from trainkit.data.cache.build import find
+    from trainkit.data.tokenizer.load import peek, peek_vocab_size
 
     if cache := find(recipe):
         return cache.tokenizer, cache.tokenizer.vocab_size, TrainSet(cache, recipe).size()

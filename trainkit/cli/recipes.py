@@ -11,8 +11,8 @@ from typing import Any
 from trainkit.errors import TrainkitError
 from trainkit.hub.recipe import load, notes
 from trainkit.plan import Devices, make_plan, steps_need_data
-from trainkit.recipe.load import Loaded, located
-from trainkit.recipe.locate import Key, dotted
+from trainkit.recipe.toml.load import Loaded, locate_error
+from trainkit.recipe.toml.positions import Key, dotted
 
 
 def check(path: Path, overrides: Sequence[str]) -> str:
@@ -26,7 +26,7 @@ def check(path: Path, overrides: Sequence[str]) -> str:
             # as one device sees it; whether the batch divides over more is for trainkit plan, which knows the devices
             plan = make_plan(recipe, devices=Devices(count=recipe.parallel.fsdp), vocab_size=vocab_size, data=None)
         except TrainkitError as error:
-            raise located(error, loaded) from error
+            raise locate_error(error, loaded) from error
         told += [f"{plan.parameters:,} parameters", f"{plan.steps:,} steps of {plan.tokens_per_step:,} tokens"]
     else:
         told.append(_length(loaded))
@@ -36,14 +36,14 @@ def check(path: Path, overrides: Sequence[str]) -> str:
 
 def explain(path: Path, key: str, overrides: Sequence[str]) -> str:
     """Value, origin, meaning and allowed values of a key; of a section, of each key in it."""
-    from trainkit.recipe import language
+    from trainkit.recipe.toml import schema
 
     loaded = load(path, overrides)
     values = loaded.recipe.model_dump(by_alias=True)
     parts: Key = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
-    node = language.node_at(parts, values)
+    node = schema.node_at(parts, values)
     if node is None:
-        known = [dotted(leaf) for leaf in language.leaves()]
+        known = [dotted(leaf) for leaf in schema.leaves()]
         near = difflib.get_close_matches(key, known, n=3) or [
             k for k in known if k.split(".")[-1] == key.split(".")[-1]
         ]
@@ -53,22 +53,22 @@ def explain(path: Path, key: str, overrides: Sequence[str]) -> str:
         )
     value = _value(values, parts)
     lines = [_line(key, value, loaded)]
-    if meaning := language.meaning(node):
+    if meaning := schema.meaning(node):
         lines.append(f"  {meaning}")
-    lines.append(f"  allowed: {language.describe(node)}")
+    lines.append(f"  allowed: {schema.describe(node)}")
     if "default" in node and node["default"] is not None and not isinstance(node["default"], dict):
         lines.append(f"  default: {json.dumps(node['default'])}")
-    for name, child in language.keys_of(node, value).items():
+    for name, child in schema.keys_of(node, value).items():
         inner = f"{key}.{name}"
         lines += ["", "  " + _line(inner, _value(values, (*parts, name)), loaded)]
-        lines.append(f"    {language.meaning(child)}".rstrip() or f"    {language.describe(child)}")
+        lines.append(f"    {schema.meaning(child)}".rstrip() or f"    {schema.describe(child)}")
     return "\n".join(lines)
 
 
 def schema() -> str:
-    from trainkit.recipe import language
+    from trainkit.recipe.toml import schema
 
-    return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **language.schema()}, indent=2)
+    return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema.schema()}, indent=2)
 
 
 def _length(loaded: Loaded) -> str:
@@ -80,7 +80,7 @@ def _length(loaded: Loaded) -> str:
 
 
 def _line(key: str, value: Any, loaded: Loaded) -> str:
-    from trainkit.recipe.write import toml_value
+    from trainkit.recipe.toml.write import toml_value
 
     if isinstance(value, dict) or (isinstance(value, tuple) and value and isinstance(value[0], dict)):
         return f"[{key}]"

@@ -13,10 +13,10 @@ from trainkit.dashboard import terminal
 from trainkit.errors import DONE, WRONG_INPUT, TrainkitError
 from trainkit.events.log import read
 from trainkit.hub.recipe import load, notes
-from trainkit.recipe.write import toml_value
+from trainkit.recipe.toml.write import toml_value
 from trainkit.run.attempt import attempt
-from trainkit.run.directory import create, discard, typed
 from trainkit.run.start import Start, steps_of
+from trainkit.rundir.directory import as_typed, create, discard
 from trainkit.track.projections import NAMES
 
 Output = Literal["dashboard", "plain", "json"]
@@ -61,15 +61,15 @@ def follow(directory: Path, start: Start, output: Output | None, detach: bool) -
     """Train the run in `directory` and show it: in a process of its own under the dashboard, or here as lines, which is
     what is done by itself where the dashboard cannot be drawn."""
     if not detach and (output or ("plain" if terminal.lacking() else "dashboard")) != "dashboard":
-        from trainkit.cli.lines import Lines
+        from trainkit.cli.lines import EventPrinter
 
-        with Lines(directory, as_json=output == "json") as lines:
+        with EventPrinter(directory, as_json=output == "json") as lines:
             return attempt(directory, start, echo=lines)
     from trainkit.run.process import spawn
 
     trainer = spawn(directory, start)
     if detach:
-        how = f"trainkit watch {typed(directory)}"
+        how = f"trainkit watch {as_typed(directory)}"
         print(f"{directory.name} is training as process {trainer.pid}; look at it: {how}", file=sys.stderr)
         return DONE
     terminal.watch(directory)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainkit.cli.where import run_directory
-from trainkit.events.plain import inert
-from trainkit.run.directory import recipe_of, typed
+from trainkit.events.plain_log import inert
+from trainkit.rundir.directory import as_typed, recipe_of
 from trainkit.track.projections import Name, asked, require
 
 
@@ -42,9 +42,12 @@ def _where(name: Name, run: str, repository: str, directory: Path) -> str:
         case "aim":
             return f"Aim run {run} in {repository}/.aim"
         case "tensorboard":
-            return f"TensorBoard's {typed(directory / 'tensorboard')} (tensorboard --logdir {typed(directory.parent)})"
+            runs = as_typed(directory.parent)
+            return f"TensorBoard's {as_typed(directory / 'tensorboard')} (tensorboard --logdir {runs})"
         case "wandb":
             sync = (
-                f" (wandb sync {typed(directory / 'wandb')}/offline-run-*)" if repository.startswith("offline") else ""
+                f" (wandb sync {as_typed(directory / 'wandb')}/offline-run-*)"
+                if repository.startswith("offline")
+                else ""
             )
             return f"W&B run {run}{sync}"

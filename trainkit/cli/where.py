@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-from trainkit.dashboard.runs.glance import is_run
 from trainkit.errors import TrainkitError
+from trainkit.rundir.summary import is_run
 
 RUNS = Path("runs")
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from textual.binding import Binding, BindingType
 from textual.notifications import Notification, Notify
 
-from trainkit.dashboard.habits import Habits
+from trainkit.dashboard.preferences import Habits
 from trainkit.dashboard.screens import Ask, Confirm
 from trainkit.dashboard.themed import Themed
 from trainkit.errors import TrainkitError
 from trainkit.events.client import Reply, longer, send
-from trainkit.events.orders import Name, order
+from trainkit.events.commands import Name, order
 from trainkit.events.view import State, View
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ ORDERS = frozenset({"stop", "order", "pause", "sample", "rate", "decay"})
 CHANGES = frozenset({"mark"})
 
 
-class Answer(NamedTuple):
+class CommandReply(NamedTuple):
     """What the trainer said to an order, or why it did not; `waiting` is what was told meanwhile."""
 
     command: Name
@@ -67,7 +67,7 @@ class Acting(Themed[None]):
         """`forbidden` says why this viewer may change nothing; empty where it may."""
         super().__init__(habits, ascii_only=ascii_only)
         self._run_directory, self._forbidden = run_directory, forbidden
-        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[CommandReply] = queue.SimpleQueue()
 
     @property
     def view(self) -> View:
@@ -165,9 +165,9 @@ class Acting(Themed[None]):
 
     def _send(self, command: Name, argument: str | None, waiting: Notification) -> None:
         try:
-            self._answers.put(Answer(command, send(self._run_directory, command, argument), waiting))
+            self._answers.put(CommandReply(command, send(self._run_directory, command, argument), waiting))
         except TrainkitError as error:
-            self._answers.put(Answer(command, error, waiting))
+            self._answers.put(CommandReply(command, error, waiting))
 
 
 def without_trainer(state: State, run: Path) -> str:

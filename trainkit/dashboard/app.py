@@ -12,22 +12,22 @@ from textual.events import Event, Key, Resize
 from textual.timer import Timer
 from textual.widgets import ContentSwitcher, Static
 
-from trainkit.dashboard import habits, replaying
+from trainkit.dashboard import preferences, replaying
 from trainkit.dashboard.acting import Acting
 from trainkit.dashboard.charts.keys import ChartKeys
 from trainkit.dashboard.pages import PAGES, Page
-from trainkit.dashboard.pages.data import Data
+from trainkit.dashboard.pages.data import DataPage
 from trainkit.dashboard.panels.footer import Footer
 from trainkit.dashboard.panels.header import Header
 from trainkit.dashboard.panels.overview import Overview
 from trainkit.dashboard.panels.tabs import Tabs
-from trainkit.dashboard.panels.texts import WIDE, Texts
-from trainkit.dashboard.replay import Replay
+from trainkit.dashboard.panels.texts import WIDE, TextPanels
 from trainkit.dashboard.replaying import Replaying
-from trainkit.dashboard.source import Source
 from trainkit.errors import TrainkitError
 from trainkit.events.series import Series
 from trainkit.events.view import State, View
+from trainkit.rundir.follow import LogFollower
+from trainkit.rundir.replay import Replay
 
 #: Seconds between two looks at the log, while the run goes on and after it has ended; between two drawings of the
 #: charts, which take about 20 ms of a core each; and of reading at a time.
@@ -81,11 +81,11 @@ class Dashboard(ChartKeys, Replaying, Acting):
         `remembered` is the file with the person's habits; without one nothing is remembered. `page` is shown first.
         """
         forbidden = "this is a replay of what has been" if replay else "this viewer may only look" if readonly else ""
-        kept = habits.read(remembered) if remembered else habits.Habits()
+        kept = preferences.read(remembered) if remembered else preferences.Habits()
         super().__init__(run_directory, kept, forbidden=forbidden, ascii_only=ascii_only)
         self._directory, self._remembered = run_directory, remembered
         self._first_page = page or kept.page
-        self._source = replay or Source(run_directory)
+        self._source = replay or LogFollower(run_directory)
         self.replay = replay
         self.viewport.adopt(kept.looks)
         self._header, self._tabs = Header(), Tabs(NAMES)
@@ -153,8 +153,8 @@ class Dashboard(ChartKeys, Replaying, Acting):
         return self._source.detail(low, high)
 
     def open_batch(self, step: int) -> None:
-        self._turn_to(Data.NAME)
-        self.query_one(Data).show_step(step - 1)
+        self._turn_to(DataPage.NAME)
+        self.query_one(DataPage).show_step(step - 1)
 
     def poll(self, *, everything: bool = False) -> None:
         """Read what is new, show it, or `everything`, and tell what became of orders."""
@@ -215,7 +215,7 @@ class Dashboard(ChartKeys, Replaying, Acting):
             for page in self.screen_stack[0].query(Page):
                 self.habits.pages[page.NAME] = page.habits()
             self.habits.looks = self.viewport.habits()
-            habits.write(self.habits, self._remembered)
+            preferences.write(self.habits, self._remembered)
 
     def action_detach(self) -> None:
         self.remember()
@@ -225,12 +225,12 @@ class Dashboard(ChartKeys, Replaying, Acting):
         self.action_detach()
 
     def action_next_panel(self) -> None:
-        texts = self.screen_stack[0].query_one(Texts)
+        texts = self.screen_stack[0].query_one(TextPanels)
         texts.turn()
         self.habits.panel = texts.shown
 
     def action_scroll_text(self, lines: int) -> None:
-        self.screen_stack[0].query_one(Texts).scroll_lines(lines)
+        self.screen_stack[0].query_one(TextPanels).scroll_lines(lines)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action in OVERVIEW and (len(self.screen_stack) != 1 or self._page()):

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainkit.events import plain
+from trainkit.events import plain_log
 
 #: Rows of a batch that are read, batches that are kept, and lines of an error that are told.
 ROWS, MOST_BATCHES, ERROR_LINES = 8, 64, 12
 
 
-class Piece(NamedTuple):
+class ShownSpan(NamedTuple):
     """Tokens `first` … `end - 1` of the document at `where`; `runs` are (text, whether it is learned). All inert."""
 
     where: str
@@ -26,22 +26,22 @@ class Piece(NamedTuple):
     runs: tuple[tuple[str, bool], ...]
 
 
-class Row(NamedTuple):
+class ShownRow(NamedTuple):
     row: int
     source: str
     example: int
     label: int | None
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ShownSpan, ...]
 
 
 class Batch(NamedTuple):
     """The first rows of a batch, or (inert) why they could not be read."""
 
-    rows: tuple[Row, ...] = ()
+    rows: tuple[ShownRow, ...] = ()
     error: str = ""
 
 
-class Reader:
+class BatchReader:
     """Reads batches of a run by step, one at a time and in a thread, and keeps the last of them.
 
     `done` is called from the thread when one has been read.
@@ -115,30 +115,30 @@ class Reader:
                     encoding="utf-8", errors="replace",
                 )  # fmt: skip
             except OSError as error:
-                return Batch(error=plain.inert(f"{error}"))
+                return Batch(error=plain_log.inert(f"{error}"))
         told, problem = child.communicate()
         if child.returncode:
-            lines = plain.inert(problem.strip()).split("\n")[-ERROR_LINES:]
+            lines = plain_log.inert(problem.strip()).split("\n")[-ERROR_LINES:]
             return Batch(
                 error="\n".join(lines) if problem.strip() else f"trainkit inspect ended with {child.returncode}"
             )
         try:  # split at line feeds alone: texts may hold other ends of lines
             rows = tuple(_row(json.loads(line)) for line in told.split("\n") if line)
         except ValueError as error:
-            return Batch(error=plain.inert(f"trainkit inspect printed no JSON: {error}"))
+            return Batch(error=plain_log.inert(f"trainkit inspect printed no JSON: {error}"))
         return Batch(rows) if rows else Batch(error="trainkit inspect printed no row")
 
 
-def _row(told: dict[str, Any]) -> Row:
+def _row(told: dict[str, Any]) -> ShownRow:
     pieces = tuple(
-        Piece(
+        ShownSpan(
             _line(piece["where"]), piece["first"], piece["end"],
-            tuple((plain.inert(text), learned) for text, learned in piece["runs"]),
+            tuple((plain_log.inert(text), learned) for text, learned in piece["runs"]),
         )
         for piece in told["pieces"]
     )  # fmt: skip
-    return Row(told["row"], _line(told["source"]), told["example"], told["label"], pieces)
+    return ShownRow(told["row"], _line(told["source"]), told["example"], told["label"], pieces)
 
 
 def _line(name: str) -> str:
-    return plain.one_line(name)
+    return plain_log.one_line(name)

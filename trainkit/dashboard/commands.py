@@ -50,7 +50,7 @@ def keys_in_force(screen: Screen[Any]) -> list[Key]:
     return sorted(keys, key=lambda key: (not isinstance(key.node, Page), order[key.group]))
 
 
-class Commands(Provider):
+class PaletteCommands(Provider):
     """Whatever a key does, by its name; and every theme."""
 
     async def discover(self) -> Hits:

@@ -9,9 +9,9 @@ from textual.binding import Binding, BindingType
 from textual.widgets import Input
 
 from trainkit.dashboard.charts.viewport import viewport_of
-from trainkit.dashboard.replay import Replay
 from trainkit.dashboard.screens import Ask
 from trainkit.errors import TrainkitError
+from trainkit.rundir.replay import Replay
 
 ACTIONS = ("play", "speed", "seek", "go_to_step")
 

@@ -22,11 +22,11 @@ from types import FrameType
 from aiohttp import web
 from textual_serve.server import Server
 
-from trainkit.dashboard import habits
+from trainkit.dashboard import preferences
 from trainkit.dashboard.app import Dashboard
-from trainkit.dashboard.replay import Replay
 from trainkit.errors import FAILED, TrainkitError
-from trainkit.events import plain
+from trainkit.events import plain_log
+from trainkit.rundir.replay import Replay
 
 HOST = "127.0.0.1"
 #: Bytes of randomness in the address.
@@ -126,7 +126,7 @@ def serve(run_directory: Path, *, port: int = 0, replay: bool = False, orders: b
     listener = _listen(port)
     options = [name for name, on in (("replay", replay), ("orders", orders)) if on]
     command = shlex.join([sys.executable, "-m", __name__, str(run_directory), *options])
-    server = Guarded(command, port=listener.getsockname()[1], title=plain.one_line(run_directory.absolute().name))
+    server = Guarded(command, port=listener.getsockname()[1], title=plain_log.one_line(run_directory.absolute().name))
     web.run_app(server.application(), sock=listener, print=None, access_log=None, shutdown_timeout=PATIENCE)
 
 
@@ -134,7 +134,7 @@ def main(arguments: list[str]) -> None:
     """The viewer of one browser tab: RUN [replay] [orders]."""
     run_directory, options = Path(arguments[0]), arguments[1:]
     replay = Replay(run_directory) if "replay" in options else None
-    Viewer(run_directory, replay=replay, readonly="orders" not in options, remembered=habits.where()).run()
+    Viewer(run_directory, replay=replay, readonly="orders" not in options, remembered=preferences.where()).run()
 
 
 def _listen(port: int) -> socket.socket:

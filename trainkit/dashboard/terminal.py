@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Literal, NoReturn
 
 from trainkit.errors import DONE, FAILED, INTERRUPTED, TrainkitError
-from trainkit.events.plain import inert
+from trainkit.events.plain_log import inert
 from trainkit.events.view import State
 
 #: The viewer steps back for the trainer, which may want every core. Not further: where none is idle, it would answer
@@ -52,10 +52,10 @@ def watch(
     require_terminal(f"one picture of it as text: trainkit watch {run_directory} --once")
 
     def show() -> None:
-        from trainkit.dashboard import habits, images
+        from trainkit.dashboard import images, preferences
         from trainkit.dashboard.app import Dashboard, require_page
         from trainkit.dashboard.filters import wants_ascii
-        from trainkit.dashboard.replay import Replay
+        from trainkit.rundir.replay import Replay
 
         require_page(page)
         images.graphics()
@@ -65,7 +65,7 @@ def watch(
             readonly=readonly,
             ascii_only=ascii_only or wants_ascii(),
             page=page,
-            remembered=habits.where(),
+            remembered=preferences.where(),
         )
         dashboard.run()
         if dashboard.signal is not None:

@@ -19,12 +19,12 @@ from textual.filter import LineFilter, Monochrome
 from textual.notifications import SeverityLevel
 
 from trainkit.dashboard import theme
-from trainkit.dashboard.commands import Commands, keys_in_force
+from trainkit.dashboard.commands import PaletteCommands, keys_in_force
 from trainkit.dashboard.driver import Terminal
 from trainkit.dashboard.filters import Ascii, Colorless
-from trainkit.dashboard.habits import Habits
+from trainkit.dashboard.preferences import Habits
 from trainkit.dashboard.screens import Help
-from trainkit.events import plain
+from trainkit.events import plain_log
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ class Themed(App[T]):
 
     TITLE = "trainkit"
     BINDING_GROUP_TITLE = "the window"
-    COMMANDS = {Commands}  # noqa: RUF012 (as textual declares it)
+    COMMANDS = {PaletteCommands}  # noqa: RUF012 (as textual declares it)
     COMMAND_PALETTE_BINDING = HELP  # the key that the footer has at its right end, however narrow it is
     AUTO_FOCUS = None
     # as it is: textual looks for a relative path beside the file of each subclass
@@ -117,7 +117,7 @@ class Themed(App[T]):
         markup: bool = False,
     ) -> None:
         """As any application's, but inert: names of directories and what a trainer answers are told so."""
-        super().notify(plain.inert(message), title=title, severity=severity, timeout=timeout, markup=markup)
+        super().notify(plain_log.inert(message), title=title, severity=severity, timeout=timeout, markup=markup)
 
     def watch_theme(self, name: str) -> None:
         self.no_color = name == theme.PLAIN

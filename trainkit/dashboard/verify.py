@@ -10,9 +10,9 @@ from pathlib import Path
 from textual.content import Content
 
 from trainkit.dashboard import theme
-from trainkit.dashboard.manifest import clock
 from trainkit.dashboard.panels.rows import cell
-from trainkit.events import plain
+from trainkit.events import plain_log
+from trainkit.rundir.manifest import clock
 
 
 async def verified(directory: Path) -> list[Content]:
@@ -30,7 +30,7 @@ async def verified(directory: Path) -> list[Content]:
     finally:
         if child.returncode is None:
             child.kill()
-    seconds = plain.duration(time.monotonic() - started)
+    seconds = plain_log.duration(time.monotonic() - started)
     if child.returncode == 0:
         return [cell(f"   whole: every checksum is right ({clock(time.time())}, in {seconds})", theme.GOOD)]
     found = [line.strip() for line in told.decode(errors="replace").split("\n")[1:] if line.strip()]

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from trainkit.data.cache import Cache
-from trainkit.data.gate import place_of
-from trainkit.data.shards import LEARNED
-from trainkit.data.stream import Stream
+from trainkit.data.cache.build import Cache
+from trainkit.data.cache.shards import LEARNED
+from trainkit.data.cache.stream import Stream
+from trainkit.data.checks.supervision import place_of
 from trainkit.errors import TrainkitError
 
 

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from trainkit.data.shards import Shard
+from trainkit.data.cache.shards import Shard
 
 _INTERVAL = 0.2
 
 
 @dataclass(frozen=True)
-class Progress:
+class CachingProgress:
     """So far, of one thing that is being done.
 
     `what` is "files" (being read for their digests), "tokenizer" (being trained), "train" or the name of a validation
@@ -30,7 +30,7 @@ class Progress:
     done: bool
 
 
-Tell = Callable[[Progress], None] | None
+Tell = Callable[[CachingProgress], None] | None
 """Who is told of it, if anybody."""
 
 
@@ -47,7 +47,7 @@ class Reporter:
         self._documents = self._bytes = self._tokens = 0
         self._source_done = self._bytes_done = 0
         self._told = time.monotonic()
-        self._last: Progress | None = None
+        self._last: CachingProgress | None = None
 
     def add(self, *, documents: int = 0, bytes: int = 0, tokens: int = 0) -> None:
         with self._lock:
@@ -86,7 +86,7 @@ class Reporter:
                 now = (self._documents, self._bytes, self._tokens)
                 if self._source_done and self._source:
                     total = max(self._bytes, round(self._bytes_done * self._source / self._source_done))
-            progress = Progress(self._what, *now, total, done)
+            progress = CachingProgress(self._what, *now, total, done)
             if progress != self._last:
                 self._last = progress
                 self._callback(progress)

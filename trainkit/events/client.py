@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from trainkit.errors import FAILED, TrainkitError
+from trainkit.events.commands import Command, order
 from trainkit.events.control import LONGEST_LINE, NAME, address
 from trainkit.events.log import last_end
-from trainkit.events.orders import Order, order
 
 
 def longer(run_directory: Path) -> str:
@@ -90,7 +90,7 @@ def _receive(connection: socket.socket, *, until: float) -> bytes:
     return line
 
 
-def _line(order: Order) -> bytes:
+def _line(order: Command) -> bytes:
     """An order as it is sent; without what it has not."""
     told = {name: value for name, value in order._asdict().items() if value is not None}
     line = json.dumps(told, ensure_ascii=False).encode() + b"\n"

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import TrainkitError
-from trainkit.events.orders import Name, Order, order
+from trainkit.events.commands import Command, Name, order
 
 NAME = "control.sock"
 #: Bytes of an order, most of it a prompt; whoever sends more, or takes longer to finish it, is not a client of ours.
@@ -34,10 +34,10 @@ LONGEST_PATH = 100
 
 
 @dataclass(frozen=True)
-class Command:
+class PendingCommand:
     """An order and the client that waits for the answer. Answer each once."""
 
-    order: Order
+    order: Command
     _connection: socket.socket
 
     @property
@@ -58,21 +58,21 @@ class Server:
 
     def __init__(self, run_directory: Path) -> None:
         self._path = run_directory / NAME
-        self._orders: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[PendingCommand] = queue.SimpleQueue()
         self._listener = _listen(run_directory)
         self._wake, self._waker = socket.socketpair()
         self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
         self._thread.start()
 
-    def take(self) -> list[Command]:
+    def take(self) -> list[PendingCommand]:
         """What has come since the last call, oldest first. Does not wait."""
-        taken: list[Command] = []
+        taken: list[PendingCommand] = []
         with contextlib.suppress(queue.Empty):
             while True:
                 taken.append(self._orders.get_nowait())
         return taken
 
-    def wait(self, timeout: float) -> list[Command]:
+    def wait(self, timeout: float) -> list[PendingCommand]:
         """As `take`, but waits up to `timeout` seconds for the first."""
         try:
             return [self._orders.get(timeout=timeout), *self.take()]
@@ -118,7 +118,7 @@ class Server:
             connection.close()
             return
         try:
-            self._orders.put(Command(order(*_parse(line.partition(b"\n")[0])), connection))
+            self._orders.put(PendingCommand(order(*_parse(line.partition(b"\n")[0])), connection))
         except TrainkitError as error:
             _answer(connection, False, error.problem)
 

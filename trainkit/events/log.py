@@ -117,7 +117,7 @@ class Tail:
                 return []
             with self._path.open("rb") as file:
                 found = os.fstat(file.fileno())
-                self.replaced = replaced(found, self._file, self.offset)
+                self.replaced = is_replaced(found, self._file, self.offset)
                 self._file = file_of(found)
                 file.seek(self.offset)
                 chunk = file.read(limit_bytes)
@@ -142,7 +142,7 @@ def file_of(found: os.stat_result) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def replaced(found: os.stat_result, file: tuple[int, int] | None, offset: int) -> bool:
+def is_replaced(found: os.stat_result, file: tuple[int, int] | None, offset: int) -> bool:
     """Whether another log stands where `offset` bytes of `file` were read, None where that has never been opened:
     one that is another file, or that has become shorter. It is to be read anew."""
     return found.st_size < offset or file not in (None, file_of(found))
@@ -153,7 +153,7 @@ def read(run_directory: Path) -> list[Event]:
     tail, events = Tail(run_directory), []
     while batch := tail.poll():
         events.extend(batch)
-    return current(events)
+    return current_events(events)
 
 
 def of_kinds(run_directory: Path, *kinds: str) -> Iterator[Event]:
@@ -189,7 +189,7 @@ def _newest(run_directory: Path) -> list[Event]:
         back *= 8
 
 
-def current(events: list[Event]) -> list[Event]:
+def current_events(events: list[Event]) -> list[Event]:
     """Without the events of earlier attempts beyond the step from which a later one resumed."""
     kept: list[Event] = []
     for event in events:

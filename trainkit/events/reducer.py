@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainkit.events import plain
+from trainkit.events import plain_log
 from trainkit.events.log import Tail, number
 from trainkit.events.pace import Pace
 from trainkit.events.schema import FOREIGN, Event
 from trainkit.events.series import Series
-from trainkit.events.view import ENDS, LEVELS, Cache, Checkpoint, Level, Line, Marker, Sample, View
+from trainkit.events.view import ENDS, LEVELS, CacheProgress, Level, LogLine, Marker, SampleText, SavedCheckpoint, View
 
 #: Kinds that the log panel tells, beside what it shows elsewhere.
 TOLD = frozenset({
@@ -50,7 +50,7 @@ def view_of(run_directory: Path) -> View:
 def _run_started(view: View, event: Event) -> None:
     view.name, view.host = event["name"], event["host"]
     view.pid, view.process_started = event["pid"], event["process_started"]
-    view.versions = {plain.inert(name): plain.inert(version) for name, version in event["versions"].items()}
+    view.versions = {plain_log.inert(name): plain_log.inert(version) for name, version in event["versions"].items()}
     view.activity, view.finished, view.message = "starting", None, ""
     view.paused = view.stopping = False
     view.saving = None
@@ -95,7 +95,7 @@ def _add_up(plan: dict[str, Any], devices: list[Any]) -> None:
 
 
 def _cache_progress(view: View, event: Event) -> None:
-    view.cache[event["what"]] = Cache(
+    view.cache[event["what"]] = CacheProgress(
         event["documents"], event["bytes"], event["tokens"], event["total_bytes"], event["done"]
     )
     if view.activity in ("starting", "caching", "compiling"):
@@ -129,9 +129,9 @@ def _evaluated(view: View, event: Event) -> None:
 
 
 def _sampled(view: View, event: Event) -> None:
-    image, expected = event.get("image", ""), plain.one_line(event.get("expected", ""))
-    told = plain.inert(event["prompt"]), plain.inert(event["text"])
-    view.samples.append(Sample(event["step"], *told, image, tuple(plain.predictions(event)), expected))
+    image, expected = event.get("image", ""), plain_log.one_line(event.get("expected", ""))
+    told = plain_log.inert(event["prompt"]), plain_log.inert(event["text"])
+    view.samples.append(SampleText(event["step"], *told, image, tuple(plain_log.predictions(event)), expected))
     view.told += 1
 
 
@@ -145,7 +145,7 @@ def _checkpoint_saved(view: View, event: Event) -> None:
     view.saving = None
     if view.activity == "saving":
         view.activity = "running"
-    view.checkpoints.append(Checkpoint(event["step"], event["kind"], event["path"], event["bytes"], event["t"]))
+    view.checkpoints.append(SavedCheckpoint(event["step"], event["kind"], event["path"], event["bytes"], event["t"]))
     view.markers.append(Marker(event["step"], "checkpoint", event["kind"]))
 
 
@@ -163,19 +163,19 @@ def _control(view: View, event: Event) -> None:
 
 
 def _alert(view: View, event: Event) -> None:
-    view.alerts.append(Line(event["t"], "error", plain.inert(f"{event['kind']}: {event['message']}")))
+    view.alerts.append(LogLine(event["t"], "error", plain_log.inert(f"{event['kind']}: {event['message']}")))
     view.markers.append(Marker(event["step"], "alert", event["kind"]))
 
 
 def _run_finished(view: View, event: Event) -> None:
     if event["status"] not in ENDS:
         raise ValueError("no run ends so")
-    view.finished, view.message = event["status"], plain.inert(event["message"])
+    view.finished, view.message = event["status"], plain_log.inert(event["message"])
     view.saving, view.paused, view.stopping = None, False, False
 
 
 def _tell(view: View, event: Event) -> None:
-    told = plain.text(event)
+    told = plain_log.text(event)
     assert told is not None
     level: Level = "info"
     match event["type"]:
@@ -185,7 +185,7 @@ def _tell(view: View, event: Event) -> None:
             level = "error"
         case "run_finished" if event["status"] == "failed":
             level = "error"
-    view.log.append(Line(event["t"], level, told))
+    view.log.append(LogLine(event["t"], level, told))
     view.told += 1
 
 

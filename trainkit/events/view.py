@@ -35,7 +35,7 @@ class Marker(NamedTuple):
     text: str
 
 
-class Sample(NamedTuple):
+class SampleText(NamedTuple):
     """All inert but `image`, which is a path within the run directory or empty, and may be hostile.
 
     `predictions` are (label, probability), the likeliest first; `expected` is the right label, empty where none is
@@ -50,7 +50,7 @@ class Sample(NamedTuple):
     expected: str = ""
 
 
-class Line(NamedTuple):
+class LogLine(NamedTuple):
     """A line of the log. The text is inert."""
 
     t: float
@@ -58,7 +58,7 @@ class Line(NamedTuple):
     text: str
 
 
-class Checkpoint(NamedTuple):
+class SavedCheckpoint(NamedTuple):
     step: int
     kind: str
     path: str
@@ -66,7 +66,7 @@ class Checkpoint(NamedTuple):
     t: float
 
 
-class Cache(NamedTuple):
+class CacheProgress(NamedTuple):
     documents: int
     bytes: int
     tokens: int
@@ -93,15 +93,15 @@ class View:
     earlier: float = 0.0
     plan: dict[str, Any] = field(default_factory=dict)
     devices: list[str] = field(default_factory=list)
-    cache: dict[str, Cache] = field(default_factory=dict)
+    cache: dict[str, CacheProgress] = field(default_factory=dict)
     series: dict[str, Series] = field(default_factory=dict)
     markers: deque[Marker] = field(default_factory=lambda: deque(maxlen=10_000))
-    samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=64))
-    log: deque[Line] = field(default_factory=lambda: deque(maxlen=500))
+    samples: deque[SampleText] = field(default_factory=lambda: deque(maxlen=64))
+    log: deque[LogLine] = field(default_factory=lambda: deque(maxlen=500))
     #: Grows with every line and every sample, so that a panel knows whether it is out of date.
     told: int = 0
-    alerts: deque[Line] = field(default_factory=lambda: deque(maxlen=100))
-    checkpoints: list[Checkpoint] = field(default_factory=list)
+    alerts: deque[LogLine] = field(default_factory=lambda: deque(maxlen=100))
+    checkpoints: list[SavedCheckpoint] = field(default_factory=list)
     pace: Pace = field(default_factory=Pace)
     #: The step that is being saved, if any.
     saving: int | None = None

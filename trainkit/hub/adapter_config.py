@@ -14,15 +14,15 @@ from typing import Any, Literal, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from trainkit.data.objects import read_object
+from trainkit.data.json_files import read_object
 from trainkit.errors import TrainkitError
 from trainkit.hub import find
 from trainkit.hub.config import family_of_spec
 from trainkit.hub.names import Name
-from trainkit.recipe.adapter import Lora
-from trainkit.recipe.linears import linears, matching
-from trainkit.recipe.model import Model
-from trainkit.recipe.pretrained import Checkpoint
+from trainkit.recipe.families.pretrained import PretrainedCheckpoint
+from trainkit.recipe.sections.adapter import Lora
+from trainkit.recipe.sections.lora_targets import linears, targeted_layers
+from trainkit.recipe.sections.model import Model
 from trainkit.recipe.spec import with_tuples
 
 FILE = find.ADAPTER.config
@@ -132,7 +132,7 @@ def write(directory: Path, layers: Iterable[str], spec: Model, adapter: Lora) ->
     return file
 
 
-def look_up(pretrained: str, revision: str | None, *, tables: Mapping[str, Any]) -> Checkpoint | None:
+def look_up(pretrained: str, revision: str | None, *, tables: Mapping[str, Any]) -> PretrainedCheckpoint | None:
     """What the adapter that a recipe begins with says of its `[adapter]`: targets in the recipe's words where they mean
     the same layers. None where its `[model]` is not right, which that says itself.
 
@@ -157,7 +157,7 @@ def look_up(pretrained: str, revision: str | None, *, tables: Mapping[str, Any])
     if found.base != "none":
         values["base"] = found.base
     here = find.local(pretrained, kind=find.ADAPTER) is not None
-    return Checkpoint(
+    return PretrainedCheckpoint(
         values=values,
         pretrained=str(directory) if here else pretrained,
         revision=commit,
@@ -245,7 +245,7 @@ def _matcher(said: Any, key: str, where: str) -> Callable[[str], bool]:
 def _layers(targets: Any, spec: Model) -> list[str] | None:
     """Those that a recipe's targets mean; None where they mean none."""
     try:
-        return matching(Lora(targets=with_tuples(targets)), list(linears(spec)))
+        return targeted_layers(Lora(targets=with_tuples(targets)), list(linears(spec)))
     except (ValidationError, TrainkitError):
         return None
 

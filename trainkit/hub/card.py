@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 import trainkit
-from trainkit.recipe.adapter import Lora
-from trainkit.recipe.load import Loaded
-from trainkit.recipe.write import dumps
+from trainkit.recipe.sections.adapter import Lora
+from trainkit.recipe.toml.load import Loaded
+from trainkit.recipe.toml.write import dumps
 
 #: In a URL of a file on this machine: there is no host between these slashes.
 NO_HOST = ":///"

@@ -16,10 +16,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trainkit.data.objects import read_object
+from trainkit.data.json_files import read_object
 from trainkit.errors import TrainkitError
 from trainkit.hub.names import Name
-from trainkit.recipe.pretrained import Pretrained
+from trainkit.recipe.families.pretrained import Pretrained
 from trainkit.recipe.spec import with_tuples
 
 Config = dict[str, Any]

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from trainkit.data.hub import BESIDE, HUB_ID, file_of
-from trainkit.data.objects import read_object
+from trainkit.data.json_files import read_object
+from trainkit.data.sources.hub import BESIDE, HUB_ID, file_of
 from trainkit.errors import TrainkitError
 
 T = TypeVar("T")

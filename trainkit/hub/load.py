@@ -16,9 +16,9 @@ from jaxtyping import PyTree
 from trainkit.hub.config import family_of, read_config, spec_of
 from trainkit.hub.copying import Scratch, fresh
 from trainkit.hub.names import Shape
-from trainkit.hub.source import Source
+from trainkit.hub.source import TensorSource
 from trainkit.models.build import leaf_names
-from trainkit.recipe.model import Model
+from trainkit.recipe.sections.model import Model
 
 #: Pieces of tensors that are copied at once.
 COPIES = 4
@@ -37,7 +37,7 @@ def check(directory: Path, shapes: PyTree, *, resize: bool = False) -> None:
     Raises:
         TrainkitError: as there, but for a tied embedding that is there in two versions.
     """
-    Source(directory).check(_arrays(shapes), resize=resize)
+    TensorSource(directory).check(_arrays(shapes), resize=resize)
 
 
 def load_params(
@@ -70,7 +70,7 @@ def load_params(
     leaves, structure = jax.tree.flatten(shapes)
     where = jax.tree.leaves(shardings) if shardings is not None else [None] * len(leaves)
     names = jax.tree.leaves(leaf_names(shapes))
-    source = Source(directory)
+    source = TensorSource(directory)
     source.check(_arrays(shapes), resize=resize)
     source.check_tied()
     asked = [i for i, leaf in enumerate(leaves) if isinstance(leaf, _ARRAYS)]

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import PyTree
 
-from trainkit.data.objects import read_object
+from trainkit.data.json_files import read_object
 from trainkit.errors import TrainkitError
 from trainkit.hub import adapter_config, find
 from trainkit.hub.names import compare
-from trainkit.hub.safetensors import Entry, Tensors, read_header, write_file
+from trainkit.hub.safetensors import TensorEntry, Tensors, read_header, write_file
 from trainkit.models.adapters import Adapted, Numbers, adapted_layers
-from trainkit.recipe.adapter import Lora
-from trainkit.recipe.model import Model
+from trainkit.recipe.sections.adapter import Lora
+from trainkit.recipe.sections.model import Model
 
 WEIGHTS = find.ADAPTER.weights
 PREFIX = "base_model.model."
@@ -34,7 +34,7 @@ def save(directory: Path, model: PyTree, spec: Model, adapter: Lora) -> list[Pat
     """Write the adapter of an adapted model into an existing directory, in float32; the files. Raises OSError."""
     layers, names = adapted_layers(model), adapter_config.names(spec)
     entries = [
-        Entry(_key(tensor, leaf), numbers[at].T.shape, np.dtype(np.float32), partial(np.transpose, numbers[at]))
+        TensorEntry(_key(tensor, leaf), numbers[at].T.shape, np.dtype(np.float32), partial(np.transpose, numbers[at]))
         for name, layer in layers.items()
         for leaf, array in _leaves(layer)
         for numbers in [np.asarray(array, np.float32)]

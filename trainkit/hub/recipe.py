@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.recipe import Recipe
-from trainkit.recipe import load as recipes
-from trainkit.recipe.decoder import Sparse
-from trainkit.recipe.load import Loaded
-from trainkit.recipe.pretrained import Checkpoint
+from trainkit.recipe.families.decoder import Sparse
+from trainkit.recipe.families.pretrained import PretrainedCheckpoint
+from trainkit.recipe.toml import load as recipes
+from trainkit.recipe.toml.load import Loaded
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Loaded:
@@ -29,7 +29,7 @@ def notes(recipe: Recipe) -> list[str]:
     Raises:
         TrainkitError: the config of its model or of its adapter cannot be found or read.
     """
-    from trainkit.events.plain import inert
+    from trainkit.events.plain_log import inert
 
     return [inert(note) for note in (*_notes_on_model(recipe), *_notes_on_adapter(recipe))]
 
@@ -74,7 +74,7 @@ def _notes_on_adapter(recipe: Recipe) -> list[str]:
     return notes
 
 
-def look_up(pretrained: str, revision: str | None) -> Checkpoint:
+def look_up(pretrained: str, revision: str | None) -> PretrainedCheckpoint:
     """What a checkpoint says of its model. Raises TrainkitError."""
     from trainkit.hub import find
     from trainkit.hub.config import family_of, read_config, spec_values
@@ -83,7 +83,7 @@ def look_up(pretrained: str, revision: str | None) -> Checkpoint:
     config, where = read_config(directory), str(directory / "config.json")
     family = family_of(config, where=where)
     here = find.local(pretrained) is not None
-    return Checkpoint(
+    return PretrainedCheckpoint(
         values=spec_values(config, family, where=where),
         pretrained=str(directory) if here else pretrained,
         revision=commit,
@@ -92,7 +92,7 @@ def look_up(pretrained: str, revision: str | None) -> Checkpoint:
     )
 
 
-def look_up_adapter(pretrained: str, revision: str | None, *, tables: Mapping[str, Any]) -> Checkpoint | None:
+def look_up_adapter(pretrained: str, revision: str | None, *, tables: Mapping[str, Any]) -> PretrainedCheckpoint | None:
     """As `adapter_config.look_up`, which most recipes have no use for."""
     from trainkit.hub import adapter_config
 

@@ -205,7 +205,7 @@ def _sharded(directory: Path) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """A tensor to be written; `numbers` is asked for them when it is its turn."""
 
     name: str
@@ -218,7 +218,7 @@ class Entry:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def write(directory: Path, entries: Sequence[Entry], *, shard_bytes: int) -> list[Path]:
+def write(directory: Path, entries: Sequence[TensorEntry], *, shard_bytes: int) -> list[Path]:
     """Write them into one file, or into shards of at most `shard_bytes` (or one tensor) with an index; the files.
 
     Raises OSError.
@@ -238,7 +238,7 @@ def write(directory: Path, entries: Sequence[Entry], *, shard_bytes: int) -> lis
     return [*files, directory / INDEX]
 
 
-def write_file(file: Path, entries: Iterable[Entry]) -> None:
+def write_file(file: Path, entries: Iterable[TensorEntry]) -> None:
     """One file with these tensors, in this order. Raises OSError."""
     entries, at = list(entries), 0
     # transformers asks every file which library its tensors are of
@@ -257,8 +257,8 @@ def write_file(file: Path, entries: Iterable[Entry]) -> None:
             out.write(numbers.reshape(-1).view(np.uint8).data)
 
 
-def _shards(entries: Sequence[Entry], shard_bytes: int) -> Iterator[list[Entry]]:
-    shard: list[Entry] = []
+def _shards(entries: Sequence[TensorEntry], shard_bytes: int) -> Iterator[list[TensorEntry]]:
+    shard: list[TensorEntry] = []
     size = 0
     for entry in entries:
         if shard and size + entry.nbytes > shard_bytes:

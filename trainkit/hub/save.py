@@ -16,9 +16,9 @@ from jaxtyping import PyTree
 from trainkit.hub import safetensors
 from trainkit.hub.config import Config, config_of, family_of_spec
 from trainkit.hub.names import Name
-from trainkit.hub.safetensors import Entry
+from trainkit.hub.safetensors import TensorEntry
 from trainkit.models.build import leaf_names
-from trainkit.recipe.pretrained import Pretrained
+from trainkit.recipe.families.pretrained import Pretrained
 
 #: Of one file; what the hub recommends.
 SHARD_BYTES = 5_000_000_000
@@ -96,9 +96,9 @@ def _entry(
     array: Any,
     dtype: np.dtype,
     fetch: Callable[[Any], np.ndarray],
-) -> Entry:
+) -> TensorEntry:
     def numbers() -> np.ndarray:
         found = fetch(array)[at]
         return (found.T if name.transposed else found).astype(dtype, copy=False)
 
-    return Entry(tensor, name.tensor_shape(array.shape), dtype, numbers)
+    return TensorEntry(tensor, name.tensor_shape(array.shape), dtype, numbers)

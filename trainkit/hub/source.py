@@ -24,7 +24,7 @@ PIECE = 16 << 20
 Bounds = tuple[tuple[int, int], ...]
 
 
-class Source:
+class TensorSource:
     """The tensors in a directory."""
 
     def __init__(self, directory: Path) -> None:

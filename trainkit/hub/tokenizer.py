@@ -9,9 +9,9 @@ from typing import Any
 
 from tokenizers import Tokenizer, models, processors
 
-from trainkit.data import special_tokens
-from trainkit.data.objects import read_object
-from trainkit.data.vocabulary import LoadedTokenizer
+from trainkit.data.json_files import read_object
+from trainkit.data.tokenizer import special_tokens
+from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.hub.save import as_json
 
 TOKENIZER, CONFIG, GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"

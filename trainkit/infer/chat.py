@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from trainkit.data.chat_template import ChatTemplate, render
+from trainkit.data.documents.chat_template import ChatTemplate, render
 from trainkit.errors import TrainkitError
 
 #: Two answers with words in between that no template writes by itself.

@@ -13,16 +13,16 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from trainkit.data.chat_template import ChatTemplate, render
+from trainkit.data.documents.chat_template import ChatTemplate, render
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
 from trainkit.infer.chat import ChatCodec, closing
 from trainkit.infer.generate import NOTHING, TextCodec, bucket, generate, padded
 from trainkit.infer.sampling import Sampling
 from trainkit.infer.text import Transcript
-from trainkit.models.exact import cast
+from trainkit.models.casting import cast
 from trainkit.parallel.mesh import replicated
-from trainkit.recipe.upkeep import ChatMessage, Sample
+from trainkit.recipe.sections.upkeep import ChatMessage, Sample
 
 
 class SampleCodec(TextCodec, ChatCodec, Protocol):

@@ -18,7 +18,7 @@ _DRAWING = {"temperature", "top_k", "top_p", "min_p"}
 
 
 @dataclass(frozen=True)
-class Settings:
+class GenerationSettings:
     """How texts go on."""
 
     sampling: Sampling
@@ -27,7 +27,7 @@ class Settings:
     """A line of what was taken from the model's generation config, and one of what in it is not done."""
 
 
-def settle(typed: Mapping[str, Any], config: Generation | None, *, max_tokens: int) -> Settings:
+def settle(typed: Mapping[str, Any], config: Generation | None, *, max_tokens: int) -> GenerationSettings:
     """The settings, by our names; `typed` holds those that a person gave (`top_k`: 0 for none), `max_tokens` is ours.
 
     A config that does not say `do_sample = true` means the likeliest token, unless something is typed by which one is
@@ -58,7 +58,7 @@ def settle(typed: Mapping[str, Any], config: Generation | None, *, max_tokens: i
     return _settings({**ours, **theirs, **typed}, tuple(notes))
 
 
-def _settings(values: Mapping[str, Any], notes: tuple[str, ...] = ()) -> Settings:
+def _settings(values: Mapping[str, Any], notes: tuple[str, ...] = ()) -> GenerationSettings:
     if values["max_tokens"] < 1:
         raise TrainkitError(f"max_tokens must be at least 1, found {values['max_tokens']}")
-    return Settings(Sampling(**{name: values[name] for name in _SAMPLING}), values["max_tokens"], notes)
+    return GenerationSettings(Sampling(**{name: values[name] for name in _SAMPLING}), values["max_tokens"], notes)

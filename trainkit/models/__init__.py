@@ -4,6 +4,6 @@ A model turns tokens into hidden states and knows no task.
 """
 
 from trainkit.models.build import build, leaf_names
-from trainkit.models.exact import cast
+from trainkit.models.casting import cast
 
 __all__ = ["build", "cast", "leaf_names"]

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from trainkit.models.exact import Exact
+from trainkit.models.casting import Exact
 from trainkit.models.layers import Linear
+from trainkit.models.master_weights import add, exact, product
 from trainkit.models.nf4 import Nf4, quantised
-from trainkit.models.weight import add, exact, product
-from trainkit.recipe.adapter import Adapter
-from trainkit.recipe.linears import matching
+from trainkit.recipe.sections.adapter import Adapter
+from trainkit.recipe.sections.lora_targets import targeted_layers
 
 #: The trained leaves of an `Adapted`; the second of them learns faster where LoRA+ is asked for.
 TRAINED = ("a", "b", "magnitude")
@@ -74,7 +74,7 @@ def adapt(model: PyTree, spec: Adapter, *, key: PRNGKeyArray) -> PyTree:
     Raises:
         TrainkitError: a target is the name of no linear layer.
     """
-    chosen = matching(spec, _names(model))
+    chosen = targeted_layers(spec, _names(model))
 
     def adapted(name: str, linear: Linear) -> Linear | Adapted:
         base = linear

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from trainkit.models import lean
+from trainkit.models import blockwise_attention
 from trainkit.parallel.devices import AttentionName
 from trainkit.parallel.rows import on_own_rows
 
@@ -26,7 +26,7 @@ class KeyValues(NamedTuple):
     v_BSGK: Float[Array, "*L B S G K"]
 
 
-class Look(NamedTuple):
+class AttentionSpec(NamedTuple):
     """How attention looks back."""
 
     window: Window = None
@@ -39,15 +39,15 @@ class Look(NamedTuple):
     slopes_H: Float[Array, " H"] | None = None
     """What each position loses for each step of its distance (Press et al. 2022); slopes get no gradient."""
 
-    def rule(self, q_BTHK: Float[Array, "B T H K"]) -> tuple[lean.Rule, Array | None]:
+    def rule(self, q_BTHK: Float[Array, "B T H K"]) -> tuple[blockwise_attention.Rule, Array | None]:
         """What of it is known when compiled, and the window where that is not."""
         known, window = (self.window, None) if isinstance(self.window, int) else (None, self.window)
-        scale = lean.default_scale(q_BTHK) if self.scale is None else self.scale
-        return lean.Rule(scale, self.softcap, known if known and known > 0 else None), window
+        scale = blockwise_attention.default_scale(q_BTHK) if self.scale is None else self.scale
+        return blockwise_attention.Rule(scale, self.softcap, known if known and known > 0 else None), window
 
 
 #: Over all that came before.
-EVERYTHING = Look()
+CAUSAL = AttentionSpec()
 
 
 def attention(
@@ -59,7 +59,7 @@ def attention(
     cache: KeyValues | None,
     *,
     implementation: AttentionName,
-    look: Look,
+    look: AttentionSpec,
 ) -> tuple[Float[Array, "B T H K"], KeyValues | None]:
     """Of these positions to one another, or, with a cache, to all that it holds: the cache then has these as well."""
     if cache is None:
@@ -74,7 +74,7 @@ def causal_attention(
     segments_BT: Int[Array, "B T"] | None,
     *,
     implementation: AttentionName,
-    look: Look = EVERYTHING,
+    look: AttentionSpec = CAUSAL,
 ) -> Float[Array, "B T H K"]:
     """Softmax attention over each position and those before it (Vaswani et al. 2017), of its own segment where given.
 
@@ -87,7 +87,9 @@ def causal_attention(
         implementation = "lean"
     match implementation:
         case "lean":
-            return lean.lean_attention(q_BTHK, k_BTGK, v_BTGK, segments_BT, window, look.slopes_H, rule)
+            return blockwise_attention.blockwise_attention(
+                q_BTHK, k_BTGK, v_BTGK, segments_BT, window, look.slopes_H, rule
+            )
         case "xla" | "cudnn":
             # no mask at all without segments: the kernels then know the triangle, and skip what it hides
             same_B1TT = None if segments_BT is None else (segments_BT[:, :, None] == segments_BT[:, None, :])[:, None]
@@ -114,7 +116,7 @@ def cached_attention(
     cache: KeyValues,
     positions_BT: Int[Array, "B T"],
     *,
-    look: Look = EVERYTHING,
+    look: AttentionSpec = CAUSAL,
 ) -> tuple[Float[Array, "B T H K"], KeyValues]:
     """Attention to all cached positions up to each query's own; stores the new keys and values at `positions_BT`."""
     rows_B1 = jnp.arange(q_BTHK.shape[0])[:, None]
@@ -124,10 +126,12 @@ def cached_attention(
     rule, window = look.rule(q_BTHK)
     q, k, v = q_BTHK, cache.k_BSGK, cache.v_BSGK
     if look.softcap is not None or look.slopes_H is not None:
-        q_BGNK, k_BGSK = lean.by_group(q, k.shape[2]), k.swapaxes(1, 2)
-        p_BGNS = lean.probabilities(q_BGNK, k_BGSK, positions_BT, None, window, look.slopes_H, rule).astype(q.dtype)
-        return lean.by_position(jnp.einsum("bgns,bsgk->bgnk", p_BGNS, v), q.shape[1]), cache
-    visible_B1TS = lean.visible(positions_BT, k.shape[1], None, rule.window, window)[:, 0]
+        q_BGNK, k_BGSK = blockwise_attention.by_group(q, k.shape[2]), k.swapaxes(1, 2)
+        p_BGNS = blockwise_attention.probabilities(
+            q_BGNK, k_BGSK, positions_BT, None, window, look.slopes_H, rule
+        ).astype(q.dtype)
+        return blockwise_attention.by_position(jnp.einsum("bgns,bsgk->bgnk", p_BGNS, v), q.shape[1]), cache
+    visible_B1TS = blockwise_attention.visible(positions_BT, k.shape[1], None, rule.window, window)[:, 0]
     if q.dtype == jnp.float16:  # of which XLA has no product summed in float32 on CPU, and jax asks for one
         q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
     return jax.nn.dot_product_attention(q, k, v, mask=visible_B1TS, scale=look.scale).astype(q_BTHK.dtype), cache

@@ -7,13 +7,13 @@ from typing import TypedDict, assert_never
 import jax
 from jaxtyping import PRNGKeyArray, PyTree
 
-from trainkit.models.decoder import Decoder
-from trainkit.models.gpt import Gpt
+from trainkit.models.decoder import DecoderModel
+from trainkit.models.gpt import GptModel
 from trainkit.models.stack import LanguageModel
 from trainkit.parallel.devices import AttentionName
-from trainkit.recipe import decoder, gpt
-from trainkit.recipe.model import Model
-from trainkit.recipe.train import Remat
+from trainkit.recipe.families import decoder, gpt
+from trainkit.recipe.sections.model import Model
+from trainkit.recipe.sections.train import Remat
 
 
 class _Common(TypedDict):
@@ -51,9 +51,9 @@ def build(
     )
     match model:
         case gpt.Gpt():
-            return Gpt.init(model, **common)
+            return GptModel.init(model, **common)
         case decoder.Decoder():
-            return Decoder.init(model, **common)
+            return DecoderModel.init(model, **common)
         case _:
             assert_never(model)
 

@@ -9,20 +9,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from trainkit.models.attention import KeyValues, Look, Window, attention
+from trainkit.models.attention import AttentionSpec, KeyValues, Window, attention
+from trainkit.models.custom_vjps import gated_silu, gelu
 from trainkit.models.layers import Linear, RmsNorm
+from trainkit.models.master_weights import lookup
 from trainkit.models.moe import Experts, Routing
-from trainkit.models.pointwise import gated_silu, gelu
 from trainkit.models.rope import Turns, rotate, stacked, turns
 from trainkit.models.stack import LanguageModel, parts, positions, residual_scale
-from trainkit.models.weight import lookup
 from trainkit.parallel.devices import AttentionName
-from trainkit.recipe import decoder as recipe
-from trainkit.recipe.rope import Rope
-from trainkit.recipe.train import Remat
+from trainkit.recipe.families import decoder as recipe
+from trainkit.recipe.families.rope import Rope
+from trainkit.recipe.sections.train import Remat
 
 
-class Place(NamedTuple):
+class LayerContext(NamedTuple):
     """Where in its text every token stands, and how a layer looks at it."""
 
     positions_BT: Int[Array, "B T"]
@@ -33,7 +33,7 @@ class Place(NamedTuple):
     """The tokens that are no padding; None where all are."""
 
 
-class Attention(eqx.Module):
+class DecoderAttention(eqx.Module):
     query: Linear
     key: Linear
     value: Linear
@@ -52,7 +52,7 @@ class Attention(eqx.Module):
     @staticmethod
     def init(
         spec: recipe.Decoder, key: PRNGKeyArray, *, residual: float, implementation: AttentionName, fp8: bool
-    ) -> Attention:
+    ) -> DecoderAttention:
         d, q, kv, spread = spec.hidden, spec.query_width, spec.kv_width, spec.initializer_range
         keys = jax.random.split(key, 4)
 
@@ -62,7 +62,7 @@ class Attention(eqx.Module):
         def norm(width: int) -> RmsNorm | None:
             return None if spec.qk_norm is None else _norm(spec, spec.key_width if spec.qk_norm == "head" else width)
 
-        return Attention(
+        return DecoderAttention(
             linear(0, "query", d, q),
             linear(1, "key", d, kv),
             linear(2, "value", d, kv),
@@ -79,7 +79,7 @@ class Attention(eqx.Module):
         )
 
     def __call__(
-        self, x_BTD: Array, place: Place, cache: KeyValues | None
+        self, x_BTD: Array, place: LayerContext, cache: KeyValues | None
     ) -> tuple[Float[Array, "B T D"], KeyValues | None]:
         b, t, _ = x_BTD.shape
 
@@ -102,7 +102,7 @@ class Attention(eqx.Module):
             place.segments_BT,
             cache,
             implementation=self.implementation,
-            look=Look(place.window, self.softcap, self.scale),
+            look=AttentionSpec(place.window, self.softcap, self.scale),
         )
         return self.output(y_BTHK.reshape(b, t, -1)), cache
 
@@ -132,25 +132,25 @@ class Mlp(eqx.Module):
         return self.down(gated_silu(gate, up) if self.silu else gelu(gate) * up)
 
 
-class Block(eqx.Module):
+class DecoderBlock(eqx.Module):
     """Norms stand before attention and MLP, after them, or both; those that are None are not there."""
 
     attention_norm: RmsNorm | None
-    attention: Attention
+    attention: DecoderAttention
     attention_post_norm: RmsNorm | None
     mlp_norm: RmsNorm | None
     mlp: Mlp | Experts
     mlp_post_norm: RmsNorm | None
 
     @staticmethod
-    def init(spec: recipe.Decoder, key: PRNGKeyArray, *, implementation: AttentionName, fp8: bool) -> Block:
+    def init(spec: recipe.Decoder, key: PRNGKeyArray, *, implementation: AttentionName, fp8: bool) -> DecoderBlock:
         attention, mlp = jax.random.split(key)
         residual = residual_scale(spec)
         before = _norm(spec, spec.hidden) if spec.norms != "after" else None
         after = _norm(spec, spec.hidden) if spec.norms != "before" else None
-        return Block(
+        return DecoderBlock(
             before,
-            Attention.init(spec, attention, residual=residual, implementation=implementation, fp8=fp8),
+            DecoderAttention.init(spec, attention, residual=residual, implementation=implementation, fp8=fp8),
             after,
             before,
             Experts.init(spec, mlp, residual=residual)
@@ -160,7 +160,7 @@ class Block(eqx.Module):
         )
 
     def __call__(
-        self, x_BTD: Array, place: Place, cache: KeyValues | None
+        self, x_BTD: Array, place: LayerContext, cache: KeyValues | None
     ) -> tuple[Float[Array, "B T D"], KeyValues | None, Routing | None]:
         y_BTD, cache = self.attention(_normed(self.attention_norm, x_BTD), place, cache)
         x_BTD = x_BTD + _normed(self.attention_post_norm, y_BTD)
@@ -172,7 +172,7 @@ class Block(eqx.Module):
         return x_BTD + _normed(self.mlp_post_norm, y_BTD), cache, routing
 
 
-class Decoder(LanguageModel):
+class DecoderModel(LanguageModel):
     windows: tuple[int | None, ...] = eqx.field(static=True)
     ropes: tuple[Rope, ...] = eqx.field(static=True)
     embedding_scale: float | None = eqx.field(static=True)
@@ -189,9 +189,9 @@ class Decoder(LanguageModel):
         remat: Remat,
         fp8: bool,
         key: PRNGKeyArray,
-    ) -> Decoder:
-        def block(key: PRNGKeyArray) -> Block:
-            return Block.init(spec, key, implementation=implementation, fp8=fp8)
+    ) -> DecoderModel:
+        def block(key: PRNGKeyArray) -> DecoderBlock:
+            return DecoderBlock.init(spec, key, implementation=implementation, fp8=fp8)
 
         tokens, blocks, output = jax.random.split(key, 3)
         common = parts(
@@ -202,7 +202,7 @@ class Decoder(LanguageModel):
             remat=remat,
             keys=(tokens, blocks, output),
         )
-        return Decoder(
+        return DecoderModel(
             **common,
             final_norm=_norm(spec, spec.hidden),
             final_softcap=spec.softcap_of_logits,
@@ -255,10 +255,10 @@ class Decoder(LanguageModel):
         window_L = None if len(set(self.windows)) == 1 else jnp.asarray([w or 0 for w in self.windows], jnp.int32)
         turns_L = None if len(set(self.ropes)) == 1 else stacked([turns(rope, width) for rope in self.ropes])
 
-        def layer(x_BTD: Array, of_layer: tuple[Block, KeyValues | None, Array | None, Turns | None]):
+        def layer(x_BTD: Array, of_layer: tuple[DecoderBlock, KeyValues | None, Array | None, Turns | None]):
             block, cache, window, turned = of_layer
             look = self.windows[0] if window is None else window
-            place = Place(at_BT, segments_BT, look, turned or turns(self.ropes[0], width), counted_BT)
+            place = LayerContext(at_BT, segments_BT, look, turned or turns(self.ropes[0], width), counted_BT)
             x_BTD, cache, routing = block(x_BTD, place, cache)
             return x_BTD, (cache, routing)
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from trainkit.models.weight import Weight
+from trainkit.models.master_weights import Weight
 
 #: More digits for what is multiplied on the way forward, more range for gradients (their section 3).
 FORWARD, BACKWARD = jnp.float8_e4m3fn, jnp.float8_e5m2

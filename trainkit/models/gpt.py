@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from trainkit.models.attention import KeyValues, Look, attention
+from trainkit.models.attention import AttentionSpec, KeyValues, attention
+from trainkit.models.custom_vjps import exact_gelu, gelu
 from trainkit.models.layers import LayerNorm, Linear
-from trainkit.models.pointwise import exact_gelu, gelu
+from trainkit.models.master_weights import add, lookup
 from trainkit.models.stack import LanguageModel, parts, positions, residual_scale
-from trainkit.models.weight import add, lookup
 from trainkit.parallel.devices import AttentionName
-from trainkit.recipe import gpt as recipe
-from trainkit.recipe.train import Remat
+from trainkit.recipe.families import gpt as recipe
+from trainkit.recipe.sections.train import Remat
 
 
 def slopes(heads: int) -> Float[np.ndarray, " H"]:
@@ -31,7 +31,7 @@ def slopes(heads: int) -> Float[np.ndarray, " H"]:
     return np.concatenate([all_of_them[1::2], all_of_them[::2]])[:heads].astype(np.float32)
 
 
-class Attention(eqx.Module):
+class GptAttention(eqx.Module):
     qkv: Linear
     output: Linear
     kv_heads: int = eqx.field(static=True)
@@ -58,21 +58,21 @@ class Attention(eqx.Module):
             segments_BT,
             cache,
             implementation=self.implementation,
-            look=Look(scale=self.scale, slopes_H=jnp.asarray(slopes(self.kv_heads)) if self.alibi else None),
+            look=AttentionSpec(scale=self.scale, slopes_H=jnp.asarray(slopes(self.kv_heads)) if self.alibi else None),
         )
         return self.output(y_BTHK.reshape(b, t, d)), cache
 
 
-class Block(eqx.Module):
+class GptBlock(eqx.Module):
     attention_norm: LayerNorm
-    attention: Attention
+    attention: GptAttention
     mlp_norm: LayerNorm
     mlp_in: Linear
     mlp_out: Linear
     exact_gelu: bool = eqx.field(static=True)
 
     @staticmethod
-    def init(spec: recipe.Gpt, key: PRNGKeyArray, *, implementation: AttentionName, fp8: bool) -> Block:
+    def init(spec: recipe.Gpt, key: PRNGKeyArray, *, implementation: AttentionName, fp8: bool) -> GptBlock:
         d, f = spec.hidden, spec.mlp_width
         scale, residual = spec.initializer_range, residual_scale(spec)
         keys = iter(jax.random.split(key, 4))
@@ -80,9 +80,9 @@ class Block(eqx.Module):
         def linear(inputs: int, outputs: int, scale: float) -> Linear:
             return Linear.init(next(keys), inputs, outputs, scale=scale, bias=spec.biased, fp8=fp8)
 
-        return Block(
+        return GptBlock(
             _norm(spec),
-            Attention(
+            GptAttention(
                 linear(d, 3 * d, scale),
                 linear(d, d, residual),
                 spec.heads,
@@ -107,7 +107,7 @@ class Block(eqx.Module):
         return x_BTD + self.mlp_out(exact_gelu(inner) if self.exact_gelu else gelu(inner)), cache
 
 
-class Gpt(LanguageModel):
+class GptModel(LanguageModel):
     position_embedding: Float[Array, "P D"] | None
     """None where positions are known by ALiBi's slopes."""
 
@@ -121,12 +121,12 @@ class Gpt(LanguageModel):
         remat: Remat,
         fp8: bool,
         key: PRNGKeyArray,
-    ) -> Gpt:
+    ) -> GptModel:
         # positions come second, and only where they are learned
         tokens, *learned, blocks, output = jax.random.split(key, 4 if spec.learned_positions else 3)
 
-        def block(key: PRNGKeyArray) -> Block:
-            return Block.init(spec, key, implementation=implementation, fp8=fp8)
+        def block(key: PRNGKeyArray) -> GptBlock:
+            return GptBlock.init(spec, key, implementation=implementation, fp8=fp8)
 
         common = parts(
             spec,
@@ -137,7 +137,7 @@ class Gpt(LanguageModel):
             keys=(tokens, blocks, output),
         )
         places = (common["context_length"], spec.hidden)
-        return Gpt(
+        return GptModel(
             **common,
             final_norm=_norm(spec),
             final_softcap=None,
@@ -166,7 +166,7 @@ class Gpt(LanguageModel):
                 x_BTD = x_BTD + lookup(self.position_embedding, positions_BT)
         at_BT = positions(tokens_BT) if positions_BT is None else positions_BT
 
-        def layer(x_BTD: Array, block_and_cache: tuple[Block, KeyValues | None]) -> tuple[Array, KeyValues | None]:
+        def layer(x_BTD: Array, block_and_cache: tuple[GptBlock, KeyValues | None]) -> tuple[Array, KeyValues | None]:
             block, cache = block_and_cache
             return block(x_BTD, at_BT, segments_BT, cache)
 

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from trainkit.models.custom_vjps import layer_norm, rms_norm
 from trainkit.models.fp8 import fp8_product
-from trainkit.models.pointwise import layer_norm, rms_norm
-from trainkit.models.weight import add, exact, product
+from trainkit.models.master_weights import add, exact, product
 
 
 class Linear(eqx.Module):

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from trainkit.models.weight import Weight
+from trainkit.models.master_weights import Weight
 from trainkit.parallel.rows import on_own_rows
-from trainkit.recipe.model import tokens_in_block
+from trainkit.recipe.sections.model import tokens_in_block
 
 Sums = TypeVar("Sums")
 
@@ -48,7 +48,7 @@ def blocked_cross_entropy(
         vocab, d = unembedding_VD.shape
         tokens = weights_BT.size
         size = min(block or tokens_in_block(tokens=tokens, hidden=d, vocab_size=vocab), tokens)
-        settings = Settings(size, min(entries or _entries_at_once(size, vocab), vocab), softcap, hidden_BTD.dtype)
+        settings = LossBlocks(size, min(entries or _entries_at_once(size, vocab), vocab), softcap, hidden_BTD.dtype)
         rounded_VD, master_VD = unembedding_VD.rounded, unembedding_VD.master
         flat = targets_BT.reshape(tokens), weights_BT.reshape(tokens)
         return _weighted_sum(hidden_BTD.reshape(tokens, d), rounded_VD, master_VD, *flat, settings)[None]
@@ -62,7 +62,7 @@ def _entries_at_once(tokens: int, vocab: int) -> int:
     return 16 * (CACHED_BYTES // (4 * 16 * tokens) | 1) if jax.default_backend() == "cpu" else vocab
 
 
-class Settings(NamedTuple):
+class LossBlocks(NamedTuple):
     """How many tokens, and how many entries of the vocabulary, are dealt with at once; and what bounds their logits."""
 
     tokens: int
@@ -104,7 +104,7 @@ class Softmax(NamedTuple):
 
 @partial(jax.custom_vjp, nondiff_argnums=(5,))
 def _weighted_sum(
-    hidden_TD: Array, unembedding_VD: Array, master_VD: Array, targets_T: Array, weights_T: Array, settings: Settings
+    hidden_TD: Array, unembedding_VD: Array, master_VD: Array, targets_T: Array, weights_T: Array, settings: LossBlocks
 ) -> Float[Array, ""]:
     def add(total: Array, start: Array, x_ND: Array, targets_N: Array, weights_N: Array) -> Array:
         def see(seen: Softmax, start: Array, logits_NU: Array, w_UD: Array) -> tuple[Softmax, None]:
@@ -117,7 +117,7 @@ def _weighted_sum(
 
 
 def _forward(
-    hidden_TD: Array, unembedding_VD: Array, master_VD: Array, targets_T: Array, weights_T: Array, settings: Settings
+    hidden_TD: Array, unembedding_VD: Array, master_VD: Array, targets_T: Array, weights_T: Array, settings: LossBlocks
 ) -> tuple[Array, tuple[Array, Array, Array]]:
     dtype = settings.dtype
     # float16 has no room for gradients that have not been multiplied by the scale of the loss yet
@@ -168,7 +168,7 @@ def _add_unembedding(
     softmax: Softmax,
     exp_JNU: Array,
     top_JN: Array,
-    settings: Settings,
+    settings: LossBlocks,
 ) -> Array:
     """The gradient of the unembedding, with that of these tokens' sums of exponentials added.
 
@@ -190,7 +190,7 @@ def _add_unembedding(
     return _scan(add, dw_VD, (starts, exp_JNU, factors_JN))[0]
 
 
-def _backward(settings: Settings, residuals: tuple[Array, Array, Array], dtotal: Array) -> tuple:
+def _backward(settings: LossBlocks, residuals: tuple[Array, Array, Array], dtotal: Array) -> tuple:
     dx_TD, dw_VD, losses_T = residuals
     return (dx_TD * dtotal).astype(settings.dtype), None, dw_VD * dtotal, None, losses_T * dtotal
 
@@ -198,7 +198,7 @@ def _backward(settings: Settings, residuals: tuple[Array, Array, Array], dtotal:
 _weighted_sum.defvjp(_forward, _backward)
 
 
-def _target_logits(x_ND: Array, target_ND: Array, settings: Settings) -> Float[Array, " N"]:
+def _target_logits(x_ND: Array, target_ND: Array, settings: LossBlocks) -> Float[Array, " N"]:
     return settings.logits(jnp.einsum("nd,nd->n", x_ND, target_ND, preferred_element_type=jnp.float32))
 
 
@@ -213,7 +213,7 @@ def _over_entries(
     seen: Sums,
     x_ND: Array,
     unembedding_VD: Array,
-    settings: Settings,
+    settings: LossBlocks,
 ) -> tuple[Sums, tuple]:
     """Fold `see(seen, start, logits, unembedding)` over blocks of the vocabulary; no entry has a say twice."""
     vocab, entries = unembedding_VD.shape[0], settings.entries
@@ -237,7 +237,7 @@ def _over_tokens(
     hidden_TD: Array,
     targets_T: Array,
     weights_T: Array,
-    settings: Settings,
+    settings: LossBlocks,
 ) -> Sums:
     """Fold `add(sums, start, x, targets, weights)` over blocks of tokens, the last filled up with weight 0."""
     tokens, block = hidden_TD.shape[0], settings.tokens

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from trainkit.models.custom_vjps import gated_silu
 from trainkit.models.layers import Linear
-from trainkit.models.pointwise import gated_silu
-from trainkit.models.weight import Weight, exact
+from trainkit.models.master_weights import Weight, exact
 from trainkit.parallel.rows import on_own_rows
-from trainkit.recipe.decoder import Sparse
+from trainkit.recipe.families.decoder import Sparse
 
 #: Rows of a block: with fewer its expert's matrix is read for too little, with more too many places are left over.
 LEAST_ROWS, MOST_ROWS = 8, 256

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PyTree, UInt
 
-from trainkit.models.exact import Exact
+from trainkit.models.casting import Exact
 from trainkit.parallel.precision import fingerprint
 
 #: Numbers that share a scale; scales that share one in turn (their section 3).

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from trainkit.recipe.rope import Linear, Llama3, Rope, Yarn
+from trainkit.recipe.families.rope import LinearScaling, Llama3, Rope, Yarn
 
 
 class Turns(NamedTuple):
@@ -36,7 +36,7 @@ def turns(rope: Rope, width: int) -> Turns:
     match rope.scaling:
         case None:
             return _turns(frequencies_h)
-        case Linear(factor=factor):
+        case LinearScaling(factor=factor):
             return _turns(frequencies_h / factor)
         case Llama3() as scaling:
             rounds_h = scaling.original_context * frequencies_h / (2 * math.pi)

@@ -8,8 +8,8 @@ from jaxtyping import PyTree
 
 from trainkit.optim import groups
 from trainkit.optim.adam import scale_by_adam
-from trainkit.recipe.adapter import Adapter
-from trainkit.recipe.optimizer import Optimizer
+from trainkit.recipe.sections.adapter import Adapter
+from trainkit.recipe.sections.optimizer import Optimizer
 
 
 def build(

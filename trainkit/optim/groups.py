@@ -8,8 +8,8 @@ import jax
 from jaxtyping import PyTree
 
 from trainkit.errors import TrainkitError
-from trainkit.recipe.adapter import Adapter
-from trainkit.recipe.optimizer import AdamW, Group
+from trainkit.recipe.sections.adapter import Adapter
+from trainkit.recipe.sections.optimizer import AdamW, Group
 
 
 def weight_decays(spec: AdamW, names: PyTree[str]) -> PyTree[float]:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, ArrayLike
 
-from trainkit.recipe.schedule import NEVER, Constant, Cosine, Linear, Schedule, Wsd
+from trainkit.recipe.sections.schedule import NEVER, Constant, Cosine, LinearDecay, Schedule, Wsd
 
 
 class LearningRate(Protocol):
@@ -26,7 +26,7 @@ def learning_rate(schedule: Schedule, *, peak: float, steps: int) -> LearningRat
     match schedule:
         case Cosine():
             after = optax.cosine_decay_schedule(peak, rest, alpha=schedule.min_ratio)
-        case Linear():
+        case LinearDecay():
             after = optax.linear_schedule(peak, peak * schedule.min_ratio, rest)
         case Constant() | Wsd():
             after = optax.constant_schedule(peak)

@@ -27,7 +27,7 @@ PATIENCE = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class GpuFacts:
     """What of a machine decides whether JAX can use an NVIDIA GPU."""
 
     system: str = "Linux"
@@ -48,7 +48,7 @@ class Reason(NamedTuple):
     hint: str
 
 
-def why_no_gpu(facts: Facts | None = None) -> Reason:
+def why_no_gpu(facts: GpuFacts | None = None) -> Reason:
     """Why there is no GPU to compute on, and what to do, asked where JAX has none; of this machine where no facts are
     given."""
     found = facts or look()
@@ -62,11 +62,11 @@ def why_no_gpu(facts: Facts | None = None) -> Reason:
     )  # fmt: skip
 
 
-def look() -> Facts:
+def look() -> GpuFacts:
     """The facts of this machine. Takes as long as `nvidia-smi`, where there is one."""
     asked, variables = _ask_driver(), ("JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES")
     loaded = _loaded_driver()
-    return Facts(
+    return GpuFacts(
         system=platform.system(),
         driver=loaded or (asked[0][1] if asked else None),
         cards=tuple(name for name, _ in asked) or _cards_of_the_kernel() or _cards_on_the_bus(),
@@ -87,12 +87,12 @@ def installed() -> dict[str, str]:
     return found
 
 
-def plugin_of(facts: Facts) -> str | None:
+def plugin_of(facts: GpuFacts) -> str | None:
     """The extra whose CUDA plugin is installed, "cuda13" before "cuda12" as JAX has it; None where none is."""
     return next((extra for extra in OLDEST_DRIVER if f"jax-{extra}-plugin" in facts.packages), None)
 
 
-def mismatches(facts: Facts) -> list[str]:
+def mismatches(facts: GpuFacts) -> list[str]:
     """What is installed for CUDA in another version than jaxlib, in words: JAX uses none of it."""
     lib = facts.packages.get("jaxlib")
     return [
@@ -112,7 +112,7 @@ def install(extra: str) -> str:
     return f'uv sync --extra {extra}   or: pip install --upgrade "trainkit[{extra}]"'
 
 
-def suitable_extra(facts: Facts) -> str | None:
+def suitable_extra(facts: GpuFacts) -> str | None:
     """The newest of our extras that driver and cards can run; None where the driver is too old for all."""
     driver = _numbers(facts.driver or "")
     for extra, oldest in OLDEST_DRIVER.items():
@@ -121,7 +121,7 @@ def suitable_extra(facts: Facts) -> str | None:
     return None
 
 
-def _hidden(facts: Facts) -> Reason | None:
+def _hidden(facts: GpuFacts) -> Reason | None:
     wanted = facts.environment.get("JAX_PLATFORMS", "")
     if wanted and not {"cuda", "gpu"} & set(wanted.split(",")):
         return Reason(f"JAX_PLATFORMS={wanted} keeps JAX from looking for a GPU", "unset JAX_PLATFORMS")
@@ -131,7 +131,7 @@ def _hidden(facts: Facts) -> Reason | None:
     return None
 
 
-def _no_card(facts: Facts) -> Reason | None:
+def _no_card(facts: GpuFacts) -> Reason | None:
     if facts.system != "Linux":
         return Reason(
             f"JAX's CUDA plugin is for Linux, and this is {facts.system}",
@@ -146,7 +146,7 @@ def _no_card(facts: Facts) -> Reason | None:
     )
 
 
-def _no_driver(facts: Facts) -> Reason | None:
+def _no_driver(facts: GpuFacts) -> Reason | None:
     if facts.driver:
         return None
     what = "its device nodes" if facts.nodes else _cards(facts)
@@ -156,7 +156,7 @@ def _no_driver(facts: Facts) -> Reason | None:
     )
 
 
-def _no_plugin(facts: Facts) -> Reason | None:
+def _no_plugin(facts: GpuFacts) -> Reason | None:
     if plugin_of(facts):
         return None
     extra = suitable_extra(facts)
@@ -167,7 +167,7 @@ def _no_plugin(facts: Facts) -> Reason | None:
     )
 
 
-def _mismatch(facts: Facts) -> Reason | None:
+def _mismatch(facts: GpuFacts) -> Reason | None:
     if not (wrong := mismatches(facts)):
         return None
     return Reason(
@@ -176,7 +176,7 @@ def _mismatch(facts: Facts) -> Reason | None:
     )
 
 
-def _old_driver(facts: Facts) -> Reason | None:
+def _old_driver(facts: GpuFacts) -> Reason | None:
     plugin = plugin_of(facts)
     if plugin is None or _numbers(facts.driver or "") >= OLDEST_DRIVER[plugin]:
         return None
@@ -189,7 +189,7 @@ def _old_driver(facts: Facts) -> Reason | None:
     return _too_old(facts, plugin)
 
 
-def _no_node(facts: Facts) -> Reason | None:
+def _no_node(facts: GpuFacts) -> Reason | None:
     if facts.nodes:
         return None
     return Reason(
@@ -198,7 +198,7 @@ def _no_node(facts: Facts) -> Reason | None:
     )
 
 
-def _too_old(facts: Facts, extra: str) -> Reason:
+def _too_old(facts: GpuFacts, extra: str) -> Reason:
     oldest = OLDEST_DRIVER[extra][0]
     return Reason(
         f"the driver {facts.driver} is too old: CUDA {extra.removeprefix('cuda')} needs {oldest} or newer",
@@ -206,7 +206,7 @@ def _too_old(facts: Facts, extra: str) -> Reason:
     )
 
 
-def _cards(facts: Facts) -> str:
+def _cards(facts: GpuFacts) -> str:
     if not facts.cards:
         return "an NVIDIA GPU"
     names = dict.fromkeys(facts.cards)

@@ -1,6 +1,8 @@
 """The plan: everything that follows from a recipe, the devices and the data, by arithmetic alone."""
 
-from trainkit.plan.facts import (
+from trainkit.plan.plan import make_plan, steps_need_data
+from trainkit.plan.split import ENOUGH_TOKENS, choices, divisors
+from trainkit.plan.types import (
     SUPPOSED,
     USABLE,
     WITHIN_STEP,
@@ -12,8 +14,6 @@ from trainkit.plan.facts import (
     Memory,
     Plan,
 )
-from trainkit.plan.plan import make_plan, steps_need_data
-from trainkit.plan.split import ENOUGH_TOKENS, choices, divisors
 
 #: Tokens for each parameter at which a budget of FLOPs gives the lowest loss (Hoffmann et al. 2022, table 3).
 COMPUTE_OPTIMAL = 20

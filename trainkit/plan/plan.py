@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 
 from trainkit.errors import TrainkitError
-from trainkit.plan.facts import BatchSplit, Choice, Compute, DataSize, Devices, Plan
 from trainkit.plan.split import check_split, choices, mesh_axes
+from trainkit.plan.types import BatchSplit, Choice, Compute, DataSize, Devices, Plan
 from trainkit.recipe import Recipe
-from trainkit.recipe.encoding import is_padded
-from trainkit.recipe.linears import adapter_parameters, quantised_bytes, quantised_parameters
-from trainkit.recipe.model import tokens_in_block
+from trainkit.recipe.sections.encoding import is_padded
+from trainkit.recipe.sections.lora_targets import adapter_parameters, quantised_bytes, quantised_parameters
+from trainkit.recipe.sections.model import tokens_in_block
 
 #: Of a number; with fp8 what is kept is bfloat16.
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 2}

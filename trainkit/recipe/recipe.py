@@ -7,19 +7,19 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from trainkit.recipe.adapter import Adapter
-from trainkit.recipe.data import Data
-from trainkit.recipe.decoder import Sparse
-from trainkit.recipe.linears import check_adapter
-from trainkit.recipe.machine import Parallel, Precision
-from trainkit.recipe.model import Model
-from trainkit.recipe.optimizer import Optimizer
-from trainkit.recipe.schedule import Cosine, Schedule
+from trainkit.recipe.families.decoder import Sparse
+from trainkit.recipe.sections.adapter import Adapter
+from trainkit.recipe.sections.data import Data
+from trainkit.recipe.sections.hardware import Parallel, Precision
+from trainkit.recipe.sections.lora_targets import check_adapter
+from trainkit.recipe.sections.model import Model
+from trainkit.recipe.sections.optimizer import Optimizer
+from trainkit.recipe.sections.schedule import Cosine, Schedule
+from trainkit.recipe.sections.task import CausalLM, Task
+from trainkit.recipe.sections.tokenizer import Tokenizer
+from trainkit.recipe.sections.train import Train
+from trainkit.recipe.sections.upkeep import Checkpoint, Evaluate, Export, Sample, Statistics, Track
 from trainkit.recipe.spec import Spec
-from trainkit.recipe.task import CausalLM, Task
-from trainkit.recipe.tokenizer import Tokenizer
-from trainkit.recipe.train import Train
-from trainkit.recipe.upkeep import Checkpoint, Evaluate, Export, Sample, Statistics, Track
 
 
 class Run(Spec):

@@ -11,14 +11,14 @@ from typing import NoReturn
 from trainkit.checkpoint import store
 from trainkit.errors import DONE, FAILED, INTERRUPTED, STOPPED_EARLY, TrainkitError
 from trainkit.events.alerts import Watch
+from trainkit.events.commands import issued_commands
 from trainkit.events.log import EventLog, last_attempt
-from trainkit.events.orders import given
 from trainkit.events.schema import Event
 from trainkit.parallel.deterministic import make_deterministic
-from trainkit.recipe.load import Loaded, located
-from trainkit.run.directory import locked, recipe_of, refusals
+from trainkit.recipe.toml.load import Loaded, locate_error
 from trainkit.run.start import Start, announce
-from trainkit.train.stop import StopBeforeTraining, StopSignal
+from trainkit.rundir.directory import disk_errors, hold_lock, recipe_of
+from trainkit.train.signals import Signals, StopBeforeTraining
 
 
 def attempt(directory: Path, start: Start, *, echo: Callable[[Event], None] | None = None) -> int:
@@ -29,8 +29,8 @@ def attempt(directory: Path, start: Start, *, echo: Callable[[Event], None] | No
     Raises:
         TrainkitError: the recipe, the data or the machine will not do; the log says so too.
     """
-    signal = StopSignal()
-    with refusals(directory), locked(directory):
+    signal = Signals()
+    with disk_errors(directory), hold_lock(directory):
         loaded = recipe_of(directory)
         log = EventLog(directory, attempt=last_attempt(directory) + 1, echo=echo, watch=Watch().feed)
         with contextlib.ExitStack() as afterwards:
@@ -43,7 +43,7 @@ def _to_the_end(
     loaded: Loaded,
     start: Start,
     *,
-    signal: StopSignal,
+    signal: Signals,
     log: EventLog,
     afterwards: contextlib.ExitStack,
 ) -> int:
@@ -59,19 +59,19 @@ def _to_the_end(
 
     store.clean(directory)
     newest = store.newest(directory)
-    start = replace(start, orders=tuple(given(directory)))
+    start = replace(start, orders=tuple(issued_commands(directory)))
     resumed_from = start.step if start.step is not None else newest.step if newest else None
     announce(log, loaded, start, resumed_from=resumed_from)
     try:
         if loaded.recipe.run.deterministic:  # before jax opens a device
             log.write("log", step=log.step, level="info", message=f"deterministic: XLA_FLAGS is {make_deterministic()}")
-        from trainkit.run.assemble import train
+        from trainkit.run.setup import train
 
         finished = train(directory, loaded, start, signal=signal, log=log, afterwards=afterwards)
     except StopBeforeTraining:
         return end(_status(signal.exit_code), signal.exit_code, "stopped before training began")
     except TrainkitError as unplaced:
-        placed = located(unplaced, loaded)
+        placed = locate_error(unplaced, loaded)
         placed.__cause__ = unplaced
         fail(placed, placed.exit_code, str(placed))
     except KeyboardInterrupt:

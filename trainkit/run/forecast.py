@@ -14,7 +14,7 @@ from trainkit.plan import Choice, Devices, Memory, Plan, make_plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.spec import with_tuples
 from trainkit.run.proposal import Proposal
-from trainkit.run.replan import counted_in_steps
+from trainkit.run.replan import count_in_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +41,10 @@ def forecast(recipe: Recipe, plan: Plan) -> Forecast:
     """
     from jax.errors import JaxRuntimeError
 
-    from trainkit.data.layout import longest_layout
+    from trainkit.data.batches.layout import longest_layout
     from trainkit.run import proposal
-    from trainkit.run.compiled import build, fitted
-    from trainkit.train.fit import is_out_of_memory
+    from trainkit.run.program import build, fit_program
+    from trainkit.train.memory import is_out_of_memory
 
     def layouts(recipe: Recipe) -> dict[int, Any]:
         batch_size = recipe.train.batch_size
@@ -53,7 +53,7 @@ def forecast(recipe: Recipe, plan: Plan) -> Forecast:
 
     def memory(recipe: Recipe, plan: Plan) -> Memory | None:
         try:
-            return fitted(recipe, plan, build(recipe, plan), layouts(recipe)).memory
+            return fit_program(recipe, plan, build(recipe, plan), layouts(recipe)).memory
         except TrainkitError:  # it cannot be laid out over the devices so
             return None
         except JaxRuntimeError as error:
@@ -62,7 +62,7 @@ def forecast(recipe: Recipe, plan: Plan) -> Forecast:
             return None
 
     built = build(recipe, plan)
-    program = fitted(recipe, plan, built, layouts(recipe), enlarge=True)
+    program = fit_program(recipe, plan, built, layouts(recipe), enlarge=True)
     found = Forecast(
         choice=program.plan.choice,
         memory=program.memory,
@@ -79,7 +79,7 @@ def forecast(recipe: Recipe, plan: Plan) -> Forecast:
 def forecast_supposed(recipe: Recipe, plan: Plan) -> Forecast:
     """The same for as many CPU devices as the plan has, in a process of its own: JAX counts its devices once."""
     question = {
-        "recipe": counted_in_steps(recipe, plan).model_dump(mode="json", by_alias=True),
+        "recipe": count_in_steps(recipe, plan).model_dump(mode="json", by_alias=True),
         "devices": asdict(plan.devices),
         "vocab_size": plan.vocab_size,
     }

@@ -11,13 +11,13 @@ from jaxtyping import PyTree
 
 from trainkit.hub import find, peft
 from trainkit.hub.load import check
+from trainkit.infer.adapted import load_base
 from trainkit.models.adapters import Numbers
 from trainkit.recipe import Recipe
-from trainkit.run.adapted import load_base
-from trainkit.run.compiled import Built, shapes
+from trainkit.run.program import BuiltStep, state_shapes
 
 
-def weights_of(recipe: Recipe, built: Built) -> PyTree | None:
+def weights_of(recipe: Recipe, built: BuiltStep) -> PyTree | None:
     """The arrays of `[model] pretrained`, laid out and packed as in training; None where the model begins at random.
 
     Raises:
@@ -26,7 +26,7 @@ def weights_of(recipe: Recipe, built: Built) -> PyTree | None:
     return None if recipe.model.pretrained is None else load_base(recipe, built.base, on=built.mesh)
 
 
-def check_weights(recipe: Recipe, built: Built, *, resumed: bool) -> None:
+def check_weights(recipe: Recipe, built: BuiltStep, *, resumed: bool) -> None:
     """Raise what `weights_of` and `numbers_of` would where they will be asked, before it is too late to be of use.
 
     Files are fetched, and weights are not read but for what their files say of them. Where the run has a checkpoint,
@@ -39,7 +39,7 @@ def check_weights(recipe: Recipe, built: Built, *, resumed: bool) -> None:
         check(find.weights(model.pretrained, model.revision), built.base, resize=model.resize_vocabulary)
 
 
-def numbers_of(recipe: Recipe, built: Built) -> Numbers | None:
+def numbers_of(recipe: Recipe, built: BuiltStep) -> Numbers | None:
     """The numbers of `[adapter] pretrained`, on the host; None where the adapter begins afresh, or there is none.
 
     Raises:
@@ -48,12 +48,12 @@ def numbers_of(recipe: Recipe, built: Built) -> Numbers | None:
     adapter = recipe.adapter
     if adapter is None or adapter.pretrained is None:
         return None
-    directory, state = find.weights(adapter.pretrained, adapter.revision, kind=find.ADAPTER), shapes(built)
+    directory, state = find.weights(adapter.pretrained, adapter.revision, kind=find.ADAPTER), state_shapes(built)
     return peft.read(directory, eqx.combine(state.params, state.frozen), recipe.model)
 
 
 def made_of(
-    built: Built, key: jax.Array, weights: PyTree | None, numbers: Numbers | None = None, *, part: str | None = None
+    built: BuiltStep, key: jax.Array, weights: PyTree | None, numbers: Numbers | None = None, *, part: str | None = None
 ) -> Any:
     """A new state, or a part of it; what was `weights` becomes part of it, so that it is there once.
 

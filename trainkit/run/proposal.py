@@ -9,11 +9,11 @@ from typing import Any, get_args
 
 from trainkit.plan import Memory, Plan, divisors
 from trainkit.recipe import Recipe
-from trainkit.recipe.load import Loaded
+from trainkit.recipe.sections.train import Remat
 from trainkit.recipe.spec import with_tuples
-from trainkit.recipe.train import Remat
-from trainkit.recipe.write import flat, toml_value
-from trainkit.run.replan import replanned
+from trainkit.recipe.toml.load import Loaded
+from trainkit.recipe.toml.write import flat, toml_value
+from trainkit.run.replan import replan
 
 #: Changes to a recipe: dotted key -> new value.
 Changes = Mapping[str, Any]
@@ -65,7 +65,7 @@ def likely(recipe: Recipe, plan: Plan, memory: Memory | None) -> Iterator[Change
     assert plan.devices.memory_bytes is not None
     error = memory.peak / plan.total_bytes if memory else 1.0
     for changes in candidates(recipe, plan):
-        other = replanned(changed(recipe, changes), plan)
+        other = replan(changed(recipe, changes), plan)
         if plan.devices.have_room_for(error * other.total_bytes):
             yield changes
 
@@ -79,7 +79,7 @@ def find(
     """
     for _, changes in zip(range(COMPILED_AT_MOST), likely(recipe, plan, memory), strict=False):
         other = changed(recipe, changes)
-        needed = compiled(other, replanned(other, plan))
+        needed = compiled(other, replan(other, plan))
         if needed is not None and plan.devices.have_room_for(needed.peak):
             return Proposal(changes, needed)
     return None

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import assert_never
 
 from trainkit.errors import TrainkitError
+from trainkit.events.commands import issued_commands
 from trainkit.events.log import of_kinds
-from trainkit.events.orders import given
 from trainkit.recipe import Recipe
-from trainkit.recipe.schedule import NEVER, Constant, Cosine, Linear, Schedule, Wsd
-from trainkit.recipe.write import Difference
+from trainkit.recipe.sections.schedule import NEVER, Constant, Cosine, LinearDecay, Schedule, Wsd
+from trainkit.recipe.toml.write import Difference
 
 #: A rate counts as raised from so many times the one before on.
 RAISED = 1.01
@@ -34,7 +34,7 @@ def told_rate(
     steps_before, steps_after = _total(directory, old, old), _total(directory, new, old)
     if steps_before is None or steps_after is None:
         return None
-    orders = [found for found in given(directory) if found.step <= step]
+    orders = [found for found in issued_commands(directory) if found.step <= step]
     decay = min((found.step for found in orders if found.order.command == "decay"), default=NEVER)
     factor = next((float(o.order.argument or 1) for o in reversed(orders) if o.order.command == "rate"), 1.0)
     before = share(old.schedule, steps_before, step, decay_start=decay)
@@ -61,7 +61,7 @@ def share(schedule: Schedule, steps: int, step: int, *, decay_start: int = NEVER
     match schedule:
         case Constant():
             return 1.0
-        case Linear():
+        case LinearDecay():
             left = 1 - done
         case Cosine():
             left = (1 + math.cos(math.pi * done)) / 2

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from trainkit.events.commands import IssuedCommand
 from trainkit.events.log import EventLog
-from trainkit.events.orders import Given
 from trainkit.run.start import Start
-from trainkit.train.course import Course
+from trainkit.train.live_schedule import LiveSchedule
 
 
-def orders_to_repeat(start: Start, course: Course, *, first: int, log: EventLog) -> list[Given]:
+def commands_to_repeat(start: Start, course: LiveSchedule, *, first: int, log: EventLog) -> list[IssuedCommand]:
     """By step; what they are is told in the log. `first` is the step of the state with which the attempt begins.
 
     Orders that came after that very step may be in its checkpoint or not: it may have been written while they came.
@@ -25,6 +25,6 @@ def orders_to_repeat(start: Start, course: Course, *, first: int, log: EventLog)
     return repeats
 
 
-def _told(given: Given) -> str:
+def _told(given: IssuedCommand) -> str:
     argument = "" if given.order.argument is None else f" {given.order.argument}"
     return f"{given.order.command}{argument} after step {given.step}"

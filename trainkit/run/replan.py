@@ -10,20 +10,20 @@ from trainkit.plan import Choice, Devices, Plan, make_plan
 from trainkit.recipe import Recipe
 
 
-def counted_in_steps(recipe: Recipe, plan: Plan) -> Recipe:
+def count_in_steps(recipe: Recipe, plan: Plan) -> Recipe:
     """The recipe with the plan's number of steps, so that its data need not be counted again."""
     length = {"steps": plan.steps, "epochs": None, "tokens": None}
     return recipe.model_copy(update={"train": recipe.train.model_copy(update=length)})
 
 
-def replanned(recipe: Recipe, plan: Plan, choice: Choice | None = None) -> Plan:
+def replan(recipe: Recipe, plan: Plan, choice: Choice | None = None) -> Plan:
     """A plan for the same devices, vocabulary and steps."""
-    counted = counted_in_steps(recipe, plan)
+    counted = count_in_steps(recipe, plan)
     made = make_plan(counted, devices=plan.devices, vocab_size=plan.vocab_size, data=None, choice=choice)
     return replace(made, epochs=plan.epochs)
 
 
-def choice_before(directory: Path, devices: Devices) -> Choice | None:
+def previous_choice(directory: Path, devices: Devices) -> Choice | None:
     """What the run's last attempt computed with; None where it had no plan yet, or other devices."""
     *_, plan = (None, *(event["plan"] for event in of_kinds(directory, "planned")))
     try:

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from trainkit.checkpoint import store
 from trainkit.errors import TrainkitError
+from trainkit.events.commands import issued_commands
 from trainkit.events.log import last_attempt
-from trainkit.events.orders import given
 from trainkit.recipe import Recipe
-from trainkit.recipe.schedule import NEVER
-from trainkit.recipe.write import Difference, differences
-from trainkit.run.directory import EXPORTS, locked, recipe_of, refusals, replace_recipe
+from trainkit.recipe.sections.schedule import NEVER
+from trainkit.recipe.toml.write import Difference, differences
 from trainkit.run.rates import told_rate
 from trainkit.run.start import Start
+from trainkit.rundir.directory import EXPORTS, disk_errors, hold_lock, recipe_of, replace_recipe
 from trainkit.train.owed import owed
 
 #: What the state or the data order hangs on: changed, the run would be another run.
@@ -64,7 +64,7 @@ def prepare(
         TrainkitError: someone trains it, it is finished, the checkpoint does not exist, what changed cannot change,
             or the learning rate would rise and `raise_rate` does not say that it may.
     """
-    with refusals(directory), locked(directory):
+    with disk_errors(directory), hold_lock(directory):
         old = recipe_of(directory)
         new = recipe_of(directory, overrides)
         changed = differences(old.recipe, new.recipe)
@@ -120,7 +120,9 @@ def _left_undone(directory: Path, recipe: Recipe, last: int) -> bool:
 
 def _goes_further(directory: Path, recipe: Recipe, step: int, changed: list[Difference]) -> bool:
     if recipe.train.steps is not None:
-        begun = [found.step for found in given(directory) if found.order.command == "decay" and found.step <= step]
+        begun = [
+            found.step for found in issued_commands(directory) if found.order.command == "decay" and found.step <= step
+        ]
         return recipe.schedule.last_step(recipe.train.steps, decay_start=min(begun, default=NEVER)) > step
     return any(d.key in ("train.epochs", "train.tokens") for d in changed)
 

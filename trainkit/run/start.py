@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from trainkit.errors import TrainkitError
+from trainkit.events.commands import IssuedCommand
 from trainkit.events.log import EventLog
-from trainkit.events.orders import Given
 from trainkit.events.process import process_started
 from trainkit.events.schema import SCHEMA
-from trainkit.recipe.load import Loaded
+from trainkit.recipe.toml.load import Loaded
 
 #: Whose versions are part of what a run is: bits may differ where they do.
 PACKAGES = ("trainkit", "jax", "jaxlib", "equinox", "optax", "numpy", "tensorstore", "tokenizers")
@@ -27,12 +27,12 @@ class Start:
     reset_optimizer: bool = False
     forget_orders: bool = False
     """Repeat none of the orders that came after the checkpoint."""
-    orders: tuple[Given, ...] = ()
+    orders: tuple[IssuedCommand, ...] = ()
     """On the run's course so far, as the log has them when the attempt begins."""
     profile: tuple[int, int] | None = None
     """The first and the last step to be traced."""
 
-    def repeated(self, *, after: int) -> list[Given]:
+    def repeated(self, *, after: int) -> list[IssuedCommand]:
         """The orders that an attempt which goes on from step `after` carries out again."""
         return [] if self.forget_orders else [given for given in self.orders if given.step > after]
 

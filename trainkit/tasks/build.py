@@ -9,11 +9,11 @@ from jaxtyping import Array, Float
 
 from trainkit.errors import TrainkitError
 from trainkit.models.stack import LanguageModel
-from trainkit.recipe import task as spec
-from trainkit.recipe.data import Data
-from trainkit.recipe.document import Image, Labelled
-from trainkit.recipe.source import Rows
-from trainkit.tasks.causal_lm import CausalLM
+from trainkit.recipe.sections import task as spec
+from trainkit.recipe.sections.data import Data
+from trainkit.recipe.sections.document import Image, Labelled
+from trainkit.recipe.sections.source import RowSource
+from trainkit.tasks.causal_lm import CausalLMTask
 
 
 class Task(Protocol):
@@ -30,7 +30,7 @@ class Task(Protocol):
 def check_learnable(task: spec.Task, data: Data) -> None:
     """Raises TrainkitError where the task cannot learn from documents of the recipe's kind."""
     for number, source in enumerate(data.train):
-        document = source.document if isinstance(source, Rows) else None
+        document = source.document if isinstance(source, RowSource) else None
         if isinstance(document, Labelled | Image):
             raise TrainkitError(
                 f"the task {task.type} learns from text; the documents of type {document.type} have labels",
@@ -42,4 +42,4 @@ def check_learnable(task: spec.Task, data: Data) -> None:
 def build(task: spec.Task) -> Task:
     match task:
         case spec.CausalLM():
-            return CausalLM()
+            return CausalLMTask()

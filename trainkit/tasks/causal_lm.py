@@ -15,7 +15,7 @@ from trainkit.models.stack import LanguageModel
 
 
 @dataclass(frozen=True)
-class CausalLM:
+class CausalLMTask:
     def loss(self, model: LanguageModel, batch: Mapping[str, Array]) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """See `Task.loss`. The batch has `tokens`, `targets` and `weights`, all (B, T).
 

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.schema import Event
-from trainkit.recipe.upkeep import Track
+from trainkit.recipe.sections.upkeep import Track
 from trainkit.track import mapping
-from trainkit.track.progress import Progress
+from trainkit.track.progress import TrackerProgress
 
 T = TypeVar("T")
 
@@ -25,14 +25,14 @@ PATIENCE = 30.0
 class AimRun:
     """Made by `open`. What is written twice under one step, name and context is there once."""
 
-    def __init__(self, repository: Any, run: Any, run_directory: Path, progress: Progress) -> None:
+    def __init__(self, repository: Any, run: Any, run_directory: Path, progress: TrackerProgress) -> None:
         self.progress = progress
         self._repository = repository
         self._run = run
         self._directory = run_directory
 
     @classmethod
-    def open(cls, run_directory: Path, spec: Track, known: Progress | None) -> AimRun:
+    def open(cls, run_directory: Path, spec: Track, known: TrackerProgress | None) -> AimRun:
         """Open the Aim run of a run: a new one where none is `known`, or the recipe's repository does not have it.
 
         Raises TrainkitError where the repository cannot be opened, or another process keeps it locked.
@@ -48,7 +48,7 @@ class AimRun:
             repo = Repo.from_path(str(directory), init=Repo.get_version(str(directory)) == (0, 0))
             known_here = known and known.repository == str(directory) and repo.run_exists(known.run)
             run = _open(repo, known.run if known and known_here else None, spec.experiment)
-            progress = known if known and known_here else Progress(run=run.hash, repository=str(directory))
+            progress = known if known and known_here else TrackerProgress(run=run.hash, repository=str(directory))
             return cls(repo, run, run_directory, progress)
 
         try:

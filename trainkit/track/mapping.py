@@ -30,7 +30,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from trainkit.events.log import number
-from trainkit.events.plain import inert, text
+from trainkit.events.plain_log import inert, text
 from trainkit.events.schema import Event
 
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}

@@ -11,7 +11,7 @@ from trainkit.track.projections import Name
 
 
 @dataclass
-class Progress:
+class TrackerProgress:
     run: str
     """What the tracker calls the run, the same for every attempt: of Aim the hash, of W&B the id."""
     repository: str
@@ -31,16 +31,16 @@ class Progress:
     """Whether that attempt has ended and said so."""
 
 
-def read(run_directory: Path, name: Name) -> Progress | None:
+def read(run_directory: Path, name: Name) -> TrackerProgress | None:
     """None where there is none, or where it is not one that this version wrote."""
     try:
         found: Any = json.loads((run_directory / f"{name}.json").read_text(encoding="utf-8"))
-        return Progress(**found)
+        return TrackerProgress(**found)
     except (FileNotFoundError, ValueError, TypeError):
         return None
 
 
-def write(run_directory: Path, name: Name, progress: Progress) -> None:
+def write(run_directory: Path, name: Name, progress: TrackerProgress) -> None:
     """Replace it at once."""
     fresh = run_directory / f".{name}.json"
     fresh.write_text(json.dumps(asdict(progress)), encoding="utf-8")

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
 
 from trainkit.errors import TrainkitError
 from trainkit.events.schema import Event
-from trainkit.recipe.upkeep import Track
+from trainkit.recipe.sections.upkeep import Track
 
 if TYPE_CHECKING:
-    from trainkit.track.progress import Progress
+    from trainkit.track.progress import TrackerProgress
 
 Name = Literal["aim", "tensorboard", "wandb"]
 NAMES: tuple[Name, ...] = get_args(Name)
@@ -32,7 +32,7 @@ ABOUT: dict[Name, About] = {
 class Projection(Protocol):
     """A run in one tracker, opened for writing."""
 
-    progress: Progress
+    progress: TrackerProgress
     """How far the log has been copied: the place from which to go on, and kept up to date by whoever copies."""
 
     def set_recipe(self, recipe: dict[str, Any]) -> None:

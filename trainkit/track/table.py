@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainkit.errors import TrainkitError
-from trainkit.events.course import record
+from trainkit.events.current_steps import record
 from trainkit.events.log import Tail
 from trainkit.events.schema import FOREIGN
 from trainkit.events.series import Series
-from trainkit.track.tail import Course
+from trainkit.track.tail import CurrentEvents
 
 
 def write(run_directory: Path, path: Path) -> int:
@@ -46,7 +46,7 @@ def write(run_directory: Path, path: Path) -> int:
 
 def _metrics(run_directory: Path) -> dict[str, Series]:
     found: dict[str, Series] = {}
-    tail, course = Tail(run_directory), Course(run_directory)
+    tail, course = Tail(run_directory), CurrentEvents(run_directory)
     while events := tail.poll():
         for event in events:
             if course.keeps(event) and event["type"] in ("step", "evaluated"):

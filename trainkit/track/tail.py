@@ -15,9 +15,9 @@ from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.log import Tail
 from trainkit.events.process import process_alive
 from trainkit.events.schema import FOREIGN, Event
-from trainkit.recipe.upkeep import Track
+from trainkit.recipe.sections.upkeep import Track
 from trainkit.track import progress as progress_file
-from trainkit.track.progress import Progress
+from trainkit.track.progress import TrackerProgress
 from trainkit.track.projections import ABOUT, Name, Projection
 
 #: Of a course that was given up, what stays: that it was begun, and messages.
@@ -28,7 +28,7 @@ INTERVAL = 1.0
 PATIENCE = 30.0
 
 
-def follow(run_directory: Path, name: Name, spec: Track) -> Progress:
+def follow(run_directory: Path, name: Name, spec: Track) -> TrackerProgress:
     """Copy a run's events until its newest attempt has ended, or its trainer is dead and the log read out.
 
     Goes on as the same run of the tracker that the sidecar before it wrote. Returns how far it came.
@@ -98,7 +98,7 @@ class _Copy:
         self.problems: list[str] = []
 
     def to_the_end(self) -> bool:
-        tail, course = Tail(self._run, offset=self._progress.offset), Course(self._run, self._progress.offset)
+        tail, course = Tail(self._run, offset=self._progress.offset), CurrentEvents(self._run, self._progress.offset)
         while True:
             # asked before reading: what a trainer wrote before it died is then read for certain
             over = self._is_over()
@@ -141,7 +141,7 @@ class _Copy:
         return now.finished or now.pid is None or not process_alive(now.pid, now.process_started)
 
 
-class Course:
+class CurrentEvents:
     """Tells the events of a log, read in order from `offset` on, that are part of the run from those given up:
     `events.log.current` for a log too long to be held; commands, which are messages here, stay."""
 

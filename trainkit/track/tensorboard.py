@@ -26,7 +26,7 @@ from tensorboardX.record_writer import RecordWriter
 from trainkit.events.schema import Event
 from trainkit.track import mapping
 from trainkit.track.mapping import Distribution
-from trainkit.track.progress import Progress
+from trainkit.track.progress import TrackerProgress
 
 #: In the run's directory, so that `tensorboard --logdir runs` lists every run by its name.
 DIRECTORY = "tensorboard"
@@ -41,7 +41,7 @@ class TensorBoard:
         before = list(directory.glob("events.out.tfevents.*"))
         # names sort by time: a TensorBoard that is open goes on to the newest
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
-        self.progress = Progress(run=run_directory.resolve().name, repository=str(directory.resolve()))
+        self.progress = TrackerProgress(run=run_directory.resolve().name, repository=str(directory.resolve()))
         self._recipe = run_directory / "recipe.toml"
         self._prompts: dict[str, int] = {}
         self._file = RecordWriter(str(directory / name))

@@ -20,9 +20,9 @@ import numpy as np
 
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.schema import Event
-from trainkit.recipe.upkeep import Track, WandB
+from trainkit.recipe.sections.upkeep import Track, WandB
 from trainkit.track import mapping
-from trainkit.track.progress import Progress
+from trainkit.track.progress import TrackerProgress
 
 #: In the run's directory; W&B gives it that name.
 DIRECTORY = "wandb"
@@ -35,11 +35,11 @@ class WandBRun:
     sent of a course that was given up stays there, as nothing sent can be taken back.
     """
 
-    def __init__(self, run_directory: Path, spec: Track, known: Progress | None) -> None:
+    def __init__(self, run_directory: Path, spec: Track, known: TrackerProgress | None) -> None:
         """Raises TrainkitError where W&B cannot be written."""
         settings = spec.wandb if isinstance(spec.wandb, WandB) else WandB()
         run_id = known.run if known and known.run.isalnum() else secrets.token_hex(4)
-        self.progress = Progress(run=run_id, repository=f"{settings.mode}, {settings.project}")
+        self.progress = TrackerProgress(run=run_id, repository=f"{settings.mode}, {settings.project}")
         self._online = settings.mode == "online"
         if self._online and known and known.repository == self.progress.repository:
             self.progress = known

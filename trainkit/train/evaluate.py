@@ -15,12 +15,12 @@ from jaxtyping import Array
 
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.log import EventLog
-from trainkit.models.exact import cast
+from trainkit.models.casting import cast
 from trainkit.parallel.mesh import batch_sharding, replicated
 from trainkit.plan import divisors
 from trainkit.tasks import Task
-from trainkit.train.feed import PATIENCE, HostBatch, to_device
-from trainkit.train.fit import is_out_of_memory
+from trainkit.train.memory import is_out_of_memory
+from trainkit.train.prefetch import PATIENCE, HostBatch, to_device
 from trainkit.train.state import State
 
 Sums = tuple[Array, Array]

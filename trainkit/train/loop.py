@@ -14,16 +14,16 @@ from jax.errors import JaxRuntimeError
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
 from trainkit.recipe import Recipe
+from trainkit.train.checkpointing import Checkpointing
 from trainkit.train.compilations import Compilations
-from trainkit.train.course import Course
-from trainkit.train.feed import Feed
-from trainkit.train.fit import skipped_without_memory
+from trainkit.train.control import Commands, RequestedActions
 from trainkit.train.guard import NotFinite
-from trainkit.train.meter import Meter
-from trainkit.train.obey import Orders, Wanted
+from trainkit.train.live_schedule import LiveSchedule
+from trainkit.train.memory import skip_without_memory
+from trainkit.train.metrics import MetricsWriter
 from trainkit.train.owed import NOTHING, Owed, falls_on
+from trainkit.train.prefetch import Prefetch
 from trainkit.train.profile import Profile
-from trainkit.train.saving import Saving
 from trainkit.train.state import State
 from trainkit.train.step import Step
 
@@ -33,12 +33,12 @@ class Evaluate(Protocol):
         """Write to the log how well the model does on all validation sets, or on some."""
 
 
-class Look(Protocol):
+class StateReport(Protocol):
     def __call__(self, state: State, step: int, /) -> None:
         """Write to the log how the parameters are distributed."""
 
 
-class Sample(Protocol):
+class SampleReport(Protocol):
     def __call__(self, state: State, step: int, prompts: Sequence[str] | None = None, /) -> None:
         """Write to the log how the model continues these prompts, or those of the recipe."""
 
@@ -53,15 +53,15 @@ class Job:
     """What the loop works with; `run/assemble.py` assembles it."""
 
     recipe: Recipe
-    course: Course
+    course: LiveSchedule
     step: Step
-    feed: Feed
-    meter: Meter
-    orders: Orders
-    saving: Saving
+    feed: Prefetch
+    meter: MetricsWriter
+    orders: Commands
+    saving: Checkpointing
     evaluate: Evaluate
-    sample: Sample
-    statistics: Look
+    sample: SampleReport
+    statistics: StateReport
     compilations: Compilations
     profile: Profile
     log: EventLog
@@ -84,7 +84,7 @@ def train(state: State, job: Job) -> tuple[State, int, bool]:
     try:
         job.orders.repeat(step)
         state = job.course.put_into(state)
-        state, stop = _between_steps(state, step, job, _Due(Wanted(), owed=job.owed))
+        state, stop = _between_steps(state, step, job, _Due(RequestedActions(), owed=job.owed))
         while step < job.course.total_steps and not stop:
             try:
                 batch, tokens, waited = job.feed.next()
@@ -140,7 +140,7 @@ def _save_what_is_left(state: State, step: int, job: Job) -> None:
 class _Due(NamedTuple):
     """What is to be done after a step."""
 
-    wanted: Wanted
+    wanted: RequestedActions
     last: bool = False
     evaluating: bool = False
     looking: bool = False
@@ -189,14 +189,14 @@ def _between_steps(state: State, step: int, job: Job, due: _Due) -> tuple[State,
         with during("evaluation", step), job.meter.spent("evaluation"):
             job.evaluate(state, step, only=None if due.evaluating else owed.sets)
     if (due.looking or owed.statistics) and not stop and not job.orders.interrupted:
-        with skipped_without_memory("statistics", step=step, log=job.log), during("statistics", step):
+        with skip_without_memory("statistics", step=step, log=job.log), during("statistics", step):
             job.statistics(state, step)
     asked: list[Sequence[str] | None] = [None] if due.sampling or owed.samples else []
     if prompts_of_people := [*owed.prompts, *wanted.prompts]:
         asked.append(prompts_of_people)
     for prompts in asked:
         if not stop and not job.orders.interrupted:
-            with skipped_without_memory("samples", step=step, log=job.log), during("sampling", step):
+            with skip_without_memory("samples", step=step, log=job.log), during("sampling", step):
                 job.sample(state, step, prompts)
     if not stop and job.orders.interrupted:
         stop = True

@@ -15,7 +15,7 @@ import jax
 
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
-from trainkit.train.meter import Meter
+from trainkit.train.metrics import MetricsWriter
 
 #: In the run's directory: a directory for each first step that was profiled.
 DIRECTORY = "profile"
@@ -54,7 +54,7 @@ class Profile:
     A trace that cannot be taken or read is an alert, never a failed run.
     """
 
-    def __init__(self, directory: Path, steps: tuple[int, int] | None, *, log: EventLog, meter: Meter) -> None:
+    def __init__(self, directory: Path, steps: tuple[int, int] | None, *, log: EventLog, meter: MetricsWriter) -> None:
         """`directory` is the run's. The meter waits for the device before a trace ends, and its clock is set right."""
         self._run, self._steps, self._log, self._meter = directory, steps, log, meter
         self._into: Path | None = None

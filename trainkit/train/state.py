@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from trainkit.models.adapters import trainable
 from trainkit.models.stack import LanguageModel
-from trainkit.recipe.schedule import NEVER
+from trainkit.recipe.sections.schedule import NEVER
 from trainkit.train import loss_scale
 from trainkit.train.loss_scale import LossScale
 
@@ -44,7 +44,7 @@ class State(eqx.Module):
     """None where the loss needs none, which is anywhere but in float16."""
 
 
-def unchanged() -> Live:
+def initial_live() -> Live:
     """As the recipe says, nothing ordered."""
     return Live(jnp.float32(1), jnp.int32(NEVER))
 
@@ -60,9 +60,9 @@ def init(
     initial = model(jax.random.fold_in(key, 0))
     params, frozen = eqx.partition(initial, trainable(initial))
     scale = loss_scale.initial() if compute == jnp.float16 else None
-    return State(params, frozen, optimizer.init(params), jnp.int32(0), key, unchanged(), scale)
+    return State(params, frozen, optimizer.init(params), jnp.int32(0), key, initial_live(), scale)
 
 
-def lasting(state: State) -> State:
+def without_frozen(state: State) -> State:
     """What a checkpoint holds: all but the frozen part, which is made again from where it came."""
     return replace(state, frozen=None)

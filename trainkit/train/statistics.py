@@ -61,7 +61,7 @@ def distributions(params: PyTree) -> dict[str, dict[str, Any]]:
     return found
 
 
-class Statistics:
+class ParameterHistograms:
     """Writes the distributions of a state to the log."""
 
     def __init__(self, log: EventLog) -> None:

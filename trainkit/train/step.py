@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from trainkit.models.exact import cast
-from trainkit.models.weight import in_compute_dtype
+from trainkit.models.casting import cast
+from trainkit.models.master_weights import in_compute_dtype
 from trainkit.optim.schedules import LearningRate
 from trainkit.parallel.precision import random_bits, to_bfloat16
 from trainkit.tasks import Task

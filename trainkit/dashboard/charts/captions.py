@@ -9,11 +9,11 @@ from textual.content import Content
 
 from trainkit.dashboard import theme
 from trainkit.dashboard.charts import titles
-from trainkit.dashboard.charts.columns import Window
-from trainkit.dashboard.charts.curves import Curve, Look
+from trainkit.dashboard.charts.columns import StepRange
+from trainkit.dashboard.charts.curves import ChartOptions, Curve
 from trainkit.dashboard.charts.plot import ABOVE, BELOW, MARKS, Picture
-from trainkit.dashboard.charts.titles import Part, Piece
-from trainkit.events import plain
+from trainkit.dashboard.charts.titles import Part, TitlePart
+from trainkit.events import plain_log
 from trainkit.events.series import Series
 from trainkit.events.view import Marker
 
@@ -28,9 +28,9 @@ class Caption:
     title: Sequence[Part]
     curves: Sequence[Curve]
     marks: Sequence[Marker]
-    look: Look
+    look: ChartOptions
     picture: Picture
-    window: Window | None
+    window: StepRange | None
     cross: float | None
     log_x: bool
     letters: bool
@@ -45,57 +45,57 @@ class Caption:
         more = [piece for piece in self._more() if sum(len(text) for text, _ in piece.parts) <= width]
         return titles.fitted([*self._at_cross(), *self._how(), *more], width)
 
-    def _one(self, width: int) -> list[Piece]:
+    def _one(self, width: int) -> list[TitlePart]:
         """Of a name that is too long the end is told."""
         value = [self._told(curve) for curve in self.curves]
         *before, (name, color) = self.title
         room = width - sum(2 + len(text) for text, _ in value) - sum(len(text) for text, _ in before)
-        return [Piece(1, [*before, (titles.shortened(name, room), color)]), Piece(0, value)]
+        return [TitlePart(1, [*before, (titles.shortened(name, room), color)]), TitlePart(0, value)]
 
-    def _several(self) -> list[Piece]:
+    def _several(self) -> list[TitlePart]:
         """Each curve's name and value; its best value and its change where there is room."""
-        pieces = [Piece(TITLE, self.title)]
+        pieces = [TitlePart(TITLE, self.title)]
         if self.cross is not None:
-            pieces = [Piece(0, [(f"step {self.cross:,.0f}", theme.BRIGHT)])]
+            pieces = [TitlePart(0, [(f"step {self.cross:,.0f}", theme.BRIGHT)])]
         for index, curve in enumerate(self.curves):
             if not curve.label:
                 continue
             head = titles.legend(curve, index, letters=self.letters)
-            pieces.append(Piece(1 + index, [*head, self._told(curve)]))
+            pieces.append(TitlePart(1 + index, [*head, self._told(curve)]))
             found = titles.facts(self._series(curve), self.window)
             if self.cross is None and found is not None:
                 if titles.goal(curve.metric) and found.last != found.low:
-                    pieces.append(Piece(BEST + index, [(titles.told_best(curve.metric, found), theme.DIM)]))
-                pieces.append(Piece(CHANGE + index, [titles.told_change(curve.metric, found)]))
+                    pieces.append(TitlePart(BEST + index, [(titles.told_best(curve.metric, found), theme.DIM)]))
+                pieces.append(TitlePart(CHANGE + index, [titles.told_change(curve.metric, found)]))
         return pieces
 
-    def _at_cross(self) -> list[Piece]:
+    def _at_cross(self) -> list[TitlePart]:
         """The step of the crosshair, and the marks that stand where it does, the most important first."""
         if self.cross is None:
             return []
-        step = Piece(0, [(f"step {self.cross:,.0f}", theme.BRIGHT)] if len(self.curves) < 2 else [])
+        step = TitlePart(0, [(f"step {self.cross:,.0f}", theme.BRIGHT)] if len(self.curves) < 2 else [])
         if (cell := self.picture.cell(self.cross)) is None:
             return [step]
         low, high = self.picture.steps(cell)
         here = [mark for mark in self.marks if low <= mark.step < high and mark.kind in MARKS]
         here.sort(key=lambda mark: -list(MARKS).index(mark.kind))
-        texts = [(f"{MARKS[mark.kind][0]} {mark.kind} {plain.one_line(mark.text)}", theme.TEXT) for mark in here]
-        return [step, *(Piece(1, [text]) for text in texts)]
+        texts = [(f"{MARKS[mark.kind][0]} {mark.kind} {plain_log.one_line(mark.text)}", theme.TEXT) for mark in here]
+        return [step, *(TitlePart(1, [text]) for text in texts)]
 
-    def _how(self) -> list[Piece]:
+    def _how(self) -> list[TitlePart]:
         look, cut = self.look, self.picture.cut
         pieces = []
         if self.window is not None:
-            pieces = [Piece(2, [(f"steps {self.window.low:,.0f}–{self.window.high:,.0f}, 0: all", theme.WARN)])]
+            pieces = [TitlePart(2, [(f"steps {self.window.low:,.0f}–{self.window.high:,.0f}, 0: all", theme.WARN)])]
         if any(cut):
             signs = ABOVE * cut[0] + BELOW * cut[1]
-            pieces.append(Piece(2, [(f"{signs} off scale, o: all", theme.WARN)]))
+            pieces.append(TitlePart(2, [(f"{signs} off scale, o: all", theme.WARN)]))
         words = ["log"] * look.log + ["log steps"] * self.log_x
         if any(curve.band is not None for curve in self.curves) and look.smoothing != "auto":
             words.append("raw" if look.smoothing == "off" else f"EMA {look.smoothing}")
-        return [*pieces, *(Piece(3, [(word, theme.WARN)]) for word in words)]
+        return [*pieces, *(TitlePart(3, [(word, theme.WARN)]) for word in words)]
 
-    def _more(self) -> list[Piece]:
+    def _more(self) -> list[TitlePart]:
         """The best value of a single curve, and its change."""
         if self.cross is not None or len(self.curves) != 1:
             return []
@@ -103,7 +103,7 @@ class Caption:
         if (found := titles.facts(self._series(curve), self.window)) is None:
             return []
         best = titles.told_best(curve.metric, found)
-        return [Piece(BEST, [(best, theme.DIM)]), Piece(CHANGE, [titles.told_change(curve.metric, found)])]
+        return [TitlePart(BEST, [(best, theme.DIM)]), TitlePart(CHANGE, [titles.told_change(curve.metric, found)])]
 
     def _told(self, curve: Curve) -> Part:
         """The last value that is shown of a curve, or the one under the crosshair."""

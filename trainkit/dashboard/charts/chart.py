@@ -13,12 +13,12 @@ from textual.widget import Widget
 from trainkit.dashboard import theme
 from trainkit.dashboard.charts import titles
 from trainkit.dashboard.charts.captions import Caption
-from trainkit.dashboard.charts.columns import Window
-from trainkit.dashboard.charts.curves import Curve, Look, dressed, extent
+from trainkit.dashboard.charts.columns import StepRange
+from trainkit.dashboard.charts.curves import ChartOptions, Curve, dressed, extent
 from trainkit.dashboard.charts.plot import Picture, draw
 from trainkit.dashboard.charts.titles import Part
 from trainkit.dashboard.charts.viewport import Viewport, viewport_of
-from trainkit.events import plain
+from trainkit.events import plain_log
 from trainkit.events.view import Marker
 
 #: How much the wheel zooms, and the share of the picture that it pans.
@@ -68,7 +68,7 @@ class Chart(Widget):
         With a `title` (inert where it is in parts) the chart tells itself what it shows, else whoever calls this does.
         `log` says that values are on a logarithmic axis even where the chart's look does not.
         """
-        parts = [(plain.one_line(title), theme.DIM)] if isinstance(title, str) else title
+        parts = [(plain_log.one_line(title), theme.DIM)] if isinstance(title, str) else title
         viewport = self.viewport
         wanted = (
             tuple((id(c.series), c.series.version, len(c.series), c.color, c.label) for c in curves),
@@ -87,7 +87,7 @@ class Chart(Widget):
         return viewport_of(self.app)
 
     @property
-    def window(self) -> Window | None:
+    def window(self) -> StepRange | None:
         """The steps that are shown; None where these are all."""
         return self.viewport.window(self.extent)
 
@@ -100,7 +100,7 @@ class Chart(Widget):
         return self.viewport.log_x and self.linked
 
     @property
-    def look(self) -> Look:
+    def look(self) -> ChartOptions:
         look = self.viewport.look(self.key)
         return look._replace(log=look.log or self._log)
 
@@ -118,7 +118,7 @@ class Chart(Widget):
         return self._marks
 
     @property
-    def extent(self) -> Window | None:
+    def extent(self) -> StepRange | None:
         """All steps that it has; None where it has none, or follows no viewport."""
         return extent(self._curves, log=self.log_x) if self.linked else None
 

@@ -20,7 +20,7 @@ Ints = npt.NDArray[np.intp]
 REACH = 1 / 40
 
 
-class Window(NamedTuple):
+class StepRange(NamedTuple):
     """The steps `low` to `high`, the middles of the first and of the last column. With `log`, decades are equally wide
     and steps below 1 have no place."""
 
@@ -129,7 +129,7 @@ def points(series: Series, *, low: float = -np.inf, high: float = np.inf, log: b
     return Points(flat_x, flat_y, broken, middle, part("totals").copy(), part("counts").copy(), log)
 
 
-def envelope(of: Points, *, window: Window, columns: int) -> Envelope:
+def envelope(of: Points, *, window: StepRange, columns: int) -> Envelope:
     """Reduce the points to `columns` dot columns of the window.
 
     Where the line through the points crosses an edge of the window, it has a point there.
@@ -218,7 +218,7 @@ def _drawable(y: Floats, log: bool) -> npt.NDArray[np.bool_]:
     return np.isfinite(y) & (y > 0) if log else np.isfinite(y)
 
 
-def _within(of: Points, borders: Floats, window: Window) -> tuple[Floats, Floats]:
+def _within(of: Points, borders: Floats, window: StepRange) -> tuple[Floats, Floats]:
     """The points within the borders, and one on each edge that the line between two points crosses."""
     begin, end = np.searchsorted(of.x, borders[0]), np.searchsorted(of.x, borders[-1])
     x, y = of.x[begin:end], of.y[begin:end]

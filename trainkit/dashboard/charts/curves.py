@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from trainkit.dashboard import theme
-from trainkit.dashboard.charts.columns import Envelope, Points, Window, envelope, moving_average, points, trend
+from trainkit.dashboard.charts.columns import Envelope, Points, StepRange, envelope, moving_average, points, trend
 from trainkit.events.series import Series
 
 #: The share of a curve's columns on either side that may be cut off, the number of columns that it takes, how much
@@ -40,7 +40,7 @@ class Curve:
     filled: bool = False
 
 
-class Look(NamedTuple):
+class ChartOptions(NamedTuple):
     """How a person wants a chart: values on a logarithmic axis; what smooths; outliers drawn, whatever that costs."""
 
     log: bool = False
@@ -48,7 +48,7 @@ class Look(NamedTuple):
     whole: bool = False
 
 
-class Line(NamedTuple):
+class DrawnCurve(NamedTuple):
     """A curve as it is drawn: what was measured, and what smooths that, where there is a band."""
 
     curve: Curve
@@ -56,7 +56,7 @@ class Line(NamedTuple):
     smooth: Envelope | None
 
 
-def extent(curves: Sequence[Curve], *, log: bool = False) -> Window | None:
+def extent(curves: Sequence[Curve], *, log: bool = False) -> StepRange | None:
     """All steps of the curves; on a logarithmic axis from 1 on."""
     there = [c.series for c in curves if len(c.series)]
     if not there:
@@ -64,10 +64,10 @@ def extent(curves: Sequence[Curve], *, log: bool = False) -> Window | None:
     low = min(s.first_steps[0] if s.stride > 1 else s.steps[0] for s in there)
     high = max(s.steps[-1] for s in there)
     log = log and high >= 1
-    return Window(max(1.0, low) if log else low, high, log)
+    return StepRange(max(1.0, low) if log else low, high, log)
 
 
-def dressed(curves: Sequence[Curve], look: Look) -> list[Curve]:
+def dressed(curves: Sequence[Curve], look: ChartOptions) -> list[Curve]:
     """Those that have points. One that is alone and has no band gets one, where it is to be averaged."""
     there = [curve for curve in curves if len(curve.series)]
     if len(there) == 1 and there[0].band is None and look.smoothing not in ("auto", "off"):
@@ -75,7 +75,9 @@ def dressed(curves: Sequence[Curve], look: Look) -> list[Curve]:
     return there
 
 
-def measured(curve: Curve, window: Window, look: Look, exact: Mapping[str, Series]) -> tuple[Points, Points | None]:
+def measured(
+    curve: Curve, window: StepRange, look: ChartOptions, exact: Mapping[str, Series]
+) -> tuple[Points, Points | None]:
     """What is to be drawn of a curve, and its moving average where that is asked for."""
     series, low, high = exact.get(curve.metric, curve.series), window.low, window.high
     raw = points(series, low=low, high=high, log=look.log)
@@ -86,14 +88,16 @@ def measured(curve: Curve, window: Window, look: Look, exact: Mapping[str, Serie
     return raw, moving_average(curve.series, decay, exact=close, log=look.log)
 
 
-def falling_on(curve: Curve, of: tuple[Points, Points | None], window: Window, columns: int, look: Look) -> Line:
+def falling_on(
+    curve: Curve, of: tuple[Points, Points | None], window: StepRange, columns: int, look: ChartOptions
+) -> DrawnCurve:
     """What of a curve's points falls on each of so many dot columns."""
     raw = envelope(of[0], window=window, columns=columns)
     if of[1] is not None:
         smooth = envelope(of[1], window=window, columns=columns)
-        return Line(curve, raw, replace(smooth, broken=raw.broken))
+        return DrawnCurve(curve, raw, replace(smooth, broken=raw.broken))
     many = curve.band is not None and len(of[0].x) > columns
-    return Line(curve, raw, trend(raw) if many and look.smoothing == "auto" else None)
+    return DrawnCurve(curve, raw, trend(raw) if many and look.smoothing == "auto" else None)
 
 
 def y_range(envelopes: Sequence[Envelope], *, from_zero: bool, whole: bool) -> Range:

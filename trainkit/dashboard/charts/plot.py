@@ -15,8 +15,18 @@ from textual.strip import Strip
 
 from trainkit.dashboard import theme
 from trainkit.dashboard.charts import braille, ticks
-from trainkit.dashboard.charts.columns import Window, envelope
-from trainkit.dashboard.charts.curves import Curve, Line, Look, Range, dressed, extent, falling_on, measured, y_range
+from trainkit.dashboard.charts.columns import StepRange, envelope
+from trainkit.dashboard.charts.curves import (
+    ChartOptions,
+    Curve,
+    DrawnCurve,
+    Range,
+    dressed,
+    extent,
+    falling_on,
+    measured,
+    y_range,
+)
 from trainkit.dashboard.charts.ticks import Unit
 from trainkit.events.series import Series
 from trainkit.events.view import Marker
@@ -44,7 +54,7 @@ Paint = npt.NDArray[np.intp]
 class Picture:
     """A drawing of curves, ready but for the crosshair. `cut` is whether something lies above, and below, of it."""
 
-    window: Window | None
+    window: StepRange | None
     gutter: int
     characters: Codes
     paint: Paint
@@ -102,9 +112,9 @@ def draw(
     colors: Mapping[str, str],
     width: int,
     height: int,
-    window: Window | None = None,
+    window: StepRange | None = None,
     log_x: bool = False,
-    look: Look = Look(),  # noqa: B008 (it cannot change)
+    look: ChartOptions = ChartOptions(),  # noqa: B008 (it cannot change)
     from_zero: bool = False,
     marks: Sequence[Marker] = (),
     unit: Unit = "",
@@ -152,7 +162,7 @@ def draw(
     )
 
 
-def _cut(lines: Sequence[Line], y: Range) -> tuple[bool, bool]:
+def _cut(lines: Sequence[DrawnCurve], y: Range) -> tuple[bool, bool]:
     above = any(bool((line.raw.high > y[1]).any()) for line in lines)
     return above, any(bool((line.raw.low < y[0]).any()) for line in lines)
 
@@ -166,7 +176,7 @@ def _nothing(width: int, height: int, style: _Style) -> Picture:
     return Picture(None, 0, none.astype(np.uint32), none.astype(np.intp), (), (), blank)
 
 
-def _y_labels(y: Range, rows: int, look: Look, unit: Unit) -> dict[int, str]:
+def _y_labels(y: Range, rows: int, look: ChartOptions, unit: Unit) -> dict[int, str]:
     """Row -> label. Where no two round numbers find a place, the ends are told as they are."""
     low, high = y
     most = (rows + 1) // 3 if rows > 12 else max(2, (2 * rows + 2) // 3)
@@ -186,7 +196,7 @@ def letter(index: int) -> str:
 
 
 def _paint(
-    lines: Sequence[Line], y: Range, *, width: int, height: int, letters: bool
+    lines: Sequence[DrawnCurve], y: Range, *, width: int, height: int, letters: bool
 ) -> tuple[Codes, Paint, list[tuple[str, bool]]]:
     """Characters (height, width), for each cell the number of its colour, and (colour, whether of a smooth line)."""
     characters = np.full((height, width), ord(" "), dtype=np.uint32)
@@ -230,14 +240,14 @@ def _segments(characters: Codes, paint: Paint, palette: Sequence[Style]) -> list
     return rows
 
 
-def _cells(steps: npt.NDArray[np.float64], window: Window, plot: int) -> npt.NDArray[np.intp]:
+def _cells(steps: npt.NDArray[np.float64], window: StepRange, plot: int) -> npt.NDArray[np.intp]:
     """The columns of cells that those of the steps lie in that are within the window."""
     share = window.share(steps)
     share = share[(share >= -1e-9) & (share <= 1 + 1e-9)]
     return np.rint(np.clip(share, 0, 1) * (2 * plot - 1)).astype(np.intp) // 2
 
 
-def x_ticks(window: Window, *, most: int) -> list[ticks.Tick]:
+def x_ticks(window: StepRange, *, most: int) -> list[ticks.Tick]:
     """Ticks at whole steps."""
     if window.high <= window.low:
         return [(window.low, f"{window.low:g}")]
@@ -247,7 +257,7 @@ def x_ticks(window: Window, *, most: int) -> list[ticks.Tick]:
     return ticks.steps(window.low, window.high, most=most)
 
 
-def _places(marks: Sequence[Marker], window: Window, plot: int) -> dict[int, str]:
+def _places(marks: Sequence[Marker], window: StepRange, plot: int) -> dict[int, str]:
     """The cells of marks, and their kinds. Where several kinds fall on one cell, the most important has it, and each
     other one the nearest that is free, up to `ASIDE` cells away."""
     places: dict[int, str] = {}
@@ -262,7 +272,7 @@ def _places(marks: Sequence[Marker], window: Window, plot: int) -> dict[int, str
     return places
 
 
-def _axis(window: Window, marks: Sequence[Marker], style: _Style, *, gutter: int, plot: int) -> list[Strip]:
+def _axis(window: StepRange, marks: Sequence[Marker], style: _Style, *, gutter: int, plot: int) -> list[Strip]:
     """The line under the plot with its ticks and marks, and the labels under that."""
     width = gutter + plot
     line, colors, labels = [*" " * gutter, *"─" * plot], [theme.EDGE] * width, [" "] * width

@@ -11,10 +11,10 @@ import numpy as np
 
 from trainkit.dashboard import theme
 from trainkit.dashboard.charts import ticks, titles
-from trainkit.dashboard.charts.columns import Envelope, Floats, Ints, Window
-from trainkit.dashboard.charts.curves import Curve, Line, Look, dressed, falling_on, measured, y_range
+from trainkit.dashboard.charts.columns import Envelope, Floats, Ints, StepRange
+from trainkit.dashboard.charts.curves import ChartOptions, Curve, DrawnCurve, dressed, falling_on, measured, y_range
 from trainkit.dashboard.charts.plot import ABOVE, BELOW, MARKS, x_ticks
-from trainkit.events import plain
+from trainkit.events import plain_log
 from trainkit.events.series import Series
 from trainkit.events.view import Marker
 
@@ -29,7 +29,7 @@ FONT = "ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace"
 class _Place:
     """Where steps and values lie in the picture."""
 
-    window: Window
+    window: StepRange
     y: tuple[float, float]
 
     def x_of(self, steps: Floats) -> Floats:
@@ -47,8 +47,8 @@ class _Place:
 def svg(
     curves: Sequence[Curve],
     *,
-    window: Window,
-    look: Look,
+    window: StepRange,
+    look: ChartOptions,
     colors: Mapping[str, str],
     title: str,
     marks: Sequence[Marker] = (),
@@ -75,7 +75,7 @@ def svg(
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}"'
         f' font-family="{FONT}" font-size="{LETTERS}">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="{color(theme.GROUND)}"/>',
-        _text(LEFT, 26, plain.one_line(title), color(theme.BRIGHT)),
+        _text(LEFT, 26, plain_log.one_line(title), color(theme.BRIGHT)),
         f'<clipPath id="plot"><rect x="{LEFT}" y="{TOP}" width="{WIDTH - LEFT - RIGHT}"'
         f' height="{HEIGHT - TOP - BOTTOM}"/></clipPath>',
         *_axes(place, look, unit, color(theme.EDGE), color(theme.DIM)),
@@ -86,7 +86,7 @@ def svg(
         parts += [*_line(line, place, color(line.curve.color), color(line.curve.band or line.curve.color))]
         parts += [_text(sign_x, sign_y, sign, color(theme.BAD)) for sign_x, sign_y, sign in _signs(line.raw, place)]
         told = titles.facts(exact.get(line.curve.metric, line.curve.series), window)
-        name = plain.one_line(line.curve.label or line.curve.metric)
+        name = plain_log.one_line(line.curve.label or line.curve.metric)
         words = f"{name} {titles.told_value(line.curve.metric, told.last)}" if told else name
         words += f" ({titles.told_best(line.curve.metric, told)})" if told and titles.goal(line.curve.metric) else ""
         parts.append(f'<rect x="{x}" y="{TOP - 29}" width="14" height="4" fill="{color(line.curve.color)}"/>')
@@ -99,14 +99,14 @@ def svg(
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _how(lines: Sequence[Line], look: Look, window: Window) -> str:
+def _how(lines: Sequence[DrawnCurve], look: ChartOptions, window: StepRange) -> str:
     """How it is drawn, so that nobody is misled."""
     smooth = {"auto": "line: trend", "off": ""}.get(look.smoothing, f"line: EMA {look.smoothing}")
     words = [smooth if any(line.smooth for line in lines) else "", "log scale" * look.log, "log steps" * window.log]
     return ", ".join(word for word in words if word)
 
 
-def _axes(place: _Place, look: Look, unit: ticks.Unit, edge: str, dim: str) -> Iterator[str]:
+def _axes(place: _Place, look: ChartOptions, unit: ticks.Unit, edge: str, dim: str) -> Iterator[str]:
     find = ticks.logarithmic if look.log else ticks.linear
     for value, text in find(*place.y, most=8, unit=unit):
         y = float(place.y_of(np.asarray(value)))
@@ -119,7 +119,7 @@ def _axes(place: _Place, look: Look, unit: ticks.Unit, edge: str, dim: str) -> I
         yield _text(x, HEIGHT - BOTTOM + 20, text, dim, anchor="middle")
 
 
-def _line(line: Line, place: _Place, color: str, band: str) -> Iterator[str]:
+def _line(line: DrawnCurve, place: _Place, color: str, band: str) -> Iterator[str]:
     """What was measured, behind it the band's colour where something smooths it; an area down to the axis."""
     curve, raw, smooth = line
     if curve.filled:

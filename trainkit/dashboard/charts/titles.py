@@ -14,10 +14,10 @@ from textual.content import Content
 
 from trainkit.dashboard import theme
 from trainkit.dashboard.charts import ticks
-from trainkit.dashboard.charts.columns import Window
+from trainkit.dashboard.charts.columns import StepRange
 from trainkit.dashboard.charts.curves import Curve
 from trainkit.dashboard.charts.plot import letter
-from trainkit.events import plain
+from trainkit.events import plain_log
 from trainkit.events.series import Series
 
 Goal = Literal["min", "max"] | None
@@ -31,14 +31,14 @@ TIMED = ("throughput/", "time/")
 SHARE = re.compile(r"accuracy|mfu$|share$")
 
 
-class Piece(NamedTuple):
+class TitlePart(NamedTuple):
     """Part of a title; of those that find no room, the one with the highest rank is the first to go."""
 
     rank: int
     parts: Sequence[Part]
 
 
-class Facts(NamedTuple):
+class CurveSummary(NamedTuple):
     """What a title tells of the finite values in a window. `change` is the mean of its first tenth and of its last;
     None of a single point; `median` is that of the points, or of the means of buckets."""
 
@@ -51,7 +51,7 @@ class Facts(NamedTuple):
     median: float
 
 
-class Reading(NamedTuple):
+class CrosshairReading(NamedTuple):
     """What a curve has at a crosshair: the lowest and the highest value `here`, or else the last one before.
 
     `at` is the step of the first of them, or of that one.
@@ -79,17 +79,17 @@ def unit(metric: str) -> ticks.Unit:
 def told_value(metric: str, value: float) -> str:
     """A value in few characters; memory in bytes, shares in per cent."""
     if not math.isfinite(value):
-        return plain.quantity(value)
+        return plain_log.quantity(value)
     if unit(metric) == "B":
-        return plain.bytes_(value)
+        return plain_log.bytes_(value)
     if unit(metric) == "%":
         return f"{100 * value:.2f}%"
     if 1e-3 <= abs(value) < 1e4:
-        return plain.quantity(value)
-    return plain.count(value) if 1e4 <= abs(value) < 1e15 else ticks.short(value)
+        return plain_log.quantity(value)
+    return plain_log.count(value) if 1e4 <= abs(value) < 1e15 else ticks.short(value)
 
 
-def facts(series: Series, window: Window | None = None) -> Facts | None:
+def facts(series: Series, window: StepRange | None = None) -> CurveSummary | None:
     """Of the buckets that end in the window (None: all); None where no value of theirs is finite."""
     steps = np.frombuffer(series.steps) if len(series) else np.empty(0)
     begin, end = 0 if window is None else int(np.searchsorted(steps, window.low)), _ending(series, window)
@@ -111,7 +111,7 @@ def facts(series: Series, window: Window | None = None) -> Facts | None:
     count = part("counts", "values")[good] if thinned else np.ones(len(low))
     total = part("totals", "values")[good]
     lowest, highest = int(low.argmin()), int(high.argmax())
-    return Facts(
+    return CurveSummary(
         last=series.values[end - 1],
         low=float(low[lowest]), low_at=float(low_at[lowest]),
         high=float(high[highest]), high_at=float(high_at[highest]),
@@ -120,13 +120,13 @@ def facts(series: Series, window: Window | None = None) -> Facts | None:
     )  # fmt: skip
 
 
-def last(series: Series, window: Window | None = None) -> float | None:
+def last(series: Series, window: StepRange | None = None) -> float | None:
     """The last value up to the end of the window (None: all); None where there is none."""
     end = _ending(series, window)
     return series.values[end - 1] if end else None
 
 
-def reading(series: Series, low: float, high: float) -> Reading | None:
+def reading(series: Series, low: float, high: float) -> CrosshairReading | None:
     """What the series has from step `low` up to, but without, `high`."""
     if not len(series):
         return None
@@ -137,16 +137,16 @@ def reading(series: Series, low: float, high: float) -> Reading | None:
         if not end:
             return None
         value = series.values[end - 1]
-        return Reading(value, value, float(steps[end - 1]), False)
+        return CrosshairReading(value, value, float(steps[end - 1]), False)
     name = ("lows", "highs") if series.stride > 1 else ("values", "values")
     least, most = (np.frombuffer(getattr(series, n))[begin:end] for n in name)
     finite = np.isfinite(least)
     if not finite.any():
-        return Reading(math.nan, math.nan, float(steps[begin]), True)
-    return Reading(float(least[finite].min()), float(most[finite].max()), float(steps[begin]), True)
+        return CrosshairReading(math.nan, math.nan, float(steps[begin]), True)
+    return CrosshairReading(float(least[finite].min()), float(most[finite].max()), float(steps[begin]), True)
 
 
-def fitted(pieces: Sequence[Piece], width: int) -> Content:
+def fitted(pieces: Sequence[TitlePart], width: int) -> Content:
     """As many of the pieces as there is room for, two cells apart; one at least, which is cut where it must be."""
     kept = [(piece, length) for piece in pieces if (length := sum(cell_len(text) for text, _ in piece.parts))]
     while len(kept) > 1 and sum(length + 2 for _, length in kept) - 2 > width:
@@ -160,10 +160,10 @@ def fitted(pieces: Sequence[Piece], width: int) -> Content:
 def legend(curve: Curve, index: int, *, letters: bool) -> list[Part]:
     """What tells a curve from others, and its name."""
     sign = "━" if not letters else letter(index) if index else "⠿"
-    return [(f"{sign} ", curve.color), (f"{plain.inert(curve.label)} ", theme.DIM)]
+    return [(f"{sign} ", curve.color), (f"{plain_log.inert(curve.label)} ", theme.DIM)]
 
 
-def told_reading(metric: str, found: Reading | None) -> Part:
+def told_reading(metric: str, found: CrosshairReading | None) -> Part:
     """The value or values under the crosshair."""
     if found is None:
         return "–", theme.DIM
@@ -173,7 +173,7 @@ def told_reading(metric: str, found: Reading | None) -> Part:
     return (low if low == high else f"{low}–{high}"), theme.BRIGHT
 
 
-def told_best(metric: str, found: Facts) -> str:
+def told_best(metric: str, found: CurveSummary) -> str:
     """The best value and its step; of a metric of which neither is better, the extremes; of how fast steps are the
     median, because the best is that of a single step, such as the first after a pause."""
     if metric.startswith(TIMED):
@@ -185,7 +185,7 @@ def told_best(metric: str, found: Facts) -> str:
     return f"best {value} at {at:,.0f}"
 
 
-def told_change(metric: str, found: Facts) -> Part:
+def told_change(metric: str, found: CurveSummary) -> Part:
     """How much the last tenth of what is shown differs from its first."""
     if found.change is None:
         return "", theme.DIM
@@ -211,7 +211,7 @@ def shortened(text: str, width: int) -> str:
     return f"…{text}" if width > 0 else ""
 
 
-def _ending(series: Series, window: Window | None) -> int:
+def _ending(series: Series, window: StepRange | None) -> int:
     """How many of the buckets end where the window does, or before."""
     return len(series) if window is None else bisect_right(series.steps, window.high + 1e-9)
 

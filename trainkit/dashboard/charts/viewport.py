@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from textual.app import App
 
-from trainkit.dashboard.charts.columns import Window
-from trainkit.dashboard.charts.curves import SMOOTHINGS, Look
+from trainkit.dashboard.charts.columns import StepRange
+from trainkit.dashboard.charts.curves import SMOOTHINGS, ChartOptions
 from trainkit.events.series import Series
 
 #: Steps that are shown at least.
@@ -21,7 +21,7 @@ class Member(Protocol):
     """A chart that follows a viewport. `extent`: all steps that it has; `in_sight`: whether it is on the screen."""
 
     @property
-    def extent(self) -> Window | None: ...
+    def extent(self) -> StepRange | None: ...
     @property
     def in_sight(self) -> bool: ...
     def viewport_changed(self) -> None: ...
@@ -44,7 +44,7 @@ class Viewport:
         self.range: tuple[float, float] | None = None
         self.cross: float | None = None
         self.pinned = self.log_x = False
-        self.looks: dict[str, Look] = {}
+        self.looks: dict[str, ChartOptions] = {}
         self.exact: Mapping[str, Series] = {}
         self._exact_range = (math.inf, -math.inf)
         self.version = 0
@@ -52,12 +52,12 @@ class Viewport:
         self.moved: Callable[[], object] = lambda: None
         self.members: WeakSet[Member] = WeakSet()
 
-    def look(self, key: str) -> Look:
-        return self.looks.get(key, Look())
+    def look(self, key: str) -> ChartOptions:
+        return self.looks.get(key, ChartOptions())
 
-    def change_look(self, key: str, look: Look) -> None:
+    def change_look(self, key: str, look: ChartOptions) -> None:
         """From now on, the chart of this metric looks so."""
-        if look == Look():
+        if look == ChartOptions():
             self.looks.pop(key, None)
         else:
             self.looks[key] = look
@@ -79,25 +79,25 @@ class Viewport:
         for key, told in habits.items():
             match told:
                 case [bool(), str(), bool()] if isinstance(key, str) and told[1] in SMOOTHINGS:
-                    self.looks[key] = Look(*told)
+                    self.looks[key] = ChartOptions(*told)
         self._tell()
 
-    def whole(self) -> Window | None:
+    def whole(self) -> StepRange | None:
         """All steps of all charts in sight; None where there is no such step."""
         there = [member.extent for member in self.members if member.in_sight]
         found = [extent for extent in there if extent is not None]
         if not found:
             return None
-        return Window(min(e.low for e in found), max(e.high for e in found), all(e.log for e in found))
+        return StepRange(min(e.low for e in found), max(e.high for e in found), all(e.log for e in found))
 
-    def window(self, whole: Window | None) -> Window | None:
+    def window(self, whole: StepRange | None) -> StepRange | None:
         """The steps to be shown of a chart whose data are the `whole`; None: the whole."""
         if self.range is None or whole is None:
             return None
         low, high = self.range
-        return Window(max(1.0, low) if whole.log else low, high, whole.log)
+        return StepRange(max(1.0, low) if whole.log else low, high, whole.log)
 
-    def zoom(self, factor: float, whole: Window, *, around: float | None = None) -> None:
+    def zoom(self, factor: float, whole: StepRange, *, around: float | None = None) -> None:
         """Show `factor` times as many steps of the `whole`; the step `around` stays where it is: the crosshair, or else
         the right end."""
         shown = self.window(whole) or whole
@@ -112,7 +112,7 @@ class Viewport:
             high = low + LEAST
         self._show(low, high, whole)
 
-    def pan(self, share: float, whole: Window) -> None:
+    def pan(self, share: float, whole: StepRange) -> None:
         """Move by a share of what is shown, to the right where it is positive, and not beyond the ends."""
         if (shown := self.window(whole)) is None:
             return
@@ -146,7 +146,7 @@ class Viewport:
         self._exact_range = (low, high)
         self._changed()
 
-    def exact_for(self, window: Window) -> Mapping[str, Series]:
+    def exact_for(self, window: StepRange) -> Mapping[str, Series]:
         """The points of all steps of the window, by metric, where they have been given."""
         low, high = self._exact_range
         return self.exact if low <= window.low and window.high <= high else {}
@@ -160,7 +160,7 @@ class Viewport:
         self.exact, self._exact_range = {}, (math.inf, -math.inf)
         self._changed()
 
-    def _show(self, low: float, high: float, whole: Window) -> None:
+    def _show(self, low: float, high: float, whole: StepRange) -> None:
         low, high = max(low, whole.low), min(high, whole.high)
         everything = low <= whole.low and high >= whole.high
         self.range = None if everything or high <= low else (low, high)

@@ -14,13 +14,13 @@ from textual.content import Content
 from textual.widgets import OptionList
 
 from trainkit.dashboard import theme
-from trainkit.dashboard.manifest import kept, manifest_facts, present
 from trainkit.dashboard.pages.table import TablePage
-from trainkit.dashboard.panels.checkpoints import Disk, command, commands, facts_table, lack, losses, table
+from trainkit.dashboard.panels.checkpoints import CheckpointFiles, command, commands, facts_table, lack, losses, table
 from trainkit.dashboard.panels.rows import cell
 from trainkit.dashboard.verify import verified
-from trainkit.events import marks
-from trainkit.events.view import Checkpoint, View
+from trainkit.events.view import SavedCheckpoint, View
+from trainkit.rundir import marks
+from trainkit.rundir.manifest import kept, manifest_facts, present
 
 #: Seconds between two looks at the disk while nothing new is saved, and before a manifest is read: who walks through
 #: the table fast reads none on the way.
@@ -31,7 +31,7 @@ EMPTY = (
 )
 
 
-class Checkpoints(TablePage):
+class CheckpointsPage(TablePage):
     """What was saved: `y` copies the command that goes on from the chosen one, `E` that which exports it, `v`
     verifies it, `m` has it kept, `o` hides those that are gone."""
 
@@ -53,7 +53,7 @@ class Checkpoints(TablePage):
         self._view = View()
         self._now = 0.0
         self._told: object = None
-        self._disk = Disk()
+        self._disk = CheckpointFiles()
         self._looked, self._looked_for = 0.0, object()
         self._only_present = False
         #: The chosen step, and what is known of it.
@@ -79,7 +79,9 @@ class Checkpoints(TablePage):
 
     async def _look(self) -> None:
         """See what is there, and read the chosen one's manifest again: it is written anew where its kind changes."""
-        self._disk = await asyncio.to_thread(lambda: Disk(present(self.run_directory), kept(self.run_directory)))
+        self._disk = await asyncio.to_thread(
+            lambda: CheckpointFiles(present(self.run_directory), kept(self.run_directory))
+        )
         self.show_view(self._view, now=self._now)
         if self._chosen is not None:
             self._read(self._chosen)
@@ -119,7 +121,7 @@ class Checkpoints(TablePage):
         lines = [] if chosen is None else self._detail(chosen)
         self.show_detail(Content("\n").join(lines), title=title, from_top=from_top)
 
-    def _detail(self, chosen: Checkpoint) -> list[Content]:
+    def _detail(self, chosen: SavedCheckpoint) -> list[Content]:
         if found := lack(self._disk.whereabouts(chosen)):
             return [found]
         lines = commands(chosen, self._view, self._disk, self.run_directory)
@@ -187,6 +189,6 @@ class Checkpoints(TablePage):
         self.notify("this checkpoint is not there", severity="warning", markup=False)
         return False
 
-    def _written(self) -> Checkpoint | None:
+    def _written(self) -> SavedCheckpoint | None:
         """What the log says of the chosen one; None where none is chosen."""
         return next((c for c in self._view.checkpoints[::-1] if c.step == self._chosen), None)

@@ -20,15 +20,15 @@ from trainkit.dashboard.charts.curves import Curve
 from trainkit.dashboard.pages.metrics import ordered
 from trainkit.dashboard.pages.page import Page
 from trainkit.dashboard.pages.table import MOVES
-from trainkit.dashboard.panels.comparison import COLORS, Results, RunList
-from trainkit.dashboard.panels.rows import Rows, cell
-from trainkit.dashboard.runs.comparison import AXES, SECONDS, Other, along, recipe_of, time_unit
-from trainkit.dashboard.runs.glance import LOSS
-from trainkit.dashboard.runs.shelf import neighbours
+from trainkit.dashboard.panels.comparison import COLORS, ComparedRuns, Results
+from trainkit.dashboard.panels.rows import RowTable, cell
 from trainkit.dashboard.search import begin_typing
-from trainkit.events import plain
+from trainkit.events import plain_log
 from trainkit.events.series import Series
 from trainkit.events.view import View
+from trainkit.rundir.compare import AXES, SECONDS, Other, along, recipe_of, time_unit
+from trainkit.rundir.listing import neighbours
+from trainkit.rundir.summary import LOSS
 
 #: Seconds between two slices of reading a long log, and between two looks at which runs there are.
 NEXT_SLICE, LOOK_EVERY = 0.05, 10.0
@@ -37,7 +37,7 @@ WIDE, HIGH = 100, 26
 ALONE = ", enter adds one"
 
 
-class Compare(Page):
+class ComparePage(Page):
     """Curves of several runs: enter chooses them, arrows choose the metric, `t` the axis."""
 
     NAME = "compare"
@@ -85,7 +85,7 @@ class Compare(Page):
         wanted.display = False
         yield wanted
         with Container(classes="sides"):
-            yield RunList()
+            yield ComparedRuns()
             with Vertical(classes="curves"):
                 yield Chart(id="over-steps")
                 yield Chart(linked=False, id="over-others")
@@ -164,7 +164,7 @@ class Compare(Page):
         rest = [name for name in self._names if name not in chosen and wanted in name.casefold()]
         notes = {name: other.problem or ("reading …" if other.loading else "") for name, other in self._others.items()}
         letters = self.query(Chart).first().letters
-        found = self.query_one(RunList)
+        found = self.query_one(ComparedRuns)
         found.show(shown, rest, metric=self._metric, notes=notes, letters=letters)
         with_ = f", {len(rest):,} more with “{wanted}”" if wanted else ""
         alone = ALONE if len(shown) == 1 and self._names else ""
@@ -208,12 +208,12 @@ class Compare(Page):
         return self._moved[key][1]
 
     @property
-    def _list(self) -> Rows:
-        return self.query_one(RunList).query_one(Rows)
+    def _list(self) -> RowTable:
+        return self.query_one(ComparedRuns).query_one(RowTable)
 
     @property
-    def _results(self) -> Rows:
-        return self.query_one(Results).query_one(Rows)
+    def _results(self) -> RowTable:
+        return self.query_one(Results).query_one(RowTable)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action == "all":
@@ -223,7 +223,7 @@ class Compare(Page):
     def copy_text(self) -> str | None:
         """The table."""
         rows = self.query_one(Results).told()
-        return "\n".join("\t".join(plain.inert(value) for value in row) for row in rows)
+        return "\n".join("\t".join(plain_log.inert(value) for value in row) for row in rows)
 
     def action_choose(self) -> None:
         """Compare with the chosen run, or no longer."""

@@ -18,9 +18,9 @@ from textual.message import Message
 from textual.widgets import Input, Static
 
 from trainkit.dashboard import theme
-from trainkit.dashboard.batches import Batch, Reader, Row
+from trainkit.dashboard.batches import Batch, BatchReader, ShownRow
 from trainkit.dashboard.pages.page import Page
-from trainkit.events import plain
+from trainkit.events import plain_log
 from trainkit.events.view import View
 
 EPOCHS = "data/epochs/"
@@ -37,7 +37,7 @@ NO_STEP = "no batch yet: the texts of the last update will be here, with where e
 NO_MIXTURE = "nothing yet: how often each source has been seen will be here"
 
 
-class Data(Page):
+class DataPage(Page):
     """The batch of a step: that of the last update, when the page is opened, until another is asked for."""
 
     NAME = "data"
@@ -65,7 +65,7 @@ class Data(Page):
 
     def __init__(self, run_directory: Path) -> None:
         super().__init__(run_directory)
-        self._reader = Reader(run_directory, lambda: self.post_message(self.Read()))
+        self._reader = BatchReader(run_directory, lambda: self.post_message(self.Read()))
         self._step: int | None = None
         #: Whether a person asked for this step: then it is there when the page is opened again.
         self._asked = False
@@ -233,7 +233,7 @@ class Data(Page):
 def epochs_of(view: View) -> dict[str, float]:
     """How many times each source has been seen, by its (inert) name, in the order of the log."""
     found = {name.removeprefix(EPOCHS): view.last(name) for name in view.series if name.startswith(EPOCHS)}
-    return {plain.one_line(name): epochs for name, epochs in found.items() if epochs is not None}
+    return {plain_log.one_line(name): epochs for name, epochs in found.items() if epochs is not None}
 
 
 def wait_share(view: View) -> float | None:
@@ -267,7 +267,7 @@ def mixture_table(epochs: dict[str, float], width: int, colors: dict[str, str]) 
     return Content("\n").join(lines)
 
 
-def batch_lines(rows: Sequence[Row], width: int, colors: dict[str, str]) -> Iterator[Content]:
+def batch_lines(rows: Sequence[ShownRow], width: int, colors: dict[str, str]) -> Iterator[Content]:
     """The rows as lines of at most `width` cells: what is learned bright, what is only read dim, and before each line
     a bar in the colour of its source."""
     left = MOST_CHARACTERS

@@ -13,13 +13,13 @@ from textual.widgets import Input
 
 from trainkit.dashboard import theme
 from trainkit.dashboard.pages.page import Page
-from trainkit.dashboard.panels.lines import CLOCK, Lines, log_line
+from trainkit.dashboard.panels.lines import CLOCK, TextPanel, log_line
 from trainkit.dashboard.search import begin_typing
-from trainkit.events import plain
-from trainkit.events.view import LEVELS, Line, View
+from trainkit.events import plain_log
+from trainkit.events.view import LEVELS, LogLine, View
 
 
-class Logs(Page):
+class LogsPage(Page):
     """The log: `/` searches, `v` raises the lowest level that is shown, `f` goes back to the newest line."""
 
     NAME = "logs"
@@ -49,17 +49,17 @@ class Logs(Page):
     def compose(self) -> ComposeResult:
         self._search.display = bool(self._search.value)
         yield self._search
-        yield Lines(id="all-lines", indent=CLOCK)
+        yield TextPanel(id="all-lines", indent=CLOCK)
 
     def habits(self) -> dict[str, Any]:
-        follow = self.query_one(Lines).at_end if self._told is not None else self._follow
+        follow = self.query_one(TextPanel).at_end if self._told is not None else self._follow
         return {"level": LEVELS[self._level], "search": self._search.value, "follow": follow}
 
     def adopt(self, habits: Mapping[str, Any]) -> None:
         if habits.get("level") in LEVELS:
             self._level = LEVELS.index(habits["level"])
         if isinstance(search := habits.get("search"), str):
-            self._search.value = plain.inert(search)
+            self._search.value = plain_log.inert(search)
             self._search.display = bool(search)
         self._follow = habits.get("follow") is not False
 
@@ -74,13 +74,13 @@ class Logs(Page):
             return
         self._told = told
         shown = self._lines()
-        lines = self.query_one(Lines)
+        lines = self.query_one(TextPanel)
         level = f", {LEVELS[self._level]} and worse" if self._level else ""
         lines.border_title = Content.styled(f"log: {len(shown):,} of {len(view.log):,} lines{level}", theme.DIM)
         follow = self._follow or (lines.max_scroll_y > 0 and lines.at_end)
         lines.show([log_line(line) for line in shown], follow=follow)
 
-    def _lines(self) -> list[Line]:
+    def _lines(self) -> list[LogLine]:
         wanted = self._search.value.casefold()
         log = self._view.log
         return [line for line in log if LEVELS.index(line.level) >= self._level and wanted in line.text.casefold()]
@@ -106,7 +106,7 @@ class Logs(Page):
         self.action_scroll("end")
 
     def action_scroll(self, how: str) -> None:
-        lines, self._follow = self.query_one(Lines), True
+        lines, self._follow = self.query_one(TextPanel), True
         match how:
             case "down" | "up":
                 lines.scroll_relative(y=1 if how == "down" else -1, animate=False)

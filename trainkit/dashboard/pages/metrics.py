@@ -19,9 +19,9 @@ from textual.widgets import Input, Static
 from trainkit.dashboard import theme
 from trainkit.dashboard.charts.titles import Part, facts, told_best, told_value
 from trainkit.dashboard.pages.page import Page
-from trainkit.dashboard.panels.metric import MetricCell, Place
+from trainkit.dashboard.panels.metric import GridCell, MetricCell
 from trainkit.dashboard.search import begin_typing
-from trainkit.events.plain import one_line
+from trainkit.events.plain_log import one_line
 from trainkit.events.view import View
 
 GROUPS = (
@@ -67,7 +67,7 @@ def compiled(pattern: str) -> re.Pattern[str] | str:
         return str(error) or "too deep"
 
 
-class Metrics(Page):
+class MetricsPage(Page):
     """All metrics: `/` filters them, arrows choose one, enter shows it alone. Only what can be seen is mounted."""
 
     NAME = "metrics"
@@ -213,7 +213,7 @@ class Metrics(Page):
         visible = self._names[first : first + self._columns * self._rows]
         self._assign(visible)
         for cell in self._cells:
-            place = Place(cell.key in self._pinned, cell.key == self.selected, bool(one))
+            place = GridCell(cell.key in self._pinned, cell.key == self.selected, bool(one))
             cell.show_metric(cell.key, view, place)
         self._tell(view, first=first, shown=len(visible))
 

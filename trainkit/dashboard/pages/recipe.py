@@ -12,17 +12,18 @@ from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.widgets import Input, OptionList
 
-from trainkit.dashboard import recipes, theme
+from trainkit.dashboard import theme
 from trainkit.dashboard.pages.table import TablePage
-from trainkit.dashboard.panels.rows import Column, Row, cell
-from trainkit.dashboard.recipes import Change, Entry, Found
+from trainkit.dashboard.panels.rows import Column, TableRow, cell
 from trainkit.dashboard.runs.choose import ChooseRun
 from trainkit.dashboard.search import begin_typing
 from trainkit.errors import TrainkitError
 from trainkit.events.view import View
+from trainkit.rundir import recipes
+from trainkit.rundir.recipes import RecipeChange, RecipeEntry, RecipeHistory
 
 
-class Recipe(TablePage):
+class RecipePage(TablePage):
     """The resolved recipe: `/` filters, `o` leaves the defaults out, `d` and `u` show what differs from others."""
 
     NAME = "recipe"
@@ -36,13 +37,13 @@ class Recipe(TablePage):
 
     def __init__(self, run_directory: Path) -> None:
         super().__init__(run_directory)
-        self._found: Found | None = None
+        self._found: RecipeHistory | None = None
         self._read_for: object = None
         self._written = False
         #: Which of the changes is shown, counted from 1; 0 is none of them.
         self._change = 0
         #: The other run that this one is compared with, and what differs.
-        self._other: tuple[str, tuple[Change, ...]] | None = None
+        self._other: tuple[str, tuple[RecipeChange, ...]] | None = None
         #: What is told below the table of each row, by its key.
         self._details: dict[str, Content] = {}
 
@@ -72,11 +73,11 @@ class Recipe(TablePage):
             title, empty = f"{title}, {len(lines):,} of them with “{wanted}”", f"nothing with “{wanted}” in it"
         self._details = {line.key: line.detail for line in lines}
         self.entitle(title, f"changed {len(found.changes)} × between attempts: d" if found.changes else "")
-        self.rows.show(columns, [Row(line.key, line.cells) for line in lines], empty=empty)
+        self.rows.show(columns, [TableRow(line.key, line.cells) for line in lines], empty=empty)
         if not lines:
             self.show_detail(Content(""))
 
-    def _lines(self, found: Found) -> tuple[str, str, tuple[Column, ...], list[_Line]]:
+    def _lines(self, found: RecipeHistory) -> tuple[str, str, tuple[Column, ...], list[_Line]]:
         """Title, what is said of an empty table, columns and lines."""
         if self._other:
             name, changes = self._other
@@ -166,7 +167,7 @@ _CHANGE: tuple[Column, ...] = (Column("key", least=24), Column("before", least=1
 _OTHER: tuple[Column, ...] = (Column("key", least=24), Column("there", least=12), Column("here", least=12), _ORIGIN)
 
 
-def _entry_line(entry: Entry) -> _Line:
+def _entry_line(entry: RecipeEntry) -> _Line:
     written = entry.origin != recipes.DEFAULT
     key = cell(entry.key, theme.BRIGHT if written else theme.TEXT)
     value = cell(entry.value, theme.TEXT if written else theme.DIM)
@@ -174,7 +175,7 @@ def _entry_line(entry: Entry) -> _Line:
     return _Line(entry.key, (key, value, _origin(entry)), _detail(head, entry))
 
 
-def _change_line(change: Change) -> _Line:
+def _change_line(change: RecipeChange) -> _Line:
     key = cell(change.key, theme.BRIGHT)
     old, new = (cell(e.value if e else "not given", theme.TEXT if e else theme.DIM) for e in (change.old, change.new))
     entry = change.new or change.old
@@ -184,7 +185,7 @@ def _change_line(change: Change) -> _Line:
     return _Line(change.key, (key, old, new, origin), _detail(head, entry))
 
 
-def _origin(entry: Entry) -> Content:
+def _origin(entry: RecipeEntry) -> Content:
     color = (
         theme.DIM
         if entry.origin == recipes.DEFAULT
@@ -195,7 +196,7 @@ def _origin(entry: Entry) -> Content:
     return cell(entry.origin, color)
 
 
-def _detail(head: Content, entry: Entry) -> Content:
+def _detail(head: Content, entry: RecipeEntry) -> Content:
     lines = [head, Content.assemble(cell("written at  ", theme.DIM), _origin(entry))]
     return Content("\n").join([*lines, cell(entry.meaning)] if entry.meaning else lines)
 

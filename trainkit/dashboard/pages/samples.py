@@ -21,12 +21,12 @@ from textual.widgets import Static
 from trainkit.dashboard import images, theme
 from trainkit.dashboard.pages.page import Page
 from trainkit.dashboard.panels.sample import Text, predicted, written
-from trainkit.events import plain
+from trainkit.events import plain_log
 from trainkit.events.series import Series
-from trainkit.events.view import Sample, View
+from trainkit.events.view import SampleText, View
 
 #: prompt -> sample, in the order of the prompts, by step.
-ByStep = dict[int, dict[str, Sample]]
+ByStep = dict[int, dict[str, SampleText]]
 #: What stands beside the chosen step.
 Beside = Literal["nothing", "before", "first"]
 BESIDE: tuple[Beside, ...] = ("nothing", "before", "first")
@@ -50,7 +50,7 @@ class Steps(Static):
         self.post_message(self.Chosen(event.y))
 
 
-class Samples(Page):
+class SamplesPage(Page):
     """The texts of one step. It is the newest until another is chosen."""
 
     NAME = "samples"
@@ -164,7 +164,7 @@ class Samples(Page):
 
     def _step_line(self, step: int) -> Content:
         loss = _at(self._loss, step)
-        told = f"{step:>9,} {'' if loss is None else plain.quantity(loss):>9}"
+        told = f"{step:>9,} {'' if loss is None else plain_log.quantity(loss):>9}"
         chosen = step == self._chosen
         return Content.styled(f"{'▸' if chosen else ' '}{told}", f"bold {theme.BRIGHT}" if chosen else theme.DIM)
 
@@ -183,7 +183,7 @@ class Samples(Page):
             self._images[sample.image] = None
             self.work(partial(self._read, sample.image), group="image")
         found = self._images[sample.image]
-        name = plain.one_line(sample.image)
+        name = plain_log.one_line(sample.image)
         return f"reading {name} …" if found is None else f"{name}: {found}" if isinstance(found, str) else found
 
     async def _read(self, path: str) -> None:
@@ -261,7 +261,7 @@ class Samples(Page):
             text.scroll_to(y=lines, animate=False)
 
 
-def by_step(samples: Iterable[Sample]) -> ByStep:
+def by_step(samples: Iterable[SampleText]) -> ByStep:
     """The samples by step and prompt; of a prompt that was sampled twice at one step the later counts."""
     grouped: ByStep = {}
     for sample in samples:

@@ -17,7 +17,7 @@ from textual.widgets import Static
 
 from trainkit.dashboard import theme
 from trainkit.dashboard.charts.chart import Chart
-from trainkit.dashboard.charts.columns import Floats, Window, points
+from trainkit.dashboard.charts.columns import Floats, StepRange, points
 from trainkit.dashboard.charts.curves import Curve
 from trainkit.dashboard.charts.viewport import viewport_of
 from trainkit.dashboard.hardware import (
@@ -41,7 +41,7 @@ LEAST_SHARE = 0.01
 WAIT, PLANNED = "time/wait_share", "memory/planned"
 
 
-class System(Page):
+class SystemPage(Page):
     """Charts of time and memory beside the facts; in a narrow terminal all of it in one column that scrolls."""
 
     NAME = "system"
@@ -174,7 +174,7 @@ class System(Page):
 
 
 def wait_shares(
-    seconds: Series | None, waited: Series | None, *, stretches: int, window: Window | None
+    seconds: Series | None, waited: Series | None, *, stretches: int, window: StepRange | None
 ) -> tuple[list[float], list[float]]:
     """Last steps of so many stretches of the run, and the share of each's time that was waited for data: 0 to 1. The
     steps of the `window` are divided into so many as well.

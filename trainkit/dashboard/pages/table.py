@@ -12,7 +12,7 @@ from textual.widgets import Static
 
 from trainkit.dashboard import theme
 from trainkit.dashboard.pages.page import Page
-from trainkit.dashboard.panels.rows import Rows, cell
+from trainkit.dashboard.panels.rows import RowTable, cell
 
 #: The keys of a table, for whoever has `action_move`.
 MOVES: tuple[Binding, ...] = (
@@ -42,13 +42,13 @@ class TablePage(Page):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="framed rows"):
-            yield Rows()
+            yield RowTable()
         with VerticalScroll(classes="framed detail", can_focus=False):
             yield Static("", markup=False)
 
     @property
-    def rows(self) -> Rows:
-        return self.query_one(Rows)
+    def rows(self) -> RowTable:
+        return self.query_one(RowTable)
 
     def entitle(self, title: str, below: str = "") -> None:
         """Say on the frame of the table what it is."""

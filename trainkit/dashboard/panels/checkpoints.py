@@ -12,11 +12,11 @@ from typing import NamedTuple
 from textual.content import Content
 
 from trainkit.dashboard import theme
-from trainkit.dashboard.manifest import clock
-from trainkit.dashboard.panels.rows import Column, Row, cell, coarse
-from trainkit.events import plain
-from trainkit.events.view import Checkpoint, View
-from trainkit.recipe.load import as_shown
+from trainkit.dashboard.panels.rows import Column, TableRow, cell, coarse
+from trainkit.events import plain_log
+from trainkit.events.view import SavedCheckpoint, View
+from trainkit.recipe.toml.load import as_shown
+from trainkit.rundir.manifest import clock
 
 #: The commands that are about one checkpoint, each with the key that is about it.
 COMMANDS = {"resume": "y", "verify": "v", "export": "E"}
@@ -31,7 +31,7 @@ WHEREABOUTS = {
 }
 
 
-class Disk(NamedTuple):
+class CheckpointFiles(NamedTuple):
     """What lies in `checkpoints/`, as far as it has been looked at.
 
     `present`: whether there is a manifest, by the step of each directory; None where that is not known (yet).
@@ -41,7 +41,7 @@ class Disk(NamedTuple):
     present: Mapping[int, bool] | None = None
     kept: frozenset[int] = frozenset()
 
-    def whereabouts(self, checkpoint: Checkpoint) -> str:
+    def whereabouts(self, checkpoint: SavedCheckpoint) -> str:
         """One of `WHEREABOUTS`."""
         if self.present is None:
             return "…"
@@ -50,11 +50,11 @@ class Disk(NamedTuple):
         return "replaced" if checkpoint.kind == "rolling" else "gone"
 
 
-class Table(NamedTuple):
+class CheckpointTable(NamedTuple):
     """`written` counts all, `there` those that are on the disk; `best` says whether one of them is marked as it."""
 
     columns: Sequence[Column]
-    rows: Sequence[Row]
+    rows: Sequence[TableRow]
     written: int
     there: int
     best: bool
@@ -65,12 +65,12 @@ def losses(view: View) -> list[str]:
     return [f"validation/{name}/loss" for name in view.validation_sets()]
 
 
-def _newest_first(view: View) -> list[Checkpoint]:
+def _newest_first(view: View) -> list[SavedCheckpoint]:
     """One for each step: a rolling one that somebody asked to keep was told of twice."""
     return sorted({c.step: c for c in view.checkpoints}.values(), key=lambda c: c.step, reverse=True)
 
 
-def table(view: View, disk: Disk, *, now: float, only_present: bool) -> Table:
+def table(view: View, disk: CheckpointFiles, *, now: float, only_present: bool) -> CheckpointTable:
     """Every checkpoint that was written, or those alone that are there, as of `now` (Unix seconds)."""
     saved = _newest_first(view)
     there = {c.step: disk.whereabouts(c) for c in saved}
@@ -85,14 +85,14 @@ def table(view: View, disk: Disk, *, now: float, only_present: bool) -> Table:
             cell(f"{c.step:,}", theme.DIM if gone else theme.BRIGHT),
             *(_loss(values[loss][c.step], best=best[loss] == c.step, gone=gone) for loss in values),
             cell(c.kind, KINDS.get(c.kind, theme.TEXT) if not gone else theme.DIM),
-            cell(plain.bytes_(c.bytes), theme.DIM if gone else theme.TEXT),
+            cell(plain_log.bytes_(c.bytes), theme.DIM if gone else theme.TEXT),
             cell(coarse(now - c.t), theme.DIM),
             cell(clock(c.t), theme.DIM),
             cell(there[c.step] + KEPT * (c.step in disk.kept), WHEREABOUTS[there[c.step]]),
         ]
-        rows.append(Row(str(c.step), cells))
+        rows.append(TableRow(str(c.step), cells))
     number = sum(where == "there" for where in there.values())
-    return Table(_columns(values), rows, len(saved), number, any(step is not None for step in best.values()))
+    return CheckpointTable(_columns(values), rows, len(saved), number, any(step is not None for step in best.values()))
 
 
 def lack(where: str) -> Content | None:
@@ -114,7 +114,7 @@ def command(name: str, run_directory: Path, step: int | None) -> str:
     return f"{told} {shlex.quote(f'{run_directory.absolute().name}-{step}')}" if name == "export" else told
 
 
-def commands(chosen: Checkpoint, view: View, disk: Disk, run_directory: Path) -> list[Content]:
+def commands(chosen: SavedCheckpoint, view: View, disk: CheckpointFiles, run_directory: Path) -> list[Content]:
     """The keys and commands that are about the chosen one, and what is to be known before the first is used."""
     lines = [
         Content.assemble(
@@ -132,7 +132,7 @@ def facts_table(facts: Sequence[tuple[str, str]]) -> list[Content]:
     return [Content.assemble(cell(f"{label:<{pad}}", theme.DIM), cell(text)) for label, text in facts]
 
 
-def _notes(chosen: Checkpoint, view: View, disk: Disk) -> Iterator[str]:
+def _notes(chosen: SavedCheckpoint, view: View, disk: CheckpointFiles) -> Iterator[str]:
     if chosen.step in disk.kept:
         yield "kept: it is never removed to make room for another; m takes the mark away"
     elif chosen.kind == "rolling":
@@ -161,7 +161,7 @@ def _best(values: Mapping[int, float | None], there: Mapping[int, str]) -> int |
 def _loss(value: float | None, *, best: bool, gone: bool) -> Content:
     if value is None:
         return cell("–  ", theme.FAINT)
-    told = plain.quantity(value)
+    told = plain_log.quantity(value)
     return (
         cell(f"{told} ★", f"bold {theme.VALIDATION[0]}")
         if best
@@ -170,7 +170,7 @@ def _loss(value: float | None, *, best: bool, gone: bool) -> Content:
 
 
 def _columns(losses: Mapping[str, object]) -> list[Column]:
-    names = [plain.one_line(loss[len("validation/") : -len("/loss")]) for loss in losses]
+    names = [plain_log.one_line(loss[len("validation/") : -len("/loss")]) for loss in losses]
     return [
         Column("step", right=True),
         *(Column(f"{name}  ", drop=6 + place if place else 0, right=True) for place, name in enumerate(names)),

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from textual.app import ComposeResult
 from textual.containers import Vertical
 
-from trainkit.dashboard import recipes, theme
+from trainkit.dashboard import theme
 from trainkit.dashboard.charts.plot import letter
-from trainkit.dashboard.panels.rows import GAP, Column, Row, Rows, cell
-from trainkit.dashboard.runs.comparison import results
-from trainkit.events import plain
+from trainkit.dashboard.panels.rows import GAP, Column, RowTable, TableRow, cell
+from trainkit.events import plain_log
 from trainkit.events.view import View
+from trainkit.rundir import recipes
+from trainkit.rundir.compare import results
 
 #: One a run, this one's first; so many can be told apart.
 COLORS = (theme.TRAIN, *theme.VALIDATION[:2], theme.SPEED, theme.NORM, *theme.VALIDATION[2:], theme.RATE)
@@ -22,14 +23,14 @@ LABEL, VALUE = 20, 9
 Shown = Sequence[tuple[str, View]]
 
 
-class RunList(Vertical):
+class ComparedRuns(Vertical):
     """The runs that are compared, this one first, each with the sign of its curve; below them those that may be."""
 
     def __init__(self) -> None:
         super().__init__(classes="framed runs")
 
     def compose(self) -> ComposeResult:
-        yield Rows()
+        yield RowTable()
 
     def show(self, shown: Shown, rest: Sequence[str], *, metric: str, notes: Mapping[str, str], letters: bool) -> None:
         """Name and view of each run that is shown, and the names of the others. `notes` say what is wrong with a run,
@@ -44,11 +45,11 @@ class RunList(Vertical):
                 cell(note or last, theme.WARN if note else theme.TEXT),
                 cell("–" if best is None else _number(best.value), theme.DIM),
             ]  # fmt: skip
-            rows.append(Row(name, cells))
-        rows += [Row(name, [cell("  "), cell(name, theme.DIM), cell(""), cell("")]) for name in rest]
+            rows.append(TableRow(name, cells))
+        rows += [TableRow(name, [cell("  "), cell(name, theme.DIM), cell(""), cell("")]) for name in rest]
         columns = [Column("  "), Column("run", least=8), Column("last", right=True)]
         columns.append(Column("lowest", drop=1, right=True))
-        self.query_one(Rows).show(columns, rows, empty="")
+        self.query_one(RowTable).show(columns, rows, empty="")
 
 
 class Results(Vertical):
@@ -60,7 +61,7 @@ class Results(Vertical):
         self._recipes: Sequence[Mapping[str, str]] = ()
 
     def compose(self) -> ComposeResult:
-        yield Rows()
+        yield RowTable()
 
     def show(self, shown: Shown, recipes: Sequence[Mapping[str, str]]) -> None:
         """Name and view of each run, and its recipe's values by their keys."""
@@ -79,7 +80,7 @@ class Results(Vertical):
         return [(key, *(each.get(key, "–") for each in self._recipes)) for key in recipes.differing(self._recipes)]
 
     def _draw(self) -> None:
-        table = self.query_one(Rows)
+        table = self.query_one(RowTable)
         came = results([view for _, view in self._shown])
         needed = LABEL + sum(GAP + max(VALUE, *map(len, column)) for column in list(zip(*came, strict=True))[1:])
         if needed >= table.size.width:  # the step of the best value is the first to go
@@ -90,7 +91,7 @@ class Results(Vertical):
         rows = []
         for number, (label, *values) in enumerate([*came, *self._differences()]):
             cells = [cell(label, theme.DIM), *(cell(value, COLORS[place]) for place, value in enumerate(values))]
-            rows.append(Row(f"{number}", cells))
+            rows.append(TableRow(f"{number}", cells))
         table.show(columns, rows, empty="")
         self.border_title = cell("results, and what differs in the recipes", theme.DIM)
         lacking = f"no room for {', '.join(table.left_out)}" if table.left_out else ""
@@ -98,4 +99,4 @@ class Results(Vertical):
 
 
 def _number(value: float) -> str:
-    return plain.count(value) if abs(value) >= 1e3 else plain.quantity(value)
+    return plain_log.count(value) if abs(value) >= 1e3 else plain_log.quantity(value)

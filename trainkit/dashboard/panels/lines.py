@@ -15,7 +15,7 @@ from textual.visual import Visual
 from textual.widget import Widget
 
 from trainkit.dashboard import theme
-from trainkit.events.view import Line, View
+from trainkit.events.view import LogLine, View
 
 #: The colour of each level, the lowest first.
 LEVELS = {"info": theme.TEXT, "warning": theme.WARN, "error": theme.BAD}
@@ -80,7 +80,7 @@ class Paragraphs(Widget):
         return self._wrapped[2]
 
 
-class Lines(VerticalScroll, can_focus=False):
+class TextPanel(VerticalScroll, can_focus=False):
     """A panel of text."""
 
     DEFAULT_CSS = "Lines { height: 1fr; width: 1fr; padding: 0 1; scrollbar-size-vertical: 1; }"
@@ -118,13 +118,13 @@ class Lines(VerticalScroll, can_focus=False):
 
 
 @lru_cache(maxsize=1 << 10)  # more than a view keeps
-def log_line(line: Line) -> Content:
+def log_line(line: LogLine) -> Content:
     """A line of the log with its time, of `CLOCK` cells, in the colour of its level."""
     clock = time.strftime("%H:%M:%S ", time.localtime(line.t))
     return Content.assemble((clock, theme.DIM), (line.text, LEVELS[line.level]))
 
 
-class LogLines(Lines):
+class LogPanel(TextPanel):
     """What happened, the newest at the bottom, in sight unless somebody has scrolled up."""
 
     BORDER_TITLE = "log"
@@ -140,7 +140,7 @@ class LogLines(Lines):
         self.show([log_line(line) for line in list(view.log)[-MOST_LINES:]])
 
 
-class SampleLines(Lines):
+class SamplePanel(TextPanel):
     """What the model writes, the newest at the top."""
 
     BORDER_TITLE = "samples"

@@ -9,7 +9,7 @@ from trainkit.dashboard.charts.chart import Chart
 from trainkit.dashboard.charts.curves import Curve
 from trainkit.dashboard.charts.keys import SELECTED
 from trainkit.dashboard.charts.titles import Part
-from trainkit.events.plain import one_line
+from trainkit.events.plain_log import one_line
 from trainkit.events.view import View
 
 #: The group's colours: the line's and that of the band around it.
@@ -21,7 +21,7 @@ COLORS = {
 }
 
 
-class Place(NamedTuple):
+class GridCell(NamedTuple):
     """How a metric stands in the grid."""
 
     pinned: bool
@@ -32,7 +32,7 @@ class Place(NamedTuple):
 class MetricCell(Chart):
     """One metric of the grid."""
 
-    def show_metric(self, metric: str, view: View, place: Place) -> None:
+    def show_metric(self, metric: str, view: View, place: GridCell) -> None:
         """Show the view's series of this metric."""
         self.key = metric
         self.set_class(place.selected, SELECTED)

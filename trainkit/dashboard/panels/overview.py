@@ -7,9 +7,9 @@ from textual.containers import Container
 
 from trainkit.dashboard import theme
 from trainkit.dashboard.panels.charts import LossChart, MetricChart
-from trainkit.dashboard.panels.lines import LogLines, SampleLines
-from trainkit.dashboard.panels.machine import Machine
-from trainkit.dashboard.panels.texts import Texts
+from trainkit.dashboard.panels.lines import LogPanel, SamplePanel
+from trainkit.dashboard.panels.machine import SystemPanel
+from trainkit.dashboard.panels.texts import TextPanels
 from trainkit.events.view import View
 
 
@@ -29,17 +29,17 @@ class Overview(Container):
                 yield MetricChart("gradient norm", "gradients/norm", theme.NORM, theme.NORM_BAND, id="norm")
                 speed = "throughput/tokens_per_second"
                 yield MetricChart("tokens/s", speed, theme.SPEED, theme.SPEED_BAND, from_zero=True, id="speed")
-        yield Texts(self._panel)
+        yield TextPanels(self._panel)
 
     def show_view(self, view: View, *, now: float) -> None:
         """Show the run as of `now` (Unix seconds)."""
         self.query_one("#loss", LossChart).show_view(view)
         for name in ("#rate", "#norm", "#speed"):
             self.query_one(name, MetricChart).show_view(view)
-        self.query_one("#machine", Machine).show_view(view, now=now)
+        self.query_one("#machine", SystemPanel).show_view(view, now=now)
         self.show_words(view)
 
     def show_words(self, view: View) -> None:
         """Show what is to be read, and nothing else."""
-        self.query_one("#log", LogLines).show_view(view)
-        self.query_one("#newest-samples", SampleLines).show_view(view)
+        self.query_one("#log", LogPanel).show_view(view)
+        self.query_one("#newest-samples", SamplePanel).show_view(view)

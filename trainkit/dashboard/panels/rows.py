@@ -13,7 +13,7 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from trainkit.dashboard import theme
-from trainkit.events import plain
+from trainkit.events import plain_log
 
 GAP = 2
 
@@ -32,14 +32,14 @@ class Column(NamedTuple):
     path: bool = False
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """`id` tells it from the others, and finds it again when the rows are shown anew."""
 
     id: str
     cells: Sequence[Content]
 
 
-class Rows(Vertical):
+class RowTable(Vertical):
     """The page that holds it has the keys, and passes them on to `move`. `OptionList.OptionHighlighted` tells of the
     choice."""
 
@@ -61,7 +61,7 @@ class Rows(Vertical):
         self._head, self._list = Static("", markup=False), OptionList(markup=False)
         self._list.can_focus = False
         self._columns: Sequence[Column] = ()
-        self._rows: Sequence[Row] = ()
+        self._rows: Sequence[TableRow] = ()
         self._empty = ""
         self._width = 0
         #: The titles of the columns for which there was no room.
@@ -77,7 +77,7 @@ class Rows(Vertical):
         at = self._list.highlighted
         return None if at is None else self._list.get_option_at_index(at).id
 
-    def show(self, columns: Sequence[Column], rows: Sequence[Row], *, empty: str) -> None:
+    def show(self, columns: Sequence[Column], rows: Sequence[TableRow], *, empty: str) -> None:
         """Show these rows, or `empty` where there are none. Who was on the first row stays there, else on his row."""
         self._columns, self._rows, self._empty = columns, rows, empty
         self._draw()
@@ -125,7 +125,7 @@ class Rows(Vertical):
 
 def cell(text: str, style: str = theme.TEXT) -> Content:
     """Any text as one line that a terminal obeys nothing of."""
-    return Content.styled(plain.one_line(text), style)
+    return Content.styled(plain_log.one_line(text), style)
 
 
 def coarse(seconds: float) -> str:

@@ -12,8 +12,8 @@ from textual.content import Content
 from textual.widgets import Static
 
 from trainkit.dashboard import images, theme
-from trainkit.events import plain
-from trainkit.events.view import Sample
+from trainkit.events import plain_log
+from trainkit.events.view import SampleText
 
 #: Lines that an image has at least; cells of a bar of a prediction, and at most of its label.
 LEAST_LINES, BAR, LABEL = 4, 20, 28
@@ -87,7 +87,7 @@ class SampleImage(Vertical):
                 self._blocks.update(images.blocks(image, *cells, colors=colors))
 
 
-def written(sample: Sample) -> Content:
+def written(sample: SampleText) -> Content:
     """A prompt, dim, and what the model made of it. A text that repeats its prompt has it once; what was recognised is
     no continuation, and has a line of its own."""
     prompt, text = sample.prompt, sample.text
@@ -96,11 +96,11 @@ def written(sample: Sample) -> Content:
     return Content.assemble((prompt, theme.DIM), "\n" if recognised else "", (made.rstrip(), theme.BRIGHT))
 
 
-def predicted(sample: Sample) -> list[Content]:
+def predicted(sample: SampleText) -> list[Content]:
     """The likeliest labels with bars, one a line, and the expected one wherever it comes: ✓ and ✗ say right and wrong,
     ○ where the right one would have been."""
     first = sample.predictions[0][0] if sample.predictions else ""
-    shown = list(sample.predictions[: plain.PREDICTIONS])
+    shown = list(sample.predictions[: plain_log.PREDICTIONS])
     if sample.expected and sample.expected not in [label for label, _ in shown]:
         shown += [(sample.expected, dict(sample.predictions).get(sample.expected, math.nan))]
     pad = min(LABEL, max((Content(label).cell_length for label, _ in shown), default=0))

@@ -6,14 +6,14 @@ from textual.app import ComposeResult
 from textual.containers import Container
 from textual.events import Resize
 
-from trainkit.dashboard.panels.lines import LogLines, SampleLines
-from trainkit.dashboard.panels.machine import Machine
+from trainkit.dashboard.panels.lines import LogPanel, SamplePanel
+from trainkit.dashboard.panels.machine import SystemPanel
 
 #: Their names in order, the ids of the panels, and from how many cells on they are side by side.
 PANELS, WIDE = {"machine": "machine", "log": "log", "samples": "newest-samples"}, 110
 
 
-class Texts(Container):
+class TextPanels(Container):
     """Attributes:
     shown: the name of the panel that is shown where one has room; its class as well, for the style sheet.
     """
@@ -24,9 +24,9 @@ class Texts(Container):
         super().__init__(id="texts", classes=self.shown)
 
     def compose(self) -> ComposeResult:
-        yield Machine(id=PANELS["machine"])
-        yield LogLines(id=PANELS["log"])
-        yield SampleLines(id=PANELS["samples"])
+        yield SystemPanel(id=PANELS["machine"])
+        yield LogPanel(id=PANELS["log"])
+        yield SamplePanel(id=PANELS["samples"])
 
     def turn(self) -> None:
         """Show the next panel."""

@@ -15,30 +15,30 @@ from textual.containers import Vertical
 from textual.events import Click
 from textual.widgets import Input, OptionList, Static
 
-from trainkit.dashboard import habits, theme
+from trainkit.dashboard import preferences, theme
 from trainkit.dashboard.pages.table import MOVES
 from trainkit.dashboard.panels.footer import Footer
-from trainkit.dashboard.panels.rows import Row, Rows, cell
+from trainkit.dashboard.panels.rows import RowTable, TableRow, cell
 from trainkit.dashboard.runs import words
-from trainkit.dashboard.runs.glance import Glance
-from trainkit.dashboard.runs.leaderboard import LISTED, Arrangement, Line, Order, metrics, table
-from trainkit.dashboard.runs.shelf import Shelf
+from trainkit.dashboard.runs.leaderboard import LISTED, Arrangement, LeaderboardRow, SortOrder, metrics, table
 from trainkit.dashboard.search import begin_typing, is_typing
 from trainkit.dashboard.themed import Themed
 from trainkit.errors import TrainkitError
+from trainkit.rundir.listing import RunList
+from trainkit.rundir.summary import SummaryReader
 
 #: Seconds between two looks at the logs, and between two at what they have given while they are read the first time.
 READ, DRAW = 1.0, 0.25
 
 
-class Choice(NamedTuple):
+class RunSelection(NamedTuple):
     """The run that is to be opened, and those to compare it with."""
 
     run: Path
     others: tuple[Path, ...] = ()
 
 
-class Runs(Themed[Choice]):
+class RunsApp(Themed[RunSelection]):
     """The runs of a directory. Ends with the one to open, or with None."""
 
     BINDING_GROUP_TITLE = "runs"
@@ -66,7 +66,7 @@ class Runs(Themed[Choice]):
 
     def __init__(
         self,
-        shelf: Shelf,
+        shelf: RunList,
         arrangement: Arrangement,
         *,
         readonly: bool = False,
@@ -74,7 +74,7 @@ class Runs(Themed[Choice]):
         remembered: Path | None = None,
     ) -> None:
         """`remembered` is the file with the person's habits; without one nothing is remembered."""
-        super().__init__(habits.read(remembered) if remembered else habits.Habits(), ascii_only=ascii_only)
+        super().__init__(preferences.read(remembered) if remembered else preferences.Habits(), ascii_only=ascii_only)
         self._shelf, self._arranged = shelf, arrangement
         self._readonly, self._remembered = readonly, remembered
         self._leaving = threading.Event()
@@ -82,8 +82,8 @@ class Runs(Themed[Choice]):
         self._wanted = arrangement.chosen
         self._title, self._about = (Static("", id=id, markup=False) for id in ("title", "about"))
         self._search = Input(placeholder="part of a name, a state or a recipe; escape shows all")
-        self._frame, self._rows = Vertical(classes="framed", id="list"), Rows()
-        self._lines: list[Line] = []
+        self._frame, self._rows = Vertical(classes="framed", id="list"), RowTable()
+        self._lines: list[LeaderboardRow] = []
         #: What the list was made of when it was drawn last by itself, its rows, and what stands around them.
         self._seen: object = None
         self._told: object = None
@@ -142,7 +142,7 @@ class Runs(Themed[Choice]):
         empty = words.nothing(self._shelf, arranged)
         if (told := (columns, self._lines, empty)) != self._told:
             self._told = told
-            rows = [Row(line.name, [cell(text, style) for text, style in line.cells]) for line in self._lines]
+            rows = [TableRow(line.name, [cell(text, style) for text, style in line.cells]) for line in self._lines]
             self._rows.show(columns, rows, empty=empty)
             self._tell_chosen()
         which = f"{len(self._lines):,} with “{arranged.filter}”, escape: all" if arranged.filter else ""
@@ -158,7 +158,7 @@ class Runs(Themed[Choice]):
         glance = self._glance(self._rows.chosen)
         self._about.update(words.about(glance) if glance else "")
 
-    def _glance(self, name: str | None) -> Glance | None:
+    def _glance(self, name: str | None) -> SummaryReader | None:
         return self._shelf.glances.get(name) if name is not None else None
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
@@ -173,7 +173,7 @@ class Runs(Themed[Choice]):
 
     def action_open(self) -> None:
         if (run := self._openable(self._rows.chosen)) is not None:
-            self.exit(Choice(run))
+            self.exit(RunSelection(run))
 
     def action_mark(self) -> None:
         """Mark the chosen run, or no longer, and go to the next."""
@@ -190,7 +190,7 @@ class Runs(Themed[Choice]):
             return
         runs = [run for name in marked if (run := self._openable(name)) is not None]
         if len(runs) == len(marked):
-            self.exit(Choice(runs[0], tuple(runs[1:])))
+            self.exit(RunSelection(runs[0], tuple(runs[1:])))
 
     def _openable(self, name: str | None) -> Path | None:
         """Its directory; where it cannot be opened, says why."""
@@ -204,12 +204,12 @@ class Runs(Themed[Choice]):
     def action_sort(self, by: int) -> None:
         """Sort by the next column, best or newest first."""
         place = LISTED.index(self._arranged.order.column)
-        self._arranged.order = Order(LISTED[(place + by) % len(LISTED)])
+        self._arranged.order = SortOrder(LISTED[(place + by) % len(LISTED)])
         self.show()
 
     def action_reverse(self) -> None:
         order = self._arranged.order
-        self._arranged.order = Order(order.column, not order.reverse)
+        self._arranged.order = SortOrder(order.column, not order.reverse)
         self.show()
 
     def action_leaderboard(self) -> None:
@@ -284,4 +284,4 @@ class Runs(Themed[Choice]):
 
     def remember(self) -> None:
         if self._remembered:
-            habits.write(self.habits, self._remembered)
+            preferences.write(self.habits, self._remembered)

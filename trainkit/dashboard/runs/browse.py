@@ -7,13 +7,13 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from trainkit.dashboard import habits, images
+from trainkit.dashboard import images, preferences
 from trainkit.dashboard.app import Dashboard
 from trainkit.dashboard.filters import wants_ascii
-from trainkit.dashboard.pages.compare import Compare
-from trainkit.dashboard.runs.app import Choice, Runs
+from trainkit.dashboard.pages.compare import ComparePage
+from trainkit.dashboard.runs.app import RunsApp, RunSelection
 from trainkit.dashboard.runs.leaderboard import Arrangement
-from trainkit.dashboard.runs.shelf import Shelf
+from trainkit.rundir.listing import RunList
 
 
 class Opened(Dashboard):
@@ -24,13 +24,13 @@ class Opened(Dashboard):
         Binding("escape", "detach", "runs", show=False, tooltip="the same, where it has nothing else to do"),
     ]
 
-    def __init__(self, choice: Choice, *, readonly: bool, ascii_only: bool, remembered: Path | None) -> None:
-        page = Compare.NAME if choice.others else ""
+    def __init__(self, choice: RunSelection, *, readonly: bool, ascii_only: bool, remembered: Path | None) -> None:
+        page = ComparePage.NAME if choice.others else ""
         super().__init__(choice.run, readonly=readonly, ascii_only=ascii_only, page=page, remembered=remembered)
         self._others = choice.others
 
     def on_mount(self) -> None:
-        self.query_one(Compare).compare_with(self._others)
+        self.query_one(ComparePage).compare_with(self._others)
 
 
 def show(directory: Path, *, readonly: bool, ascii_only: bool) -> None:
@@ -40,10 +40,10 @@ def show(directory: Path, *, readonly: bool, ascii_only: bool) -> None:
         SystemExit: a SIGTERM or SIGHUP came, or something failed; the terminal has been restored.
     """
     images.graphics()
-    shelf, arrangement = Shelf(directory), Arrangement()
+    shelf, arrangement = RunList(directory), Arrangement()
     while True:
-        plain_text, remembered = ascii_only or wants_ascii(), habits.where()
-        app = Runs(shelf, arrangement, readonly=readonly, ascii_only=plain_text, remembered=remembered)
+        plain_text, remembered = ascii_only or wants_ascii(), preferences.where()
+        app = RunsApp(shelf, arrangement, readonly=readonly, ascii_only=plain_text, remembered=remembered)
         choice = app.run()
         _end_with(app)
         if choice is None:
@@ -53,7 +53,7 @@ def show(directory: Path, *, readonly: bool, ascii_only: bool) -> None:
         _end_with(opened)
 
 
-def _end_with(app: Runs | Dashboard) -> None:
+def _end_with(app: RunsApp | Dashboard) -> None:
     """End the process where a signal has ended this application, or an error."""
     if app.signal is not None:
         raise SystemExit(128 + app.signal)

@@ -12,8 +12,8 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList
 
 from trainkit.dashboard import theme
-from trainkit.dashboard.panels.rows import Column, Row, Rows, cell
-from trainkit.dashboard.runs.shelf import neighbours
+from trainkit.dashboard.panels.rows import Column, RowTable, TableRow, cell
+from trainkit.rundir.listing import neighbours
 
 
 class ChooseRun(ModalScreen[Path | None]):
@@ -42,7 +42,7 @@ class ChooseRun(ModalScreen[Path | None]):
         with Vertical(classes="choose") as box:
             box.border_title = cell(self._question, theme.BRIGHT)
             yield Input(placeholder="part of a name")
-            yield Rows()
+            yield RowTable()
 
     def on_mount(self) -> None:
         self.query_one(Input).focus()
@@ -50,15 +50,15 @@ class ChooseRun(ModalScreen[Path | None]):
 
     def _show(self) -> None:
         wanted = self.query_one(Input).value.casefold()
-        rows = [Row(id, [cell(run.name)]) for id, run in self._runs.items() if wanted in run.name.casefold()]
+        rows = [TableRow(id, [cell(run.name)]) for id, run in self._runs.items() if wanted in run.name.casefold()]
         empty = "no run has that in its name" if self._runs else "there is no other run in this directory"
-        self.query_one(Rows).show([Column("run")], rows, empty=empty)
+        self.query_one(RowTable).show([Column("run")], rows, empty=empty)
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self._show()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        if (chosen := self.query_one(Rows).chosen) is not None:
+        if (chosen := self.query_one(RowTable).chosen) is not None:
             self.dismiss(self._runs[chosen])
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
@@ -66,7 +66,7 @@ class ChooseRun(ModalScreen[Path | None]):
         self.dismiss(self._runs[event.option_id])
 
     def action_move(self, how: str) -> None:
-        self.query_one(Rows).move(how)
+        self.query_one(RowTable).move(how)
 
     def action_leave(self) -> None:
         self.dismiss(None)

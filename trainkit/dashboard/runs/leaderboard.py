@@ -8,10 +8,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from trainkit.dashboard import recipes, theme
+from trainkit.dashboard import theme
 from trainkit.dashboard.panels.rows import Column, cell, coarse
-from trainkit.dashboard.runs.glance import ENDED, POINTS, Facts, Glance
-from trainkit.events import plain
+from trainkit.events import plain_log
+from trainkit.rundir import recipes
+from trainkit.rundir.summary import ENDED, POINTS, RunSummary, SummaryReader
 
 #: The columns by which the list can be sorted, in the order of the key.
 LISTED = ("age", "run", "state", "step", "best", "loss", "ETA", "size")
@@ -23,14 +24,14 @@ MOST_KEYS = 40
 Text = tuple[str, str]
 
 
-class Line(NamedTuple):
+class LeaderboardRow(NamedTuple):
     """A row: the run's name and its cells."""
 
     name: str
     cells: tuple[Text, ...]
 
 
-class Order(NamedTuple):
+class SortOrder(NamedTuple):
     """Sorted by one of `LISTED`: the newest, best or first come first, or last."""
 
     column: str = LISTED[0]
@@ -41,7 +42,7 @@ class Order(NamedTuple):
 class Arrangement:
     """How the list is shown: kept while a run is looked at."""
 
-    order: Order = field(default_factory=Order)
+    order: SortOrder = field(default_factory=SortOrder)
     filter: str = ""
     marked: set[str] = field(default_factory=set)
     leaderboard: bool = False
@@ -50,25 +51,27 @@ class Arrangement:
     chosen: str | None = None
 
 
-class Metric(NamedTuple):
+class LeaderboardMetric(NamedTuple):
     """A number by which runs are told apart. `of` is it or None; the sign of `better` is -1 where less is better."""
 
     name: str
-    of: Callable[[Facts], float | None]
+    of: Callable[[RunSummary], float | None]
     better: int = -1
 
 
-def metrics(glances: Iterable[Glance]) -> list[Metric]:
+def metrics(glances: Iterable[SummaryReader]) -> list[LeaderboardMetric]:
     """The best loss of each validation set, that which most runs have first; then the training loss and the pace."""
     sets = Counter(name for glance in glances if glance.facts for name in glance.facts.best)
     return [
         *(_best(name) for name, _ in sets.most_common()),
-        Metric("train/loss", lambda facts: facts.loss),
-        Metric("tokens/s", lambda facts: facts.speed, better=1),
+        LeaderboardMetric("train/loss", lambda facts: facts.loss),
+        LeaderboardMetric("tokens/s", lambda facts: facts.speed, better=1),
     ]
 
 
-def table(glances: Sequence[Glance], arranged: Arrangement, *, now: float) -> tuple[Metric, list[Column], list[Line]]:
+def table(
+    glances: Sequence[SummaryReader], arranged: Arrangement, *, now: float
+) -> tuple[LeaderboardMetric, list[Column], list[LeaderboardRow]]:
     """What is shown as it is `arranged`: the metric that counts, columns and rows. `now` is in Unix seconds."""
     found = metrics(glances)
     metric = next((metric for metric in found if metric.name == arranged.metric), found[0])
@@ -79,7 +82,7 @@ def table(glances: Sequence[Glance], arranged: Arrangement, *, now: float) -> tu
     return metric, titles(arranged.order, metric), told
 
 
-def titles(order: Order, metric: Metric) -> list[Column]:
+def titles(order: SortOrder, metric: LeaderboardMetric) -> list[Column]:
     """The columns of the list; that which it is sorted by has an arrow."""
 
     def title(name: str, told: str = "") -> str:
@@ -100,15 +103,20 @@ def titles(order: Order, metric: Metric) -> list[Column]:
 
 
 def lines(
-    glances: Sequence[Glance], order: Order, metric: Metric, *, now: float, marked: Collection[str]
-) -> list[Line]:
+    glances: Sequence[SummaryReader],
+    order: SortOrder,
+    metric: LeaderboardMetric,
+    *,
+    now: float,
+    marked: Collection[str],
+) -> list[LeaderboardRow]:
     """The rows of the list, in order; what is not known of a run comes last. `now` is in Unix seconds."""
     values = {glance.directory.name: metric.of(glance.facts) if glance.facts else None for glance in glances}
     best = _champion(values.values(), metric)
     shown = sorted(glances, key=lambda glance: glance.directory.name)
 
-    def line(glance: Glance) -> Line:
-        name, facts = glance.directory.name, glance.facts or Facts()
+    def line(glance: SummaryReader) -> LeaderboardRow:
+        name, facts = glance.directory.name, glance.facts or RunSummary()
         value = values[name]
         age = None if facts.last_event is None else max(0.0, now - facts.last_event)
         cells = (
@@ -119,14 +127,14 @@ def lines(
             _step(facts),
             _number(value, best=value is not None and value == best),
             _number(facts.loss),
-            ("" if facts.eta is None else plain.duration(facts.eta), theme.TEXT),
+            ("" if facts.eta is None else plain_log.duration(facts.eta), theme.TEXT),
             ("" if age is None else coarse(age), theme.DIM),
-            ("" if glance.size is None else plain.bytes_(glance.size), theme.DIM),
+            ("" if glance.size is None else plain_log.bytes_(glance.size), theme.DIM),
         )
-        return Line(name, cells)
+        return LeaderboardRow(name, cells)
 
-    def key(glance: Glance) -> float | str | None:
-        facts = glance.facts or Facts()
+    def key(glance: SummaryReader) -> float | str | None:
+        facts = glance.facts or RunSummary()
         match order.column:
             case "run":
                 return glance.directory.name.casefold()
@@ -149,7 +157,9 @@ def lines(
     return [line(glance) for glance in _sorted(shown, key, reverse=order.reverse)]
 
 
-def ranked(glances: Sequence[Glance], metric: Metric, *, marked: Collection[str]) -> tuple[list[Column], list[Line]]:
+def ranked(
+    glances: Sequence[SummaryReader], metric: LeaderboardMetric, *, marked: Collection[str]
+) -> tuple[list[Column], list[LeaderboardRow]]:
     """The leaderboard by a metric: rank, run, the metric, and every key that recipes differ in. Columns and rows.
 
     Who has no such number has no rank.
@@ -161,13 +171,13 @@ def ranked(glances: Sequence[Glance], metric: Metric, *, marked: Collection[str]
     columns += [Column("state", drop=1), Column("step", drop=len(keys) + 3, right=True)]
     columns += [Column(cell(key).plain, drop=place + 2, least=12) for place, key in enumerate(keys)]
 
-    def value_of(glance: Glance) -> float | None:
+    def value_of(glance: SummaryReader) -> float | None:
         value = metric.of(glance.facts) if glance.facts else None
         return None if value is None or not math.isfinite(value) else -metric.better * value
 
     found = []
     for rank, glance in enumerate(_sorted(sorted(glances, key=lambda g: g.directory.name), value_of), 1):
-        name, facts, recipe = glance.directory.name, glance.facts or Facts(), glance.recipe or {}
+        name, facts, recipe = glance.directory.name, glance.facts or RunSummary(), glance.recipe or {}
         has_rank = value_of(glance) is not None
         cells = (
             _mark(name in marked),
@@ -178,11 +188,11 @@ def ranked(glances: Sequence[Glance], metric: Metric, *, marked: Collection[str]
             _step(facts),
             *((recipe.get(key, "–"), theme.TEXT if key in recipe else theme.FAINT) for key in keys),
         )
-        found.append(Line(name, cells))
+        found.append(LeaderboardRow(name, cells))
     return columns, found
 
 
-def fits(glance: Glance, wanted: str) -> bool:
+def fits(glance: SummaryReader, wanted: str) -> bool:
     """Whether a run's name, state, problem or one of its recipe's values has this text (case-folded) in it."""
     if not wanted:
         return True
@@ -207,27 +217,27 @@ def spark(curve: Sequence[float]) -> str:
     return "".join(map(block, curve)).ljust(POINTS if curve else 0)
 
 
-def _best(name: str) -> Metric:
-    def of(facts: Facts) -> float | None:
+def _best(name: str) -> LeaderboardMetric:
+    def of(facts: RunSummary) -> float | None:
         return facts.best[name].value if name in facts.best else None
 
-    return Metric(f"validation/{name}/loss", of)
+    return LeaderboardMetric(f"validation/{name}/loss", of)
 
 
-def _short(metric: Metric) -> str:
+def _short(metric: LeaderboardMetric) -> str:
     """What a column is called; of a validation loss, the best is meant."""
     parts = metric.name.split("/")
     return cell(f"best {'/'.join(parts[1:-1])}" if parts[0] == "validation" else metric.name).plain
 
 
-def _champion(values: Iterable[float | None], metric: Metric) -> float | None:
+def _champion(values: Iterable[float | None], metric: LeaderboardMetric) -> float | None:
     finite = [value for value in values if value is not None and math.isfinite(value)]
     return max(finite, key=lambda value: metric.better * value, default=None) if len(finite) > 1 else None
 
 
 def _sorted(
-    glances: Sequence[Glance], key: Callable[[Glance], float | str | None], *, reverse: bool = False
-) -> list[Glance]:
+    glances: Sequence[SummaryReader], key: Callable[[SummaryReader], float | str | None], *, reverse: bool = False
+) -> list[SummaryReader]:
     """By a key; those without one at the end in either direction."""
     known = [(found, glance) for glance in glances if (found := key(glance)) is not None]
     known.sort(key=lambda pair: pair[0], reverse=reverse)  # type: ignore[arg-type, return-value]
@@ -238,11 +248,11 @@ def _mark(marked: bool) -> Text:
     return ("◉" if marked else " ", f"bold {theme.WARN}")
 
 
-def _over(facts: Facts) -> bool:
+def _over(facts: RunSummary) -> bool:
     return facts.state in ENDED
 
 
-def _state(glance: Glance) -> Text:
+def _state(glance: SummaryReader) -> Text:
     facts = glance.facts
     if facts is None:
         return "…", theme.FAINT
@@ -252,7 +262,7 @@ def _state(glance: Glance) -> Text:
     return f"{symbol} {facts.state}", color
 
 
-def _step(facts: Facts) -> Text:
+def _step(facts: RunSummary) -> Text:
     if facts.state is None:
         return "", theme.DIM
     return f"{facts.step:,}" + (f"/{facts.total:,}" if facts.total is not None else ""), theme.TEXT
@@ -261,7 +271,7 @@ def _step(facts: Facts) -> Text:
 def _number(value: float | None, *, best: bool = False) -> Text:
     if value is None:
         return "–", theme.FAINT
-    told = plain.count(value) if 1e3 <= value < math.inf else plain.quantity(value)
+    told = plain_log.count(value) if 1e3 <= value < math.inf else plain_log.quantity(value)
     if not math.isfinite(value):
         return told, theme.BAD
     return (f"★ {told}", f"bold {theme.VALIDATION[0]}") if best else (told, theme.TEXT)

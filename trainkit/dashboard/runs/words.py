@@ -6,14 +6,14 @@ from textual.content import Content
 
 from trainkit.dashboard import theme
 from trainkit.dashboard.panels.rows import cell
-from trainkit.dashboard.runs.glance import ENDED, Glance
 from trainkit.dashboard.runs.leaderboard import Arrangement
-from trainkit.dashboard.runs.shelf import Shelf
 from trainkit.dashboard.screens import Confirm
-from trainkit.events import plain
+from trainkit.events import plain_log
+from trainkit.rundir.listing import RunList
+from trainkit.rundir.summary import ENDED, SummaryReader
 
 
-def heading(shelf: Shelf, arranged: Arrangement) -> Content:
+def heading(shelf: RunList, arranged: Arrangement) -> Content:
     """How many runs there are, are at work, are yet to be read, and are marked."""
     glances = shelf.glances.values()
     unread = sum(glance.facts is None for glance in glances)
@@ -25,7 +25,7 @@ def heading(shelf: Shelf, arranged: Arrangement) -> Content:
     return Content.assemble(*parts)
 
 
-def nothing(shelf: Shelf, arranged: Arrangement) -> str:
+def nothing(shelf: RunList, arranged: Arrangement) -> str:
     """Why there is no row."""
     if arranged.filter:
         return f"no run has “{arranged.filter}” in it; escape shows all"
@@ -34,7 +34,7 @@ def nothing(shelf: Shelf, arranged: Arrangement) -> str:
     return f"no runs in {shelf.directory} yet; begin one: trainkit run RECIPE"
 
 
-def about(glance: Glance) -> Content:
+def about(glance: SummaryReader) -> Content:
     """Two lines on a run: where it is, and what is wrong with it or how it ended."""
     facts, style = glance.facts, theme.DIM
     second = "its log is being read …"
@@ -46,19 +46,19 @@ def about(glance: Glance) -> Content:
     return Content("\n").join([cell(str(glance.directory), theme.TEXT), cell(second, style)])
 
 
-def unopenable(glance: Glance) -> str:
+def unopenable(glance: SummaryReader) -> str:
     """Why a run cannot be opened; empty where it can."""
     if glance.facts is None:
         return "its log is still being read"
     return glance.facts.problem if glance.facts.broken else ""
 
 
-def deletion(glance: Glance) -> Confirm | str:
+def deletion(glance: SummaryReader) -> Confirm | str:
     """The question whether a run is to be deleted, or why it may not be."""
     name, facts = cell(glance.directory.name).plain, glance.facts
     if facts is not None and facts.state is not None and facts.state not in ENDED:
         return f"{name} is {facts.state}: stop it first"
-    size = "" if glance.size is None else f", {plain.bytes_(glance.size)}"
+    size = "" if glance.size is None else f", {plain_log.bytes_(glance.size)}"
     told = "It is a link: what it leads to stays."
     if not glance.directory.is_symlink():
         steps = facts.step if facts else 0

@@ -22,7 +22,7 @@ from trainkit.hub.families.decoder import (
     WINDOW,
 )
 from trainkit.hub.names import Name
-from trainkit.recipe.families import Mixtral, Qwen3Moe
+from trainkit.recipe.families.rotary import Mixtral, Qwen3Moe
 
 
 def _names(block: str, gate: str, up: str, down: str) -> tuple[Name, ...]:

@@ -20,7 +20,7 @@ from trainkit.hub.families.decoder import (
     written_scaling,
 )
 from trainkit.hub.names import norm
-from trainkit.recipe.families import Gemma2, Gemma3
+from trainkit.recipe.families.rotary import Gemma2, Gemma3
 
 DEFAULTS = {
     "rms_norm_eps": 1e-6,

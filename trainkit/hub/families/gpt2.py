@@ -2,7 +2,7 @@
 
 from trainkit.hub.config import Family
 from trainkit.hub.names import Name, matrix, norm
-from trainkit.recipe.model import Gpt2
+from trainkit.recipe.sections.model import Gpt2
 
 _BLOCK = "transformer.h.{layer}"
 

@@ -15,7 +15,7 @@ from trainkit.hub.families.decoder import (
     ROPE,
     SILU,
 )
-from trainkit.recipe.families import Llama, Mistral
+from trainkit.recipe.families.rotary import Llama, Mistral
 
 NAMES = (*OUTER, *ATTENTION, *MLP, *NORMS_BEFORE)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from trainkit.hub.config import Config, Family, Part, Unsupported, means_nothing, table
 from trainkit.hub.names import Name, matrix, norm
-from trainkit.recipe.gpt import Mpt
+from trainkit.recipe.families.gpt import Mpt
 
 _BLOCK = "transformer.blocks.{layer}"
 #: Of `attn_config`, with the only value that can be had.

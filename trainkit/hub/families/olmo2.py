@@ -16,7 +16,7 @@ from trainkit.hub.families.decoder import (
     SILU,
 )
 from trainkit.hub.names import norm
-from trainkit.recipe.families import Olmo2
+from trainkit.recipe.families.rotary import Olmo2
 
 OLMO2 = Family(
     spec=Olmo2,

@@ -20,7 +20,7 @@ from trainkit.hub.families.decoder import (
     ROPE,
     SILU,
 )
-from trainkit.recipe.families import Qwen2, Qwen3
+from trainkit.recipe.families.rotary import Qwen2, Qwen3
 
 
 def _read_window(config: Config) -> dict[str, Any]:

@@ -1,0 +1,280 @@
+"""Batches by their number: pure functions of the recipe's seed, the tokens and the step."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from trainkit.data.batches.buckets import Buckets
+from trainkit.data.batches.examples import Examples, Framed, examples_of, lengths_of, padded
+from trainkit.data.batches.layout import Batch, Layout
+from trainkit.data.batches.order import ExampleOrder, Mixture
+from trainkit.data.batches.packing import Counts
+from trainkit.data.cache.build import Cache
+from trainkit.data.cache.stream import SourceSpan, Stream
+from trainkit.errors import TrainkitError
+from trainkit.plan import DataSize, steps_need_data
+from trainkit.recipe import Recipe
+from trainkit.recipe.sections.data import Data, Pad, Window
+from trainkit.recipe.sections.encoding import is_padded
+from trainkit.recipe.sections.source import Source
+
+
+class BatchRow(NamedTuple):
+    """One row of a batch: which example of which source it is, and where each of its spans of tokens comes from."""
+
+    source: str
+    example: int
+    spans: tuple[tuple[SourceSpan, ...], ...]
+
+
+class TrainSet:
+    """The training batches of a recipe.
+
+    Without weights all sources are one stream. With weights each source has an order and epochs of its own, and after
+    every 1024 examples each has had its share of them, to an example or two.
+
+    The cache may still be growing: a batch waits until what it needs is there, and is the same as if all were.
+    """
+
+    def __init__(self, cache: Cache, recipe: Recipe) -> None:
+        """Raises TrainkitError where at some step no source has a weight."""
+        self._data, self._seed = recipe.data, recipe.run.seed
+        self._batch_size = recipe.train.batch_size
+        self._steps, self._wanted = recipe.train.steps, recipe.train.tokens
+        self._all_rows = np.arange(self._batch_size)
+        weighted = recipe.data.train[0].weight is not None
+        self._streams = cache.sources if weighted else (cache.train,)
+        sources = recipe.data.train if weighted else recipe.data.train[:1]
+        self._sources = [
+            _Source(number, stream, source, cache.directory, recipe)
+            for number, (stream, source) in enumerate(zip(self._streams, sources, strict=True))
+        ]
+        self._mixture = _mixture(recipe.data.train, self._batch_size, self._seed) if weighted else None
+        spec = recipe.data.encoding
+        self._buckets: Buckets | None = None
+        self._lengths = lengths_of(spec, recipe.data.sequence_length)
+
+    def size(self) -> DataSize:
+        """One epoch of it. Waits and raises as `examples`."""
+        return DataSize(
+            examples=self.examples,
+            batches=self.batches,
+            tokens=sum(stream.tokens for stream in self._streams),
+            documents=sum(stream.documents for stream in self._streams),
+            bytes=sum(stream.bytes for stream in self._streams),
+            tokens_per_batch=self._tokens_per_batch(),
+        )
+
+    @property
+    def examples(self) -> int:
+        """In one epoch; waits for all of the cache. With weights: as many as all sources hold together, though in that
+        time some are seen more, and some less, than once. Raises TrainkitError where a source holds none."""
+        return sum(source.count() for source in self._sources)
+
+    @property
+    def batches(self) -> int | None:
+        """In one epoch where a batch holds examples of one bucket; else None: a batch may lie in two epochs."""
+        return self._bucketed().batches if len(self._lengths) > 1 else None
+
+    def batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
+        """The batch of the update from `step` to `step` + 1, as `layout` says. Nothing else decides what is in it.
+
+        Args:
+            rows: rising; only these rows of it are read, as one of several hosts does.
+
+        Raises:
+            TrainkitError: a source holds no example, or what is being tokenised cannot be.
+        """
+        if len(self._lengths) > 1:
+            which, length = self._bucketed()(step)
+            mine = which if rows is None else which[rows[rows < len(which)]]
+            return padded(self._sources[0].examples, mine, self._batch_size if rows is None else len(rows), length)
+        index = step * self._batch_size + (self._all_rows if rows is None else rows)
+        length = self._data.sequence_length
+        if self._mixture is None:
+            return self._sources[0].read(index, length)
+        sources, ranks = self._mixture(index)
+        batch: Batch = {}
+        for source in np.unique(sources).tolist():
+            here = np.flatnonzero(sources == source)
+            for name, part in self._sources[source].read(ranks[here], length).items():
+                if name not in batch:
+                    batch[name] = np.empty((len(index), *part.shape[1:]), part.dtype)
+                batch[name][here] = part
+        return batch
+
+    def tokens(self, step: int) -> int:
+        """Positions of the batch of `step` that hold a token; the others are padding. Waits and raises as `batch`."""
+        if len(self._lengths) > 1:
+            return int(self._sources[0].examples.filled(self._bucketed()(step)[0]).sum())
+        index = step * self._batch_size + self._all_rows
+        if self._mixture is None:
+            return self._sources[0].tokens(index)
+        sources, ranks = self._mixture(index)
+        return sum(self._sources[source].tokens(ranks[sources == source]) for source in np.unique(sources).tolist())
+
+    def rows(self, step: int) -> Iterator[BatchRow]:
+        """Where each row of the batch of `step` comes from."""
+        index = np.arange(step * self._batch_size, (step + 1) * self._batch_size)
+        if len(self._lengths) > 1:
+            for example in self._bucketed()(step)[0].tolist():
+                yield BatchRow(self._sources[0].name, example, tuple(self._sources[0].examples.spans(example)))
+            return
+        sources, ranks = self._mixture(index) if self._mixture else (np.zeros_like(index), index)
+        for source, rank in zip(sources.tolist(), ranks.tolist(), strict=True):
+            example = int(self._sources[source].at(np.array([rank]))[0])
+            yield BatchRow(self._sources[source].name, example, tuple(self._sources[source].examples.spans(example)))
+
+    def layouts(self) -> dict[int, Layout]:
+        """What batches look like, for every length that they have; known before anything is tokenised but
+        for buckets."""
+        lengths = self._bucketed().occurring if len(self._lengths) > 1 else self._lengths
+        nothing = np.zeros(0, np.int64)
+        empty = {length: self._sources[0].examples.read(nothing, length) for length in lengths}
+        return {
+            length: {name: ((self._batch_size, *array.shape[1:]), array.dtype) for name, array in batch.items()}
+            for length, batch in empty.items()
+        }
+
+    def epochs(self, step: int) -> dict[str, float]:
+        """How often each source has been seen after `step` updates, as far as that is known already."""
+        drawn = self._mixture.drawn(step * self._batch_size).tolist() if self._mixture else [step * self._batch_size]
+        if self._buckets:
+            drawn = [step / self._buckets.batches * self._sources[0].count()]
+        return {
+            source.name: examples / total
+            for source, examples in zip(self._sources, drawn, strict=True)
+            if (total := source.total)
+        }
+
+    def _tokens_per_batch(self) -> float | None:
+        """Over the run, as far as the recipe says its length in steps or tokens; else over an epoch."""
+        if not is_padded(self._data.encoding):
+            return None
+        means = np.array([source.mean_tokens() for source in self._sources])
+        if self._mixture is None:
+            batches = self.batches or self.examples / self._batch_size
+            return float(means[0]) * self.examples / batches
+
+        def tokens(steps: int) -> float:
+            assert self._mixture is not None
+            return float(self._mixture.drawn(steps * self._batch_size) @ means)
+
+        steps = self._steps or max(1, self.examples // self._batch_size)
+        if (wanted := self._wanted) is not None:  # a stage may have longer documents than another
+            most = wanted // max(1, int(self._batch_size * means.min())) + 2
+            steps = max(1, bisect_left(range(most), True, key=lambda steps: tokens(steps) >= wanted))
+        return tokens(steps) / steps
+
+    def _bucketed(self) -> Buckets:
+        if self._buckets is None:
+            self._sources[0].count()
+            sizes = self._sources[0].examples.sizes()
+            shuffled = self._data.shuffle is not False
+            self._buckets = Buckets(sizes, self._lengths, self._batch_size, shuffled=shuffled, seed=self._seed)
+        return self._buckets
+
+
+class _Source:
+    """One stream, its examples and their order.
+
+    Attributes:
+        total: its examples in one epoch, once that is known.
+    """
+
+    def __init__(self, number: int, stream: Stream, source: Source, cache: Path, recipe: Recipe) -> None:
+        data = recipe.data
+        weighted = source.weight is not None
+        self._where = f"data.train.{number}" if weighted else "data.train"
+        self.name = (source.name or f"source-{number}") if weighted else "train"
+        self.examples: Examples = examples_of(stream, source, data, cache)
+        self._stream, self._length = stream, data.sequence_length
+        self._shuffle, self._seed, self._name = data.shuffle, recipe.run.seed, f"source {number}"
+        self.total: int | None = None
+        self._growing = None if data.shuffle == "full" else self._order(None)
+        self._final: ExampleOrder | None = None
+
+    def count(self) -> int:
+        """Its examples in one epoch; waits until that is known."""
+        if self.total is None:
+            self._settle(self.examples.wait(None))
+        assert self.total is not None
+        return self.total
+
+    def at(self, index: np.ndarray) -> np.ndarray:
+        """Which example comes at each of `index`, rising, counted over all epochs; waits until they are there."""
+        if self._final is None:
+            window = self._shuffle.window if isinstance(self._shuffle, Window) else 1
+            needed = None if self._growing is None else (int(index[-1]) // window + 1) * window
+            self._settle(self.examples.wait(needed))
+        order = self._final or self._growing
+        assert order is not None
+        return order(index)
+
+    def read(self, index: np.ndarray, length: int) -> Batch:
+        return self.examples.read(self.at(index), length)
+
+    def tokens(self, index: np.ndarray) -> int:
+        """Of the examples that come at each of `index`, rising, together; without padding."""
+        return int(self.examples.filled(self.at(index)).sum())
+
+    def mean_tokens(self) -> float:
+        """Of an example, padding left out; waits until all are there."""
+        return float(self.examples.sizes().sum()) / self.count()
+
+    def _settle(self, total: int | None) -> None:
+        if total is None:
+            return
+        _check_fills_an_example(total, self._stream, self._length, self._where)
+        self.total, self._final = total, self._order(total)
+
+    def _order(self, total: int | None) -> ExampleOrder:
+        return ExampleOrder(total, shuffle=self._shuffle, seed=self._seed, name=self._name)
+
+
+def may_start_early(recipe: Recipe) -> bool:
+    """Whether training can begin while its data is still being tokenised: the recipe alone decides, so that the order
+    of the data is the same either way."""
+    whole = recipe.data.shuffle == "full" or steps_need_data(recipe)
+    return not whole and not (isinstance(recipe.data.encoding, Pad) and recipe.data.encoding.buckets)
+
+
+def counts_of(stream: Stream, source: Source, data: Data, cache: Path) -> Counts | None:
+    """What the encoding leaves out of a stream that is complete; None where it leaves out nothing."""
+    examples = examples_of(stream, source, data, cache)
+    if not isinstance(examples, Framed) or not examples.wait(None):
+        return None
+    return examples.counts
+
+
+def _check_fills_an_example(count: int, stream: Stream, length: int, where: str) -> None:
+    """Raises TrainkitError where a stream that is complete makes no example."""
+    if count < 1 or stream.tokens < 2:
+        raise TrainkitError(
+            f"{stream.tokens:,} tokens in {stream.documents:,} documents make no example",
+            where=where,
+            hint="give more text, or a smaller data.encoding.min_length",
+        )
+
+
+def _mixture(sources: Sequence[Source], batch_size: int, seed: int) -> Mixture:
+    """Raises TrainkitError where no source has a weight."""
+    stages: dict[int, list[float]] = {}
+    begins = sorted({step for source in sources if isinstance(source.weight, tuple) for step, _ in source.weight} | {0})
+    for begin in begins:
+        stages[begin] = [_weight_at(source, begin) for source in sources]
+    for begin, weights in stages.items():
+        if not any(weights):
+            raise TrainkitError(f"from step {begin} on every source has the weight 0", where="data.train")
+    return Mixture([(begin * batch_size, weights) for begin, weights in stages.items()], seed=seed)
+
+
+def _weight_at(source: Source, step: int) -> float:
+    if not isinstance(source.weight, tuple):
+        return source.weight or 0.0
+    return next(weight for begin, weight in reversed(source.weight) if begin <= step)

@@ -1,0 +1,113 @@
+"""What is evaluated on: all of a set, in order; or, where that is asked for, a random part of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from trainkit.data.batches.buckets import Buckets
+from trainkit.data.batches.examples import Chunks, examples_of, lengths_of, padded
+from trainkit.data.batches.layout import Batch
+from trainkit.data.cache.stream import Stream
+from trainkit.errors import TrainkitError
+from trainkit.recipe import Recipe
+from trainkit.recipe.sections.data import Data
+from trainkit.recipe.sections.source import Source
+
+
+class EvalSet:
+    """All examples of a set once, in order; the last batch is filled up with rows of weight 0.
+
+    Of more than `max_batches` batches a sample is taken, which follows from the seed and the set alone: batches of
+    examples drawn from all of it, the same at every step, after a resume and on any devices.
+
+    Attributes:
+        targets, bytes: of the whole set, also where `max_batches` leaves some of it out: their ratio turns a loss per
+            target into bits per byte. Both are 0 where not every token that can be a target is one once.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        source: Source,
+        data: Data,
+        cache: Path,
+        *,
+        batch_size: int,
+        at_once: int | None = None,
+        max_batches: int | None = None,
+        seed: int = 0,
+        name: str = "validation",
+    ) -> None:
+        """`at_once` divides `batch_size`: each batch comes in parts of so many rows. What is evaluated hangs on
+        `batch_size`, `max_batches` and `seed` only."""
+        self._examples = examples_of(stream, source, data, cache)
+        self._stream, self._data, self._name = stream, data, name
+        self._batch_size, self._at_once = batch_size, at_once or batch_size
+        self._max_batches, self._seed = max_batches, seed
+        self._lengths = lengths_of(data.encoding, data.sequence_length)
+        self._rows: list[tuple[np.ndarray, int]] | None = None
+
+    @property
+    def targets(self) -> int:
+        examples = self._examples
+        return examples.targets() if isinstance(examples, Chunks) and not self._stream.marked else 0
+
+    @property
+    def bytes(self) -> int:
+        return self._stream.bytes if self.targets else 0
+
+    def ready(self, seconds: float) -> bool:
+        """Whether the set is there; waits for it, but not longer."""
+        self._stream.wait(None, seconds=seconds)
+        return self._stream.complete
+
+    def __len__(self) -> int:
+        """Parts of batches. Waits until the set is there; raises TrainkitError where it makes no example."""
+        return len(self._plan())
+
+    def batch(self, index: int, /) -> Batch:
+        """Part 0 … len - 1; all of one length have one shape."""
+        which, length = self._plan()[index]
+        return padded(self._examples, which, self._at_once, length)
+
+    def _plan(self) -> list[tuple[np.ndarray, int]]:
+        """(examples, length) of each part."""
+        if self._rows is None:
+            count = self._examples.wait(None)
+            assert count is not None
+            if not count or self._stream.tokens < 2:
+                where = f"data.validation ({self._name})"
+                raise TrainkitError("a validation set makes no example: it holds no text", where=where)
+            sizes = self._examples.sizes() if len(self._lengths) > 1 else np.full(count, self._lengths[-1])
+            batches = self._sampled(sizes) or self._all(sizes)
+            self._rows = [(some, length) for batch, length in batches for some in _cut(batch, self._at_once)]
+        return self._rows
+
+    def _all(self, sizes: np.ndarray) -> list[tuple[np.ndarray, int]]:
+        """(examples, length) of each batch, the examples in order, those of one length one after the other."""
+        bucket = np.searchsorted(self._lengths, sizes)
+        groups = [(np.flatnonzero(bucket == i), length) for i, length in enumerate(self._lengths)]
+        return [(some, length) for group, length in groups for some in _cut(group, self._batch_size)]
+
+    def _sampled(self, sizes: np.ndarray) -> list[tuple[np.ndarray, int]] | None:
+        """The same of `max_batches` batches; None where there are no more than these."""
+        if self._max_batches is None:
+            return None
+        drawn = Buckets(sizes, self._lengths, self._batch_size, shuffled=True, seed=self._seed)
+        if drawn.batches <= self._max_batches:
+            return None
+        batches = [drawn(number) for number in range(self._max_batches)]
+        return sorted(((np.sort(some), length) for some, length in batches), key=lambda batch: int(batch[0][0]))
+
+
+def _cut(examples: np.ndarray, size: int) -> list[np.ndarray]:
+    """`size` at a time; the last may be fewer."""
+    return [examples[first : first + size] for first in range(0, len(examples), size)]
+
+
+def validation_sources(recipe: Recipe) -> list[Source]:
+    """A source of each validation set, in the order of `Cache.validation`."""
+    held_out = recipe.data.train[:1] if recipe.data.held_out else ()
+    return [*recipe.data.validation, *held_out]

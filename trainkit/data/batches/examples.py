@@ -1,0 +1,262 @@
+"""Examples by their number: from the tokens of a stream to rows of a batch, one class for each encoding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from trainkit.data.batches import packing
+from trainkit.data.batches.layout import Batch
+from trainkit.data.batches.packing import PackedSpans
+from trainkit.data.cache.shards import LEARNED, SECOND
+from trainkit.data.cache.stream import SourceSpan, Stream
+from trainkit.recipe.sections.data import Data
+from trainkit.recipe.sections.document import Image, Labelled
+from trainkit.recipe.sections.encoding import Concatenate, Encoding, Pack, Pad
+from trainkit.recipe.sections.source import RowSource, Source
+
+
+class Examples(Protocol):
+    """The examples of a stream, in their order as stored."""
+
+    def wait(self, count: int | None) -> int | None:
+        """Until so many can be read, or (also where it is None) all: how many there are in all, None while that is
+        not known. Raises what has ended the stream before that."""
+
+    def read(self, which: np.ndarray, length: int) -> Batch:
+        """Some of them, (n,), each a row of `length` positions; the batch is as `layout` says."""
+
+    def sizes(self) -> np.ndarray:
+        """Positions that each takes, (examples,), once all are there."""
+
+    def filled(self, which: np.ndarray) -> np.ndarray:
+        """Positions that hold a token, of some that can be read, (n,); the others are padding."""
+
+    def spans(self, which: int) -> Iterator[tuple[SourceSpan, ...]]:
+        """Where one comes from: for each of its spans of n tokens, which take n - 1 positions, the documents."""
+
+
+def examples_of(stream: Stream, source: Source, data: Data, cache: Path) -> Examples:
+    """The examples of one source, or of several that are one stream and have documents of one kind."""
+    document = source.document if isinstance(source, RowSource) else None
+    if isinstance(document, Image):
+        return Images(stream, document.size)
+    if isinstance(data.encoding, Concatenate):
+        return Chunks(stream, data.sequence_length, data.encoding)
+    labelled = isinstance(document, Labelled)
+    return Framed(stream, data.encoding, data.sequence_length, cache, labelled=labelled)
+
+
+class Chunks:
+    """Example i has the tokens from i * T to i * T + T, its last being the first of the next, so that every token but
+    the first is a target once. The last one is padded."""
+
+    def __init__(self, stream: Stream, length: int, spec: Concatenate) -> None:
+        self._stream, self._length, self._spec = stream, length, spec
+        self._early = spec.eos and not stream.begins
+        """Whether a separate document begins with the token that ends the one before."""
+
+    def wait(self, count: int | None) -> int | None:
+        self._stream.wait(None if count is None else count * self._length + 1)
+        return self._stream.examples(self._length) if self._stream.complete else None
+
+    def read(self, which: np.ndarray, length: int) -> Batch:
+        starts = which * self._length
+        rows = self._stream.windows(starts, self._length + 1)
+        batch = {"tokens": rows[:, :-1], "targets": rows[:, 1:]}
+        batch["weights"] = self._weights(starts)
+        if self._spec.separate:
+            self._separate(starts, batch)
+        else:
+            batch["filled"] = np.clip(self._stream.tokens - starts, 0, self._length).astype(np.int32)
+        return batch
+
+    def sizes(self) -> np.ndarray:
+        return np.full(self._stream.examples(self._length), self._length)
+
+    def filled(self, which: np.ndarray) -> np.ndarray:
+        return np.clip(self._stream.tokens - 1 - which * self._length, 0, self._length)
+
+    def targets(self) -> int:
+        """Of all that are there: every token but the first, or but the first of each document where documents are
+        separate and do not begin with the end of the one before."""
+        tokens = self._stream.tokens
+        if not self._spec.separate or self._early:
+            return max(0, tokens - 1)
+        ends = np.unique(self._stream.borders(0, tokens))
+        return max(0, tokens - 1 - int(np.count_nonzero((ends > 0) & (ends < tokens))))
+
+    def spans(self, which: int) -> Iterator[tuple[SourceSpan, ...]]:
+        yield tuple(self._stream.places(which * self._length, self._length + 1))
+
+    def _weights(self, starts: np.ndarray) -> np.ndarray:
+        whole = not len(starts) or int(starts.max()) + self._length + 1 <= self._stream.tokens
+        if self._stream.marked:
+            learned = self._stream.marks(starts, self._length + 1)[:, 1:] & LEARNED
+            weights = learned.astype(np.float32)
+        elif whole:
+            return _ones(len(starts), self._length)
+        else:
+            weights = np.ones((len(starts), self._length), np.float32)
+        for row in [] if whole else np.flatnonzero(starts + self._length + 1 > self._stream.tokens).tolist():
+            weights[row, max(0, self._stream.tokens - int(starts[row]) - 1) :] = 0
+        return weights
+
+    def _separate(self, starts: np.ndarray, batch: Batch) -> None:
+        """Add `segments` and `positions`. Where documents end with a token and begin with none, the end of one is the
+        begin of the next: it is predicted by its own document, and predicts the next one's first token by itself."""
+        shape = (len(starts), self._length)
+        segments, positions = np.ones(shape, np.int32), np.empty(shape, np.int32)
+        weights = batch["weights"].copy()
+        for row, start in enumerate(starts.tolist()):
+            ends = self._stream.borders(start, self._length + 1)
+            begins = ends - self._early
+            begins = begins[(begins > 0) & (begins < self._length)]
+            segments[row, begins] += 1
+            np.cumsum(segments[row] - 1, out=segments[row])
+            segments[row] += 1
+            since = np.zeros(self._length, np.int32)
+            since[begins] = begins
+            positions[row] = np.arange(self._length) - np.maximum.accumulate(since)
+            if not self._early:
+                weights[row, ends[ends <= self._length] - 1] = 0
+            segments[row, max(0, self._stream.tokens - start) :] = 0
+        batch |= {"weights": weights, "segments": segments, "positions": positions}
+
+
+class Framed:
+    """Examples that the frames of each shard say: see `frames`."""
+
+    def __init__(self, stream: Stream, spec: Encoding, length: int, cache: Path, *, labelled: bool) -> None:
+        self._stream, self._spec, self._length, self._cache = stream, spec, length, cache
+        self._labelled = labelled
+        self._frames: list[PackedSpans] = []
+        self._firsts = np.zeros(1, np.int64)
+
+    def wait(self, count: int | None) -> int | None:
+        while True:
+            # looked at before the sections: what is added meanwhile is taken in by the next round
+            complete, tokens = self._stream.complete, self._stream.tokens
+            self._frame()
+            if complete:
+                return int(self._firsts[-1])
+            if count is not None and self._firsts[-1] >= count:
+                return None
+            self._stream.wait(None if count is None else tokens + 1)
+
+    @property
+    def counts(self) -> packing.Counts:
+        """What became of the documents so far."""
+        return packing.Counts(*(sum(column) for column in zip(*(f.counts for f in self._frames), strict=True)))
+
+    def read(self, which: np.ndarray, length: int) -> Batch:
+        shape = (len(which), length)
+        tokens, targets = np.zeros(shape, self._stream.dtype), np.zeros(shape, self._stream.dtype)
+        batch = {"tokens": tokens, "targets": targets, "weights": np.zeros(shape, np.float32)}
+        if isinstance(self._spec, Pack):
+            batch |= {"segments": np.zeros(shape, np.int32), "positions": np.zeros(shape, np.int32)}
+        else:
+            batch["filled"] = np.zeros(len(which), np.int32)
+        if self._labelled:
+            batch |= {"labels": np.full(len(which), -1, np.int32), "second": np.zeros(shape, np.uint8)}
+        for row, example in enumerate(which.tolist()):
+            filled = 0
+            for number, (section, start, count, context) in enumerate(self._spans(example), 1):
+                arrays = self._stream.arrays(section)
+                here, place = slice(start, start + count), slice(filled, filled + count)
+                tokens[row, place] = arrays.tokens[here]
+                targets[row, place] = arrays.tokens[start + 1 : start + count + 1]
+                learned = 1 if arrays.marks is None else arrays.marks[start + 1 + context : start + count + 1] & LEARNED
+                batch["weights"][row, filled + context : filled + count] = learned
+                if isinstance(self._spec, Pack):
+                    batch["segments"][row, place] = number
+                    batch["positions"][row, place] = np.arange(count)
+                if self._labelled and arrays.marks is not None:
+                    document = int(np.searchsorted(arrays.ends, start, side="right"))
+                    batch["labels"][row] = arrays.documents["label"][document]
+                    batch["second"][row, place] = (arrays.marks[here] & SECOND) // SECOND
+                filled += count
+            if "filled" in batch:
+                batch["filled"][row] = filled
+        return batch
+
+    def sizes(self) -> np.ndarray:
+        self._frame()
+        return np.concatenate([np.zeros(0, np.int64), *(one.longest for one in self._frames)])
+
+    def filled(self, which: np.ndarray) -> np.ndarray:
+        counts = (sum(count for _, _, count, _ in self._spans(example)) for example in which.tolist())
+        return np.fromiter(counts, np.int64, len(which))
+
+    def spans(self, which: int) -> Iterator[tuple[SourceSpan, ...]]:
+        for section, start, count, _ in self._spans(which):
+            yield tuple(self._stream.places(self._stream.first_of(section) + start, count + 1))
+
+    def _spans(self, example: int) -> Iterator[tuple[int, int, int, int]]:
+        """(section, start in it, positions, positions that are context) of each span."""
+        section = int(np.searchsorted(self._firsts, example, side="right")) - 1
+        frame = self._frames[section]
+        number = example - int(self._firsts[section])
+        for span in range(int(frame.offsets[number]), int(frame.offsets[number + 1])):
+            yield section, int(frame.starts[span]), int(frame.lengths[span]), int(frame.contexts[span])
+
+    def _frame(self) -> None:
+        """Take in the sections that are new."""
+        for number in range(len(self._frames), len(self._stream.sections)):
+            section = self._stream.sections[number]
+            ends = self._stream.arrays(number).ends[: section.entries]
+            made = packing.load(self._cache, section.shard, self._spec, self._length, ends, section.tokens)
+            self._frames.append(made)
+            self._firsts = np.append(self._firsts, self._firsts[-1] + len(made))
+
+
+class Images:
+    """Example i is image i, all of one size."""
+
+    def __init__(self, stream: Stream, size: tuple[int, int]) -> None:
+        self._stream, self._shape = stream, (*size, 3)
+        self._pixels = int(np.prod(self._shape))
+
+    def wait(self, count: int | None) -> int | None:
+        self._stream.wait(None if count is None else count * self._pixels)
+        return self._stream.tokens // self._pixels if self._stream.complete else None
+
+    def read(self, which: np.ndarray, length: int) -> Batch:
+        rows = self._stream.windows(which * self._pixels, self._pixels)
+        labels = [next(self._stream.places(start, 1)).label for start in (which * self._pixels).tolist()]
+        return {"images": rows.reshape(len(which), *self._shape), "labels": np.array(labels, np.int32)}
+
+    def sizes(self) -> np.ndarray:
+        return np.ones(self._stream.tokens // self._pixels, np.int64)
+
+    def filled(self, which: np.ndarray) -> np.ndarray:
+        return np.ones(len(which), np.int64)
+
+    def spans(self, which: int) -> Iterator[tuple[SourceSpan, ...]]:
+        yield tuple(self._stream.places(which * self._pixels, self._pixels))
+
+
+@lru_cache(maxsize=4)
+def _ones(rows: int, length: int) -> np.ndarray:
+    """Made once: the batches of ordinary text have all the same weights."""
+    weights = np.ones((rows, length), np.float32)
+    weights.flags.writeable = False
+    return weights
+
+
+def padded(examples: Examples, which: np.ndarray, rows: int, length: int) -> Batch:
+    """A batch of `rows` rows, those after the examples empty."""
+    batch = examples.read(which, length)
+    missing = rows - len(which)
+    if not missing:
+        return batch
+    return {name: np.concatenate([a, np.zeros((missing, *a.shape[1:]), a.dtype)]) for name, a in batch.items()}
+
+
+def lengths_of(spec: Encoding, length: int) -> tuple[int, ...]:
+    """The lengths that batches may have, rising."""
+    return tuple(sorted({*spec.buckets, length})) if isinstance(spec, Pad) else (length,)

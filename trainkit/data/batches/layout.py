@@ -1,0 +1,48 @@
+"""The named arrays of a batch: what the encoders here make, and the losses in `tasks/` take.
+
+B sequences, T positions (`data.sequence_length`, or a bucket of `pad`).
+
+| name        | shape        | dtype                       | meaning                                                   |
+|-------------|--------------|-----------------------------|-----------------------------------------------------------|
+| `tokens`    | (B, T)       | as stored, uint16 or uint32 | inputs; cast on the device, so that fewer bytes go there  |
+| `targets`   | (B, T)       | as `tokens`                 | at each position the token to be predicted                |
+| `weights`   | (B, T)       | float32                     | how much each target counts; 0 where it is not to be      |
+|             |              |                             | learned, or where there is only padding                   |
+| `segments`  | (B, T)       | int32                       | where attention keeps within documents: which of the row, |
+|             |              |                             | from 1; 0 is padding                                      |
+| `positions` | (B, T)       | int32                       | with `segments`: position within the document, from 0     |
+| `filled`    | (B,)         | int32                       | without `segments`: positions that are no padding         |
+| `labels`    | (B,)         | int32                       | of labelled documents and images; -1 where there is none  |
+| `second`    | (B, T)       | uint8                       | of labelled documents: 1 in the second text of a pair     |
+| `images`    | (B, H, W, 3) | uint8                       | of images, which have no tokens; RGB                      |
+
+A run has the same names in all its batches. Arrays may share memory; none is ever written to again.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+
+from trainkit.recipe.sections.data import Data
+from trainkit.recipe.sections.encoding import Concatenate, Encoding, Pack
+
+Batch: TypeAlias = dict[str, np.ndarray]
+#: Name to (shape, dtype).
+Layout: TypeAlias = dict[str, tuple[tuple[int, ...], np.dtype]]
+
+
+def has_segments(encoding: Encoding) -> bool:
+    """Whether attention keeps within documents, of which a row may hold several."""
+    return isinstance(encoding, Pack) or (isinstance(encoding, Concatenate) and encoding.separate)
+
+
+def longest_layout(data: Data, *, batch_size: int, vocab_size: int) -> Layout:
+    """What the longest batches of documents of text will look like, before anything is tokenised."""
+    shape = (batch_size, data.sequence_length)
+    token, whole = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32), np.dtype(np.int32)
+    layout: Layout = {"tokens": (shape, token), "targets": (shape, token), "weights": (shape, np.dtype(np.float32))}
+    if has_segments(data.encoding):
+        return layout | {"segments": (shape, whole), "positions": (shape, whole)}
+    return layout | {"filled": ((batch_size,), whole)}

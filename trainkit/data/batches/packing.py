@@ -1,0 +1,191 @@
+"""Where in a shard examples begin and end, for every encoding but concatenation.
+
+A document of n tokens has n - 1 targets: each token but the first, from those before it. So it takes n - 1 positions,
+of which position p holds token p and has token p + 1 as its target. An example is one or several **spans** of
+documents, one after the other: (start, positions, context), in tokens of the shard; the targets of the first `context`
+positions do not count, because another window has them.
+
+Frames follow from a shard's documents alone, so they are the same whether the rest of the cache is there or not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from trainkit.data.cache.maps import map_file
+from trainkit.data.cache.shards import Shard
+from trainkit.data.sources.digests import of_value
+from trainkit.data.storage import writing
+from trainkit.errors import TrainkitError
+from trainkit.recipe.sections.encoding import Encoding, Pack, Pad, Windows
+
+#: Raise it when the same documents would give other frames than before.
+FORMAT = 1
+#: Documents that are packed together; a shard has seldom more.
+_PACKED_TOGETHER = 1 << 16
+
+
+class Counts(NamedTuple):
+    """What became of a shard's documents and their targets."""
+
+    documents: int
+    dropped: int
+    """Documents that are too short, or too long."""
+    truncated: int
+    """Documents of which something was cut off."""
+    lost: int
+    """Targets that are in no example."""
+    targets: int
+    """Targets of all documents."""
+
+
+@dataclass(frozen=True)
+class PackedSpans:
+    """Example i has the spans `offsets[i]` … `offsets[i + 1] - 1` of the others. All int64."""
+
+    offsets: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+    contexts: np.ndarray
+    counts: Counts
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def longest(self) -> np.ndarray:
+        """Positions of each example that are taken, (examples,)."""
+        sums = np.concatenate([[0], np.cumsum(self.lengths)])
+        return sums[self.offsets[1:]] - sums[self.offsets[:-1]]
+
+
+def frame(spec: Encoding, length: int, ends: np.ndarray, tokens: int) -> PackedSpans:
+    """The examples of a shard: `ends` are those of its documents, `length` the positions of an example.
+
+    What follows the last end, of a document that goes on in the next shard, is treated as a document.
+    """
+    ends = np.append(ends, tokens).astype(np.int64) if not len(ends) or ends[-1] < tokens else ends.astype(np.int64)
+    starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)
+    sizes = ends - starts - 1
+    documents = int((sizes >= 0).sum())
+    starts, sizes = starts[sizes > 0], sizes[sizes > 0]
+    if isinstance(spec, Windows):
+        return _windows(spec, length, starts, sizes, documents)
+    assert isinstance(spec, Pack | Pad), spec
+    kept, pieces, lost = _fitting(spec, length, starts, sizes)
+    too_long = int((sizes > max(length, spec.min_length - 1)).sum())
+    truncated = too_long if spec.too_long == "truncate" else 0
+    counts = Counts(documents, documents - kept, truncated, lost, int(sizes.sum()))
+    starts, lengths = pieces
+    contexts = np.zeros(len(starts), np.int64)
+    if isinstance(spec, Pad):
+        return PackedSpans(np.arange(len(starts) + 1), starts, lengths, contexts, counts)
+    order, offsets = _best_fit(lengths, length)
+    return PackedSpans(offsets, starts[order], lengths[order], contexts, counts)
+
+
+def _windows(spec: Windows, length: int, starts: np.ndarray, sizes: np.ndarray, documents: int) -> PackedSpans:
+    """Window k of a document has its positions from k * stride on; new are the targets that window k - 1 had not."""
+    stride = min(spec.stride or length, length)
+    many = np.maximum(1, -(-(sizes - length) // stride) + 1)
+    document = np.repeat(np.arange(len(sizes)), many)
+    number = np.arange(len(document)) - np.repeat(np.cumsum(many) - many, many)
+    begin = number * stride
+    lengths = np.minimum(length, sizes[document] - begin)
+    contexts = np.where(number > 0, length - stride, 0)
+    new = lengths - contexts
+    keep = new >= spec.min_length
+    lost = int(new[~keep].sum())
+    dropped = documents - len(np.unique(document[keep]))
+    counts = Counts(documents, dropped, 0, lost, int(sizes.sum()))
+    starts = starts[document] + begin
+    return PackedSpans(np.arange(int(keep.sum()) + 1), starts[keep], lengths[keep], contexts[keep], counts)
+
+
+def _fitting(
+    spec: Pack | Pad, length: int, starts: np.ndarray, sizes: np.ndarray
+) -> tuple[int, tuple[np.ndarray, np.ndarray], int]:
+    """(documents that are kept, (starts, lengths) of what is left of them, targets that are lost)."""
+    keep = sizes >= spec.min_length
+    if spec.too_long == "drop":
+        keep &= sizes <= length
+    lost = int(sizes[~keep].sum())
+    starts, sizes = starts[keep], sizes[keep]
+    kept = len(sizes)
+    if spec.too_long == "split":
+        many = -(-sizes // length)
+        begin = (np.arange(int(many.sum())) - np.repeat(np.cumsum(many) - many, many)) * length
+        return kept, (np.repeat(starts, many) + begin, np.minimum(length, np.repeat(sizes, many) - begin)), lost
+    lost += int(np.maximum(0, sizes - length).sum())
+    return kept, (starts, np.minimum(sizes, length)), lost
+
+
+def _best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
+    """Best fit decreasing (Johnson 1973, Near-optimal bin packing algorithms; for training Ding et al. 2024, Fewer
+    Truncations Improve Language Modeling): (order of the items, where in it each bin begins).
+
+    The room that is left in the open bins is a set of numbers, held as the bits of one integer: the smallest that is
+    enough is its lowest set bit from there on.
+    """
+    bins: list[list[int]] = []
+    for first in range(0, len(lengths), _PACKED_TOGETHER):
+        part = lengths[first : first + _PACKED_TOGETHER]
+        open_bins: dict[int, list[int]] = {}
+        rooms = 0
+        for item in np.argsort(-part, kind="stable").tolist():
+            size = int(part[item])
+            if fitting := rooms >> size:
+                room = size + (fitting & -fitting).bit_length() - 1
+                number = open_bins[room].pop()
+                if not open_bins[room]:
+                    rooms ^= 1 << room
+                bins[number].append(first + item)
+            else:
+                room, number = capacity, len(bins)
+                bins.append([first + item])
+            if left := room - size:
+                open_bins.setdefault(left, []).append(number)
+                rooms |= 1 << left
+    # in the order of their first documents, so that an example's neighbours in the source stay near it
+    bins = [sorted(items) for items in bins]
+    bins.sort()
+    offsets = np.concatenate([[0], np.cumsum([len(items) for items in bins])]).astype(np.int64)
+    return np.array([item for items in bins for item in items], np.int64), offsets
+
+
+def load(cache: Path, shard: Shard, spec: Encoding, length: int, ends: np.ndarray, tokens: int) -> PackedSpans:
+    """The frames of a shard, mapped into memory; made and kept where they are not there. Raises TrainkitError."""
+    key = of_value([FORMAT, spec.model_dump(mode="json"), length, shard.key, tokens])
+    path = cache / "frames" / f"{key}.npy"
+    try:
+        return _read(path)
+    except FileNotFoundError:
+        made = frame(spec, length, ends, tokens)
+        _write(path, made)
+        return _read(path)
+    except (OSError, ValueError, EOFError) as error:
+        raise TrainkitError(f"cannot read it: {error}", where=str(path), hint="delete it: it is made again") from error
+
+
+def _write(path: Path, frames: PackedSpans) -> None:
+    """One flat array of int64: examples, spans, the counts, and the arrays."""
+    head = [len(frames), len(frames.starts), *frames.counts]
+    arrays = (frames.offsets, frames.starts, frames.lengths, frames.contexts)
+    with writing(path) as out:
+        out.write(np.concatenate([head, *arrays]).astype("<i8").tobytes())
+
+
+def _read(path: Path) -> PackedSpans:
+    whole = map_file(path).view("<i8")
+    examples, spans = whole[:2].tolist()
+    head = 2 + len(Counts._fields)
+    counts = Counts(*whole[2:head].tolist())
+    if len(whole) != head + examples + 1 + 3 * spans:
+        raise ValueError("it is cut off")
+    cuts = [examples + 1, examples + 1 + spans, examples + 1 + 2 * spans]
+    offsets, starts, lengths, contexts = np.split(whole[head:], cuts)
+    return PackedSpans(offsets, starts, lengths, contexts, counts)

@@ -1,0 +1,279 @@
+"""The token cache of a recipe: built where something is missing, found where it is not.
+
+    CACHE/format.json  which version of trainkit's cache this is
+    CACHE/digests/     what the source files hold, so that they are read once
+    CACHE/tokenizers/  those that were trained or fetched
+    CACHE/shards/      tokens, by the hash of what they were made from
+    CACHE/frames/      where in the shards examples begin and end
+    CACHE/ledgers/     which shards, in which order, make up a source
+    CACHE/hub/         which commits the Hugging Face hub's datasets were first seen at
+    CACHE/rejected/    lists of the documents that could not be used
+    CACHE/locks/       units that some process is working on
+
+Everything in it is named by what it was made from. So nothing in it ever becomes wrong, only unused; all recipes can
+share one cache; what a killed process had finished is found by the next; several processes share the work; and deleting
+any of it is safe.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainkit.data import storage
+from trainkit.data.cache import held_out, shards
+from trainkit.data.cache.engine import CacheWork, Engine, threads
+from trainkit.data.cache.live_cache import LiveSource
+from trainkit.data.cache.sets import Set, check_not_empty, sets_of, usable
+from trainkit.data.cache.shards import Parts
+from trainkit.data.cache.stream import Stream
+from trainkit.data.jobs import Stop
+from trainkit.data.progress import CachingProgress, Reporter, Tell
+from trainkit.data.sources import contents
+from trainkit.data.sources.digests import of_value
+from trainkit.data.sources.splits import Split
+from trainkit.data.tokenizer import load
+from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
+from trainkit.recipe import Recipe
+from trainkit.recipe.sections.data import Data
+
+__all__ = ["Cache", "LeftOut", "CachingProgress", "begin", "build", "find"]
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Documents that are not in the cache: unreadable (and of these the first few of each shard, as (where, why), and
+    all by reason), of a length that is not asked for, without text."""
+
+    refused: int
+    examples: tuple[tuple[str, str], ...]
+    reasons: tuple[shards.Reason, ...]
+    filtered: int
+    empty: int
+
+
+class Cache:
+    """The tokens of a recipe. Those of the training set, and of what is held out from it, may still be growing.
+
+    Attributes:
+        directory: where it is.
+        train: all training sources, one after the other.
+        sources: each training source, in the recipe's order.
+        validation: by name, in the recipe's order, `held-out` last.
+        fingerprint: of the training documents and what makes them tokens: what a run that goes on must find again.
+            It is known before they are tokenised.
+        ledgers: the names of the training sources' ledgers.
+        units: by set, of each of its sources.
+    """
+
+    def __init__(self, recipe: Recipe, codec: LoadedTokenizer, sets: Sequence[Set]) -> None:
+        self.directory, self.tokenizer = Path(recipe.data.cache), codec
+        self._recipe, self._sets = recipe, sets
+        trained, *own = sets
+        first: Split = "train" if recipe.data.held_out else "all"
+        self.train, self.sources = trained.streams[first].all, tuple(trained.streams[first].each)
+        self.validation: dict[str, Stream] = {one.name: one.streams["all"].all for one in own}
+        if trained.apart is not None:
+            self.validation["held-out"] = trained.apart
+        self.fingerprint = of_value([codec.fingerprint, [source.names[first] for source in trained.sources]])
+        self.units = {one.name: [source.units for source in one.sources] for one in sets}
+        if recipe.data.held_out:
+            self.units["held-out"] = self.units["train"]
+        self.ledgers = tuple(source.names[first] for source in trained.sources)
+        self._stop = Stop()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def wait(self) -> None:
+        """Until all is there. Raises TrainkitError where that cannot be, also where a set holds nothing."""
+        for stream in (self.train, *self.validation.values()):
+            stream.wait(None)
+        if self._thread:
+            self._thread.join()
+        self.check()
+
+    def check(self) -> None:
+        """Raise what has gone wrong in the background, though nobody waits for it yet."""
+        if self._error:
+            raise self._error
+
+    def close(self) -> None:
+        """End what is being tokenised; who waits for it is told `Stopped`."""
+        self._stop.set()
+        if self._thread:
+            self._thread.join(timeout=5)
+
+    @property
+    def shards(self) -> list[shards.Shard]:
+        """All of them, each once."""
+        there = [shard for one in self._sets for source in one.sources for shard in source.shards]
+        return list({shard.key: shard for shard in there}.values())
+
+    def list_rejected(self) -> Path:
+        """Write the list of all documents that could not be used, a JSON object a line; its path.
+
+        Raises TrainkitError.
+        """
+        path = self.directory / "rejected" / self.fingerprint / "rejected.jsonl"
+        with storage.writing(path) as out:
+            for shard in self.shards:
+                if shard.refused:
+                    out.write(shards.rejected_path(self.directory, shard.key).read_bytes())
+        return path
+
+    @property
+    def copies(self) -> int:
+        """Documents that are held out no more, because the training data has exact copies of them; 0 until that is
+        known."""
+        trained, *_ = self._sets
+        if trained.apart is None or not trained.apart.complete:
+            return 0
+        every = trained.streams["held-out"].all.sections
+        return sum(section.entries for section in every) - sum(section.entries for section in trained.apart.sections)
+
+    @property
+    def left_out(self) -> LeftOut:
+        """Of what is there so far."""
+        there = self.shards
+        return LeftOut(
+            refused=sum(shard.refused for shard in there),
+            examples=tuple(example for shard in there for example in shard.examples),
+            reasons=shards.together(reason for shard in there for reason in shard.reasons),
+            filtered=sum(shard.filtered for shard in there),
+            empty=sum(shard.empty for shard in there),
+        )
+
+
+#: Looks at a cache of which nothing is tokenised yet; raises what speaks against it.
+Check = Callable[[Cache], None]
+
+
+def build(recipe: Recipe, *, engine: Engine | None = None, progress: Tell = None, check: Check | None = None) -> Cache:
+    """The cache, after making what is missing of it. The same, to the byte, whatever the `engine`.
+
+    Ctrl-C ends it within about a second; what was finished is kept, and is not done again.
+
+    Args:
+        engine: who tokenises; threads of this process where not given.
+        progress: called a few times a second, in this thread.
+        check: called with the cache before anything is tokenised; what it raises ends the work.
+
+    Raises:
+        TrainkitError: the sources, the tokenizer or a document cannot be used, the cache cannot be written, or a set is
+            empty.
+    """
+    cache, sets = _prepare(recipe, progress, check)
+    engine = engine or threads()
+    for one in sets:
+        _make(recipe.data, one, cache, engine=engine, progress=progress)
+    return cache
+
+
+def begin(recipe: Recipe, *, progress: Tell = None, check: Check | None = None) -> Cache:
+    """The same, but the training set, with what is held out from it, is made in the background.
+
+    `progress` is called in that thread then. What goes wrong there is raised where tokens are waited for, and by
+    `check`.
+    """
+    cache, (trained, *own) = _prepare(recipe, progress, check)
+    engine = threads()
+    for one in own:
+        _make(recipe.data, one, cache, engine=engine, progress=progress)
+
+    def work() -> None:
+        try:
+            _make(recipe.data, trained, cache, engine=engine, progress=progress)
+        except BaseException as error:  # handed to whoever waits for a stream, or for all
+            cache._error = error
+            for streams in trained.streams.values():
+                streams.fail(error)
+            if trained.apart is not None and not trained.apart.complete:
+                trained.apart.finish(error)
+
+    if all(usable(source, cache.directory, recipe.data.on_error) for source in trained.sources):
+        _make(recipe.data, trained, cache, engine=engine, progress=progress)
+    else:
+        cache._thread = threading.Thread(target=work, name="cache", daemon=True)
+        cache._thread.start()
+    return cache
+
+
+def find(recipe: Recipe) -> Cache | None:
+    """The cache if it is complete and up to date, else None; makes nothing.
+
+    Raises:
+        TrainkitError: the sources or the tokenizer cannot be used, or a set is empty.
+    """
+    directory = Path(recipe.data.cache)
+    storage.check_format(directory, shards.FORMAT)
+    listing = contents.recall(directory, (*recipe.data.train, *recipe.data.validation))
+    if listing is None:
+        return None
+    codec = load.cached(recipe, listing.files[: len(recipe.data.train)], listing.contents)
+    if codec is None:
+        return None
+    sets = sets_of(recipe, listing, codec)
+    for one in sets:
+        for source in one.sources:
+            ledgers = usable(source, directory, recipe.data.on_error)
+            if ledgers is None:
+                return None
+            source.take(ledgers)
+        check_not_empty(recipe.data, one)
+        if one.apart is not None and not held_out.find(directory, one):
+            return None
+    return Cache(recipe, codec, sets)
+
+
+def _prepare(recipe: Recipe, progress: Tell, check: Check | None = None) -> tuple[Cache, Sequence[Set]]:
+    """Read the sources, and find or train the tokenizer; nothing is tokenised yet."""
+    directory = Path(recipe.data.cache)
+    storage.check_format(directory, shards.FORMAT)
+    listing = contents.survey(directory, (*recipe.data.train, *recipe.data.validation), progress)
+    codec = load.for_files(recipe, listing.files[: len(recipe.data.train)], listing.contents, progress=progress)
+    sets = sets_of(recipe, listing, codec)
+    cache = Cache(recipe, codec, sets)
+    if check:
+        check(cache)
+    storage.write_format(directory, shards.FORMAT)
+    storage.sweep(directory / "shards")
+    return cache, sets
+
+
+def _make(data: Data, one: Set, cache: Cache, *, engine: Engine, progress: Tell) -> None:
+    """Find what is there of a set, and tokenise the rest, so that its streams grow from their beginning on."""
+    directory = cache.directory
+    reporter = Reporter(one.name, sum(unit.size for source in one.sources for unit in source.units), progress)
+    todo: list[tuple[LiveSource, int]] = []
+    for source in one.sources:
+        if (ledgers := usable(source, directory, data.on_error)) is not None:
+            source.take(ledgers)
+            reporter.add_shards(source.shards)
+            reporter.add_done(source.shards, source=sum(unit.size for unit in source.units))
+        else:
+            todo += [(source, unit) for unit in range(len(source.units))]
+    # sources are needed side by side where they have weights, and one after the other where they have none
+    mixed = any(spec.weight is not None for spec in data.train)
+    todo.sort(key=lambda t: (t[1] + 0.5) / len(t[0].units) / max(one.weights[t[0].number], 1e-9) if mixed else 0)
+
+    def on_result(index: int, parts: Parts | None) -> None:
+        source, number = todo[index]
+        if parts is not None:
+            source.add(directory, number, parts)
+
+    engine(
+        [
+            CacheWork(source.units[number], source.encoding, directory, cache.tokenizer, data.on_error)
+            for source, number in todo
+        ],
+        wanted=lambda index: not todo[index][0].complete,
+        on_result=on_result,
+        reporter=reporter,
+        stop=cache._stop if one.name == "train" else Stop(),
+    )
+    reporter.done()
+    check_not_empty(data, one)
+    if one.apart is not None:
+        held_out.make(directory, one, cache.tokenizer)

@@ -1,0 +1,294 @@
+"""One unit of files to its shards."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import zlib
+from array import array
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from trainkit.data.cache import shards
+from trainkit.data.cache.shards import DOCUMENT, LEARNED, SECOND, Encoding, Reason, Shard, Unit
+from trainkit.data.documents.pieces import Piece, Refused
+from trainkit.data.jobs import Stop
+from trainkit.data.progress import Reporter
+from trainkit.data.sources.listing import SourceFile
+from trainkit.data.sources.read import read_all
+from trainkit.data.sources.splits import Split, divide
+from trainkit.data.storage import writing
+from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
+from trainkit.errors import TrainkitError
+
+#: Text that is encoded at once; bounds memory, and how long Ctrl-C waits.
+_BATCH_BYTES = 1 << 20
+#: With so many tokens a shard ends, and the unit goes on in another: what a killed process has to do again.
+SHARD_TOKENS = 1 << 22
+
+
+def encode(
+    unit: Unit,
+    encoding: Encoding,
+    *,
+    cache: Path,
+    tokenizer: LoadedTokenizer,
+    on_error: str,
+    reporter: Reporter,
+    stop: Stop,
+) -> list[Mapping[Split, Shard]]:
+    """Make the shards of all splits of a unit, by part; parts that are there already are not made again.
+
+    Raises:
+        TrainkitError: a file cannot be read or was changed, a document cannot be used and `on_error` is "stop", or the
+            cache cannot be written. The parts that were finished stay.
+    """
+    first = encoding.splits[0]
+    made = shards.of_unit(cache, unit, encoding, on_error)
+    reporter.add_shards(shards.flat(made))
+    if made and made[-1][first].last:
+        return made
+    refused: list[tuple[str, Refused]] = []
+    read = read_all([(file, unit.span) for file in unit.files], on_error=on_error, refused=refused)
+    pieces = divide(read, encoding.held_out)
+    done = made[-1][first].pieces if made else 0
+    for _ in islice(pieces, done):
+        stop.check()
+    refused.clear()
+    while not made or not made[-1][first].last:
+        part = _Part(unit, encoding, len(made), cache=cache, tokenizer=tokenizer, reporter=reporter)
+        with part:
+            consumed, last = part.take(pieces, stop)
+            done += consumed
+        made.append(part.commit(refused, pieces=done, last=last))
+        refused.clear()
+    return made
+
+
+class _Part:
+    """The shards of one part of a unit, one for each split, as they grow."""
+
+    def __init__(
+        self,
+        unit: Unit,
+        encoding: Encoding,
+        number: int,
+        *,
+        cache: Path,
+        tokenizer: LoadedTokenizer,
+        reporter: Reporter,
+    ) -> None:
+        self._encoding, self._cache, self._reporter = encoding, cache, reporter
+        self._keys = {split: unit.key(split, encoding, number) for split in encoding.splits}
+        self._unit, self._tokenizer = unit, tokenizer
+        self._files = contextlib.ExitStack()
+        self._outputs: dict[Split, _Output] = {}
+
+    def __enter__(self) -> None:
+        for split, key in self._keys.items():
+            file = self._files.enter_context(writing(shards.path_of(self._cache, key)))
+            self._outputs[split] = _Output(file, self._unit, self._encoding, self._tokenizer, self._reporter)
+
+    def __exit__(self, *error: object) -> None:
+        self._files.__exit__(*error)  # type: ignore[arg-type]
+
+    def take(self, pieces: Iterator[tuple[Split, SourceFile, Piece]], stop: Stop) -> tuple[int, bool]:
+        """Encode pieces until the shards are full or there are no more: how many, and whether these were the last."""
+        consumed = 0
+        for split, file, piece in pieces:
+            stop.check()
+            consumed += 1
+            output = self._outputs[split]
+            output.add(file, piece)
+            if output.waiting >= _BATCH_BYTES:
+                output.flush()
+                # what is learned of a document, and its label, hang on all of its pieces
+                whole = piece.last or not self._unit.marked
+                if whole and sum(o.tokens for o in self._outputs.values()) >= SHARD_TOKENS:
+                    break
+        else:
+            self._finish()
+            return consumed, True
+        self._finish()
+        stop.check()
+        return consumed, False
+
+    def _finish(self) -> None:
+        for output in self._outputs.values():
+            output.finish()
+
+    def commit(self, refused: list[tuple[str, Refused]], *, pieces: int, last: bool) -> Mapping[Split, Shard]:
+        """Say that the shards are there. What was refused is counted with the first of the splits."""
+        unusable = [(place, found.problem) for place, found in refused if not found.filtered]
+        reasons = shards.together(
+            Reason(found.reason, 1, min(found.bytes, self._unit.size), where)
+            for where, found in refused
+            if not found.filtered
+        )
+        made: dict[Split, Shard] = {}
+        for split, output in self._outputs.items():
+            reports = unusable if not made else []
+            if reports:
+                with writing(shards.rejected_path(self._cache, self._keys[split])) as out:
+                    for where, why in reports:
+                        out.write(json.dumps({"where": where, "why": why}, ensure_ascii=False).encode() + b"\n")
+            made[split] = Shard(
+                key=self._keys[split],
+                dtype=self._encoding.dtype,
+                tokens=output.tokens,
+                documents=output.distinct,
+                entries=len(output.ends),
+                bytes=output.bytes,
+                crc32=output.crc32,
+                marked=self._unit.marked,
+                learned=output.learned,
+                unknown=output.unknown,
+                highest=output.highest,
+                empty=output.empty,
+                refused=len(reports),
+                filtered=len(refused) - len(unusable) if not made else 0,
+                examples=tuple(reports[: shards.EXAMPLES]),
+                reasons=reasons if not made else (),
+                pieces=pieces,
+                last=last,
+            )
+        for shard in made.values():
+            shards.commit(self._cache, shard)
+        return made
+
+
+class _Row:
+    """Ids that come as lists or arrays. An `array` takes a list in less time than numpy does."""
+
+    def __init__(self, dtype: np.dtype) -> None:
+        self._dtype = dtype
+        self._ids = array({1: "B", 2: "H", 4: "I"}[dtype.itemsize])
+
+    @property
+    def length(self) -> int:
+        return len(self._ids)
+
+    def add(self, ids: list[int] | np.ndarray) -> None:
+        if isinstance(ids, list):
+            self._ids.fromlist(ids)
+        else:
+            self._ids.frombytes(ids.astype(self._dtype.newbyteorder("=")).tobytes())
+
+    def joined(self) -> np.ndarray:
+        return np.frombuffer(self._ids, self._dtype.newbyteorder("=")).astype(self._dtype, copy=False)
+
+
+class _Output:
+    """A shard as it grows."""
+
+    def __init__(
+        self, file: BinaryIO, unit: Unit, encoding: Encoding, tokenizer: LoadedTokenizer, reporter: Reporter
+    ) -> None:
+        self._file, self._unit, self._encoding = file, unit, encoding
+        self._tokenizer, self._reporter = tokenizer, reporter
+        self._specials = unit.files[0].reading.has_special_tokens
+        self._numbers = {file.path: number for number, file in enumerate(unit.files)}
+        self._dtype = np.dtype(encoding.dtype).newbyteorder("<")
+        self._pieces: list[Piece] = []
+        self._documents: list[tuple[int, int, int, int]] = []
+        self._marks: list[np.ndarray] = []
+        self._hash = hashlib.blake2b(digest_size=8)
+        self._label = -1
+        self.ends: list[int] = []
+        self.waiting = self.tokens = self.bytes = self.crc32 = 0
+        self.empty = self.learned = self.unknown = self.highest = 0
+
+    def add(self, file: SourceFile, piece: Piece) -> None:
+        self._check_ids(file, piece)
+        if piece.first:
+            self._hash, self._label = hashlib.blake2b(digest_size=8), piece.label
+            if piece.last and not (piece.text if piece.ids is None else len(piece.ids)):
+                self.empty += 1
+                return
+        self._hash.update(piece.text.encode() if piece.ids is None else piece.ids.tobytes())
+        if piece.last:
+            number = int.from_bytes(self._hash.digest(), "little")
+            self._documents.append((self._numbers[file.path], piece.index, number, self._label))
+        self._pieces.append(piece)
+        self.waiting += piece.bytes if piece.ids is None else piece.ids.nbytes
+        self.bytes += piece.bytes
+
+    def _check_ids(self, file: SourceFile, piece: Piece) -> None:
+        size = self._tokenizer.vocab_size
+        if file.kind == "array" and piece.ids is not None and len(piece.ids) and int(piece.ids.max()) >= size:
+            raise TrainkitError(
+                f"the token id {int(piece.ids.max()):,} is not in the tokenizer's vocabulary of {size:,}",
+                where=file.path,
+                hint="it was made with another tokenizer; or its dtype is not what the recipe says",
+            )
+
+    @property
+    def distinct(self) -> int:
+        """Documents, a text that is divided into several parts counted once."""
+        return len({(file, index) for file, index, _, _ in self._documents})
+
+    def flush(self) -> None:
+        """Encode what waits, and write it."""
+        row = _Row(self._dtype)
+        for piece, (ids, learned) in zip(self._pieces, self._encoded(), strict=True):
+            before, after = self._around(piece, ids)
+            for part in (before, ids, after):
+                row.add(part)
+            if self._unit.marked:
+                # what goes around a document is learned where the token next to it is
+                around = np.pad(learned, (len(before), len(after)), "edge" if len(learned) else "constant")
+                self._marks.append((around * LEARNED | piece.second * SECOND).astype(np.uint8))
+                self.learned += int(around.sum())
+            if piece.last:
+                self.ends.append(self.tokens + row.length)
+        self._write(row.joined())
+        if not self._unit.marked:
+            self.learned = self.tokens
+        self._reporter.add(documents=sum(p.last for p in self._pieces), bytes=self.waiting, tokens=row.length)
+        self._pieces, self.waiting = [], 0
+
+    def _encoded(self) -> Iterator[tuple[list[int] | np.ndarray, np.ndarray]]:
+        """The ids of each piece that waits, and which of them are learned."""
+        texts = [piece.text for piece in self._pieces if piece.ids is None and piece.learned is None]
+        whole = iter(self._tokenizer.encode_batch(texts, special_tokens=self._specials))
+        parts = [(piece.text, piece.learned) for piece in self._pieces if piece.learned is not None]
+        in_part = self._tokenizer.encode_parts(parts, special_tokens=self._specials)
+        for piece in self._pieces:
+            if piece.learned is not None:
+                yield next(in_part)
+            else:
+                ids = next(whole) if piece.ids is None else piece.ids
+                yield ids, np.full(len(ids), piece.learn)
+
+    def _around(self, piece: Piece, ids: list[int] | np.ndarray) -> tuple[list[int], list[int]]:
+        """What goes before and after a piece's tokens, unless it is there already: around documents only."""
+        bos, eos = self._tokenizer.beginning_of_text, self._tokenizer.end_of_text
+        begins = piece.first and self._encoding.bos and (not len(ids) or ids[0] != bos)
+        ends = piece.last and self._encoding.eos and (not len(ids) or ids[-1] != eos)
+        assert bos is not None or not begins
+        return [bos] if begins else [], [eos] if ends else []  # type: ignore[list-item]
+
+    def _write(self, tokens: np.ndarray) -> None:
+        if len(tokens):
+            self.highest = max(self.highest, int(tokens.max()))
+            if self._tokenizer.unknown is not None:
+                self.unknown += int((tokens == self._tokenizer.unknown).sum())
+        self.tokens += len(tokens)
+        self._append(tokens.tobytes())
+
+    def finish(self) -> None:
+        """Write what waits, and the arrays that follow the tokens."""
+        self.flush()
+        self._append(np.array(self.ends, "<u4").tobytes())
+        self._append(np.array(self._documents, DOCUMENT).tobytes())
+        if self._unit.marked:
+            self._append(b"".join(mark.tobytes() for mark in self._marks))
+
+    def _append(self, data: bytes) -> None:
+        self._file.write(data)
+        self.crc32 = zlib.crc32(data, self.crc32)

@@ -1,0 +1,93 @@
+"""What one source's tokens in one split are made of: its shards in order, and the files that they came from.
+
+A ledger is named by the hash of its units' keys, which are hashes of everything that the tokens depend on; so the one
+that belongs to the sources as they are is found by its name, or is not there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trainkit.data.cache import shards
+from trainkit.data.cache.shards import Encoding, Shard, Unit
+from trainkit.data.sources.digests import of_value
+from trainkit.data.sources.splits import Split
+from trainkit.data.storage import sync_directory, writing
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """`units` says for each shard from which of the source's units it is."""
+
+    split: Split
+    tokenizer: str
+    dtype: str
+    shards: tuple[Shard, ...]
+    units: tuple[int, ...]
+
+
+def name_of(units: Sequence[Unit], split: Split, encoding: Encoding, limit: int | None) -> str:
+    """The name of the ledger of some units. Known before anything is tokenised."""
+    return of_value([[unit.key(split, encoding) for unit in units], limit])
+
+
+def find(cache: Path, name: str) -> Ledger | None:
+    """The ledger of this name, if it is there with all its shards; None where it is not."""
+    try:
+        found = json.loads(_path(cache, name).read_bytes())
+        ledger = Ledger(
+            found["split"],
+            found["tokenizer"],
+            found["dtype"],
+            tuple(map(Shard.from_json, found["shards"])),
+            tuple(found["units"]),
+        )
+        for shard in ledger.shards:
+            if shards.path_of(cache, shard.key).stat().st_size != shard.size:
+                return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return ledger
+
+
+def files_of(cache: Path, name: str) -> list[dict[str, Any]] | None:
+    """The files that a ledger was made from, each with `name`, `path`, `kind`, `digest`, its first `unit` and how many
+    `units` it is divided into; None where there is no such ledger, or an earlier version wrote it."""
+    try:
+        found = json.loads(_path(cache, name).read_bytes())["files"]
+        return list(found) if all({"kind", "unit", "units"} <= file.keys() for file in found) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def save(cache: Path, name: str, ledger: Ledger, units: Sequence[Unit], limit: int | None) -> None:
+    """Write it, once all its shards are there, with what it was made from. Raises TrainkitError."""
+    sync_directory(cache / "shards")
+    files = [
+        {
+            "name": file.name,
+            "path": file.path,
+            "kind": file.kind,
+            "unit": number,
+            "units": unit.spans,
+            "size": file.size,
+            "digest": content.digest,
+        }
+        for number, unit in enumerate(units)
+        for file, content in zip(unit.files, unit.contents, strict=True)
+        if unit.span is None or unit.span.first == 0
+    ]
+    totals = {name: sum(getattr(s, name) for s in ledger.shards) for name in ("tokens", "documents", "bytes")}
+    table = {"format": shards.FORMAT, **asdict(ledger), **totals, "limit": limit, "files": files}
+    path = _path(cache, name)
+    with writing(path) as out:
+        out.write(json.dumps(table, indent=1).encode())
+    sync_directory(path.parent)
+
+
+def _path(cache: Path, name: str) -> Path:
+    return cache / "ledgers" / f"{name}.json"

@@ -1,0 +1,292 @@
+"""Tokenising on a Ray cluster (Moritz et al. 2018): the same work, and the same bytes, on the CPUs of many hosts.
+
+Hosts pass each other neither text nor tokens: each reads the sources and writes the cache itself, so all of them must
+see both, under the same path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import secrets
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import trainkit
+from trainkit.data import storage
+from trainkit.data.cache import shards
+from trainkit.data.cache.engine import CacheWork, Engine
+from trainkit.data.cache.shards import Encoding, Parts, Unit
+from trainkit.data.jobs import LATER, Later, Stop
+from trainkit.data.progress import Reporter
+from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
+from trainkit.errors import FAILED, TrainkitError
+
+#: Tasks that are handed in for each CPU, one of them running. They are done even if they are not wanted any more.
+_AHEAD = 2
+#: Handed in also where the cluster has no CPU yet: it is by what waits that a cluster that grows knows to grow.
+_FEWEST = 4
+#: How often a unit whose worker or host died is begun again.
+_RETRIES = 3
+#: Seconds between two looks at how large the cluster is, and for a CPU to appear.
+_LOOK, _PATIENCE = 5.0, 300.0
+#: Seconds for cancelled tasks to clean up: one that is only beginning is told by Ray at its second try, 2 s later.
+_GRACE = 5.0
+#: Seconds in which an address must answer.
+_ANSWER = 5.0
+#: Bytes for what tasks are given and give back: a tokenizer, and what shards hold.
+_OBJECTS = 128 << 20
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+
+
+@contextlib.contextmanager
+def cluster(address: str | None = None, *, workers: int | None = None) -> Iterator[Engine]:
+    """An engine whose work is done by a Ray cluster, one CPU a task, until the block ends.
+
+    Args:
+        address: `HOST:PORT`, `auto` (the cluster that this host belongs to) or `ray://HOST:PORT`. Where not given: the
+            one that this process is connected to, else the one in the environment's `RAY_ADDRESS`, else one that is
+            started on this machine, and ended with the block.
+        workers: at most so many tasks at once; all CPUs where not given.
+
+    Raises:
+        TrainkitError: Ray is not installed, or the cluster cannot be reached or started.
+    """
+    ray = _import()
+    address = address or os.environ.get("RAY_ADDRESS") or None
+    connected = ray.is_initialized()
+    if not connected:
+        _connect(ray, address, workers)
+    try:
+        yield partial(_run, ray, workers)
+    finally:
+        if not connected:
+            ray.shutdown()
+
+
+def _import() -> Any:
+    # read when Ray is imported. With `uv run` it would send the working directory to all hosts, and have them install
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise TrainkitError(
+            f"Ray is not installed: {error}", where="--engine ray", hint="pip install 'trainkit[ray]'"
+        ) from error
+    return ray
+
+
+def _connect(ray: Any, address: str | None, workers: int | None) -> None:
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address is not None:
+        _knock(address)
+    try:
+        if address is None:
+            ray.init("local", num_cpus=workers, include_dashboard=False, object_store_memory=_OBJECTS, **quiet)
+        else:
+            ray.init(address, **quiet)
+    # Ray raises ConnectionError, RuntimeError, ValueError, and bare Exception where no host of the cluster is this one
+    except Exception as error:
+        tried = "cannot use the Ray cluster" if address else "cannot start a Ray cluster on this machine"
+        raise TrainkitError(
+            f"{tried}: {str(error).strip()}",
+            where=address or "--engine ray",
+            hint="this machine must be one of its hosts, with the same Python and Ray: ray start --address=HOST:PORT"
+            if address
+            else "its logs are in session_latest/logs of Ray's directory: /tmp/ray, unless RAY_TMPDIR says otherwise",
+            exit_code=FAILED,
+        ) from error
+
+
+def _knock(address: str) -> None:
+    """Raises TrainkitError where nothing answers there, or not with HTTP/2, which is what Ray speaks.
+
+    Ray itself goes on trying for minutes, and where it gives up it may end the process.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():
+        return  # "auto", or what Ray refuses at once
+    wrong = partial(TrainkitError, where=address, exit_code=FAILED)
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER) as connection:
+            connection.sendall(_PREFACE)
+            # the first frame is one of settings: type 4, after three bytes of length
+            if os.environ.get("RAY_USE_TLS", "0") == "0" and connection.recv(4)[3:] != b"\4":
+                raise wrong(
+                    "no Ray cluster answers there, but something else",
+                    hint="`ray start --head` prints the cluster's address; its port is 6379 where not given",
+                )
+    except (OSError, OverflowError) as error:
+        raise wrong(
+            f"cannot connect to a Ray cluster, tried for at most {_ANSWER:.0f} s: {error}",
+            hint="start one there: ray start --head; or leave --address and RAY_ADDRESS away: one is started here",
+        ) from error
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What a task is told. The tokenizer, which is large, goes to each host once."""
+
+    unit: Unit
+    encoding: Encoding
+    cache: Path
+    on_error: str
+    mark: str
+    """A file of the cache that this process wrote: who does not see it sees another directory."""
+    version: tuple[str, int]
+
+
+def _version() -> tuple[str, int]:
+    return trainkit.__version__, shards.FORMAT
+
+
+def _tokenise(tokenizer: bytes, order: _Order) -> Parts | None:
+    """The task. None where another process makes the unit."""
+    # one task a CPU; read by Rust with each batch
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    if order.version != _version():
+        raise TrainkitError(
+            f"the host {socket.gethostname()} of the Ray cluster has trainkit {_named(_version())}, and this one"
+            f" {_named(order.version)}",
+            hint="install the same on all hosts",
+        )
+    if not (order.cache / "locks" / order.mark).exists():
+        raise TrainkitError(
+            f"the host {socket.gethostname()} of the Ray cluster does not see the token cache",
+            where=str(order.cache),
+            hint="data.cache must be a directory that all hosts see under the same path",
+        )
+    work = CacheWork(order.unit, order.encoding, order.cache, _loaded(tokenizer), order.on_error)
+    try:
+        return work.do(Reporter("", 0, None), Stop())
+    except Later:
+        time.sleep(LATER)
+        return None
+
+
+def _named(version: tuple[str, int]) -> str:
+    return f"{version[0]} (format {version[1]})"
+
+
+@lru_cache(maxsize=1)
+def _loaded(tokenizer: bytes) -> LoadedTokenizer:
+    return pickle.loads(tokenizer)
+
+
+def _run(
+    ray: Any,
+    workers: int | None,
+    work: Sequence[CacheWork],
+    *,
+    wanted: Callable[[int], bool],
+    on_result: Callable[[int, Parts | None], None],
+    reporter: Reporter,
+    stop: Stop,
+) -> None:
+    if not work:
+        return
+    task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_tokenise)
+    codecs = {one.tokenizer.fingerprint: one.tokenizer for one in work}
+    tokenizers = {name: ray.put(pickle.dumps(codec)) for name, codec in codecs.items()}
+    size = _Size(ray, workers)
+    waiting = deque(range(len(work)))
+    running: dict[Any, int] = {}
+    with _marked(work[0].cache.absolute()) as mark:
+        try:
+            while waiting or running:
+                stop.check()
+                while waiting and len(running) < size.look():
+                    index = waiting.popleft()
+                    one = work[index]
+                    if wanted(index):
+                        order = _Order(one.unit, one.encoding, one.cache.absolute(), one.on_error, mark, _version())
+                        running[task.remote(tokenizers[one.tokenizer.fingerprint], order)] = index
+                    else:
+                        on_result(index, None)
+                done = ray.wait(list(running), timeout=0.2)[0] if running else []
+                for reference in done:
+                    index = running.pop(reference)
+                    parts = _result(ray, reference, work[index].unit)
+                    if parts is None:
+                        waiting.append(index)
+                    else:
+                        reporter.add_shards(shards.flat(parts))
+                        reporter.add_done(shards.flat(parts), source=work[index].unit.size)
+                        on_result(index, parts)
+                reporter.tick()
+        finally:
+            _cancel(ray, list(running))
+
+
+class _Size:
+    """How many tasks may be handed in at once; a cluster may grow and shrink."""
+
+    def __init__(self, ray: Any, workers: int | None) -> None:
+        self._ray, self._workers = ray, workers
+        self._began = time.monotonic()
+        self._next = self._limit = 0.0
+
+    def look(self) -> float:
+        """Raises TrainkitError where there is no CPU for too long."""
+        now = time.monotonic()
+        if now >= self._next:
+            cpus = self._ray.cluster_resources().get("CPU", 0)
+            if cpus >= 1:
+                self._began = now
+            elif now - self._began > _PATIENCE:
+                raise TrainkitError(
+                    f"the Ray cluster has had no CPU for {_PATIENCE:.0f} s",
+                    where="--engine ray",
+                    hint="ray status shows what it has; start a host with CPUs: ray start --address=HOST:PORT",
+                    exit_code=FAILED,
+                )
+            self._next = now + _LOOK
+            self._limit = self._workers or max(_FEWEST, _AHEAD * cpus)
+        return self._limit
+
+
+@contextlib.contextmanager
+def _marked(cache: Path) -> Iterator[str]:
+    name = f"ray-{secrets.token_hex(8)}"
+    path = cache / "locks" / name
+    with storage.writing(path):
+        pass
+    try:
+        yield name
+    finally:
+        with contextlib.suppress(OSError):  # an empty file more does no harm
+            path.unlink(missing_ok=True)
+
+
+def _result(ray: Any, reference: Any, unit: Unit) -> Parts | None:
+    try:
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        # what the task raised, and not Ray's wrapping of it, which is the cause
+        raise error.cause from error
+    except ray.exceptions.RayError as error:
+        more = f" (and {len(unit.files) - 1} more)" if len(unit.files) > 1 else ""
+        raise TrainkitError(
+            f"the Ray cluster could not tokenise it: {type(error).__name__}: {str(error).strip()}",
+            where=f"{unit.files[0].path}{more}",
+            hint="what is finished is kept: run the same command again; with --workers N where memory ran out",
+            exit_code=FAILED,
+        ) from error
+
+
+def _cancel(ray: Any, running: list[Any]) -> None:
+    """They are interrupted, and remove what they had begun."""
+    for reference in running:
+        ray.cancel(reference)
+    if running:
+        ray.wait(running, num_returns=len(running), timeout=_GRACE)

@@ -1,0 +1,285 @@
+"""Units of work, and the shards that they become.
+
+A **unit** is some consecutive files of a source, or a part of a large one. It follows from the files alone, never from
+the number of workers. A unit of several files ends where a file's name says so (content-defined boundaries, as in
+Muthitacharoen et al. 2001, LBFS), so that a file that is added or grows disturbs only its neighbourhood.
+
+A **shard** is what one split of a unit, or a part of it, has become. It is stored under the hash of everything that it
+depends on: `shards/KEY.shard`, and `shards/KEY.json`, written last. So nothing has to be compared to know that it is up
+to date, and two processes that make the same shard make the same file. Its arrays follow one another, little-endian:
+
+| array     | type                       | of each  | meaning                                                        |
+|-----------|----------------------------|----------|----------------------------------------------------------------|
+| tokens    | uint8, uint16 or uint32    | token    |                                                                |
+| ends      | uint32                     | document | where in the shard it ends (a long one may go on in the next)  |
+| documents | `DOCUMENT`                 | document | where it comes from, a hash of its content, its label          |
+| marks     | uint8, if `marked`         | token    | `LEARNED` is set where it is a target, `SECOND` in second texts|
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from trainkit.data.cache.maps import map_file
+from trainkit.data.documents.pieces import Span
+from trainkit.data.sources.digests import Content, Contents, of_value
+from trainkit.data.sources.listing import SourceFile
+from trainkit.data.sources.splits import Split, treatment
+from trainkit.data.storage import writing
+
+#: Raise it when the same files and tokenizer would give other shards than before.
+FORMAT = 3
+#: Bytes of the files of a unit: from so many on it may end, and with so many it does.
+SMALL, LARGE = 1 << 20, 8 << 20
+#: Of the documents of a shard that could not be used so many are told with place and reason.
+EXAMPLES = 20
+#: Of what is wrong with documents so many kinds are told apart, and what the others are called.
+REASONS, OTHER = 16, "has another problem"
+#: Of each document: which file of the unit, which document of that file, a hash of its content, its label or -1.
+DOCUMENT = np.dtype([("file", "<u4"), ("index", "<u4"), ("hash", "<u8"), ("label", "<i4")])
+#: Bits of the marks.
+LEARNED, SECOND = 1, 2
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """What the tokens of a text depend on beside the text."""
+
+    tokenizer: str
+    dtype: str
+    held_out: float
+    bos: bool = False
+    eos: bool = True
+
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        return ("train", "held-out") if self.held_out else ("all",)
+
+
+@dataclass(frozen=True)
+class Unit:
+    files: tuple[SourceFile, ...]
+    contents: tuple[Content, ...]
+    span: Span | None = None
+    """Of its only file."""
+    spans: int = 1
+    """How many the file has."""
+
+    def key(self, split: Split, encoding: Encoding, part: int = 0) -> str:
+        """The name of its shard number `part`."""
+        files = [
+            (file.name, content.digest, treatment(file, encoding.held_out), file.reading.signature)
+            for file, content in zip(self.files, self.contents, strict=True)
+        ]
+        if self.span and self.span.digest:
+            files = [(files[0][0], self.span.digest, *files[0][2:])]
+        span = self.span and (self.span.first if self.span.digest else (self.span.start, self.span.end))
+        return of_value([FORMAT, asdict(encoding), split, part, span, files])
+
+    @property
+    def size(self) -> int:
+        """About how many bytes of files it is; at least 1."""
+        if self.span and self.span.digest:
+            return self.span.end - self.span.start
+        return max(1, sum(file.size for file in self.files) // self.spans)
+
+    @property
+    def marked(self) -> bool:
+        """Whether some of its tokens may be no targets, or in second texts."""
+        document = self.files[0].reading.document
+        return (document is not None and document.type in ("prompt", "chat", "labelled")) or (
+            any(file.kind == "array" and file.path.endswith(".parquet") for file in self.files)
+        )
+
+
+class Reason(NamedTuple):
+    """Why documents could not be read: how many, the bytes that are lost with them, and where the first of them is."""
+
+    why: str
+    documents: int
+    bytes: int
+    where: str
+
+
+def together(reasons: Iterable[Reason], most: int = REASONS) -> tuple[Reason, ...]:
+    """Those that are alike as one, those with the most bytes first; what is beyond `most` is one of its own."""
+    found: dict[str, Reason] = {}
+    for one in reasons:
+        before = found.get(one.why, one._replace(documents=0, bytes=0))
+        found[one.why] = before._replace(documents=before.documents + one.documents, bytes=before.bytes + one.bytes)
+    ordered = sorted(found.values(), key=lambda one: (-one.bytes, -one.documents, one.why))
+    if len(ordered) <= most:
+        return tuple(ordered)
+    rest = ordered[most - 1 :]
+    other = Reason(OTHER, sum(one.documents for one in rest), sum(one.bytes for one in rest), rest[0].where)
+    return (*ordered[: most - 1], other)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """What a finished shard holds. `bytes` are those of the documents' text in UTF-8.
+
+    A document that is in two splits in parts is one of the `documents` of each; one that goes on in another shard is
+    one of the shard in which it ends.
+    """
+
+    key: str
+    dtype: str
+    tokens: int
+    documents: int
+    entries: int
+    """Rows of the arrays of documents: of a long text that is held out in parts each part has one."""
+    bytes: int
+    crc32: int
+    marked: bool
+    learned: int
+    """Tokens that are targets."""
+    unknown: int
+    """Tokens by which the tokenizer says that it has none."""
+    highest: int
+    """The highest id."""
+    empty: int
+    """Documents without text or ids; they are left out."""
+    refused: int
+    """Documents that could not be read; counted with the unit's first split."""
+    filtered: int
+    """Documents that are shorter or longer than asked for."""
+    examples: tuple[tuple[str, str], ...]
+    """Of the refused ones, the first few: (where, why)."""
+    reasons: tuple[Reason, ...]
+    """Of the refused ones all, by what is wrong."""
+    pieces: int
+    """Of the unit, up to the end of this shard."""
+    last: bool
+    """Whether the unit ends with it."""
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Shard:
+        """Raises KeyError, TypeError or ValueError where it is none."""
+        examples = tuple((where, why) for where, why in value["examples"])
+        return Shard(**{**value, "examples": examples, "reasons": tuple(Reason(*r) for r in value["reasons"])})
+
+    @property
+    def size(self) -> int:
+        """Bytes of its file."""
+        width = np.dtype(self.dtype).itemsize
+        return self.tokens * (width + self.marked) + self.entries * (4 + DOCUMENT.itemsize)
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """The arrays of a shard, mapped into memory; see the table above. `marks` is None where everything is learned."""
+
+    tokens: np.ndarray
+    ends: np.ndarray
+    documents: np.ndarray
+    marks: np.ndarray | None
+
+
+Parts = Sequence[Mapping[Split, Shard]]
+"""The shards of a unit, by part."""
+
+
+def flat(parts: Parts) -> list[Shard]:
+    """All of them, part by part."""
+    return [shard for part in parts for shard in part.values()]
+
+
+def units(files: Iterable[SourceFile], contents: Contents) -> Iterator[Unit]:
+    """Groups of consecutive small files, 1 to 8 MB together; a larger file is one of its own, or several."""
+    group: list[SourceFile] = []
+    size = 0
+    for file in files:
+        spans = contents[file.key].spans
+        if group and (spans or size + file.size > LARGE):
+            yield _unit(group, contents)
+            group, size = [], 0
+        if spans:
+            digest = Content(contents[file.key].digest)  # a unit may travel far, and needs its own span only
+            yield from (Unit((file,), (digest,), span, len(spans)) for span in spans)
+            continue
+        group.append(file)
+        size += file.size
+        if size >= SMALL and _ends_a_unit(file):
+            yield _unit(group, contents)
+            group, size = [], 0
+    if group:
+        yield _unit(group, contents)
+
+
+def _unit(files: list[SourceFile], contents: Contents) -> Unit:
+    return Unit(tuple(files), tuple(contents[file.key] for file in files))
+
+
+def _ends_a_unit(file: SourceFile) -> bool:
+    return hashlib.blake2b(file.name.encode(errors="surrogateescape"), digest_size=1).digest()[0] < 64
+
+
+def path_of(cache: Path, key: str) -> Path:
+    return cache / "shards" / f"{key}.shard"
+
+
+def rejected_path(cache: Path, key: str) -> Path:
+    """Where the documents that could not be used are listed, a JSON object a line; not there where there are none."""
+    return cache / "shards" / f"{key}.rejected.jsonl"
+
+
+def of_unit(cache: Path, unit: Unit, encoding: Encoding, on_error: str) -> list[Mapping[Split, Shard]]:
+    """The shards of a unit that are there, by their part, as far as there is no gap; none where one may not be used."""
+    first = encoding.splits[0]
+    found: list[Mapping[Split, Shard]] = []
+    while not found or not found[-1][first].last:
+        part = {s: find(cache, unit.key(s, encoding, len(found))) for s in encoding.splits}
+        there = {split: shard for split, shard in part.items() if shard is not None}
+        if len(there) < len(part):
+            break
+        found.append(there)
+    return found if all(may_be_used(part[first], unit, on_error) for part in found) else []
+
+
+def may_be_used(shard: Shard, unit: Unit, on_error: str) -> bool:
+    """What was made leaving out unreadable documents will not do where none may be left out."""
+    return not shard.refused or on_error == "skip" or all(file.kind == "python" for file in unit.files)
+
+
+def find(cache: Path, key: str) -> Shard | None:
+    """A shard that is there, whole; None where it is not. A file of the wrong size is not whole."""
+    try:
+        shard = Shard.from_json(json.loads((cache / "shards" / f"{key}.json").read_bytes()))
+        size = path_of(cache, key).stat().st_size
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return shard if shard.key == key and size == shard.size else None
+
+
+def commit(cache: Path, shard: Shard) -> None:
+    """Say that a shard is all there. Raises TrainkitError."""
+    with writing(cache / "shards" / f"{shard.key}.json") as out:
+        out.write(json.dumps(asdict(shard)).encode())
+
+
+def open_arrays(cache: Path, shard: Shard) -> Arrays:
+    """Map a shard into memory. Raises OSError or ValueError where its file is gone or too short."""
+    types = [
+        (np.dtype(shard.dtype).newbyteorder("<"), shard.tokens),
+        (np.dtype("<u4"), shard.entries),
+        (DOCUMENT, shard.entries),
+        (np.dtype("u1"), shard.tokens if shard.marked else 0),
+    ]
+    if not shard.size:
+        tokens, ends, documents, _ = (np.empty(0, kind) for kind, _ in types)
+        return Arrays(tokens, ends, documents, None)
+    whole = map_file(path_of(cache, shard.key), shard.size)
+    arrays, start = [], 0
+    for kind, length in types:
+        arrays.append(np.ndarray((length,), kind, buffer=whole, offset=start))
+        start += length * kind.itemsize
+    tokens, ends, documents, marks = arrays
+    return Arrays(tokens, ends, documents, marks if shard.marked else None)

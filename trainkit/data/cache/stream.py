@@ -1,0 +1,226 @@
+"""A long row of tokens that lies in several shards, and may still be growing."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from trainkit.data.cache import shards
+from trainkit.data.cache.shards import Arrays, Shard
+from trainkit.errors import FAILED, TrainkitError
+
+
+@dataclass(frozen=True)
+class Section:
+    """What a source has of a shard: all of it, or its first documents; `entries` as in the shard, `unit` the number of
+    the shard's unit in its source."""
+
+    shard: Shard
+    source: int
+    unit: int
+    tokens: int
+    documents: int
+    entries: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class SourceSpan:
+    """Where some tokens of a stream come from; `first` and `end` are offsets within the document's tokens (within this
+    shard), and `file` is a number within the unit."""
+
+    section: Section
+    file: int
+    index: int
+    label: int
+    first: int
+    end: int
+
+
+class Stream:
+    """The tokens of one or several sources in one split, one after the other.
+
+    One thread adds to it, others read. What has been added stays as it is.
+
+    Attributes:
+        sections: what it consists of so far.
+        tokens, documents, bytes: totals so far; end-of-text tokens count, bytes are those of the text in UTF-8.
+        marked: whether some of the tokens so far may be no targets.
+        begins: whether every document begins with a token that says so.
+        complete: whether nothing will be added any more.
+    """
+
+    def __init__(self, cache: Path, dtype: str, *, begins: bool = False) -> None:
+        self._cache, self.begins = cache, begins
+        self.dtype = np.dtype(dtype).newbyteorder("<")
+        self.sections: list[Section] = []
+        self.tokens = self.documents = self.bytes = 0
+        self.marked = self.complete = False
+        self._error: BaseException | None = None
+        self._changed = threading.Condition()
+        self._arrays: list[Arrays] = []
+        self._bytes: list[memoryview] = []
+        self._sizes: list[int] = []
+        self._first_bytes: list[int] = []
+        self._mapped = 0
+        self._firsts = self._lengths = np.zeros(0, np.int64)
+
+    def extend(self, sections: Sequence[Section]) -> None:
+        """Add at the end."""
+        with self._changed:
+            self.sections += [section for section in sections if section.tokens]
+            self.marked |= any(section.shard.marked for section in sections)
+            self.tokens += sum(section.tokens for section in sections)
+            self.documents += sum(section.documents for section in sections)
+            self.bytes += sum(section.bytes for section in sections)
+            self._changed.notify_all()
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Nothing will be added: all is there, or `error` is why not, and is raised where more is waited for."""
+        with self._changed:
+            self.complete, self._error = error is None, error
+            self._changed.notify_all()
+
+    def wait(self, tokens: int | None, *, seconds: float | None = None) -> None:
+        """Until there are so many tokens, or (also where it is None) all, or so many seconds have passed.
+
+        Raises what ended the growth before that.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.complete or self._error or (tokens is not None and self.tokens >= tokens), seconds
+            )
+            if self._error and (tokens is None or self.tokens < tokens):
+                raise self._error
+
+    def examples(self, length: int) -> int:
+        """Examples of `length` targets: every token but the very first is a target of exactly one."""
+        return max(0, -(-(self.tokens - 1) // length))
+
+    def first_of(self, number: int) -> int:
+        """Where a section begins."""
+        self._map()
+        return int(self._firsts[number])
+
+    def arrays(self, number: int) -> Arrays:
+        """Those of a section; of one that is cut short, its whole shard's."""
+        self._map()
+        return self._arrays[number]
+
+    def windows(self, starts: np.ndarray, width: int) -> np.ndarray:
+        """The tokens from each of `starts`, (n,), on: (n, width), with 0 where there are no more; read-only.
+
+        Rows are gathered one by one, as bytes: with many shards nothing that numpy does at once is faster.
+        """
+        self._map()
+        item, size = self.dtype.itemsize, width * self.dtype.itemsize
+        views, sizes, firsts = self._bytes, self._sizes, self._first_bytes
+        rows: list[memoryview | bytes] = []
+        for start in (starts * item).tolist():
+            number = bisect_right(firsts, start) - 1
+            offset = start - firsts[number]
+            end = offset + size
+            rows.append(views[number][offset:end] if end <= sizes[number] else self._across(number, offset, size))
+        return np.frombuffer(b"".join(rows), self.dtype).reshape(len(starts), width)
+
+    def _across(self, number: int, offset: int, size: int) -> bytes:
+        """The bytes from `offset` of a section on, also those of the next ones, with 0 where there are no more."""
+        parts = []
+        while size and number < len(self._bytes):
+            part = self._bytes[number][offset : min(offset + size, self._sizes[number])]
+            parts.append(part)
+            size, number, offset = size - len(part), number + 1, 0
+        return b"".join([*parts, bytes(size)])
+
+    def marks(self, starts: np.ndarray, width: int) -> np.ndarray:
+        """The same of the marks; `LEARNED` where a shard has none."""
+        self._map()
+        rows = np.full((len(starts), width), shards.LEARNED, np.uint8)
+        which = np.searchsorted(self._firsts, starts, side="right") - 1
+        for row, number, start in zip(rows, which.tolist(), (starts - self._firsts[which]).tolist(), strict=True):
+            filled = 0
+            for section, offset, count in self._runs(number, start, width):
+                marks = self._arrays[section].marks
+                if marks is not None:
+                    row[filled : filled + count] = marks[offset : offset + count]
+                filled += count
+        return rows
+
+    def borders(self, start: int, width: int) -> np.ndarray:
+        """Where documents end within the tokens `start` … `start + width - 1`, relative to `start`: after token i where
+        i + 1 is in it."""
+        self._map()
+        found = [np.zeros(0, np.int64)]
+        filled = 0
+        number = int(np.searchsorted(self._firsts, start, side="right")) - 1
+        for section, offset, count in self._runs(number, start - int(self._firsts[number]), width):
+            ends = self._arrays[section].ends
+            # as the type of the ends: they would be copied to be compared with another
+            low, high = ends.searchsorted(np.array([offset, offset + count], ends.dtype), "right")
+            found.append(ends[low:high].astype(np.int64) - offset + filled)
+            filled += count
+        return np.concatenate(found)
+
+    def places(self, start: int, width: int) -> Iterator[SourceSpan]:
+        """The documents that the tokens `start` … `start + width - 1` are from."""
+        self._map()
+        number = int(np.searchsorted(self._firsts, start, side="right")) - 1
+        for section, offset, count in self._runs(number, start - int(self._firsts[number]), width):
+            arrays = self._arrays[section]
+            position = offset
+            while position < offset + count:
+                document = int(arrays.ends.searchsorted(arrays.ends.dtype.type(position), "right"))
+                begin = int(arrays.ends[document - 1]) if document else 0
+                inside = document < len(arrays.ends)
+                end = min(offset + count, int(arrays.ends[document])) if inside else offset + count
+                # of a document that goes on in the next shard, that one knows where it is from
+                record = arrays.documents[document] if inside else self._record_after(section)
+                file, index, _, label = record.item() if record is not None else (0, 0, 0, -1)
+                yield SourceSpan(self.sections[section], file, index, label, position - begin, end - begin)
+                position = end
+
+    def _record_after(self, section: int) -> np.void | None:
+        for arrays in self._arrays[section + 1 :]:
+            if len(arrays.documents):
+                return arrays.documents[0]
+        return None
+
+    def _runs(self, section: int, offset: int, width: int) -> Iterator[tuple[int, int, int]]:
+        """(section, offset in it, tokens) that together are `width` tokens, or as many as there are."""
+        while width and section < len(self._arrays):
+            count = min(width, int(self._lengths[section]) - offset)
+            if count > 0:
+                yield section, offset, count
+            width, section, offset = width - max(0, count), section + 1, 0
+
+    def _map(self) -> None:
+        """Map what has been added since the last time."""
+        if self._mapped == len(self.sections):
+            return
+        with self._changed:
+            for section in self.sections[len(self._arrays) :]:
+                self._arrays.append(self.open(section.shard))
+            for section, arrays in list(zip(self.sections, self._arrays, strict=False))[self._mapped :]:
+                self._bytes.append(arrays.tokens.data.cast("B"))
+                self._sizes.append(section.tokens * self.dtype.itemsize)
+            self._lengths = np.array([section.tokens for section in self.sections], np.int64)
+            self._firsts = np.cumsum(self._lengths) - self._lengths
+            self._first_bytes = (self._firsts * self.dtype.itemsize).tolist()
+            self._mapped = len(self._arrays)
+
+    def open(self, shard: Shard) -> Arrays:
+        """Map a shard into memory. Raises TrainkitError."""
+        try:
+            return shards.open_arrays(self._cache, shard)
+        except (OSError, ValueError) as error:
+            raise TrainkitError(
+                f"cannot read a shard of the cache: {error}",
+                where=str(shards.path_of(self._cache, shard.key)),
+                hint="trainkit cache-data RECIPE makes it again",
+                exit_code=FAILED,
+            ) from error

@@ -1,0 +1,94 @@
+"""Batches as a person can read them: text, what of it is learned, and where it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from trainkit.data.batches.dataset import BatchRow, TrainSet
+from trainkit.data.batches.layout import Batch
+from trainkit.data.cache.build import Cache
+from trainkit.data.cache.stream import SourceSpan
+from trainkit.data.checks.supervision import place_of
+
+
+@dataclass(frozen=True)
+class ShownPiece:
+    """A part of a row: tokens `first` … `end - 1` of the document at `where`.
+
+    `runs` are (text, whether it is learned), in order; together all of it.
+    """
+
+    where: str
+    first: int
+    end: int
+    runs: tuple[tuple[str, bool], ...]
+
+
+@dataclass(frozen=True)
+class ShownRow:
+    """A row of a batch; `label` is None where it has none."""
+
+    step: int
+    row: int
+    source: str
+    example: int
+    label: int | None
+    pieces: tuple[ShownPiece, ...]
+
+
+def show(cache: Cache, data: TrainSet, step: int) -> Iterator[ShownRow]:
+    """The rows of the batch of the update from `step` to `step` + 1, exactly as training sees them."""
+    batch = data.batch(step)
+    for number, row in enumerate(data.rows(step)):
+        pieces = _images(cache, row) if "images" in batch else tuple(_pieces(cache, row, batch, number))
+        label = int(batch["labels"][number]) if "labels" in batch else None
+        yield ShownRow(step, number, row.source, row.example, label, pieces)
+
+
+def _images(cache: Cache, row: BatchRow) -> tuple[ShownPiece, ...]:
+    return tuple(ShownPiece(_where(cache, place), 0, 0, ()) for places in row.spans for place in places)
+
+
+def _pieces(cache: Cache, row: BatchRow, batch: Batch, number: int) -> Iterator[ShownPiece]:
+    position = 0
+    for places in row.spans:
+        positions = sum(place.end - place.first for place in places) - 1
+        here = slice(position, position + positions)
+        tokens = np.append(batch["tokens"][number, here], batch["targets"][number, here][-1:])
+        learned = np.append([False], batch["weights"][number, here] > 0)
+        position += positions
+        start = 0
+        for place in places:
+            end = start + place.end - place.first
+            runs = tuple(_runs(cache, tokens[start:end], learned[start:end]))
+            yield ShownPiece(_where(cache, place), place.first, place.end, runs)
+            start = end
+
+
+def _runs(cache: Cache, tokens: np.ndarray, learned: np.ndarray) -> Iterator[tuple[str, bool]]:
+    """The text of all tokens together, cut where tokens that are learned begin or end: a part that is decoded by
+    itself may be another text, as many tokenizers leave out the first space."""
+    ids, begin = tokens.tolist(), 0
+    text = cache.tokenizer.decode(ids)
+    cuts = [0, *(np.flatnonzero(learned[1:] != learned[:-1]) + 1).tolist(), len(ids)]
+    for start, end in pairwise(cuts):
+        # a character whose bytes are on both sides is shown with the latter
+        until = _alike(cache.tokenizer.decode(ids[:end]), text) if end < len(ids) else len(text)
+        if until > begin:
+            yield text[begin:until], bool(learned[start])
+            begin = until
+
+
+def _alike(one: str, other: str) -> int:
+    """How many characters both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def _where(cache: Cache, place: SourceSpan) -> str:
+    section = place.section
+    return place_of(cache, "train", section.source, section.unit, place.file, place.index)

@@ -1,0 +1,191 @@
+"""What is suspicious about the data, found before the first step: nothing to learn, unknown tokens, text that is cut
+off, duplicates. (Ids that the tokenizer does not have are refused when they are read.)"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from trainkit.data.batches.dataset import counts_of
+from trainkit.data.batches.evaluation_set import validation_sources
+from trainkit.data.cache.build import Cache
+from trainkit.data.cache.shards import LEARNED
+from trainkit.data.cache.stream import Stream
+from trainkit.recipe import Recipe
+
+#: Shares above which a person should know.
+UNKNOWN, CUT_OFF, DUPLICATES, SHARED = 0.001, 0.05, 0.01, 0.001
+#: Share of learned tokens below which a person should know.
+LITTLE = 0.01
+#: Documents whose hashes are compared at most; of more, those are taken whose hashes begin with enough zeros.
+_COMPARED = 1 << 22
+
+
+@dataclass(frozen=True)
+class DataProblem:
+    """An error means that training would learn nothing or break; `message` has counts and an example."""
+
+    level: Literal["error", "warning", "info"]
+    message: str
+
+
+def find_problems(cache: Cache, recipe: Recipe) -> list[DataProblem]:
+    """All that is suspicious about what is in the cache so far; errors first."""
+    found = [*_left_out(cache), *_learned(cache), *_unknown(cache)]
+    if cache.train.complete:
+        found += [*_cut_off(cache, recipe), *_duplicates(cache)]
+    order = ("error", "warning", "info")
+    return sorted(found, key=lambda finding: order.index(finding.level))
+
+
+def place_of(cache: Cache, set_name: str, source: int, unit: int, file: int, index: int) -> str:
+    """Where a document is, as a person would look for it: the file, with its line or row where it has several."""
+    its_file = cache.units[set_name][source][unit].files[file]
+    path = its_file.path.removeprefix(os.path.join(os.getcwd(), ""))
+    match its_file.kind:
+        case "jsonl":
+            return f"{path}:{index + 1}"
+        case "text" | "python":
+            return path
+        case _:
+            return f"{path}:row {index}"
+
+
+def _left_out(cache: Cache) -> Iterator[DataProblem]:
+    left_out = cache.left_out
+    there = [stream for _, stream in _streams(cache)]
+    documents = sum(stream.documents for stream in there) + left_out.refused
+    size = sum(stream.bytes for stream in there) + sum(reason.bytes for reason in left_out.reasons)
+    for reason in left_out.reasons:
+        number, of = reason.documents, f"{reason.documents / documents:.1%} of all"
+        if reason.bytes:
+            of += f", {reason.bytes / size:.1%} of the bytes"
+        told = f"1 document ({of}) was" if number == 1 else f"{number:,} documents ({of}) were"
+        example = f"{reason.where}" if number == 1 else f"such as {reason.where}"
+        why = next((why for where, why in left_out.examples if where == reason.where), reason.why)
+        yield DataProblem("warning", f"{told} skipped, which cannot be read: {example}: {why}")
+    if number := left_out.filtered:
+        told = "1 document is" if number == 1 else f"{number:,} documents are"
+        yield DataProblem("info", f"{told} shorter or longer than asked for and left out")
+    if number := left_out.empty:
+        told = "1 document has no text and was" if number == 1 else f"{number:,} documents have no text and were"
+        yield DataProblem("info", f"{told} left out")
+
+
+def _learned(cache: Cache) -> Iterator[DataProblem]:
+    for name, stream in _streams(cache):
+        learned = sum(section.shard.learned for section in stream.sections)
+        if not stream.tokens or learned >= LITTLE * stream.tokens:
+            continue
+        level: Literal["error", "warning"] = "warning" if learned else "error"
+        told = f"only {learned:,}" if learned else "none"
+        masked = f"of {stream.tokens:,} tokens {told} are learned: the others are masked"
+        yield DataProblem(level, f"{name}: {masked}; {_beginning(cache, stream)}")
+
+
+def _unknown(cache: Cache) -> Iterator[DataProblem]:
+    if cache.tokenizer.unknown is None or _are_pixels(cache):
+        return
+    for name, stream in _streams(cache):
+        unknown = sum(section.shard.unknown for section in stream.sections)
+        if unknown <= UNKNOWN * stream.tokens:
+            continue
+        number = next(i for i, section in enumerate(stream.sections) if section.shard.unknown)
+        tokens = stream.arrays(number).tokens
+        here = int(np.flatnonzero(tokens == cache.tokenizer.unknown)[0])
+        around = cache.tokenizer.decode(tokens[max(0, here - 8) : here + 8].tolist())
+        share = unknown / stream.tokens
+        yield DataProblem(
+            "warning",
+            f"{name}: {unknown:,} of {stream.tokens:,} tokens ({share:.1%}) are unknown to the tokenizer,"
+            f" as in {around!r}",
+        )
+
+
+def _cut_off(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
+    sources = [recipe.data.train[0], *validation_sources(recipe)]
+    for (name, stream), source in zip(_streams(cache), sources, strict=True):
+        counts = counts_of(stream, source, recipe.data, cache.directory) if stream.complete else None
+        if counts is None or not counts.lost:
+            continue
+        share = counts.lost / max(1, counts.targets)
+        what = [f"{n:,} {how}" for n, how in ((counts.truncated, "cut off"), (counts.dropped, "dropped")) if n]
+        yield DataProblem(
+            "warning" if share > CUT_OFF else "info",
+            f"{name}: of {counts.documents:,} documents {' and '.join(what) or 'the ends of some are left out'};"
+            f" {counts.lost:,} of {counts.targets:,} targets ({share:.1%}) are lost",
+        )
+
+
+def _duplicates(cache: Cache) -> Iterator[DataProblem]:
+    shift = max(0, cache.train.documents.bit_length() - _COMPARED.bit_length())
+    hashes = _hashes(cache.train, shift)
+    if not len(hashes):
+        return
+    values, counts = np.unique(hashes, return_counts=True)
+    repeated = int((counts - 1).sum())
+    if repeated > DUPLICATES * len(hashes):
+        example = values[np.argmax(counts)]
+        places = _places_of(cache, cache.train, example)
+        yield DataProblem(
+            "warning",
+            f"train: {repeated:,} of {len(hashes):,} documents ({repeated / len(hashes):.1%}) are there already,"
+            f" such as {' and '.join(places)}",
+        )
+    if copies := cache.copies:
+        told = f"{copies:,} document{'s are exact copies' if copies > 1 else ' is an exact copy'}"
+        was = "were" if copies > 1 else "was"
+        yield DataProblem("info", f"held-out: {told} of training documents and {was} left out of what is evaluated")
+    for name, stream in cache.validation.items():
+        if not stream.complete:
+            continue
+        theirs = _hashes(stream, shift)
+        shared = np.isin(theirs, values)
+        if shared.sum() > SHARED * len(theirs):
+            (place, *_) = _places_of(cache, stream, theirs[shared][0], name)
+            yield DataProblem(
+                "warning",
+                f"{name}: {int(shared.sum()):,} of {len(theirs):,} documents are in the training data too,"
+                f" such as {place}",
+            )
+
+
+def _hashes(stream: Stream, shift: int) -> np.ndarray:
+    """Those of the documents that begin with `shift` zeros: which ones hangs on the hash alone."""
+    found = [np.zeros(0, np.uint64)]
+    for number, section in enumerate(stream.sections):
+        hashes = stream.arrays(number).documents["hash"][: section.entries]
+        found.append(hashes[hashes >> np.uint64(64 - shift) == 0] if shift else hashes)
+    return np.concatenate(found)
+
+
+def _places_of(cache: Cache, stream: Stream, value: np.uint64, name: str = "train") -> list[str]:
+    """The first two documents with this hash."""
+    places: list[str] = []
+    for number, section in enumerate(stream.sections):
+        documents = stream.arrays(number).documents[: section.entries]
+        for at in np.flatnonzero(documents["hash"] == value).tolist():
+            file, index = int(documents["file"][at]), int(documents["index"][at])
+            places.append(place_of(cache, name, section.source, section.unit, file, index))
+            if len(places) == 2:
+                return places
+    return places
+
+
+def _are_pixels(cache: Cache) -> bool:
+    return cache.train.dtype.itemsize == 1
+
+
+def _streams(cache: Cache) -> list[tuple[str, Stream]]:
+    return [("train", cache.train), *cache.validation.items()]
+
+
+def _beginning(cache: Cache, stream: Stream) -> str:
+    arrays = stream.arrays(0)
+    end = min(int(arrays.ends[0]) if len(arrays.ends) else 64, 64)
+    learned = "" if arrays.marks is None else f" (learned: {int((arrays.marks[:end] & LEARNED).sum())} of {end})"
+    return f"the first document begins {cache.tokenizer.decode(arrays.tokens[:end].tolist())!r}{learned}"

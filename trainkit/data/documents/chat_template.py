@@ -1,0 +1,274 @@
+"""Chat templates: found beside the tokenizer or in the recipe, compiled once, run in Jinja's sandbox.
+
+They are those of Hugging Face's tokenizers, with all that `apply_chat_template` of transformers gives them, its block
+`{% generation %}…{% endgeneration %}` too. They come with a model from anywhere, hence the sandbox.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from trainkit.data.json_files import read_object
+from trainkit.data.problems import NO_TEXT
+from trainkit.errors import TrainkitError
+from trainkit.recipe.sections.document import Chat
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from jinja2 import Template as Jinja
+    from jinja2.nodes import Template as Tree
+
+#: What templates are told the time is. A clock would make a text another one every day, and a cache that is made on
+#: two days would differ from itself. (It is the date that Llama 3.1's template writes where it has no clock.)
+_NOW = datetime(2024, 7, 26)
+#: Around what `{% generation %}` encloses: halves of surrogate pairs, which no text holds.
+BEGIN, END = "\udc00", "\udc01"
+#: What a template may take for granted that the tokenizer has.
+_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+EXAMPLE = """\
+{% for m in messages %}
+{{ "### " + m.role + "\\n" }}
+{%- if m.role == "assistant" %}
+{% generation %}{{ m.content + "<|endoftext|>" }}{% endgeneration %}
+{% else %}
+{{- m.content }}
+{%- endif %}
+{{ "\\n\\n" }}
+{%- endfor %}
+{% if add_generation_prompt %}{{ "### assistant\\n" }}{% endif %}
+"""
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """What writes conversations; plain strings, so that it can be sent to other processes and be hashed."""
+
+    text: str
+    """Jinja."""
+    origin: str
+    """Where it comes from, as errors name it."""
+    special_tokens: tuple[tuple[str, str], ...] = ()
+    """What it may write, such as `("eos_token", "</s>")`, sorted."""
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    plain: Jinja
+    marked: Jinja | None
+    """The same with `BEGIN` and `END` around what generation blocks enclose; None where it has none."""
+    uses: frozenset[str]
+    """The names that it does not set itself."""
+    needs: frozenset[str]
+    """Those of them that it does not ask for first."""
+
+
+def resolve_template(document: Chat, tokenizer_path: Path) -> ChatTemplate:
+    """The recipe's template; where it has none, that beside the `tokenizer.json`, with the tokenizer's special tokens.
+
+    Raises:
+        TrainkitError: there is none, it cannot be read, it is no Jinja, it does not use `messages`, or it writes a
+            special token that the tokenizer's files do not name.
+    """
+    config = read_object(tokenizer_path.with_name("tokenizer_config.json"), missing_ok=True)
+    map_path = tokenizer_path.with_name("special_tokens_map.json")
+    named = [
+        (key, value["content"] if isinstance(value, dict) and "content" in value else value)
+        for file in (read_object(map_path, missing_ok=True), config)
+        for key, value in file.items()
+        if key.endswith("_token")
+    ]
+    tokens = {key: token for key, token in named if isinstance(token, str)}
+    text, origin = _find(document, tokenizer_path, config)
+    template = ChatTemplate(text, origin, tuple(sorted(tokens.items())))
+    _check(template, {key for key, _ in named}, map_path)
+    return template
+
+
+def render(
+    template: ChatTemplate,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    add_generation_prompt: bool = False,
+    values: Mapping[str, Any] | None = None,
+) -> str:
+    """A conversation as the template writes it; `values` are what else it may use, such as `tools`.
+
+    Raises:
+        TrainkitError: the template refuses the conversation, fails on it, or writes what is no text.
+    """
+    plain = _compile(template.text).plain
+    text = _run(plain, template, messages, values, add_generation_prompt=add_generation_prompt)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TrainkitError(f"the conversation {NO_TEXT}") from error
+    return text
+
+
+def has_generation_blocks(template: ChatTemplate) -> bool:
+    """Whether the template says itself what is generated."""
+    return _compile(template.text).marked is not None
+
+
+def render_marked(
+    template: ChatTemplate, messages: Sequence[Mapping[str, Any]], *, values: Mapping[str, Any] | None = None
+) -> str:
+    """The same as `render` with `BEGIN` and `END` around what generation blocks enclose. Raises TrainkitError."""
+    marked = _compile(template.text).marked
+    assert marked is not None
+    return _run(marked, template, messages, values, add_generation_prompt=False)
+
+
+def _run(
+    jinja: Jinja,
+    template: ChatTemplate,
+    messages: Sequence[Mapping[str, Any]],
+    values: Mapping[str, Any] | None,
+    *,
+    add_generation_prompt: bool,
+) -> str:
+    # a column called "range" must not hide Jinja's own; tools and documents are always there in transformers
+    others = {key: value for key, value in (values or {}).items() if key not in jinja.globals}
+    variables: dict[str, Any] = {"tools": None, "documents": None} | others | dict(template.special_tokens)
+    try:
+        return jinja.render(variables | {"messages": messages, "add_generation_prompt": add_generation_prompt})
+    # a template is a program, and raises what Python raises for what it does with the messages
+    except Exception as error:
+        reason = str(error) or type(error).__name__
+        raise TrainkitError(
+            f"the chat template cannot write it: {reason}", hint=f"the template is {template.origin}"
+        ) from error
+
+
+@lru_cache(maxsize=16)
+def _compile(text: str) -> _Compiled:
+    """Raises jinja2.TemplateSyntaxError."""
+    from jinja2 import meta, nodes
+
+    environment = _environment("", "")
+    tree = environment.parse(text)
+    # its own tag is the environment's only extension that is called when a template runs
+    encloses = tree.find(nodes.ExtensionAttribute) is not None
+    uses = frozenset(meta.find_undeclared_variables(tree))
+    return _Compiled(
+        environment.from_string(text),
+        _environment(BEGIN, END).from_string(text) if encloses else None,
+        uses,
+        uses - _guarded(tree),
+    )
+
+
+def _guarded(tree: Tree) -> set[str]:
+    """The names that a template asks for before it uses them: in a condition, or with a default."""
+    from jinja2 import nodes
+
+    asked: list[nodes.Node] = [node.test for node in tree.find_all(nodes.If)]
+    asked += [node.test for node in tree.find_all(nodes.CondExpr)]
+    asked += [node.node for node in tree.find_all(nodes.Filter) if node.name in ("default", "d") and node.node]
+    names = (name for node in asked for name in (node, *node.find_all(nodes.Name)))
+    return {name.name for name in names if isinstance(name, nodes.Name)}
+
+
+@cache
+def _environment(begin: str, end: str) -> Environment:
+    """What templates expect of transformers; `begin` and `end` are written around what generation blocks enclose."""
+    from jinja2 import TemplateError, nodes
+    from jinja2.ext import Extension
+    from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        tags = {"generation"}  # noqa: RUF012 (declared so by Jinja)
+
+        def parse(self, parser: Parser) -> nodes.Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.CallBlock(self.call_method("enclose"), [], [], body).set_lineno(line)
+
+        def enclose(self, caller: Callable[[], str]) -> str:
+            return begin + caller() + end
+
+    def raise_exception(message: str) -> NoReturn:
+        raise TemplateError(message)
+
+    def tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = _NOW.strftime
+    return environment
+
+
+def _find(document: Chat, tokenizer_path: Path, config: Mapping[str, Any]) -> tuple[str, str]:
+    """(Jinja, where it is from)."""
+    if document.template_path is not None:
+        path = Path(document.template_path).expanduser()
+        return _read(path, "document.template is Jinja, with {{ or {% in it, or the path of a file"), str(path)
+    if document.template is not None:
+        return document.template, "document.template"
+    beside = tokenizer_path.with_name("chat_template.jinja")
+    if beside.is_file():
+        return _read(beside, ""), str(beside)
+    origin = f"{tokenizer_path.with_name('tokenizer_config.json')}:chat_template"
+    found = config.get("chat_template")
+    if isinstance(found, list):
+        by_name = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
+        found = by_name.get("default")
+        if found is None:
+            raise TrainkitError(
+                f"there are several chat templates, and none is named 'default': {', '.join(map(str, by_name))}",
+                where=origin,
+                hint="copy the right one into a file, and name that: document.template",
+            )
+    if isinstance(found, str):
+        return found, origin
+    raise TrainkitError(
+        "there is no chat template: document.template is not given, and beside the tokenizer there is neither a"
+        " chat_template.jinja nor a 'chat_template' in tokenizer_config.json",
+        where=str(tokenizer_path),
+        hint=f'write one into a file, and name that (document.template = "chat.jinja"); such as:\n{EXAMPLE}',
+    )
+
+
+def _check(template: ChatTemplate, named: set[str], map_path: Path) -> None:
+    from jinja2 import TemplateSyntaxError
+
+    try:
+        compiled = _compile(template.text)
+    except TemplateSyntaxError as error:
+        raise TrainkitError(
+            f"the chat template is no Jinja: {error.message}", where=f"{template.origin}:{error.lineno}"
+        ) from error
+    if "messages" not in compiled.uses:
+        raise TrainkitError(
+            "the chat template does not use 'messages', the list of a conversation's messages",
+            where=template.origin,
+            hint=f"such as:\n{EXAMPLE}",
+        )
+    # Jinja writes nothing for a name that it does not know, and a model that sees no end never learns to stop
+    for token in _TOKENS:
+        if token in compiled.needs and token not in named:
+            raise TrainkitError(
+                f"the chat template writes {token}, but the tokenizer's files do not say which it is",
+                where=template.origin,
+                hint=f'name it in {map_path}: {{"{token}": "…"}} (null where there is none),'
+                " or write it out in a template of your own",
+            )
+
+
+def _read(path: Path, hint: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise TrainkitError(f"cannot read the chat template: {reason}", where=str(path), hint=hint) from error

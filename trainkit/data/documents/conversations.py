@@ -1,0 +1,279 @@
+"""Conversations as text: written with a chat template, and learned where the assistant speaks.
+
+What is learned goes by the template's own blocks `{% generation %}…{% endgeneration %}`; where it has none, by what
+each turn of the assistant adds to the text before it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from trainkit.data.documents.chat_template import BEGIN, END, ChatTemplate, has_generation_blocks, render, render_marked
+from trainkit.data.documents.pieces import Characters, Piece, learned_in_part
+from trainkit.data.problems import Problem, called, listed, missing
+from trainkit.errors import TrainkitError
+from trainkit.recipe.sections.document import Chat
+
+Message = dict[str, Any]
+
+#: Roles as ShareGPT and its like name them.
+_ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "system": "system",
+    "tool": "tool",
+}
+
+
+def make_chat(
+    document: Chat, template: ChatTemplate, row: Mapping[str, Any], index: int, *, columns: bool = False
+) -> list[Piece] | Problem:
+    """A row's conversation as the template writes it, with where in it what is learned begins and ends.
+
+    Messages are `{"role": …, "content": …}` or ShareGPT's `{"from": …, "value": …}`. The template is given all that a
+    message holds (but what is null: tables store that for what is not there), and all other keys of the row; `tools`
+    may be JSON in a string. What the template writes to end the assistant's turn is learned with it. A message may say
+    `"train": false` or `"weight": 0`: it is not learned, and the template is not given either. With `columns` nulls are
+    taken out of objects however deep, as tables store one for each key that another row's object has.
+    """
+    try:
+        row = _as_stored(row, document.key) if columns else row
+        messages, values = _messages(row, document.key), _values(row, document.key)
+        trained = [_takes_part(message, f"{document.key}[{k}]") for k, message in enumerate(messages)]
+        turns = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
+        if not turns and document.learn != "all":
+            roles = listed(dict.fromkeys(message["role"] for message in messages))
+            raise TrainkitError(
+                f"'{document.key}' has no turn of the assistant, so nothing to learn; roles found: {roles}",
+                hint='the assistant\'s turns have the role "assistant"; to learn the whole text: learn = "all"',
+            )
+        wanted = _wanted(document, messages, trained, turns)
+        messages, text = _as_taken(template, messages, values)
+        if document.learn == "all":
+            learned = [(0, len(text))]
+        elif has_generation_blocks(template):
+            learned = _enclosed(template, messages, values, text)
+            if wanted != turns:
+                ends = {
+                    k: _blocks_before(template, messages[:after], values) for k, after in pairwise(turns) if k in wanted
+                }
+                learned = [
+                    block
+                    for k in wanted
+                    for block in learned[_blocks_before(template, messages[:k], values) : ends.get(k)]
+                ]
+        else:
+            learned = _added(document, template, messages, values, wanted, text)
+        if not any(start < end for start, end in learned):
+            raise TrainkitError(
+                "the template writes nothing that is to be learned", hint=f"the template is {template.origin}"
+            )
+    except TrainkitError as error:
+        return error.problem, error.hint
+    return [learned_in_part(index, text, learned)]
+
+
+def _takes_part(message: Message, where: str) -> bool | None:
+    """What a message says of whether it is learned, None where nothing; takes `train` and `weight` out of it."""
+    said = {key: message.pop(key) for key in ("train", "weight") if key in message}
+    for key, value in said.items():
+        if value not in ((False, True) if key == "train" else (0, 1)):
+            allowed = "true or false" if key == "train" else "0 or 1"
+            raise TrainkitError(f"the {key} of {where} is {value!r}; it may be {allowed}")
+    answers = {bool(value) for value in said.values()}
+    if len(answers) > 1:
+        raise TrainkitError(f"{where} says both train = {said['train']} and weight = {said['weight']}")
+    return answers.pop() if answers else None
+
+
+def _wanted(
+    document: Chat, messages: Sequence[Message], trained: Sequence[bool | None], turns: Sequence[int]
+) -> list[int]:
+    """Which of the assistant's turns are learned."""
+    for k, (message, train) in enumerate(zip(messages, trained, strict=True)):
+        where = f"{document.key}[{k}]"
+        if train and message["role"] != "assistant" and document.learn != "all":
+            raise TrainkitError(
+                f"{where} is to be learned, but it is of the role '{message['role']}'",
+                hint='only turns of the assistant can be; to learn the whole text: learn = "all"',
+            )
+        if train is False and document.learn == "all":
+            raise TrainkitError(
+                f'{where} is not to be learned, but document.learn = "all" learns the whole text',
+                hint='learn = "assistant" learns the turns that may be',
+            )
+    wanted = [k for k in (turns[-1:] if document.learn == "last" else turns) if trained[k] is not False]
+    if not wanted and turns and document.learn != "all":
+        raise TrainkitError(
+            f"'{document.key}' has nothing to learn: train = false or weight = 0 on each turn of the assistant"
+            + (" that counts, the last one" if document.learn == "last" else "")
+        )
+    return wanted
+
+
+def _messages(row: Mapping[str, Any], key: str) -> list[Message]:
+    if key not in row:
+        problem, hint = missing(key, row, "document.key", usual=("messages", "conversations", "conversation", "chat"))
+        raise TrainkitError(problem, hint=hint)
+    found = row[key]
+    if not isinstance(found, list | tuple):
+        raise TrainkitError(f"'{key}' is {called(found)}, not a list of messages", hint=_LOOKS)
+    if not found:
+        raise TrainkitError(f"'{key}' is empty", hint=_LOOKS)
+    return [_message(message, f"{key}[{k}]") for k, message in enumerate(found)]
+
+
+_LOOKS = 'conversations look like [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]'
+
+
+def _message(found: Any, where: str) -> Message:
+    """A message with a role; its content is text or a list of parts, or is not there because it calls a tool."""
+    if not isinstance(found, Mapping):
+        raise TrainkitError(f"{where} is {called(found)}, not an object", hint=_LOOKS)
+    message = _without_nulls(found)
+    if "role" not in message and isinstance(name := message.pop("from", None), str):
+        if name not in _ROLES:
+            raise TrainkitError(f"{where} is from '{name}'; known are {', '.join(_ROLES)}", hint=_LOOKS)
+        message = {"role": _ROLES[name], "content": message.pop("value", None), **message}
+    for key in ("role", "content"):
+        value = message.get(key)
+        if value is None and key == "content" and "tool_calls" in message:
+            if key in found:
+                message[key] = None
+        elif value is None:
+            raise TrainkitError(f"{where} has no {key}; keys found: {listed(found)}", hint=_LOOKS)
+        elif key == "content" and isinstance(value, list | tuple):
+            message[key] = [_without_nulls(part) if isinstance(part, Mapping) else part for part in value]
+        elif not isinstance(value, str):
+            raise TrainkitError(f"the {key} of {where} is {called(value)}, not a string", hint=_LOOKS)
+    return message
+
+
+def _as_stored(row: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """A table's row without the nulls that stand for what is absent from objects in it. Those of the messages
+    themselves are left to `_message`."""
+    found = row.get(key)
+    given = {name: _without_absent(value) for name, value in row.items()}
+    if isinstance(found, list | tuple) and all(isinstance(message, Mapping) for message in found):
+        given[key] = [{name: _without_absent(value) for name, value in message.items()} for message in found]
+    return given
+
+
+def _without_absent(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_absent(each) for key, each in value.items() if each is not None}
+    return [_without_absent(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _without_nulls(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _values(row: Mapping[str, Any], key: str) -> dict[str, Any]:
+    values = {name: value for name, value in row.items() if name != key}
+    if isinstance(tools := values.get("tools"), str):
+        try:
+            values["tools"] = json.loads(tools) if tools.strip() else None
+        except ValueError as error:
+            raise TrainkitError(f"'tools' is a string that is no JSON: {error}") from error
+    return values
+
+
+def _as_taken(template: ChatTemplate, messages: list[Message], values: Mapping[str, Any]) -> tuple[list[Message], str]:
+    """The messages and their text. Where the template takes no lists of parts, parts that are all text are joined."""
+    lists = [message["content"] for message in messages if isinstance(message.get("content"), list)]
+    try:
+        text = render(template, messages, values=values)
+        if not any(str(parts) in text for parts in lists):
+            return messages, text
+        failed = TrainkitError(
+            "the chat template takes no content in parts: it writes the list as Python would",
+            hint=f"the template is {template.origin}",
+        )
+    except TrainkitError as error:
+        failed = error
+    if not lists or not all(isinstance(part, dict) and part.get("type") == "text" for each in lists for part in each):
+        raise failed
+    joined = [
+        {**message, "content": "".join(str(part.get("text", "")) for part in message["content"])}
+        if isinstance(message.get("content"), list)
+        else message
+        for message in messages
+    ]
+    return joined, render(template, joined, values=values)
+
+
+def _enclosed(
+    template: ChatTemplate, messages: list[Message], values: Mapping[str, Any], text: str
+) -> list[Characters]:
+    """What the template's generation blocks enclose, outermost ones; also those that enclose nothing."""
+    spans: list[Characters] = []
+    marked = render_marked(template, messages, values=values)
+    position = begin = depth = 0
+    for part in re.split(f"([{BEGIN}{END}])", marked):
+        if part == BEGIN:
+            begin = begin if depth else position
+            depth += 1
+        elif part == END:
+            depth -= 1
+            if depth == 0:
+                spans.append((begin, position))
+        else:
+            position += len(part)
+    if depth or marked.replace(BEGIN, "").replace(END, "") != text:
+        raise TrainkitError(
+            "the chat template changes its text behind a {% generation %} block (such as by a trim), so where the block"
+            " is in the text cannot be told",
+            hint=f"change it inside of the block; the template is {template.origin}",
+        )
+    return spans
+
+
+def _blocks_before(template: ChatTemplate, messages: list[Message], values: Mapping[str, Any]) -> int:
+    """How many generation blocks the text of these messages has: which these are does not change with what follows,
+    though their text may."""
+    if not messages:
+        return 0
+    return len(_enclosed(template, messages, values, render(template, messages, values=values)))
+
+
+def _added(
+    document: Chat,
+    template: ChatTemplate,
+    messages: list[Message],
+    values: Mapping[str, Any],
+    turns: Sequence[int],
+    text: str,
+) -> list[Characters]:
+    """What each of these turns adds to the text before it, the words that ask for an answer included in the latter."""
+
+    def write(count: int, *, prompt: bool) -> str:
+        return render(template, messages[:count], add_generation_prompt=prompt, values=values)
+
+    spans: list[Characters] = []
+    for k in turns:
+        before = write(k, prompt=True)
+        upto = text if k + 1 == len(messages) else write(k + 1, prompt=False)
+        if not upto.startswith(before):
+            raise _unclear(document, f"{document.key}[{k}] does not go on from the text that asks for it")
+        if not text.startswith(upto):
+            raise _unclear(document, f"the text up to {document.key}[{k}] is another one when more turns follow")
+        spans.append((len(before), len(upto)))
+    return spans
+
+
+def _unclear(document: Chat, found: str) -> TrainkitError:
+    ways = ['learn = "all"']
+    if document.learn == "assistant":
+        ways.insert(0, 'learn = "last" (the last turn only)')
+    return TrainkitError(
+        f"what is learned cannot be told, as the chat template has no {{% generation %}} blocks, and {found}",
+        hint="use a template with {% generation %} … {% endgeneration %} around what the assistant says,"
+        f" or {' or '.join(ways)}",
+    )

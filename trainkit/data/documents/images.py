@@ -1,0 +1,107 @@
+"""Images as pieces: decoded, upright, cut to one size, as bytes in rows of RGB."""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainkit.data.documents.labelled import find_label
+from trainkit.data.documents.pieces import Piece
+from trainkit.data.problems import Problem, called, missing
+from trainkit.recipe.sections.document import Image
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as Picture
+
+
+def make_image(document: Image, row: Mapping[str, Any], index: int, base: str) -> list[Piece] | Problem:
+    """The pixels of a row's image, uint8 (height × width × 3,), with its label.
+
+    The image is scaled so that it covers `document.size`, and cut to it at the centre (bicubic, area-aware where it
+    shrinks). It is turned as its EXIF data say; what is transparent is over white; of an animation it is the first
+    frame; 16 bits of grey become 8.
+
+    Args:
+        row: its image is bytes, a path, or `{"bytes": …, "path": …}`, of which either may be null.
+        base: the directory from which relative paths count.
+    """
+    if document.image not in row:
+        return missing(document.image, row, "document.image", usual=("image", "img", "picture", "path", "file_name"))
+    label = -1 if not document.label else find_label(document.label, document.classes, row)
+    if isinstance(label, tuple):
+        return label
+    found = _content(document.image, row[document.image], base)
+    if isinstance(found[0], str):
+        return found
+    content, name = found
+    pixels = _pixels(content, document.size)
+    if isinstance(pixels, str):
+        return f"{name} {pixels}", ""
+    return [Piece(index=index, ids=pixels.reshape(-1), label=label)]
+
+
+def _content(key: str, value: Any, base: str) -> tuple[bytes, str] | Problem:
+    """(the bytes of an image's file, what to call it)."""
+    path = None
+    if isinstance(value, Mapping):
+        path, value = value.get("path"), value.get("bytes")
+        if value is None:
+            value = path
+    if isinstance(value, bytes):
+        return value, f"the image {path}" if path else f"the image in '{key}'"
+    if not isinstance(value, str):
+        return (
+            f"'{key}' is {called(value)}, not an image",
+            'images are bytes, a path, or {"bytes": …, "path": …} as Hugging Face datasets stores them',
+        )
+    path = os.path.join(base, value)
+    try:
+        with open(path, "rb") as file:
+            return file.read(), f"the image {path}"
+    # a path from a row may also hold what no path can, such as a null character
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        return f"cannot read the image {path}: {reason}", f"relative paths count from {base}"
+
+
+def _pixels(content: bytes, size: tuple[int, int]) -> np.ndarray | str:
+    """(height, width, 3), uint8; else what is wrong with the image."""
+    from PIL import Image as images
+    from PIL import ImageOps
+
+    height, width = size
+    try:
+        with warnings.catch_warnings():
+            # Of damaged metadata PIL only warns, once for every image; of what is too large it warns up to twice the
+            # size at which it raises.
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("error", images.DecompressionBombWarning)
+            with images.open(io.BytesIO(content)) as image:
+                upright = _rgb(ImageOps.exif_transpose(image))
+                fitted = ImageOps.fit(upright, (width, height), images.Resampling.BICUBIC)
+        return np.asarray(fitted, np.uint8)
+    except images.UnidentifiedImageError:
+        return "is of no format that PIL knows"
+    # each of PIL's decoders raises what it likes for content that is damaged: SyntaxError, struct.error, EOFError …
+    except Exception as error:
+        return f"cannot be decoded: {str(error) or type(error).__name__}"
+
+
+def _rgb(image: Picture) -> Picture:
+    """In 8 bits of RGB. Raises ValueError where nothing says which values are black and white."""
+    from PIL import Image as images
+
+    if image.mode.startswith("I;16"):
+        # PIL's own conversion takes everything above 255 for white
+        return images.fromarray((np.asarray(image).astype(np.uint32) // 257).astype(np.uint8)).convert("RGB")
+    if image.mode in ("I", "F"):
+        raise ValueError("its pixels have 32 bits, and nothing says which value is white; save it with 8 or 16 bits")
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        return images.alpha_composite(images.new("RGBA", image.size, "white"), image).convert("RGB")
+    return image.convert("RGB")

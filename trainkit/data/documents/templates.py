@@ -1,0 +1,292 @@
+"""From a row of a source to a document: a text, a template, a prompt with its response; the other forms have files of
+their own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any
+
+from trainkit.data.documents.pieces import Piece, Refused, learned_in_part, text_pieces
+from trainkit.data.problems import NO_TEXT, Problem, called, missing
+from trainkit.errors import TrainkitError
+from trainkit.recipe.sections.document import Chat, Document, Image, Labelled, Prompt, Template
+from trainkit.recipe.sections.source import HuggingFace
+
+if TYPE_CHECKING:
+    from trainkit.data.documents.chat_template import ChatTemplate
+
+_PARTS = re.compile(r"(\{\{|\}\})|\{([^{}]+)\}|([{}])")
+#: What begins the name of a key in braces that does not write it: what follows is written where the row has a value for
+#: it, or where it has none, up to where that ends.
+_IF, _UNLESS, _END = "?", "!", "/"
+#: How documents that are learned in part become tokens. Change it when the same rows would give other tokens, or
+#: learn other ones, so that no cache made before is taken for it.
+_LEARNED_IN_PART = "tokenised as a whole"
+#: What a key that holds text is called in many sets.
+_USUAL = ("text", "content", "body")
+
+
+@dataclass(frozen=True)
+class RowReading:
+    """How the files of a source are read, beside what their kind says."""
+
+    keys: tuple[str, ...] = ()
+    """Of a row's texts, where it has no `document`; of an array in a table, the column's."""
+    document: Document | None = None
+    shortest: int | None = None
+    """Documents of fewer characters are left out."""
+    longest: int | None = None
+    dtype: str = ""
+    """Of a flat array."""
+    hub: HuggingFace | None = None
+    """The dataset, at the revision that is read."""
+    chat: ChatTemplate | None = None
+    """What conversations are written with; known once the tokenizer is."""
+    end_of_text: int | None = None
+    """The id with which documents end in a flat array; known once the tokenizer is."""
+
+    @cached_property
+    def signature(self) -> list[Any]:
+        """What decides, beside the bytes, which documents they are; JSON can say it."""
+        asked = self.document
+        if isinstance(asked, Chat) and asked.template_path is not None:
+            asked = asked.model_copy(update={"template": None})  # what is in the file counts, and not where it is
+        document = asked and asked.model_dump(mode="json")
+        chat = self.chat and [self.chat.text, self.chat.special_tokens]
+        found = [list(self.keys), document, self.shortest, self.longest, self.dtype, chat, self.end_of_text]
+        return [*found, _LEARNED_IN_PART] if isinstance(asked, Chat | Prompt) else found
+
+    @property
+    def has_special_tokens(self) -> bool:
+        """Whether the names of special tokens in its texts mean these tokens."""
+        return isinstance(self.document, Chat)
+
+
+def check(document: Document | None) -> None:
+    """Raises TrainkitError where a template cannot be understood."""
+    match document:
+        case Template():
+            _check_template("template", document.template, needs_key=True)
+        case Prompt():
+            _check_template("prompt", document.prompt, needs_key=False)
+            _check_template("response", document.response, needs_key=True)
+
+
+def needed_keys(reading: RowReading) -> tuple[str, ...] | None:
+    """The keys of a row that its document is made of, also those that it need not have; None where any may be."""
+    match reading.document:
+        case None:
+            found: Iterable[str] = reading.keys
+        case Template(template=template):
+            found = _keys(template)
+        case Prompt(prompt=prompt, response=response):
+            found = _keys(prompt) + _keys(response)
+        case Labelled(texts=texts, label=label):
+            found = (*texts, label)
+        case Image(image=image, label=label):
+            found = (image, label) if isinstance(label, str) else (image,)
+        case Chat():
+            # templates may use others beside the messages, such as tools
+            return None
+    return tuple(dict.fromkeys(found))
+
+
+def make(
+    reading: RowReading, row: Mapping[str, Any], index: int, base: str = "", *, columns: bool = False
+) -> list[Piece] | Refused:
+    """The document that a row becomes. `base` is the directory that paths in the row count from.
+
+    With `columns` the row is of a format whose objects have all keys of a column, null where an object has none.
+    What is refused has no place yet.
+    """
+    try:
+        pieces = _make(reading, row, index, base, columns)
+    except UnicodeEncodeError:
+        return _surrogates(reading, row)
+    if isinstance(pieces, tuple):
+        return Refused("", *pieces)
+    if pieces and pieces[0].ids is not None:
+        return pieces
+    return refused_length(reading, sum(len(piece.text) for piece in pieces)) or pieces
+
+
+def refused_length(reading: RowReading, characters: int) -> Refused | None:
+    """Why a document of so many characters is left out, if it is."""
+    if reading.shortest is not None and characters < reading.shortest:
+        limit = f"fewer than min_characters = {reading.shortest}"
+    elif reading.longest is not None and characters > reading.longest:
+        limit = f"more than max_characters = {reading.longest}"
+    else:
+        return None
+    return Refused("", f"has {characters} characters, {limit}", filtered=True)
+
+
+def missing_column(reading: RowReading, names: Sequence[str]) -> Refused | None:
+    """That a table lacks a column that all its documents need, if it does."""
+    optional = _optional_keys(reading.document)
+    for key in needed_keys(reading) or ():
+        if key not in names and key not in optional:
+            setting = "document" if reading.document else "text_key"
+            return Refused("", *missing(key, names, setting, usual=() if reading.document else _USUAL))
+    return None
+
+
+def _make(reading: RowReading, row: Mapping[str, Any], index: int, base: str, columns: bool) -> list[Piece] | Problem:
+    match reading.document:
+        case None:
+            return _texts(reading.keys, row, index)
+        case Template(template=template):
+            text = _fill("document.template", template, row)
+            return text if isinstance(text, tuple) else list(text_pieces(index, [text]))
+        case Prompt():
+            return _prompt(reading.document, row, index)
+        case Chat():
+            from trainkit.data.documents.conversations import make_chat
+
+            assert reading.chat is not None, "the chat template is resolved before anything is read"
+            return make_chat(reading.document, reading.chat, row, index, columns=columns)
+        case Labelled():
+            from trainkit.data.documents.labelled import make_labelled
+
+            return make_labelled(reading.document, row, index)
+        case Image():
+            from trainkit.data.documents.images import make_image
+
+            return make_image(reading.document, row, index, base)
+
+
+def _texts(keys: tuple[str, ...], row: Mapping[str, Any], index: int) -> list[Piece] | Problem:
+    texts: list[str] = []
+    for key in keys:
+        if key not in row:
+            return missing(key, row, "text_key", usual=_USUAL)
+        if not isinstance(row[key], str):
+            return f"'{key}' is {called(row[key])}, not a string", "text_key names the key that holds text"
+        texts.append(row[key])
+    return list(text_pieces(index, ["\n\n".join(texts)]))
+
+
+def _prompt(document: Prompt, row: Mapping[str, Any], index: int) -> list[Piece] | Problem:
+    prompt = _fill("document.prompt", document.prompt, row)
+    response = _fill("document.response", document.response, row)
+    if isinstance(prompt, tuple):
+        return prompt
+    if isinstance(response, tuple):
+        return response
+    if not response.strip():
+        return "has an empty response", "there is nothing to learn from it"
+    text = prompt + response
+    return [learned_in_part(index, text, [(len(prompt), len(text))])]
+
+
+def _fill(setting: str, template: str, row: Mapping[str, Any]) -> str | Problem:
+    text, written = [], True
+    for part, is_key in parse(template):
+        if is_key and part[0] in (_IF, _UNLESS, _END):
+            written = part[0] == _END or _has_value(row, part[1:]) is (part[0] == _IF)
+        elif not written:
+            continue
+        elif not is_key:
+            text.append(part)
+        elif part not in row:
+            return missing(part, row, setting)
+        elif isinstance(value := row[part], str):
+            text.append(value)
+        elif isinstance(value, int | float | Decimal) and not isinstance(value, bool):
+            text.append(str(value))
+        else:
+            return f"'{part}' is {called(value)}, neither a string nor a number", ""
+    return "".join(text)
+
+
+def _has_value(row: Mapping[str, Any], key: str) -> bool:
+    """Whether a row has more for a key than null or blanks."""
+    value = row.get(key)
+    return value is not None and not (isinstance(value, str) and not value.strip())
+
+
+@lru_cache
+def parse(template: str) -> tuple[tuple[str, bool], ...]:
+    """A template as (text, False) and (key, True) by turns; of a section, "?key" or "!key" and "/key" are keys too.
+
+    Raises ValueError where a brace is not closed or empty, or a section not closed or within another.
+    """
+    parts: list[tuple[str, bool]] = []
+    section = ""
+    end = 0
+    for found in _PARTS.finditer(template):
+        parts.append((template[end : found.start()], False))
+        end = found.end()
+        doubled, key, stray = found.groups()
+        if stray:
+            raise ValueError(f"the '{stray}' at character {found.start() + 1} belongs to no key in braces")
+        parts.append((doubled[0], False) if doubled else (key, True))
+        if key and key[0] in (_IF, _UNLESS, _END):
+            if (key[0] == _END) != bool(section) or (section and key[1:] != section):
+                wanted = f"{{{_END}{section}}} is missing before it" if section else "it ends nothing"
+                raise ValueError(f"the '{{{key}}}' at character {found.start() + 1} is out of place: {wanted}")
+            section = "" if key[0] == _END else key[1:]
+    if section:
+        raise ValueError(f"the section of '{section}' is not ended by {{{_END}{section}}}")
+    parts.append((template[end:], False))
+    return tuple((text, is_key) for text, is_key in parts if text)
+
+
+def _keys(template: str) -> tuple[str, ...]:
+    """All keys that a template names."""
+    return tuple(part.lstrip(_IF + _UNLESS + _END) for part, is_key in parse(template) if is_key)
+
+
+def _optional_keys(document: Document | None) -> set[str]:
+    """The keys that rows need not have: those that are named in sections of templates only."""
+    optional: set[str] = set()
+    always: set[str] = set()
+    for template in _templates(document):
+        inside = False
+        for part, is_key in parse(template):
+            if is_key and part[0] in (_IF, _UNLESS, _END):
+                inside = part[0] != _END
+                optional.add(part[1:])
+            elif is_key:
+                (optional if inside else always).add(part)
+    return optional - always
+
+
+def _templates(document: Document | None) -> tuple[str, ...]:
+    match document:
+        case Template():
+            return (document.template,)
+        case Prompt():
+            return document.prompt, document.response
+        case _:
+            return ()
+
+
+def _check_template(name: str, template: str, *, needs_key: bool) -> None:
+    try:
+        keys = _keys(template)
+    except ValueError as error:
+        problem = str(error)
+    else:
+        if keys or not needs_key:
+            return
+        problem = "it has no key in braces, so that every document would be the same"
+    raise TrainkitError(
+        f'document.{name} = "{template}": {problem}',
+        where="data.train",
+        hint='write a row\'s keys in braces, and braces twice: "{question} {{…}}"',
+    )
+
+
+def _surrogates(reading: RowReading, row: Mapping[str, Any]) -> Refused:
+    """That a text of the row cannot be written as UTF-8, and which."""
+    for key in needed_keys(reading) or row:
+        try:
+            str(row.get(key, "")).encode()
+        except UnicodeEncodeError:
+            return Refused("", f"'{key}' {NO_TEXT}")
+    return Refused("", NO_TEXT)

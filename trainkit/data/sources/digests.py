@@ -1,0 +1,225 @@
+"""What each source file holds, without reading all of it at every start.
+
+The digest of a file is remembered with its size, times and inode, and trusted while these stay. A file that was changed
+in the very moment in which it was read keeps its times on a coarse clock; so a digest is not trusted, and the file is
+read again, where the file was changed less than `RACY_NS` before (git's racy-git notes). A file that lies elsewhere is
+known by what its store says of it, where that says enough. A directory that holds a dataset is known by its files'
+names and what is in them.
+
+A large file of lines has a digest for every few megabytes, so that its parts can be tokenised side by side, and so that
+lines added at its end leave the other parts as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+from trainkit.data.documents.pieces import Span
+from trainkit.data.jobs import Stop, run
+from trainkit.data.sources.files import chunks, is_remote, open_raw
+from trainkit.data.sources.listing import SourceFile, check_unchanged
+from trainkit.data.sources.read import row_spans
+from trainkit.data.storage import writing
+from trainkit.errors import TrainkitError
+
+#: The coarsest clock of a file system in use ticks every 2 s.
+RACY_NS = 2_000_000_000
+#: Bytes of a span of a file of lines, up to the end of the line.
+SPAN = 8 << 20
+
+
+@dataclass(frozen=True)
+class Content:
+    """What is in a file: a digest of all of it, and the parts that can be read by themselves, if there are several."""
+
+    digest: str
+    spans: tuple[Span, ...] = ()
+
+
+#: By the file's `key`.
+Contents = dict[str, Content]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    stat: tuple[int, ...]
+    identity: str | None
+    content: Content
+    read_at_ns: int
+
+    def holds_for(self, file: SourceFile) -> bool:
+        if self.identity is not None or file.identity is not None:
+            return self.identity == file.identity
+        if is_remote(file.path):
+            return False
+        _, modified, changed, _ = file.stat
+        return self.stat == file.stat and max(modified, changed) + RACY_NS < self.read_at_ns
+
+
+def of_bytes(*parts: bytes) -> str:
+    """A digest of several strings; where one ends and the next begins counts."""
+    hasher = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        hasher.update(len(part).to_bytes(8, "little") + part)
+    return hasher.hexdigest()
+
+
+def of_value(value: object) -> str:
+    """A digest of what JSON can say."""
+    return of_bytes(json.dumps(value, sort_keys=True, ensure_ascii=True).encode())
+
+
+def find(cache: Path, files: Iterable[SourceFile]) -> Contents | None:
+    """What is in the files, or None where one has never been seen: then there is no use in reading the others.
+
+    Writes nothing. Raises TrainkitError where a file cannot be read.
+    """
+    files = tuple(files)
+    known = _load(_memory(cache, files))
+    if any(file.key not in known for file in files):
+        return None
+    return {
+        file.key: entry.content if (entry := known[file.key]).holds_for(file) else _content(file, Stop(), _ignore)
+        for file in files
+    }
+
+
+def compute(
+    cache: Path, files: Iterable[SourceFile], *, workers: int, progress: Callable[[int], None], tick: Callable[[], None]
+) -> Contents:
+    """What is in the files; what had to be computed is remembered below `cache`.
+
+    `progress` is told of the bytes read, from several threads.
+
+    Raises:
+        TrainkitError: a file cannot be read, or is being written; or the cache cannot be written.
+    """
+    files = tuple(files)
+    memory = _memory(cache, files)
+    known = _load(memory)
+    stale = [file for file in files if not ((entry := known.get(file.key)) and entry.holds_for(file))]
+    if stale:
+        now = time.time_ns()
+        found = run([_job(file, progress) for file in stale], workers=workers, tick=tick)
+        known |= {f.key: _Entry(f.stat, f.identity, content, now) for f, content in zip(stale, found, strict=True)}
+        here = {file.key for file in files}
+        _save(memory, {key: known[key] for key in known if key in here or os.path.exists(key.partition(":")[2])})
+    return {file.key: known[file.key].content for file in files}
+
+
+def _job(file: SourceFile, progress: Callable[[int], None]) -> Callable[[Stop], Content]:
+    return lambda stop: _content(file, stop, progress)
+
+
+def _content(file: SourceFile, stop: Stop, progress: Callable[[int], None]) -> Content:
+    if file.identity is not None:
+        return Content(of_value(file.identity), row_spans(file))
+    if file.kind == "huggingface":
+        return _content_of_directory(file, stop, progress)
+    lines = _Lines() if file.kind == "jsonl" and not file.compressed else None
+    hasher = hashlib.blake2b(digest_size=16)
+    _read(file.path, lines.add if lines else hasher.update, stop, progress)
+    check_unchanged(file)
+    if lines:
+        spans = lines.spans()
+        return Content(of_value([span.digest for span in spans]), spans if len(spans) > 1 and file.local else ())
+    return Content(hasher.hexdigest(), row_spans(file))
+
+
+def _content_of_directory(file: SourceFile, stop: Stop, progress: Callable[[int], None]) -> Content:
+    from trainkit.data.sources.formats.hugging_face import files_of
+
+    assert file.reading.hub is not None
+    found = []
+    for name, path in files_of(file.reading.hub):
+        hasher = hashlib.blake2b(digest_size=16)
+        _read(str(path), hasher.update, stop, progress)
+        found.append([name, hasher.hexdigest()])
+    spans = row_spans(file)
+    check_unchanged(file)
+    return Content(of_value(found), spans)
+
+
+def _read(path: str, add: Callable[[bytes], None], stop: Stop, progress: Callable[[int], None]) -> None:
+    """Hand over the bytes of a file, a chunk at a time. Raises TrainkitError."""
+    try:
+        with open_raw(path) as stream:
+            for chunk in chunks(stream):
+                stop.check()
+                add(chunk)
+                progress(len(chunk))
+    except OSError as error:
+        raise TrainkitError(f"cannot read it: {error.strerror or error}", where=path) from error
+
+
+class _Lines:
+    """Cuts a file of lines, as it goes by, after the first line end beyond every `SPAN` bytes."""
+
+    def __init__(self) -> None:
+        self._spans: list[Span] = []
+        self._start = self._size = self._first = self._lines = 0
+        self._hasher = hashlib.blake2b(digest_size=16)
+
+    def add(self, chunk: bytes) -> None:
+        while self._size + len(chunk) >= SPAN:
+            cut = chunk.find(b"\n", max(0, SPAN - self._size - 1)) + 1
+            if not cut:
+                break
+            self._take(chunk[:cut])
+            self._end()
+            chunk = chunk[cut:]
+        self._take(chunk)
+
+    def spans(self) -> tuple[Span, ...]:
+        """Those so far, the last one included."""
+        if self._size:
+            self._end()
+        return tuple(self._spans)
+
+    def _take(self, chunk: bytes) -> None:
+        self._hasher.update(chunk)
+        self._size += len(chunk)
+        self._lines += chunk.count(b"\n")
+
+    def _end(self) -> None:
+        end = self._start + self._size
+        self._spans.append(Span(self._start, end, self._first, self._hasher.hexdigest()))
+        self._start, self._size, self._first = end, 0, self._lines
+        self._hasher = hashlib.blake2b(digest_size=16)
+
+
+def _memory(cache: Path, files: tuple[SourceFile, ...]) -> Path:
+    """One file for each tree of sources, so that adding to a tree does not forget the rest of it."""
+    roots = sorted({file.path.removesuffix(file.name) for file in files})
+    return cache / "digests" / f"{of_value(roots)}.json"
+
+
+def _load(memory: Path) -> dict[str, _Entry]:
+    """What is remembered; nothing where the file is missing or damaged, since everything can be read again."""
+    try:
+        found = json.loads(memory.read_bytes())
+        return {
+            key: _Entry(tuple(stat), identity, Content(digest, tuple(Span(*span) for span in spans)), at)
+            for key, (stat, identity, digest, spans, at) in found.items()
+        }
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _save(memory: Path, entries: dict[str, _Entry]) -> None:
+    table = {
+        key: (e.stat, e.identity, e.content.digest, [astuple(span) for span in e.content.spans], e.read_at_ns)
+        for key, e in entries.items()
+    }
+    with writing(memory) as out:
+        out.write(json.dumps(table).encode())
+
+
+def _ignore(_: int) -> None:
+    pass

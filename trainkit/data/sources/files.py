@@ -1,0 +1,144 @@
+"""Opening what may be compressed, or lie elsewhere."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import io
+import lzma
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from typing import Any, BinaryIO, cast
+
+from trainkit.errors import TrainkitError
+from trainkit.recipe.toml.paths import SCHEME
+
+#: Suffixes of what is decompressed while it is read.
+COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+#: What opening and reading a damaged compressed stream raises. What the disk or the network does wrong is not among it.
+DAMAGED = (EOFError, zlib.error, lzma.LZMAError, OSError)
+
+
+def is_remote(path: str) -> bool:
+    """Whether it is a URL, and none of this machine's files."""
+    return bool(SCHEME.match(path)) and not path.startswith("file://")
+
+
+def suffixes(path: str) -> tuple[str, str]:
+    """The suffix that says what is in a file, and that of its compression or nothing: `.jsonl` and `.gz`."""
+    if path.startswith(("http://", "https://")):
+        path = re.split(r"[?#]", path, maxsplit=1)[0]
+    bare, last = os.path.splitext(path.lower())
+    return (os.path.splitext(bare)[1], last) if last in COMPRESSED else (last, "")
+
+
+@contextlib.contextmanager
+def store_of(url: str, *, listings: bool = True) -> Iterator[tuple[Any, str]]:
+    """The fsspec file system of a URL and the path in it; whatever goes wrong with it becomes a TrainkitError.
+
+    Without `listings` it is another file system object, which remembers no directory that it has listed.
+    """
+    if "::" in url:
+        raise TrainkitError("is a chain of URLs, which is not supported", where=url, hint="name the files themselves")
+    from fsspec.core import url_to_fs
+    from fsspec.registry import known_implementations
+
+    scheme = cast(re.Match[str], SCHEME.match(url))[1]
+    try:
+        yield url_to_fs(url) if listings else url_to_fs(url, use_listings_cache=False)
+    except TrainkitError:
+        raise
+    except ImportError as error:
+        raise TrainkitError(
+            f"{scheme}:// needs a package that is not installed: {error}", where=url, hint="install it beside trainkit"
+        ) from error
+    except FileNotFoundError as error:
+        raise TrainkitError("no such file", where=url) from error
+    # every store has a library of its own, with errors of its own
+    except Exception as error:
+        if scheme not in known_implementations:
+            raise TrainkitError(
+                f"{scheme}:// is no kind of URL that is known",
+                where=url,
+                hint="s3://, gs://, az://, hf:// and https:// are",
+            ) from error
+        raise TrainkitError(f"cannot be read: {type(error).__name__}: {error}", where=url) from error
+
+
+class _Watched(io.RawIOBase):
+    """A file of which a failure to be read, by the disk or the network, is told apart from a damaged content."""
+
+    def __init__(self, file: Any, path: str) -> None:
+        self._file, self._path = file, path
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return bool(self._file.seekable())
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return int(self._file.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            return int(self._file.readinto(buffer))
+        # every store has a library of its own, with errors of its own
+        except Exception as error:
+            raise TrainkitError(f"cannot read it: {error}", where=self._path) from error
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def open_raw(path: str) -> io.BufferedReader:
+    """The bytes of a local file or a URL as they are stored.
+
+    Raises:
+        TrainkitError: it cannot be opened; reading raises it too where the disk or the network fails.
+    """
+    if is_remote(path):
+        with store_of(path) as (store, inside):
+            return io.BufferedReader(_Watched(store.open(inside, "rb"), path), 1 << 18)
+    try:
+        return io.BufferedReader(_Watched(open(path, "rb", buffering=0), path), 1 << 18)
+    except OSError as error:
+        raise TrainkitError(f"cannot read it: {error.strerror or error}", where=path) from error
+
+
+def open_binary(path: str) -> BinaryIO:
+    """The same; what is inside it where its name ends in `.gz`, `.zst`, `.bz2` or `.xz`, also of several members.
+
+    Raises:
+        TrainkitError: as `open_raw`.
+        one of `DAMAGED`: the compressed stream is damaged or cut off; reading raises it too.
+    """
+    raw = open_raw(path)
+    _, compression = suffixes(path)
+    if compression and not raw.peek(1):
+        raise EOFError("it is empty")
+    match compression:
+        case ".gz":
+            return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
+        case ".bz2":
+            return cast(BinaryIO, bz2.BZ2File(raw))
+        case ".xz":
+            return cast(BinaryIO, lzma.LZMAFile(raw))
+        case ".zst":
+            import pyarrow
+
+            return cast(BinaryIO, io.BufferedReader(pyarrow.CompressedInputStream(raw, "zstd"), 1 << 18))
+    return cast(BinaryIO, raw)
+
+
+def chunks(stream: BinaryIO, size: int = 1 << 20) -> Iterator[bytes]:
+    """The rest of a stream in pieces of at most `size` bytes."""
+    while chunk := stream.read(size):
+        yield chunk

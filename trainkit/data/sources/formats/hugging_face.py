@@ -1,0 +1,244 @@
+"""Datasets of the Hugging Face hub, and directories that hold one. `datasets` itself is imported only to read."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trainkit.data.documents.pieces import Refuse, Span
+from trainkit.data.documents.templates import missing_column, needed_keys
+from trainkit.data.sources.formats.rows import Rows, SourceRow
+from trainkit.data.sources.listing import SourceFile
+from trainkit.data.sources.patterns import Stat, stat_of
+from trainkit.data.storage import writing
+from trainkit.errors import TrainkitError
+from trainkit.recipe.sections.source import HuggingFace
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+#: Seconds that the hub has to answer in.
+_PATIENCE = 10
+_BATCH = 256
+_LOCK = threading.Lock()
+_ELSEWHERE = 'files on this machine need no hub: path = "DIRECTORY/*.parquet" (or .jsonl), or id = "DIRECTORY"'
+
+
+def pin(source: HuggingFace, cache: Path) -> tuple[HuggingFace, Stat, str | None]:
+    """The dataset at the revision that is read, and the `stat` and `identity` of its `SourceFile`.
+
+    A dataset of the hub has as its identity the commit that the revision was when the cache first saw it, remembered in
+    `CACHE/hub`: what began with it goes on with it. A directory has none: its files are read to know what they hold.
+
+    Raises:
+        TrainkitError: there is no such dataset, or the hub cannot be reached.
+    """
+    if _directory(source):
+        try:
+            return source.model_copy(update={"revision": None}), stat_of_directory(source), None
+        except OSError as error:
+            raise TrainkitError(f"cannot read it: {error.strerror or error}", where=str(error.filename)) from error
+    commit = _commit(source, cache)
+    pinned = source.model_copy(update={"revision": commit})
+    return pinned, (0, 0, 0, 0), json.dumps([f"{source.id} {commit}", source.config, source.split])
+
+
+def files_of(source: HuggingFace) -> list[tuple[str, Path]]:
+    """(name below the directory, path) of every file of a dataset in a directory, by name; hidden ones are none.
+
+    Raises:
+        FileNotFoundError: the directory is gone.
+    """
+    root = Path(source.id).expanduser().absolute()
+    if not root.is_dir():
+        raise FileNotFoundError(root)
+    found = []
+    for above, below, names in os.walk(root):
+        below[:] = [name for name in below if not name.startswith(".")]
+        found += [Path(above, name) for name in names if not name.startswith(".")]
+    return sorted((path.relative_to(root).as_posix(), path) for path in found)
+
+
+def stat_of_directory(source: HuggingFace) -> Stat:
+    """All bytes, the latest times, and for an inode a hash of every file's name, size, times and inode.
+
+    Raises:
+        FileNotFoundError: the directory, or a file that it links to, is gone.
+    """
+    stats = [(name, stat_of(str(path))) for name, path in files_of(source)]
+    every = hashlib.blake2b(json.dumps(stats).encode(), digest_size=7).digest()
+    size = sum(stat[0] for _, stat in stats)
+    modified, changed = (max((stat[i] for _, stat in stats), default=0) for i in (1, 2))
+    return size, modified, changed, int.from_bytes(every, "little")
+
+
+def rows(file: SourceFile, refuse: Refuse, span: Span | None) -> Rows:
+    """One row a row of the dataset; images and audio undecoded.
+
+    Raises:
+        TrainkitError: it cannot be loaded.
+    """
+    assert file.reading.hub is not None
+    dataset = _of(file)
+    if dataset.column_names is not None and (needed := needed_keys(file.reading)) is not None:
+        if problem := missing_column(file.reading, dataset.column_names):
+            return refuse(problem)
+        dataset = dataset.select_columns([name for name in needed if name in dataset.column_names])
+    first = span.start if span else 0
+    read = _streamed(dataset) if file.reading.hub.streaming else _stored(dataset, first, span.end if span else None)
+    index = first
+    try:
+        for index, row in enumerate(read, first):
+            yield SourceRow(index, f":row {index}", row)
+    # the hub's libraries raise what each of the formats and the network do
+    except Exception as error:
+        raise TrainkitError(
+            f"cannot be read: {type(error).__name__}: {error}", where=f"{file.path}:row {index}"
+        ) from error
+
+
+def row_spans(file: SourceFile, size: int) -> tuple[Span, ...]:
+    """Consecutive rows of about `size` bytes together; none of what is streamed. Raises TrainkitError."""
+    assert file.reading.hub is not None
+    if file.reading.hub.streaming:
+        return ()
+    dataset = _of(file)
+    total, count = dataset.data.nbytes, len(dataset)
+    if total <= size or not count:
+        return ()
+    step = max(1, size * count // total)
+    return tuple(Span(start, min(start + step, count), start, "") for start in range(0, count, step))
+
+
+def _directory(source: HuggingFace) -> Path | None:
+    path = Path(source.id).expanduser()
+    if path.is_dir():
+        return path.absolute()
+    if path.is_absolute() or source.id.startswith((".", "~")) or source.id.count("/") > 1:
+        raise TrainkitError("no such directory", where=source.id, hint='a dataset of the hub is called "owner/name"')
+    return None
+
+
+def _commit(source: HuggingFace, cache: Path) -> str:
+    if source.revision and _COMMIT.fullmatch(source.revision):
+        return source.revision
+    key = hashlib.blake2b(json.dumps([source.id, source.revision]).encode(), digest_size=16).hexdigest()
+    memory = cache / "hub" / f"{key}.json"
+    try:
+        return str(json.loads(memory.read_bytes())["commit"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    commit = _ask(source)
+    with writing(memory) as out:
+        out.write(json.dumps({"id": source.id, "revision": source.revision, "commit": commit}).encode())
+    return commit
+
+
+def _ask(source: HuggingFace) -> str:
+    from huggingface_hub import HfApi, errors
+
+    where = f"dataset {source.id} of the Hugging Face hub"
+    try:
+        return str(HfApi().dataset_info(source.id, revision=source.revision, timeout=_PATIENCE).sha)
+    except errors.RevisionNotFoundError as error:
+        raise TrainkitError(f"has no revision '{source.revision}'", where=where) from error
+    except errors.GatedRepoError as error:
+        raise TrainkitError(
+            "is gated: its owner has to let you in", where=where, hint="ask on its page, then run: hf auth login"
+        ) from error
+    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
+        hint = f"look at its name again; if it is private, run: hf auth login; {_ELSEWHERE}"
+        raise TrainkitError("does not exist, or is private", where=where, hint=hint) from error
+    # what the network does wrong comes as an error of the HTTP library that the hub's library has chosen
+    except Exception as error:
+        raise TrainkitError(f"the hub cannot be reached: {error}", where=where, hint=_ELSEWHERE) from error
+
+
+def _of(file: SourceFile) -> Any:
+    assert file.reading.hub is not None
+    with _LOCK:
+        return _load(file.reading.hub, file.identity or file.stat)
+
+
+@functools.lru_cache(maxsize=4)
+def _load(spec: HuggingFace, state: str | Stat) -> Any:
+    """The dataset that a specification means; `state` tells the states of a directory apart."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity_error()
+    directory = _directory(spec)
+    try:
+        if directory and _is_saved(directory):
+            found = _split_of(datasets, datasets.load_from_disk(str(directory)), spec.split)
+            found = found.to_iterable_dataset() if spec.streaming else found
+        else:
+            found = datasets.load_dataset(
+                str(directory or spec.id),
+                name=spec.config,
+                split=spec.split,
+                revision=spec.revision,
+                streaming=spec.streaming,
+                cache_dir=_cache_of(datasets, state) if directory else None,
+            )
+        return _undecoded(datasets, found)
+    except TrainkitError:
+        raise
+    # each of its formats has errors of its own
+    except Exception as error:
+        raise TrainkitError(
+            f"cannot be loaded: {type(error).__name__}: {error}",
+            where=f"dataset {spec.id}, split {spec.split}",
+            hint="look at id, config and split; a dataset that is a program of its own is not run"
+            if not directory
+            else "",
+        ) from error
+
+
+def _cache_of(datasets: Any, state: str | Stat) -> Path:
+    """Where `datasets` keeps its copy of a directory in this state. It tells states apart by times of modification
+    alone, and would read the copy of a file that was replaced by one of the same time."""
+    return Path(datasets.config.HF_DATASETS_CACHE) / hashlib.blake2b(repr(state).encode(), digest_size=8).hexdigest()
+
+
+def _is_saved(directory: Path) -> bool:
+    """Whether `save_to_disk` has written it."""
+    return (directory / "dataset_dict.json").is_file() or (directory / "state.json").is_file()
+
+
+def _split_of(datasets: Any, found: Any, split: str) -> Any:
+    """A split, also sliced, of what was saved; a single dataset is the split that it was saved as, or any."""
+    name = re.split(r"[\[+]", split, maxsplit=1)[0]
+    if isinstance(found, datasets.DatasetDict):
+        if name not in found:
+            raise TrainkitError(f"has no split '{name}'; found: {', '.join(found)}", where="data.train.split")
+        found = found[name]
+    elif found.split is not None and str(found.split) != name:
+        raise TrainkitError(f"has no split '{name}', it is the split '{found.split}'", where="data.train.split")
+    if name == split:
+        return found
+    parts = datasets.ReadInstruction.from_spec(split).to_absolute({name: len(found)})
+    return datasets.concatenate_datasets([found.select(range(part.from_, part.to)) for part in parts])
+
+
+def _undecoded(datasets: Any, found: Any) -> Any:
+    """Images and sounds as the bytes that they are stored as."""
+    for name, feature in (found.features or {}).items():
+        if isinstance(feature, datasets.Image | datasets.Audio) and feature.decode:
+            found = found.cast_column(name, type(feature)(decode=False))
+    return found
+
+
+def _stored(dataset: Any, first: int, end: int | None) -> Iterator[dict[str, Any]]:
+    for start in range(first, len(dataset) if end is None else end, _BATCH):
+        stop = min(start + _BATCH, len(dataset) if end is None else end)
+        yield from dataset.select(range(start, stop)).with_format(None).to_list()
+
+
+def _streamed(dataset: Any) -> Iterator[dict[str, Any]]:
+    yield from dataset

@@ -1,0 +1,100 @@
+"""JSON: an object a line, or a list of objects a file."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from trainkit.data.documents.pieces import Refuse, Refused, Span
+from trainkit.data.problems import Problem, called
+from trainkit.data.sources.files import DAMAGED, open_binary, open_raw
+from trainkit.data.sources.formats.rows import Rows, SourceRow, damaged
+from trainkit.data.sources.listing import SourceFile
+
+
+def jsonl(file: SourceFile, refuse: Refuse, span: Span | None) -> Rows:
+    """One row a line; blank lines are none, but count. Of a span, only the lines in its bytes: it begins with one."""
+    shape = f'lines look like {{"{(file.reading.keys or ("text",))[0]}": "…"}}'
+    number = first = span.first if span else 0
+    try:
+        for number, line in enumerate(_lines(file, span), first + 1):
+            found = _line(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, shape)
+            if isinstance(found, dict):
+                yield SourceRow(number - 1, f":{number}", found)
+            elif found is not None:
+                refuse(Refused(f":{number}", *found, bytes=len(line)))
+    except DAMAGED as error:
+        refuse(damaged(error, f":{number + 1}"))
+
+
+def _lines(file: SourceFile, span: Span | None) -> Iterator[bytes]:
+    if span is None:
+        with open_binary(file.path) as stream:
+            yield from stream
+        return
+    assert not file.compressed, "only plain files have spans of bytes"
+    with open_raw(file.path) as raw:
+        raw.seek(span.start)
+        yield from _first_bytes(raw, span.end - span.start)
+
+
+def _first_bytes(stream: BinaryIO, size: int) -> Iterator[bytes]:
+    while size > 0 and (line := stream.readline()):
+        yield line
+        size -= len(line)
+
+
+def _line(line: bytes, shape: str) -> dict[str, Any] | Problem | None:
+    """The object in a line, (what is wrong, how to mend it), or None for a blank line."""
+    if not line.strip():
+        return None
+    try:
+        row = json.loads(line)
+    except UnicodeDecodeError as error:
+        return f"is not UTF-8: {error.reason} at byte {error.start} of the line", ""
+    except json.JSONDecodeError as error:
+        return f"is not JSON: {error.msg} at column {error.colno}", ""
+    except (ValueError, RecursionError) as error:
+        return f"is not JSON that can be read: {error}", ""
+    return row if isinstance(row, dict) else (f"is {called(row)}, not an object", shape)
+
+
+def document(file: SourceFile, refuse: Refuse) -> Rows:
+    """One row an element of the list that the file is; or of the one list among the values of the object that it is.
+
+    The file is held in memory whole, and so are its rows: of some gigabytes, better write lines.
+    """
+    try:
+        with open_binary(file.path) as stream:
+            rows = _list(json.loads(stream.read().decode("utf-8-sig")))
+    except UnicodeDecodeError as error:
+        return refuse(Refused(f":byte {error.start}", f"is not UTF-8: {error.reason}"))
+    except json.JSONDecodeError as error:
+        lines = 'if each line is an object of its own, say so: format = "jsonl"' if error.msg == "Extra data" else ""
+        return refuse(Refused(f":{error.lineno}", f"is not JSON: {error.msg} at column {error.colno}", lines))
+    except DAMAGED as error:
+        return refuse(damaged(error))
+    except (ValueError, RecursionError) as error:
+        return refuse(Refused("", f"is not JSON that can be read: {error}"))
+    if isinstance(rows, tuple):
+        return refuse(Refused("", *rows))
+    for index, row in enumerate(rows):
+        if isinstance(row, dict):
+            yield SourceRow(index, f":row {index}", row)
+        else:
+            refuse(Refused(f":row {index}", f"is {called(row)}, not an object", 'rows look like {"text": "…"}'))
+
+
+def _list(content: Any) -> list[Any] | Problem:
+    if isinstance(content, list):
+        return content
+    hint = "it is to be a list of objects, or an object with one such list"
+    if not isinstance(content, dict):
+        return f"is {called(content)}, not a list of objects", hint
+    lists = {key: value for key, value in content.items() if isinstance(value, list)}
+    if len(lists) == 1:
+        return next(iter(lists.values()))
+    found = f"{len(lists)} lists: {', '.join(map(repr, list(lists)[:8]))}" if lists else "none"
+    return f"is an object whose rows cannot be told: of lists it has {found}", hint

@@ -1,0 +1,231 @@
+"""Which files a pattern means: a path or a URL with wildcards and braces."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import itertools
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainkit.data.sources.files import is_remote, store_of
+from trainkit.errors import TrainkitError
+
+#: (size, mtime_ns, ctime_ns, inode): while none of these changes, neither does the content, see `digests`. Of what lies
+#: elsewhere the size, 0 where it is unknown, and as mtime, where its store reports no identity, a hash of its times.
+Stat = tuple[int, int, int, int]
+
+_MAGIC = re.compile(r"[*?\[{]")
+#: `?` begins the query of a URL.
+_URL_MAGIC = re.compile(r"[*\[{]")
+_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
+#: What stores say of a file that is another when its content is.
+_IDENTITIES = ("ETag", "etag", "md5Hash", "content_md5", "crc32c", "checksum", "blob_id", "sha256")
+_VERSIONS = ("VersionId", "version_id", "generation", "version")
+#: When it was written; too coarse to be an identity, but enough to notice that a file was replaced.
+_TIMES = ("LastModified", "last_modified", "Last-Modified", "mtime", "modified", "updated", "created")
+
+
+@dataclass(frozen=True)
+class Match:
+    """A file that was found: its absolute path or URL, and its name below the first wildcard, with slashes."""
+
+    path: str
+    name: str
+    stat: Stat
+    identity: str | None = None
+    """Of a remote file: what changes with its content, where its store says so."""
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """`{a,b}` to each of its parts and `{000..127}` to each number, padded as written; from left to right, also nested.
+
+    Braces that hold neither a comma nor a range, and such as are not closed, stand for themselves, as in a shell.
+    """
+    for start in (i for i, c in enumerate(pattern) if c == "{"):
+        found = _closing(pattern, start)
+        if found is None:
+            continue
+        end, commas = found
+        head, inner, tail = pattern[:start], pattern[start + 1 : end], pattern[end + 1 :]
+        if commas:
+            cuts = [start, *commas, end]
+            parts = [pattern[a + 1 : b] for a, b in itertools.pairwise(cuts)]
+        elif match := _RANGE.fullmatch(inner):
+            parts = _numbers(*match.groups())
+        else:
+            continue
+        return [
+            head + middle + rest for part in parts for middle in expand_braces(part) for rest in expand_braces(tail)
+        ]
+    return [pattern]
+
+
+def _closing(pattern: str, start: int) -> tuple[int, list[int]] | None:
+    """Where the brace that opens at `start` closes, and its own commas."""
+    depth = 0
+    commas: list[int] = []
+    for i in range(start, len(pattern)):
+        depth += {"{": 1, "}": -1}.get(pattern[i], 0)
+        if depth == 0:
+            return i, commas
+        if pattern[i] == "," and depth == 1:
+            commas.append(i)
+    return None
+
+
+def _numbers(first: str, last: str) -> list[str]:
+    padded = any(len(text.lstrip("-")) > 1 and text.lstrip("-").startswith("0") for text in (first, last))
+    width = max(len(first), len(last)) if padded else 0
+    a, b = int(first), int(last)
+    return [f"{n:0{width}d}" for n in range(a, b + (1 if a <= b else -1), 1 if a <= b else -1)]
+
+
+def stat_of(path: str) -> Stat:
+    """What identifies the content of a local file without reading it. Raises OSError."""
+    status = os.stat(path)
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+
+
+def match_files(pattern: str) -> list[Match]:
+    """The files that match a path or a URL, sorted by their names below the first wildcard.
+
+    Hidden files match only what begins with a dot.
+
+    Raises:
+        TrainkitError: nothing matches, a file that is named outright is missing, or a directory is named; the store of
+            a URL is unknown, cannot be reached, or needs a package that is not installed.
+    """
+    if is_remote(pattern):
+        return _match_urls(pattern)
+    absolute = Path(pattern.removeprefix("file://")).expanduser().absolute()
+    root, tail = _split(absolute)
+    found: set[Path] = set()
+    missing: list[str] = []
+    for one in expand_braces(tail):
+        path = root / one
+        if path.is_file():
+            found.add(path)
+        elif path.is_dir():
+            raise _directory(str(path))
+        elif glob.has_magic(one):
+            names = glob.glob(one, root_dir=root, recursive=True)
+            found.update(file for name in names if (file := root / name).is_file())
+        else:
+            missing.append(str(path))
+    if missing:
+        raise _missing(pattern, missing, _nearest_directory(Path(missing[0])))
+    if not found:
+        raise TrainkitError(f"no file matches {absolute}", where=pattern, hint=_nearest_directory(absolute))
+    return [local_file(path, root) for path in sorted(found, key=lambda file: file.relative_to(root).parts)]
+
+
+def local_file(path: Path, root: Path) -> Match:
+    """A file below `root`. Raises TrainkitError where it cannot be looked at."""
+    try:
+        return Match(str(path), path.relative_to(root).as_posix(), stat_of(str(path)))
+    except OSError as error:
+        raise TrainkitError(f"cannot read it: {error.strerror or error}", where=str(path)) from error
+
+
+def _directory(path: str) -> TrainkitError:
+    return TrainkitError("is a directory, not a file", where=path, hint=f'name its files: path = "{path}/**/*.txt"')
+
+
+def _missing(pattern: str, missing: list[str], hint: str) -> TrainkitError:
+    shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+    return TrainkitError(f"no such file: {shown}", where=pattern, hint=hint)
+
+
+def _split(path: Path) -> tuple[Path, str]:
+    """The directories before the first wildcard, and the rest. Directories that exist as written are no wildcards."""
+    parts = path.parts
+    plain = 1
+    while plain < len(parts) - 1 and (not _MAGIC.search(parts[plain]) or Path(*parts[: plain + 1]).is_dir()):
+        plain += 1
+    return Path(*parts[:plain]), os.path.join(*parts[plain:]) if parts[plain:] else "."
+
+
+def _nearest_directory(path: Path) -> str:
+    """A hint: the deepest directory above `path` that exists, and some of what is in it."""
+    above = next(parent for parent in path.parents if parent.is_dir())
+    return _holds(str(above), [entry.name for entry in above.iterdir()])
+
+
+def _holds(directory: str, names: list[str]) -> str:
+    names = sorted(name for name in names if not name.startswith("."))
+    shown = ", ".join(names[:6]) + (", …" if len(names) > 6 else "") if names else "nothing"
+    return f"{directory} holds {shown}"
+
+
+def _match_urls(pattern: str) -> list[Match]:
+    plain = _URL_MAGIC.split(pattern, maxsplit=1)[0]
+    above = pattern[: plain.rindex("/") + 1]
+    found: dict[str, dict[str, Any]] = {}
+    missing: list[str] = []
+    with store_of(pattern) as (store, _):
+        root = store._strip_protocol(above).rstrip("/")
+        for one in expand_braces(pattern):
+            path = store._strip_protocol(one)
+            if _URL_MAGIC.search(one):
+                found |= {name: info for name, info in store.glob(path, detail=True).items() if _is_file(info)}
+                continue
+            try:
+                info = store.info(path)
+            except FileNotFoundError:
+                missing.append(one)
+                continue
+            if not _is_file(info):
+                raise _directory(one)
+            found[path] = info
+        if missing:
+            raise _missing(pattern, missing, _listing(store, root, above))
+        if not found:
+            raise TrainkitError("no file matches", where=pattern, hint=_listing(store, root, above))
+        return [
+            Match(store.unstrip_protocol(path), path.removeprefix(root).lstrip("/"), *_remote_stat(found[path]))
+            for path in sorted(found, key=lambda path: path.split("/"))
+        ]
+
+
+def _is_file(info: dict[str, Any]) -> bool:
+    return info["type"] != "directory"
+
+
+def _listing(store: Any, root: str, shown: str) -> str:
+    try:
+        return _holds(shown, [path.rstrip("/").rsplit("/", 1)[-1] for path in store.ls(root, detail=False)])
+    except FileNotFoundError:
+        return f"{shown} does not exist either"
+
+
+def _remote_stat(info: dict[str, Any]) -> tuple[Stat, str | None]:
+    size = info.get("size") or 0
+    said = {key: str(info[key]) for key in _IDENTITIES if info.get(key)}
+    if not said and size:
+        said = {key: str(info[key]) for key in _VERSIONS if info.get(key)}
+    identity = " ".join([*(f"{key}={value}" for key, value in said.items()), f"size={size}"]) if said else None
+    times = "" if said else " ".join(f"{key}={info[key]}" for key in _TIMES if info.get(key))
+    written = int.from_bytes(hashlib.blake2b(times.encode(), digest_size=7).digest(), "little") if times else 0
+    return (size, written, 0, 0), identity
+
+
+def look_again(url: str) -> tuple[Stat, str | None]:
+    """The stat and the identity of a remote file now, whatever was listed before.
+
+    Raises:
+        FileNotFoundError: it is gone.
+        TrainkitError: its store cannot be reached.
+    """
+    with store_of(url, listings=False) as (store, path):
+        store.invalidate_cache()
+        try:
+            info = store.info(path)
+        except FileNotFoundError:
+            info = None
+    if info is None:
+        raise FileNotFoundError(url)
+    return _remote_stat(info)

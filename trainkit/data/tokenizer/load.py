@@ -1,0 +1,218 @@
+"""The recipe's tokenizer, from wherever it comes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from trainkit.data.json_files import read_object
+from trainkit.data.progress import Reporter, Tell
+from trainkit.data.sources.digests import Contents, of_value
+from trainkit.data.sources.hub import BESIDE, HUB_ID, NotAskedError, commit_of, file_of
+from trainkit.data.sources.listing import SourceFile
+from trainkit.data.storage import writing
+from trainkit.data.tokenizer import train
+from trainkit.data.tokenizer.sample import Drawn, draw
+from trainkit.data.tokenizer.vocabulary import LoadedTokenizer, load
+from trainkit.errors import TrainkitError
+from trainkit.recipe import Recipe
+from trainkit.recipe.sections.document import Chat
+from trainkit.recipe.sections.tokenizer import TrainTokenizer
+
+#: Beside a tokenizer from the hub: the files that the hub is still to be asked for, and of which commit.
+_LATER = "not-asked.json"
+CONFIG = "config.json"
+
+
+def for_files(
+    recipe: Recipe, groups: Sequence[Sequence[SourceFile]], contents: Contents, *, progress: Tell = None
+) -> LoadedTokenizer:
+    """The recipe's tokenizer. One that is to be trained is trained at the first call, and kept in the cache.
+
+    `groups` are the files of each training source, with what is in them.
+
+    Raises:
+        TrainkitError: it cannot be found, fetched or trained, or has no end-of-text token.
+    """
+    spec = recipe.tokenizer.train
+    if spec is None:
+        return _given(recipe)
+    drawn, path = _to_train(recipe, spec, groups, contents)
+    if not path.exists():
+        reporter = Reporter("tokenizer", 0, progress)
+        train.train(path, recipe.data, spec, drawn, reporter)
+        reporter.done()
+    return load(path)
+
+
+def cached(recipe: Recipe, groups: Sequence[Sequence[SourceFile]], contents: Contents) -> LoadedTokenizer | None:
+    """The same without training or fetching: None where that would be needed. Raises TrainkitError."""
+    if (spec := recipe.tokenizer.train) is None:
+        return peek(recipe)
+    _, path = _to_train(recipe, spec, groups, contents)
+    return load(path) if path.exists() else None
+
+
+def _open(recipe: Recipe, path: Path) -> LoadedTokenizer:
+    """The recipe's tokenizer, which lies at `path`; a config.json beside it is its model's but where the recipe names
+    the file by itself."""
+    alone = recipe.tokenizer.path is not None and Path(recipe.tokenizer.path).expanduser().is_file()
+    return load(path, config=not alone)
+
+
+def _to_train(
+    recipe: Recipe, spec: TrainTokenizer, groups: Sequence[Sequence[SourceFile]], contents: Contents
+) -> tuple[list[Drawn], Path]:
+    """The parts of the sources that it is trained on, with their chat template, and where it is kept."""
+    nowhere = Path(recipe.data.cache) / "tokenizers" / "tokenizer.json"
+    drawn = draw(recipe.data, spec, [_with_template(files, nowhere) for files in groups], contents)
+    return drawn, train.path_of(recipe.data, spec, drawn)
+
+
+def resolved(files: Sequence[SourceFile], codec: LoadedTokenizer) -> list[SourceFile]:
+    """The files, with what of their reading hangs on the tokenizer: the chat template, and where documents end in flat
+    arrays. Raises TrainkitError where there is no chat template for conversations, or it is none."""
+    ends = [
+        replace(file, reading=replace(file.reading, end_of_text=codec.end_of_text)) if file.kind == "array" else file
+        for file in files
+    ]
+    return _with_template(ends, codec.path)
+
+
+def _with_template(files: Sequence[SourceFile], path: Path) -> list[SourceFile]:
+    """The files with the chat template with which their conversations are written, where they hold any: the recipe's,
+    or what lies beside the tokenizer at `path`. Raises TrainkitError where there is none, or it is none."""
+    return [_resolved(file, path) for file in files]
+
+
+def _resolved(file: SourceFile, path: Path) -> SourceFile:
+    document = file.reading.document
+    if not isinstance(document, Chat):
+        return file
+    from trainkit.data.documents.chat_template import resolve_template
+
+    return replace(file, reading=replace(file.reading, chat=resolve_template(document, path)))
+
+
+def begins(recipe: Recipe, codec: LoadedTokenizer) -> bool:
+    """Whether the beginning-of-text token goes before every document. Raises TrainkitError where it is asked for, and
+    there is none."""
+    asked = recipe.data.encoding.bos
+    if asked == "auto":
+        return recipe.model.pretrained is not None and codec.begins
+    if asked and codec.beginning_of_text is None:
+        raise TrainkitError(
+            "the tokenizer has no beginning-of-text token", where="data.encoding.bos", hint="leave it away, or false"
+        )
+    return asked
+
+
+def peek_vocab_size(recipe: Recipe) -> int | None:
+    """The size of the vocabulary without training or fetching anything; None where it must be fetched first.
+
+    One that is still to be trained has at most this size. Raises TrainkitError where a local file is no tokenizer.
+    """
+    if recipe.tokenizer.train is not None:
+        return recipe.tokenizer.train.vocab_size
+    codec = peek(recipe)
+    return None if codec is None else codec.vocab_size
+
+
+def peek(recipe: Recipe) -> LoadedTokenizer | None:
+    """The tokenizer that the recipe names; None where it must be trained or fetched first. Raises TrainkitError."""
+    if recipe.tokenizer.path is None:
+        return None
+    path = _local(recipe) or _fetched(recipe)
+    return _open(recipe, path) if path.exists() else None
+
+
+def _given(recipe: Recipe) -> LoadedTokenizer:
+    if (local := _local(recipe)) is not None:
+        return _open(recipe, local)
+    name, revision = recipe.tokenizer.path, recipe.tokenizer.revision
+    assert name is not None
+    path = _fetched(recipe)
+    if not path.exists():
+        content = _fetch(name, revision)
+        _fetch_beside(name, revision, (*BESIDE, CONFIG), path.parent)
+        with writing(path) as out:
+            out.write(content.encode())
+    elif later := read_object(path.with_name(_LATER), missing_ok=True):
+        with contextlib.suppress(TrainkitError):  # still nobody to be asked: what is there is what there was before
+            _fetch_beside(name, later["revision"], later["files"], path.parent)
+    return _open(recipe, path)
+
+
+def _local(recipe: Recipe) -> Path | None:
+    """The `tokenizer.json` that `tokenizer.path` means, or None where it means one on the hub."""
+    assert recipe.tokenizer.path is not None
+    path = Path(recipe.tokenizer.path).expanduser()
+    if path.is_dir():
+        inside = path / "tokenizer.json"
+        if not inside.is_file():
+            raise TrainkitError("the directory holds no tokenizer.json", where=str(path), hint="name the file itself")
+        return inside
+    if path.exists():
+        return path
+    if path.suffix == ".json" or not HUB_ID.fullmatch(recipe.tokenizer.path):
+        raise TrainkitError(
+            "no such file",
+            where=str(path.absolute()),
+            hint='tokenizer.path is a tokenizer.json, a directory that holds one, or a hub id such as "gpt2"',
+        )
+    return None
+
+
+def _fetched(recipe: Recipe) -> Path:
+    """Where one from the hub is kept, so that a run goes on with the one that it began with, network or not."""
+    revision = [recipe.tokenizer.revision] if recipe.tokenizer.revision is not None else []
+    named = of_value(["hub", recipe.tokenizer.path, *revision])
+    return Path(recipe.data.cache) / "tokenizers" / named / "tokenizer.json"
+
+
+def _fetch_beside(name: str, revision: str | None, files: Sequence[str], to: Path) -> None:
+    """What belongs to a tokenizer besides: its chat template, its special tokens. A hub may have none of it.
+
+    Offline some of it may be unknown, and is done without; it is written down, to be asked for of the same commit.
+    """
+    unknown = []
+    for file in files:
+        try:
+            found = file_of(name, file, revision)
+        except NotAskedError:
+            unknown.append(file)
+            continue
+        # the hub's client and its HTTP library each raise what they like
+        except Exception as error:
+            raise _not_fetched(name, error) from error
+        if found is not None:
+            with writing(to / file) as out:
+                out.write(found.read_bytes())
+    if unknown:
+        with writing(to / _LATER) as out:
+            commit = commit_of(name, "tokenizer.json", revision) or revision
+            out.write(json.dumps({"revision": commit, "files": unknown}).encode())
+    else:
+        (to / _LATER).unlink(missing_ok=True)
+
+
+def _fetch(name: str, revision: str | None) -> str:
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_pretrained(name, revision=revision or "main").to_str()
+    # the hub's client, its HTTP library and tokenizers (a bare Exception) each raise what they like
+    except Exception as error:
+        raise _not_fetched(name, error) from error
+
+
+def _not_fetched(name: str, error: Exception) -> TrainkitError:
+    return TrainkitError(
+        f"'{name}' is no local file, and could not be fetched from the Hugging Face hub: {str(error).strip()}",
+        where="tokenizer.path",
+        hint="give a local tokenizer.json or a directory that holds one, or train one on your own text:"
+        " [tokenizer] train = { vocab_size = 4096 }",
+    )

@@ -1,0 +1,151 @@
+"""A sample of the text of all training sources, on which a tokenizer is trained.
+
+Parts are drawn by a keyed hash of where they are, so that the sample is the same in every process, in whatever order
+files are listed: of each source those with the lowest numbers (Vitter 1985, Random Sampling with a Reservoir, has the
+idea; numbers that follow from places need no generator). Where not all fits, each source has its share.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass
+
+from trainkit.data.cache import shards
+from trainkit.data.cache.shards import Unit
+from trainkit.data.jobs import Stop
+from trainkit.data.progress import Reporter
+from trainkit.data.sources.digests import Contents
+from trainkit.data.sources.listing import SourceFile
+from trainkit.data.sources.read import read_all
+from trainkit.data.sources.splits import divide, treatment
+from trainkit.recipe.sections.data import Data
+from trainkit.recipe.sections.source import Source
+from trainkit.recipe.sections.tokenizer import TrainTokenizer
+
+#: Of a source no more is read than so many times what is asked for of all of them, up to the end of a file, or of a
+#: part of one that can be read by itself.
+READ = 4
+#: Longer texts are drawn in parts of so many characters.
+PART = 1 << 15
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What is read of a source."""
+
+    units: tuple[Unit, ...]
+    share: float
+    limit: int | None
+
+    def signature(self, held_out: float) -> list[object]:
+        """All that the sample of the source depends on but for the seed, and how much is asked for."""
+        read = [[self._of(unit, place, held_out) for place in range(len(unit.files))] for unit in self.units]
+        return [self.share, self.limit, read]
+
+    @staticmethod
+    def _of(unit: Unit, place: int, held_out: float) -> list[object]:
+        file, content = unit.files[place], unit.contents[place]
+        span = unit.span and astuple(unit.span)
+        return [file.name, content.digest, treatment(file, held_out), file.reading.signature, span]
+
+
+def draw(data: Data, spec: TrainTokenizer, groups: Sequence[Sequence[SourceFile]], contents: Contents) -> list[Drawn]:
+    """Of each source, whose files are a group, the parts that are read: all of it where it is not much larger than what
+    is asked for, nothing where it is never trained on. A source with a `limit` is read from its beginning."""
+    found = []
+    for number, (source, files, share) in enumerate(zip(data.train, groups, _shares(data.train, groups), strict=True)):
+        units = list(shards.units(files, contents)) if share else []
+        if source.limit is None:
+            units.sort(key=lambda unit: _number(spec.seed, number, unit.files[0].name, unit.span and unit.span.first))
+        found.append(Drawn(tuple(_first(units, READ * spec.max_bytes)), share, source.limit))
+    return found
+
+
+def texts(data: Data, spec: TrainTokenizer, drawn: Sequence[Drawn], reporter: Reporter, stop: Stop) -> Iterator[str]:
+    """The sample: about `max_bytes` of text, or all that there is, without what is held out. Holds no more than that.
+
+    Raises TrainkitError where a document cannot be read and `on_error` is "stop".
+    """
+    kept = _Kept(spec.max_bytes, [source.share for source in drawn])
+    for source, each in enumerate(drawn):
+        read = documents = place = 0
+        for file, index, first, text in _training(data, each):
+            stop.check()
+            documents, place = documents + first, 0 if first else place
+            # what comes over the network without a size may have no end that anybody would wait for
+            endless = not file.size and read >= READ * spec.max_bytes
+            if endless or (each.limit is not None and documents > each.limit):
+                break
+            reporter.add(documents=first)
+            for begin in range(0, len(text), PART):
+                content = text[begin : begin + PART].encode()
+                kept.add(source, _number(spec.seed, source, file.name, index, place), content)
+                reporter.add(bytes=len(content))
+                read, place = read + len(content), place + 1
+    yield from kept.texts()
+
+
+def _training(data: Data, drawn: Drawn) -> Iterator[tuple[SourceFile, int, bool, str]]:
+    """(file, which document of it, whether it begins here, text) of a source, without what is held out."""
+    files = ((file, unit.span) for unit in drawn.units for file in unit.files)
+    for split, file, piece in divide(read_all(files, on_error=data.on_error, refused=[]), data.held_out):
+        if split != "held-out" and piece.ids is None:
+            yield file, piece.index, piece.first, piece.text
+
+
+class _Kept:
+    """Of each source the parts with the lowest numbers; together they have `most` bytes, and at most one part more."""
+
+    def __init__(self, most: int, shares: Sequence[float]) -> None:
+        self._most, self._shares = most, shares
+        self._heaps: list[list[tuple[int, bytes]]] = [[] for _ in shares]
+        self._sizes = [0] * len(shares)
+        self._total = 0
+
+    def add(self, source: int, number: int, content: bytes) -> None:
+        heapq.heappush(self._heaps[source], (-number, content))
+        self._count(source, len(content))
+        while self._total > self._most:
+            # the source that has the most above its share gives away its highest number
+            there = (source for source, size in enumerate(self._sizes) if size)
+            largest = max(there, key=lambda source: self._sizes[source] / self._shares[source])
+            gone = len(self._heaps[largest][0][1])
+            if self._total - gone < self._most:
+                return
+            heapq.heappop(self._heaps[largest])
+            self._count(largest, -gone)
+
+    def _count(self, source: int, size: int) -> None:
+        self._sizes[source] += size
+        self._total += size
+
+    def texts(self) -> Iterator[str]:
+        for heap in self._heaps:
+            yield from (content.decode() for _, content in sorted(heap, reverse=True))
+
+
+def _shares(sources: Sequence[Source], groups: Sequence[Sequence[SourceFile]]) -> list[float]:
+    """What each source has of the sample: by its weight, where sources have any, the largest of its stages; else by its
+    size, or all alike where one does not tell its size."""
+    if any(source.weight is not None for source in sources):
+        weights = [source.weight if source.weight is not None else 0.0 for source in sources]
+        return [max(w for _, w in weight) if isinstance(weight, tuple) else weight for weight in weights]
+    sizes = [sum(file.size for file in files) for files in groups]
+    return [float(size) for size in sizes] if all(sizes) else [1.0] * len(sizes)
+
+
+def _first(units: Iterable[Unit], most: int) -> Iterator[Unit]:
+    size = 0
+    for unit in units:
+        if size >= most:
+            return
+        yield unit
+        size += unit.size
+
+
+def _number(*place: object) -> int:
+    """A number of 64 bits that looks drawn at random, the same for ever."""
+    name = "\0".join(map(str, place)).encode(errors="surrogateescape")
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8, key=b"trainkit sample").digest(), "little")

@@ -1,0 +1,122 @@
+"""Which tokens begin and end a text and fill up a row, by what lies beside a tokenizer and by the tokenizer itself.
+
+In this order, the first that names one: tokenizer_config.json, special_tokens_map.json, generation_config.json,
+config.json, the token that the tokenizer itself puts before or after a text, and last the usual names. A vocabulary may
+hold such a name as an ordinary token: Gemma's has HTML's `<s>` and `</s>` beside its own `<bos>` and `<eos>`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tokenizers import Tokenizer
+
+from trainkit.data.json_files import read_object
+from trainkit.errors import TrainkitError
+
+Role = Literal["bos", "eos", "pad"]
+
+END_OF_TEXT = "<|endoftext|>"
+#: Files that name tokens, and files that have their ids, each in its order.
+NAMING, NUMBERING = ("tokenizer_config.json", "special_tokens_map.json"), ("generation_config.json", "config.json")
+#: What such tokens are called in tokenizers at large, most specific first.
+NAMES: Mapping[Role, tuple[str, ...]] = {
+    "eos": (
+        END_OF_TEXT,
+        "<|end_of_text|>",
+        "</s>",
+        "<eos>",
+        "<|eos|>",
+        "[EOS]",
+        "<EOS>",
+        "<|end|>",
+        "<|im_end|>",
+        "<｜end▁of▁sentence｜>",
+        "[SEP]",
+    ),
+    "bos": ("<|begin_of_text|>", "<s>", "<bos>", "[BOS]", "<BOS>", "<|startoftext|>", "[CLS]", END_OF_TEXT),
+    "pad": ("<pad>", "[PAD]", "<|padding|>", "<|pad|>", "<PAD>"),
+}
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a file says of a token: its name, its id, or that there is none."""
+
+    token: str | int | None
+    where: str
+
+
+#: In the order of the files.
+Beside = Mapping[Role, tuple[Said, ...]]
+NOTHING: Beside = {"bos": (), "eos": (), "pad": ()}
+
+
+def read_beside(tokenizer: Path, *, config: bool) -> Beside:
+    """What the files beside a tokenizer.json say; of a model's config.json only with `config`, since beside a file that
+    is named by itself may lie the config.json of anything. Raises TrainkitError where one cannot be read."""
+    found: dict[Role, list[Said]] = {"bos": [], "eos": [], "pad": []}
+    for file in (*NAMING, *(NUMBERING if config else NUMBERING[:1])):
+        path = tokenizer.with_name(file)
+        content = read_object(path, missing_ok=True)
+        for role, said in found.items():
+            key = f"{role}_token" if file in NAMING else f"{role}_token_id"
+            if key in content:
+                said += [Said(token, f"{path}:{key}") for token in _tokens(content[key], numbers=file in NUMBERING)]
+    return {role: tuple(said) for role, said in found.items()}
+
+
+def _tokens(value: Any, *, numbers: bool) -> list[str | int | None]:
+    """A name, or `{"content": name}`; or an id, or a list of ids. That a config has no id of a token says nothing."""
+    if numbers:
+        each = value if isinstance(value, list) else [value]
+        return [id_ for id_ in each if isinstance(id_, int) and not isinstance(id_, bool)]
+    name = value.get("content") if isinstance(value, dict) else value
+    return [name] if name is None or isinstance(name, str) else []
+
+
+def id_of(role: Role, tokenizer: Tokenizer, beside: Beside) -> int | None:
+    """The token for this; None where there is none. Raises TrainkitError where a file names one that is not there."""
+    denied = False
+    for said in beside[role]:
+        if isinstance(said.token, str):
+            if (id_ := tokenizer.token_to_id(said.token)) is None:
+                raise TrainkitError(
+                    f"names the token {said.token!r}, which is not in the tokenizer",
+                    where=said.where,
+                    hint="name one that is in tokenizer.json, or add it there; null where there is none",
+                )
+            return id_
+        if said.token is None:
+            denied = True
+        # ids of a config may be its class's defaults, of a vocabulary that is larger, and -1 stands for none
+        elif not denied and said.token >= 0 and tokenizer.id_to_token(said.token) is not None:
+            return said.token
+    # a text must end somehow
+    return None if denied and role != "eos" else _own(role, tokenizer)
+
+
+def _own(role: Role, tokenizer: Tokenizer) -> int | None:
+    before, after = put_around(tokenizer)
+    put = {"bos": before, "eos": after, "pad": ()}[role]
+    if len(put) == 1:
+        return put[0]
+    special, vocabulary = special_tokens(tokenizer), tokenizer.get_vocab(with_added_tokens=True)
+    return next((among[name] for among in (special, vocabulary) for name in NAMES[role] if name in among), None)
+
+
+def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
+    """The ids of the tokens that the tokenizer itself calls special, by their names."""
+    return {token.content: id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+
+
+def put_around(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The special tokens that a tokenizer, which neither pads nor cuts, puts before a text by itself, and after it."""
+    whole, bare = tokenizer.encode("a").ids, tokenizer.encode("a", add_special_tokens=False).ids
+    if not bare:  # of a text of nothing it cannot be seen which stand where
+        return (), ()
+    place = next(n for n in range(len(whole) + 1) if whole[n : n + len(bare)] == bare)
+    return tuple(whole[:place]), tuple(whole[place + len(bare) :])

@@ -1,0 +1,174 @@
+"""A tokenizer as it is used here, loaded from its file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer, models
+
+from trainkit.data.documents.pieces import Characters
+from trainkit.data.sources.digests import of_bytes
+from trainkit.data.tokenizer.special_tokens import (
+    NAMES,
+    NOTHING,
+    Beside,
+    id_of,
+    put_around,
+    read_beside,
+    special_tokens,
+)
+from trainkit.errors import TrainkitError
+
+
+class LoadedTokenizer:
+    """A tokenizer as text goes through it in training: nothing is added to a text, cut off or taken out of it.
+
+    Attributes:
+        path: its `tokenizer.json`.
+        vocab_size: the highest id and 1; ids in between may be unused.
+        fingerprint: of the file's content, and of which tokens begin and end a text.
+        end_of_text: the id that follows every document.
+        beginning_of_text: the id that a document begins with where the recipe asks for it; None where there is none.
+        padding: the id that fills up rows elsewhere; None where there is none.
+        unknown: the id of what it has no token for, as the tokenizer itself says; None where there is none.
+        special_tokens: the ids of its special tokens, by their names.
+        begins: whether by itself it puts `beginning_of_text`, and nothing else, before a text.
+    """
+
+    def __init__(self, path: Path, content: bytes, beside: Beside = NOTHING) -> None:
+        """`beside` is what the files beside it say of its special tokens.
+
+        Raises TrainkitError where `content`, as read from `path`, is no tokenizer, or has no end-of-text token, or not
+        the one that a file names.
+        """
+        self.path = path
+        self._content, self._beside = content, beside
+        self._tokenizer = _parse(path, content)
+        self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.end_of_text = _end_of_text(self._tokenizer, beside, path)
+        self.beginning_of_text = id_of("bos", self._tokenizer, beside)
+        self.padding = id_of("pad", self._tokenizer, beside)
+        self.unknown = _unknown(self._tokenizer, content)
+        self.special_tokens = special_tokens(self._tokenizer)
+        self.begins = put_around(self._tokenizer)[0] == (self.beginning_of_text,)
+        self.fingerprint = of_bytes(content, repr((self.beginning_of_text, self.end_of_text)).encode())
+
+    def __reduce__(self) -> tuple[type[LoadedTokenizer], tuple[Path, bytes, Beside]]:
+        return LoadedTokenizer, (self.path, self._content, self._beside)
+
+    @property
+    def dtype(self) -> str:
+        """The smallest that holds its ids: "uint16" or "uint32"."""
+        return "uint16" if self.vocab_size <= 1 << 16 else "uint32"
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text. A special token's name in it is text like any other."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str], *, special_tokens: bool = False) -> list[list[int]]:
+        """The ids of each text, on all cores, without holding Python's lock.
+
+        With `special_tokens` their names in a text become their ids, as a chat template means them; else they are text
+        like any other.
+        """
+        tokenizer = self._with_special_tokens if special_tokens else self._tokenizer
+        return [e.ids for e in tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def encode_parts(
+        self, texts: Sequence[tuple[str, Sequence[Characters]]], *, special_tokens: bool = False
+    ) -> Iterator[tuple[list[int], np.ndarray]]:
+        """The ids of each text as `encode_batch` gives them, and which of them belong to some parts of it, (n,) bool.
+
+        To a part belong the tokens from the one that holds its first character to the last that holds its last one,
+        also where these hold characters of the text around it: as in `apply_chat_template` of transformers with
+        `return_assistant_tokens_mask`. It differs at characters that are several tokens (all of them belong to a part
+        that ends with one, there the first only), and at those that a tokenizer leaves out, such as WordPiece spaces:
+        a part that begins or ends so is here what is left of it (there it and all after it are lost, or it goes on to
+        the end of the text).
+        """
+        tokenizer = self._with_offsets[special_tokens]
+        encodings = tokenizer.encode_batch([text for text, _ in texts], add_special_tokens=False)
+        for encoding, (_, parts) in zip(encodings, texts, strict=True):
+            begins, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
+            within = np.zeros(len(begins), bool)
+            for begin, end in parts:
+                among = np.flatnonzero((begins < end) & (ends > begin))
+                if len(among):
+                    within[among[0] : among[-1] + 1] = True
+            yield encoding.ids, within
+
+    @cached_property
+    def _with_offsets(self) -> dict[bool, Tokenizer]:
+        """By whether names of special tokens are these tokens."""
+        made = {}
+        for named in (False, True):
+            made[named] = tokenizer = _parse(self.path, self._content)
+            tokenizer.encode_special_tokens = not named
+            # where no special tokens are added all it does is to leave spaces out of the places of tokens
+            tokenizer.post_processor = None  # type: ignore[assignment]
+        return made
+
+    @cached_property
+    def _with_special_tokens(self) -> Tokenizer:
+        tokenizer = _parse(self.path, self._content)
+        tokenizer.encode_special_tokens = False
+        return tokenizer
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of some ids, special tokens by their names; bytes that are no UTF-8 become U+FFFD."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def name(self, id_: int) -> str:
+        """What a token is called in the tokenizer, which for an ordinary one need not be its text."""
+        name = self._tokenizer.id_to_token(id_)
+        assert name is not None, id_
+        return name
+
+
+def load(path: Path, *, config: bool = False) -> LoadedTokenizer:
+    """The tokenizer in a `tokenizer.json`, with what the files beside it say of its special tokens: also a model's
+    config.json with `config`. Raises TrainkitError."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise TrainkitError(f"cannot read the tokenizer: {error.strerror or error}", where=str(path)) from error
+    return LoadedTokenizer(path, content, read_beside(path, config=config))
+
+
+def _parse(path: Path, content: bytes) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.from_buffer(content)
+    # tokenizers raises ValueError here, and bare Exception elsewhere, for whatever is wrong with the content
+    except Exception as error:
+        raise TrainkitError(
+            f"is no tokenizer of the tokenizers library: {error}",
+            where=str(path),
+            hint="a tokenizer.json is what Hugging Face's fast tokenizers save",
+        ) from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def _end_of_text(tokenizer: Tokenizer, beside: Beside, path: Path) -> int:
+    if (found := id_of("eos", tokenizer, beside)) is not None:
+        return found
+    raise TrainkitError(
+        f"the tokenizer has no end-of-text token; looked for {', '.join(NAMES['eos'])}",
+        where=str(path),
+        hint='say which it is in a tokenizer_config.json beside it: {"eos_token": "…"}; or train one:'
+        " [tokenizer] train = { vocab_size = 4096 }",
+    )
+
+
+def _unknown(tokenizer: Tokenizer, content: bytes) -> int | None:
+    model = tokenizer.model
+    if isinstance(model, models.Unigram):  # whose binding does not tell
+        unknown: int | None = json.loads(content)["model"]["unk_id"]
+        return unknown
+    return None if model.unk_token is None else tokenizer.token_to_id(model.unk_token)

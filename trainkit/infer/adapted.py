@@ -1,0 +1,189 @@
+"""Adapters on their base: as training begins with them, and put back to be used."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jaxtyping import PyTree
+
+from trainkit import models
+from trainkit.checkpoint import restore
+from trainkit.checkpoint.digest import check_base, digest
+from trainkit.checkpoint.manifest import Manifest
+from trainkit.checkpoint.store import Info
+from trainkit.errors import TrainkitError
+from trainkit.hub import adapter_config, find, peft
+from trainkit.hub.load import load_params
+from trainkit.models.adapters import Numbers, adapt, merge, packed_leaves, trainable, with_numbers
+from trainkit.models.nf4 import quantised, sources, without_sources
+from trainkit.models.stack import LanguageModel
+from trainkit.parallel import mesh
+from trainkit.recipe import Recipe
+from trainkit.recipe.sections.model import Model
+
+#: What an adapter's own random numbers are drawn for.
+ADAPTER = 0x10A
+
+
+def with_adapter(
+    base: LanguageModel, recipe: Recipe, *, key: jax.Array, numbers: Numbers | None = None
+) -> LanguageModel:
+    """`base` as the recipe has it trained.
+
+    Args:
+        key: the one from which a random base was made.
+        numbers: of the adapter that the recipe begins with; a fresh one where None.
+    """
+    if recipe.adapter is None:
+        return base
+    adapted = adapt(base, recipe.adapter, key=jax.random.fold_in(key, ADAPTER))
+    return adapted if numbers is None else with_numbers(adapted, numbers)
+
+
+def load_base(recipe: Recipe, shapes: PyTree, *, on: Mesh) -> PyTree:
+    """The weights of `[model] pretrained` as `shapes` say, each array of which says where on the mesh it lies.
+
+    They can be donated. What the adapter has in 4 bit is packed, leaf by leaf: besides what is packed, one leaf is
+    there in full at a time.
+
+    Raises:
+        TrainkitError: they cannot be found, fetched or read, or are not those of the recipe's model.
+    """
+    assert recipe.model.pretrained is not None
+    directory = find.weights(recipe.model.pretrained, recipe.model.revision)
+    packed = packed_leaves(shapes, recipe.adapter)
+    return load_params(
+        directory,
+        shapes,
+        resize=recipe.model.resize_vocabulary,
+        owned=True,
+        made=lambda name, leaf: _packed(leaf, on) if name in packed else leaf,
+    )
+
+
+def _packed(leaf: jax.Array, on: Mesh) -> Any:
+    """The leaf in 4 bit; the leaf itself is gone."""
+    shapes = jax.eval_shape(quantised, leaf)
+    made = jax.jit(quantised, out_shardings=mesh.shardings(on, shapes))(leaf)
+    jax.block_until_ready(made)
+    leaf.delete()
+    return made
+
+
+def merge_adapter(info: Info, recipe: Recipe, *, vocab_size: int, on: Mesh, dtype: jnp.dtype) -> LanguageModel:
+    """The model that a checkpoint of an adapter amounts to, with plain layers, in `dtype`. Raises as `opened`."""
+    model = opened(info, recipe, vocab_size=vocab_size, on=on)
+
+    def plain(model: LanguageModel) -> LanguageModel:
+        return models.cast(merge(model), dtype)
+
+    return _donating(plain, _shardings(_placed(jax.eval_shape(plain, model), on)), model)
+
+
+def merging(directory: Path, spec: Model, shapes: PyTree) -> Callable[[LanguageModel], LanguageModel]:
+    """What makes of a model of these shapes the one that it and the PEFT adapter in a directory amount to.
+
+    That has the dtype of the former, which is gone.
+
+    Raises:
+        TrainkitError: the adapter cannot be read, is for another model, or has something that there is not here.
+    """
+    adapter = adapter_config.read(directory, spec)
+    put_on = partial(adapt, spec=adapter, key=jax.random.key(0))
+    numbers = peft.read(directory, jax.eval_shape(put_on, shapes), spec)
+
+    def plain(base: LanguageModel, numbers: Numbers) -> LanguageModel:
+        return merge(with_numbers(put_on(base), numbers))
+
+    return lambda base: _donating(plain, _shardings(base), base, numbers)
+
+
+def base_of(directory: Path) -> Path:
+    """Where the model of the PEFT adapter in a directory is. Raises TrainkitError where it is not to be had."""
+    name, revision = adapter_config.base_of(directory)
+    try:
+        return find.weights(name, revision)
+    except TrainkitError as error:
+        raise TrainkitError(
+            f"the model that the adapter is for, {name}, is not to be had: {error.problem}",
+            where=str(directory / adapter_config.FILE),
+            hint="base_model_name_or_path in this file says where it is: a directory, or a hub id",
+        ) from error
+
+
+def opened(info: Info, recipe: Recipe, *, vocab_size: int, on: Mesh) -> LanguageModel:
+    """The adapted model in a checkpoint of an adapter; its base is made again.
+
+    Raises:
+        TrainkitError: the base is not to be had, is another one, or the checkpoint has other leaves than the adapter.
+        DamagedCheckpoint: something is missing or fails its checksum.
+    """
+    build = partial(_base, recipe, vocab_size=vocab_size)
+    # as in `train.state.init`
+    key = jax.random.fold_in(jax.random.key(recipe.run.seed), 0)
+    base = _placed(jax.eval_shape(build, key), on)
+    random = recipe.model.pretrained is None
+    weights = jax.jit(build, out_shardings=_shardings(base))(key) if random else load_base(recipe, base, on=on)
+    put_on = partial(with_adapter, recipe=recipe, key=key)
+    shapes = _placed(jax.eval_shape(put_on, weights), on)
+    params, frozen = eqx.partition(shapes, trainable(shapes))
+
+    def without_adapter(weights: LanguageModel) -> PyTree:
+        model = put_on(weights)
+        return eqx.partition(model, trainable(model))[1]
+
+    frozen = _donating(without_adapter, _shardings(frozen), weights)
+    check_same_base(info.manifest, frozen, where=info.directory)
+    return eqx.combine(restore.restore(info.directory, params, under="params"), frozen)
+
+
+def base_digest(frozen: PyTree, recipe: Recipe) -> str | None:
+    """What a checkpoint of an adapter knows its base by; None where all of the model is trained.
+
+    Of what is in 4 bit this is what it was packed from, so that an adapter trained on a GPU is used without one. Not of
+    a random base: its numbers are drawn anew, and another program rounds them otherwise in the last bit.
+    """
+    return digest(without_sources(frozen) if recipe.model.pretrained is None else sources(frozen))
+
+
+def check_same_base(manifest: Manifest, frozen: PyTree, *, where: Path) -> None:
+    """Raises TrainkitError where a checkpoint belongs on top of another base than this."""
+    found = digest(sources(frozen))
+    # what has come of packing it is what a random base is known by, and any was in earlier versions
+    if manifest.base != found and manifest.base != digest(without_sources(frozen)):
+        check_base(manifest, found, where=where)
+
+
+def _base(recipe: Recipe, key: jax.Array, *, vocab_size: int) -> LanguageModel:
+    # how attention is computed is no part of the weights
+    length = recipe.data.sequence_length
+    built = models.build(recipe.model, vocab_size=vocab_size, sequence_length=length, implementation="xla", key=key)
+    return models.cast(built, jnp.dtype(recipe.precision.params))
+
+
+def _donating(function: Callable[..., PyTree], lie: PyTree, tree: PyTree, *rest: Any) -> Any:
+    """`function` of a tree and more; the tree is gone after, so that what stays as it is is not there twice."""
+    with warnings.catch_warnings():
+        # what is packed or merged, and the adapter itself, cannot be taken over as they are
+        warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+        return jax.jit(function, out_shardings=lie, donate_argnums=0)(tree, *rest)
+
+
+def _placed(shapes: PyTree, on: Mesh) -> PyTree[jax.ShapeDtypeStruct]:
+    return jax.tree.map(
+        lambda leaf, lies: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=lies),
+        shapes,
+        mesh.shardings(on, shapes),
+    )
+
+
+def _shardings(placed: PyTree[jax.ShapeDtypeStruct]) -> PyTree:
+    return jax.tree.map(lambda leaf: leaf.sharding, placed)

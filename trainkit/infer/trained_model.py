@@ -1,0 +1,202 @@
+"""A trained model, opened to be used: parameters alone, in the dtype that is computed in, sharded as in training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jaxtyping import PyTree
+
+from trainkit import models
+from trainkit.checkpoint import restore
+from trainkit.checkpoint.names import named_leaves
+from trainkit.checkpoint.store import Info
+from trainkit.data.documents.chat_template import ChatTemplate
+from trainkit.data.tokenizer import vocabulary
+from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
+from trainkit.errors import TrainkitError
+from trainkit.export.draft import checkpoint_of
+from trainkit.hub import adapter_config
+from trainkit.hub.load import load_params, read_spec
+from trainkit.hub.tokenizer import TEMPLATE, TOKENIZER, put_around
+from trainkit.infer.adapted import base_of, merge_adapter, merging
+from trainkit.infer.text_format import begin_of, chat_of, ends_of, template_of, usable_template
+from trainkit.models.stack import LanguageModel
+from trainkit.parallel import devices, mesh
+from trainkit.parallel.precision import compute_dtype
+from trainkit.recipe import Recipe
+from trainkit.recipe.sections.document import Chat
+from trainkit.recipe.sections.model import Model
+from trainkit.rundir.directory import as_typed, recipe_of
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model with what its tokens mean."""
+
+    model: LanguageModel
+    codec: LoadedTokenizer
+    where: Path
+    """The run, or the directory of a checkpoint from elsewhere."""
+    begin: tuple[int, ...]
+    """Tokens before every text that it has learned."""
+    ends: tuple[int, ...]
+    """Tokens that end a text."""
+    mesh: Mesh
+    """The devices that it lies on."""
+    chat: Chat | None
+    """How the recipe has conversations written, where it has learned any."""
+    directories: tuple[Path, ...]
+    """Where files of the tokenizer are, such as a chat template."""
+
+    def prompt(self, text: str) -> list[int]:
+        """A text to go on with, in which the name of a special token is that token; an empty one is the token after
+        which documents begin."""
+        (ids,) = self.codec.encode_batch([text], special_tokens=True)
+        ids = ids if tuple(ids[: len(self.begin)]) == self.begin else [*self.begin, *ids]
+        return ids or [self.codec.end_of_text]
+
+    def template(self) -> ChatTemplate:
+        """Raises TrainkitError where it has none, or none that can be used."""
+        if (found := template_of(self.chat, self.directories)) is not None:
+            return found
+        raise TrainkitError(
+            "the model has no chat template, so how a conversation is written is not known",
+            where=str(self.where),
+            hint=f"put a {TEMPLATE} beside {as_typed((self.directories[0] / TOKENIZER).absolute())},"
+            " or continue plain text with --raw",
+        )
+
+
+def open_run(directory: Path, step: int | None = None) -> TrainedModel:
+    """The model of a run as it was at `step`, None for the newest checkpoint.
+
+    Raises:
+        TrainkitError: there is no such checkpoint, it is damaged, or it is not of the run's recipe.
+    """
+    recipe = recipe_of(directory).recipe
+    info = checkpoint_of(directory, step)
+    codec = vocabulary.load(directory / TOKENIZER)
+    there = all_devices(recipe.parallel.platform, fsdp=recipe.parallel.fsdp)
+    compute = _compute(recipe)
+    if recipe.adapter is None:
+        model = restored(info, recipe, on=there, dtype=compute)
+    else:
+        model = merge_adapter(info, recipe, vocab_size=recipe.model.rows(codec.vocab_size), on=there, dtype=compute)
+    chat, directories = chat_of(recipe), (directory,)
+    return TrainedModel(
+        model=model,
+        codec=codec,
+        where=directory,
+        begin=begin_of(recipe, codec),
+        ends=ends_of(codec, directories, usable_template(chat, directories)),
+        mesh=there,
+        chat=chat,
+        directories=directories,
+    )
+
+
+def restored(info: Info, recipe: Recipe, *, on: Mesh, dtype: jnp.dtype) -> LanguageModel:
+    """The model in a checkpoint, leaf by leaf, so that no more than one leaf is there in two dtypes.
+
+    Raises:
+        TrainkitError: it has other leaves than the recipe's model.
+        DamagedCheckpoint: something is missing or fails its checksum.
+    """
+    leaves = info.manifest.leaves
+    shapes = _shapes(recipe, vocab_size=leaves["params.token_embedding"].shape[0])
+    template = jax.tree.map(
+        lambda name, leaf, sharding: jax.ShapeDtypeStruct(
+            leaf.shape, leaves[name].dtype if name in leaves else leaf.dtype, sharding=sharding
+        ),
+        jax.tree.map("params.{}".format, models.leaf_names(shapes)),
+        shapes,
+        mesh.shardings(on, shapes),
+    )
+    named, wanted = named_leaves(template, under="params"), jax.tree.leaves(jax.eval_shape(_cast(dtype), template))
+    if set(named) != {name for name in leaves if name.startswith("params.")}:
+        restore.restore(info.directory, template, under="params")  # which says all that does not fit
+    found = [
+        restore.restore(info.directory, leaf, under=name).astype(cast.dtype)
+        for (name, leaf), cast in zip(named.items(), wanted, strict=True)
+    ]
+    return jax.tree.unflatten(jax.tree.structure(template), found)
+
+
+def open_pretrained(directory: Path) -> TrainedModel:
+    """A Hugging Face checkpoint in a directory, in bfloat16, on a CPU in float32; or an adapter of PEFT, on its base.
+
+    Raises:
+        TrainkitError: it is of a family that is not known, something in it cannot be used, or it is an adapter whose
+            base is not to be had, or has fewer rows than the tokenizer has entries.
+    """
+    is_adapter = (directory / adapter_config.FILE).is_file()
+    base = base_of(directory) if is_adapter else directory
+    # what lies beside an adapter is what it was trained with
+    directories = (directory, base) if is_adapter else (directory,)
+    tokenizers = tuple(found / TOKENIZER for found in directories)
+    there = all_devices("auto")
+    dtype = jnp.dtype("float32" if jax.devices()[0].platform == "cpu" else "bfloat16")
+    spec, codec = read_spec(base), vocabulary.load(next(filter(Path.is_file, tokenizers), tokenizers[-1]), config=True)
+    build = partial(_built, spec, vocab_size=_rows(spec, codec), length=spec.context_length or 1)
+    shapes = jax.eval_shape(build, jax.random.key(0))
+    finish: Callable[[LanguageModel], LanguageModel]
+    finish = merging(directory, spec, shapes) if is_adapter else lambda model: model
+    lie = mesh.shardings(there, shapes)
+    weights = load_params(base, shapes, lie, dtype, owned=is_adapter)
+    return TrainedModel(
+        model=finish(weights),
+        codec=codec,
+        where=directory,
+        begin=put_around(codec.path)[0],
+        ends=ends_of(codec, directories, usable_template(None, directories)),
+        mesh=there,
+        chat=None,
+        directories=directories,
+    )
+
+
+def _rows(spec: Model, codec: LoadedTokenizer) -> int:
+    try:
+        return spec.rows(codec.vocab_size)
+    except TrainkitError as error:
+        raise TrainkitError(
+            error.problem,
+            where=str(codec.path),
+            hint="put the tokenizer there with which the model was trained; beside an adapter none is needed",
+        ) from None
+
+
+def _shapes(recipe: Recipe, *, vocab_size: int) -> PyTree[jax.ShapeDtypeStruct]:
+    build = partial(_built, recipe.model, vocab_size=vocab_size, length=recipe.data.sequence_length)
+    return jax.eval_shape(build, jax.random.key(0))
+
+
+def _built(spec: Any, key: jax.Array, *, vocab_size: int, length: int) -> LanguageModel:
+    # with a cache there is one way to compute attention
+    return models.build(spec, vocab_size=vocab_size, sequence_length=length, implementation="xla", key=key)
+
+
+def _cast(dtype: jnp.dtype) -> Callable[[PyTree], PyTree]:
+    return lambda tree: models.cast(tree, dtype)
+
+
+def _compute(recipe: Recipe) -> jnp.dtype:
+    if recipe.precision.compute == "auto":
+        return jnp.dtype("float32" if jax.devices()[0].platform == "cpu" else "bfloat16")
+    return compute_dtype(recipe.precision.compute)
+
+
+def all_devices(platform: str, *, fsdp: int | None = None) -> Mesh:
+    """All devices, the CPU's where the run was on one; `fsdp` of them share the parameters where that divides them,
+    else all."""
+    # what was trained on a GPU may be used without one
+    count = devices.local("cpu" if platform == "cpu" else "auto").count
+    fsdp = fsdp if fsdp is not None and count % fsdp == 0 else count
+    return mesh.make_mesh(data=count // fsdp, fsdp=fsdp)

@@ -1,0 +1,112 @@
+"""Trained arrays, of which products are made in few bits and gradients are summed in float32.
+
+A sum in bfloat16 stops growing once it is 256 times as large as what is added to it. The gradient of every trained
+array is a sum over tokens, micro-batches and devices, so all of these sums are in float32. JAX gives a gradient the
+dtype of the array that it is of; a `Weight` therefore has two arrays, and gradients go to the float32 one.
+
+The functions here also take plain arrays: frozen models and those used for inference consist of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PyTree
+
+from trainkit.models.casting import cast
+from trainkit.models.nf4 import Nf4
+
+
+class Weight(eqx.Module):
+    """A trained array, rounded to the dtype that is computed in, and the float32 array that its gradient is of."""
+
+    rounded: Float[Array, ...]
+    master: Float[Array, ...]
+    """Stands for the gradient: no result of the model depends on its numbers."""
+
+    @staticmethod
+    def of(array: Array | Weight) -> Weight:
+        """A plain array as a `Weight`: its gradient is summed in float32 and then has the dtype of the array."""
+        if isinstance(array, Weight):
+            return array
+        return Weight(jax.lax.stop_gradient(array), array.astype(jnp.float32))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.rounded.shape
+
+
+def in_compute_dtype(masters: PyTree, dtype: jnp.dtype) -> PyTree:
+    """The arrays of a model to compute with in `dtype`; those that are not float32 then are a `Weight` each.
+
+    Args:
+        masters: what to differentiate by: all floating-point arrays are float32.
+    """
+
+    def paired(rounded: Array, master: Array) -> Array | Weight:
+        return master if rounded.dtype == master.dtype else Weight(jax.lax.stop_gradient(rounded), master)
+
+    return jax.tree.map(paired, cast(masters, dtype), masters)
+
+
+def exact(array: Array | Weight) -> Float[Array, ...]:
+    """The rounded numbers in float32, so that whatever is summed for their gradient is float32 too."""
+    return _widened(array.rounded, array.master) if isinstance(array, Weight) else array.astype(jnp.float32)
+
+
+@jax.custom_vjp
+def _widened(rounded: Array, master: Array) -> Array:
+    return rounded.astype(jnp.float32)
+
+
+_widened.defvjp(lambda rounded, master: (_widened(rounded, master), None), lambda _, dy: (None, dy))
+
+
+def add(x: Float[Array, "*n D"], bias: Float[Array, "*m D"] | Weight) -> Float[Array, "*n D"]:
+    """x + bias, which has some of the last axes of `x`, in the dtype of `x`."""
+    return (x.astype(jnp.float32) + exact(bias)).astype(x.dtype) if isinstance(bias, Weight) else x + bias
+
+
+def lookup(table: Float[Array, "V D"] | Weight, rows: Int[Array, "*n"]) -> Float[Array, "*n D"]:
+    """These rows of the table."""
+    return _lookup(table.rounded, table.master, rows) if isinstance(table, Weight) else table[rows]
+
+
+@jax.custom_vjp
+def _lookup(rounded: Array, master: Array, rows: Array) -> Array:
+    return rounded[rows]
+
+
+def _lookup_backward(residuals: tuple[Array, Array], dy: Array) -> tuple[None, Array, None]:
+    # of a row of the table only the shape is needed
+    rows, like = residuals
+    return None, jnp.zeros(like.shape, jnp.float32).at[rows].add(dy.astype(jnp.float32)), None
+
+
+_lookup.defvjp(lambda rounded, master, rows: (rounded[rows], (rows, master)), _lookup_backward)
+
+
+def product(x: Float[Array, "*n in"], weight: Float[Array, "in out"] | Nf4 | Weight) -> Float[Array, "*n out"]:
+    """x @ weight, in the dtype of `x`."""
+    if isinstance(weight, Weight):
+        return _product(x, weight.rounded, weight.master)
+    plain: Any = weight  # `x @ packed` is known too
+    return x @ plain
+
+
+@jax.custom_vjp
+def _product(x: Array, rounded: Array, master: Array) -> Array:
+    return x @ rounded
+
+
+def _product_backward(residuals: tuple[Array, Array], dy: Array) -> tuple[Array, None, Array]:
+    x, rounded = residuals
+    rows = tuple(range(x.ndim - 1))
+    dweight = jax.lax.dot_general(x, dy, ((rows, rows), ((), ())), preferred_element_type=jnp.float32)
+    return dy @ rounded.T, None, dweight
+
+
+_product.defvjp(lambda x, rounded, master: (x @ rounded, (x, rounded)), _product_backward)

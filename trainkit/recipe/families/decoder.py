@@ -1,0 +1,213 @@
+"""What the families of rotary decoders have in common; each of them is a short class in `families.py`.
+
+A family says what is its own by fields, by the facts below them, and by the properties that it overrides. The model
+that is made of it (`models/decoder.py`) asks the same questions.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import model_validator
+
+from trainkit.recipe.families.rope import Rope, RopeScaling
+from trainkit.recipe.families.sizes import check_groups, check_heads, kept, visible
+from trainkit.recipe.families.transformer import Transformer
+from trainkit.recipe.sections.train import Remat
+from trainkit.recipe.spec import Count, NotNegative, Positive
+
+Matrix = Literal["query", "key", "value", "output", "gate", "up", "down"]
+
+
+class Decoder(Transformer):
+    """A decoder with rotary positions, root-mean-square norms, gated units and grouped queries."""
+
+    heads: Count
+    """Attention heads; must divide `hidden` where `head_width` is not given."""
+    kv_heads: Count | None = None
+    """Heads of keys and values, each shared by as many query heads (Ainslie et al. 2023); `heads` where not given."""
+    head_width: Count | None = None
+    """Width of one head; hidden / heads where not given."""
+    tied: bool = False
+    rope_theta: Positive = 10000.0
+    """Base of the rotary positions' wave lengths."""
+    rope_scaling: RopeScaling | None = None
+    """How the rotary positions reach beyond the length of the first training; as they are where not given."""
+    rms_norm_eps: Positive = 1e-5
+    """Added to the mean square in the norms."""
+
+    norms: ClassVar[Literal["before", "after", "around"]] = "before"
+    """Where in a block the norms of attention and MLP stand."""
+    norm_offset: ClassVar[float] = 0.0
+    """What is added to the weight of a norm."""
+    qk_norm: ClassVar[Literal["head", "width"] | None] = None
+    """Whether queries and keys are normed: each head, or all heads of a position at once."""
+    activation: ClassVar[Literal["silu", "gelu"]] = "silu"
+    """Of the gated unit; `gelu` by a hyperbolic tangent."""
+    scaled_embedding: ClassVar[bool] = False
+    """Whether embeddings are multiplied by the root of `hidden`."""
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Decoder:
+        if self.head_width is None:
+            check_heads(self.heads, self.hidden)
+        if self.key_width % 2:
+            made = f"hidden = {self.hidden} over heads = {self.heads} makes heads of {self.key_width}"
+            given = f"head_width = {self.head_width}"
+            raise ValueError(f"{given if self.head_width else made}: rotary positions need an even width")
+        check_groups(self.groups, self.heads)
+        return self
+
+    @property
+    def groups(self) -> int:
+        """Heads of keys and values."""
+        return self.kv_heads or self.heads
+
+    @property
+    def key_width(self) -> int:
+        return self.head_width or self.hidden // self.heads
+
+    @property
+    def query_width(self) -> int:
+        """Width of all queries of a position."""
+        return self.heads * self.key_width
+
+    @property
+    def kv_width(self) -> int:
+        """Width of all keys, or all values, of a position."""
+        return self.groups * self.key_width
+
+    @property
+    def biased(self) -> tuple[Matrix, ...]:
+        """The matrices that have a bias."""
+        return ()
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """How many positions each layer looks back over, its own included; None: over all."""
+        return (None,) * self.layers
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        """The rotary positions of each layer."""
+        return (Rope(self.rope_theta, self.rope_scaling),) * self.layers
+
+    @property
+    def softcap_of_scores(self) -> float | None:
+        return None
+
+    @property
+    def softcap_of_logits(self) -> float | None:
+        return None
+
+    @property
+    def special_attention(self) -> str | None:
+        if self.softcap_of_scores is not None:
+            return "capped scores"
+        return "windows in some layers only" if len(set(self.windows)) > 1 else None
+
+    def parameter_count(self, *, vocab_size: int, sequence_length: int) -> dict[str, int]:
+        d = self.hidden
+        parts = {
+            "token_embedding": vocab_size * d,
+            "blocks": self.layers * (self._attention_matrices() + self._mlp_matrices() + self._vectors()),
+            "final_norm": d,
+        }
+        if not self.tied:
+            parts["output"] = vocab_size * d
+        return parts
+
+    def matmul_parameters(self, *, vocab_size: int) -> int:
+        return self.layers * (self._attention_matrices() + self._active_mlp_matrices()) + vocab_size * self.hidden
+
+    def attention_flops_per_token(self, *, sequence_length: int) -> int:
+        # two products of 2 x width FLOPs with each visible position: sharing keys saves memory, not products
+        seen = sum(visible(sequence_length=sequence_length, window=window) for window in self.windows)
+        return 2 * 2 * self.query_width * seen // sequence_length
+
+    def activation_floats_per_token(
+        self, *, sequence_length: int, remat: Remat | Literal["auto"], flash: bool = False
+    ) -> int:
+        d, q, kv = self.hidden, self.query_width, self.kv_width
+        flash = flash and self.special_attention is None
+        probabilities = 0 if flash else self.heads * sequence_length
+        # two norms and what they scaled; q, attention output in two shapes; k, v
+        everything = 4 * d + 3 * q + 2 * kv + self._mlp_floats() + probabilities
+        everything += 2 * d * (self.norms == "around") + (q + kv) * (self.qk_norm is not None)
+        # residual, what attention and MLP add to it, q; k, v
+        dots = 3 * d + q + 2 * kv + self._mlp_dots()
+        return kept(layers=self.layers, hidden=d, everything=everything, dots=dots, remat=remat)
+
+    def _attention_matrices(self) -> int:
+        """Numbers in the matrices of one block's attention."""
+        return 2 * self.hidden * self.query_width + 2 * self.hidden * self.kv_width
+
+    def _mlp_matrices(self) -> int:
+        return 3 * self.hidden * self.mlp_width
+
+    def _active_mlp_matrices(self) -> int:
+        """Of those, the numbers that a token is multiplied with."""
+        return self._mlp_matrices()
+
+    def _mlp_floats(self) -> int:
+        """Kept of the MLP by the backward pass: gate, up and their product; of GELU its slope too."""
+        return (4 if self.activation == "gelu" else 3) * self.mlp_width
+
+    def _mlp_dots(self) -> int:
+        return 2 * self.mlp_width
+
+    def _vectors(self) -> int:
+        """Numbers in the norms and biases of one block."""
+        d, f, q, kv = self.hidden, self.mlp_width, self.query_width, self.kv_width
+        widths = {"query": q, "key": kv, "value": kv, "output": d, "gate": f, "up": f, "down": d}
+        norms = (4 if self.norms == "around" else 2) * d
+        along = {"head": 2 * self.key_width, "width": q + kv, None: 0}[self.qk_norm]
+        return norms + along + sum(widths[name] for name in self.biased)
+
+
+class Dense(Decoder):
+    """A decoder whose every token goes through the same MLP."""
+
+    intermediate: Count
+    """Width inside the MLP."""
+
+    @property
+    def mlp_width(self) -> int:
+        return self.intermediate
+
+
+class Sparse(Decoder):
+    """A decoder whose MLPs are mixtures of experts, of which each token goes through a few (Shazeer et al. 2017)."""
+
+    experts: Count
+    """MLPs in each block."""
+    experts_per_token: Count = 2
+    """How many of them a token goes through."""
+    router_loss: NotNegative = 0.001
+    """Coefficient of the loss that keeps experts evenly busy (Fedus et al. 2021); 0: none. They are counted within a
+    micro-batch, so with it a step is not quite the same in micro-batches of another size."""
+
+    @model_validator(mode="after")
+    def _enough_experts(self) -> Sparse:
+        if self.experts_per_token > self.experts:
+            raise ValueError(f"experts_per_token = {self.experts_per_token} is more than experts = {self.experts}")
+        return self
+
+    @property
+    def normalised(self) -> bool:
+        """Whether the weights of a token's experts are made to add up to 1."""
+        return True
+
+    def _mlp_matrices(self) -> int:
+        return self.hidden * self.experts + self.experts * super()._mlp_matrices()
+
+    def _active_mlp_matrices(self) -> int:
+        return self.hidden * self.experts + self.experts_per_token * super()._mlp_matrices()
+
+    def _mlp_floats(self) -> int:
+        # what goes into each expert as well, in blocks of which a third may hold nothing; what comes out; the router
+        in_blocks = 3 * (super()._mlp_floats() + self.hidden) // 2
+        return self.experts_per_token * (in_blocks + self.hidden) + 2 * self.experts
+
+    def _mlp_dots(self) -> int:
+        return self.experts  # products of experts are no plain matrix products: they are made again

@@ -1,0 +1,145 @@
+"""[model]: the families that are made as GPT-2 is: attention and an MLP of two matrices, each after a layer norm.
+
+What is a family's own it says by fields, by the facts below them, and by the properties that it overrides. The model
+that is made of it (`models/gpt.py`) asks the same questions.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import model_validator
+
+from trainkit.recipe.families.pretrained import CHANGEABLE
+from trainkit.recipe.families.sizes import check_heads, kept, visible
+from trainkit.recipe.families.transformer import Transformer
+from trainkit.recipe.sections.train import Remat
+from trainkit.recipe.spec import Count, Positive
+
+
+class Gpt(Transformer):
+    """A decoder with layer norms, one matrix for queries, keys and values, and GELU."""
+
+    tied: bool = True
+
+    learned_positions: ClassVar[bool] = True
+    """Whether each of `context_length` positions has an embedding; scores have ALiBi's slopes otherwise."""
+    biased: ClassVar[bool] = True
+    """Whether matrices and norms have biases."""
+    exact_gelu: ClassVar[bool] = False
+    """Whether GELU is by the error function, and not by a hyperbolic tangent."""
+
+    @model_validator(mode="after")
+    def _heads_divide_hidden(self) -> Gpt:
+        check_heads(self.heads, self.hidden)
+        return self
+
+    @property
+    def key_width(self) -> int:
+        return self.hidden // self.heads
+
+    @property
+    def norm_epsilon(self) -> float:
+        """Added to the variance in the norms."""
+        return 1e-5
+
+    @property
+    def clip(self) -> float | None:
+        """Queries, keys and values are cut off at this size; None: they are not."""
+        return None
+
+    @property
+    def special_attention(self) -> str | None:
+        return None if self.learned_positions else "ALiBi's slopes"
+
+    def parameter_count(self, *, vocab_size: int, sequence_length: int) -> dict[str, int]:
+        d, f = self.hidden, self.mlp_width
+        norm = 2 * d if self.biased else d
+        biases = 3 * d + d + f + d if self.biased else 0
+        positions = (self.context_length or sequence_length) * d
+        return {
+            "token_embedding": vocab_size * d,
+            **({"position_embedding": positions} if self.learned_positions else {}),
+            "blocks": self.layers * (self._matrices() + biases + 2 * norm),
+            "final_norm": norm,
+            **({} if self.tied else {"output": vocab_size * d}),
+        }
+
+    def matmul_parameters(self, *, vocab_size: int) -> int:
+        return self.layers * self._matrices() + vocab_size * self.hidden
+
+    def attention_flops_per_token(self, *, sequence_length: int) -> int:
+        # two products of 2 x hidden FLOPs with each visible position, in every layer
+        seen = visible(sequence_length=sequence_length, window=None)
+        return self.layers * 2 * 2 * self.hidden * seen // sequence_length
+
+    def activation_floats_per_token(
+        self, *, sequence_length: int, remat: Remat | Literal["auto"], flash: bool = False
+    ) -> int:
+        d = self.hidden
+        probabilities = 0 if flash and self.special_attention is None else self.heads * sequence_length
+        # two norms and what they scaled, q, k, v, attention output in two shapes; GELU and its slope
+        everything = 9 * d + 2 * self.mlp_width + probabilities
+        # residual, q, k, v, what attention and MLP add to it, MLP before GELU
+        dots = 6 * d + self.mlp_width
+        return kept(layers=self.layers, hidden=d, everything=everything, dots=dots, remat=remat)
+
+    def _matrices(self) -> int:
+        """Numbers in the matrices of one block."""
+        return 4 * self.hidden**2 + 2 * self.hidden * self.mlp_width
+
+
+class Gpt2(Gpt):
+    """GPT-2 (Radford et al. 2019): learned positions, layer norm before each sub-layer, tanh-GELU, tied embeddings."""
+
+    type: Literal["gpt2"] = "gpt2"
+    intermediate: Count | None = None
+    """Width inside the MLP; 4 x hidden where not given."""
+    context_length: Count | None = None
+    """Number of learned positions; `data.sequence_length` where not given."""
+
+    # each of its positions has a row of weights
+    changeable: ClassVar[frozenset[str]] = CHANGEABLE - {"context_length"}
+
+    @property
+    def mlp_width(self) -> int:
+        return self.intermediate or 4 * self.hidden
+
+
+class Mpt(Gpt):
+    """MPT (MosaicML 2023): positions by ALiBi, layer norm before each sub-layer, exact GELU, no biases at all."""
+
+    type: Literal["mpt"] = "mpt"
+    expansion_ratio: Count = 4
+    """Width inside the MLP as a multiple of `hidden`; transformers knows models of 4 only."""
+    layer_norm_eps: Positive = 1e-5
+    """Added to the variance in the norms."""
+    clip_qkv: Positive | None = None
+    """Queries, keys and values are cut off at this size; nothing is where not given."""
+    softmax_scale: Positive | None = None
+    """What scores are multiplied with; one by the root of a head's width where not given."""
+
+    learned_positions: ClassVar[bool] = False
+    biased: ClassVar[bool] = False
+    exact_gelu: ClassVar[bool] = True
+
+    @property
+    def mlp_width(self) -> int:
+        return self.expansion_ratio * self.hidden
+
+    @property
+    def norm_epsilon(self) -> float:
+        return self.layer_norm_eps
+
+    @property
+    def clip(self) -> float | None:
+        return self.clip_qkv
+
+    @property
+    def score_scale(self) -> float | None:
+        return self.softmax_scale
+
+    @property
+    def not_in_transformers(self) -> str | None:
+        said = self.expansion_ratio
+        return None if said == 4 else f"expansion_ratio = {said}: transformers makes MLPs of 4 whatever it is told"

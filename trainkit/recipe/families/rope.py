@@ -1,0 +1,71 @@
+"""Rotary positions beyond the length that a model was trained for: how their frequencies are changed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import Field, Tag, model_validator
+
+from trainkit.recipe.spec import Count, Positive, Spec, by_type
+
+Factor = Annotated[float, Field(ge=1)]
+
+
+class LinearScaling(Spec):
+    """All frequencies divided by one factor (Chen et al. 2023, position interpolation)."""
+
+    type: Literal["linear"] = "linear"
+    factor: Factor
+    """How many times the original length is reached."""
+
+
+class Llama3(Spec):
+    """Slow frequencies divided, fast ones kept, those between blended (Llama 3.1: Grattafiori et al. 2024)."""
+
+    type: Literal["llama3"] = "llama3"
+    factor: Factor
+    """How many times the original length is reached."""
+    low_frequency_factor: Positive = 1.0
+    """A frequency that turns less often than this within `original_context` is divided."""
+    high_frequency_factor: Positive = 4.0
+    """A frequency that turns more often than this within `original_context` is kept."""
+    original_context: Count = 8192
+    """Positions that the model was trained for before."""
+
+    @model_validator(mode="after")
+    def _there_is_a_between(self) -> Llama3:
+        if self.high_frequency_factor <= self.low_frequency_factor:
+            raise ValueError(
+                f"high_frequency_factor = {self.high_frequency_factor} must be more than"
+                f" low_frequency_factor = {self.low_frequency_factor}"
+            )
+        return self
+
+
+class Yarn(Spec):
+    """As `llama3` with a ramp over the dimensions, and sharper attention (Peng et al. 2023, YaRN)."""
+
+    type: Literal["yarn"] = "yarn"
+    factor: Factor
+    """How many times the original length is reached."""
+    original_context: Count
+    """Positions that the model was trained for before."""
+    beta_fast: Positive = 32.0
+    """A dimension that turns more often than this within `original_context` is kept."""
+    beta_slow: Positive = 1.0
+    """A dimension that turns less often than this within `original_context` is divided."""
+    attention_factor: Positive | None = None
+    """What queries and keys are multiplied with; 0.1 x ln(factor) + 1 where not given."""
+
+
+RopeScaling = Annotated[
+    Annotated[LinearScaling, Tag("linear")] | Annotated[Llama3, Tag("llama3")] | Annotated[Yarn, Tag("yarn")],
+    by_type("linear"),
+]
+
+
+class Rope(NamedTuple):
+    """The rotary positions of a layer."""
+
+    theta: float
+    scaling: LinearScaling | Llama3 | Yarn | None

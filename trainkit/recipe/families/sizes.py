@@ -1,0 +1,42 @@
+"""Arithmetic that the families of `[model]` share."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from trainkit.recipe.sections.train import Remat
+
+
+def kept(*, layers: int, hidden: int, everything: int, dots: int, remat: Remat | Literal["auto"]) -> int:
+    """Numbers kept per token for the backward pass: for each block, and once what one block has when run again.
+
+    The last hidden state has a gradient of its own by then: see `models/loss.py`. Its logits are not of this kind.
+    """
+    by_policy = {"auto": everything, "none": everything, "dots": dots, "blocks": hidden, "offload": 0}
+    again = everything if remat in ("blocks", "dots", "offload") else 0
+    return layers * by_policy[remat] + again + 2 * hidden
+
+
+def visible(*, sequence_length: int, window: int | None) -> int:
+    """Positions seen by all positions of a text together: each sees itself and those before it in the window."""
+    within = min(window or sequence_length, sequence_length)
+    return within * (within + 1) // 2 + (sequence_length - within) * within
+
+
+def check_heads(heads: int, hidden: int) -> None:
+    """Raises ValueError where heads cannot share the hidden width evenly."""
+    if hidden % heads:
+        nearest = nearest_divisors(hidden, heads)
+        raise ValueError(f"heads = {heads} does not divide hidden = {hidden}; the nearest that do: {nearest}")
+
+
+def check_groups(kv_heads: int, heads: int) -> None:
+    """Raises ValueError where query heads cannot share the heads of keys and values evenly."""
+    if heads % kv_heads:
+        nearest = nearest_divisors(heads, kv_heads)
+        raise ValueError(f"kv_heads = {kv_heads} does not divide heads = {heads}; the nearest that do: {nearest}")
+
+
+def nearest_divisors(of: int, near: int) -> str:
+    fits = [n for n in range(1, of + 1) if of % n == 0]
+    return ", ".join(map(str, sorted(sorted(fits, key=lambda n: abs(n - near))[:3])))

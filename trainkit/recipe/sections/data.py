@@ -1,0 +1,92 @@
+"""[data]: where documents come from and in which order they are seen."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from trainkit.recipe.sections.encoding import Concatenate, Encoding, Pad, Windows
+from trainkit.recipe.sections.source import Files, HuggingFace, PythonStdlib, RowSource, Source, Tokens
+from trainkit.recipe.spec import Count, Spec
+
+__all__ = ["Data", "Files", "HuggingFace", "PythonStdlib", "RowSource", "Source", "Tokens", "Window"]
+
+
+class Window(Spec):
+    """Shuffle within windows of so many examples."""
+
+    window: Count
+    """Examples in a window; training on one may start while later ones are still tokenised."""
+
+
+class Data(Spec):
+    sequence_length: Count
+    """Positions in an example."""
+    encoding: Encoding = Concatenate.model_construct()
+    """How documents become examples."""
+    train: Annotated[tuple[Source, ...], Field(min_length=1)]
+    """What is trained on: one `[[data.train]]` a source."""
+    validation: tuple[Source, ...] = ()
+    """What is evaluated on beside the held-out part: one `[[data.validation]]` a set."""
+    held_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the training data kept out of training, as the validation set `held-out`. A document is kept out whole
+    or not at all, but of a long text file (32,768 characters; more for a share below 0.03 or above 0.97) about this
+    share is, in parts of 1,000 to 32,768 characters, cut at line ends; so one file is enough. What is kept out depends
+    on each document's own name and place only: adding documents, or text at the end of a long one, moves nothing
+    between the two."""
+    shuffle: Literal["full", False] | Window = "full"
+    """`"full"`: a permutation of all examples, new each epoch; `{ window = N }`: within windows of N; `false`: as
+    stored."""
+    cache: str = "cache"
+    """Directory of the token cache; shared by all recipes."""
+    on_error: Literal["stop", "skip"] = "stop"
+    """A document that cannot be read stops the caching, or is skipped, counted and reported."""
+
+    @model_validator(mode="after")
+    def _names_and_weights(self) -> Data:
+        if len({source.weight is None for source in self.train}) == 2:
+            raise ValueError("either every [[data.train]] has a weight or none has")
+        if len({_form(source) for source in (*self.train, *self.validation)}) > 1:
+            raise ValueError("all sources make documents of one kind: give all the same document, or none")
+        if isinstance(self.encoding, Pad) and self.encoding.buckets:
+            if max(self.encoding.buckets) > self.sequence_length:
+                raise ValueError(f"encoding.buckets are at most sequence_length = {self.sequence_length}")
+            if isinstance(self.shuffle, Window) or any(source.weight is not None for source in self.train):
+                raise ValueError('encoding.buckets need shuffle = "full" or false, and no weights')
+        for number, source in enumerate(self.validation):
+            if source.weight is not None:
+                raise ValueError(
+                    f"data.validation.{number}.weight shares out nothing: each validation set is evaluated by itself;"
+                    " leave it out"
+                )
+        for number, source in enumerate(self.train):
+            if source.name is not None and source.weight is None:
+                raise ValueError(
+                    f'data.train.{number}.name = "{source.name}" is shown nowhere, since sources without weights are'
+                    " one text: leave it out, or give every [[data.train]] a weight"
+                )
+        stride = self.encoding.stride if isinstance(self.encoding, Windows) else None
+        if stride is not None and stride > self.sequence_length:
+            raise ValueError(
+                f"data.encoding.stride = {stride} would leave out the tokens between windows: make it at most"
+                f" sequence_length = {self.sequence_length}"
+            )
+        names = self.validation_names
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two validation sets are called '{name}': give each [[data.validation]] its own name")
+        return self
+
+    @property
+    def validation_names(self) -> list[str]:
+        """Names of the validation sets, in order; the held-out part of the training data is `held-out`."""
+        names = [source.name or f"validation-{i}" for i, source in enumerate(self.validation)]
+        if len(self.validation) == 1 and self.validation[0].name is None:
+            names = ["validation"]
+        return names + (["held-out"] if self.held_out else [])
+
+
+def _form(source: Source) -> str:
+    document = source.document if isinstance(source, RowSource) else None
+    return document.type if document and document.type in ("labelled", "image") else "text"

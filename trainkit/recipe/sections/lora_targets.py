@@ -1,0 +1,90 @@
+"""The linear layers of each family by name, and which of them an adapter is for; a plan needs no jax to know."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from trainkit.errors import TrainkitError
+from trainkit.recipe.families.decoder import Decoder, Sparse
+from trainkit.recipe.sections.adapter import Adapter
+from trainkit.recipe.sections.model import Model
+
+#: What Hugging Face calls them, of the families together.
+_FOREIGN = {
+    "q_proj": ("query",), "k_proj": ("key",), "v_proj": ("value",), "o_proj": ("output",), "gate_proj": ("gate",),
+    "up_proj": ("up", "mlp_in"), "down_proj": ("down", "mlp_out"), "c_attn": ("qkv",), "Wqkv": ("qkv",),
+    "out_proj": ("output",), "c_fc": ("mlp_in",), "c_proj": ("output", "mlp_out"),
+}  # fmt: skip
+
+
+def linears(model: Model) -> dict[str, tuple[int, int]]:
+    """(inputs, outputs) of the linear layers of one block, by name within it. Those of experts are none of these."""
+    d = model.hidden
+    f = model.mlp_width
+    if not isinstance(model, Decoder):
+        return {"attention.qkv": (d, 3 * d), "attention.output": (d, d), "mlp_in": (d, f), "mlp_out": (f, d)}
+    q, kv = model.query_width, model.kv_width
+    attention = {"attention.query": (d, q), "attention.key": (d, kv), "attention.value": (d, kv)}
+    attention["attention.output"] = (q, d)
+    return (
+        attention
+        if isinstance(model, Sparse)
+        else attention | {"mlp.gate": (d, f), "mlp.up": (d, f), "mlp.down": (f, d)}
+    )
+
+
+def check_adapter(adapter: Adapter, model: Model) -> None:
+    """Raises ValueError where the adapter is for no such model."""
+    if adapter.base == "nf4" and isinstance(model, Sparse):
+        raise ValueError('adapter.base = "nf4" leaves experts, which are most of the model, as they are: write "none"')
+    try:
+        targeted_layers(adapter, list(linears(model)))
+    except TrainkitError as error:
+        raise ValueError(f"adapter.targets: {error.problem}; {error.hint}") from None
+
+
+def targeted_layers(adapter: Adapter, names: Sequence[str]) -> list[str]:
+    """Those of `names` that the adapter's targets mean; never a router of experts.
+
+    Raises TrainkitError for a target that means none.
+    """
+    names = [name for name in names if "router" not in name]
+    if adapter.targets == "all-linear":
+        return names
+    for target in adapter.targets:
+        if not any(_means(target, name) for name in names):
+            ours = [own for own in _FOREIGN.get(target, ()) if any(_means(own, name) for name in names)]
+            called = f"it is called {' and '.join(map(repr, ours))} here; " if ours else ""
+            raise TrainkitError(
+                f"{target!r} is the name of no linear layer of this model",
+                where="adapter.targets",
+                hint=f'{called}there are {", ".join(names)}; or targets = "all-linear"',
+            )
+    return [name for name in names if any(_means(target, name) for target in adapter.targets)]
+
+
+def adapter_parameters(adapter: Adapter, model: Model) -> int:
+    """How many numbers are trained."""
+    shapes = linears(model)
+    sizes = (
+        adapter.rank * (inputs + outputs) + (outputs if adapter.variant == "dora" else 0)
+        for inputs, outputs in (shapes[name] for name in targeted_layers(adapter, list(shapes)))
+    )
+    return model.layers * sum(sizes)
+
+
+def quantised_parameters(model: Model) -> int:
+    """How many numbers of the model are in 4 bit where the base is."""
+    return model.layers * sum(inputs * outputs for inputs, outputs in linears(model).values())
+
+
+def quantised_bytes(model: Model) -> int:
+    """Of these numbers: half a byte each, a byte for each block of 64, four for 256 of these, twelve for a matrix."""
+    blocks = [math.ceil(inputs * outputs / 64) for inputs, outputs in linears(model).values()]
+    return model.layers * sum(33 * count + 4 * math.ceil(count / 256) + 12 for count in blocks)
+
+
+def _means(target: str, name: str) -> bool:
+    return fnmatchcase(name, target) or fnmatchcase(name, f"*.{target}")

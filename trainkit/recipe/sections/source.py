@@ -1,0 +1,120 @@
+"""[[data.train]] and [[data.validation]]: where documents come from."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, Tag, model_validator
+
+from trainkit.recipe.sections.document import Document, Image, Keys
+from trainkit.recipe.spec import Count, NotNegative, Positive, Spec, by_type
+
+Stages = Annotated[tuple[tuple[Annotated[int, Field(ge=0)], NotNegative], ...], Field(min_length=1)]
+
+
+class SourceSpec(Spec):
+    """What all sources have in common."""
+
+    name: str | None = None
+    """Its name in metrics and listings: of a validation set, or of a source with a weight."""
+    weight: Positive | Stages | None = None
+    """Share of the training examples relative to the other sources, or its stages: `[[0, 3.0], [1000, 0.5]]` is 3 from
+    step 0 on and 0.5 from step 1000 on. All sources have one, or none has: then every example is seen once an epoch."""
+    limit: Count | None = None
+    """At most so many documents, the first ones."""
+
+    @model_validator(mode="after")
+    def _stages_rise_from_0(self) -> SourceSpec:
+        if isinstance(self.weight, tuple):
+            steps = [step for step, _ in self.weight]
+            if steps[0] != 0 or sorted(set(steps)) != steps:
+                raise ValueError(f"the stages of a weight begin at step 0, and each later than the one before: {steps}")
+        return self
+
+
+class RowSource(SourceSpec):
+    """What all sources of rows have in common."""
+
+    text_key: str | Keys = "text"
+    """The key or column that holds the text, or several, whose texts are joined by an empty line."""
+    document: Document | None = None
+    """What a row becomes where it is more than one text: `{ type = "template", … }`, or of type `"prompt"`, `"chat"`,
+    `"labelled"` or `"image"`."""
+    min_characters: Count | None = None
+    """Documents with fewer characters are left out, and counted."""
+    max_characters: Count | None = None
+    """Documents with more characters are left out, and counted."""
+
+    @model_validator(mode="after")
+    def _one_way_to_text(self) -> RowSource:
+        if self.document is not None and self.text_key != "text":
+            raise ValueError("text_key is not read beside document, which names keys of its own: leave one of them out")
+        if isinstance(self.document, Image):
+            for key in ("min_characters", "max_characters"):
+                if getattr(self, key) is not None:
+                    raise ValueError(f"{key} is for texts, and document.type is 'image': leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _lengths_leave_something(self) -> RowSource:
+        if self.min_characters and self.max_characters and self.min_characters > self.max_characters:
+            raise ValueError(f"min_characters = {self.min_characters} is more than max_characters")
+        return self
+
+
+class Files(RowSource):
+    """Files by path or URL, `*`, `**` and `{a,b}` or `{000..127}`."""
+
+    type: Literal["files"] = "files"
+    path: str | Annotated[tuple[str, ...], Field(min_length=1)]
+    """One pattern or several; relative ones count from the working directory. URLs are those of fsspec: `s3://`,
+    `gs://`, `https://` … with the package that it names installed."""
+    format: Literal["auto", "text", "jsonl", "json", "csv", "parquet", "arrow"] = "auto"
+    """`auto` goes by the suffix: `.txt`, `.md` and `.py` are one document a file; `.jsonl`, `.csv` and `.tsv` one a
+    row, `.json` one an element of its list, `.parquet` and `.arrow` one a row. All but the last two also with `.gz`,
+    `.zst`, `.bz2` or `.xz`."""
+
+
+class HuggingFace(RowSource):
+    """A dataset of the Hugging Face hub, or a directory that holds one."""
+
+    type: Literal["huggingface"]
+    id: str
+    """`"owner/name"` on the hub; or a directory: of data files, or written by `save_to_disk`."""
+    config: str | None = None
+    """Which of the dataset's configurations (what `load_dataset` calls `name`); none of what `save_to_disk` wrote."""
+    split: str = "train"
+    """Which split, also sliced: `"train[:10%]"`."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub."""
+    streaming: bool = False
+    """Whether rows are read over the network while they are tokenised, instead of downloading all first."""
+
+
+class Tokens(SourceSpec):
+    """Arrays that are tokenised already, with the recipe's tokenizer."""
+
+    type: Literal["tokens"]
+    path: str | Annotated[tuple[str, ...], Field(min_length=1)]
+    """`.npy`, flat `.bin`, or `.parquet` with a list of ids a row (what `trainkit cache-data --export` writes)."""
+    dtype: Literal["uint16", "uint32", "int32", "int64"] = "uint16"
+    """Of `.bin`, little-endian."""
+    tokens_key: str = "tokens"
+    """The column of `.parquet` that holds the ids. A column `learned` beside it, where there is one, masks them."""
+
+
+class PythonStdlib(SourceSpec):
+    """Every `.py` of the running interpreter's standard library, without site-packages and tests: one document
+    a file."""
+
+    type: Literal["python-stdlib"]
+
+
+Source = Annotated[
+    Annotated[Files, Tag("files")]
+    | Annotated[HuggingFace, Tag("huggingface")]
+    | Annotated[Tokens, Tag("tokens")]
+    | Annotated[PythonStdlib, Tag("python-stdlib")],
+    by_type("files"),
+]
+"""Sources are told apart by `type`; one that has only a `path` is files."""

@@ -1,0 +1,254 @@
+"""From a table to a `Recipe`, or to everything that is wrong with it at once, in words.
+
+Validators over several keys run only where each key is right in itself, so one look does not see all: what was found
+is repaired in a copy (a misspelt key renamed, a wrong value replaced), and the copy is looked at again.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from pydantic import ValidationError
+
+from trainkit.errors import TrainkitError
+from trainkit.recipe import Recipe
+from trainkit.recipe.spec import with_tuples
+from trainkit.recipe.toml.positions import Key, Origin, dotted
+from trainkit.recipe.toml.schema import (
+    Node,
+    choices,
+    describe,
+    has_table,
+    keys_of,
+    leaves,
+    meaning,
+    node_at,
+    placeholder,
+    types_of,
+)
+from trainkit.recipe.toml.suggestions import correction, fit, is_kind, kind_of, short, suggest
+from trainkit.recipe.toml.write import toml_value
+
+#: Looks at the repaired copy; each finds what the one before it hid.
+LOOKS = 8
+
+
+@dataclass(frozen=True)
+class Mistake:
+    where: Origin
+    problem: str
+    hint: str = ""
+
+
+def diagnose(
+    values: dict[str, Any], error: ValidationError, *, origin: Callable[[Key], Origin], name: str
+) -> TrainkitError:
+    """All mistakes in one error, each with file, line, key, value, what is allowed, and what to write instead.
+
+    `error` is what validating `values` gave, `name` the file's, and `origin` tells where a key, or the nearest table
+    around it, was written.
+    """
+    mistakes = _Search(deepcopy(values), origin).all(error)
+    if len(mistakes) == 1:
+        return TrainkitError(mistakes[0].problem, where=str(mistakes[0].where), hint=mistakes[0].hint)
+    blocks = [f"{len(mistakes)} mistakes"]
+    for mistake in mistakes:
+        block = f"{mistake.where}: {mistake.problem}"
+        blocks.append(block + (f"\n  hint: {mistake.hint}" if mistake.hint else ""))
+    return TrainkitError("\n\n".join(blocks), where=name)
+
+
+class _Search:
+    """Collects mistakes while it repairs `data`."""
+
+    def __init__(self, data: dict[str, Any], origin: Callable[[Key], Origin]) -> None:
+        self.data = data
+        self.origin = origin
+        self.found: dict[Key | str, Mistake] = {}
+        self.repaired: set[Key] = set()
+        #: A renamed key -> as it was written, to find its line.
+        self.written: dict[Key, Key] = {}
+
+    def all(self, error: ValidationError) -> list[Mistake]:
+        for _ in range(LOOKS):
+            errors = _with_plain_keys(error, self.data)
+            unknown = [key for key, e in errors if e["type"] == "extra_forbidden"]
+            before = len(self.found)
+            for key in unknown:
+                self._unknown(key)
+            for key, e in [] if unknown else errors:
+                if e["type"] == "value_error":
+                    self._contradiction(key, str(e["ctx"]["error"]))
+                elif e["type"] == "missing" and _get(self.data, key, _NOTHING) is _NOTHING:
+                    self._missing(key)
+                else:
+                    self._wrong(key)
+            if len(self.found) == before:
+                break
+            try:
+                Recipe.model_validate(with_tuples(self.data))
+                break
+            except ValidationError as again:
+                error = again
+        assert self.found, error
+        return sorted(self.found.values(), key=lambda mistake: mistake.where)
+
+    def _where(self, key: Key) -> Origin:
+        for length in range(len(key), 0, -1):
+            if key[:length] in self.written:
+                return self.origin(self.written[key[:length]] + key[length:])
+        return self.origin(key)
+
+    def _unknown(self, key: Key) -> None:
+        section, name = key[:-1], str(key[-1])
+        value = _get(self.data, key)
+        known = list(keys_of(node_at(section, self.data) or {}, _get(self.data, section)))
+        hint, target = self._of_another_type(section, name), None
+        if not hint:
+            hint, target = suggest(name, section, known)
+        said = f"{dotted(key)} = {short(value)}" if not isinstance(value, dict) else f"[{dotted(key)}]"
+        problem = f"{said}: no such {'section' if isinstance(value, dict) else 'key'}"
+        if not hint:
+            hint = f"here may stand: {', '.join(known)}" if known else "leave it out"
+        self.found[key] = Mistake(self._where(key), problem, hint)
+        _get(self.data, section).pop(name)
+        if target and _place(self.data, target, value):
+            self.written[target] = key
+
+    def _of_another_type(self, section: Key, name: str) -> str:
+        node = node_at(section, self.data)
+        having = [kind for kind in types_of(node) if name in keys_of(node, {"type": kind})] if node else []
+        return f"{name} goes with type = {' or '.join(map(toml_value, having))}" if having else ""
+
+    def _missing(self, key: Key) -> None:
+        node = node_at(key, self.data)
+        assert node is not None, key
+        self.repaired.add(key)
+        _put(self.data, key, placeholder(node))
+        if any(known != key and key[: len(known)] == known for known in self.repaired):
+            return
+        what = f"section [{dotted(key)}]" if has_table(node) and not choices(node) else dotted(key)
+        if key == ("data", "train"):
+            what = "[[data.train]]"
+        hint = f"{dotted(key)} is {describe(node)}" + (f": {meaning(node)}" if meaning(node) else "")
+        section = node_at(key[:-1], self.data)
+        if section and len(types := types_of(section)) > 1 and "type" not in _get(self.data, key[:-1]):
+            hint += f"; or say type = {' or '.join(map(toml_value, types))}"
+        if key == ("schema",):
+            hint = "begin the recipe with: schema = 1"
+        self.found[key] = Mistake(self._where(key[:-1]), f"{what} is missing", hint)
+
+    def _wrong(self, key: Key) -> None:
+        value, node = _get(self.data, key), node_at(key, self.data)
+        assert node is not None, key
+        if isinstance(value, dict) and has_table(node):
+            # the error is that of a union's `type`
+            key, value = (*key, "type"), value.get("type")
+            allowed: list[Any] = types_of(node)
+            expected = " or ".join(map(toml_value, allowed))
+        else:
+            allowed, expected = choices(node), describe(node)
+        problem = f"{dotted(key)} = {short(value)}: expected {expected}"
+        if not is_kind(value, node) and not allowed:
+            problem += f", found {kind_of(value)}"
+        self.found.setdefault(key, Mistake(self._where(key), problem, correction(key, value, node, allowed)))
+        self.repaired.add(key)
+        self._replace(key, node, allowed)
+
+    def _replace(self, key: Key, node: Node, allowed: list[Any]) -> None:
+        if key[-1] == "type" and allowed:
+            # what else is in the table is judged by the type that was probably meant
+            meant = difflib.get_close_matches(str(_get(self.data, key)), allowed, n=1)
+            _put(self.data, key, meant[0] if meant else max(allowed, key=partial(fit, node, _get(self.data, key[:-1]))))
+        elif "default" in node:
+            _get(self.data, key[:-1]).pop(key[-1])
+        else:
+            _put(self.data, key, placeholder(node))
+
+    def _contradiction(self, key: Key, message: str) -> None:
+        """Of several keys; one that speaks of a key that was repaired is about our repair and not about the recipe."""
+        words = set(re.findall(r"\w+", message))
+        inside = [known for known in self.repaired if known[: len(key)] == key]
+        around = [known for known in self.repaired if key[: len(known)] == known]
+        if around or any(str(known[-1]) in words for known in inside):
+            return
+        value = _get(self.data, key)
+        if not isinstance(value, dict):
+            self.found[message] = Mistake(self._where(key), f"{dotted(key)} = {short(value)}: {message}")
+            return
+        # the first key that the message names is where a person looks
+        paths = [(*key, name) for name in value if name in words]
+        whole = [tuple(map(_part, name.split("."))) for name in re.findall(r"\w+(?:\.\w+)+", message)]
+        if told := [path for path in whole if _get(self.data, path, _NOTHING) is not _NOTHING]:
+            self.found[message] = Mistake(self._where(told[0]), message)
+            return
+        if not key:
+            paths = [path for path in leaves() if len(path) > 1 and dotted(path) in message]
+        named = sorted(paths, key=lambda path: message.index(str(path[-1])))
+        problem = f"[{dotted(key)}]: {message}" if key else message
+        self.found[message] = Mistake(self._where(named[0] if named else key), problem)
+
+
+def _with_plain_keys(error: ValidationError, data: Any) -> list[tuple[Key, dict[str, Any]]]:
+    """Pydantic's errors by the keys that a person wrote: one for each, and of nested ones only the inner.
+
+    Pydantic puts the member of a union that it tried into the path; such a part leads nowhere in the data.
+    """
+    by_key: dict[Key, dict[str, Any]] = {}
+    for item in error.errors(include_url=False, include_input=False):
+        key: Key = ()
+        value, tag = data, None
+        for position, part in enumerate(item["loc"]):
+            if part == tag:  # a member may have a key of its own name, which comes after
+                tag = None
+                continue
+            inner = _get(value, (part,), default=_NOTHING)
+            if inner is not _NOTHING:
+                key, value = (*key, part), inner
+                tag = value.get("type") if isinstance(value, dict) else None
+            elif position == len(item["loc"]) - 1 and item["type"] == "missing" and isinstance(value, dict):
+                key = (*key, part)
+        by_key.setdefault(key, dict(item))
+    outer = {key[:length] for key in by_key for length in range(len(key))}
+    return [(key, item) for key, item in by_key.items() if key not in outer]
+
+
+_NOTHING = object()
+
+
+def _part(name: str) -> str | int:
+    return int(name) if name.isdecimal() else name
+
+
+def _get(data: Any, key: Key, default: Any = None) -> Any:
+    for part in key:
+        is_there = part in data if isinstance(data, dict) else isinstance(data, list) and part in range(len(data))
+        if not is_there:
+            return default
+        data = data[part]
+    return data
+
+
+def _put(data: Any, key: Key, value: Any) -> None:
+    target = _get(data, key[:-1])
+    if isinstance(target, list) and key[-1] == len(target):
+        target.append(value)
+    else:
+        target[key[-1]] = value
+
+
+def _place(data: dict[str, Any], target: Key, value: Any) -> bool:
+    """Put a value where it belongs, unless something is there."""
+    table: Any = data
+    for part in target[:-1]:
+        table = table.setdefault(part, {}) if isinstance(table, dict) else _get(table, (part,))
+    if not isinstance(table, dict) or target[-1] in table:
+        return False
+    table[target[-1]] = value
+    return True

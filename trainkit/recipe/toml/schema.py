@@ -1,0 +1,238 @@
+"""The recipe language as data: which keys there are, what each may hold, in words.
+
+Read from the JSON schema that pydantic derives from the specs, and from the docstrings below their fields, so that it
+cannot say anything else than they do.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import textwrap
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+from typing import Any, get_args
+
+from trainkit.recipe import Recipe
+from trainkit.recipe.spec import Spec
+from trainkit.recipe.toml.positions import Key
+
+#: A JSON schema, references resolved at its top level.
+Node = dict[str, Any]
+
+
+@cache
+def schema() -> Node:
+    """The JSON schema of recipes."""
+    found = Recipe.model_json_schema(by_alias=True)
+    specs: dict[str, type[Spec]] = {"Recipe": Recipe, **_specs(Recipe)}
+    for name, section in {"Recipe": found, **found["$defs"]}.items():
+        for field, text in _docstrings(specs[name]).items():
+            if field in section["properties"]:
+                section["properties"][field]["description"] = text
+    found["properties"]["extends"] = {
+        "description": "Recipes that this one builds on, relative to this file. Tables merge, lists replace; later ones"
+        " and this file win.",
+        "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
+        "default": [],
+    }
+    return found
+
+
+def node_at(key: Key, data: Any) -> Node | None:
+    """What may stand at `key` in `data`, whose `type` values choose among unions; None where nothing may."""
+    node: Node = schema()
+    for part in key:
+        child = _element(node, part) if isinstance(part, int) else keys_of(node, data).get(part)
+        if child is None:
+            return None
+        node = child
+        data = _step(data, part)
+    return node
+
+
+def keys_of(node: Node, value: Any = None) -> dict[str, Node]:
+    """The keys of a table, each with its node; `value` is the table as written, to choose among types."""
+    return (table(node, value) or {}).get("properties", {})
+
+
+def table(node: Node, value: Any = None) -> Node | None:
+    """The table that a node stands for; of several the one that has the value's `type`, or the default one."""
+    tables = [branch for branch in branches(node) if branch.get("type") == "object"]
+    if len(tables) > 1:
+        wanted = value.get("type") if isinstance(value, dict) else None
+        named = [t for t in tables if t["properties"]["type"]["const"] == wanted]
+        return (named or [t for t in tables if "default" in t["properties"]["type"]] or tables)[0]
+    return tables[0] if tables else None
+
+
+def branches(node: Node) -> list[Node]:
+    """The alternatives of a union, or the node itself; `null` left out, since TOML cannot say it."""
+    node = _resolved(node)
+    union = node.get("anyOf") or node.get("oneOf")
+    if union is None:
+        return [] if node.get("type") == "null" else [node]
+    return [leaf for branch in union for leaf in branches(branch)]
+
+
+def types_of(node: Node) -> list[str]:
+    """The values that `type` may have in a table or union of tables."""
+    return [
+        branch["properties"]["type"]["const"]
+        for branch in branches(node)
+        if branch.get("type") == "object" and "type" in branch["properties"]
+    ]
+
+
+def choices(node: Node) -> list[Any]:
+    """The literal values that a node allows."""
+    found: list[Any] = []
+    for branch in branches(node):
+        found += [branch["const"]] if "const" in branch else branch.get("enum", [])
+    return found
+
+
+def has_table(node: Node) -> bool:
+    return any(branch.get("type") == "object" for branch in branches(node))
+
+
+def has_list(node: Node) -> bool:
+    return any(branch.get("type") == "array" for branch in branches(node))
+
+
+def leaves() -> Iterator[Key]:
+    """Every key of every table outside lists, tables included, in any of its types."""
+
+    def walk(node: Node, key: Key) -> Iterator[Key]:
+        seen: set[str] = set()
+        for branch in branches(node):
+            for name, child in branch.get("properties", {}).items():
+                if name not in seen:
+                    seen.add(name)
+                    yield (*key, name)
+                    yield from walk(child, (*key, name))
+
+    yield from walk(schema(), ())
+
+
+def describe(node: Node) -> str:
+    """What is allowed: `a whole number of at least 1 or "auto"`."""
+    if len(types := types_of(node)) > 1:
+        return f"a table with type = {' or '.join(map(json.dumps, types))}"
+    return " or ".join(dict.fromkeys(_describe(branch) for branch in branches(node)))
+
+
+def meaning(node: Node) -> str:
+    """Its docstring on one line; that of the table where the key has none of its own."""
+    text = node.get("description") or _resolved(node).get("description") or ""
+    return " ".join(text.split())
+
+
+def placeholder(node: Node) -> Any:
+    """Some value that is allowed, to be able to look for further mistakes around a wrong one."""
+    branch = branches(node)[0]
+    if "default" in branch:
+        return branch["default"]
+    allowed = choices(branch)
+    match branch.get("type"):
+        case "object":
+            required = branch.get("required", [])
+            return {name: placeholder(branch["properties"][name]) for name in required}
+        case "array":
+            return [placeholder(branch["items"])] * branch.get("minItems", 0)
+        case "integer" | "number" if not allowed:
+            return max(1, branch.get("minimum", 1))
+        case "boolean":
+            return False
+        case _:
+            return allowed[0] if allowed else "x"
+
+
+def _specs(base: Any) -> dict[str, type[Spec]]:
+    """Every spec that a type leads to, by its name, and by the longer one that pydantic gives where two are alike."""
+    found: dict[str, type[Spec]] = {}
+    if isinstance(base, type) and issubclass(base, Spec):
+        if base is not Recipe:
+            found[base.__name__] = base
+            found[f"{base.__module__}.{base.__name__}".replace(".", "__")] = base
+        for field in base.model_fields.values():
+            found |= _specs(field.annotation)
+    for part in get_args(base):
+        found |= _specs(part)
+    return found
+
+
+def _docstrings(spec: type[Spec]) -> dict[str, str]:
+    """The docstrings below the fields of a spec, its own and those of the specs it builds on."""
+    found: dict[str, str] = {}
+    for base in reversed([base for base in spec.__mro__ if issubclass(base, Spec)]):
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(definition, ast.ClassDef)
+        for field, below in pairwise(definition.body):
+            match field, below:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ):
+                    found[name] = inspect.cleandoc(text)
+    return found
+
+
+def _describe(branch: Node) -> str:
+    if allowed := choices(branch):
+        return " or ".join(json.dumps(value) for value in allowed)
+    match branch.get("type"):
+        case "integer":
+            return "a whole number" + _bounds(branch, whole=True)
+        case "number":
+            return "a number" + _bounds(branch, whole=False)
+        case "boolean":
+            return "true or false"
+        case "array" if "prefixItems" in branch:
+            entries = branch["prefixItems"]
+            return f"a list of {len(entries)}, each {describe(entries[0])}"
+        case "array":
+            least = "a list with at least one entry" if branch.get("minItems") else "a list"
+            return f"{least}, each {describe(branch['items'])}"
+        case "object":
+            kind = branch["properties"].get("type")
+            return f'a table with type = "{kind["const"]}"' if kind else f"a table of {', '.join(branch['properties'])}"
+        case _:
+            return "a string"
+
+
+def _bounds(branch: Node, *, whole: bool) -> str:
+    low, above = branch.get("minimum"), branch.get("exclusiveMinimum")
+    high, below = branch.get("maximum"), branch.get("exclusiveMaximum")
+    if whole and above is not None:
+        low, above = above + 1, None
+    if low is not None and high is not None:
+        return f" from {low} to {high}"
+    words = [(low, "of at least"), (above, "greater than"), (high, "of at most"), (below, "less than")]
+    said = [f"{word} {bound}" for bound, word in words if bound is not None]
+    return " " + " and ".join(said) if said else ""
+
+
+def _resolved(node: Node) -> Node:
+    if "$ref" not in node:
+        return node
+    return {**schema()["$defs"][node["$ref"].rsplit("/", 1)[-1]], **{k: v for k, v in node.items() if k != "$ref"}}
+
+
+def _element(node: Node, index: int) -> Node | None:
+    for branch in branches(node):
+        if "prefixItems" in branch:
+            return branch["prefixItems"][index] if index < len(branch["prefixItems"]) else None
+        if branch.get("type") == "array":
+            return branch["items"]
+    return None
+
+
+def _step(data: Any, part: str | int) -> Any:
+    if isinstance(data, dict):
+        return data.get(part)
+    if isinstance(data, list | tuple) and isinstance(part, int) and part < len(data):
+        return data[part]
+    return None

@@ -1,0 +1,118 @@
+"""The state with which an attempt begins."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from trainkit.checkpoint import manifest as manifests
+from trainkit.checkpoint import restore, store
+from trainkit.checkpoint.manifest import Manifest
+from trainkit.errors import TrainkitError
+from trainkit.events.log import EventLog
+from trainkit.infer.adapted import check_same_base
+from trainkit.recipe.toml.load import Loaded
+from trainkit.run.pretrained import made_of, numbers_of, weights_of
+from trainkit.run.program import BuiltStep, state_shapes
+from trainkit.run.start import Start, announce
+from trainkit.train import loss_scale
+from trainkit.train.state import State, initial_live, without_frozen
+
+
+def initial_state(
+    directory: Path,
+    loaded: Loaded,
+    start: Start,
+    *,
+    built: BuiltStep,
+    data_fingerprint: str,
+    log: EventLog,
+) -> State:
+    """A new state, or that of the checkpoint from which to go on; what differs since then is told in the log.
+
+    Raises:
+        TrainkitError: no checkpoint is whole, none has this step, or it was trained on other data or on top of another
+            base.
+    """
+
+    def on_damaged(path: Path, error: TrainkitError) -> None:
+        message = f"the checkpoint {path.name} is damaged and was passed over: {error.problem}"
+        log.write("alert", step=log.step, kind="checkpoint", message=message)
+
+    key = jax.random.key(loaded.recipe.run.seed)
+    shardings = built.shardings
+    template = without_frozen(state_shapes(built))
+
+    @cache
+    def fresh(part: str) -> Any:
+        """A part of a new state, and nothing besides it."""
+        if not jax.tree.leaves(getattr(shardings, part)):
+            return getattr(shardings, part)
+        # of these only what is frozen is made of weights
+        weights = weights_of(loaded.recipe, built) if part == "frozen" else None
+        return made_of(built, key, weights, part=part)
+
+    def read(path: Path) -> State:
+        parts = {name.partition(".")[0] for name in manifests.read(path).leaves}
+        has_live, is_scaled = "live" in parts, "loss_scale" in parts
+        if has_live and is_scaled == (template.loss_scale is not None) and not start.reset_optimizer:
+            return replace(restore.restore(path, template), frozen=fresh("frozen"))
+        kept = {part.name: getattr(template, part.name) for part in fields(State)}
+        new: dict[str, Any] = {"frozen": fresh("frozen")}
+        if start.reset_optimizer:
+            new["optimizer"] = fresh("optimizer")
+        if not has_live:  # from before a run could be changed while it goes on: nobody has
+            new["live"] = jax.device_put(initial_live(), shardings.live)
+        if template.loss_scale is None or not is_scaled:  # only float16 has one
+            new["loss_scale"] = template.loss_scale and jax.device_put(loss_scale.initial(), shardings.loss_scale)
+        found = {name: restore.restore(path, part, under=name) for name, part in kept.items() if name not in new}
+        return State(**found, **new)
+
+    if start.step is None:
+        restored = restore.restore_newest(directory, read, on_damaged=on_damaged)
+    else:
+        info = store.find(directory, start.step)
+        restored = read(info.directory), info.manifest
+    if restored is None:
+        if log.step:
+            announce(log, loaded, start, resumed_from=None)
+        numbers = numbers_of(loaded.recipe, built)  # which are soon looked at, before what is large
+        return made_of(built, key, weights_of(loaded.recipe, built), numbers)
+    state, manifest = restored
+    check_same_base(manifest, state.frozen, where=directory)
+    _check_data(directory, manifest, data_fingerprint)
+    _tell_devices(manifest, jax.tree.leaves(shardings)[0].mesh, log)
+    if manifest.step != log.step:
+        announce(log, loaded, start, resumed_from=manifest.step)
+    for step in store.set_aside(directory, beyond=manifest.step) if start.step is not None else []:
+        log.write("log", step=log.step, level="info", message=f"the checkpoint of step {step} was set aside")
+    return state
+
+
+def _check_data(directory: Path, manifest: Manifest, found: str) -> None:
+    if manifest.data != found:
+        raise TrainkitError(
+            f"the data is not what this run was trained on: its checkpoint knows {manifest.data}, found {found}; "
+            "going on would change the order of what is seen",
+            where=str(directory),
+            hint="bring the source files and the tokenizer back as they were, or begin a new run",
+        )
+
+
+def _tell_devices(manifest: Manifest, mesh: Mesh, log: EventLog) -> None:
+    now = sorted(device.device_kind for device in mesh.devices.flat)
+    if (manifest.devices, manifest.mesh) != (now, dict(mesh.shape)):
+        before, after = _devices(manifest.devices, manifest.mesh), _devices(now, dict(mesh.shape))
+        message = f"devices: {before} -> {after}; the same to rounding, not bit for bit"
+        log.write("log", step=log.step, level="warning", message=message)
+
+
+def _devices(kinds: list[str], axes: dict[str, int]) -> str:
+    counted = ", ".join(f"{count} x {kind}" for kind, count in Counter(kinds).items())
+    return f"{counted} ({', '.join(f'{axis} {size}' for axis, size in axes.items())})"

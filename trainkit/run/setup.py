@@ -1,0 +1,322 @@
+"""Recipe → plan → dataset, model, optimizer, state → loop: the design's picture in code."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from trainkit.checkpoint import store
+from trainkit.checkpoint.saver import Provenance, size_of
+from trainkit.data.batches.dataset import TrainSet, may_start_early
+from trainkit.data.batches.evaluation_set import EvalSet, validation_sources
+from trainkit.data.cache import build as caches
+from trainkit.data.cache import recorded
+from trainkit.data.jobs import Stop
+from trainkit.events.commands import IssuedCommand
+from trainkit.events.control import Server
+from trainkit.events.log import EventLog
+from trainkit.export.background import Exporting
+from trainkit.infer.adapted import base_digest
+from trainkit.infer.sampler import Sampler
+from trainkit.infer.text_format import (
+    chat_of,
+    check_texts,
+    keep_tokenizer,
+    template_of,
+    text_format_of,
+    usable_template,
+)
+from trainkit.parallel import devices, mesh
+from trainkit.parallel.compile_cache import use_compile_cache
+from trainkit.plan import Choice, DataSize, Devices, Plan, choices, make_plan
+from trainkit.recipe import Recipe
+from trainkit.recipe.sections import upkeep
+from trainkit.recipe.toml.load import Loaded
+from trainkit.run.health import DataHealth, DiskSpace
+from trainkit.run.initial_state import initial_state
+from trainkit.run.out_of_memory import OutOfMemory, explain_out_of_memory
+from trainkit.run.pretrained import check_weights
+from trainkit.run.program import BuiltStep, Program, build, fit_program, log_plan, log_program
+from trainkit.run.repeat import commands_to_repeat
+from trainkit.run.replan import previous_choice
+from trainkit.run.start import Start
+from trainkit.tasks import check_learnable
+from trainkit.track.projections import asked, require
+from trainkit.track.sidecar import Sidecars
+from trainkit.train.checkpointing import Checkpointing
+from trainkit.train.compilations import Compilations
+from trainkit.train.control import Commands
+from trainkit.train.evaluate import Evaluator
+from trainkit.train.live_schedule import LiveSchedule
+from trainkit.train.loop import Job, SampleReport
+from trainkit.train.loop import train as run_loop
+from trainkit.train.metrics import MetricsWriter, StepWork
+from trainkit.train.owed import owed
+from trainkit.train.prefetch import Prefetch
+from trainkit.train.profile import Profile, check_steps
+from trainkit.train.signals import Signals
+from trainkit.train.state import State, without_frozen
+from trainkit.train.statistics import ParameterHistograms
+
+#: How long the end of a run waits for its trackers, and after a SIGTERM for its exports.
+SIDECAR_SECONDS = 60.0
+#: How long the last checkpoint of a short run waits for Aim to say which of its runs this one is.
+AIM_HASH_SECONDS = 20.0
+
+
+class Ready(NamedTuple):
+    """What there is before the first step."""
+
+    program: Program
+    state: State
+    course: LiveSchedule
+    repeats: list[IssuedCommand]
+    """Orders of earlier attempts that are to be carried out again."""
+    restored: Callable[[Start], State]
+    """The state from which an attempt goes on that begins so."""
+
+
+def train(
+    directory: Path,
+    loaded: Loaded,
+    start: Start,
+    *,
+    signal: Signals,
+    log: EventLog,
+    afterwards: contextlib.ExitStack,
+) -> bool:
+    """Train to the last step (True) or to where the run is stopped (False), with a checkpoint either way.
+
+    What has to wait until the end of the attempt is in the log is pushed on `afterwards`.
+    """
+    recipe = loaded.recipe
+    _check(recipe, start, done=log.step)
+    use_compile_cache()
+    cache = _cached(recipe, log, resumed=store.newest(directory) is not None)
+    afterwards.callback(cache.close)
+    data = TrainSet(cache, recipe)
+    program, state, course, repeats, restored = _prepared(directory, loaded, start, cache, data, log=log)
+    recorded.keep(cache, directory)
+    plan, built, first = program.plan, program.built, int(state.step)
+    findings = DataHealth(cache, recipe, log)
+    data.batch(first)  # the first window is there, so that there is something to look at
+    findings.look()
+    disk = DiskSpace(directory, size_of(without_frozen(state)), log, keep_last=recipe.checkpoint.keep_last)
+
+    sidecars = _sidecars(directory, recipe, log, afterwards)
+    facts = partial(_facts, recipe, cache.fingerprint, base_digest(state.frozen, recipe), sidecars, log)
+    exporting = Exporting(directory, recipe, first=first, log=log) if recipe.export else None
+    with contextlib.ExitStack() as opened:
+        there = None if start.reset_optimizer else first
+        saving = Checkpointing(directory, recipe.checkpoint, log=log, facts=facts, reader=exporting, there=there)
+        opened.callback(saving.finish)  # a save that is under way when training fails is still a good one
+        server = Server(directory)
+        opened.callback(server.close)
+        compilations = Compilations(log)
+        opened.callback(compilations.close)
+        orders = Commands(server=server, signal=signal, log=log, course=course, repeats=repeats)
+        meter = MetricsWriter(log, data=data.epochs, work=StepWork.of(plan, tflops=recipe.parallel.peak_tflops))
+        profile = Profile(directory, start.profile, log=log, meter=meter)
+        opened.callback(lambda: profile.close(log.step))
+        signal.training_begins()
+        sharding = mesh.batch_sharding(built.mesh)
+        feed = Prefetch(
+            data.batch, tokens=data.tokens, first=first, last=plan.steps, split=plan.batch, sharding=sharding
+        )
+        opened.callback(feed.close)
+        opened.callback(cache.close)  # before the feed, which may be waiting for it
+        layouts = data.layouts()
+        job = Job(
+            recipe=recipe,
+            course=course,
+            step=program,
+            rescue=OutOfMemory(
+                directory, recipe, start, program, layouts, restored, course, orders, feed, meter, saving, log
+            ),
+            feed=feed,
+            meter=meter,
+            orders=orders,
+            saving=saving,
+            evaluate=_evaluator(recipe, cache, built, plan, orders=orders, log=log),
+            sample=_sampler(recipe, directory, cache, built, log=log),
+            statistics=ParameterHistograms(log),
+            compilations=compilations,
+            profile=profile,
+            log=log,
+            watch_helpers=lambda step: _watch(cache, sidecars, findings, disk, log, step),
+            owed=owed(directory, recipe, first, last=first >= course.total_steps),
+        )
+        meter.restart_clock()
+        _, last, stopped = run_loop(state, job)
+        done = last >= course.total_steps and not (stopped and owed(directory, recipe, last, last=True))
+        if exporting:  # with the server open: who does not want to wait can say so
+            done &= exporting.finish(interrupted=orders.until_told("waiting for exports", patience=SIDECAR_SECONDS))
+    return done
+
+
+def _check(recipe: Recipe, start: Start, *, done: int) -> None:
+    """Raises TrainkitError where it is known before there are any tokens that the run will not do."""
+    for tracker in asked(recipe.track):
+        if tracker != "aim":  # it comes with trainkit: where it is missing nonetheless, an alert says so
+            require(tracker)
+    check_learnable(recipe.task, recipe.data)
+    if recipe.train.steps is not None:  # the run may have been ordered to end before: it is checked again then
+        check_steps(start.profile, done=done, total=recipe.train.steps)
+
+
+def _cached(recipe: Recipe, log: EventLog, *, resumed: bool) -> caches.Cache:
+    """The tokens; what is missing is made, by the time this returns or, where training may begin before, later."""
+    cache = caches.find(recipe)
+    if cache is None:
+        rehearse(recipe, resumed=resumed)
+        make = caches.begin if may_start_early(recipe) else caches.build
+        cache = make(recipe, progress=partial(_tell_progress, log))
+    return cache
+
+
+def _prepared(
+    directory: Path, loaded: Loaded, start: Start, cache: caches.Cache, data: TrainSet, *, log: EventLog
+) -> Ready:
+    """Plan and compile the step, and make or read the state meanwhile."""
+    recipe = loaded.recipe
+    plan = plan_of(recipe, cache, data, before=partial(previous_choice, directory))
+    built = build(recipe, plan)
+    restored = partial(initial_state, directory, loaded, built=built, data_fingerprint=cache.fingerprint, log=log)
+    stop = Stop()
+    with ThreadPoolExecutor(1, "compile") as thread, contextlib.ExitStack() as leaving:
+        leaving.callback(stop.set)  # who leaves with an exception waits for what is being compiled, and no longer
+        # XLA compiles without the interpreter's lock: meanwhile the state is made or read
+        # an attempt that resumes computes with what the one before it chose
+        enlarge = previous_choice(directory, plan.devices) is None
+        compiling = thread.submit(fit_program, recipe, plan, built, data.layouts(), stop=stop, enlarge=enlarge)
+        with explain_out_of_memory("the state (parameters and optimizer)", plan, recipe):
+            state = restored(start)
+        course = LiveSchedule(recipe.schedule, steps=plan.steps, live=state.live)
+        log_plan(plan, built, total_steps=course.total_steps, log=log)
+        first = int(state.step)
+        check_steps(start.profile, done=first, total=course.total_steps)
+        repeats = commands_to_repeat(start, course, first=first, log=log)
+        keep_tokenizer(cache.tokenizer, recipe, directory)
+        with explain_out_of_memory("a step of the smallest micro-batch", plan, recipe):
+            program = compiling.result()
+    log_program(program, guessed=plan, total_steps=course.total_steps, log=log)
+    return Ready(program, program.adopt(state), course, repeats, restored)
+
+
+def rehearse(recipe: Recipe, *, resumed: bool) -> None:
+    """Raise what is wrong with devices, batch, optimiser, weights or ends of texts now, not after hours of tokenising.
+
+    Of the data nothing is known yet, and nothing that is looked at here hangs on it.
+    """
+    if not resumed:  # it has kept its own
+        check_texts(recipe)
+    guess = DataSize(examples=1, tokens=1, documents=1, bytes=1)
+    built = build(recipe, make_plan(recipe, devices=devices.local(recipe.parallel.platform), vocab_size=1, data=guess))
+    check_weights(recipe, built, resumed=resumed)
+
+
+def plan_of(
+    recipe: Recipe, cache: caches.Cache, data: TrainSet, *, before: Callable[[Devices], Choice | None] | None = None
+) -> Plan:
+    """The plan on this machine's devices; what an earlier attempt chose `before` on them is chosen again where it is
+    possible, so that the same is computed in the same order."""
+    there = devices.local(recipe.parallel.platform)
+    size = data.size() if cache.train.complete else None
+    made = partial(make_plan, recipe, devices=there, vocab_size=cache.tokenizer.vocab_size, data=size)
+    plan = made()
+    choice = before(there) if before else None
+    possible = list(choices(recipe, replicas=plan.batch.replicas, platform=there.platform))
+    return made(choice=choice) if choice in possible else plan
+
+
+def _evaluator(
+    recipe: Recipe, cache: caches.Cache, built: BuiltStep, plan: Plan, *, orders: Commands, log: EventLog
+) -> Evaluator:
+    # how large a batch is hangs on the recipe alone, so that `max_batches` means the same on every machine
+    given = recipe.evaluate.batch_size
+    at_once = given or plan.batch.micro * plan.batch.replicas
+    sets = {
+        name: EvalSet(
+            stream,
+            source,
+            recipe.data,
+            cache.directory,
+            name=name,
+            batch_size=given or recipe.train.batch_size,
+            at_once=at_once,
+            max_batches=recipe.evaluate.max_batches,
+            seed=recipe.run.seed,
+        )
+        for (name, stream), source in zip(cache.validation.items(), validation_sources(recipe), strict=True)
+    }
+    return Evaluator(
+        sets,
+        batch_size=at_once,
+        task=built.task,
+        compute=built.compute,
+        mesh=built.mesh,
+        log=log,
+        interrupted=lambda: orders.interrupted,
+    )
+
+
+def _sampler(recipe: Recipe, directory: Path, cache: caches.Cache, built: BuiltStep, *, log: EventLog) -> SampleReport:
+    texts, spec = text_format_of(recipe, directory, cache.tokenizer), recipe.sample or upkeep.Sample()
+    find = template_of if spec.has_conversations else usable_template
+    sampler = Sampler(
+        spec,
+        codec=cache.tokenizer,
+        begin=texts.begin,
+        ends=texts.ends,
+        context_length=recipe.model.context_length or recipe.data.sequence_length,
+        compute=built.compute,
+        mesh=built.mesh,
+        log=log,
+        template=find(chat_of(recipe), (directory,)),
+    )
+    return lambda state, step, prompts=None: sampler(
+        state.params, state.frozen, key=state.key, step=step, prompts=prompts
+    )
+
+
+def _facts(
+    recipe: Recipe, data_fingerprint: str, base: str | None, sidecars: Sidecars, log: EventLog, last: bool
+) -> Provenance:
+    return Provenance(
+        recipe=recipe.fingerprint(),
+        data=data_fingerprint,
+        attempt=log.attempt,
+        base=base,
+        aim_run=sidecars.aim_run(patience=AIM_HASH_SECONDS if last else 0.0),
+    )
+
+
+def _sidecars(directory: Path, recipe: Recipe, log: EventLog, afterwards: contextlib.ExitStack) -> Sidecars:
+    """Started only now, so that they do not take the processor from compiling."""
+    sidecars = Sidecars.start(directory, recipe.track)
+
+    def finish() -> None:
+        for name, problem in sidecars.finish(timeout=SIDECAR_SECONDS):
+            log.write("alert", step=log.step, kind=name, message=problem)
+
+    afterwards.callback(finish)
+    return sidecars
+
+
+def _watch(
+    cache: caches.Cache, sidecars: Sidecars, findings: DataHealth, disk: DiskSpace, log: EventLog, step: int
+) -> None:
+    cache.check()
+    findings.look()
+    disk.look()
+    for name, problem in sidecars.poll():
+        log.write("alert", step=step, kind=name, message=problem)
+
+
+def _tell_progress(log: EventLog, progress: caches.CachingProgress) -> None:
+    log.write("cache_progress", step=log.step, **asdict(progress))

@@ -1,0 +1,142 @@
+"""Several runs beside each other: what came of them, and their curves over steps, tokens or time."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from trainkit.errors import TrainkitError
+from trainkit.events import plain_log
+from trainkit.events.series import Series
+from trainkit.events.view import View
+from trainkit.rundir import recipes
+from trainkit.rundir.follow import LogFollower
+
+#: What a curve is drawn over. Time is that of the steps of the present course alone, in seconds: pauses, evaluations,
+#: caching, and what a resumed attempt did again are not in it.
+Axis = Literal["steps", "tokens", "training time"]
+AXES: tuple[Axis, ...] = ("steps", "tokens", "training time")
+SECONDS = "time/step"
+#: The arrays of a series that hold steps.
+_PLACES = ("steps", "first_steps", "low_at", "high_at", "broken")
+
+#: Seconds of a slice of reading a log.
+SLICE = 0.03
+
+Floats = npt.NDArray[np.float64]
+
+
+class Other:
+    """Another run that is chosen: its log as it grows, and its recipe."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.recipe: Mapping[str, str] = {}
+        self.loading = True
+        self._source = LogFollower(directory)
+
+    @property
+    def view(self) -> View:
+        return self._source.view
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with its log; empty where nothing is."""
+        return self._source.problem
+
+    def advance(self) -> None:
+        """Read on, for a moment."""
+        self.loading = self._source.advance(seconds=SLICE)
+
+
+def results(views: Sequence[View]) -> list[tuple[str, ...]]:
+    """Rows of text, a column for each run after the label: steps, losses (last and best), pace, time of training."""
+    rows: list[tuple[str, ...]] = [("step", *(f"{view.step}/{view.total_steps or '?'}" for view in views))]
+    sets = list(dict.fromkeys(name for view in views for name in view.validation_sets()))
+    for metric in ("train/loss", *(f"validation/{name}/loss" for name in sets)):
+        found = [view.series.get(metric) for view in views]
+        rows.append((f"{metric}, last", *(_last(series) for series in found)))
+        if metric != "train/loss":
+            rows.append((f"{metric}, best", *(_best(series) for series in found)))
+    rows.append(("tokens/s", *(plain_log.count(v.tokens_per_second) if v.tokens_per_second else "–" for v in views)))
+    rows.append(("trained for", *(_trained(view) for view in views)))
+    return rows
+
+
+def along(series: Series, view: View, axis: Axis, *, seconds: float = 1.0) -> Series | None:
+    """A metric of `view` over another axis, in tokens or so many seconds; None where the run does not tell them."""
+    if axis == "steps":
+        return series
+    if axis == "tokens":
+        per_step = view.plan.get("tokens_per_step")
+        if not isinstance(per_step, int | float) or isinstance(per_step, bool) or per_step <= 0:
+            return None
+        return _mapped(series, lambda steps: steps * float(per_step))
+    times = view.series.get(SECONDS)
+    if not times:
+        return None
+    steps, passed = elapsed(times)
+    return _mapped(series, lambda at: np.interp(at, steps, passed / seconds))
+
+
+def elapsed(times: Series) -> tuple[Floats, Floats]:
+    """Steps, and the seconds of training until each was done, of the seconds that each step took.
+
+    Steps that are not told of count as the mean of those that they are followed by.
+    """
+    last, values = np.array(times.steps), np.array(times.values)
+    if times.stride > 1:
+        totals, counts = np.array(times.totals), np.array(times.counts)
+    else:
+        counts = np.isfinite(values).astype(np.float64)
+        totals = np.where(counts > 0, values, 0.0)
+    usual = totals.sum() / max(1.0, counts.sum())
+    mean = np.divide(totals, counts, out=np.full_like(totals, usual), where=counts > 0)
+    seconds = np.maximum(0.0, mean) * np.diff(last, prepend=0.0)
+    return np.concatenate([[0.0], last]), np.concatenate([[0.0], np.cumsum(seconds)])
+
+
+def time_unit(views: Sequence[View]) -> tuple[str, float]:
+    """What training time is told in, and its seconds."""
+    longest = max((view.series[SECONDS].total for view in views if SECONDS in view.series), default=0.0)
+    for unit, seconds in ((", days", 86400.0), (", hours", 3600.0), (", minutes", 60.0)):
+        if longest >= 3 * seconds:
+            return unit, seconds
+    return ", seconds", 1.0
+
+
+def recipe_of(directory: Path) -> dict[str, str]:
+    """The values of a run's recipe by their keys; none where it cannot be read."""
+    try:
+        return recipes.values(directory)
+    except TrainkitError:
+        return {}
+
+
+def _mapped(series: Series, place: Callable[[Floats], Floats]) -> Series:
+    """The same points at other places, which grow with the steps."""
+    moved = Series(stride=series.stride, limit=None)
+    moved.version = series.version
+    for name in Series.FIELDS if series.stride > 1 else ("steps", "values"):
+        column = np.array(getattr(series, name))
+        setattr(moved, name, array("d", (place(column) if name in _PLACES else column).tobytes()))
+    return moved
+
+
+def _last(series: Series | None) -> str:
+    return plain_log.quantity(series.last) if series and series.last is not None else "–"
+
+
+def _best(series: Series | None) -> str:
+    best = series.lowest if series else None
+    return f"{plain_log.quantity(best.value)} at {best.step:,.0f}" if best else "–"
+
+
+def _trained(view: View) -> str:
+    times = view.series.get(SECONDS)
+    return f"{times.total:,.1f} s" if times else "–"

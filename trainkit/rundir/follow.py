@@ -1,0 +1,162 @@
+"""Where the dashboard's view comes from: the log, read in slices so that the longest one opens without a freeze."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from trainkit.events.current_steps import MOST, CurrentSteps
+from trainkit.events.index import Stretch, stretches
+from trainkit.events.log import Tail, parse
+from trainkit.events.pace import Pace
+from trainkit.events.reducer import reduce
+from trainkit.events.schema import FOREIGN, SCHEMA, Event
+from trainkit.events.series import Series
+from trainkit.events.view import State, View, alive, resuming, state
+
+#: Bytes parsed at once (a millisecond or two), and seconds between two looks at the trainer's process.
+SLICE_BYTES, LOOK_EVERY = 1 << 17, 1.0
+
+
+class LogFollower:
+    """A view of a run that follows its log. What the log's index describes is not read line by line."""
+
+    def __init__(self, run_directory: Path) -> None:
+        self._directory = run_directory
+        self._alive, self._resuming, self._looked = True, False, 0.0
+        #: The attempt whose process was looked at.
+        self._looked_of = 0
+        #: When the event was written that was the last one at the last look at the process.
+        self._heard: float | None = None
+        self._rewind()
+
+    def advance(self, *, seconds: float) -> bool:
+        """Fold what is new, for about `seconds` at most; whether there is more."""
+        until, left = time.monotonic() + seconds, 0
+        while self._fold_stretch() or self._fold_lines():
+            if time.monotonic() >= until:
+                left = self._tail.left()
+                break
+        self._unread = left if left > (SLICE_BYTES if self._caught_up else 0) else 0
+        self._caught_up |= not left
+        return left > 0
+
+    @property
+    def read_share(self) -> float | None:
+        """How much of the log has been read, 0 to 1; None where the view is that of its end, or nearly."""
+        return self._tail.offset / (self._tail.offset + self._unread) if self._unread else None
+
+    def detail(self, low: float, high: float) -> dict[str, Series]:
+        """Every point from step `low` to `high` of every metric, read from the log again, for a look closer than the
+        view's buckets; empty where that would be too many. Takes up to a second; any thread may call it."""
+        return self._course.points(max(low, 0), min(high, self.view.step))
+
+    def now(self) -> float:
+        """The moment that is shown, in Unix seconds."""
+        return time.time()
+
+    def state(self, now: float) -> State:
+        """What the run is doing at `now` (Unix seconds); "waiting" while the log is read, whose middle tells of an
+        earlier moment."""
+        if self._unread:
+            return "waiting"
+        if self._looked_of != self.view.attempt or abs(now - self._looked) >= LOOK_EVERY:
+            heard, self._heard = self._heard, self.view.last_event
+            # whoever has written since the last look was alive a moment ago
+            wrote = heard is not None and self._heard is not None and max(heard, now - 2 * LOOK_EVERY) < self._heard
+            self._alive, self._looked, self._looked_of = wrote or alive(self.view), now, self.view.attempt
+            over = self.view.finished or not self._alive
+            self._resuming = bool(over) and resuming(self.view, self._directory)
+        return state(self.view, now, self._alive, self._resuming)
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with the log, in a few words; empty where nothing is."""
+        if self._unreadable:
+            return f"its log cannot be read: {self._unreadable}"
+        if self._schema > SCHEMA:
+            return f"written by a newer trainkit (schema {self._schema}): not all of it may be shown"
+        if self.view.last_event is None and self._tail.offset:
+            return "its log holds no event"
+        lines = "1 line" if self._foreign == 1 else f"{self._foreign:,} lines"
+        return f"{lines} of its log no trainkit wrote" if self._foreign else ""
+
+    def _rewind(self) -> None:
+        """To before the first event."""
+        self._schema, self._foreign, self._unreadable = 0, 0, ""
+        self.view = View()
+        #: Bytes that are yet to be read, where they are so many that the view is not that of the run as it is.
+        self._unread = 0
+        self._caught_up: bool = False
+        self._tail: Tail = Tail(self._directory)
+        self._course = CurrentSteps(self._directory)
+        self._stretches = stretches(self._directory)
+        self._ahead: Stretch | None = next(self._stretches, None)
+
+    def _read(self) -> list[tuple[int, Event]]:
+        """The next lines, up to where a stretch of the index begins, each with its byte of the log."""
+        while self._ahead and self._ahead.begin <= self._tail.offset:
+            self._ahead = next(self._stretches, None)
+        limit = min(SLICE_BYTES, self._ahead.begin - self._tail.offset) if self._ahead else SLICE_BYTES
+        try:
+            lines, self._unreadable = self._tail.placed(limit_bytes=limit), ""
+        except OSError as error:
+            lines, self._unreadable = [], error.strerror or str(error)
+        if self._tail.replaced:  # the run has been begun anew
+            self._rewind()
+            return self._read()
+        return lines
+
+    def _fold_lines(self) -> bool:
+        tail, begin = self._tail, self._tail.offset
+        for offset, event in self._read():
+            self._fold(offset, event)
+        # lines that are no events are progress too
+        return self._tail is not tail or tail.offset > begin
+
+    def _fold(self, offset: int, event: Event) -> None:
+        """Fold the event whose line begins at this byte of the log; one that nobody can is counted."""
+        try:
+            self._take(offset, event)
+        except FOREIGN:
+            self._foreign += 1
+
+    def _take(self, offset: int, event: Event) -> None:
+        lost: dict[str, Series] = {}
+        if event["type"] == "run_started":
+            self._schema = max(self._schema, event["schema"])
+            done = -1 if event["resumed_from"] is None else event["resumed_from"]
+            lost = self._lost(done)
+            self._course.mark(done, offset)
+        elif offset - self._course.marked >= SLICE_BYTES:
+            self._course.mark(self.view.step, offset)
+        reduce(self.view, event)
+        for name, points in lost.items():
+            series = self.view.series.setdefault(name, Series())
+            there = series.steps[-1] if series else -1
+            for step, value in zip(points.steps, points.values, strict=True):
+                if step > there:
+                    series.add(step, value)
+
+    def _lost(self, done: int) -> dict[str, Series]:
+        """The points up to step `done` that are near it. The view forgets a bucket that ends beyond `done` whole, and
+        the best value of the run may be in it."""
+        begins = [series.straddled(done) for series in self.view.series.values()]
+        low = min((begin for begin in begins if begin is not None), default=None)
+        return {} if low is None else self._course.points(max(low, done - MOST), done)
+
+    def _fold_stretch(self) -> bool:
+        """Fold the stretch that the index has of what comes next, if it has one."""
+        stretch = self._ahead
+        if stretch is None or stretch.begin != self._tail.offset:
+            return False
+        for step, offset in [(self.view.step, stretch.begin), *stretch.blocks]:
+            self._course.mark(step, offset)
+        for name, series in stretch.series.items():
+            self.view.series.setdefault(name, Series()).extend(series)
+        for _, event in parse(stretch.lines):
+            reduce(self.view, {**event, "metrics": {}} if event["type"] == "step" else event)
+        self.view.pace = Pace(stretch.pace, stretch.timed)
+        self._tail.offset = stretch.end
+        self._ahead = next(self._stretches, None)
+        return True

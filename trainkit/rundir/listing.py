@@ -1,0 +1,118 @@
+"""The runs of a directory: which there are, reading all of them, deleting one."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from trainkit.errors import TrainkitError
+from trainkit.events.log import NAME
+from trainkit.rundir.summary import ENDED, SummaryReader, is_run
+
+
+class RunList:
+    """The runs of a directory, by name. `read` is for a thread; the rest may be asked for at the same time."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.glances: dict[str, SummaryReader] = {}
+        #: How often all have been read.
+        self.passes = 0
+
+    def read(self, *, stop: Callable[[], bool] = lambda: False) -> None:
+        """See which runs there are, read what is new of each, the last written first; then count bytes."""
+        names = _directories(self.directory)
+        self.glances = {name: self.glances.get(name) or SummaryReader(self.directory / name) for name in names}
+        for glance in self.glances.values():
+            glance.read(stop=stop)
+            if stop():
+                return
+        self.passes += 1
+        for glance in self.glances.values():
+            glance.measure(stop=stop)
+
+    def delete(self, name: str) -> None:
+        """Delete a run: of a link the link alone, of a directory all that is in it, nothing that links in it lead to.
+
+        Raises:
+            TrainkitError: a trainer is at work on it, it is no run, or it cannot be deleted.
+        """
+        run = self.directory / name
+        assert name == run.name and name not in ("", ".", ".."), "a run lies directly in the directory"
+        where = str(run)
+        try:
+            if run.is_symlink():
+                run.unlink()
+                return
+            if not is_run(run):
+                raise TrainkitError("this is no run", where=where, hint="it has neither a log nor a recipe")
+            glance = SummaryReader(run)
+            glance.read()
+            if glance.facts and glance.facts.state is not None and glance.facts.state not in ENDED:
+                raise _at_work(where, name)
+            with _Lock(run) as free:
+                if not free:
+                    raise _at_work(where, name)
+                # out of sight at once, so that no half of a run is ever seen
+                gone = run.rename(self.directory / f".trash-{name}-{os.getpid()}")
+            shutil.rmtree(gone)
+        except OSError as error:
+            raise TrainkitError(
+                f"it cannot be deleted: {error.strerror}",
+                where=str(error.filename or run),
+                hint="see that you may write there, and that the disk is not read-only; then delete it again",
+            ) from None
+
+
+def neighbours(run_directory: Path) -> list[Path]:
+    """The other runs of the directory that a run lies in, the last written first."""
+    absolute = run_directory.absolute()
+    others = [absolute.parent / name for name in _directories(absolute.parent) if name != absolute.name]
+    return [run for run in others if is_run(run)]
+
+
+class _Lock:
+    """The run's lock, if no trainer holds it; the kernel lets go of a trainer's when that dies."""
+
+    def __init__(self, run: Path) -> None:
+        self._path = run / "lock"
+
+    def __enter__(self) -> bool:
+        try:
+            self._fd: int | None = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            self._fd = None
+            return True
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def __exit__(self, *error: object) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+
+
+def _at_work(where: str, name: str) -> TrainkitError:
+    return TrainkitError("a trainer is at work on it", where=where, hint=f"end it first: trainkit send {name} stop")
+
+
+def _directories(directory: Path) -> list[str]:
+    """Their names, the last written first; drafts, whose names begin with a dot, are none."""
+    try:
+        with os.scandir(directory) as entries:
+            runs = [e for e in entries if not e.name.startswith(".") and (e.is_dir() or e.is_symlink())]
+    except OSError:
+        return []
+    return [run.name for run in sorted(runs, key=lambda run: (-_written(run), run.name))]
+
+
+def _written(entry: os.DirEntry[str]) -> float:
+    try:
+        return os.stat(os.path.join(entry.path, NAME)).st_mtime
+    except OSError:
+        return 0.0

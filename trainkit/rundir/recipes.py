@@ -1,0 +1,130 @@
+"""Resolved recipes as their files say, valid or not (any more): values, where they were written, differences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trainkit.errors import TrainkitError
+
+FILE, DEFAULT = "recipe.toml", "default"
+#: What every run has of its own: no difference.
+NAME = "run.name"
+
+
+class RecipeEntry(NamedTuple):
+    """One key: its value as TOML, where that was written (`recipes/x.toml:14`, `--set` or `default`), what it means."""
+
+    key: str
+    value: str
+    origin: str
+    meaning: str
+
+
+class RecipeChange(NamedTuple):
+    """One key that two recipes differ in: its entry before and after, None where a recipe has no such key."""
+
+    key: str
+    old: RecipeEntry | None
+    new: RecipeEntry | None
+
+
+@dataclass(frozen=True)
+class RecipeHistory:
+    """What a run's directory says of its recipes; `changes` are (attempt, what differs after it), the newest first."""
+
+    entries: tuple[RecipeEntry, ...] = ()
+    changes: tuple[tuple[int, tuple[RecipeChange, ...]], ...] = ()
+    problem: str = ""
+
+
+def read(run_directory: Path) -> RecipeHistory:
+    """The run's recipe and how it changed."""
+    try:
+        newer = entries(run_directory / FILE)
+    except TrainkitError as error:
+        return RecipeHistory(problem=f"{error.where}: {error.problem}")
+    newest, changes = tuple(newer.values()), []
+    for attempt in sorted(_attempts(run_directory), reverse=True):
+        try:
+            older = entries(run_directory / f"recipe.before-{attempt}.toml")
+        except TrainkitError:
+            continue  # one that cannot be read is one that was not kept
+        changes.append((attempt, between(older, newer)))
+        newer = older
+    return RecipeHistory(newest, tuple(changes))
+
+
+def entries(path: Path) -> dict[str, RecipeEntry]:
+    """Every value of a resolved recipe by its dotted key. The origin of each is the comment on its line.
+
+    Raises:
+        TrainkitError: it cannot be read, or is no TOML.
+    """
+    from trainkit.recipe.toml import schema
+    from trainkit.recipe.toml.positions import dotted, locate
+    from trainkit.recipe.toml.write import toml_value
+
+    text, table = _parsed(path)
+    lines, places = text.split("\n"), locate(text)
+    found = {}
+    for key, value in _leaves(table, ()):
+        node, place = schema.node_at(key, table), places[key]
+        origin = lines[place - 1].rpartition("  # ")[2] if "  # " in lines[place - 1] else f"{path.name}:{place}"
+        name = dotted(key)
+        found[name] = RecipeEntry(name, toml_value(value), origin, schema.meaning(node) if node else "")
+    return found
+
+
+def values(run_directory: Path) -> dict[str, str]:
+    """Every value of a run's recipe, as TOML, by its dotted key. Raises TrainkitError as `entries` does."""
+    from trainkit.recipe.toml.positions import dotted
+    from trainkit.recipe.toml.write import toml_value
+
+    return {dotted(key): toml_value(value) for key, value in _leaves(_parsed(run_directory / FILE)[1], ())}
+
+
+def between(old: Mapping[str, RecipeEntry], new: Mapping[str, RecipeEntry]) -> tuple[RecipeChange, ...]:
+    """The keys that differ, in the order of the new recipe; those that it lacks last."""
+    keys = [*new, *(key for key in old if key not in new)]
+    found = [RecipeChange(key, old.get(key), new.get(key)) for key in keys]
+    return tuple(c for c in found if c.old is None or c.new is None or c.old.value != c.new.value)
+
+
+def differing(recipes: Sequence[Mapping[str, str]]) -> list[str]:
+    """The keys in which recipes differ, or that some lack, in their order; but for the runs' names."""
+    keys = dict.fromkeys(key for recipe in recipes for key in recipe)
+    return [key for key in keys if key != NAME and len({recipe.get(key) for recipe in recipes}) > 1]
+
+
+def _attempts(run_directory: Path) -> Iterator[int]:
+    for path in run_directory.glob("recipe.before-*.toml"):
+        attempt = path.name.removeprefix("recipe.before-").removesuffix(".toml")
+        if attempt.isdecimal():
+            yield int(attempt)
+
+
+def _parsed(path: Path) -> tuple[str, dict[str, Any]]:
+    import tomli
+
+    try:
+        text = path.read_text(encoding="utf-8").replace("\r\n", "\n")
+        return text, tomli.loads(text)
+    except OSError as error:
+        raise TrainkitError(f"it cannot be read: {error.strerror}", where=path.name) from None
+    except (UnicodeDecodeError, tomli.TOMLDecodeError, RecursionError) as error:
+        raise TrainkitError(f"it is not TOML: {error}", where=path.name) from None
+
+
+def _leaves(value: Any, key: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """Tables and lists of tables are walked into, as `recipe.write.flat` does."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _leaves(inner, (*key, name))
+    elif isinstance(value, list) and value and all(isinstance(inner, dict) for inner in value):
+        for index, inner in enumerate(value):
+            yield from _leaves(inner, (*key, index))
+    else:
+        yield key, value

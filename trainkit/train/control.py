@@ -1,0 +1,153 @@
+"""Orders from a person: through the control socket, by signal, and again those that an earlier attempt obeyed."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+from trainkit.errors import TrainkitError
+from trainkit.events.commands import Command, IssuedCommand
+from trainkit.events.control import PendingCommand, Server
+from trainkit.events.log import EventLog
+from trainkit.train.live_schedule import LiveSchedule
+from trainkit.train.signals import Signals
+
+
+@dataclass
+class RequestedActions:
+    """What the loop is to do after a step because somebody asked."""
+
+    evaluate: bool = False
+    save: bool = False
+    stop: bool = False
+    prompts: list[str] = field(default_factory=list)
+    """To be continued by the model as it is."""
+
+    def __bool__(self) -> bool:
+        return self.evaluate or self.save or self.stop or bool(self.prompts)
+
+
+class Commands:
+    """Takes orders between steps, answers them, and writes each that is carried out to the log."""
+
+    def __init__(
+        self,
+        *,
+        server: Server,
+        signal: Signals,
+        log: EventLog,
+        course: LiveSchedule,
+        repeats: Iterable[IssuedCommand] = (),
+    ) -> None:
+        """`repeats` are carried out again after the steps after which they were given; they come by step."""
+        self._server = server
+        self._signal = signal
+        self._log = log
+        self._course = course
+        self._repeats = deque(repeats)
+        self._back = RequestedActions()
+        self.paused = False
+
+    @property
+    def interrupted(self) -> bool:
+        """A signal has come: what can be cut short, should be."""
+        return self._signal.received is not None
+
+    def take(
+        self, step: int, *, meanwhile: Callable[[], None], aside: Callable[[], AbstractContextManager[None]]
+    ) -> RequestedActions:
+        """What is to be done after this step. While the run is paused, waits `aside` until there is something, and
+        calls `meanwhile` now and then.
+        """
+        wanted, self._back = self._back, RequestedActions()
+        self.repeat(step)
+        self._obey(self._server.take(), step, wanted)
+        if self.paused and not wanted and not self.interrupted:
+            with aside():
+                while self.paused and not wanted and not self.interrupted:
+                    self._obey(self._server.wait(timeout=0.2), step, wanted)
+                    meanwhile()
+        wanted.stop |= self.interrupted
+        return wanted
+
+    def put_back(self, wanted: RequestedActions) -> None:
+        """It was promised and could not be done: the next `take` gives it again."""
+        self._back = wanted
+
+    def until_told(self, busy: str, *, patience: float) -> Callable[[], bool]:
+        """What says, while nothing is trained any more, whether the end is wanted now.
+
+        It is by an order to stop, by a signal after the one that ended training, if one did, and where that was a
+        SIGTERM `patience` seconds from now. Other orders are refused: the trainer is `busy`.
+        """
+        heard = min(self._signal.count, 1)
+        until = time.monotonic() + patience if self._signal.received == signal.SIGTERM else math.inf
+
+        def told() -> bool:
+            stopped = False
+            for command in self._server.take():
+                stopped |= (stop := command.order.command == "stop")
+                command.reply(stop, f"no longer {busy}" if stop else f"training has ended: the trainer is {busy}")
+            return stopped or self._signal.count > heard or time.monotonic() >= until
+
+        return told
+
+    def repeat(self, step: int) -> None:
+        """Carry out again what an earlier attempt was ordered after this step."""
+        while self._repeats and self._repeats[0].step <= step:
+            given = self._repeats.popleft()
+            try:
+                self._carry_out(given.order, step, RequestedActions(), but=f", as in attempt {given.attempt}")
+            except TrainkitError as refused:
+                message = f"'{given.order.command}' of attempt {given.attempt} was not repeated: {refused.problem}"
+                self._log.write("log", step=step, level="warning", message=message)
+
+    def begin_again(self, repeats: Iterable[IssuedCommand]) -> None:
+        """The run has gone back: what is to be carried out again is now this."""
+        self._repeats = deque(repeats)
+
+    def _obey(self, commands: list[PendingCommand], step: int, wanted: RequestedActions) -> None:
+        for command in commands:
+            try:
+                command.reply(True, self._carry_out(command.order, step, wanted))
+            except TrainkitError as refused:
+                command.reply(False, refused.problem)
+
+    def _carry_out(self, order: Command, step: int, wanted: RequestedActions, *, but: str = "") -> str:
+        """Do it, or note it as wanted, and write it to the log; what was done in words."""
+        detail, total = self._done(order, step, wanted) + but, None
+        if order.command == "decay":
+            total = self._course.total_steps
+        self._log.write("control", step=step, detail=detail, total_steps=total, **order._asdict())
+        return detail
+
+    def _done(self, order: Command, step: int, wanted: RequestedActions) -> str:
+        match order:
+            case Command("pause"):
+                self.paused = True
+                return f"paused after step {step}"
+            case Command("continue"):
+                was, self.paused = self.paused, False
+                return f"going on after step {step}" if was else "was not paused"
+            case Command("stop"):
+                wanted.stop = True
+                return f"stopping after step {step} with a checkpoint"
+            case Command("save"):
+                wanted.save = True
+                return f"saving step {step}"
+            case Command("evaluate"):
+                wanted.evaluate = True
+                return f"evaluating step {step}"
+            case Command("sample", str(prompt)):
+                wanted.prompts.append(prompt)
+                return f"sampling step {step}"
+            case Command("rate", float(factor)):
+                return self._course.change_rate(factor, step=step)
+            case Command("decay"):
+                return self._course.begin_decay(step=step)
+        raise AssertionError(f"{order} is no order")
