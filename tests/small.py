@@ -27,14 +27,18 @@ def model(key: jax.Array, spec: Gpt2 = SPEC) -> models.stack.LanguageModel:
     return models.build(spec, vocab_size=VOCAB, sequence_length=LENGTH, implementation="xla", key=key)
 
 
+def shapes(spec: Gpt2 = SPEC) -> object:
+    whole = jax.eval_shape(partial(model, spec=spec), jax.random.key(0))
+    return eqx.filter(whole, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
+
+
 def names(spec: Gpt2 = SPEC) -> object:
-    shapes = jax.eval_shape(partial(model, spec=spec), jax.random.key(0))
-    return models.leaf_names(eqx.filter(shapes, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct)))
+    return models.leaf_names(shapes(spec))
 
 
 @cache
 def optimizer(spec: AdamW | None = None):
-    return optim.build(spec or AdamW(learning_rate=1e-2), names())
+    return optim.build(spec or AdamW(learning_rate=1e-2), names(), shapes())
 
 
 def step(

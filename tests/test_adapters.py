@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small import LENGTH, VOCAB, batch, names
+from small import LENGTH, VOCAB, batch
 
 from trainkit import models, optim
 from trainkit.checkpoint.digest import digest
@@ -23,7 +23,6 @@ from trainkit.infer.adapted import base_digest, check_same_base
 from trainkit.models.adapters import Adapted, adapt, merge, trainable
 from trainkit.models.layers import Linear
 from trainkit.models.nf4 import LEVELS, Nf4, nf4_product, quantised, without_sources
-from trainkit.optim import groups
 from trainkit.recipe.families.rotary import Llama, Mixtral, Qwen2
 from trainkit.recipe.sections.adapter import Adapter, Lora
 from trainkit.recipe.sections.lora_targets import (
@@ -282,10 +281,14 @@ def test_the_second_matrix_learns_as_much_faster_as_the_ratio_says() -> None:
 
 def test_a_group_s_factor_and_the_ratio_multiply() -> None:
     spec = AdamW(learning_rate=1e-3, groups=(Group(match="*.b", learning_rate_factor=0.5),))
-    factors = groups.learning_rate_factors(spec, {"x": {"a": "x.a", "b": "x.b"}}, Lora(learning_rate_ratio=8.0))
-    assert factors == {"x": {"a": 1.0, "b": 4.0}}
-    plain = groups.learning_rate_factors(AdamW(learning_rate=1e-3), names())
-    assert set(jax.tree.leaves(plain)) == {1.0}
+    names, params = {"a": "x.a", "b": "x.b"}, {"a": jnp.ones(3), "b": jnp.ones(3)}
+    plain, both = (
+        optim.build(of, names, params, adapter=Lora(learning_rate_ratio=ratio))
+        for of, ratio in ((AdamW(learning_rate=1e-3), 1.0), (spec, 8.0))
+    )
+    one, other = (rule.update(params, rule.init(params), params, key=jax.random.key(0))[0] for rule in (plain, both))
+    np.testing.assert_allclose(other["a"], one["a"])
+    np.testing.assert_allclose(other["b"], 4 * one["b"])
 
 
 def test_without_an_adapter_everything_is_trained_and_everything_lasts() -> None:

@@ -109,6 +109,9 @@ def test_the_closed_form_parameter_count_is_that_of_the_real_pytree(of: Transfor
         lambda key: models.build(of, vocab_size=vocab, sequence_length=length, implementation="lean", key=key),
         jax.random.key(0),
     )
+    names, leaves = jax.tree.leaves(models.leaf_names(real)), jax.tree.leaves(real)
+    shapes = {name: leaf.shape for name, leaf in zip(names, leaves, strict=True)}
+    assert of.leaf_shapes(vocab_size=vocab, sequence_length=length) == shapes
     counted = of.parameter_count(vocab_size=vocab, sequence_length=length)
     for part, size in counted.items():
         assert sum(leaf.size for leaf in jax.tree.leaves(getattr(real, part))) == size, part

@@ -22,9 +22,9 @@ from trainkit.checkpoint.restore import restore
 from trainkit.checkpoint.saver import Provenance, Saver
 from trainkit.errors import TrainkitError
 from trainkit.events.alerts import Watch
-from trainkit.optim.adam import SMALLEST_COMPRESSED, scale_by_adam
+from trainkit.optim.adamw import scale_by_adam
 from trainkit.parallel import precision
-from trainkit.recipe.sections.optimizer import AdamW
+from trainkit.recipe.sections.optimizer import SMALLEST_COMPRESSED, AdamW
 from trainkit.recipe.sections.schedule import Constant
 from trainkit.recipe.sections.task import CausalLM
 from trainkit.tasks import build as build_task
@@ -183,7 +183,7 @@ def test_the_state_takes_as_many_bytes_as_the_recipe_says_and_vectors_stay_float
     params = {"weight": jnp.zeros((64, 128), jnp.bfloat16), "bias": jnp.zeros(128, jnp.bfloat16)}
     state = scale_by_adam(b1=0.9, b2=0.95, eps=1e-8, moments=spec.moments).init(params)
     big = [leaf for name, leaf in named_leaves((state.mu, state.nu)).items() if "weight" in name]
-    assert sum(leaf.nbytes for leaf in big) == spec.state_bytes_per_parameter * 64 * 128
+    assert sum(leaf.nbytes for leaf in big) == spec.state_bytes((64, 128))
     assert state.mu["bias"].dtype == state.nu["bias"].dtype == jnp.float32
 
 

@@ -15,7 +15,6 @@ from jax.sharding import PartitionSpec
 from trainkit import optim
 from trainkit.errors import TrainkitError
 from trainkit.events.commands import Command
-from trainkit.optim import groups
 from trainkit.parallel.mesh import batch_sharding, make_mesh, partition, replicated, state_shardings
 from trainkit.recipe.sections.optimizer import AdamW, Group
 from trainkit.recipe.sections.schedule import NEVER, Constant, Cosine, LinearDecay, Wsd
@@ -130,9 +129,9 @@ def test_a_step_donates_the_state_and_compiles_once() -> None:
 
 
 def test_norms_biases_and_embeddings_are_not_decayed() -> None:
-    decays = groups.weight_decays(AdamW(learning_rate=1.0, weight_decay=0.3), small.names())
-    by_name = dict(zip(jax.tree.leaves(small.names()), jax.tree.leaves(decays), strict=True))
-    assert {name for name, decay in by_name.items() if decay} == {
+    spec = AdamW(learning_rate=1.0, weight_decay=0.3)
+    shapes = small.SPEC.leaf_shapes(vocab_size=small.VOCAB, sequence_length=small.LENGTH)
+    assert {name for name, shape in shapes.items() if spec.decay_of(name, shape)} == {
         f"blocks.{part}.weight" for part in ("attention.qkv", "attention.output", "mlp_in", "mlp_out")
     }
 
@@ -146,20 +145,12 @@ def test_groups_decay_what_is_asked_and_the_last_one_decides() -> None:
             Group(match="position*", weight_decay=0.25),
         ),
     )
-    names = small.names()
-    assert groups.weight_decays(spec, names).token_embedding == 0.5
-    assert groups.weight_decays(spec, names).position_embedding == 0.25
+    assert spec.decay_of("token_embedding", (97, 32)) == 0.5
+    assert spec.decay_of("position_embedding", (16, 32)) == 0.25
     before = small.state(spec=spec)
     after, _ = jax.jit(small.step(spec))(before, small.batch(0))
     np.testing.assert_array_equal(after.params.final_norm.bias, before.params.final_norm.bias)
     assert (after.params.final_norm.weight != before.params.final_norm.weight).any()
-
-
-def test_a_group_that_matches_nothing_is_an_error_that_lists_the_parameters() -> None:
-    spec = AdamW(learning_rate=1.0, groups=(Group(match="*.biass"),))
-    with pytest.raises(TrainkitError, match="biass") as error:
-        optim.build(spec, small.names())
-    assert "blocks.mlp_in.bias" in error.value.hint
 
 
 @pytest.mark.parametrize("schedule", [Cosine(min_ratio=0.1), LinearDecay(type="linear", min_ratio=0.1)])

@@ -1,35 +1,41 @@
-"""From spec to gradient transformation."""
+"""From [optimizer] to one gradient transformation over all trained parameters."""
 
 from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
 
 import jax
 import optax
 from jaxtyping import PyTree
 
-from trainkit.optim import groups
-from trainkit.optim.adam import scale_by_adam
 from trainkit.recipe.sections.adapter import Adapter
-from trainkit.recipe.sections.optimizer import Optimizer
+from trainkit.recipe.sections.optimizer import OptimizerSpec
 
 
 def build(
-    spec: Optimizer, names: PyTree[str], *, adapter: Adapter | None = None
+    spec: OptimizerSpec, names: PyTree[str], shapes: PyTree[Any], *, adapter: Adapter | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    """Gradients to descent directions; the step multiplies them by the negative learning rate.
+    """Return gradients → descent directions; the step multiplies them by the negative learning rate.
 
-    An update is given a `key` of its own, for what it rounds.
+    An update is given, as extra arguments: a fresh `key`; the mean loss as `value`; and `grad_fn(params) -> (value,
+    gradients)`, which evaluates the step's whole batch at other parameters.
 
     Args:
-        names: the trainable parameters with every leaf replaced by its path.
-        adapter: what these belong to, where the model itself is frozen.
-
-    Raises:
-        TrainkitError: a group matches no parameter.
+        names: the trained parameters with every leaf replaced by its path.
+        shapes: the same with anything that has a `shape`.
+        adapter: whose parameters these are, where the model itself is frozen. Its second matrices learn faster by
+            `learning_rate_ratio` (LoRA+, Hayou et al. 2024).
     """
-    groups.check(spec, names)
-    decays, factors = groups.weight_decays(spec, names), groups.learning_rate_factors(spec, names, adapter)
-    b1, b2 = spec.betas
-    transforms: list[optax.GradientTransformation] = [scale_by_adam(b1=b1, b2=b2, eps=spec.eps, moments=spec.moments)]
+    rules = jax.tree.map(lambda name, leaf: spec.owner(name, leaf.shape), names, shapes)
+    decays = jax.tree.map(lambda name, leaf: spec.decay_of(name, leaf.shape), names, shapes)
+
+    def factor(name: str, leaf: Any) -> float:
+        ratio = adapter.learning_rate_ratio if adapter and name.endswith(".b") else 1.0
+        return spec.rate_factor_of(name, leaf.shape) * ratio
+
+    factors = jax.tree.map(factor, names, shapes)
+    transforms = [_by_rule(rules)]
     if any(jax.tree.leaves(decays)):
         transforms.append(
             optax.stateless(lambda u, p: jax.tree.map(lambda u, p, d: u + d * p if d else u, u, p, decays))
@@ -37,3 +43,23 @@ def build(
     if any(factor != 1.0 for factor in jax.tree.leaves(factors)):
         transforms.append(optax.stateless(lambda u, _: jax.tree.map(lambda u, f: u * f, u, factors)))
     return optax.with_extra_args_support(optax.chain(*transforms))
+
+
+def _by_rule(rules: PyTree[OptimizerSpec]) -> optax.GradientTransformation:
+    """Return one transformation in which every parameter is updated by its own rule.
+
+    Where all have the same rule the state is that rule's alone, so that its leaves have the same paths as ever.
+    """
+    distinct: list[OptimizerSpec] = []
+    for rule in jax.tree.leaves(rules):
+        if rule not in distinct:
+            distinct.append(rule)
+    if len(distinct) == 1:
+        return _transformation(distinct[0])
+    labels = [f"{number}-{rule.type}" for number, rule in enumerate(distinct)]
+    transforms = {label: _transformation(rule) for label, rule in zip(labels, distinct, strict=True)}
+    return optax.partition(transforms, jax.tree.map(lambda rule: labels[distinct.index(rule)], rules))
+
+
+def _transformation(rule: OptimizerSpec) -> optax.GradientTransformation:
+    return import_module(rule.implementation).build(rule)

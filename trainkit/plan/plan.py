@@ -13,7 +13,12 @@ from trainkit.plan.split import check_split, choices, mesh_axes
 from trainkit.plan.types import BatchSplit, Choice, Compute, DataSize, Devices, Plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.encoding import is_padded
-from trainkit.recipe.sections.lora_targets import adapter_parameters, quantised_bytes, quantised_parameters
+from trainkit.recipe.sections.lora_targets import (
+    adapter_parameters,
+    quantised_bytes,
+    quantised_parameters,
+    trained_shapes,
+)
 from trainkit.recipe.sections.model import tokens_in_block
 
 #: Of a number; with fp8 what is kept is bfloat16.
@@ -46,8 +51,16 @@ def make_plan(
         by_part["adapter"] = adapter_parameters(recipe.adapter, recipe.model)
     parameters = sum(by_part.values())
     trainable = by_part.get("adapter", parameters)
+    trained = trained_shapes(recipe.model, recipe.adapter, vocab_size=vocab_size, sequence_length=length)
+    optimizer_bytes = recipe.optimizer.total_state_bytes(trained)
     state = _state_bytes(
-        recipe, trainable, frozen=parameters - trainable, data=data_axis, fsdp=fsdp_axis, compute=compute
+        recipe,
+        trainable,
+        optimizer_bytes,
+        frozen=parameters - trainable,
+        data=data_axis,
+        fsdp=fsdp_axis,
+        compute=compute,
     )
     replicas = data_axis * fsdp_axis
     check_split(recipe, replicas)
@@ -139,12 +152,14 @@ def _matmul_flops_per_token(recipe: Recipe, *, vocab_size: int) -> int:
     return 4 * base + 6 * adapter_parameters(recipe.adapter, recipe.model) if recipe.adapter else 6 * base
 
 
-def _state_bytes(recipe: Recipe, trainable: int, *, frozen: int, data: int, fsdp: int, compute: str) -> dict[str, int]:
+def _state_bytes(
+    recipe: Recipe, trainable: int, optimizer_bytes: int, *, frozen: int, data: int, fsdp: int, compute: str
+) -> dict[str, int]:
     # an adapter is float32 whatever its base is
     copy = math.ceil(trainable * BYTES["float32" if recipe.adapter else recipe.precision.params] / fsdp)
     gradients = math.ceil(trainable * BYTES["float32"] / fsdp)  # in which a step sums them
     sharing = fsdp * data if recipe.parallel.zero1 else fsdp
-    optimizer = math.ceil(trainable * recipe.optimizer.state_bytes_per_parameter / sharing)
+    optimizer = math.ceil(optimizer_bytes / sharing)
     state = {"parameters": copy, "gradients": gradients, "optimizer": optimizer, "snapshot": copy + optimizer}
     cast = 0
     if recipe.adapter:

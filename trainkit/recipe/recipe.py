@@ -11,7 +11,7 @@ from trainkit.recipe.families.decoder import Sparse
 from trainkit.recipe.sections.adapter import Adapter
 from trainkit.recipe.sections.data import Data
 from trainkit.recipe.sections.hardware import Parallel, Precision
-from trainkit.recipe.sections.lora_targets import check_adapter
+from trainkit.recipe.sections.lora_targets import check_adapter, trained_shapes
 from trainkit.recipe.sections.model import Model
 from trainkit.recipe.sections.optimizer import Optimizer
 from trainkit.recipe.sections.schedule import Cosine, Schedule
@@ -78,6 +78,13 @@ class Recipe(Spec):
     def _the_adapter_fits_the_model(self) -> Recipe:
         if self.adapter is not None:
             check_adapter(self.adapter, self.model)
+        return self
+
+    @model_validator(mode="after")
+    def _groups_match_parameters(self) -> Recipe:
+        if self.optimizer.groups:
+            names = trained_shapes(self.model, self.adapter, vocab_size=1, sequence_length=self.data.sequence_length)
+            self.optimizer.check_groups(names)
         return self
 
     @model_validator(mode="after")

@@ -6,9 +6,11 @@ when the class is made, but would read every source file a second time for it, a
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 
 class Spec(BaseModel):
@@ -40,6 +42,22 @@ def by_type(default: str) -> Discriminator:
         return str(getattr(value, "type", default))
 
     return Discriminator(tag)
+
+
+def union_of(default: str, *members: type[Spec]) -> Any:
+    """Return the union of specs that their `type` tells apart; a table without one is a `default`.
+
+    Plugins add members to a section by building its union again: see `toml/plugins.py`.
+    """
+    tagged = [Annotated[member, Tag(type_of(member))] for member in members]  # type: ignore[valid-type]
+    return Annotated[reduce(or_, tagged), by_type(default)]
+
+
+def type_of(spec: type[Spec]) -> str:
+    """Return the value of `type` that stands for a spec in a recipe."""
+    annotation = spec.model_fields["type"].annotation
+    (name,) = get_args(annotation)
+    return str(name)
 
 
 def with_tuples(value: Any) -> Any:

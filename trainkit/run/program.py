@@ -116,7 +116,7 @@ def build(recipe: Recipe, plan: Plan) -> BuiltStep:
 
     whole = jax.eval_shape(model, jax.random.key(0))
     trained = eqx.filter(whole, trainable(whole))
-    optimizer = optim.build(recipe.optimizer, models.leaf_names(trained), adapter=recipe.adapter)
+    optimizer = optim.build(recipe.optimizer, models.leaf_names(trained), trained, adapter=recipe.adapter)
     mesh.check_layout(whole, fsdp=plan.fsdp_axis)
     device_mesh, zero1 = mesh.make_mesh(data=plan.data_axis, fsdp=plan.fsdp_axis), recipe.parallel.zero1
     rate = optim.learning_rate(recipe.schedule, peak=recipe.optimizer.learning_rate, steps=plan.steps)

@@ -30,34 +30,42 @@ class Proposal:
 
 
 def changed(recipe: Recipe, changes: Changes) -> Recipe:
+    """Return the recipe with these values in place of its own."""
     values = recipe.model_dump(by_alias=True)
     for dotted, value in changes.items():
-        section, _, key = dotted.partition(".")
-        values[section][key] = value
+        *tables, key = dotted.split(".")
+        table = values
+        for name in tables:
+            table = table[name]
+        table[key] = value
     return Recipe.model_validate(with_tuples(values))
 
 
 def candidates(recipe: Recipe, plan: Plan) -> Iterator[Changes]:
-    """Fewer changes before more; then by which keys, the harmless before those that change more; then the milder."""
-    ladder: dict[str, list[Any]] = {key: [] for key in _KEYS}
+    """Yield changes that need less memory: fewer before more, harmless keys before others, milder values first."""
+    ladders = _ladders(recipe, plan)
+    for count in range(1, len(ladders) + 1):
+        for chosen in combinations(ladders, count):
+            for steps in product(*chosen):
+                yield {key: value for step in steps for key, value in step.items()}
+
+
+def _ladders(recipe: Recipe, plan: Plan) -> list[list[Changes]]:
+    """Return, in the order in which they are tried, the ways to need less memory, each with its steps."""
     train = recipe.train
+    sizes: list[int] = []
     if train.micro_batch_size != "auto":
-        sizes = divisors(plan.batch.global_size // plan.batch.replicas)
-        ladder["train.micro_batch_size"] = [n for n in reversed(sizes) if n < plan.batch.micro]
-    if train.remat != "auto":
-        policies = [p for p in get_args(Remat) if p != "offload" or plan.devices.platform != "cpu"]
-        ladder["train.remat"] = policies[policies.index(train.remat) + 1 :] if train.remat in policies else []
+        fitting = divisors(plan.batch.global_size // plan.batch.replicas)
+        sizes = [n for n in reversed(fitting) if n < plan.batch.micro]
+    policies = [p for p in get_args(Remat) if p != "offload" or plan.devices.platform != "cpu"]
+    policies = policies[policies.index(train.remat) + 1 :] if train.remat in policies else []
     shards = [n for n in divisors(plan.devices.count) if n > recipe.parallel.fsdp]
-    ladder["parallel.fsdp"] = shards if recipe.parallel.data == "auto" else []
-    kinds = ["float32", "bfloat16", "int8"]
-    ladder["optimizer.moments"] = kinds[kinds.index(recipe.optimizer.moments) + 1 :]
-    for count in range(1, len(_KEYS) + 1):
-        for keys in combinations(_KEYS, count):
-            for values in product(*(ladder[key] for key in keys)):
-                yield dict(zip(keys, values, strict=True))
-
-
-_KEYS = ("train.micro_batch_size", "train.remat", "parallel.fsdp", "optimizer.moments")
+    return [
+        [{"train.micro_batch_size": size} for size in sizes],
+        [{"train.remat": policy} for policy in policies],
+        [{"parallel.fsdp": count} for count in shards if recipe.parallel.data == "auto"],
+        [{f"optimizer.{key}": value for key, value in step.items()} for step in recipe.optimizer.smaller()],
+    ]
 
 
 def likely(recipe: Recipe, plan: Plan, memory: Memory | None) -> Iterator[Changes]:
@@ -100,11 +108,11 @@ def diff(loaded: Loaded, changes: Changes) -> list[str]:
     """The changes as lines of TOML to take out (-) and to put in (+), below their section."""
     values, lines, section = flat(loaded.recipe), [], ""
     for dotted, new in changes.items():
-        table, _, key = dotted.partition(".")
+        table, _, key = dotted.rpartition(".")
         if table != section:
             section = table
             lines.append(f" [{section}]")
         if not loaded.origins[dotted].startswith(("default", "--set")):
-            lines.append(f"-{key} = {toml_value(values[table, key])}")
+            lines.append(f"-{key} = {toml_value(values[tuple(dotted.split('.'))])}")
         lines.append(f"+{key} = {toml_value(new)}")
     return lines

@@ -13,6 +13,7 @@ from trainkit.errors import TrainkitError
 from trainkit.events.commands import issued_commands
 from trainkit.events.log import last_attempt
 from trainkit.recipe import Recipe
+from trainkit.recipe.sections.optimizer import OptimizerSpec
 from trainkit.recipe.sections.schedule import NEVER
 from trainkit.recipe.toml.write import Difference, differences
 from trainkit.run.rates import told_rate
@@ -37,8 +38,6 @@ FIXED = (
     "train.batch_size",
     "precision.params",
 )
-#: Changed, the optimiser's state no longer fits.
-FIXED_FOR_OPTIMIZER = ("optimizer.type", "optimizer.moments")
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,9 @@ def prepare(
         old = recipe_of(directory)
         new = recipe_of(directory, overrides)
         changed = differences(old.recipe, new.recipe)
-        _refuse(changed, reset_optimizer=reset_optimizer)
+        _refuse(changed)
+        if not reset_optimizer:
+            _check_optimizer_state(old.recipe.optimizer, new.recipe.optimizer)
         info = store.find(directory, step) if step is not None else store.newest(directory)
         if (
             info
@@ -97,18 +98,24 @@ def prepare(
     return Resumption(start, tuple(notes))
 
 
-def _refuse(changed: list[Difference], *, reset_optimizer: bool) -> None:
+def _refuse(changed: list[Difference]) -> None:
     wrong = [d for d in changed if any(fnmatchcase(d.key, pattern) for pattern in FIXED)]
     if wrong:
         raise TrainkitError(
             "these cannot change within a run:\n" + "\n".join(f"  {difference}" for difference in wrong),
             hint="begin a new run with the changed recipe: trainkit run RECIPE --name NAME",
         )
-    wrong = [d for d in changed if any(fnmatchcase(d.key, pattern) for pattern in FIXED_FOR_OPTIMIZER)]
-    if wrong and not reset_optimizer:
+
+
+def _check_optimizer_state(before: OptimizerSpec, after: OptimizerSpec) -> None:
+    """Raise TrainkitError where the saved optimizer state does not fit the changed [optimizer]."""
+    old, new = before.state_key_values(), after.state_key_values()
+    wrong = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+    if wrong:
         raise TrainkitError(
-            "\n".join(map(str, wrong)),
-            hint="the optimiser's state no longer fits; to begin a new one: --reset-optimizer",
+            "the saved optimizer state does not fit:\n"
+            + "\n".join(f"  optimizer.{key}: {old.get(key, 'none')} -> {new.get(key, 'none')}" for key in wrong),
+            hint="undo the change, or start with a new optimizer state: --reset-optimizer",
         )
 
 

@@ -55,7 +55,7 @@ def make_step(
         gradient_shardings: where each gradient lies as soon as it is there; where XLA likes it, if None.
     """
 
-    def gradients(state: State, batch: Batch) -> tuple[PyTree, Array, Array]:
+    def gradients(state: State, params: PyTree, batch: Batch) -> tuple[PyTree, Array, Array]:
         def scaled(masters: PyTree) -> tuple[Array, tuple[Array, Array, Array]]:
             model = eqx.combine(cast(state.frozen, compute), in_compute_dtype(masters, compute))
             total, weight = task.loss(model, batch)
@@ -63,23 +63,26 @@ def make_step(
             scale = state.loss_scale.value / jnp.maximum(weight, 1) if state.loss_scale else jnp.float32(1)
             return total * scale, (total, weight, scale)
 
-        grads, (total, weight, scale) = jax.grad(scaled, has_aux=True)(cast(state.params, jnp.float32))
+        grads, (total, weight, scale) = jax.grad(scaled, has_aux=True)(cast(params, jnp.float32))
         if gradient_shardings is not None:
             grads = jax.lax.with_sharding_constraint(grads, gradient_shardings)
         return jax.tree.map(lambda g: g / scale, grads) if state.loss_scale else grads, total, weight
 
-    def step(state: State, batch: Batch) -> tuple[State, Metrics]:
+    def accumulated(state: State, params: PyTree, batch: Batch) -> tuple[PyTree, Array, Array]:
+        """Return the sums over all micro-batches of gradients, losses and weights."""
         accumulation = jax.tree.leaves(dict(batch))[0].shape[0]
         if accumulation == 1:
-            grads, total, weight = gradients(state, jax.tree.map(lambda x: x[0], dict(batch)))
-        else:
-            zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), state.params)
-            sums = (zeros, jnp.float32(0), jnp.float32(0))
+            return gradients(state, params, jax.tree.map(lambda x: x[0], dict(batch)))
+        zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
 
-            def add(sums: PyTree, micro_batch: Batch) -> tuple[PyTree, None]:
-                return jax.tree.map(jnp.add, sums, gradients(state, micro_batch)), None
+        def add(sums: PyTree, micro_batch: Batch) -> tuple[PyTree, None]:
+            return jax.tree.map(jnp.add, sums, gradients(state, params, micro_batch)), None
 
-            (grads, total, weight), _ = jax.lax.scan(add, sums, dict(batch))
+        sums, _ = jax.lax.scan(add, (zeros, jnp.float32(0), jnp.float32(0)), dict(batch))
+        return sums
+
+    def step(state: State, batch: Batch) -> tuple[State, Metrics]:
+        grads, total, weight = accumulated(state, state.params, batch)
 
         divisor = jnp.where(weight > 0, weight, 1)
         norm = optax.tree.norm(grads) / divisor
@@ -91,7 +94,13 @@ def make_step(
         def key(purpose: int) -> PRNGKeyArray:
             return jax.random.fold_in(jax.random.fold_in(state.key, purpose), state.step)
 
-        directions, moments = optimizer.update(grads, state.optimizer, state.params, key=key(MOMENTS))
+        def grad_fn(params: PyTree) -> tuple[Array, PyTree]:
+            grads, total, weight = accumulated(state, params, batch)
+            divisor = jnp.where(weight > 0, weight, 1)
+            return total / divisor, jax.tree.map(lambda g: g / divisor, grads)
+
+        extras = {"key": key(MOMENTS), "value": total / divisor, "grad_fn": grad_fn}
+        directions, moments = optimizer.update(grads, state.optimizer, state.params, **extras)
         updates = jax.tree.map(lambda d: -rate * d, directions)
         params = _applied(updates, state.params, key=key(PARAMETERS), rounding=rounding)
         metrics = {

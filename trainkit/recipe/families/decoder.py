@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 from pydantic import model_validator
 
 from trainkit.recipe.families.rope import Rope, RopeScaling
-from trainkit.recipe.families.sizes import check_groups, check_heads, kept, visible
+from trainkit.recipe.families.sizes import Shape, check_groups, check_heads, kept, linear, norm, stacked, visible
 from trainkit.recipe.families.transformer import Transformer
 from trainkit.recipe.sections.train import Remat
 from trainkit.recipe.spec import Count, NotNegative, Positive
@@ -106,16 +106,26 @@ class Decoder(Transformer):
             return "capped scores"
         return "windows in some layers only" if len(set(self.windows)) > 1 else None
 
-    def parameter_count(self, *, vocab_size: int, sequence_length: int) -> dict[str, int]:
-        d = self.hidden
-        parts = {
-            "token_embedding": vocab_size * d,
-            "blocks": self.layers * (self._attention_matrices() + self._mlp_matrices() + self._vectors()),
-            "final_norm": d,
+    def leaf_shapes(self, *, vocab_size: int, sequence_length: int) -> dict[str, Shape]:
+        d, q, kv = self.hidden, self.query_width, self.kv_width
+        attention = {
+            **linear("attention.query", d, q, bias="query" in self.biased),
+            **linear("attention.key", d, kv, bias="key" in self.biased),
+            **linear("attention.value", d, kv, bias="value" in self.biased),
+            **linear("attention.output", q, d, bias="output" in self.biased),
         }
-        if not self.tied:
-            parts["output"] = vocab_size * d
-        return parts
+        if self.qk_norm is not None:
+            widths = (self.key_width, self.key_width) if self.qk_norm == "head" else (q, kv)
+            attention |= norm("attention.query_norm", widths[0]) | norm("attention.key_norm", widths[1])
+        norms = {"before": ("norm",), "after": ("post_norm",), "around": ("norm", "post_norm")}[self.norms]
+        outer = {f"{part}_{name}.weight": (d,) for part in ("attention", "mlp") for name in norms}
+        output: dict[str, Shape] = {} if self.tied else {"output": (vocab_size, d)}
+        return {
+            "token_embedding": (vocab_size, d),
+            **stacked(self.layers, attention | outer | self._mlp_shapes()),
+            **norm("final_norm", d),
+            **output,
+        }
 
     def matmul_parameters(self, *, vocab_size: int) -> int:
         return self.layers * (self._attention_matrices() + self._active_mlp_matrices()) + vocab_size * self.hidden
@@ -138,6 +148,12 @@ class Decoder(Transformer):
         dots = 3 * d + q + 2 * kv + self._mlp_dots()
         return kept(layers=self.layers, hidden=d, everything=everything, dots=dots, remat=remat)
 
+    def _mlp_shapes(self) -> dict[str, Shape]:
+        d, f = self.hidden, self.mlp_width
+        widths = {"gate": (d, f), "up": (d, f), "down": (f, d)}
+        leaves = (linear(f"mlp.{name}", *sizes, bias=name in self.biased) for name, sizes in widths.items())
+        return {name: shape for leaf in leaves for name, shape in leaf.items()}
+
     def _attention_matrices(self) -> int:
         """Numbers in the matrices of one block's attention."""
         return 2 * self.hidden * self.query_width + 2 * self.hidden * self.kv_width
@@ -155,14 +171,6 @@ class Decoder(Transformer):
 
     def _mlp_dots(self) -> int:
         return 2 * self.mlp_width
-
-    def _vectors(self) -> int:
-        """Numbers in the norms and biases of one block."""
-        d, f, q, kv = self.hidden, self.mlp_width, self.query_width, self.kv_width
-        widths = {"query": q, "key": kv, "value": kv, "output": d, "gate": f, "up": f, "down": d}
-        norms = (4 if self.norms == "around" else 2) * d
-        along = {"head": 2 * self.key_width, "width": q + kv, None: 0}[self.qk_norm]
-        return norms + along + sum(widths[name] for name in self.biased)
 
 
 class Dense(Decoder):
@@ -197,6 +205,11 @@ class Sparse(Decoder):
     def normalised(self) -> bool:
         """Whether the weights of a token's experts are made to add up to 1."""
         return True
+
+    def _mlp_shapes(self) -> dict[str, Shape]:
+        d, f, e = self.hidden, self.mlp_width, self.experts
+        experts: dict[str, Shape] = {"mlp.gate": (e, d, f), "mlp.up": (e, d, f), "mlp.down": (e, f, d)}
+        return linear("mlp.router", d, e) | experts
 
     def _mlp_matrices(self) -> int:
         return self.hidden * self.experts + self.experts * super()._mlp_matrices()

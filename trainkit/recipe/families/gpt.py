@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 from pydantic import model_validator
 
 from trainkit.recipe.families.pretrained import CHANGEABLE
-from trainkit.recipe.families.sizes import check_heads, kept, visible
+from trainkit.recipe.families.sizes import Shape, check_heads, kept, linear, norm, stacked, visible
 from trainkit.recipe.families.transformer import Transformer
 from trainkit.recipe.sections.train import Remat
 from trainkit.recipe.spec import Count, Positive
@@ -52,17 +52,24 @@ class Gpt(Transformer):
     def special_attention(self) -> str | None:
         return None if self.learned_positions else "ALiBi's slopes"
 
-    def parameter_count(self, *, vocab_size: int, sequence_length: int) -> dict[str, int]:
-        d, f = self.hidden, self.mlp_width
-        norm = 2 * d if self.biased else d
-        biases = 3 * d + d + f + d if self.biased else 0
-        positions = (self.context_length or sequence_length) * d
+    def leaf_shapes(self, *, vocab_size: int, sequence_length: int) -> dict[str, Shape]:
+        d, f, bias = self.hidden, self.mlp_width, self.biased
+        block = {
+            **norm("attention_norm", d, bias=bias),
+            **linear("attention.qkv", d, 3 * d, bias=bias),
+            **linear("attention.output", d, d, bias=bias),
+            **norm("mlp_norm", d, bias=bias),
+            **linear("mlp_in", d, f, bias=bias),
+            **linear("mlp_out", f, d, bias=bias),
+        }
+        positions: dict[str, Shape] = {"position_embedding": (self.context_length or sequence_length, d)}
+        output: dict[str, Shape] = {} if self.tied else {"output": (vocab_size, d)}
         return {
-            "token_embedding": vocab_size * d,
-            **({"position_embedding": positions} if self.learned_positions else {}),
-            "blocks": self.layers * (self._matrices() + biases + 2 * norm),
-            "final_norm": norm,
-            **({} if self.tied else {"output": vocab_size * d}),
+            "token_embedding": (vocab_size, d),
+            **(positions if self.learned_positions else {}),
+            **stacked(self.layers, block),
+            **norm("final_norm", d, bias=bias),
+            **output,
         }
 
     def matmul_parameters(self, *, vocab_size: int) -> int:

@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
 
 from trainkit.recipe.sections.train import Remat
+
+#: Dimensions of one parameter.
+Shape: TypeAlias = tuple[int, ...]
+
+
+def linear(name: str, inputs: int, outputs: int, *, bias: bool = False) -> dict[str, Shape]:
+    """Return the parameters of a linear layer by path."""
+    weight: dict[str, Shape] = {f"{name}.weight": (inputs, outputs)}
+    return weight | ({f"{name}.bias": (outputs,)} if bias else {})
+
+
+def norm(name: str, width: int, *, bias: bool = False) -> dict[str, Shape]:
+    """Return the parameters of a norm by path."""
+    weight: dict[str, Shape] = {f"{name}.weight": (width,)}
+    return weight | ({f"{name}.bias": (width,)} if bias else {})
+
+
+def stacked(layers: int, block: Mapping[str, Shape]) -> dict[str, Shape]:
+    """Return the parameters of all blocks, which have a leading axis of layers, from those of one."""
+    return {f"blocks.{name}": (layers, *shape) for name, shape in block.items()}
 
 
 def kept(*, layers: int, hidden: int, everything: int, dots: int, remat: Remat | Literal["auto"]) -> int:

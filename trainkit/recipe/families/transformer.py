@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from typing import Literal
 
 from trainkit.recipe.families.pretrained import Pretrained
+from trainkit.recipe.families.sizes import Shape
 from trainkit.recipe.sections.train import Remat
 from trainkit.recipe.spec import Count, NotNegative
 
@@ -49,8 +51,16 @@ class Transformer(Pretrained):
         """What of its attention no flash attention has, in the plural; None where any will do."""
 
     @abstractmethod
+    def leaf_shapes(self, *, vocab_size: int, sequence_length: int) -> dict[str, Shape]:
+        """Return the shape of every parameter by its path; a test compares it with the real pytree."""
+
     def parameter_count(self, *, vocab_size: int, sequence_length: int) -> dict[str, int]:
-        """Parameters by part; their sum is the size of the real pytree."""
+        """Return the number of parameters by part."""
+        shapes = self.leaf_shapes(vocab_size=vocab_size, sequence_length=sequence_length)
+        parts = dict.fromkeys((name.partition(".")[0] for name in shapes), 0)
+        for name, shape in shapes.items():
+            parts[name.partition(".")[0]] += math.prod(shape)
+        return parts
 
     @abstractmethod
     def matmul_parameters(self, *, vocab_size: int) -> int:

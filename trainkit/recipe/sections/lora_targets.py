@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from trainkit.errors import TrainkitError
-from trainkit.recipe.families.decoder import Decoder, Sparse
+from trainkit.recipe.families.decoder import Sparse
+from trainkit.recipe.families.sizes import Shape
 from trainkit.recipe.sections.adapter import Adapter
 from trainkit.recipe.sections.model import Model
 
@@ -20,19 +21,14 @@ _FOREIGN = {
 
 
 def linears(model: Model) -> dict[str, tuple[int, int]]:
-    """(inputs, outputs) of the linear layers of one block, by name within it. Those of experts are none of these."""
-    d = model.hidden
-    f = model.mlp_width
-    if not isinstance(model, Decoder):
-        return {"attention.qkv": (d, 3 * d), "attention.output": (d, d), "mlp_in": (d, f), "mlp_out": (f, d)}
-    q, kv = model.query_width, model.kv_width
-    attention = {"attention.query": (d, q), "attention.key": (d, kv), "attention.value": (d, kv)}
-    attention["attention.output"] = (q, d)
-    return (
-        attention
-        if isinstance(model, Sparse)
-        else attention | {"mlp.gate": (d, f), "mlp.up": (d, f), "mlp.down": (f, d)}
-    )
+    """Return (inputs, outputs) of the linear layers of one block by name within it, but for those of experts."""
+    shapes = model.leaf_shapes(vocab_size=1, sequence_length=1)
+    layers = {name: shape for name, shape in shapes.items() if name.startswith("blocks.") and name.endswith(".weight")}
+    return {
+        name.removeprefix("blocks.").removesuffix(".weight"): (shape[1], shape[2])
+        for name, shape in layers.items()
+        if len(shape) == 3 and "router" not in name
+    }
 
 
 def check_adapter(adapter: Adapter, model: Model) -> None:
@@ -65,14 +61,29 @@ def targeted_layers(adapter: Adapter, names: Sequence[str]) -> list[str]:
     return [name for name in names if any(_means(target, name) for target in adapter.targets)]
 
 
+def adapter_shapes(adapter: Adapter, model: Model) -> dict[str, Shape]:
+    """Return the shape of every trained parameter of the adapter by its path."""
+    layers = linears(model)
+    shapes: dict[str, Shape] = {}
+    for name in targeted_layers(adapter, list(layers)):
+        inputs, outputs = layers[name]
+        shapes[f"blocks.{name}.a"] = (model.layers, inputs, adapter.rank)
+        shapes[f"blocks.{name}.b"] = (model.layers, adapter.rank, outputs)
+        if adapter.variant == "dora":
+            shapes[f"blocks.{name}.magnitude.value"] = (model.layers, outputs)
+    return shapes
+
+
 def adapter_parameters(adapter: Adapter, model: Model) -> int:
-    """How many numbers are trained."""
-    shapes = linears(model)
-    sizes = (
-        adapter.rank * (inputs + outputs) + (outputs if adapter.variant == "dora" else 0)
-        for inputs, outputs in (shapes[name] for name in targeted_layers(adapter, list(shapes)))
-    )
-    return model.layers * sum(sizes)
+    """Return how many numbers are trained."""
+    return sum(map(math.prod, adapter_shapes(adapter, model).values()))
+
+
+def trained_shapes(model: Model, adapter: Adapter | None, *, vocab_size: int, sequence_length: int) -> dict[str, Shape]:
+    """Return the shape of every trained parameter by its path: the adapter's where there is one, else the model's."""
+    if adapter is not None:
+        return adapter_shapes(adapter, model)
+    return model.leaf_shapes(vocab_size=vocab_size, sequence_length=sequence_length)
 
 
 def quantised_parameters(model: Model) -> int:

@@ -1,8 +1,8 @@
-"""Adam whose moments are kept in fewer bits than they are computed in."""
+"""AdamW, whose moments may be stored in fewer bits than they are computed in."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, assert_never
+from typing import Any, assert_never
 
 import jax
 import jax.numpy as jnp
@@ -18,18 +18,20 @@ from trainkit.parallel.precision import (
     to_blocks,
     zero_blocks,
 )
+from trainkit.recipe.sections.optimizer import SMALLEST_COMPRESSED, AdamW, Moments
 
-Moments = Literal["float32", "bfloat16", "int8"]
 
-#: Moments of fewer numbers stay float32: norms and biases take no memory, and what is rounded off them shows.
-SMALLEST_COMPRESSED = 4096
+def build(spec: AdamW) -> optax.GradientTransformationExtraArgs:
+    """Return gradients → descent directions, before weight decay."""
+    b1, b2 = spec.betas
+    return scale_by_adam(b1=b1, b2=b2, eps=spec.eps, moments=spec.moments)
 
 
 def scale_by_adam(*, b1: float, b2: float, eps: float, moments: Moments) -> optax.GradientTransformationExtraArgs:
-    """Adam (Kingma & Ba 2015, algorithm 1) in float32, its moments kept as `moments` says and rounded stochastically.
+    """Return Adam (Kingma & Ba 2015, algorithm 1), computed in float32, with moments stored as `moments` says.
 
-    Rounded to the nearest, a second moment would stand still: 1 - b2 of it is less than half a step of bfloat16. The
-    update takes `key`, which no other update may have had; where moments are float32 it says nothing.
+    Stored moments are rounded stochastically. Rounded to the nearest, a second moment would never change: 1 - b2 of it
+    is less than half a step of bfloat16. The update takes a fresh `key` at each step; float32 moments do not use it.
     """
 
     def init(params: PyTree) -> optax.ScaleByAdamState:
@@ -46,7 +48,7 @@ def scale_by_adam(*, b1: float, b2: float, eps: float, moments: Moments) -> opta
         leaves, structure = jax.tree.flatten(grads)
         mus, nus = structure.flatten_up_to(state.mu), structure.flatten_up_to(state.nu)
         directions = []
-        # directions come from what is kept: were it read before, XLA would copy it to write the new in its place
+        # directions come from the stored moments: if they were read earlier, XLA would copy them before overwriting
         for i, g in enumerate(leaves):
             bits, most = random_bits(jax.random.fold_in(key, i), g.shape), greatest_in(g)
             mus[i] = _averaged(g, most, mus[i], decay=b1, bits=bits)
