@@ -39,6 +39,11 @@ class Reference:
         self._ask(do="make", directory=str(directory), config=config, **asked)
         return dict(np.load(directory / "reference.npz"))
 
+    def make_encoder(self, directory: Path, config: dict[str, Any], **asked: Any) -> dict[str, np.ndarray]:
+        """As `make`, of a masked language model: see `torch_worker.make_encoder`."""
+        self._ask(do="make_encoder", directory=str(directory), config=config, **asked)
+        return dict(np.load(directory / "reference.npz"))
+
     def answer(self, directory: Path, prompts: Sequence[Prompt], *, tokens: int) -> dict[str, Any]:
         """How the checkpoint in `directory` goes on with each prompt: see `torch_worker.answer`."""
         return self._ask(do="answer", directory=str(directory), prompts=list(prompts), tokens=tokens)

@@ -18,7 +18,13 @@ import parity_rule
 import torch
 import transformers
 from safetensors.numpy import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+)
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 WEIGHTS = "model.safetensors"
@@ -67,6 +73,30 @@ def look(model: Any, request: dict[str, Any]) -> dict[str, np.ndarray]:
     loss.backward()
     found |= {"logits": logits.detach(), "loss": loss.detach()}
     return {"tokens": tokens, **{name: value.numpy() for name, value in found.items()}, **gradients(model)}
+
+
+def make_encoder(request: dict[str, Any]) -> dict[str, Any]:
+    """A masked language model of this configuration, and what it makes of pairs of texts, one padded at the end."""
+    seed, directory = request["seed"], Path(request["directory"])
+    AutoModelForMaskedLM.from_config(AutoConfig.for_model(**request["config"])).save_pretrained(directory)
+    shapes = {name: list(tensor.shape) for name, tensor in load_file(directory / WEIGHTS).items()}
+    weights = {name: parity_rule.weight(seed, name, shape) for name, shape in shapes.items()}
+    save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
+    model = AutoModelForMaskedLM.from_pretrained(directory, dtype=torch.float32).eval()
+    tokens = parity_rule.tokens(seed, request["size"], model.config.vocab_size)
+    ids, mask, types = (
+        torch.tensor(tokens),
+        torch.ones(tokens.shape, dtype=torch.long),
+        torch.zeros_like(torch.tensor(tokens)),
+    )
+    mask[0, -request["padded"] :], types[:, tokens.shape[1] // 2 :] = 0, 1
+    labels = torch.where(torch.arange(tokens.shape[1]) % 3 == 0, ids, -100)
+    labels[0, -request["padded"] :] = -100
+    found = model(input_ids=ids, attention_mask=mask, token_type_ids=types, labels=labels)
+    found.loss.backward()
+    arrays = {"logits": found.logits.detach().numpy(), "loss": found.loss.detach().numpy(), "tokens": tokens}
+    np.savez(directory / "reference.npz", **arrays, **gradients(model))
+    return {"tensors": shapes}
 
 
 def continued(model: Any, ids: Any, mask: Any, count: int) -> Any:
@@ -188,6 +218,7 @@ def main() -> None:
     can = {
         "versions": versions,
         "make": make,
+        "make_encoder": make_encoder,
         "answer": answer,
         "keys": keys,
         "inert": inert,

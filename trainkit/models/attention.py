@@ -1,4 +1,4 @@
-"""Causal attention, by the implementation that `parallel.devices.choose_attention` names.
+"""Attention, causal or bidirectional, by the implementation that `parallel.devices.choose_attention` names.
 
 Shapes: B batch, T positions, S positions looked at, H query heads, G heads of keys and values, each shared by H / G
 query heads (Ainslie et al. 2023), N = T x H / G queries of one such group, K width of a head, L layers.
@@ -6,7 +6,7 @@ query heads (Ainslie et al. 2023), N = T x H / G queries of one such group, K wi
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias, assert_never
+from typing import Literal, NamedTuple, TypeAlias, assert_never
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ class KeyValues(NamedTuple):
 
 
 class AttentionSpec(NamedTuple):
-    """How attention looks back."""
+    """Which positions attention looks at, and how it scores them."""
 
     window: Window = None
     """Over so many positions, its own included (Beltagy et al. 2020); an array of no axes where it differs between
@@ -38,6 +38,8 @@ class AttentionSpec(NamedTuple):
     """Stands for 1 / sqrt(K)."""
     slopes_H: Float[Array, " H"] | None = None
     """What each position loses for each step of its distance (Press et al. 2022); slopes get no gradient."""
+    causal: bool = True
+    """Whether a position sees only itself and those before it; else it sees its whole segment (Devlin et al. 2019)."""
 
     def rule(self, q_BTHK: Float[Array, "B T H K"]) -> tuple[blockwise_attention.Rule, Array | None]:
         """What of it is known when compiled, and the window where that is not."""
@@ -83,6 +85,9 @@ def causal_attention(
     finite. The softmax is in float32.
     """
     rule, window = look.rule(q_BTHK)
+    if not look.causal:
+        assert look.softcap is None and look.slopes_H is None and look.window is None
+        return bidirectional_attention(q_BTHK, k_BTGK, v_BTGK, segments_BT, implementation, scale=look.scale)
     if look.softcap is not None or look.slopes_H is not None or window is not None:
         implementation = "lean"
     match implementation:
@@ -107,6 +112,21 @@ def causal_attention(
             return splash_attention(q_BTHK, k_BTGK, v_BTGK, segments_BT, rule.window, scale=rule.scale)
         case _:
             assert_never(implementation)
+
+
+def bidirectional_attention(
+    q_BTHK: Float[Array, "B T H K"],
+    k_BTGK: Float[Array, "B T G K"],
+    v_BTGK: Float[Array, "B T G K"],
+    segments_BT: Int[Array, "B T"] | None,
+    implementation: AttentionName,
+    *,
+    scale: float | None = None,
+) -> Float[Array, "B T H K"]:
+    """Return attention in which every position sees all positions of its segment. The softmax is in float32."""
+    same_B1TT = None if segments_BT is None else (segments_BT[:, :, None] == segments_BT[:, None, :])[:, None]
+    kernel: Literal["xla", "cudnn"] = "cudnn" if implementation == "cudnn" else "xla"
+    return jax.nn.dot_product_attention(q_BTHK, k_BTGK, v_BTGK, mask=same_B1TT, scale=scale, implementation=kernel)
 
 
 def cached_attention(

@@ -275,3 +275,6 @@ def _normed(norm: RmsNorm | None, x_BTD: Float[Array, "B T D"]) -> Float[Array, 
 
 def _norm(spec: recipe.Decoder, width: int) -> RmsNorm:
     return RmsNorm.init(width, epsilon=spec.rms_norm_eps, offset=spec.norm_offset)
+
+
+build = DecoderModel.init

@@ -175,3 +175,6 @@ class GptModel(LanguageModel):
 
 def _norm(spec: recipe.Gpt) -> LayerNorm:
     return LayerNorm.init(spec.hidden, epsilon=spec.norm_epsilon, bias=spec.biased)
+
+
+build = GptModel.init

@@ -1,7 +1,7 @@
 """The families whose checkpoints can be read and written."""
 
 from trainkit.hub.config import Family
-from trainkit.hub.families import experts, gemma, gpt2, llama, mpt, olmo2, qwen
+from trainkit.hub.families import bert, experts, gemma, gpt2, llama, mpt, olmo2, qwen
 
 FAMILIES: tuple[Family, ...] = (
     gpt2.GPT2,
@@ -15,4 +15,5 @@ FAMILIES: tuple[Family, ...] = (
     experts.MIXTRAL,
     experts.QWEN3_MOE,
     mpt.MPT,
+    bert.BERT,
 )

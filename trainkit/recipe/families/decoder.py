@@ -36,6 +36,8 @@ class Decoder(Transformer):
     rms_norm_eps: Positive = 1e-5
     """Added to the mean square in the norms."""
 
+    implementation: ClassVar[str] = "trainkit.models.decoder"
+
     norms: ClassVar[Literal["before", "after", "around"]] = "before"
     """Where in a block the norms of attention and MLP stand."""
     norm_offset: ClassVar[float] = 0.0

@@ -22,6 +22,8 @@ class Gpt(Transformer):
 
     tied: bool = True
 
+    implementation: ClassVar[str] = "trainkit.models.gpt"
+
     learned_positions: ClassVar[bool] = True
     """Whether each of `context_length` positions has an embedding; scores have ALiBi's slopes otherwise."""
     biased: ClassVar[bool] = True

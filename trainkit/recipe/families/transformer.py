@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Literal
+from typing import ClassVar, Literal
 
 from trainkit.recipe.families.pretrained import Pretrained
 from trainkit.recipe.families.sizes import Shape
 from trainkit.recipe.sections.train import Remat
 from trainkit.recipe.spec import Count, NotNegative
 
+#: What a model computes, which is what a task asks for: never a family by name.
+Kind = Literal["causal", "encoder", "encoder-decoder", "vision", "vision-language", "plain"]
+
 
 class Transformer(Pretrained):
     """A stack of blocks with attention and an MLP each. The sizes are in closed form; a test holds them against the
     real pytree."""
+
+    kind: ClassVar[Kind] = "causal"
+    implementation: ClassVar[str]
+    """The module whose `build` returns the model."""
 
     type: str
     layers: Count

@@ -6,13 +6,13 @@ Each family answers the questions of `transformer.py`. They are in `gpt.py` and,
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, TypeAlias
 
-from pydantic import Tag
-
+from trainkit.recipe.families.bert import Bert
 from trainkit.recipe.families.gpt import Gpt2, Mpt
 from trainkit.recipe.families.rotary import Gemma2, Gemma3, Llama, Mistral, Mixtral, Olmo2, Qwen2, Qwen3, Qwen3Moe
-from trainkit.recipe.spec import by_type
+from trainkit.recipe.families.transformer import Transformer
+from trainkit.recipe.spec import union_of
 
 #: The logits of a block take no more than this, unless the unembedding's own gradient does: see `tokens_in_block`.
 LOGIT_BLOCK_BYTES = 64 << 20
@@ -30,17 +30,10 @@ def tokens_in_block(*, tokens: int, hidden: int, vocab_size: int) -> int:
     return tokens if tokens <= fitting else 1 << (fitting.bit_length() - 1)
 
 
-Model = Annotated[
-    Annotated[Gpt2, Tag("gpt2")]
-    | Annotated[Mpt, Tag("mpt")]
-    | Annotated[Llama, Tag("llama")]
-    | Annotated[Mistral, Tag("mistral")]
-    | Annotated[Qwen2, Tag("qwen2")]
-    | Annotated[Qwen3, Tag("qwen3")]
-    | Annotated[Olmo2, Tag("olmo2")]
-    | Annotated[Gemma2, Tag("gemma2")]
-    | Annotated[Gemma3, Tag("gemma3")]
-    | Annotated[Mixtral, Tag("mixtral")]
-    | Annotated[Qwen3Moe, Tag("qwen3-moe")],
-    by_type("gpt2"),
-]
+#: Every model of the recipe language.
+MODELS = (Gpt2, Mpt, Llama, Mistral, Qwen2, Qwen3, Olmo2, Gemma2, Gemma3, Mixtral, Qwen3Moe, Bert)
+
+if TYPE_CHECKING:
+    Model: TypeAlias = Transformer
+else:
+    Model = union_of("gpt2", *MODELS)

@@ -1,0 +1,158 @@
+"""Bidirectional encoders: BERT (Devlin et al. 2019) and families like it.
+
+Shapes as in `layers.py`; P learned positions, Y token types.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from trainkit.models.attention import AttentionSpec, causal_attention
+from trainkit.models.custom_vjps import exact_gelu
+from trainkit.models.layers import LayerNorm, Linear
+from trainkit.models.remat import block_input, rematerialised
+from trainkit.models.stack import positions
+from trainkit.parallel.devices import AttentionName
+from trainkit.recipe.families.bert import Bert
+from trainkit.recipe.sections.train import Remat
+
+
+class EncoderAttention(eqx.Module):
+    """Attention of every position to its whole segment."""
+
+    query: Linear
+    key: Linear
+    value: Linear
+    output: Linear
+    heads: int = eqx.field(static=True)
+    implementation: AttentionName = eqx.field(static=True)
+
+    def __call__(self, x_BTD: Array, segments_BT: Array | None) -> Float[Array, "B T D"]:
+        b, t, d = x_BTD.shape
+        q, k, v = (f(x_BTD).reshape(b, t, self.heads, d // self.heads) for f in (self.query, self.key, self.value))
+        spec = AttentionSpec(causal=False)
+        y_BTHK = causal_attention(q, k, v, segments_BT, implementation=self.implementation, look=spec)
+        return self.output(y_BTHK.reshape(b, t, d))
+
+
+class EncoderBlock(eqx.Module):
+    """Attention and an MLP, each followed by a layer norm over its sum with the residual stream."""
+
+    attention: EncoderAttention
+    attention_norm: LayerNorm
+    mlp_in: Linear
+    mlp_out: Linear
+    mlp_norm: LayerNorm
+
+    @staticmethod
+    def init(spec: Bert, key: PRNGKeyArray, *, implementation: AttentionName, fp8: bool) -> EncoderBlock:
+        d, f = spec.hidden, spec.mlp_width
+        keys = iter(jax.random.split(key, 6))
+
+        def linear(inputs: int, outputs: int) -> Linear:
+            return Linear.init(next(keys), inputs, outputs, scale=spec.initializer_range, fp8=fp8)
+
+        attention = EncoderAttention(linear(d, d), linear(d, d), linear(d, d), linear(d, d), spec.heads, implementation)
+        return EncoderBlock(attention, _norm(spec), linear(d, f), linear(f, d), _norm(spec))
+
+    def __call__(self, x_BTD: Array, segments_BT: Array | None) -> Float[Array, "B T D"]:
+        x_BTD = self.attention_norm(x_BTD + self.attention(x_BTD, segments_BT))
+        return self.mlp_norm(x_BTD + self.mlp_out(exact_gelu(self.mlp_in(x_BTD))))
+
+
+class EncoderModel(eqx.Module):
+    """An encoder whose head predicts tokens at any position."""
+
+    token_embedding: Float[Array, "V D"]
+    position_embedding: Float[Array, "P D"]
+    type_embedding: Float[Array, "Y D"]
+    embedding_norm: LayerNorm
+    blocks: EncoderBlock
+    """All blocks in one, every leaf with a leading axis of layers."""
+    head: Linear
+    head_norm: LayerNorm
+    output_bias: Float[Array, " V"]
+    remat: Remat = eqx.field(static=True)
+
+    @staticmethod
+    def init(
+        spec: Bert,
+        *,
+        vocab_size: int,
+        sequence_length: int,
+        implementation: AttentionName,
+        remat: Remat,
+        fp8: bool,
+        key: PRNGKeyArray,
+    ) -> EncoderModel:
+        """Return a fresh encoder, in float32."""
+        d = spec.hidden
+        tokens, places, types, blocks, head = jax.random.split(key, 5)
+
+        def table(key: PRNGKeyArray, rows: int) -> Float[Array, "rows D"]:
+            return jax.random.normal(key, (rows, d)) * spec.initializer_range
+
+        def block(key: PRNGKeyArray) -> EncoderBlock:
+            return EncoderBlock.init(spec, key, implementation=implementation, fp8=fp8)
+
+        return EncoderModel(
+            token_embedding=table(tokens, vocab_size),
+            position_embedding=table(places, spec.context_length or sequence_length),
+            type_embedding=table(types, spec.token_types),
+            embedding_norm=_norm(spec),
+            blocks=jax.vmap(block)(jax.random.split(blocks, spec.layers)),
+            head=Linear.init(head, d, d, scale=spec.initializer_range, fp8=fp8),
+            head_norm=_norm(spec),
+            output_bias=jnp.zeros(vocab_size),
+            remat=remat,
+        )
+
+    def hidden(
+        self,
+        tokens_BT: Int[Array, "B T"],
+        *,
+        positions_BT: Int[Array, "B T"] | None = None,
+        segments_BT: Int[Array, "B T"] | None = None,
+        types_BT: Int[Array, "B T"] | None = None,
+    ) -> Float[Array, "B T D"]:
+        """Return the last hidden states.
+
+        Positions count from 0 where not given; every position attends to its own segment, or to all where none are
+        given; token types are 0 where not given.
+        """
+        at_BT = positions(tokens_BT) if positions_BT is None else positions_BT
+        types_BT = jnp.zeros_like(tokens_BT) if types_BT is None else types_BT
+        x_BTD = self.token_embedding[tokens_BT] + self.type_embedding[types_BT] + self.position_embedding[at_BT]
+        x_BTD = self.embedding_norm(x_BTD)
+
+        def layer(x_BTD: Array, block: Any) -> tuple[Array, None]:
+            return block(block_input(x_BTD), segments_BT), None
+
+        return jax.lax.scan(rematerialised(layer, self.remat), x_BTD, self.blocks)[0]
+
+    def prediction_states(self, hidden_BTD: Float[Array, "*n D"]) -> Float[Array, "*n D+1"]:
+        """Return what the rows of `unembedding` are multiplied with to give logits: the head's states and a 1."""
+        states = self.head_norm(exact_gelu(self.head(hidden_BTD)))
+        return jnp.concatenate([states, jnp.ones_like(states[..., :1])], -1)
+
+    def unembedding(self) -> Float[Array, "V D+1"]:
+        """Return the output matrix, which is the token embedding, with its bias as a last column."""
+        bias_V1 = self.output_bias[:, None].astype(self.token_embedding.dtype)
+        return jnp.concatenate([self.token_embedding, bias_V1], -1)
+
+    def logits(self, hidden_BTD: Float[Array, "*n D"]) -> Float[Array, "*n V"]:
+        """Return the logits of every entry of the vocabulary, in float32."""
+        states = self.prediction_states(hidden_BTD)
+        return jnp.einsum("...d,vd->...v", states, self.unembedding(), preferred_element_type=jnp.float32)
+
+
+def _norm(spec: Bert) -> LayerNorm:
+    return LayerNorm.init(spec.hidden, epsilon=spec.layer_norm_eps)
+
+
+build = EncoderModel.init

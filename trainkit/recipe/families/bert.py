@@ -1,0 +1,94 @@
+"""BERT and its sizes in closed form."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import model_validator
+
+from trainkit.recipe.families.pretrained import CHANGEABLE
+from trainkit.recipe.families.sizes import Shape, check_heads, kept, linear, norm, stacked
+from trainkit.recipe.families.transformer import Kind, Transformer
+from trainkit.recipe.sections.train import Remat
+from trainkit.recipe.spec import Count, Positive
+
+
+class Bert(Transformer):
+    """BERT (Devlin et al. 2019): a bidirectional encoder with learned positions and a head that predicts tokens."""
+
+    kind: ClassVar[Kind] = "encoder"
+    implementation: ClassVar[str] = "trainkit.models.encoder"
+
+    type: Literal["bert"] = "bert"
+    intermediate: Count | None = None
+    """Width inside the MLP; 4 x hidden where not given."""
+    context_length: Count | None = None
+    """Number of learned positions; `data.sequence_length` where not given."""
+    token_types: Count = 2
+    """Rows of the embedding that tells the first text of a pair from the second."""
+    layer_norm_eps: Positive = 1e-12
+    """Added to the variance in the norms."""
+    tied: Literal[True] = True
+    """The output matrix is the token embedding."""
+
+    # each position has a row of weights
+    changeable: ClassVar[frozenset[str]] = CHANGEABLE - {"context_length"}
+
+    @model_validator(mode="after")
+    def _heads_divide_hidden(self) -> Bert:
+        check_heads(self.heads, self.hidden)
+        return self
+
+    @property
+    def key_width(self) -> int:
+        return self.hidden // self.heads
+
+    @property
+    def mlp_width(self) -> int:
+        return self.intermediate or 4 * self.hidden
+
+    @property
+    def special_attention(self) -> str | None:
+        return None
+
+    def leaf_shapes(self, *, vocab_size: int, sequence_length: int) -> dict[str, Shape]:
+        d, f = self.hidden, self.mlp_width
+        block = {
+            **linear("attention.query", d, d, bias=True),
+            **linear("attention.key", d, d, bias=True),
+            **linear("attention.value", d, d, bias=True),
+            **linear("attention.output", d, d, bias=True),
+            **norm("attention_norm", d, bias=True),
+            **linear("mlp_in", d, f, bias=True),
+            **linear("mlp_out", f, d, bias=True),
+            **norm("mlp_norm", d, bias=True),
+        }
+        return {
+            "token_embedding": (vocab_size, d),
+            "position_embedding": (self.context_length or sequence_length, d),
+            "type_embedding": (self.token_types, d),
+            **norm("embedding_norm", d, bias=True),
+            **stacked(self.layers, block),
+            **linear("head", d, d, bias=True),
+            **norm("head_norm", d, bias=True),
+            "output_bias": (vocab_size,),
+        }
+
+    def matmul_parameters(self, *, vocab_size: int) -> int:
+        d = self.hidden
+        return self.layers * (4 * d * d + 2 * d * self.mlp_width) + d * d + vocab_size * d
+
+    def attention_flops_per_token(self, *, sequence_length: int) -> int:
+        # two products of 2 x hidden FLOPs with every position, in every layer
+        return self.layers * 2 * 2 * self.hidden * sequence_length
+
+    def activation_floats_per_token(
+        self, *, sequence_length: int, remat: Remat | Literal["auto"], flash: bool = False
+    ) -> int:
+        d = self.hidden
+        probabilities = 0 if flash else self.heads * sequence_length
+        # two norms and what they scaled, q, k, v, attention output in two shapes; GELU and its slope
+        everything = 9 * d + 2 * self.mlp_width + probabilities
+        # residual, q, k, v, what attention and MLP add to it, MLP before GELU
+        dots = 6 * d + self.mlp_width
+        return kept(layers=self.layers, hidden=d, everything=everything, dots=dots, remat=remat)
