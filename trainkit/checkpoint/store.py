@@ -13,6 +13,7 @@ from trainkit.checkpoint.manifest import DamagedCheckpoint, Kind, Manifest, sync
 from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.upkeep import Checkpoint
 from trainkit.rundir import marks
+from trainkit.rundir.directory import as_typed
 
 _WRITING, _REMOVING, ASIDE = ".tmp-", ".trash-", "set-aside-"
 
@@ -163,3 +164,13 @@ def _trash(directory: Path) -> Path:
     target = directory.with_name(f"{_REMOVING}{directory.name}-{os.getpid()}")
     shutil.rmtree(target, ignore_errors=True)
     return directory.rename(target)
+
+
+def checkpoint_of(directory: Path, step: int | None) -> Info:
+    """Return the checkpoint of a run at `step`, or the newest where `step` is None. Raises TrainkitError if missing."""
+    info = newest(directory) if step is None else find(directory, step)
+    if info is None:
+        raise TrainkitError(
+            "the run has no checkpoint yet", where=str(directory), hint=f"trainkit send {as_typed(directory)} save"
+        )
+    return info

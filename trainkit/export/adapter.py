@@ -8,9 +8,10 @@ import equinox as eqx
 import jax
 import numpy as np
 
+from trainkit.checkpoint.store import checkpoint_of
 from trainkit.data.tokenizer import vocabulary
 from trainkit.errors import FAILED, TrainkitError
-from trainkit.export.draft import checkpoint_of, draft, made_by
+from trainkit.export.draft import draft, made_by
 from trainkit.hub import adapter_config, peft, tokenizer
 from trainkit.hub.card import adapter_card
 from trainkit.infer.adapted import opened

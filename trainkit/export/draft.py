@@ -1,4 +1,4 @@
-"""What exports of every kind share: the checkpoint, what is said of it, and a directory that is there whole or not."""
+"""What exports of every kind share: the model card's facts, and a directory that is written whole or not at all."""
 
 from __future__ import annotations
 
@@ -8,27 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trainkit.checkpoint import store
-from trainkit.checkpoint.store import Info
 from trainkit.errors import TrainkitError
 from trainkit.events.commands import issued_commands
 from trainkit.events.log import current_events, of_kinds
 from trainkit.hub.card import Made, as_told
 from trainkit.recipe.toml.load import Loaded
-from trainkit.rundir.directory import as_typed, disk_errors
+from trainkit.rundir.directory import disk_errors
 
 #: What each command did that changed what was learned.
 TOLD = {"rate": "learning rate {} times the schedule's", "decay": "the decay of the schedule began"}
-
-
-def checkpoint_of(directory: Path, step: int | None) -> Info:
-    """The checkpoint of a run at `step`, the newest where that is None. Raises TrainkitError where there is none."""
-    info = store.newest(directory) if step is None else store.find(directory, step)
-    if info is None:
-        raise TrainkitError(
-            "the run has no checkpoint yet", where=str(directory), hint=f"trainkit send {as_typed(directory)} save"
-        )
-    return info
 
 
 @contextmanager

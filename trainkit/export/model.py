@@ -15,11 +15,11 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from trainkit import models
-from trainkit.checkpoint.store import Info
+from trainkit.checkpoint.store import Info, checkpoint_of
 from trainkit.data.tokenizer import vocabulary
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import FAILED, TrainkitError
-from trainkit.export.draft import checkpoint_of, draft, made_by
+from trainkit.export.draft import draft, made_by
 from trainkit.hub import tokenizer
 from trainkit.hub.card import card
 from trainkit.hub.config import check_loads

@@ -16,12 +16,11 @@ from jaxtyping import PyTree
 from trainkit import models
 from trainkit.checkpoint import restore
 from trainkit.checkpoint.names import named_leaves
-from trainkit.checkpoint.store import Info
+from trainkit.checkpoint.store import Info, checkpoint_of
 from trainkit.data.documents.chat_template import ChatTemplate
 from trainkit.data.tokenizer import vocabulary
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import TrainkitError
-from trainkit.export.draft import checkpoint_of
 from trainkit.hub import adapter_config
 from trainkit.hub.load import load_params, read_spec
 from trainkit.hub.tokenizer import TEMPLATE, TOKENIZER, put_around
