@@ -42,17 +42,17 @@ class ComparePage(Page):
 
     NAME = "compare"
     DEFAULT_CSS = """
-    Compare > .sides { layout: horizontal; height: 1fr; }
-    Compare .runs { width: 44; }
-    Compare .curves { width: 1fr; }
-    Compare .curves > Chart { height: 1fr; }
-    Compare .results { height: 40%; }
-    Compare.-column > .sides { layout: vertical; }
-    Compare.-column .runs { width: 1fr; height: 30%; min-height: 5; }
-    Compare.-column .curves { height: 1fr; }
-    Compare.-low .results { display: none; }
-    Compare.-low.-table .results { display: block; height: 1fr; }
-    Compare.-low.-table Chart { height: 0; }
+    ComparePage > .sides { layout: horizontal; height: 1fr; }
+    ComparePage .runs { width: 44; }
+    ComparePage .curves { width: 1fr; }
+    ComparePage .curves > Chart { height: 1fr; }
+    ComparePage .results { height: 40%; }
+    ComparePage.-column > .sides { layout: vertical; }
+    ComparePage.-column .runs { width: 1fr; height: 30%; min-height: 5; }
+    ComparePage.-column .curves { height: 1fr; }
+    ComparePage.-low .results { display: none; }
+    ComparePage.-low.-table .results { display: block; height: 1fr; }
+    ComparePage.-low.-table Chart { height: 0; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter,space", "choose", "choose", key_display="enter"),

@@ -42,9 +42,9 @@ class DataPage(Page):
 
     NAME = "data"
     DEFAULT_CSS = """
-    Data #mixture { height: auto; max-height: 40%; }
-    Data #batch { height: 1fr; }
-    Data #batch {
+    DataPage #mixture { height: auto; max-height: 40%; }
+    DataPage #batch { height: 1fr; }
+    DataPage #batch {
         scrollbar-size-vertical: 1; scrollbar-color: $edge; scrollbar-color-hover: $dim; scrollbar-background: $ground;
     }
     """

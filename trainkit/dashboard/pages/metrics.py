@@ -72,9 +72,9 @@ class MetricsPage(Page):
 
     NAME = "metrics"
     DEFAULT_CSS = """
-    Metrics > .status { height: 1; padding: 0 1; }
-    Metrics > .grid { layout: grid; height: 1fr; overflow: hidden; }
-    Metrics > .empty { height: 1fr; padding: 1 2; color: $dim; }
+    MetricsPage > .status { height: 1; padding: 0 1; }
+    MetricsPage > .grid { layout: grid; height: 1fr; overflow: hidden; }
+    MetricsPage > .empty { height: 1fr; padding: 1 2; color: $dim; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "filter", key_display="/", priority=True),

@@ -56,16 +56,16 @@ class SamplesPage(Page):
     NAME = "samples"
     WORDS = True
     DEFAULT_CSS = """
-    Samples #sample-all { height: 1fr; layout: horizontal; }
-    Samples #sample-steps { width: 25; padding: 0 1; }
-    Samples #sample-texts { width: 1fr; height: 1fr; }
-    Samples Text { width: 1fr; height: 1fr; }
-    Samples VerticalScroll {
+    SamplesPage #sample-all { height: 1fr; layout: horizontal; }
+    SamplesPage #sample-steps { width: 25; padding: 0 1; }
+    SamplesPage #sample-texts { width: 1fr; height: 1fr; }
+    SamplesPage Text { width: 1fr; height: 1fr; }
+    SamplesPage VerticalScroll {
         scrollbar-size-vertical: 1; scrollbar-color: $edge; scrollbar-color-hover: $dim; scrollbar-background: $ground;
     }
-    Samples.-column #sample-all { layout: vertical; }
-    Samples.-column #sample-steps { width: 1fr; height: 30%; max-height: 8; min-height: 4; }
-    Samples.-column #sample-texts { layout: vertical; }
+    SamplesPage.-column #sample-all { layout: vertical; }
+    SamplesPage.-column #sample-steps { width: 1fr; height: 30%; max-height: 8; min-height: 4; }
+    SamplesPage.-column #sample-texts { layout: vertical; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("j,down", "move(1)", "older", key_display="j"),

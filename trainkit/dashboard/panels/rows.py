@@ -44,16 +44,16 @@ class RowTable(Vertical):
     choice."""
 
     DEFAULT_CSS = """
-    Rows { height: 1fr; width: 1fr; background: $ground; }
-    Rows > Static { height: auto; color: $dim; }
-    Rows > OptionList, Rows > OptionList:focus {
+    RowTable { height: 1fr; width: 1fr; background: $ground; }
+    RowTable > Static { height: auto; color: $dim; }
+    RowTable > OptionList, RowTable > OptionList:focus {
         height: 1fr; border: none; padding: 0; color: $ink; background: $ground; background-tint: $ground 0%;
         scrollbar-size-vertical: 1; scrollbar-gutter: stable;
         scrollbar-color: $edge; scrollbar-color-hover: $dim; scrollbar-background: $ground;
     }
-    Rows > OptionList > .option-list--option { padding: 0; }
-    Rows > OptionList > .option-list--option-highlighted { color: $ink; background: $chosen; text-style: none; }
-    Rows > OptionList > .option-list--option-hover { background: $raised; }
+    RowTable > OptionList > .option-list--option { padding: 0; }
+    RowTable > OptionList > .option-list--option-highlighted { color: $ink; background: $chosen; text-style: none; }
+    RowTable > OptionList > .option-list--option-hover { background: $raised; }
     """
 
     def __init__(self) -> None:
