@@ -13,6 +13,8 @@ from PIL import Image
 from test_page_checkpoints import saved
 from trainer import WORDS
 
+from trainkit.data.cache.build import build
+from trainkit.data.cache.recorded import keep
 from trainkit.events.schema import SCHEMA, Event
 from trainkit.recipe.toml.load import load
 from trainkit.rundir.directory import create, recipe_of, replace_recipe
@@ -77,6 +79,7 @@ def make(directory: Path) -> Path:
     replace_recipe(run, recipe_of(run, ["evaluate.every=50"]), attempt=1)
     for path in run.glob("*.toml"):
         path.write_text(path.read_text().replace(f"{directory}/", "").replace(f'"{directory}"', '"."'))
+    keep(build(recipe_of(run).recipe), run)  # as a run does that is trained: its batches are those of this data
     for step in (400, 500, 600):
         kind = "final" if step == STEPS else "permanent"
         saved(run, step, kind=kind, created=BEGAN + 700 + SECONDS * step, attempt=2)

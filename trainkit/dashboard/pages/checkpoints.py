@@ -36,7 +36,7 @@ class CheckpointsPage(TablePage):
     verifies it, `m` has it kept, `o` hides those that are gone."""
 
     NAME = "checkpoints"
-    DEFAULT_CSS = "Checkpoints > .detail { height: 15; }"
+    DEFAULT_CSS = "CheckpointsPage > .detail { height: 15; }"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "copy('resume')", "copy resume"),
         Binding("Y", "copy('verify')", "copy verify", key_display="Y", show=False),

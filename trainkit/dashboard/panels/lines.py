@@ -83,7 +83,7 @@ class Paragraphs(Widget):
 class TextPanel(VerticalScroll, can_focus=False):
     """A panel of text."""
 
-    DEFAULT_CSS = "Lines { height: 1fr; width: 1fr; padding: 0 1; scrollbar-size-vertical: 1; }"
+    DEFAULT_CSS = "TextPanel { height: 1fr; width: 1fr; padding: 0 1; scrollbar-size-vertical: 1; }"
 
     def __init__(self, *, id: str, indent: int = 0) -> None:
         """`indent`: cells before what is wrapped."""

@@ -15,7 +15,7 @@ BAR = 6
 class SystemPanel(Widget):
     """Devices and host: one fact a line, the most telling first, as many as there is room for."""
 
-    DEFAULT_CSS = "Machine { height: 1fr; width: 1fr; padding: 0 1; }"
+    DEFAULT_CSS = "SystemPanel { height: 1fr; width: 1fr; padding: 0 1; }"
     BORDER_TITLE = "machine"
 
     def __init__(self, *, id: str) -> None:
