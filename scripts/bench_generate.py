@@ -31,7 +31,7 @@ def of_trainkit(batch: int, prompt: int, new: int) -> Sample:
     from trainkit import models
     from trainkit.infer.generator import Generator, Request
     from trainkit.infer.sampling import Sampling
-    from trainkit.recipe.sections.model import Gpt2
+    from trainkit.recipe.families.gpt2 import Gpt2
 
     class NoText:
         end_of_text = -1

@@ -44,7 +44,7 @@ CONTENDERS["float32"] = (*CONTENDERS["bfloat16"], "numpy")
 
 
 def spec(layers: int) -> Any:
-    from trainkit.recipe.families.rotary import Llama
+    from trainkit.recipe.families.llama import Llama
 
     return Llama(
         vocab_size=VOCAB,
@@ -84,8 +84,8 @@ def write(directory: Path, size: int, dtype: str, shards: int) -> int:
     from trainkit import models
     from trainkit.hub import safetensors
     from trainkit.hub.config import config_of, family_of_spec
-    from trainkit.hub.names import expected
     from trainkit.hub.save import DTYPES
+    from trainkit.hub.tensors import expected
 
     model = spec(layers_for(size, dtype))
     found = shapes(model)

@@ -41,7 +41,7 @@ from trainkit.parallel import devices, mesh
 from trainkit.parallel.compile_cache import use_compile_cache
 from trainkit.plan import DataSize, make_plan
 from trainkit.recipe import Recipe
-from trainkit.recipe.sections.model import tokens_in_block
+from trainkit.recipe.families.sizes import tokens_in_block
 from trainkit.recipe.toml.load import load
 from trainkit.run import program as compiling
 from trainkit.run.program import Program

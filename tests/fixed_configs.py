@@ -191,3 +191,15 @@ FIXED: dict[str, Fixed] = {
         },
     ),
 }
+
+#: Encoders, whose heads predict masked tokens; what they compute is compared where the reference is installed.
+ENCODERS: dict[str, Config] = {
+    "bert": {
+        "model_type": "bert", "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "intermediate_size": 48, "max_position_embeddings": 64, "layer_norm_eps": 1e-9,
+    },
+    "bert-three-types": {
+        "model_type": "bert", "vocab_size": 97, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3,
+        "intermediate_size": 40, "max_position_embeddings": 64, "type_vocab_size": 3,
+    },
+}  # fmt: skip

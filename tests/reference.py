@@ -53,9 +53,9 @@ class Reference:
         found: dict[str, dict[str, Any]] = self._ask(do="keys", families=list(families))["keys"]
         return found
 
-    def inert(self, config: dict[str, Any], changes: dict[str, Any]) -> float:
-        """How much logits in training change where the config has these changes."""
-        return float(self._ask(do="inert", config=config, changes=changes)["difference"])
+    def inert(self, config: dict[str, Any], changes: dict[str, Any], *, kind: str) -> float:
+        """Return how much the logits in training of a model of this kind change where the config has these changes."""
+        return float(self._ask(do="inert", config=config, changes=changes, kind=kind)["difference"])
 
     def loads(self, directory: Path, tokens: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
         """Logits of the checkpoint in `directory`, and its config as it was read."""

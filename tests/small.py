@@ -11,7 +11,7 @@ import numpy as np
 
 from trainkit import models, optim
 from trainkit.optim.schedules import LearningRate
-from trainkit.recipe.sections.model import Gpt2
+from trainkit.recipe.families.gpt2 import Gpt2
 from trainkit.recipe.sections.optimizer import AdamW
 from trainkit.recipe.sections.schedule import Cosine
 from trainkit.recipe.sections.task import CausalLM

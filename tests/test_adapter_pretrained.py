@@ -36,7 +36,7 @@ from trainkit.models.adapters import adapted_layers
 from trainkit.models.nf4 import Nf4, quantised
 from trainkit.parallel import devices, mesh
 from trainkit.plan import DataSize, make_plan
-from trainkit.recipe.families.rotary import Llama
+from trainkit.recipe.families.llama import Llama
 from trainkit.run.pretrained import made_of, numbers_of, weights_of
 from trainkit.run.program import build
 from trainkit.run.setup import rehearse

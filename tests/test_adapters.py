@@ -23,7 +23,10 @@ from trainkit.infer.adapted import base_digest, check_same_base
 from trainkit.models.adapters import Adapted, adapt, merge, trainable
 from trainkit.models.layers import Linear
 from trainkit.models.nf4 import LEVELS, Nf4, nf4_product, quantised, without_sources
-from trainkit.recipe.families.rotary import Llama, Mixtral, Qwen2
+from trainkit.recipe.families.gpt2 import Gpt2
+from trainkit.recipe.families.llama import Llama
+from trainkit.recipe.families.mixtral import Mixtral
+from trainkit.recipe.families.qwen2 import Qwen2
 from trainkit.recipe.sections.adapter import Adapter, Lora
 from trainkit.recipe.sections.lora_targets import (
     adapter_parameters,
@@ -32,7 +35,6 @@ from trainkit.recipe.sections.lora_targets import (
     quantised_parameters,
     targeted_layers,
 )
-from trainkit.recipe.sections.model import Gpt2
 from trainkit.recipe.sections.optimizer import AdamW, Group
 from trainkit.recipe.sections.task import CausalLM
 from trainkit.tasks import build as build_task

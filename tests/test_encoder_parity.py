@@ -9,27 +9,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fixed_configs import ENCODERS
 from parity import GRADIENT, NEAR, _as_tensors, _read
 from reference import Reference, reference  # noqa: F401 (a fixture)
 
 from trainkit.models.loss import blocked_cross_entropy
 
-CONFIGS = {
-    "bert": {
-        "model_type": "bert", "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
-        "intermediate_size": 48, "max_position_embeddings": 64, "layer_norm_eps": 1e-9,
-    },
-    "bert-three-types": {
-        "model_type": "bert", "vocab_size": 97, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3,
-        "intermediate_size": 40, "max_position_embeddings": 64, "type_vocab_size": 3,
-    },
-}  # fmt: skip
 PADDED = 5
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ENCODERS)
 def test_an_encoder_computes_what_the_reference_does(name: str, reference: Reference, tmp_path: Path) -> None:  # noqa: F811
-    expected = reference.make_encoder(tmp_path, CONFIGS[name], seed=3, size=(2, 24), padded=PADDED)
+    expected = reference.make_encoder(tmp_path, ENCODERS[name], seed=3, size=(2, 24), padded=PADDED)
     tokens = jnp.asarray(expected["tokens"])
     real = np.ones(tokens.shape, np.int32)
     real[0, -PADDED:] = 0

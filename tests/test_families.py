@@ -16,9 +16,21 @@ from pydantic import TypeAdapter, ValidationError
 
 from trainkit import models
 from trainkit.models.decoder import DecoderModel
+from trainkit.recipe.families import FAMILIES
 from trainkit.recipe.families import decoder as spec
-from trainkit.recipe.families import rotary
-from trainkit.recipe.families.gpt import Gpt, Gpt2, Mpt
+from trainkit.recipe.families.experts import Sparse
+from trainkit.recipe.families.gemma2 import Gemma2
+from trainkit.recipe.families.gemma3 import Gemma3
+from trainkit.recipe.families.gpt2 import Gpt2
+from trainkit.recipe.families.gpt_decoder import GptDecoder
+from trainkit.recipe.families.llama import Llama
+from trainkit.recipe.families.mistral import Mistral
+from trainkit.recipe.families.mixtral import Mixtral
+from trainkit.recipe.families.mpt import Mpt
+from trainkit.recipe.families.olmo2 import Olmo2
+from trainkit.recipe.families.qwen2 import Qwen2
+from trainkit.recipe.families.qwen3 import Qwen3
+from trainkit.recipe.families.qwen3_moe import Qwen3Moe
 from trainkit.recipe.families.rope import LinearScaling, Yarn
 from trainkit.recipe.families.transformer import Transformer
 from trainkit.recipe.sections.model import Model
@@ -28,15 +40,15 @@ VOCAB, LENGTH = 61, 24
 COMMON: dict[str, Any] = {"layers": 3, "hidden": 32, "heads": 4, "kv_heads": 2}
 DENSE = COMMON | {"intermediate": 40}
 SPECS: dict[str, spec.Decoder] = {
-    "llama": rotary.Llama(**DENSE, attention_bias=True, mlp_bias=True, rope_scaling=LinearScaling(factor=2.0)),
-    "mistral": rotary.Mistral(**DENSE, window=5),
-    "qwen2": rotary.Qwen2(**DENSE, window=5, layers_without_window=1),
-    "qwen3": rotary.Qwen3(**DENSE, head_width=6, attention_bias=True),
-    "olmo2": rotary.Olmo2(**DENSE, rope_scaling=Yarn(factor=4.0, original_context=16)),
-    "gemma2": rotary.Gemma2(**DENSE, window=5, attention_softcap=2.0, final_softcap=1.0, query_scale=3.0),
-    "gemma3": rotary.Gemma3(**DENSE, window=5, pattern=2, rope_scaling=LinearScaling(factor=2.0)),
-    "mixtral": rotary.Mixtral(**DENSE, experts=4, experts_per_token=2),
-    "qwen3-moe": rotary.Qwen3Moe(**COMMON, experts=5, experts_per_token=3, moe_intermediate=12, normalise_top=False),
+    "llama": Llama(**DENSE, attention_bias=True, mlp_bias=True, rope_scaling=LinearScaling(factor=2.0)),
+    "mistral": Mistral(**DENSE, window=5),
+    "qwen2": Qwen2(**DENSE, window=5, layers_without_window=1),
+    "qwen3": Qwen3(**DENSE, head_width=6, attention_bias=True),
+    "olmo2": Olmo2(**DENSE, rope_scaling=Yarn(factor=4.0, original_context=16)),
+    "gemma2": Gemma2(**DENSE, window=5, attention_softcap=2.0, final_softcap=1.0, query_scale=3.0),
+    "gemma3": Gemma3(**DENSE, window=5, pattern=2, rope_scaling=LinearScaling(factor=2.0)),
+    "mixtral": Mixtral(**DENSE, experts=4, experts_per_token=2),
+    "qwen3-moe": Qwen3Moe(**COMMON, experts=5, experts_per_token=3, moe_intermediate=12, normalise_top=False),
 }
 every_family = pytest.mark.parametrize("family", SPECS)
 
@@ -59,7 +71,8 @@ def tokens(rows: int, length: int = LENGTH, seed: int = 0) -> jax.Array:
 
 def test_every_rotary_family_of_a_recipe_is_tested_here() -> None:
     known = {tag["const"] for tag in _types(TypeAdapter(Model).json_schema())}
-    assert known - {"gpt2", "mpt"} == set(SPECS)
+    assert known == {family.type for family in FAMILIES}
+    assert {family.type for family in FAMILIES if issubclass(family.spec, spec.Decoder)} == set(SPECS)
 
 
 def _types(schema: dict[str, Any]) -> list[dict[str, Any]]:
@@ -87,7 +100,7 @@ def any_rotary(draw: st.DrawFn) -> spec.Decoder:
 
 
 @st.composite
-def any_gpt(draw: st.DrawFn) -> Gpt:
+def any_gpt(draw: st.DrawFn) -> GptDecoder:
     """GPT-2 or MPT, with any of their options."""
     heads = draw(st.integers(1, 5))
     values = {
@@ -118,7 +131,7 @@ def test_the_closed_form_parameter_count_is_that_of_the_real_pytree(of: Transfor
     assert sum(leaf.size for leaf in jax.tree.leaves(real)) == sum(counted.values())
     leaves = jax.tree.leaves(real.blocks)
     used = sum(leaf.size for leaf in leaves if leaf.ndim == 3)
-    if isinstance(of, spec.Sparse):
+    if isinstance(of, Sparse):
         used += sum(leaf.size for leaf in leaves if leaf.ndim == 4) // of.experts * of.experts_per_token
     assert of.matmul_parameters(vocab_size=vocab) == used + vocab * of.hidden
     assert real.context_length == (of.context_length or length)

@@ -21,20 +21,23 @@ from trainkit.infer.sampling import Sampling
 from trainkit.models import moe
 from trainkit.models.stack import LanguageModel
 from trainkit.parallel import mesh
-from trainkit.recipe.families import rotary
-from trainkit.recipe.sections.model import Gpt2
+from trainkit.recipe.families.gemma2 import Gemma2
+from trainkit.recipe.families.gpt2 import Gpt2
+from trainkit.recipe.families.llama import Llama
+from trainkit.recipe.families.mistral import Mistral
+from trainkit.recipe.families.mixtral import Mixtral
 
 GREEDY, LENGTH = Sampling(temperature=0), 40
 SHAPE = {"layers": 3, "hidden": 32, "heads": 4, "kv_heads": 2, "intermediate": 48}
 SPECS = {
     "gpt2": Gpt2(layers=2, hidden=32, heads=4),
-    "llama": rotary.Llama(**SHAPE),
-    "mistral": rotary.Mistral(**SHAPE, window=5),
-    "gemma2": rotary.Gemma2(**SHAPE, head_width=8, window=5),
+    "llama": Llama(**SHAPE),
+    "mistral": Mistral(**SHAPE, window=5),
+    "gemma2": Gemma2(**SHAPE, head_width=8, window=5),
 }
 
 
-ALL = {**SPECS, "mixtral": rotary.Mixtral(**SHAPE, experts=3, experts_per_token=2)}
+ALL = {**SPECS, "mixtral": Mixtral(**SHAPE, experts=3, experts_per_token=2)}
 
 
 @cache

@@ -18,9 +18,11 @@ from trainkit import models, optim
 from trainkit.models.adapters import adapt
 from trainkit.models.master_weights import Weight, add, exact, in_compute_dtype, lookup, product
 from trainkit.parallel.mesh import batch_sharding, make_mesh, replicated, state_shardings
-from trainkit.recipe.families.rotary import Llama, Mixtral, Qwen2
+from trainkit.recipe.families.gpt2 import Gpt2
+from trainkit.recipe.families.llama import Llama
+from trainkit.recipe.families.mixtral import Mixtral
+from trainkit.recipe.families.qwen2 import Qwen2
 from trainkit.recipe.sections.adapter import Adapter
-from trainkit.recipe.sections.model import Gpt2
 from trainkit.recipe.sections.optimizer import AdamW
 from trainkit.recipe.sections.schedule import Constant
 from trainkit.recipe.sections.task import CausalLM

@@ -18,11 +18,21 @@ from small_families import SPECS
 
 from trainkit.errors import TrainkitError
 from trainkit.hub.config import config_of, family_of, family_of_spec, read_config, spec_of, spec_values
-from trainkit.hub.families import FAMILIES
-from trainkit.recipe.families.gpt import Gpt2, Mpt
+from trainkit.recipe.families import FAMILIES, llama, mpt
+from trainkit.recipe.families.bert import Bert
+from trainkit.recipe.families.gemma2 import Gemma2
+from trainkit.recipe.families.gemma3 import Gemma3
+from trainkit.recipe.families.gpt2 import Gpt2
+from trainkit.recipe.families.llama import Llama
+from trainkit.recipe.families.mistral import Mistral
+from trainkit.recipe.families.mixtral import Mixtral
+from trainkit.recipe.families.mpt import Mpt
+from trainkit.recipe.families.olmo2 import Olmo2
 from trainkit.recipe.families.pretrained import Pretrained
+from trainkit.recipe.families.qwen2 import Qwen2
+from trainkit.recipe.families.qwen3 import Qwen3
+from trainkit.recipe.families.qwen3_moe import Qwen3Moe
 from trainkit.recipe.families.rope import Llama3
-from trainkit.recipe.families.rotary import Gemma2, Gemma3, Llama, Mistral, Mixtral, Olmo2, Qwen2, Qwen3, Qwen3Moe
 
 CONFIGS = Path(__file__).parent / "fixtures" / "configs"
 _7B: dict[str, Any] = {"layers": 32, "hidden": 4096, "heads": 32}
@@ -153,6 +163,18 @@ PUBLISHED: dict[str, tuple[Pretrained, int]] = {
         ),
         999_885_952,
     ),
+    "bert-base-uncased": (
+        Bert(
+            vocab_size=30522,
+            layers=12,
+            hidden=768,
+            heads=12,
+            intermediate=3072,
+            context_length=512,
+            pad_token_id=0,
+        ),
+        109_514_298,
+    ),
     "mpt-7b": (Mpt(vocab_size=50432, **_7B, context_length=2048), 6_649_286_656),
 }
 
@@ -259,7 +281,7 @@ def test_a_model_without_shared_keys_says_how_many_heads_it_has(name):
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_config_that_does_not_say_how_long_texts_may_be_is_read_with_its_librarys_length(name):
     lengths = {"gpt2": 1024, "llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768, "olmo2": 2048}
-    lengths |= {"gemma2": 8192, "gemma3": 131072, "mixtral": 131072, "qwen3-moe": 32768, "mpt": 2048}
+    lengths |= {"gemma2": 8192, "gemma3": 131072, "mixtral": 131072, "qwen3-moe": 32768, "mpt": 2048, "bert": 512}
     config = published(name)
     key = next(key for key in ("max_position_embeddings", "n_positions", "max_seq_len") if key in config)
     del config[key]
@@ -373,10 +395,10 @@ def test_numbers_that_make_no_model_are_told_by_their_keys(tmp_path):
     config = changed("llama-2-7b", num_attention_heads="32", hidden_size=-1)
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(TrainkitError) as caught:
-        spec_of(read_config(tmp_path), FAMILIES[1], where=str(tmp_path))
+        spec_of(read_config(tmp_path), llama.FAMILY, where=str(tmp_path))
     assert "  hidden: " in str(caught.value) and "  heads: " in str(caught.value)
 
 
 def test_names_of_architectures_may_be_written_in_capitals_and_must_be_names():
-    assert spec_values(changed("mpt-7b"), FAMILIES[-1], where="")
+    assert spec_values(changed("mpt-7b"), mpt.FAMILY, where="")
     assert "architectures" in refusal(changed("gpt2", architectures=7))

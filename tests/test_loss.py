@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from trainkit.models.loss import blocked_cross_entropy
 from trainkit.parallel.mesh import make_mesh, partition
-from trainkit.recipe.sections.model import LOGIT_BLOCK_BYTES, tokens_in_block
+from trainkit.recipe.families.sizes import LOGIT_BLOCK_BYTES, tokens_in_block
 
 
 def inputs(seed: int, *, rows: int, length: int, hidden: int, vocab: int) -> tuple[jax.Array, ...]:

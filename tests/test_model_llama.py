@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from trainkit import models
 from trainkit.models.stack import LanguageModel
-from trainkit.recipe.sections.model import Llama
+from trainkit.recipe.families.llama import Llama
 from trainkit.tasks.causal_lm import CausalLMTask
 
 VOCAB, LENGTH = 59, 12

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from trainkit import models
 from trainkit.models.gpt import slopes
 from trainkit.models.stack import LanguageModel
-from trainkit.recipe.families.gpt import Mpt
+from trainkit.recipe.families.mpt import Mpt
 
 VOCAB, LENGTH = 53, 12
 SPEC = Mpt(layers=2, hidden=24, heads=3, layer_norm_eps=1e-3)

@@ -10,9 +10,10 @@ from small_families import SPECS
 
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
-from trainkit.recipe.families.gpt import Gpt2
+from trainkit.recipe.families.gpt2 import Gpt2
+from trainkit.recipe.families.llama import Llama
 from trainkit.recipe.families.pretrained import PretrainedCheckpoint
-from trainkit.recipe.families.rotary import Llama, Qwen3
+from trainkit.recipe.families.qwen3 import Qwen3
 from trainkit.recipe.sections.adapter import Lora
 from trainkit.recipe.sections.lora_targets import adapter_parameters, linears, targeted_layers
 
@@ -29,11 +30,6 @@ SCALED = {"type": "llama3", "factor": 8.0, "low_frequency_factor": 1.0, "origina
 
 def checkpoint(family: type[Any], **values: Any) -> PretrainedCheckpoint:
     return PretrainedCheckpoint(values, "base", None, "base/config.json", family.changeable)
-
-
-def test_another_kind_of_rope_scaling_keeps_nothing_of_the_checkpoints() -> None:
-    values = checkpoint(Llama, type="llama", rope_scaling=SCALED)
-    assert "rope_scaling" not in values.values_for({"rope_scaling": {"type": "yarn", "factor": 4.0}})
 
 
 @pytest.mark.parametrize("said", [{"factor": 16.0}, {"type": "llama3", "factor": 16.0}])

@@ -14,9 +14,13 @@ from hypothesis import strategies as st
 
 from trainkit import models
 from trainkit.models.stack import LanguageModel
-from trainkit.recipe.families.rotary import Gemma2, Llama, Mixtral, Olmo2
-from trainkit.recipe.sections.model import Gpt2, Model
-from trainkit.recipe.sections.train import Remat
+from trainkit.recipe.families.gemma2 import Gemma2
+from trainkit.recipe.families.gpt2 import Gpt2
+from trainkit.recipe.families.llama import Llama
+from trainkit.recipe.families.mixtral import Mixtral
+from trainkit.recipe.families.olmo2 import Olmo2
+from trainkit.recipe.families.sizes import Remat
+from trainkit.recipe.sections.model import Model
 from trainkit.tasks.causal_lm import CausalLMTask
 
 VOCAB, LENGTH, ROWS = 61, 32, 2

@@ -16,7 +16,7 @@ from test_families import SPECS, VOCAB, model, tokens
 from trainkit.models.decoder import DecoderModel
 from trainkit.models.moe import Experts, Places, Routing, through_experts
 from trainkit.parallel import mesh
-from trainkit.recipe.families.rotary import Qwen3Moe
+from trainkit.recipe.families.qwen3_moe import Qwen3Moe
 from trainkit.tasks.causal_lm import CausalLMTask
 
 

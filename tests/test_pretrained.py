@@ -26,7 +26,7 @@ from trainkit.hub.load import load_params, read_spec
 from trainkit.hub.recipe import load, notes
 from trainkit.hub.save import save
 from trainkit.infer.text_format import keep_tokenizer, pad_of, template_of, text_format_of
-from trainkit.recipe.families.rotary import Llama
+from trainkit.recipe.families.llama import Llama
 from trainkit.recipe.sections.document import Chat
 from trainkit.run.setup import rehearse
 from trainkit.rundir.directory import recipe_of

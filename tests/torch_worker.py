@@ -153,9 +153,10 @@ def keys(request: dict[str, Any]) -> dict[str, Any]:
 
 def inert(request: dict[str, Any]) -> dict[str, Any]:
     """How much logits in training change with other values of keys, the weights being the same."""
+    head = {"causal": AutoModelForCausalLM, "encoder": AutoModelForMaskedLM}[request["kind"]]
     logits = []
     for changes in ({}, request["changes"]):
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**request["config"] | changes))
+        model = head.from_config(AutoConfig.for_model(**request["config"] | changes))
         logits.append(_in_training(model, request["config"]["vocab_size"]))
     return {"difference": float((logits[0] - logits[1]).abs().max())}
 

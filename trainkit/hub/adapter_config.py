@@ -18,7 +18,7 @@ from trainkit.data.json_files import read_object
 from trainkit.errors import TrainkitError
 from trainkit.hub import find
 from trainkit.hub.config import family_of_spec
-from trainkit.hub.names import Name
+from trainkit.recipe.families.hugging_face import TensorName
 from trainkit.recipe.families.pretrained import PretrainedCheckpoint
 from trainkit.recipe.sections.adapter import Lora
 from trainkit.recipe.sections.lora_targets import linears, targeted_layers
@@ -177,7 +177,7 @@ def other_base(directory: Path, spec: Model) -> str | None:
     return said if isinstance(said, str) and said and ours and PurePath(said).name != PurePath(ours).name else None
 
 
-def names(spec: Model) -> dict[str, Name]:
+def names(spec: Model) -> dict[str, TensorName]:
     """What the linear layers' matrices are called in checkpoints of the model, by our name of the layer."""
     theirs = {name.ours: name for name in family_of_spec(spec).names}
     return {layer: theirs[f"blocks.{layer}.weight"] for layer in linears(spec)}
@@ -250,7 +250,7 @@ def _layers(targets: Any, spec: Model) -> list[str] | None:
         return None
 
 
-def _ends(theirs: Mapping[str, Name], layers: list[str]) -> set[str]:
+def _ends(theirs: Mapping[str, TensorName], layers: list[str]) -> set[str]:
     """What PEFT is told to adapt: the shortest ends of names that mean these layers and no others."""
     ends = {layer: name.theirs.removesuffix(".weight").split(".") for layer, name in theirs.items()}
     others = [end for layer, end in ends.items() if layer not in layers]

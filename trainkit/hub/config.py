@@ -1,16 +1,14 @@
 """config.json ↔ the spec of a family. What a checkpoint asks for and is not to be had is refused by name.
 
-A family is a table (`families/*.py`): which keys are ours by another name, what their library takes where a key is
-absent, which values alone are possible, and parts for what is not one key to one. A key that no part of the table knows
-is refused too, since it may change what is computed; `HARMLESS` are those that do not. Noise in training, such as
-dropout, is not applied here: `untrained` lists what a config asks for, and an export writes it as 0.
+A family is a table (`recipe/families/NAME.py`; `recipe/families/hugging_face.py` says what one is made of). A key that
+no part of the table knows is refused too, since it may change what is computed; `HARMLESS` are those that do not. Noise
+in training, such as dropout, is not applied here: `untrained` lists what a config asks for, and an export writes it
+as 0.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,93 +16,16 @@ from pydantic import ValidationError
 
 from trainkit.data.json_files import read_object
 from trainkit.errors import TrainkitError
-from trainkit.hub.names import Name
+from trainkit.recipe.families import FAMILIES
+from trainkit.recipe.families.hugging_face import Config, Family, Unsupported, means_nothing
 from trainkit.recipe.families.pretrained import Pretrained
 from trainkit.recipe.spec import with_tuples
 
-Config = dict[str, Any]
-
-#: Keys that change neither logits nor training: names, how results are given back, generation (which is read from
-#: generation_config.json), begin and end tokens (which are read with the tokenizer), and heads that a language model
-#: does not have. A test holds each that transformers knows to this.
-HARMLESS = frozenset(
-    """
-    architectures model_type torch_dtype dtype transformers_version _name_or_path use_cache bos_token_id eos_token_id
-    sep_token_id decoder_start_token_id unk_token_id initializer_factor gradient_checkpointing
-    output_attentions output_hidden_states return_dict return_dict_in_generate torchscript
-    use_bfloat16 tf_legacy_loss problem_type id2label label2id num_labels finetuning_task task_specific_params prefix
-    tokenizer_class summary_type summary_use_proj summary_activation summary_first_dropout summary_proj_to_labels
-    max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p
-    typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
-    num_return_sequences chunk_size_feed_forward output_scores forced_bos_token_id forced_eos_token_id
-    remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens is_decoder
-    pretraining_tp attn_implementation _attn_implementation _attn_implementation_autoset cache_implementation
-    unsloth_version unsloth_fixed n_ctx init_device init_config attn_impl verbose tokenizer_name
-    is_llama_config transformers.js_config
-    """.split()  # noqa: SIM905
-)
-#: Keys that act in the training of some families and that the libraries of all others pass over: a family that acts on
-#: one has it in its table.
-OF_OTHERS = frozenset(
-    """
-    attention_dropout attn_pdrop embd_pdrop resid_pdrop emb_pdrop hidden_dropout router_jitter_noise
-    output_router_logits initializer_range pad_token_id
-    """.split()  # noqa: SIM905
-)
-#: Keys that say nothing where they are false.
-OFF = frozenset({"is_encoder_decoder", "tie_encoder_decoder", "add_cross_attention", "use_mrope", "rope_interleaved"})
 #: Keys that ask for what is never done, and why. A family may have said of a value what it comes to.
 NEVER = {
     "auto_map": "it brings code of its own (trust_remote_code), which is never run",
     "quantization_config": "its weights are quantised",
 }
-
-
-@dataclass(frozen=True)
-class Part:
-    """Keys of a config that belong together: what they say, and how it is written."""
-
-    keys: tuple[str, ...]
-    read: Callable[[Config], dict[str, Any]]
-    """Values of the spec. Raises `Unsupported`."""
-    write: Callable[[dict[str, Any]], Config]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Family:
-    """A family's checkpoints."""
-
-    spec: type[Pretrained]
-    model_type: str
-    architecture: str
-    keys: Mapping[str, str]
-    """Theirs → ours."""
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    """By their keys, what their library takes where config.json says nothing."""
-    fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """By their keys, the values that can be had, the first of which is written; absent, a key has one of them."""
-    parts: tuple[Part, ...] = ()
-    names: tuple[Name, ...] = ()
-    base: str = ""
-    """The class of the model without its head, which `AutoModel` saves; where not given, `architecture` says it."""
-    noise: Mapping[str, float] = field(default_factory=dict)
-    """By their keys, the noise that their library adds in training and trainkit does not, such as dropout, and how much
-    the library adds where config.json does not say. A key may be in a table: `table.key`."""
-    prefix: str = "model."
-    """Of their names; a checkpoint may leave it out."""
-    ignored: str = r"(?!)"
-    """A pattern of tensors in older checkpoints that are no parameters."""
-
-    @property
-    def type(self) -> str:
-        return self.spec.model_fields["type"].default
-
-
-class Unsupported(Exception):
-    """A key of a config, and why its value cannot be had."""
-
-    def __init__(self, key: str, value: Any, why: str = "") -> None:
-        super().__init__(f"{key} = {json.dumps(value)}" + (f": {why}" if why else ""))
 
 
 def read_config(directory: Path) -> Config:
@@ -116,9 +37,7 @@ def read_config(directory: Path) -> Config:
 
 
 def family_of(config: Config, *, where: str) -> Family:
-    """Raises TrainkitError where the architecture is none of ours; names those that are."""
-    from trainkit.hub.families import FAMILIES
-
+    """Return the family of a config.json. Raises TrainkitError where it is none of ours, with the names of ours."""
     said = _architectures(config, where)
     for family in FAMILIES:
         if config.get("model_type") == family.model_type:
@@ -211,40 +130,6 @@ def _without(theirs: str, ours: str, said: Config, family: Family) -> str | None
     return f"{theirs} = null: it must say something" if theirs in said and field.default is not None else None
 
 
-def whole(config: Config, key: str, usual: int, *, least: int = 1) -> int:
-    """A whole number that a config says, `usual` where it does not. Raises `Unsupported` where it is none."""
-    value = config.get(key)
-    if value is None:
-        return usual
-    if type(value) is not int or value < least:
-        raise Unsupported(key, value, f"it must be a whole number of at least {least}")
-    return value
-
-
-def table(config: Config, key: str) -> dict[str, Any]:
-    """An object in a config, empty where it is absent or null. Raises `Unsupported` where it is none."""
-    value = config.get(key)
-    if value is not None and not isinstance(value, dict):
-        raise Unsupported(key, value, "it must be an object")
-    return value or {}
-
-
-def layer_types(config: Config) -> list[str] | None:
-    """What a config says of each layer, None where it says nothing. Raises `Unsupported` where it is no such list."""
-    said = config.get("layer_types")
-    if said is None:
-        return None
-    if not isinstance(said, list) or len(said) != config.get("num_hidden_layers"):
-        raise Unsupported("layer_types", said, "it must have an entry for each of num_hidden_layers")
-    return said
-
-
-def means_nothing(key: str, value: Any) -> bool:
-    """Whether a key that no table has says nothing of how logits are computed."""
-    # by convention null is what has been switched off
-    return value is None or key in HARMLESS or key in OF_OTHERS or (key in OFF and value is False)
-
-
 def config_of(model: Pretrained, *, vocab_size: int, sequence_length: int, dtype: str) -> Config:
     """The config.json of a model: what transformers needs to build the same. `dtype` is that of its weights.
 
@@ -280,9 +165,15 @@ def check_loads(model: Pretrained) -> None:
 
 
 def family_of_spec(model: Pretrained) -> Family:
-    from trainkit.hub.families import FAMILIES
-
-    return next(family for family in FAMILIES if isinstance(model, family.spec))
+    """Return the family of a spec. Raises TrainkitError where it has no Hugging Face table, as a plugin's may not."""
+    for family in FAMILIES:
+        if isinstance(model, family.spec):
+            return family
+    raise TrainkitError(
+        f"models of this type have no Hugging Face format: {type(model).__name__}",
+        where="model.type",
+        hint=f"types that have one: {', '.join(family.type for family in FAMILIES)}",
+    )
 
 
 def _architectures(config: Config, where: str) -> list[str]:

@@ -15,9 +15,9 @@ from jaxtyping import PyTree
 
 from trainkit.hub.config import family_of, read_config, spec_of
 from trainkit.hub.copying import Scratch, fresh
-from trainkit.hub.names import Shape
 from trainkit.hub.source import TensorSource
 from trainkit.models.build import leaf_names
+from trainkit.recipe.families.sizes import Shape
 from trainkit.recipe.sections.model import Model
 
 #: Pieces of tensors that are copied at once.

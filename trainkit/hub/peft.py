@@ -18,8 +18,8 @@ from jaxtyping import PyTree
 from trainkit.data.json_files import read_object
 from trainkit.errors import TrainkitError
 from trainkit.hub import adapter_config, find
-from trainkit.hub.names import compare
 from trainkit.hub.safetensors import TensorEntry, Tensors, read_header, write_file
+from trainkit.hub.tensors import compare
 from trainkit.models.adapters import Adapted, Numbers, adapted_layers
 from trainkit.recipe.sections.adapter import Lora
 from trainkit.recipe.sections.model import Model

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.recipe import Recipe
-from trainkit.recipe.families.decoder import Sparse
 from trainkit.recipe.families.pretrained import PretrainedCheckpoint
 from trainkit.recipe.toml import load as recipes
 from trainkit.recipe.toml.load import Loaded
@@ -45,15 +44,9 @@ def _notes_on_model(recipe: Recipe) -> list[str]:
     directory, _ = find.config(model.pretrained, model.revision)
     config = read_config(directory)
     family = family_of(config, where=str(directory))
-    noise, said = untrained(config, family), {**family.defaults, **config}
+    noise = untrained(config, family)
     notes = [f"the checkpoint asks for {', '.join(noise)}; trainkit trains without noise"] if noise else []
-    coefficient = said.get("router_aux_loss_coef")
-    if isinstance(model, Sparse) and not model.router_loss and coefficient and not said["output_router_logits"]:
-        notes.append(
-            "training does not balance experts: the checkpoint has output_router_logits = false, with which"
-            f" transformers does not either; [model] router_loss = {coefficient} does"
-        )
-    return notes
+    return [*notes, *family.notes(model, {**family.defaults, **config})]
 
 
 def _notes_on_adapter(recipe: Recipe) -> list[str]:

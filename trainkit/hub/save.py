@@ -15,9 +15,9 @@ from jaxtyping import PyTree
 
 from trainkit.hub import safetensors
 from trainkit.hub.config import Config, config_of, family_of_spec
-from trainkit.hub.names import Name
 from trainkit.hub.safetensors import TensorEntry
 from trainkit.models.build import leaf_names
+from trainkit.recipe.families.hugging_face import TensorName
 from trainkit.recipe.families.pretrained import Pretrained
 
 #: Of one file; what the hub recommends.
@@ -91,7 +91,7 @@ def _on_host(array: Any) -> np.ndarray:
 
 def _entry(
     tensor: str,
-    name: Name,
+    name: TensorName,
     at: tuple[int, ...],
     array: Any,
     dtype: np.dtype,

@@ -12,8 +12,10 @@ import numpy as np
 from trainkit.errors import TrainkitError
 from trainkit.hub.config import family_of, read_config
 from trainkit.hub.copying import Memory, copy
-from trainkit.hub.names import Name, Shape, compare, expected
 from trainkit.hub.safetensors import open_directory
+from trainkit.hub.tensors import compare, expected
+from trainkit.recipe.families.hugging_face import TensorName
+from trainkit.recipe.families.sizes import Shape
 
 #: Leaves with a row for each entry of the vocabulary.
 EMBEDDINGS = ("token_embedding", "output")
@@ -102,7 +104,7 @@ class TensorSource:
 
         return read
 
-    def _pieces(self, name: Name, bounds: Bounds, part: np.ndarray) -> Iterator[tuple[str, Bounds, np.ndarray]]:
+    def _pieces(self, name: TensorName, bounds: Bounds, part: np.ndarray) -> Iterator[tuple[str, Bounds, np.ndarray]]:
         """(a tensor, bounds in it as the leaf has it, where that goes): no more of each than one thread copies."""
         for at in np.ndindex(part.shape[: name.stacked]):
             called = self.called[name.at(tuple(bounds[axis][0] + place for axis, place in enumerate(at)))]
@@ -115,7 +117,7 @@ class TensorSource:
                 piece = to[:, rows[0] - start : rows[1] - start] if axis else to[rows[0] - start : rows[1] - start]
                 yield called, (*inner[:axis], rows, *inner[axis + 1 :]), piece
 
-    def _new_row(self, name: Name, shape: Shape) -> np.ndarray | None:
+    def _new_row(self, name: TensorName, shape: Shape) -> np.ndarray | None:
         """What every row of an embedding is that the checkpoint does not have: the mean of those that it has."""
         if name.ours not in EMBEDDINGS:
             return None
@@ -127,7 +129,7 @@ class TensorSource:
         self.tensors.release(called)
         return mean
 
-    def _copy(self, name: Name, new: np.ndarray | None, called: str, bounds: Bounds, to: np.ndarray) -> None:
+    def _copy(self, name: TensorName, new: np.ndarray | None, called: str, bounds: Bounds, to: np.ndarray) -> None:
         tensor = self.tensors.view(called)
         given = tensor.T if name.transposed else tensor
         if new is not None and bounds[0][1] > len(given):

@@ -9,8 +9,8 @@ import jax
 from jaxtyping import PRNGKeyArray, PyTree
 
 from trainkit.parallel.devices import AttentionName
+from trainkit.recipe.families.sizes import Remat
 from trainkit.recipe.sections.model import Model
-from trainkit.recipe.sections.train import Remat
 
 
 def build(

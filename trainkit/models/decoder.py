@@ -1,4 +1,4 @@
-"""The rotary decoder that all families of `recipe/families.py` are. Shapes as in `attention.py`."""
+"""The rotary decoder that all of its families (`recipe/families/`) are. Shapes as in `attention.py`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from trainkit.models.rope import Turns, rotate, stacked, turns
 from trainkit.models.stack import LanguageModel, parts, positions, residual_scale
 from trainkit.parallel.devices import AttentionName
 from trainkit.recipe.families import decoder as recipe
+from trainkit.recipe.families.experts import Sparse
 from trainkit.recipe.families.rope import Rope
-from trainkit.recipe.sections.train import Remat
+from trainkit.recipe.families.sizes import Remat
 
 
 class LayerContext(NamedTuple):
@@ -154,7 +155,7 @@ class DecoderBlock(eqx.Module):
             after,
             before,
             Experts.init(spec, mlp, residual=residual)
-            if isinstance(spec, recipe.Sparse)
+            if isinstance(spec, Sparse)
             else Mlp.init(spec, mlp, residual=residual, fp8=fp8),
             after,
         )
@@ -209,7 +210,7 @@ class DecoderModel(LanguageModel):
             windows=spec.windows,
             ropes=spec.ropes,
             embedding_scale=spec.hidden**0.5 if spec.scaled_embedding else None,
-            router_loss=spec.router_loss if isinstance(spec, recipe.Sparse) else 0.0,
+            router_loss=spec.router_loss if isinstance(spec, Sparse) else 0.0,
         )
 
     def hidden(

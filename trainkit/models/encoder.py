@@ -19,7 +19,7 @@ from trainkit.models.remat import block_input, rematerialised
 from trainkit.models.stack import positions
 from trainkit.parallel.devices import AttentionName
 from trainkit.recipe.families.bert import Bert
-from trainkit.recipe.sections.train import Remat
+from trainkit.recipe.families.sizes import Remat
 
 
 class EncoderAttention(eqx.Module):

@@ -14,8 +14,8 @@ from trainkit.models.layers import LayerNorm, Linear
 from trainkit.models.master_weights import add, lookup
 from trainkit.models.stack import LanguageModel, parts, positions, residual_scale
 from trainkit.parallel.devices import AttentionName
-from trainkit.recipe.families import gpt as recipe
-from trainkit.recipe.sections.train import Remat
+from trainkit.recipe.families.gpt_decoder import GptDecoder
+from trainkit.recipe.families.sizes import Remat
 
 
 def slopes(heads: int) -> Float[np.ndarray, " H"]:
@@ -72,7 +72,7 @@ class GptBlock(eqx.Module):
     exact_gelu: bool = eqx.field(static=True)
 
     @staticmethod
-    def init(spec: recipe.Gpt, key: PRNGKeyArray, *, implementation: AttentionName, fp8: bool) -> GptBlock:
+    def init(spec: GptDecoder, key: PRNGKeyArray, *, implementation: AttentionName, fp8: bool) -> GptBlock:
         d, f = spec.hidden, spec.mlp_width
         scale, residual = spec.initializer_range, residual_scale(spec)
         keys = iter(jax.random.split(key, 4))
@@ -113,7 +113,7 @@ class GptModel(LanguageModel):
 
     @staticmethod
     def init(
-        spec: recipe.Gpt,
+        spec: GptDecoder,
         *,
         vocab_size: int,
         sequence_length: int,
@@ -173,7 +173,7 @@ class GptModel(LanguageModel):
         return self._through(layer, x_BTD, (self.blocks, cache))
 
 
-def _norm(spec: recipe.Gpt) -> LayerNorm:
+def _norm(spec: GptDecoder) -> LayerNorm:
     return LayerNorm.init(spec.hidden, epsilon=spec.norm_epsilon, bias=spec.biased)
 
 

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from trainkit.models.master_weights import Weight
 from trainkit.parallel.rows import on_own_rows
-from trainkit.recipe.sections.model import tokens_in_block
+from trainkit.recipe.families.sizes import tokens_in_block
 
 Sums = TypeVar("Sums")
 

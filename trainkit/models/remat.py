@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar, assert_never
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from trainkit.recipe.sections.train import Remat
+from trainkit.recipe.families.sizes import Remat
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")

@@ -17,8 +17,8 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from trainkit.models.attention import KeyValues
 from trainkit.models.layers import logits
 from trainkit.models.remat import block_input, rematerialised
+from trainkit.recipe.families.sizes import Remat
 from trainkit.recipe.families.transformer import Transformer
-from trainkit.recipe.sections.train import Remat
 
 
 class Heads(Protocol):

@@ -12,6 +12,7 @@ from trainkit.errors import TrainkitError
 from trainkit.plan.split import check_split, choices, mesh_axes
 from trainkit.plan.types import BatchSplit, Choice, Compute, DataSize, Devices, Plan
 from trainkit.recipe import Recipe
+from trainkit.recipe.families.sizes import tokens_in_block
 from trainkit.recipe.sections.encoding import is_padded
 from trainkit.recipe.sections.lora_targets import (
     adapter_parameters,
@@ -19,7 +20,6 @@ from trainkit.recipe.sections.lora_targets import (
     quantised_parameters,
     trained_shapes,
 )
-from trainkit.recipe.sections.model import tokens_in_block
 
 #: Of a number; with fp8 what is kept is bfloat16.
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 2}

@@ -10,7 +10,7 @@ from typing import get_args
 from trainkit.errors import TrainkitError
 from trainkit.plan.types import Choice, Devices
 from trainkit.recipe import Recipe
-from trainkit.recipe.sections.train import Remat
+from trainkit.recipe.families.sizes import Remat
 
 #: Tokens in a micro-batch from which on a larger one is hardly faster: before it falls below, less is kept (`remat`).
 ENOUGH_TOKENS = 4096

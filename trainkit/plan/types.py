@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from trainkit.recipe.sections.train import Remat
+from trainkit.recipe.families.sizes import Remat
 
 Compute = Literal["float32", "bfloat16", "float16", "fp8"]
 #: Share of a device's memory that is planned with; the rest is fragmentation and what the estimate forgets.

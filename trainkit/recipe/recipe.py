@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from trainkit.recipe.families.decoder import Sparse
 from trainkit.recipe.sections.adapter import Adapter
 from trainkit.recipe.sections.data import Data
 from trainkit.recipe.sections.hardware import Parallel, Precision
@@ -112,7 +111,7 @@ class Recipe(Spec):
     @model_validator(mode="after")
     def _fp8_reaches_most_of_the_model(self) -> Recipe:
         if self.precision.compute == "fp8":
-            if isinstance(self.model, Sparse):
+            if self.model.has_experts:
                 raise ValueError(
                     'precision.compute = "fp8" leaves experts, most of the work, as they are: write "bfloat16"'
                 )

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from trainkit.plan import Memory, Plan, divisors
 from trainkit.recipe import Recipe
-from trainkit.recipe.sections.train import Remat
+from trainkit.recipe.families.sizes import Remat
 from trainkit.recipe.spec import with_tuples
 from trainkit.recipe.toml.load import Loaded
 from trainkit.recipe.toml.write import flat, toml_value

@@ -1,4 +1,4 @@
-"""BERT and its sizes in closed form."""
+"""BERT (Devlin et al. 2019), with the head that predicts masked tokens."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
+from trainkit.recipe.families.hugging_face import Family, TensorName, linear_names, norm_names
 from trainkit.recipe.families.pretrained import CHANGEABLE
-from trainkit.recipe.families.sizes import Shape, check_heads, kept, linear, norm, stacked
+from trainkit.recipe.families.sizes import Remat, Shape, check_heads, kept, linear, norm, stacked
 from trainkit.recipe.families.transformer import Kind, Transformer
-from trainkit.recipe.sections.train import Remat
 from trainkit.recipe.spec import Count, Positive
 
 
@@ -92,3 +92,61 @@ class Bert(Transformer):
         # residual, q, k, v, what attention and MLP add to it, MLP before GELU
         dots = 6 * d + self.mlp_width
         return kept(layers=self.layers, hidden=d, everything=everything, dots=dots, remat=remat)
+
+
+_BLOCK = "bert.encoder.layer.{layer}"
+
+FAMILY = Family(
+    spec=Bert,
+    model_type="bert",
+    architecture="BertForMaskedLM",
+    base="BertModel",
+    keys={
+        "num_hidden_layers": "layers",
+        "hidden_size": "hidden",
+        "num_attention_heads": "heads",
+        "intermediate_size": "intermediate",
+        "max_position_embeddings": "context_length",
+        "type_vocab_size": "token_types",
+        "layer_norm_eps": "layer_norm_eps",
+        "vocab_size": "vocab_size",
+        "initializer_range": "initializer_range",
+        "pad_token_id": "pad_token_id",
+    },
+    defaults={
+        "max_position_embeddings": 512,
+        "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12,
+        "intermediate_size": 3072,
+    },
+    fixed={
+        "hidden_act": ("gelu",),
+        # untied, transformers reads a second bias
+        "tie_word_embeddings": (True,),
+        "position_embedding_type": ("absolute",),
+        "add_cross_attention": (False,),
+        "is_decoder": (False,),
+    },
+    noise={"attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.1},
+    names=(
+        TensorName("token_embedding", "bert.embeddings.word_embeddings.weight"),
+        TensorName("position_embedding", "bert.embeddings.position_embeddings.weight"),
+        TensorName("type_embedding", "bert.embeddings.token_type_embeddings.weight"),
+        *norm_names("embedding_norm", "bert.embeddings.LayerNorm", bias=True),
+        *linear_names("blocks.attention.query", f"{_BLOCK}.attention.self.query", bias=True),
+        *linear_names("blocks.attention.key", f"{_BLOCK}.attention.self.key", bias=True),
+        *linear_names("blocks.attention.value", f"{_BLOCK}.attention.self.value", bias=True),
+        *linear_names("blocks.attention.output", f"{_BLOCK}.attention.output.dense", bias=True),
+        *norm_names("blocks.attention_norm", f"{_BLOCK}.attention.output.LayerNorm", bias=True),
+        *linear_names("blocks.mlp_in", f"{_BLOCK}.intermediate.dense", bias=True),
+        *linear_names("blocks.mlp_out", f"{_BLOCK}.output.dense", bias=True),
+        *norm_names("blocks.mlp_norm", f"{_BLOCK}.output.LayerNorm", bias=True),
+        *linear_names("head", "cls.predictions.transform.dense", bias=True),
+        *norm_names("head_norm", "cls.predictions.transform.LayerNorm", bias=True),
+        TensorName("output", "cls.predictions.decoder.weight"),
+        TensorName("output_bias", "cls.predictions.bias"),
+    ),
+    prefix="bert.",
+    # what masked-token prediction does not use: the pooler, the head of BERT's second task, and copies of tied tensors
+    ignored=r"(bert\.)?(pooler\..*|embeddings\.position_ids)|cls\.seq_relationship\..*|cls\.predictions\.decoder\.bias",
+)

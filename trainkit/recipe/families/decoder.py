@@ -1,4 +1,4 @@
-"""What the families of rotary decoders have in common; each of them is a short class in `families.py`.
+"""What the families of rotary decoders have in common; each of them is a file of its own beside this one.
 
 A family says what is its own by fields, by the facts below them, and by the properties that it overrides. The model
 that is made of it (`models/decoder.py`) asks the same questions.
@@ -6,17 +6,18 @@ that is made of it (`models/decoder.py`) asks the same questions.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from trainkit.recipe.families.rope import Rope, RopeScaling
-from trainkit.recipe.families.sizes import Shape, check_groups, check_heads, kept, linear, norm, stacked, visible
+from trainkit.recipe.families.sizes import Remat, Shape, check_groups, check_heads, kept, linear, norm, stacked, visible
 from trainkit.recipe.families.transformer import Transformer
-from trainkit.recipe.sections.train import Remat
-from trainkit.recipe.spec import Count, NotNegative, Positive
+from trainkit.recipe.spec import Count, Positive
 
 Matrix = Literal["query", "key", "value", "output", "gate", "up", "down"]
+ATTENTION: tuple[Matrix, ...] = ("query", "key", "value", "output")
+MLP: tuple[Matrix, ...] = ("gate", "up", "down")
 
 
 class Decoder(Transformer):
@@ -186,43 +187,56 @@ class Dense(Decoder):
         return self.intermediate
 
 
-class Sparse(Decoder):
-    """A decoder whose MLPs are mixtures of experts, of which each token goes through a few (Shazeer et al. 2017)."""
+class Biased(Decoder):
+    """One whose attention may have biases."""
 
-    experts: Count
-    """MLPs in each block."""
-    experts_per_token: Count = 2
-    """How many of them a token goes through."""
-    router_loss: NotNegative = 0.001
-    """Coefficient of the loss that keeps experts evenly busy (Fedus et al. 2021); 0: none. They are counted within a
-    micro-batch, so with it a step is not quite the same in micro-batches of another size."""
+    attention_bias: bool = False
+    """Whether queries, keys, values and attention's output have a bias."""
+
+    @property
+    def biased(self) -> tuple[Matrix, ...]:
+        return ATTENTION if self.attention_bias else ()
+
+
+class Windowed(Decoder):
+    """One whose attention may look back over a window only."""
+
+    window: Count | None = None
+    """How many positions attention looks back over, its own included; over all where not given."""
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        return (self.window,) * self.layers
+
+
+class LateWindowed(Windowed):
+    """One whose first layers may do without the window."""
+
+    layers_without_window: Annotated[int, Field(ge=0)] = 0
+    """So many layers, the first ones, look back over all."""
 
     @model_validator(mode="after")
-    def _enough_experts(self) -> Sparse:
-        if self.experts_per_token > self.experts:
-            raise ValueError(f"experts_per_token = {self.experts_per_token} is more than experts = {self.experts}")
+    def _some_layers_have_the_window(self) -> LateWindowed:
+        first = self.layers_without_window
+        if first and self.window is None:
+            raise ValueError(f"layers_without_window = {first} goes with a window: window = 4096, or leave it out")
+        if first >= self.layers:
+            raise ValueError(
+                f"layers_without_window = {first} leaves the window to none of the layers = {self.layers}:"
+                " make it smaller, or leave out both it and window"
+            )
         return self
 
     @property
-    def normalised(self) -> bool:
-        """Whether the weights of a token's experts are made to add up to 1."""
-        return True
+    def windows(self) -> tuple[int | None, ...]:
+        return tuple(None if i < self.layers_without_window else self.window for i in range(self.layers))
 
-    def _mlp_shapes(self) -> dict[str, Shape]:
-        d, f, e = self.hidden, self.mlp_width, self.experts
-        experts: dict[str, Shape] = {"mlp.gate": (e, d, f), "mlp.up": (e, d, f), "mlp.down": (e, f, d)}
-        return linear("mlp.router", d, e) | experts
 
-    def _mlp_matrices(self) -> int:
-        return self.hidden * self.experts + self.experts * super()._mlp_matrices()
+class Multiple(Decoder):
+    """One that transformers loads only where `hidden` is a multiple of `heads`."""
 
-    def _active_mlp_matrices(self) -> int:
-        return self.hidden * self.experts + self.experts_per_token * super()._mlp_matrices()
-
-    def _mlp_floats(self) -> int:
-        # what goes into each expert as well, in blocks of which a third may hold nothing; what comes out; the router
-        in_blocks = 3 * (super()._mlp_floats() + self.hidden) // 2
-        return self.experts_per_token * (in_blocks + self.hidden) + 2 * self.experts
-
-    def _mlp_dots(self) -> int:
-        return self.experts  # products of experts are no plain matrix products: they are made again
+    @property
+    def not_in_transformers(self) -> str | None:
+        if self.hidden % self.heads == 0:
+            return None
+        return f"hidden = {self.hidden} with heads = {self.heads}: transformers takes multiples of heads only"

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
-from trainkit.recipe.sections.train import Remat
-
 #: Dimensions of one parameter.
 Shape: TypeAlias = tuple[int, ...]
+#: What is kept for the backward pass, from everything to next to nothing on the device.
+Remat = Literal["none", "dots", "blocks", "offload"]
+#: The logits of a block take no more than this, unless the unembedding's own gradient does: see `tokens_in_block`.
+LOGIT_BLOCK_BYTES = 64 << 20
 
 
 def linear(name: str, inputs: int, outputs: int, *, bias: bool = False) -> dict[str, Shape]:
@@ -42,6 +44,18 @@ def visible(*, sequence_length: int, window: int | None) -> int:
     """Positions seen by all positions of a text together: each sees itself and those before it in the window."""
     within = min(window or sequence_length, sequence_length)
     return within * (within + 1) // 2 + (sequence_length - within) * within
+
+
+def tokens_in_block(*, tokens: int, hidden: int, vocab_size: int) -> int:
+    """Of how many tokens the logits are there at once: all of them, or a power of two, which divides most batches.
+
+    Each block adds once to the gradient of the unembedding, (V, D) in float32, which therefore is moved through memory
+    as often as there are blocks. A block as large as that gradient keeps this small beside the products, and memory
+    less than doubles; a smaller one saves nothing that counts, hence the least size.
+    """
+    most = max(LOGIT_BLOCK_BYTES, 4 * vocab_size * hidden)
+    fitting = max(1, most // (4 * vocab_size))
+    return tokens if tokens <= fitting else 1 << (fitting.bit_length() - 1)
 
 
 def check_heads(heads: int, hidden: int) -> None:

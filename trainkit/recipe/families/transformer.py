@@ -7,8 +7,7 @@ from abc import abstractmethod
 from typing import ClassVar, Literal
 
 from trainkit.recipe.families.pretrained import Pretrained
-from trainkit.recipe.families.sizes import Shape
-from trainkit.recipe.sections.train import Remat
+from trainkit.recipe.families.sizes import Remat, Shape
 from trainkit.recipe.spec import Count, NotNegative
 
 #: What a model computes, which is what a task asks for: never a family by name.
@@ -22,6 +21,8 @@ class Transformer(Pretrained):
     kind: ClassVar[Kind] = "causal"
     implementation: ClassVar[str]
     """The module whose `build` returns the model."""
+    has_experts: ClassVar[bool] = False
+    """Whether most of its weights are those of experts, which are neither quantised nor multiplied in 8 bit."""
 
     type: str
     layers: Count

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from trainkit.errors import TrainkitError
-from trainkit.recipe.families.decoder import Sparse
 from trainkit.recipe.families.sizes import Shape
 from trainkit.recipe.sections.adapter import Adapter
 from trainkit.recipe.sections.model import Model
@@ -33,7 +32,7 @@ def linears(model: Model) -> dict[str, tuple[int, int]]:
 
 def check_adapter(adapter: Adapter, model: Model) -> None:
     """Raises ValueError where the adapter is for no such model."""
-    if adapter.base == "nf4" and isinstance(model, Sparse):
+    if adapter.base == "nf4" and model.has_experts:
         raise ValueError('adapter.base = "nf4" leaves experts, which are most of the model, as they are: write "none"')
     try:
         targeted_layers(adapter, list(linears(model)))

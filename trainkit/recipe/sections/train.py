@@ -6,10 +6,8 @@ from typing import Literal
 
 from pydantic import model_validator
 
+from trainkit.recipe.families.sizes import Remat
 from trainkit.recipe.spec import Count, NotNegative, Positive, Spec
-
-#: What is kept for the backward pass, from everything to next to nothing on the device.
-Remat = Literal["none", "dots", "blocks", "offload"]
 
 
 class Train(Spec):

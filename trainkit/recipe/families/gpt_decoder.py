@@ -1,4 +1,4 @@
-"""[model]: the families that are made as GPT-2 is: attention and an MLP of two matrices, each after a layer norm.
+"""Decoders that are made as GPT-2 is: attention and an MLP of two matrices, each after a layer norm.
 
 What is a family's own it says by fields, by the facts below them, and by the properties that it overrides. The model
 that is made of it (`models/gpt.py`) asks the same questions.
@@ -10,14 +10,11 @@ from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
-from trainkit.recipe.families.pretrained import CHANGEABLE
-from trainkit.recipe.families.sizes import Shape, check_heads, kept, linear, norm, stacked, visible
+from trainkit.recipe.families.sizes import Remat, Shape, check_heads, kept, linear, norm, stacked, visible
 from trainkit.recipe.families.transformer import Transformer
-from trainkit.recipe.sections.train import Remat
-from trainkit.recipe.spec import Count, Positive
 
 
-class Gpt(Transformer):
+class GptDecoder(Transformer):
     """A decoder with layer norms, one matrix for queries, keys and values, and GELU."""
 
     tied: bool = True
@@ -32,7 +29,7 @@ class Gpt(Transformer):
     """Whether GELU is by the error function, and not by a hyperbolic tangent."""
 
     @model_validator(mode="after")
-    def _heads_divide_hidden(self) -> Gpt:
+    def _heads_divide_hidden(self) -> GptDecoder:
         check_heads(self.heads, self.hidden)
         return self
 
@@ -96,59 +93,3 @@ class Gpt(Transformer):
     def _matrices(self) -> int:
         """Numbers in the matrices of one block."""
         return 4 * self.hidden**2 + 2 * self.hidden * self.mlp_width
-
-
-class Gpt2(Gpt):
-    """GPT-2 (Radford et al. 2019): learned positions, layer norm before each sub-layer, tanh-GELU, tied embeddings."""
-
-    type: Literal["gpt2"] = "gpt2"
-    intermediate: Count | None = None
-    """Width inside the MLP; 4 x hidden where not given."""
-    context_length: Count | None = None
-    """Number of learned positions; `data.sequence_length` where not given."""
-
-    # each of its positions has a row of weights
-    changeable: ClassVar[frozenset[str]] = CHANGEABLE - {"context_length"}
-
-    @property
-    def mlp_width(self) -> int:
-        return self.intermediate or 4 * self.hidden
-
-
-class Mpt(Gpt):
-    """MPT (MosaicML 2023): positions by ALiBi, layer norm before each sub-layer, exact GELU, no biases at all."""
-
-    type: Literal["mpt"] = "mpt"
-    expansion_ratio: Count = 4
-    """Width inside the MLP as a multiple of `hidden`; transformers knows models of 4 only."""
-    layer_norm_eps: Positive = 1e-5
-    """Added to the variance in the norms."""
-    clip_qkv: Positive | None = None
-    """Queries, keys and values are cut off at this size; nothing is where not given."""
-    softmax_scale: Positive | None = None
-    """What scores are multiplied with; one by the root of a head's width where not given."""
-
-    learned_positions: ClassVar[bool] = False
-    biased: ClassVar[bool] = False
-    exact_gelu: ClassVar[bool] = True
-
-    @property
-    def mlp_width(self) -> int:
-        return self.expansion_ratio * self.hidden
-
-    @property
-    def norm_epsilon(self) -> float:
-        return self.layer_norm_eps
-
-    @property
-    def clip(self) -> float | None:
-        return self.clip_qkv
-
-    @property
-    def score_scale(self) -> float | None:
-        return self.softmax_scale
-
-    @property
-    def not_in_transformers(self) -> str | None:
-        said = self.expansion_ratio
-        return None if said == 4 else f"expansion_ratio = {said}: transformers makes MLPs of 4 whatever it is told"

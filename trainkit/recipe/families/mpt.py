@@ -1,12 +1,62 @@
-"""MPT's checkpoints: those with ALiBi and without biases."""
+"""MPT (MosaicML 2023): the checkpoints with ALiBi and without biases."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, Literal
 
-from trainkit.hub.config import Config, Family, Part, Unsupported, means_nothing, table
-from trainkit.hub.names import Name, matrix, norm
-from trainkit.recipe.families.gpt import Mpt
+from trainkit.recipe.families.gpt_decoder import GptDecoder
+from trainkit.recipe.families.hugging_face import (
+    Config,
+    Family,
+    Part,
+    TensorName,
+    Unsupported,
+    linear_names,
+    means_nothing,
+    norm_names,
+    table,
+)
+from trainkit.recipe.spec import Count, Positive
+
+
+class Mpt(GptDecoder):
+    """MPT (MosaicML 2023): positions by ALiBi, layer norm before each sub-layer, exact GELU, no biases at all."""
+
+    type: Literal["mpt"] = "mpt"
+    expansion_ratio: Count = 4
+    """Width inside the MLP as a multiple of `hidden`; transformers knows models of 4 only."""
+    layer_norm_eps: Positive = 1e-5
+    """Added to the variance in the norms."""
+    clip_qkv: Positive | None = None
+    """Queries, keys and values are cut off at this size; nothing is where not given."""
+    softmax_scale: Positive | None = None
+    """What scores are multiplied with; one by the root of a head's width where not given."""
+
+    learned_positions: ClassVar[bool] = False
+    biased: ClassVar[bool] = False
+    exact_gelu: ClassVar[bool] = True
+
+    @property
+    def mlp_width(self) -> int:
+        return self.expansion_ratio * self.hidden
+
+    @property
+    def norm_epsilon(self) -> float:
+        return self.layer_norm_eps
+
+    @property
+    def clip(self) -> float | None:
+        return self.clip_qkv
+
+    @property
+    def score_scale(self) -> float | None:
+        return self.softmax_scale
+
+    @property
+    def not_in_transformers(self) -> str | None:
+        said = self.expansion_ratio
+        return None if said == 4 else f"expansion_ratio = {said}: transformers makes MLPs of 4 whatever it is told"
+
 
 _BLOCK = "transformer.blocks.{layer}"
 #: Of `attn_config`, with the only value that can be had.
@@ -38,7 +88,7 @@ def _write_attention(values: dict[str, Any]) -> Config:
     return {"attn_config": {**_FIXED, **own, "attn_pdrop": 0}}
 
 
-MPT = Family(
+FAMILY = Family(
     spec=Mpt,
     model_type="mpt",
     architecture="MptForCausalLM",
@@ -71,15 +121,15 @@ MPT = Family(
     noise={"resid_pdrop": 0.0, "emb_pdrop": 0.0, "attn_config.attn_pdrop": 0.0},
     parts=(Part(("attn_config",), _read_attention, _write_attention),),
     names=(
-        Name("token_embedding", "transformer.wte.weight"),
-        *norm("blocks.attention_norm", f"{_BLOCK}.norm_1"),
-        *matrix("blocks.attention.qkv", f"{_BLOCK}.attn.Wqkv"),
-        *matrix("blocks.attention.output", f"{_BLOCK}.attn.out_proj"),
-        *norm("blocks.mlp_norm", f"{_BLOCK}.norm_2"),
-        *matrix("blocks.mlp_in", f"{_BLOCK}.ffn.up_proj"),
-        *matrix("blocks.mlp_out", f"{_BLOCK}.ffn.down_proj"),
-        *norm("final_norm", "transformer.norm_f"),
-        Name("output", "lm_head.weight"),
+        TensorName("token_embedding", "transformer.wte.weight"),
+        *norm_names("blocks.attention_norm", f"{_BLOCK}.norm_1"),
+        *linear_names("blocks.attention.qkv", f"{_BLOCK}.attn.Wqkv"),
+        *linear_names("blocks.attention.output", f"{_BLOCK}.attn.out_proj"),
+        *norm_names("blocks.mlp_norm", f"{_BLOCK}.norm_2"),
+        *linear_names("blocks.mlp_in", f"{_BLOCK}.ffn.up_proj"),
+        *linear_names("blocks.mlp_out", f"{_BLOCK}.ffn.down_proj"),
+        *norm_names("final_norm", "transformer.norm_f"),
+        TensorName("output", "lm_head.weight"),
     ),
     prefix="transformer.",
 )

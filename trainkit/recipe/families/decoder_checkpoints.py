@@ -1,12 +1,21 @@
-"""What the checkpoints of rotary decoders share: keys, rotary positions, names."""
+"""What the Hugging Face checkpoints of rotary decoders share: keys, rotary positions, windows, names of tensors."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from trainkit.hub.config import Config, Part, Unsupported, layer_types, table
-from trainkit.hub.names import Name, matrix, norm
+from trainkit.recipe.families.hugging_face import (
+    Config,
+    Part,
+    TensorName,
+    Unsupported,
+    layer_types,
+    linear_names,
+    norm_names,
+    table,
+    whole,
+)
 
 BLOCK = "model.layers.{layer}"
 
@@ -29,28 +38,28 @@ NOISE = {"attention_dropout": 0.0}
 SILU = {"hidden_act": ("silu", "swish")}
 
 OUTER = (
-    Name("token_embedding", "model.embed_tokens.weight"),
-    *norm("final_norm", "model.norm"),
-    Name("output", "lm_head.weight"),
+    TensorName("token_embedding", "model.embed_tokens.weight"),
+    *norm_names("final_norm", "model.norm"),
+    TensorName("output", "lm_head.weight"),
 )
 ATTENTION = (
-    *matrix("blocks.attention.query", f"{BLOCK}.self_attn.q_proj", bias=True),
-    *matrix("blocks.attention.key", f"{BLOCK}.self_attn.k_proj", bias=True),
-    *matrix("blocks.attention.value", f"{BLOCK}.self_attn.v_proj", bias=True),
-    *matrix("blocks.attention.output", f"{BLOCK}.self_attn.o_proj", bias=True),
+    *linear_names("blocks.attention.query", f"{BLOCK}.self_attn.q_proj", bias=True),
+    *linear_names("blocks.attention.key", f"{BLOCK}.self_attn.k_proj", bias=True),
+    *linear_names("blocks.attention.value", f"{BLOCK}.self_attn.v_proj", bias=True),
+    *linear_names("blocks.attention.output", f"{BLOCK}.self_attn.o_proj", bias=True),
 )
 QK_NORM = (
-    *norm("blocks.attention.query_norm", f"{BLOCK}.self_attn.q_norm"),
-    *norm("blocks.attention.key_norm", f"{BLOCK}.self_attn.k_norm"),
+    *norm_names("blocks.attention.query_norm", f"{BLOCK}.self_attn.q_norm"),
+    *norm_names("blocks.attention.key_norm", f"{BLOCK}.self_attn.k_norm"),
 )
 MLP = (
-    *matrix("blocks.mlp.gate", f"{BLOCK}.mlp.gate_proj", bias=True),
-    *matrix("blocks.mlp.up", f"{BLOCK}.mlp.up_proj", bias=True),
-    *matrix("blocks.mlp.down", f"{BLOCK}.mlp.down_proj", bias=True),
+    *linear_names("blocks.mlp.gate", f"{BLOCK}.mlp.gate_proj", bias=True),
+    *linear_names("blocks.mlp.up", f"{BLOCK}.mlp.up_proj", bias=True),
+    *linear_names("blocks.mlp.down", f"{BLOCK}.mlp.down_proj", bias=True),
 )
 NORMS_BEFORE = (
-    *norm("blocks.attention_norm", f"{BLOCK}.input_layernorm"),
-    *norm("blocks.mlp_norm", f"{BLOCK}.post_attention_layernorm"),
+    *norm_names("blocks.attention_norm", f"{BLOCK}.input_layernorm"),
+    *norm_names("blocks.mlp_norm", f"{BLOCK}.post_attention_layernorm"),
 )
 #: Frequencies, which older versions saved.
 IGNORED = r".*\.rotary_emb\.inv_freq"
@@ -152,3 +161,27 @@ def _read_window(config: Config) -> dict[str, Any]:
 
 #: A window in all layers.
 WINDOW = Part(("sliding_window", "layer_types"), _read_window, lambda values: {"sliding_window": values["window"]})
+
+
+def _read_late_window(config: Config) -> dict[str, Any]:
+    """Return the keys of a window that the first `max_window_layers` layers lack; none has one where
+    `use_sliding_window` is false."""
+    first, window = whole(config, "max_window_layers", 28, least=0), config.get("sliding_window", 4096)
+    on = config.get("use_sliding_window", False) and window is not None
+    on = on and first < whole(config, "num_hidden_layers", first + 1)
+    types = layer_types(config) or []
+    if types != ["sliding_attention" if on and i >= first else "full_attention" for i in range(len(types))]:
+        raise Unsupported("layer_types", types, "they are not what max_window_layers says")
+    return {"window": window, "layers_without_window": first} if on else {"window": None}
+
+
+def _write_late_window(values: dict[str, Any]) -> Config:
+    window = values["window"]
+    first = values["layers_without_window"] if window else values["layers"]
+    return {"use_sliding_window": window is not None, "sliding_window": window, "max_window_layers": first}
+
+
+#: A window in the last layers.
+LATE_WINDOW = Part(
+    ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types"), _read_late_window, _write_late_window
+)

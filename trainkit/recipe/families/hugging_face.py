@@ -1,0 +1,178 @@
+"""What a family says of its Hugging Face checkpoints: the keys of config.json and the names of tensors.
+
+A table says which keys are ours by another name, what their library takes where a key is absent, which values alone are
+possible, and has parts for what is not one key to one. `hub/config.py` reads and writes config.json by it,
+`hub/source.py` and `hub/save.py` the tensors. Nothing here opens a file.
+
+A leaf of the blocks holds all layers, and of experts all experts: it is stacked from a tensor for each. torch keeps
+matrices (out, in), we keep them (in, out). Nothing else differs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from trainkit.recipe.families.sizes import Shape
+from trainkit.recipe.families.transformer import Transformer
+
+Config = dict[str, Any]
+
+#: Keys that change neither logits nor training: names, how results are given back, generation (which is read from
+#: generation_config.json), begin and end tokens (which are read with the tokenizer), and heads that a language model
+#: does not have. A test holds each that transformers knows to this.
+HARMLESS = frozenset(
+    """
+    architectures model_type torch_dtype dtype transformers_version _name_or_path use_cache bos_token_id eos_token_id
+    sep_token_id decoder_start_token_id unk_token_id initializer_factor gradient_checkpointing
+    output_attentions output_hidden_states return_dict return_dict_in_generate torchscript
+    use_bfloat16 tf_legacy_loss problem_type id2label label2id num_labels finetuning_task task_specific_params prefix
+    tokenizer_class summary_type summary_use_proj summary_activation summary_first_dropout summary_proj_to_labels
+    classifier_dropout
+    max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p
+    typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
+    num_return_sequences chunk_size_feed_forward output_scores forced_bos_token_id forced_eos_token_id
+    remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens is_decoder
+    pretraining_tp attn_implementation _attn_implementation _attn_implementation_autoset cache_implementation
+    unsloth_version unsloth_fixed n_ctx init_device init_config attn_impl verbose tokenizer_name
+    is_llama_config transformers.js_config
+    """.split()  # noqa: SIM905
+)
+#: Keys that act in the training of some families and that the libraries of all others pass over: a family that acts on
+#: one has it in its table.
+OF_OTHERS = frozenset(
+    """
+    attention_dropout attn_pdrop embd_pdrop resid_pdrop emb_pdrop hidden_dropout router_jitter_noise
+    output_router_logits initializer_range pad_token_id
+    """.split()  # noqa: SIM905
+)
+#: Keys that say nothing where they are false.
+OFF = frozenset({"is_encoder_decoder", "tie_encoder_decoder", "add_cross_attention", "use_mrope", "rope_interleaved"})
+
+
+@dataclass(frozen=True)
+class TensorName:
+    """`theirs` may hold {layer} and {expert}, for which the leaf has leading axes in this order."""
+
+    ours: str
+    theirs: str
+    transposed: bool = False
+
+    @property
+    def stacked(self) -> int:
+        """How many axes of the leaf are counted by names."""
+        return ("{layer}" in self.theirs) + ("{expert}" in self.theirs)
+
+    def places(self, shape: Shape) -> Iterator[tuple[tuple[int, ...], str]]:
+        """(index into the leaf's leading axes, name of the tensor) for a leaf of this shape."""
+        for index in product(*map(range, shape[: self.stacked])):
+            yield index, self.at(index)
+
+    def at(self, index: tuple[int, ...]) -> str:
+        """The name of the tensor for an index into the leading axes."""
+        counted = dict(zip(("layer", "expert"), index, strict=False))
+        return self.theirs.format(**counted)
+
+    def tensor_shape(self, shape: Shape) -> Shape:
+        """The shape of one of its tensors for a leaf of this shape."""
+        own = shape[self.stacked :]
+        return own[::-1] if self.transposed else own
+
+
+def linear_names(ours: str, theirs: str, *, transposed: bool = True, bias: bool = False) -> tuple[TensorName, ...]:
+    """Return the names of a linear layer's tensors: its weight and, where it has one, its bias."""
+    names = (TensorName(f"{ours}.weight", f"{theirs}.weight", transposed),)
+    return (*names, TensorName(f"{ours}.bias", f"{theirs}.bias")) if bias else names
+
+
+def norm_names(ours: str, theirs: str, *, bias: bool = False) -> tuple[TensorName, ...]:
+    """Return the names of a norm's tensors."""
+    return linear_names(ours, theirs, transposed=False, bias=bias)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Keys of a config that belong together: what they say, and how it is written."""
+
+    keys: tuple[str, ...]
+    read: Callable[[Config], dict[str, Any]]
+    """Values of the spec. Raises `Unsupported`."""
+    write: Callable[[dict[str, Any]], Config]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A family's checkpoints."""
+
+    spec: type[Transformer]
+    model_type: str
+    architecture: str
+    keys: Mapping[str, str]
+    """Theirs → ours."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """By their keys, what their library takes where config.json says nothing."""
+    fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """By their keys, the values that can be had, the first of which is written; absent, a key has one of them."""
+    parts: tuple[Part, ...] = ()
+    names: tuple[TensorName, ...] = ()
+    base: str = ""
+    """The class of the model without its head, which `AutoModel` saves; where not given, `architecture` says it."""
+    noise: Mapping[str, float] = field(default_factory=dict)
+    """By their keys, the noise that their library adds in training and trainkit does not, such as dropout, and how much
+    the library adds where config.json does not say. A key may be in a table: `table.key`."""
+    prefix: str = "model."
+    """Of their names; a checkpoint may leave it out."""
+    ignored: str = r"(?!)"
+    """A pattern of tensors in older checkpoints that are no parameters."""
+    notes: Callable[[Any, Config], list[str]] = lambda model, config: []
+    """Return what a person should know who trains `model`, a spec of this family, from a checkpoint with this config,
+    whose absent keys have their defaults."""
+
+    @property
+    def type(self) -> str:
+        """What `[model] type` calls it."""
+        return self.spec.model_fields["type"].default
+
+
+class Unsupported(Exception):
+    """A key of a config, and why its value cannot be had."""
+
+    def __init__(self, key: str, value: Any, why: str = "") -> None:
+        super().__init__(f"{key} = {json.dumps(value)}" + (f": {why}" if why else ""))
+
+
+def whole(config: Config, key: str, usual: int, *, least: int = 1) -> int:
+    """A whole number that a config says, `usual` where it does not. Raises `Unsupported` where it is none."""
+    value = config.get(key)
+    if value is None:
+        return usual
+    if type(value) is not int or value < least:
+        raise Unsupported(key, value, f"it must be a whole number of at least {least}")
+    return value
+
+
+def table(config: Config, key: str) -> dict[str, Any]:
+    """An object in a config, empty where it is absent or null. Raises `Unsupported` where it is none."""
+    value = config.get(key)
+    if value is not None and not isinstance(value, dict):
+        raise Unsupported(key, value, "it must be an object")
+    return value or {}
+
+
+def layer_types(config: Config) -> list[str] | None:
+    """What a config says of each layer, None where it says nothing. Raises `Unsupported` where it is no such list."""
+    said = config.get("layer_types")
+    if said is None:
+        return None
+    if not isinstance(said, list) or len(said) != config.get("num_hidden_layers"):
+        raise Unsupported("layer_types", said, "it must have an entry for each of num_hidden_layers")
+    return said
+
+
+def means_nothing(key: str, value: Any) -> bool:
+    """Whether a key that no table has says nothing of how logits are computed."""
+    # by convention null is what has been switched off
+    return value is None or key in HARMLESS or key in OF_OTHERS or (key in OFF and value is False)
