@@ -12,10 +12,10 @@ from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.families.gpt2 import Gpt2
 from trainkit.recipe.families.llama import Llama
-from trainkit.recipe.families.pretrained import PretrainedCheckpoint
 from trainkit.recipe.families.qwen3 import Qwen3
 from trainkit.recipe.sections.adapter import Lora
 from trainkit.recipe.sections.lora_targets import adapter_parameters, linears, targeted_layers
+from trainkit.recipe.toml.pretrained import PretrainedCheckpoint
 
 RECIPE: dict[str, Any] = {
     "schema": 1,

@@ -18,7 +18,7 @@ from trainkit.dashboard.app import Dashboard
 from trainkit.dashboard.pages.recipe import RecipePage
 from trainkit.dashboard.panels.rows import Column, RowTable, TableRow, cell
 from trainkit.recipe.toml.load import load
-from trainkit.recipe.toml.write import flat
+from trainkit.recipe.toml.values import flat
 from trainkit.rundir.directory import create, recipe_of, replace_recipe
 from trainkit.rundir.recipes import read
 

@@ -17,7 +17,8 @@ from trainkit.recipe.toml import schema
 from trainkit.recipe.toml.aliases import FOREIGN
 from trainkit.recipe.toml.load import TYPES, Loaded, load, load_resolved
 from trainkit.recipe.toml.positions import Key, dotted, locate
-from trainkit.recipe.toml.write import differences, dumps, toml_value
+from trainkit.recipe.toml.values import differences, toml_value
+from trainkit.recipe.toml.write import dumps
 
 ROOT = Path(__file__).parent.parent
 modest = settings(max_examples=100, deadline=None)

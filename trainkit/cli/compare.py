@@ -10,7 +10,7 @@ from trainkit.events.plain_log import inert
 from trainkit.events.reducer import view_of
 from trainkit.recipe import Recipe
 from trainkit.recipe.toml.positions import dotted
-from trainkit.recipe.toml.write import flat, toml_value
+from trainkit.recipe.toml.values import flat, toml_value
 from trainkit.rundir.compare import results
 from trainkit.rundir.directory import recipe_of
 from trainkit.rundir.recipes import differing

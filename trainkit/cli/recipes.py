@@ -80,7 +80,7 @@ def _length(loaded: Loaded) -> str:
 
 
 def _line(key: str, value: Any, loaded: Loaded) -> str:
-    from trainkit.recipe.toml.write import toml_value
+    from trainkit.recipe.toml.values import toml_value
 
     if isinstance(value, dict) or (isinstance(value, tuple) and value and isinstance(value[0], dict)):
         return f"[{key}]"

@@ -13,7 +13,7 @@ from trainkit.dashboard import terminal
 from trainkit.errors import DONE, WRONG_INPUT, TrainkitError
 from trainkit.events.log import read
 from trainkit.hub.recipe import load, notes
-from trainkit.recipe.toml.write import toml_value
+from trainkit.recipe.toml.values import toml_value
 from trainkit.run.attempt import attempt
 from trainkit.run.start import Start, steps_of
 from trainkit.rundir.directory import as_typed, create, discard

@@ -19,11 +19,11 @@ from trainkit.errors import TrainkitError
 from trainkit.hub import find
 from trainkit.hub.config import family_of_spec
 from trainkit.recipe.families.hugging_face import TensorName
-from trainkit.recipe.families.pretrained import PretrainedCheckpoint
 from trainkit.recipe.sections.adapter import Lora
 from trainkit.recipe.sections.lora_targets import linears, targeted_layers
 from trainkit.recipe.sections.model import Model
 from trainkit.recipe.spec import with_tuples
+from trainkit.recipe.toml.pretrained import PretrainedCheckpoint
 
 FILE = find.ADAPTER.config
 #: Keys that say nothing of what the adapter computes: names, versions, and how it was trained.

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.recipe import Recipe
-from trainkit.recipe.families.pretrained import PretrainedCheckpoint
 from trainkit.recipe.toml import load as recipes
 from trainkit.recipe.toml.load import Loaded
+from trainkit.recipe.toml.pretrained import PretrainedCheckpoint
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Loaded:

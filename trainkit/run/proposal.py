@@ -12,7 +12,7 @@ from trainkit.recipe import Recipe
 from trainkit.recipe.families.sizes import Remat
 from trainkit.recipe.spec import with_tuples
 from trainkit.recipe.toml.load import Loaded
-from trainkit.recipe.toml.write import flat, toml_value
+from trainkit.recipe.toml.values import flat, toml_value
 from trainkit.run.replan import replan
 
 #: Changes to a recipe: dotted key -> new value.

@@ -13,7 +13,7 @@ from trainkit.events.commands import issued_commands
 from trainkit.events.log import of_kinds
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.schedule import NEVER, Constant, Cosine, LinearDecay, Schedule, Wsd
-from trainkit.recipe.toml.write import Difference
+from trainkit.recipe.toml.values import Difference
 
 #: A rate counts as raised from so many times the one before on.
 RAISED = 1.01

@@ -15,7 +15,7 @@ from trainkit.events.log import last_attempt
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.optimizer import OptimizerSpec
 from trainkit.recipe.sections.schedule import NEVER
-from trainkit.recipe.toml.write import Difference, differences
+from trainkit.recipe.toml.values import Difference, differences
 from trainkit.run.rates import told_rate
 from trainkit.run.start import Start
 from trainkit.rundir.directory import EXPORTS, disk_errors, hold_lock, recipe_of, replace_recipe

@@ -65,7 +65,7 @@ def entries(path: Path) -> dict[str, RecipeEntry]:
     """
     from trainkit.recipe.toml import schema
     from trainkit.recipe.toml.positions import dotted, locate
-    from trainkit.recipe.toml.write import toml_value
+    from trainkit.recipe.toml.values import toml_value
 
     text, table = _parsed(path)
     lines, places = text.split("\n"), locate(text)
@@ -81,7 +81,7 @@ def entries(path: Path) -> dict[str, RecipeEntry]:
 def values(run_directory: Path) -> dict[str, str]:
     """Every value of a run's recipe, as TOML, by its dotted key. Raises TrainkitError as `entries` does."""
     from trainkit.recipe.toml.positions import dotted
-    from trainkit.recipe.toml.write import toml_value
+    from trainkit.recipe.toml.values import toml_value
 
     return {dotted(key): toml_value(value) for key, value in _leaves(_parsed(run_directory / FILE)[1], ())}
 

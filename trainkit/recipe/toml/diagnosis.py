@@ -33,7 +33,7 @@ from trainkit.recipe.toml.schema import (
     types_of,
 )
 from trainkit.recipe.toml.suggestions import correction, fit, is_kind, kind_of, short, suggest
-from trainkit.recipe.toml.write import toml_value
+from trainkit.recipe.toml.values import toml_value
 
 #: Looks at the repaired copy; each finds what the one before it hid.
 LOOKS = 8

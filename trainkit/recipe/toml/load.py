@@ -14,13 +14,13 @@ from pydantic import ValidationError
 
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
-from trainkit.recipe.families.pretrained import LookUp, LookUpAdapter, PretrainedCheckpoint
 from trainkit.recipe.sections.data import Data, HuggingFace
 from trainkit.recipe.spec import with_tuples
 from trainkit.recipe.toml.paths import make_absolute
 from trainkit.recipe.toml.positions import Key, Origin, dotted, locate
+from trainkit.recipe.toml.pretrained import LookUp, LookUpAdapter, PretrainedCheckpoint
 from trainkit.recipe.toml.syntax import not_toml, unreadable
-from trainkit.recipe.toml.write import flat
+from trainkit.recipe.toml.values import flat
 
 SET = Origin("--set")
 DEFAULT = Origin("default")

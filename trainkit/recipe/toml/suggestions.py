@@ -9,7 +9,7 @@ from typing import Any
 from trainkit.recipe.toml.aliases import FOREIGN
 from trainkit.recipe.toml.positions import Key, dotted
 from trainkit.recipe.toml.schema import Node, branches, has_list, leaves, table
-from trainkit.recipe.toml.write import toml_value
+from trainkit.recipe.toml.values import toml_value
 
 
 def fit(node: Node, value: dict[str, Any], kind: str) -> int:

@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trainkit
-from trainkit.recipe.recipe import Recipe
+from trainkit.recipe.toml.load import Loaded
 from trainkit.recipe.toml.positions import Key, dotted
-
-if TYPE_CHECKING:
-    from trainkit.recipe.toml.load import Loaded
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One key in which two recipes differ; None where one of them has no such key."""
-
-    key: str
-    old: Any
-    new: Any
-
-    def __str__(self) -> str:
-        return f"{self.key}: {_said(self.old)} -> {_said(self.new)}"
+from trainkit.recipe.toml.values import is_table, is_tables, key_name, toml_value
 
 
 def dumps(loaded: Loaded, *, shown: Callable[[str], str] = str) -> str:
@@ -41,36 +25,6 @@ def dumps(loaded: Loaded, *, shown: Callable[[str], str] = str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def differences(old: Recipe, new: Recipe) -> list[Difference]:
-    """What differs, key by key, in the order of the recipe."""
-    was, now = flat(old), flat(new)
-    keys = [*was, *(key for key in now if key not in was)]
-    return [Difference(dotted(k), was.get(k), now.get(k)) for k in keys if was.get(k) != now.get(k)]
-
-
-def flat(recipe: Recipe) -> dict[Key, Any]:
-    """Every value by its key. Lists of tables are walked into, other lists are values."""
-    return dict(_leaves(recipe.model_dump(by_alias=True), ()))
-
-
-def toml_value(value: Any) -> str:
-    """A value as it is written in TOML on one line."""
-    match value:
-        case bool():
-            return "true" if value else "false"
-        case str():
-            # JSON's escapes are TOML's too, but JSON leaves DEL as it is
-            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-        case list() | tuple():
-            return f"[{', '.join(map(toml_value, value))}]"
-        case dict():
-            inner = ", ".join(f"{_key(k)} = {toml_value(v)}" for k, v in value.items())
-            return f"{{ {inner} }}" if inner else "{}"
-        case _:
-            # int, float ("1e-08", "inf", "nan") and TOML's dates and times read back as they are printed
-            return str(value)
-
-
 def _shown(value: Any, shown: Callable[[str], str]) -> Any:
     match value:
         case str():
@@ -84,48 +38,20 @@ def _shown(value: Any, shown: Callable[[str], str]) -> Any:
 
 def _table(values: dict[str, Any], key: Key, origin: Callable[[Key], str]) -> Iterator[str]:
     values = {"type": values["type"], **values} if "type" in values else values
-    inner = {name: value for name, value in values.items() if _is_table(value) or _is_tables(value)}
+    inner = {name: value for name, value in values.items() if is_table(value) or is_tables(value)}
     for name, value in values.items():
         if name not in inner and value is not None:
-            yield f"{_key(name)} = {toml_value(value)}  # {origin((*key, name))}"
+            yield f"{key_name(name)} = {toml_value(value)}  # {origin((*key, name))}"
     for name, value in inner.items():
         path = (*key, name)
-        header = ".".join(_key(part) for part in path if isinstance(part, str))
-        if _is_table(value):
-            implied = bool(value) and all(_is_table(v) for v in value.values() if v is not None)
+        header = ".".join(key_name(part) for part in path if isinstance(part, str))
+        if is_table(value):
+            implied = bool(value) and all(is_table(v) for v in value.values() if v is not None)
             yield from (*(() if implied else ("", f"[{header}]")), *_table(value, path, origin))
         else:
             for index, element in enumerate(value):
                 yield from ("", f"[[{header}]]", *_table(element, (*path, index), origin))
 
 
-def _leaves(value: Any, key: Key) -> Iterator[tuple[Key, Any]]:
-    if _is_table(value):
-        for name, inner in value.items():
-            yield from _leaves(inner, (*key, name))
-    elif _is_tables(value):
-        for index, inner in enumerate(value):
-            yield from _leaves(inner, (*key, index))
-    else:
-        yield key, value
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _is_tables(value: Any) -> bool:
-    return isinstance(value, list | tuple) and bool(value) and all(isinstance(v, dict) for v in value)
-
-
-def _key(name: str) -> str:
-    bare = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
-    return name if bare else toml_value(name)
-
-
 def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
-
-
-def _said(value: Any) -> str:
-    return "not given" if value is None else toml_value(value)
