@@ -212,7 +212,9 @@ def test_every_choice_of_a_type_is_known_with_its_default(tmp_path):
             found[key] = default["properties"]["type"].get("default", "") if default else ""
         for branch in schema.branches(node):
             for name, child in branch.get("properties", {}).items():
-                walk(child, (*key, name))
+                # the optimizer of a group has the same keys again, without groups
+                if not (name == "groups" and {"groups", "adamw"} & set(key)):
+                    walk(child, (*key, name))
             if isinstance(items := branch.get("items"), dict):
                 walk(items, (*key, "*"))
 
@@ -448,6 +450,8 @@ def test_every_key_says_what_it_means():
     def walk(node, key):
         for branch in schema.branches(node):
             for name, child in branch.get("properties", {}).items():
+                if name == "groups" and "groups" in key:
+                    continue  # the optimizer of a group has the same keys again
                 yield (*key, name), child
                 yield from walk(child, (*key, name))
             if "items" in branch:

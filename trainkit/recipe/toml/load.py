@@ -40,6 +40,8 @@ REVISED: dict[Key, frozenset[str]] = {
 TYPES: dict[Key, str] = {
     ("model",): "gpt2",
     ("model", "rope_scaling"): "linear",
+    ("optimizer",): "adamw",
+    ("optimizer", "groups", "*", "optimizer"): "adamw",
     ("schedule",): "cosine",
     ("data", "encoding"): "concatenate",
     ("data", "train", "*"): "files",
