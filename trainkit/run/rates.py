@@ -1,18 +1,18 @@
-"""What a changed recipe does to the learning rate of a run that goes on. Imports no jax; `optim/schedules.py` is what
-training follows, and a test holds the two together."""
+"""What a changed recipe does to the learning rate of a run that goes on. Imports no jax."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import assert_never
+
+import numpy as np
 
 from trainkit.errors import TrainkitError
 from trainkit.events.commands import issued_commands
 from trainkit.events.log import of_kinds
 from trainkit.recipe import Recipe
-from trainkit.recipe.sections.schedule import NEVER, Constant, Cosine, LinearDecay, Schedule, Wsd
+from trainkit.recipe.sections.schedule import NEVER, ScheduleSpec
 from trainkit.recipe.toml.values import Difference
 
 #: A rate counts as raised from so many times the one before on.
@@ -52,37 +52,9 @@ def told_rate(
     return f"learning rate after step {step}: {told}"
 
 
-def share(schedule: Schedule, steps: int, step: int, *, decay_start: int = NEVER) -> float:
-    """What a run of `steps` has of its peak rate in the update after `step` others."""
-    warmup = schedule.warmup_steps(steps)
-    if step < warmup:
-        return (step + 1) / warmup
-    done = min((step - warmup) / max(steps - warmup, 1), 1.0)
-    match schedule:
-        case Constant():
-            return 1.0
-        case LinearDecay():
-            left = 1 - done
-        case Cosine():
-            left = (1 + math.cos(math.pi * done)) / 2
-        case Wsd():
-            start = schedule.decay_start(steps, ordered=decay_start)
-            left = _left(schedule, min(max((step - start) / max(schedule.decay_steps(steps), 1), 0.0), 1.0))
-        case _:
-            assert_never(schedule)
-    return schedule.min_ratio + (1 - schedule.min_ratio) * left
-
-
-def _left(schedule: Wsd, done: float) -> float:
-    match schedule.shape:
-        case "1-sqrt":
-            return 1 - math.sqrt(done)
-        case "linear":
-            return 1 - done
-        case "cosine":
-            return (1 + math.cos(math.pi * done)) / 2
-        case _:
-            assert_never(schedule.shape)
+def share(schedule: ScheduleSpec, steps: int, step: int, *, decay_start: int = NEVER) -> float:
+    """Return the share of the peak rate that a run of `steps` has in the update after `step` others."""
+    return float(schedule.rate(step, peak=1.0, steps=steps, decay_start=decay_start, xp=np))
 
 
 def _total(directory: Path, recipe: Recipe, old: Recipe) -> int | None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from trainkit.errors import TrainkitError
 from trainkit.events.commands import Command
-from trainkit.recipe.sections.schedule import Schedule, Wsd
+from trainkit.recipe.sections.schedule import Schedule
 from trainkit.train.state import Live, State
 
 
@@ -43,11 +43,12 @@ class LiveSchedule:
             TrainkitError: the schedule has no decay, it has begun, or the warm-up is not over.
         """
         schedule = self._schedule
-        if not isinstance(schedule, Wsd):
+        begins = schedule.decay_start(self._steps, ordered=self._decay_start)
+        if begins is None:
             raise TrainkitError(
                 f"there is no decay to begin: schedule.type is '{schedule.type}', and only that of 'wsd' can be moved"
             )
-        begins, warm = schedule.decay_start(self._steps, ordered=self._decay_start), schedule.warmup_steps(self._steps)
+        warm = schedule.warmup_steps(self._steps)
         if step >= begins:
             raise TrainkitError(f"the decay has begun already, after step {begins}; it ends at {self.total_steps}")
         if step < warm:

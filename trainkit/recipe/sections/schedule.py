@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import math
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, assert_never
 
-from pydantic import Field, Tag, model_validator
+from pydantic import Field, model_validator
 
-from trainkit.recipe.spec import Count, Fraction, Spec, by_type
+from trainkit.recipe.spec import Count, Fraction, Spec, union_of
 
 Span = Annotated[int, Field(ge=0)] | Fraction
 """An integer is steps, a float a fraction of the run."""
@@ -15,7 +17,13 @@ Span = Annotated[int, Field(ge=0)] | Fraction
 NEVER = 2**31 - 1
 
 
-class Warmup(Spec):
+class ScheduleSpec(Spec):
+    """What every schedule has, and what the rest of trainkit asks of it: a linear warm-up, then a shape of its own.
+
+    The formulas take an array namespace, `xp`: training passes jax.numpy; whoever only wants a number passes numpy.
+    """
+
+    type: str
     warmup: Span = 0.02
     """Linear from 0; an integer is steps, a float a fraction of the run."""
 
@@ -27,28 +35,79 @@ class Warmup(Spec):
         """Where a run of `steps` ends if its decay was ordered to begin after `decay_start`."""
         return steps
 
+    def decay_start(self, steps: int, *, ordered: int) -> int | None:
+        """Return how many updates come before the decay; None where a decay cannot be ordered."""
+        return None
 
-class Cosine(Warmup):
+    def rate(self, step: Any, *, peak: float, steps: int, decay_start: Any, xp: Any) -> Any:
+        """Return the learning rate of the update after `step` others, in a run of `steps`.
+
+        The first update has 1/warmup of the peak, not 0; the last one is as near to the end value as the shape allows.
+
+        Args:
+            step: updates done, from 0: a number or an array.
+            peak: the learning rate at the end of the warm-up.
+            decay_start: where the decay was ordered to begin; `NEVER` where it was not.
+            xp: the array namespace, numpy or jax.numpy.
+        """
+        warmup = self.warmup_steps(steps)
+        after = self.rate_after_warmup(step, peak=peak, steps=steps, decay_start=decay_start, xp=xp)
+        if warmup == 0:
+            return after
+        first, rising = peak / warmup, max(warmup - 1, 1)
+        left = 1 - xp.clip(step, 0, rising) / rising
+        return xp.where(step < warmup, (first - peak) * left + peak, after)
+
+    @abstractmethod
+    def rate_after_warmup(self, step: Any, *, peak: float, steps: int, decay_start: Any, xp: Any) -> Any:
+        """Return the same as `rate`, which calls this, for steps from the end of the warm-up on.
+
+        It is evaluated at earlier steps too, where its value does not count but must be finite.
+        """
+
+    def after_warmup(self, step: Any, steps: int, xp: Any) -> tuple[Any, int]:
+        """Return (updates since the warm-up, at most all of them; how many there are in a run of `steps`)."""
+        warmup = self.warmup_steps(steps)
+        rest = max(steps - warmup, 1)
+        return xp.clip(step - warmup, 0, rest), rest
+
+
+class Cosine(ScheduleSpec):
     """Half a cosine from 1 to `min_ratio` (Loshchilov & Hutter 2017)."""
 
     type: Literal["cosine"] = "cosine"
     min_ratio: Fraction = 0.1
     """Where it ends, as a share of the peak."""
 
+    def rate_after_warmup(self, step: Any, *, peak: float, steps: int, decay_start: Any, xp: Any) -> Any:
+        done, rest = self.after_warmup(step, steps, xp)
+        cosine = 0.5 * (1 + xp.cos(math.pi * done / rest))
+        return peak * ((1 - self.min_ratio) * cosine + self.min_ratio)
 
-class LinearDecay(Warmup):
+
+class LinearDecay(ScheduleSpec):
     """A straight line from 1 to `min_ratio`."""
 
     type: Literal["linear"]
     min_ratio: Fraction = 0.1
     """Where it ends, as a share of the peak."""
 
+    def rate_after_warmup(self, step: Any, *, peak: float, steps: int, decay_start: Any, xp: Any) -> Any:
+        done, rest = self.after_warmup(step, steps, xp)
+        end = peak * self.min_ratio
+        return (peak - end) * (1 - done / rest) + end
 
-class Constant(Warmup):
+
+class Constant(ScheduleSpec):
+    """The peak, to the end."""
+
     type: Literal["constant"]
 
+    def rate_after_warmup(self, step: Any, *, peak: float, steps: int, decay_start: Any, xp: Any) -> Any:
+        return peak
 
-class Wsd(Warmup):
+
+class Wsd(ScheduleSpec):
     """Warm-up, stable, decay: at the peak until a last phase (Hu et al. 2024, arXiv:2404.06395).
 
     The decay may be ordered to begin earlier, and the run is then over when it is: `trainkit send RUN decay`.
@@ -73,21 +132,44 @@ class Wsd(Warmup):
         return min(max(_counted(self.decay, steps), 1), steps - self.warmup_steps(steps))
 
     def decay_start(self, steps: int, *, ordered: int) -> int:
-        """Updates done before the decay begins: as planned, or earlier if it was ordered to."""
+        """Return how many updates come before the decay: as planned, or fewer if it was ordered to begin earlier."""
         return min(ordered, steps - self.decay_steps(steps))
 
     def last_step(self, steps: int, *, decay_start: int) -> int:
         return self.decay_start(steps, ordered=decay_start) + self.decay_steps(steps)
+
+    def rate(self, step: Any, *, peak: float, steps: int, decay_start: Any, xp: Any) -> Any:
+        before_decay = super().rate(step, peak=peak, steps=steps, decay_start=decay_start, xp=xp)
+        return before_decay * self._share_left(step, steps, decay_start, xp)
+
+    def rate_after_warmup(self, step: Any, *, peak: float, steps: int, decay_start: Any, xp: Any) -> Any:
+        return peak
+
+    def _share_left(self, step: Any, steps: int, decay_start: Any, xp: Any) -> Any:
+        """Return what the decay leaves of the peak: 1 until it begins, `min_ratio` when it is over."""
+        decay = self.decay_steps(steps)
+        start = xp.minimum(decay_start, steps - decay)
+        done = xp.clip((step - start) / max(decay, 1), 0.0, 1.0)
+        match self.shape:
+            case "1-sqrt":
+                left = 1 - xp.sqrt(done)
+            case "linear":
+                left = 1 - done
+            case "cosine":
+                left = (1 + xp.cos(math.pi * done)) / 2
+            case _:
+                assert_never(self.shape)
+        return self.min_ratio + (1 - self.min_ratio) * left
 
 
 def _counted(span: int | float, steps: int) -> int:
     return span if isinstance(span, int) else round(span * steps)
 
 
-Schedule = Annotated[
-    Annotated[Cosine, Tag("cosine")]
-    | Annotated[LinearDecay, Tag("linear")]
-    | Annotated[Constant, Tag("constant")]
-    | Annotated[Wsd, Tag("wsd")],
-    by_type("cosine"),
-]
+#: Every schedule of the recipe language.
+SCHEDULES = (Cosine, LinearDecay, Constant, Wsd)
+
+if TYPE_CHECKING:
+    Schedule: TypeAlias = ScheduleSpec
+else:
+    Schedule = union_of("cosine", *SCHEDULES)
