@@ -134,11 +134,15 @@ def explain(
 
 
 @app.command()
-def schema() -> None:
+def schema(
+    recipe: Annotated[
+        Path | None, typer.Argument(metavar="RECIPE", help="Include what its plugins add.", show_default=False)
+    ] = None,
+) -> None:
     """Print the JSON schema of recipes, for editors."""
     from trainkit.cli.recipes import schema
 
-    print(schema())
+    print(schema(recipe))
 
 
 @app.command()

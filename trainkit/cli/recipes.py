@@ -11,6 +11,7 @@ from typing import Any
 from trainkit.errors import TrainkitError
 from trainkit.hub.recipe import load, notes
 from trainkit.plan import Devices, make_plan, steps_need_data
+from trainkit.recipe import Recipe
 from trainkit.recipe.toml.load import Loaded, locate_error
 from trainkit.recipe.toml.positions import Key, dotted
 
@@ -39,11 +40,12 @@ def explain(path: Path, key: str, overrides: Sequence[str]) -> str:
     from trainkit.recipe.toml import schema
 
     loaded = load(path, overrides)
+    language = type(loaded.recipe)
     values = loaded.recipe.model_dump(by_alias=True)
     parts: Key = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
-    node = schema.node_at(parts, values)
+    node = schema.node_at(parts, values, language)
     if node is None:
-        known = [dotted(leaf) for leaf in schema.leaves()]
+        known = [dotted(leaf) for leaf in schema.leaves(language)]
         near = difflib.get_close_matches(key, known, n=3) or [
             k for k in known if k.split(".")[-1] == key.split(".")[-1]
         ]
@@ -65,10 +67,12 @@ def explain(path: Path, key: str, overrides: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def schema() -> str:
+def schema(path: Path | None = None) -> str:
+    """Return the JSON schema of recipes, with what the plugins of the recipe at `path` add. Raises TrainkitError."""
     from trainkit.recipe.toml import schema
 
-    return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema.schema()}, indent=2)
+    language = type(load(path).recipe) if path else Recipe
+    return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema.schema(language)}, indent=2)
 
 
 def _length(loaded: Loaded) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import jax
@@ -11,6 +10,7 @@ from jaxtyping import PRNGKeyArray, PyTree
 from trainkit.parallel.devices import AttentionName
 from trainkit.recipe.families.sizes import Remat
 from trainkit.recipe.sections.model import Model
+from trainkit.recipe.spec import implementation_of
 
 
 def build(
@@ -27,7 +27,7 @@ def build(
 
     With `fp8`, the products of its linear layers are made of 8-bit operands: see `models/fp8.py`.
     """
-    return import_module(model.implementation).build(
+    return implementation_of(model).build(
         model,
         vocab_size=vocab_size,
         sequence_length=sequence_length,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import jax
@@ -11,6 +10,7 @@ from jaxtyping import PyTree
 
 from trainkit.recipe.sections.adapter import Adapter
 from trainkit.recipe.sections.optimizer import OptimizerSpec
+from trainkit.recipe.spec import implementation_of
 
 
 def build(
@@ -62,4 +62,4 @@ def _by_rule(rules: PyTree[OptimizerSpec]) -> optax.GradientTransformation:
 
 
 def _transformation(rule: OptimizerSpec) -> optax.GradientTransformation:
-    return import_module(rule.implementation).build(rule)
+    return implementation_of(rule).build(rule)

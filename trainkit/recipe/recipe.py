@@ -13,6 +13,7 @@ from trainkit.recipe.sections.hardware import Parallel, Precision
 from trainkit.recipe.sections.lora_targets import check_adapter, trained_shapes
 from trainkit.recipe.sections.model import Model
 from trainkit.recipe.sections.optimizer import Optimizer
+from trainkit.recipe.sections.plugins import Plugins
 from trainkit.recipe.sections.schedule import Cosine, Schedule
 from trainkit.recipe.sections.task import CausalLM, Task
 from trainkit.recipe.sections.tokenizer import Tokenizer
@@ -42,6 +43,8 @@ class Run(Spec):
 class Recipe(Spec):
     schema_: Annotated[Literal[1], Field(alias="schema")]
     """Version of the recipe language."""
+    plugins: Plugins | None = None
+    """trainkit's own types alone where the section is absent."""
     run: Run = Run.model_construct()
     model: Model
     adapter: Adapter | None = None

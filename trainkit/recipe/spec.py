@@ -7,6 +7,7 @@ when the class is made, but would read every source file a second time for it, a
 from __future__ import annotations
 
 from functools import reduce
+from importlib import import_module
 from operator import or_
 from typing import Annotated, Any, get_args
 
@@ -49,8 +50,30 @@ def union_of(default: str, *members: type[Spec]) -> Any:
 
     Plugins add members to a section by building its union again: see `toml/plugins.py`.
     """
-    tagged = [Annotated[member, Tag(type_of(member))] for member in members]  # type: ignore[valid-type]
-    return Annotated[reduce(or_, tagged), by_type(default)]
+    return Annotated[reduce(or_, map(_tagged, members)), by_type(default)]
+
+
+def widened(union: Any, *members: type[Spec]) -> Any:
+    """Return a union that `union_of` made, with more members."""
+    known, discriminator = get_args(union)
+    return Annotated[reduce(or_, map(_tagged, members), known), discriminator]
+
+
+def members_of(union: Any) -> list[type[Spec]]:
+    """Return the specs of a union that `union_of` made."""
+    return [get_args(tagged)[0] for tagged in get_args(get_args(union)[0])]
+
+
+def _tagged(member: type[Spec]) -> Any:
+    return Annotated[member, Tag(type_of(member))]
+
+
+def implementation_of(spec: Any) -> Any:
+    """Import and return what `spec.implementation` names, which has the function `build`: a module, or a class in it
+    (`module:Class`)."""
+    module, _, name = spec.implementation.partition(":")
+    found = import_module(module)
+    return getattr(found, name) if name else found
 
 
 def type_of(spec: type[Spec]) -> str:

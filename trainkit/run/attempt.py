@@ -62,6 +62,8 @@ def _to_the_end(
     start = replace(start, orders=tuple(issued_commands(directory)))
     resumed_from = start.step if start.step is not None else newest.step if newest else None
     announce(log, loaded, start, resumed_from=resumed_from)
+    for plugin in loaded.plugins:
+        log.write("log", step=log.step, level="info", message=f"plugin {plugin}")
     try:
         if loaded.recipe.run.deterministic:  # before jax opens a device
             log.write("log", step=log.step, level="info", message=f"deterministic: XLA_FLAGS is {make_deterministic()}")

@@ -101,7 +101,9 @@ def forecast_supposed(recipe: Recipe, plan: Plan) -> Forecast:
 
 
 def _answer(question: dict[str, Any]) -> dict[str, Any]:
-    recipe = Recipe.model_validate(with_tuples(question["recipe"]))
+    from trainkit.recipe.toml.plugins import recipe_class_of
+
+    recipe = recipe_class_of(question["recipe"]).model_validate(with_tuples(question["recipe"]))
     devices = Devices(**question["devices"])
     try:
         plan = make_plan(recipe, devices=devices, vocab_size=question["vocab_size"], data=None)

@@ -38,7 +38,7 @@ def changed(recipe: Recipe, changes: Changes) -> Recipe:
         for name in tables:
             table = table[name]
         table[key] = value
-    return Recipe.model_validate(with_tuples(values))
+    return type(recipe).model_validate(with_tuples(values))
 
 
 def candidates(recipe: Recipe, plan: Plan) -> Iterator[Changes]:

@@ -86,9 +86,10 @@ def prepare(
             )
         at = info.step if info else 0
         rate = told_rate(directory, old.recipe, new.recipe, at, changed, raise_rate=raise_rate)
-        if changed:
+        if changed or new.changed_plugins:
             replace_recipe(directory, new, attempt=last_attempt(directory))
         notes = [f"recipe: {difference}" for difference in changed] + ([rate] if rate else [])
+        notes += [f"the plugin {file} has changed since the run was last started" for file in new.changed_plugins]
         if info:
             notes += [f"versions: {line}" for line in _version_changes(info.manifest.versions)]
             notes.insert(0, f"going on from step {info.step}")

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainkit.errors import TrainkitError
+
+if TYPE_CHECKING:
+    from trainkit.recipe import Recipe
 
 FILE, DEFAULT = "recipe.toml", "default"
 #: What every run has of its own: no difference.
@@ -69,9 +72,10 @@ def entries(path: Path) -> dict[str, RecipeEntry]:
 
     text, table = _parsed(path)
     lines, places = text.split("\n"), locate(text)
+    language = _language(table)
     found = {}
     for key, value in _leaves(table, ()):
-        node, place = schema.node_at(key, table), places[key]
+        node, place = schema.node_at(key, table, language), places[key]
         origin = lines[place - 1].rpartition("  # ")[2] if "  # " in lines[place - 1] else f"{path.name}:{place}"
         name = dotted(key)
         found[name] = RecipeEntry(name, toml_value(value), origin, schema.meaning(node) if node else "")
@@ -104,6 +108,20 @@ def _attempts(run_directory: Path) -> Iterator[int]:
         attempt = path.name.removeprefix("recipe.before-").removesuffix(".toml")
         if attempt.isdecimal():
             yield int(attempt)
+
+
+def _language(table: Mapping[str, Any]) -> type[Recipe]:
+    """Return the class of recipes with the plugins that these values name; without them where they do not load."""
+    from trainkit.recipe import Recipe
+
+    if not table.get("plugins"):
+        return Recipe
+    from trainkit.recipe.toml.plugins import recipe_class_of
+
+    try:
+        return recipe_class_of(table)
+    except TrainkitError:
+        return Recipe
 
 
 def _parsed(path: Path) -> tuple[str, dict[str, Any]]:

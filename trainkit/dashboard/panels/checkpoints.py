@@ -15,7 +15,7 @@ from trainkit.dashboard import theme
 from trainkit.dashboard.panels.rows import Column, TableRow, cell, coarse
 from trainkit.events import plain_log
 from trainkit.events.view import SavedCheckpoint, View
-from trainkit.recipe.toml.load import as_shown
+from trainkit.recipe.toml.paths import as_shown
 from trainkit.rundir.manifest import clock
 
 #: The commands that are about one checkpoint, each with the key that is about it.

@@ -47,14 +47,19 @@ class Mistake:
 
 
 def diagnose(
-    values: dict[str, Any], error: ValidationError, *, origin: Callable[[Key], Origin], name: str
+    values: dict[str, Any],
+    error: ValidationError,
+    *,
+    origin: Callable[[Key], Origin],
+    name: str,
+    language: type[Recipe] = Recipe,
 ) -> TrainkitError:
     """All mistakes in one error, each with file, line, key, value, what is allowed, and what to write instead.
 
     `error` is what validating `values` gave, `name` the file's, and `origin` tells where a key, or the nearest table
-    around it, was written.
+    around it, was written; `language` is the class that validated them.
     """
-    mistakes = _Search(deepcopy(values), origin).all(error)
+    mistakes = _Search(deepcopy(values), origin, language).all(error)
     if len(mistakes) == 1:
         return TrainkitError(mistakes[0].problem, where=str(mistakes[0].where), hint=mistakes[0].hint)
     blocks = [f"{len(mistakes)} mistakes"]
@@ -67,8 +72,9 @@ def diagnose(
 class _Search:
     """Collects mistakes while it repairs `data`."""
 
-    def __init__(self, data: dict[str, Any], origin: Callable[[Key], Origin]) -> None:
+    def __init__(self, data: dict[str, Any], origin: Callable[[Key], Origin], language: type[Recipe]) -> None:
         self.data = data
+        self.language = language
         self.origin = origin
         self.found: dict[Key | str, Mistake] = {}
         self.repaired: set[Key] = set()
@@ -92,12 +98,15 @@ class _Search:
             if len(self.found) == before:
                 break
             try:
-                Recipe.model_validate(with_tuples(self.data))
+                self.language.model_validate(with_tuples(self.data))
                 break
             except ValidationError as again:
                 error = again
         assert self.found, error
         return sorted(self.found.values(), key=lambda mistake: mistake.where)
+
+    def _node(self, key: Key) -> Node | None:
+        return node_at(key, self.data, self.language)
 
     def _where(self, key: Key) -> Origin:
         for length in range(len(key), 0, -1):
@@ -108,10 +117,10 @@ class _Search:
     def _unknown(self, key: Key) -> None:
         section, name = key[:-1], str(key[-1])
         value = _get(self.data, key)
-        known = list(keys_of(node_at(section, self.data) or {}, _get(self.data, section)))
+        known = list(keys_of(self._node(section) or {}, _get(self.data, section)))
         hint, target = self._of_another_type(section, name), None
         if not hint:
-            hint, target = suggest(name, section, known)
+            hint, target = suggest(name, section, known, self.language)
         said = f"{dotted(key)} = {short(value)}" if not isinstance(value, dict) else f"[{dotted(key)}]"
         problem = f"{said}: no such {'section' if isinstance(value, dict) else 'key'}"
         if not hint:
@@ -122,12 +131,12 @@ class _Search:
             self.written[target] = key
 
     def _of_another_type(self, section: Key, name: str) -> str:
-        node = node_at(section, self.data)
+        node = self._node(section)
         having = [kind for kind in types_of(node) if name in keys_of(node, {"type": kind})] if node else []
         return f"{name} goes with type = {' or '.join(map(toml_value, having))}" if having else ""
 
     def _missing(self, key: Key) -> None:
-        node = node_at(key, self.data)
+        node = self._node(key)
         assert node is not None, key
         self.repaired.add(key)
         _put(self.data, key, placeholder(node))
@@ -137,7 +146,7 @@ class _Search:
         if key == ("data", "train"):
             what = "[[data.train]]"
         hint = f"{dotted(key)} is {describe(node)}" + (f": {meaning(node)}" if meaning(node) else "")
-        section = node_at(key[:-1], self.data)
+        section = self._node(key[:-1])
         if section and len(types := types_of(section)) > 1 and "type" not in _get(self.data, key[:-1]):
             hint += f"; or say type = {' or '.join(map(toml_value, types))}"
         if key == ("schema",):
@@ -145,7 +154,7 @@ class _Search:
         self.found[key] = Mistake(self._where(key[:-1]), f"{what} is missing", hint)
 
     def _wrong(self, key: Key) -> None:
-        value, node = _get(self.data, key), node_at(key, self.data)
+        value, node = _get(self.data, key), self._node(key)
         assert node is not None, key
         if isinstance(value, dict) and has_table(node):
             # the error is that of a union's `type`
@@ -189,7 +198,7 @@ class _Search:
             self.found[message] = Mistake(self._where(told[0]), message)
             return
         if not key:
-            paths = [path for path in leaves() if len(path) > 1 and dotted(path) in message]
+            paths = [path for path in leaves(self.language) if len(path) > 1 and dotted(path) in message]
         named = sorted(paths, key=lambda path: message.index(str(path[-1])))
         problem = f"[{dotted(key)}]: {message}" if key else message
         self.found[message] = Mistake(self._where(named[0] if named else key), problem)

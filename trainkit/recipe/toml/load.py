@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import tomli
 from pydantic import ValidationError
@@ -16,11 +16,14 @@ from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.data import Data, HuggingFace
 from trainkit.recipe.spec import with_tuples
-from trainkit.recipe.toml.paths import make_absolute
+from trainkit.recipe.toml.paths import as_shown, make_absolute
 from trainkit.recipe.toml.positions import Key, Origin, dotted, locate
 from trainkit.recipe.toml.pretrained import LookUp, LookUpAdapter, PretrainedCheckpoint
 from trainkit.recipe.toml.syntax import not_toml, unreadable
 from trainkit.recipe.toml.values import flat
+
+if TYPE_CHECKING:
+    from trainkit.recipe.toml.plugins import Plugin
 
 SET = Origin("--set")
 DEFAULT = Origin("default")
@@ -59,6 +62,9 @@ class Loaded:
     recipe: Recipe
     origins: dict[str, str]
     path: Path
+    plugins: tuple[Plugin, ...] = ()
+    changed_plugins: tuple[str, ...] = ()
+    """Files that have changed since the digests of `[plugins]` were written."""
 
 
 def load(
@@ -80,22 +86,42 @@ def load(
     layer = _file(path, ())
     for override in overrides:
         _override(layer, override)
+    language, plugins = _language(layer)
     if look_up is not None:
         layer = _begun(layer, "model", look_up)
     if look_up_adapter is not None:
         layer = _begun(layer, "adapter", partial(look_up_adapter, tables=layer.table))
     try:
-        recipe = Recipe.model_validate(with_tuples(layer.table))
+        recipe = language.model_validate(with_tuples(layer.table))
     except ValidationError as error:
         from trainkit.recipe.toml.diagnosis import diagnose
 
-        raise diagnose(layer.table, error, origin=layer.origin, name=as_shown(path)) from None
+        raise diagnose(layer.table, error, origin=layer.origin, name=as_shown(path), language=language) from None
     if recipe.tokenizer.revision is not None and os.path.exists(os.path.expanduser(recipe.tokenizer.path or "")):
         raise _of_the_hub(("tokenizer", "revision"), recipe.tokenizer.path, layer)
     _check_directories(recipe.data, layer)
-    recipe = _complete(recipe, path)
+    old = recipe.plugins
+    recipe = _complete(recipe, path, plugins)
     origins = {dotted(key): str(layer.leaf_origin(key)) for key in flat(recipe)}
-    return Loaded(recipe=recipe, origins=origins, path=path)
+    written = dict(zip(old.files, old.digests, strict=False)) if old else {}
+    changed = tuple(str(p.path) for p in plugins if written.get(str(p.path), p.digest) != p.digest)
+    return Loaded(recipe=recipe, origins=origins, path=path, plugins=plugins, changed_plugins=changed)
+
+
+def _language(layer: _Layer) -> tuple[type[Recipe], tuple[Plugin, ...]]:
+    """Return the class of recipes with what the layer's plugins add, and the plugins. Raises TrainkitError."""
+    files = _table_at(layer.table, "plugins").get("files")
+    if not _are_texts(files) or not files:  # a wrong value is for the diagnosis
+        return Recipe, ()
+    from trainkit.recipe.toml import plugins
+
+    files[:] = [os.path.abspath(os.path.expanduser(file)) for file in files]  # those of --set
+    found = plugins.load_plugins(files, lambda number: str(layer.origin(("plugins", "files", number))))
+    return plugins.recipe_class(found), found
+
+
+def _are_texts(value: Any) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(inner, str) and inner for inner in value)
 
 
 def _begun(layer: _Layer, section: str, look_up: Callable[[str, str | None], PretrainedCheckpoint | None]) -> _Layer:
@@ -242,6 +268,8 @@ def _file(path: Path, chain: tuple[Path, ...]) -> _Layer:
     except (tomli.TOMLDecodeError, RecursionError) as error:
         raise not_toml(text, error, shown) from error
     lines = {key: Origin(shown, line) for key, line in locate(text).items()}
+    if _are_texts(files := _table_at(table, "plugins").get("files")):
+        files[:] = [os.path.abspath(path.parent / os.path.expanduser(file)) for file in files]
     own = _Layer(table, lines, Origin(shown))
     merged = _Layer({}, {}, Origin(shown))
     for base in _extends(own):
@@ -253,7 +281,7 @@ def _file(path: Path, chain: tuple[Path, ...]) -> _Layer:
 def _extends(layer: _Layer) -> list[str]:
     value = layer.table.pop("extends", [])
     bases = [value] if isinstance(value, str) else value
-    if not (isinstance(bases, list) and all(isinstance(base, str) and base for base in bases)):
+    if not _are_texts(bases):
         raise TrainkitError(
             "extends takes a path or a list of paths, relative to this file",
             where=str(layer.origin(("extends",))),
@@ -314,21 +342,15 @@ def _all_keys(value: Any, key: Key) -> list[Key]:
     return [key, *(found for part, child in inner for found in _all_keys(child, (*key, part)))]
 
 
-def _complete(recipe: Recipe, path: Path) -> Recipe:
-    """With a name, and with absolute paths."""
+def _complete(recipe: Recipe, path: Path, plugins: tuple[Plugin, ...]) -> Recipe:
+    """With a name, with absolute paths, and with the digests of its plugins."""
     values = recipe.model_dump(by_alias=True)
     if values["run"]["name"] is None:
         values["run"]["name"] = path.stem
+    if plugins:
+        values["plugins"]["digests"] = tuple(plugin.digest for plugin in plugins)
     make_absolute(values)
-    return Recipe.model_validate(values)
-
-
-def as_shown(path: Path) -> str:
-    """Relative where that is shorter to read: below the working directory."""
-    try:
-        return str(path.absolute().relative_to(Path.cwd()))
-    except ValueError:
-        return os.path.normpath(path)
+    return type(recipe).model_validate(values)
 
 
 def load_resolved(path: Path, overrides: Sequence[str] = ()) -> Loaded:

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 from trainkit.recipe.sections.document import Chat
 
 #: What a URL begins with.
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+
+
+def as_shown(path: Path) -> str:
+    """Return a path as text: relative where it is below the working directory, which is shorter to read."""
+    try:
+        return str(path.absolute().relative_to(Path.cwd()))
+    except ValueError:
+        return os.path.normpath(path)
 
 
 def make_absolute(values: dict[str, Any]) -> None:

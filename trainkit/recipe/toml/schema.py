@@ -9,8 +9,11 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import re
+import sys
 import textwrap
 from collections.abc import Iterator
+from copy import deepcopy
 from functools import cache
 from itertools import pairwise
 from typing import Any, get_args
@@ -24,12 +27,13 @@ Node = dict[str, Any]
 
 
 @cache
-def schema() -> Node:
-    """The JSON schema of recipes."""
-    found = Recipe.model_json_schema(by_alias=True)
-    specs: dict[str, type[Spec]] = {"Recipe": Recipe, **_specs(Recipe)}
+def schema(language: type[Recipe] = Recipe) -> Node:
+    """Return the JSON schema of recipes of a class: the plain one, or one with what plugins add."""
+    found = language.model_json_schema(by_alias=True)
+    specs = _specs(language)
     for name, section in {"Recipe": found, **found["$defs"]}.items():
-        for field, text in _docstrings(specs[name]).items():
+        # pydantic numbers specs that are alike even in their longer names
+        for field, text in _docstrings(specs[re.sub(r"__\d+$", "", name)]).items():
             if field in section["properties"]:
                 section["properties"][field]["description"] = text
     found["properties"]["extends"] = {
@@ -41,9 +45,24 @@ def schema() -> Node:
     return found
 
 
-def node_at(key: Key, data: Any) -> Node | None:
+@cache
+def root(language: type[Recipe] = Recipe) -> Node:
+    """Return the schema with, beside each reference, the definitions that it refers to."""
+    linked = deepcopy(schema(language))
+
+    def link(node: Any) -> None:
+        for inner in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+            link(inner)
+        if isinstance(node, dict) and "$ref" in node:
+            node["$defs"] = linked["$defs"]
+
+    link(linked)
+    return linked
+
+
+def node_at(key: Key, data: Any, language: type[Recipe] = Recipe) -> Node | None:
     """What may stand at `key` in `data`, whose `type` values choose among unions; None where nothing may."""
-    node: Node = schema()
+    node = root(language)
     for part in key:
         child = _element(node, part) if isinstance(part, int) else keys_of(node, data).get(part)
         if child is None:
@@ -102,7 +121,7 @@ def has_list(node: Node) -> bool:
     return any(branch.get("type") == "array" for branch in branches(node))
 
 
-def leaves() -> Iterator[Key]:
+def leaves(language: type[Recipe] = Recipe) -> Iterator[Key]:
     """Every key of every table outside lists, tables included, in any of its types."""
 
     def walk(node: Node, key: Key) -> Iterator[Key]:
@@ -114,7 +133,7 @@ def leaves() -> Iterator[Key]:
                     yield (*key, name)
                     yield from walk(child, (*key, name))
 
-    yield from walk(schema(), ())
+    yield from walk(root(language), ())
 
 
 def describe(node: Node) -> str:
@@ -150,17 +169,22 @@ def placeholder(node: Node) -> Any:
             return allowed[0] if allowed else "x"
 
 
-def _specs(base: Any) -> dict[str, type[Spec]]:
-    """Every spec that a type leads to, by its name, and by the longer one that pydantic gives where two are alike."""
+def _specs(base: type[Spec]) -> dict[str, type[Spec]]:
+    """Every spec that a spec leads to, by its name, and by the longer one that pydantic gives where two are alike."""
     found: dict[str, type[Spec]] = {}
-    if isinstance(base, type) and issubclass(base, Spec):
-        if base is not Recipe:
-            found[base.__name__] = base
-            found[f"{base.__module__}.{base.__name__}".replace(".", "__")] = base
-        for field in base.model_fields.values():
-            found |= _specs(field.annotation)
-    for part in get_args(base):
-        found |= _specs(part)
+    seen: set[Any] = set()
+
+    def walk(part: Any) -> None:
+        if isinstance(part, type) and issubclass(part, Spec) and part not in seen:
+            seen.add(part)
+            found[part.__name__] = part
+            found[f"{part.__module__}.{part.__name__}".replace(".", "__")] = part
+            for field in part.model_fields.values():
+                walk(field.annotation)
+        for inner in get_args(part):
+            walk(inner)
+
+    walk(base)
     return found
 
 
@@ -168,6 +192,8 @@ def _docstrings(spec: type[Spec]) -> dict[str, str]:
     """The docstrings below the fields of a spec, its own and those of the specs it builds on."""
     found: dict[str, str] = {}
     for base in reversed([base for base in spec.__mro__ if issubclass(base, Spec)]):
+        if getattr(sys.modules[base.__module__], base.__name__, None) is not base:
+            continue  # made by `plugins.py`: it has no source of its own
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
         assert isinstance(definition, ast.ClassDef)
         for field, below in pairwise(definition.body):
@@ -218,7 +244,8 @@ def _bounds(branch: Node, *, whole: bool) -> str:
 def _resolved(node: Node) -> Node:
     if "$ref" not in node:
         return node
-    return {**schema()["$defs"][node["$ref"].rsplit("/", 1)[-1]], **{k: v for k, v in node.items() if k != "$ref"}}
+    definition: Node = node["$defs"][node["$ref"].rsplit("/", 1)[-1]]
+    return definition | {key: value for key, value in node.items() if key not in ("$ref", "$defs")}
 
 
 def _element(node: Node, index: int) -> Node | None:

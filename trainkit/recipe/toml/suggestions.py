@@ -6,6 +6,7 @@ import difflib
 import re
 from typing import Any
 
+from trainkit.recipe import Recipe
 from trainkit.recipe.toml.aliases import FOREIGN
 from trainkit.recipe.toml.positions import Key, dotted
 from trainkit.recipe.toml.schema import Node, branches, has_list, leaves, table
@@ -19,7 +20,7 @@ def fit(node: Node, value: dict[str, Any], kind: str) -> int:
     return len(found["properties"].keys() & value.keys()) - 2 * len(missing)
 
 
-def suggest(name: str, section: Key, known: list[str]) -> tuple[str, Key | None]:
+def suggest(name: str, section: Key, known: list[str], language: type[Recipe] = Recipe) -> tuple[str, Key | None]:
     """(what to write instead, the key that it surely means) for an unknown key of a section."""
     foreign = FOREIGN.get(name)
     if foreign and foreign.key != dotted((*section, name)):
@@ -29,13 +30,14 @@ def suggest(name: str, section: Key, known: list[str]) -> tuple[str, Key | None]
             called = f"it is called {target[-1]} here"
         hint = "; ".join(part for part in (called, foreign.note) if part)
         return hint, target if foreign.key and not foreign.note else None
-    elsewhere = [path for path in leaves() if path[-1] == name and path[:-1] != section and name != "type"]
+    keys = list(leaves(language))
+    elsewhere = [path for path in keys if path[-1] == name and path[:-1] != section and name != "type"]
     close = difflib.get_close_matches(name, known, n=1)
     if len(elsewhere) == 1 or (elsewhere and not close):
         return f"did you mean {' or '.join(map(dotted, elsewhere))}?", elsewhere[0] if len(elsewhere) == 1 else None
     if close:
         return f"did you mean {close[0]}?", (*section, close[0])
-    names = {str(path[-1]): path for path in leaves()}
+    names = {str(path[-1]): path for path in keys}
     far = difflib.get_close_matches(name, names, n=1, cutoff=0.8)
     return (f"did you mean {dotted(names[far[0]])}?", None) if far else ("", None)
 

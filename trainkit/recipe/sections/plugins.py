@@ -1,0 +1,18 @@
+"""[plugins]: Python files outside the package that add to the recipe language."""
+
+from __future__ import annotations
+
+from trainkit.recipe.spec import Spec
+
+
+class Plugins(Spec):
+    """Python files that add optimizers, schedules, models and other types to the recipe language.
+
+    They are imported, which runs them: name only files that you trust.
+    """
+
+    files: tuple[str, ...] = ()
+    """Paths, relative to the recipe that names them. Nothing else is imported."""
+    digests: tuple[str, ...] = ()
+    """The SHA-256 of each file when the run was last started. trainkit fills them in, and says on resume which files
+    have changed since."""

@@ -1,0 +1,292 @@
+"""Plugins: Python files that a recipe names and that add types to the recipe language.
+
+A plugin defines spec classes that derive from a class of `EXTENSIBLE`, such as `OptimizerSpec`. They become members
+of the unions of a `Recipe` class made for these plugins, so that validation, diagnosis, `explain` and `schema` treat
+them as trainkit's own. The code that a spec stands for is in its own module or in the class: see `implementation_of`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import linecache
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, reduce
+from operator import or_
+from pathlib import Path
+from types import ModuleType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from pydantic import create_model
+from pydantic.errors import PydanticUserError
+
+from trainkit.errors import TrainkitError
+from trainkit.recipe import Recipe
+from trainkit.recipe.families.transformer import Transformer
+from trainkit.recipe.sections.model import Model
+from trainkit.recipe.sections.optimizer import Optimizer, OptimizerSpec
+from trainkit.recipe.sections.schedule import Schedule, ScheduleSpec
+from trainkit.recipe.spec import Spec, members_of, type_of, widened
+from trainkit.recipe.toml.paths import as_shown
+
+
+class Extensible(NamedTuple):
+    """A part of the recipe language that plugins may add types to."""
+
+    kind: str
+    """What one of them is called."""
+    base: type[Spec]
+    """The class that their specs derive from."""
+    union: Any
+    """Made by `union_of`; the specs join it wherever it stands in a recipe."""
+
+
+#: Everything that plugins may add to.
+EXTENSIBLE = (
+    Extensible("optimizer", OptimizerSpec, Optimizer),
+    Extensible("schedule", ScheduleSpec, Schedule),
+    Extensible("model", Transformer, Model),
+)
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """An imported plugin."""
+
+    path: Path
+    digest: str
+    """SHA-256 of the file."""
+    specs: tuple[type[Spec], ...]
+
+    def __str__(self) -> str:
+        added = ", ".join(f'{_place_of(spec).kind} "{type_of(spec)}"' for spec in self.specs)
+        return f"{self.path} adds {added} (SHA-256 {self.digest[:12]})"
+
+
+def load_plugins(files: Sequence[str], where: Callable[[int], str]) -> tuple[Plugin, ...]:
+    """Import the plugins with these absolute paths; `where(n)` tells where the recipe names the n-th.
+
+    Raises:
+        TrainkitError: a plugin does not exist, does not import, defines no complete spec, or takes a type that is
+            taken.
+    """
+    taken = {(name, type_of(spec)): "trainkit" for name, _, union in EXTENSIBLE for spec in members_of(union)}
+    found: list[Plugin] = []
+    for number, file in enumerate(files):
+        try:
+            plugin = _import_plugin(Path(file))
+            for spec in plugin.specs:
+                _take(taken, spec, plugin)
+        except _Wrong as error:
+            problem = f"plugins.files.{number} = {as_shown(Path(file))!r}: {error}"
+            raise TrainkitError(problem, where=where(number), hint=error.hint) from None
+        found.append(plugin)
+    return tuple(found)
+
+
+def recipe_class(plugins: Sequence[Plugin]) -> type[Recipe]:
+    """Return the class of recipes whose unions include the specs of these plugins."""
+    return _recipe_class(tuple(spec for plugin in plugins for spec in plugin.specs))
+
+
+def recipe_class_of(values: Mapping[str, Any]) -> type[Recipe]:
+    """Return the class of recipes for the values of a resolved recipe. Raises TrainkitError as `load_plugins` does."""
+    section = values.get("plugins")
+    files = section.get("files", ()) if isinstance(section, dict) else ()
+    return recipe_class(load_plugins(files, lambda number: "")) if files else Recipe
+
+
+class _Wrong(Exception):
+    """What is wrong with a plugin, and how to mend it."""
+
+    def __init__(self, problem: str, hint: str) -> None:
+        super().__init__(problem)
+        self.hint = hint
+
+
+def _import_plugin(path: Path) -> Plugin:
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        near = ", ".join(sorted(found.name for found in path.parent.glob("*.py"))[:8])
+        hint = (
+            f"a path is relative to the recipe that names it; Python files in {as_shown(path.parent)}: {near or 'none'}"
+        )
+        raise _Wrong(f"the plugin cannot be read: {(error.strerror or str(error)).lower()}", hint) from None
+    digest = hashlib.sha256(source).hexdigest()
+    place = hashlib.sha256(str(path).encode() + source).hexdigest()[:12]
+    stem = re.sub(r"\W", "_", path.stem)
+    name = f"trainkit_plugins.{stem}_{place}"
+    module = sys.modules.get(name) or _execute(name, path, source)
+    return Plugin(path, digest, tuple(_specs_in(module, path)))
+
+
+def _execute(name: str, path: Path, source: bytes) -> ModuleType:
+    """Return the module made by running `source`, and not of bytecode that may be older than the file."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None:
+        raise _Wrong("a plugin is a Python file", "give it a name that ends with .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    linecache.checkcache(str(path))
+    try:
+        exec(compile(source, path, "exec"), module.__dict__)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise _not_imported(path, error) from error
+    return module
+
+
+def _not_imported(path: Path, error: BaseException) -> _Wrong:
+    """Return what a plugin raised, with the line in the plugin that led there."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        lines = [error.lineno]
+    message = error.msg if isinstance(error, SyntaxError) else str(error)
+    number = lines[-1] if lines else None
+    place = f"{as_shown(path)}:{number}" if number else as_shown(path)
+    line = linecache.getline(str(path), number).strip() if number else ""
+    said = f"{type(error).__name__}: {message}".strip().removesuffix(":")
+    return _Wrong(
+        f"the plugin cannot be imported\n  {place}: {said}" + f"\n    {line}" * bool(line), f"correct {place}"
+    )
+
+
+def _specs_in(module: ModuleType, path: Path) -> Iterator[type[Spec]]:
+    """Yield the specs that a plugin defines, each checked and with its `implementation`."""
+    bases = tuple(row.base for row in EXTENSIBLE)
+    classes = [value for value in vars(module).values() if isinstance(value, type)]
+    own = [found for found in dict.fromkeys(classes) if found.__module__ == module.__name__]
+    derived: list[type[Spec]] = [found for found in own if issubclass(found, bases)]
+    # a class whose type is still any text is a base of others
+    specs = [spec for spec in derived if "Literal" in str(spec.model_fields["type"].annotation)]
+    if not specs:
+        without = f"; {derived[0].__name__} has no type" if derived else ""
+        names = ", ".join(base.__name__ for base in bases)
+        hint = f'derive a class from one of {names}, with a key  type: Literal["my-type"]'
+        raise _Wrong(f"the plugin defines no spec{without}", hint)
+    for spec in specs:
+        _check(spec, module, path)
+        yield spec
+
+
+def _check(spec: type[Spec], module: ModuleType, path: Path) -> None:
+    name = spec.__name__
+    try:
+        spec.model_rebuild(force=True)
+    except (PydanticUserError, NameError) as error:
+        problem = str(error).partition("\n")[0]
+        raise _Wrong(f"the keys of {name} cannot be used: {problem}", f"correct {name} in {as_shown(path)}") from None
+    types = get_args(spec.model_fields["type"].annotation)
+    if len(types) != 1 or not isinstance(types[0], str):
+        found = ", ".join(map(repr, types))
+        raise _Wrong(f"{name} must have one type, and has {found}", 'write  type: Literal["my-type"]')
+    if missing := sorted(spec.__abstractmethods__):
+        raise _Wrong(f"{name} lacks {', '.join(missing)}", f"define {' and '.join(missing)} in {name}")
+    kind, base, _ = _place_of(spec)
+    if "implementation" not in get_type_hints(base) or "implementation" in vars(spec):
+        return
+    if callable(getattr(spec, "build", None)):
+        spec.implementation = f"{module.__name__}:{name}"  # type: ignore[attr-defined]
+    elif callable(getattr(module, "build", None)):
+        spec.implementation = module.__name__  # type: ignore[attr-defined]
+    elif not hasattr(spec, "implementation"):
+        raise _Wrong(
+            f'the {kind} "{type_of(spec)}" lacks an implementation: neither the file nor {name} has a function build',
+            f"define build(spec, …) in {as_shown(path)}, as the modules of trainkit's own {kind}s do",
+        )
+
+
+def _place_of(spec: type[Spec]) -> Extensible:
+    """Return the row of `EXTENSIBLE` that the spec of a plugin belongs to."""
+    return next(row for row in EXTENSIBLE if issubclass(spec, row.base))
+
+
+def _take(taken: dict[tuple[str, str], str], spec: type[Spec], plugin: Plugin) -> None:
+    """Record that a plugin's spec takes its type; `taken` is (kind, type) -> who has it."""
+    kind, name = _place_of(spec).kind, type_of(spec)
+    if owner := taken.get((kind, name)):
+        used = ", ".join(sorted(f'"{other}"' for its, other in taken if its == kind))
+        raise _Wrong(
+            f'the {kind} type "{name}" of {spec.__name__} is taken by {owner}', f"choose another type; taken are {used}"
+        )
+    taken[kind, name] = f"{spec.__name__} in {as_shown(plugin.path)}"
+
+
+@cache
+def _recipe_class(specs: tuple[type[Spec], ...]) -> type[Recipe]:
+    unions = {}
+    for _, base, union in EXTENSIBLE:
+        added = [spec for spec in specs if issubclass(spec, base)]
+        if added:
+            unions[id(get_args(union)[1])] = widened(union, *added)
+    widener = _Widener(unions)
+    made: type[Recipe] = widener.spec(Recipe)
+    return made
+
+
+class _Widener:
+    """Makes subclasses of specs in which some unions have more members, however deep in a recipe they are."""
+
+    def __init__(self, unions: dict[int, Any]) -> None:
+        #: The `id` of a union's discriminator -> the wider union. (Unions that are equal may be different objects.)
+        self._unions = unions
+        #: Unions whose members are being made: the optimizer of a group is not widened again inside.
+        self._open: frozenset[int] = frozenset()
+        self._made: dict[tuple[type[Spec], frozenset[int]], type[Spec]] = {}
+
+    def spec(self, spec: Any) -> Any:
+        """Return the subclass of a spec, with its name; the spec itself where nothing in it changes."""
+        key = (spec, self._open)
+        if key not in self._made:
+            hints = get_type_hints(spec, include_extras=True)
+            wider = {name: (hints[name], self._annotation(hints[name])) for name in spec.model_fields}
+            fields = {
+                name: (new, field.default if not (field := spec.model_fields[name]).is_required() else ...)
+                for name, (old, new) in wider.items()
+                if new is not old
+            }
+            self._made[key] = _subclass(spec, fields) if fields else spec
+        return self._made[key]
+
+    def _annotation(self, annotation: Any) -> Any:
+        if isinstance(annotation, type) and issubclass(annotation, Spec):
+            return self.spec(annotation)
+        if get_origin(annotation) is Annotated:
+            return self._annotated(annotation)
+        if get_origin(annotation) is Literal or not get_args(annotation):
+            return annotation
+        arguments = get_args(annotation)
+        wider = tuple(map(self._annotation, arguments))
+        if all(new is old for new, old in zip(wider, arguments, strict=True)):
+            return annotation
+        if get_origin(annotation) in (Union, UnionType):
+            return reduce(or_, wider)
+        return get_origin(annotation)[wider]
+
+    def _annotated(self, annotation: Any) -> Any:
+        inside, *marks = get_args(annotation)
+        union = next((id(mark) for mark in marks if id(mark) in self._unions), None)
+        if union is not None:
+            annotation = self._unions[union]
+            if union in self._open:
+                return annotation
+            inside = get_args(annotation)[0]
+            self._open |= {union}
+        wider = self._annotation(inside)
+        self._open -= {union}
+        return annotation if wider is get_args(annotation)[0] else Annotated[wider, *marks]
+
+
+def _subclass(spec: type[Spec], fields: dict[str, Any]) -> type[Spec]:
+    return create_model(
+        spec.__name__,
+        __base__=spec,
+        __module__=spec.__module__,
+        __doc__=spec.__doc__,
+        **fields,
+    )
