@@ -19,7 +19,8 @@ from PIL import Image
 from track_run import LOSSES, began, finish, look, read_back, run_directory, train, two_attempts
 
 from trainkit.errors import TrainkitError
-from trainkit.events.log import NAME, Tail, current_events
+from trainkit.events.attempts import current_events
+from trainkit.events.log import NAME, Tail
 from trainkit.events.schema import Event
 from trainkit.recipe.sections.upkeep import Track
 from trainkit.track import mapping, progress, tail
@@ -312,7 +313,7 @@ def test_read_in_pieces_or_at_once_a_log_has_the_same_course(
     lines = [json.dumps(event) + "\n" for event in events]
     (run / NAME).write_text("".join(lines))
     offset = len("".join(lines[:skipped]))
-    course = tail.CurrentEvents(run, offset)
+    course = tail.events_to_copy(run, offset)
     kept = [event for event in Tail(run, offset=offset).poll() if course.keeps(event)]
     assert kept == current_events(events[skipped:])
 

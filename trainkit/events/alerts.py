@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainkit.events import plain_log
+from trainkit.events.attempts import kept_until
 from trainkit.events.log import number
 from trainkit.events.schema import Event
 
@@ -55,11 +56,11 @@ class Watch:
 
     def feed(self, event: Event) -> list[Alert]:
         """Take the next event; the alerts that are due because of it, mostly none. `alert` events change nothing."""
+        if (done := kept_until(event)) is not None:
+            self._forget_steps()
+            for evaluations in self._sets.values():
+                evaluations.cut(done)
         match event["type"]:
-            case "run_started":
-                self._forget_steps()
-                for evaluations in self._sets.values():
-                    evaluations.cut(-1 if event["resumed_from"] is None else event["resumed_from"])
             case "planned":
                 self._total_steps = event["total_steps"]
             case "step":

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from trainkit.errors import TrainkitError
+from trainkit.events.attempts import resumed_step
 from trainkit.events.log import of_kinds
 from trainkit.events.schema import FOREIGN
 
@@ -72,8 +73,7 @@ def issued_commands(run_directory: Path) -> list[IssuedCommand]:
     for event in of_kinds(run_directory, "run_started", "control"):
         told = [event]
         if event["type"] == "run_started":
-            done = event["resumed_from"] or 0
-            course = {key: found for key, found in course.items() if found.step <= done}
+            course = {key: found for key, found in course.items() if found.step <= resumed_step(event)}
             told = event.get("orders", [])  # logs from before there were such orders have none
         for found in filter(None, map(_given, told)):
             course[found.step, found.order.command] = found

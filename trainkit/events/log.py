@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from trainkit.events.attempts import current_events
 from trainkit.events.index import Writer
 from trainkit.events.schema import FIELDS, OPTIONAL, Event, well_formed
 
@@ -187,18 +188,6 @@ def _newest(run_directory: Path) -> list[Event]:
         if events or back >= size:
             return events
         back *= 8
-
-
-def current_events(events: list[Event]) -> list[Event]:
-    """Without the events of earlier attempts beyond the step from which a later one resumed."""
-    kept: list[Event] = []
-    for event in events:
-        if event["type"] == "run_started":
-            resumed_from = event["resumed_from"]
-            done = -1 if resumed_from is None else resumed_from
-            kept = [e for e in kept if e["step"] <= done or e["type"] in ("run_started", "alert", "log")]
-        kept.append(event)
-    return kept
 
 
 def number(value: float | int | str) -> float:

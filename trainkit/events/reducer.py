@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.events import plain_log
+from trainkit.events.attempts import kept_until, resumed_step
 from trainkit.events.log import Tail, number
 from trainkit.events.pace import Pace
 from trainkit.events.schema import FOREIGN, Event
@@ -57,15 +58,15 @@ def _run_started(view: View, event: Event) -> None:
     view.pace = Pace()
     view.cache.clear()
     view.plan = {}
-    resumed_from = event["resumed_from"]
-    _forget(view, after=-1 if resumed_from is None else resumed_from)
-    view.step = resumed_from or 0
-    if resumed_from is not None:
-        view.markers.append(Marker(resumed_from, "resume", f"attempt {event['attempt']}"))
+    done = kept_until(event)
+    assert done is not None
+    _cut(view, done)
+    view.step = resumed_step(event)
+    if event["resumed_from"] is not None:
+        view.markers.append(Marker(view.step, "resume", f"attempt {event['attempt']}"))
 
 
-def _forget(view: View, *, after: int) -> None:
-    """Drop what an earlier attempt did beyond the step from which this one goes on: it is done again."""
+def _cut(view: View, after: int) -> None:
     for name in list(view.series):
         view.series[name].cut(after)
         if not view.series[name]:

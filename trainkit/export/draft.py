@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trainkit.errors import TrainkitError
+from trainkit.events.attempts import current_events
 from trainkit.events.commands import issued_commands
-from trainkit.events.log import current_events, of_kinds
+from trainkit.events.log import of_kinds
 from trainkit.hub.card import Made, as_told
 from trainkit.recipe.toml.load import Loaded
 from trainkit.rundir.directory import disk_errors

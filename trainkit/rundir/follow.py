@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from trainkit.events.attempts import kept_until
 from trainkit.events.current_steps import MOST, CurrentSteps
 from trainkit.events.index import Stretch, stretches
 from trainkit.events.log import Tail, parse
@@ -123,9 +124,8 @@ class LogFollower:
 
     def _take(self, offset: int, event: Event) -> None:
         lost: dict[str, Series] = {}
-        if event["type"] == "run_started":
+        if (done := kept_until(event)) is not None:
             self._schema = max(self._schema, event["schema"])
-            done = -1 if event["resumed_from"] is None else event["resumed_from"]
             lost = self._lost(done)
             self._course.mark(done, offset)
         elif offset - self._course.marked >= SLICE_BYTES:

@@ -12,7 +12,7 @@ from trainkit.events.current_steps import record
 from trainkit.events.log import Tail
 from trainkit.events.schema import FOREIGN
 from trainkit.events.series import Series
-from trainkit.track.tail import CurrentEvents
+from trainkit.track.tail import events_to_copy
 
 
 def write(run_directory: Path, path: Path) -> int:
@@ -46,7 +46,7 @@ def write(run_directory: Path, path: Path) -> int:
 
 def _metrics(run_directory: Path) -> dict[str, Series]:
     found: dict[str, Series] = {}
-    tail, course = Tail(run_directory), CurrentEvents(run_directory)
+    tail, course = Tail(run_directory), events_to_copy(run_directory)
     while events := tail.poll():
         for event in events:
             if course.keeps(event) and event["type"] in ("step", "evaluated"):

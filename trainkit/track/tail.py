@@ -7,11 +7,11 @@ import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from trainkit.errors import FAILED, TrainkitError
+from trainkit.events.attempts import MESSAGES, CurrentEvents, resumed_step
 from trainkit.events.log import Tail
 from trainkit.events.process import process_alive
 from trainkit.events.schema import FOREIGN, Event
@@ -20,8 +20,8 @@ from trainkit.track import progress as progress_file
 from trainkit.track.progress import TrackerProgress
 from trainkit.track.projections import ABOUT, Name, Projection
 
-#: Of a course that was given up, what stays: that it was begun, and messages.
-STAYS = ("run_started", "alert", "log", "control")
+#: Kinds of events that a tracker keeps whatever later attempts do again: commands are messages to it.
+STAYS = MESSAGES | {"control"}
 #: Seconds between two looks at the log.
 INTERVAL = 1.0
 #: Seconds to wait for a sidecar of an earlier attempt that is about to end.
@@ -98,7 +98,7 @@ class _Copy:
         self.problems: list[str] = []
 
     def to_the_end(self) -> bool:
-        tail, course = Tail(self._run, offset=self._progress.offset), CurrentEvents(self._run, self._progress.offset)
+        tail, course = Tail(self._run, offset=self._progress.offset), events_to_copy(self._run, self._progress.offset)
         while True:
             # asked before reading: what a trainer wrote before it died is then read for certain
             over = self._is_over()
@@ -122,11 +122,11 @@ class _Copy:
         if event["type"] not in STAYS:  # else there would for ever be something to forget
             progress.last_step = max(progress.last_step, event["step"])
         if event["type"] == "run_started":
-            resumed_from = event["resumed_from"] or 0
-            if resumed_from < progress.last_step:
-                if not self._projection.forget_beyond(resumed_from):
+            resumed = resumed_step(event)
+            if resumed < progress.last_step:
+                if not self._projection.forget_beyond(resumed):
                     return False
-                progress.last_step = resumed_from
+                progress.last_step = resumed
             progress.attempt = event["attempt"]
             progress.pid, progress.process_started = event["pid"], event["process_started"]
             progress.finished = False
@@ -141,25 +141,15 @@ class _Copy:
         return now.finished or now.pid is None or not process_alive(now.pid, now.process_started)
 
 
-class CurrentEvents:
-    """Tells the events of a log, read in order from `offset` on, that are part of the run from those given up:
-    `events.log.current` for a log too long to be held; commands, which are messages here, stay."""
+def events_to_copy(run_directory: Path, offset: int = 0) -> CurrentEvents:
+    """Return what says of the events of a log, read in order from byte `offset` on, which are to be copied."""
+    return CurrentEvents(_events(run_directory, offset), always=STAYS)
 
-    def __init__(self, run_directory: Path, offset: int = 0) -> None:
-        tail, resumed = Tail(run_directory, offset=offset), list[int]()
-        while events := tail.poll():
-            begun = [event["resumed_from"] for event in events if event["type"] == "run_started"]
-            resumed += [-1 if step is None else step for step in begun]
-        #: For each beginning of an attempt that is still to come: the last step that it and those after it leave.
-        self._kept = list(accumulate(reversed(resumed), min))
 
-    def keeps(self, event: Event) -> bool:
-        """Whether the next event is part of the run, as far as the log went when this was made."""
-        if event["type"] == "run_started" and self._kept:
-            self._kept.pop()
-        if event["type"] in STAYS or not self._kept:
-            return True
-        return bool(event["step"] <= self._kept[-1])
+def _events(run_directory: Path, offset: int) -> Iterator[Event]:
+    tail = Tail(run_directory, offset=offset)
+    while events := tail.poll():
+        yield from events
 
 
 def _recipe(run_directory: Path) -> dict[str, Any]:

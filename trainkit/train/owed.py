@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainkit.events.attempts import resumed_step
 from trainkit.events.log import of_kinds
 from trainkit.events.schema import Event
 from trainkit.recipe import Recipe
@@ -69,7 +70,7 @@ def _done_at(run_directory: Path, step: int) -> list[Event]:
     done: list[Event] = []
     for event in of_kinds(run_directory, "run_started", "control", "evaluated", "sampled", "distributions"):
         if event["type"] == "run_started":
-            done = done if (event["resumed_from"] or 0) >= step else []
+            done = done if resumed_step(event) >= step else []
         elif event["step"] == step:
             done.append(event)
     return done
