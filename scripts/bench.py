@@ -83,7 +83,7 @@ class _Prepared:
         from trainkit.events.log import EventLog
         from trainkit.parallel import mesh
         from trainkit.recipe.toml.load import load
-        from trainkit.run import setup
+        from trainkit.run.prepare import plan_of
         from trainkit.run.program import build, compile_program
         from trainkit.rundir.directory import create
         from trainkit.train.prefetch import to_device
@@ -93,7 +93,7 @@ class _Prepared:
         self.directory, self.recipe = create(loaded), loaded.recipe
         cache = caches.build(self.recipe)
         self.data = TrainSet(cache, self.recipe)
-        self.plan = setup.plan_of(self.recipe, cache, self.data)
+        self.plan = plan_of(self.recipe, cache, self.data)
         self.built = build(self.recipe, self.plan)
         self.log = EventLog(self.directory, attempt=1)
         self.sharding = mesh.batch_sharding(self.built.mesh)
@@ -164,7 +164,7 @@ class _Prepared:
             profile=Profile(self.directory, None, log=self.log, meter=meter),
             watch_helpers=lambda step: None,
         )
-        self.state, _ = train(self.state, job)
+        self.state = train(self.state, job).state
         compilations.close()
         feed.close()
         server.close()

@@ -36,6 +36,8 @@ def main(recipe: str, name: str, megabytes: int, step: int) -> None:
 
     def limited_train(*arguments: Any) -> Any:
         nonlocal most
+        if most:  # the run has started again
+            return train(*arguments)
         most = held() + (megabytes << 20)
         if not step:
             limit()

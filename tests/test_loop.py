@@ -32,15 +32,17 @@ from trainkit.train.compilations import Compilations
 from trainkit.train.control import Commands
 from trainkit.train.guard import NotFinite
 from trainkit.train.live_schedule import LiveSchedule
-from trainkit.train.loop import Job, train
+from trainkit.train.loop import Job, Outcome, train
 from trainkit.train.metrics import MetricsWriter, StepWork
 from trainkit.train.owed import Owed
 from trainkit.train.prefetch import Fed, Prefetch
 from trainkit.train.profile import Profile
 from trainkit.train.signals import Signals, StopBeforeTraining
 from trainkit.train.state import State, initial_live
+from trainkit.train.step import WEIGHT
 
 STEPS = 3
+WORK = StepWork(samples=1, flops_per_token=1, peak_flops=None)
 
 
 def no_memory(*_: Any) -> None:
@@ -76,7 +78,7 @@ class Played:
         self.commands = SentCommands(*orders)
         self.signal = SimpleNamespace(received=None, count=0)
         course = LiveSchedule(self.recipe.schedule, steps=STEPS, live=self.state.live)
-        meter = MetricsWriter(log, data=lambda step: {}, work=StepWork(samples=1, flops_per_token=1, peak_flops=None))
+        meter = MetricsWriter(log, data=lambda step: {}, work=WORK)
         self.compilations = Compilations(log)
         self.job = Job(
             recipe=self.recipe,
@@ -102,7 +104,7 @@ class Played:
         )
 
     def _update(self, state: State, batch: Any) -> tuple[State, dict[str, jax.Array]]:
-        names = ("train/loss", "gradients/norm", "parameters/norm")
+        names = ("train/loss", "gradients/norm", "parameters/norm", WEIGHT)
         return replace(state, step=state.step + 1), {name: jnp.float32(1) for name in names}
 
     def _save(self, state: State, step: int, *, last: bool, requested: bool, stopping: bool) -> bool:
@@ -167,7 +169,7 @@ def test_other_failures_beside_the_steps_end_the_run_with_a_checkpoint(
 
 def test_batches_that_cannot_be_made_end_the_run_with_a_checkpoint(tmp_path: Path, log: EventLog) -> None:
     loop = Played(tmp_path / "here", log)
-    batches = iter([({"tokens": np.zeros((1, 2, 4))}, 0.0)])
+    batches = iter([Fed({"tokens": np.zeros((1, 2, 4))}, 8, 0.0)])
     with pytest.raises(StopIteration):
         train(loop.state, replace(loop.job, feed=SimpleNamespace(next=lambda: next(batches))))
     loop.compilations.close()
@@ -201,7 +203,8 @@ class Stalled:
         self.over = threading.Event()
         one = SimpleNamespace(global_size=2, accumulation=1)
         sharding = NamedSharding(make_mesh(data=1, fsdp=1), PartitionSpec())
-        self.feed = Prefetch(self._batch, first=0, last=STEPS, split=one, sharding=sharding)
+        places = {"first": 0, "last": STEPS, "split": one, "sharding": sharding}
+        self.feed = Prefetch(self._batch, tokens=lambda step: 8, **places)
 
     def _batch(self, step: int, rows: Any = None) -> dict[str, np.ndarray]:
         if step:
@@ -224,7 +227,7 @@ def test_who_waits_for_data_hears_a_signal_and_an_order_and_ends_with_a_checkpoi
     timer = threading.Timer(0.5, stop)
     timer.start()
     started = time.monotonic()
-    _, step, stopped = train(loop.state, replace(loop.job, feed=stalled.feed))
+    _, step, stopped, _ = train(loop.state, replace(loop.job, feed=stalled.feed))
     assert time.monotonic() - started < 5
     stalled.over.set()
     stalled.feed.close()
@@ -267,25 +270,43 @@ def test_what_an_earlier_attempt_has_left_undone_is_done_first(tmp_path: Path, l
 def test_an_order_that_was_answered_is_carried_out_though_its_step_is_found_to_have_failed(
     tmp_path: Path, log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loop = Played(tmp_path / "here", log, Command("save"), Command("sample", "one dog"))
-    flush, rescued = loop.job.meter.flush, []
-
-    def fails_once() -> None:
-        if not rescued:
-            no_memory()
-        flush()
-
-    def rescue(state: State, error: Exception) -> tuple[State, Any]:
-        rescued.append(error)
-        loop.job.meter.forget()
-        return loop.state, loop.job.step
-
-    monkeypatch.setattr(loop.job.meter, "flush", fails_once)
-    train(loop.state, replace(loop.job, rescue=rescue))
+    loop = Played(tmp_path / "here", log, Command("save"), Command("sample", "one dog"), Command("pause"))
+    with monkeypatch.context() as patched:
+        patched.setattr(loop.job.meter, "flush", no_memory)
+        patched.setattr("trainkit.train.loop.is_alive", lambda state: False)
+        outcome = train(loop.state, loop.job)
+    assert outcome == Outcome(None, 1, stopped=False, out_of_memory=True)
+    assert len(loop.commands.answers) == 3 and loop.done == [], "a state that was lost is not saved"
+    orders, meter = loop.job.orders, MetricsWriter(log, data=lambda step: {}, work=WORK)
+    later = {"signal": loop.signal, "log": log, "course": loop.job.course, "before": orders}
+    again = Commands(server=loop.commands, **later)
+    assert again.paused
+    loop.commands._orders.append([Command("continue")])
+    train(loop.state, replace(loop.job, meter=meter, orders=again))
     loop.compilations.close()
-    assert len(rescued) == 1 and len(loop.commands.answers) == 2
     assert loop.done.count(("sample", 1, ["one dog"])) == loop.done.count(("save", 1, False, True)) == 1
     assert ("save", STEPS, True, False) in loop.done
+
+
+def test_a_state_that_a_step_without_memory_has_not_taken_is_saved_with_every_step_in_the_log(
+    tmp_path: Path, log: EventLog
+) -> None:
+    loop = Played(tmp_path / "here", log)
+
+    def update(state: State, batch: Any) -> Any:
+        return no_memory() if state.step == 2 else loop._update(state, batch)
+
+    outcome = train(loop.state, replace(loop.job, step=update))
+    loop.compilations.close()
+    assert outcome == Outcome(None, 2, stopped=False, out_of_memory=True) and loop.ended_with == 2
+    assert [event["step"] for event in read(tmp_path) if event["type"] == "step"] == [1, 2]
+
+
+def test_without_memory_for_the_first_step_nothing_is_saved(tmp_path: Path, log: EventLog) -> None:
+    loop = Played(tmp_path / "here", log)
+    outcome = train(loop.state, replace(loop.job, step=no_memory))
+    loop.compilations.close()
+    assert outcome.out_of_memory and outcome.step == 0 and loop.done == []
 
 
 def test_steps_that_cannot_be_profiled_are_refused_before_there_are_tokens(tmp_path: Path) -> None:

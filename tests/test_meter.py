@@ -114,17 +114,6 @@ def test_the_parts_of_a_step_add_up_to_it_and_what_came_between_is_told_with_the
     assert sum(values["time/step"] for values in told) == 6 * (1 + 2 + 4), "nothing of the steps is lost at the flush"
 
 
-def test_what_came_to_nothing_is_not_logged_nor_is_its_time(tmp_path: Path, log: EventLog) -> None:
-    meter = MetricsWriter(log, data=lambda step: {}, work=WORK)
-    meter.add(1, result(1), waited=5.0, tokens=64)
-    meter.forget()
-    meter.restart_clock()
-    meter.add(1, result(2), waited=0.0, tokens=64)
-    meter.flush()
-    (told,) = metrics(tmp_path)
-    assert told["train/loss"] == 2 and told["time/data_wait"] < 1
-
-
 def test_a_step_that_learned_from_nothing_is_logged_without_a_loss(tmp_path: Path, log: EventLog) -> None:
     meter = MetricsWriter(log, data=lambda step: {}, work=WORK)
     meter.add(1, result(2) | {WEIGHT: jnp.float32(0)}, waited=0.0, tokens=64)

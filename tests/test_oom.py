@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import fake_run
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +22,13 @@ import trainer
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog, read
 from trainkit.parallel.mesh import make_mesh
+from trainkit.recipe.toml.load import load
+from trainkit.run import setup
+from trainkit.run.attempt import attempt
+from trainkit.run.out_of_memory import start_again
+from trainkit.run.program import Program
+from trainkit.run.start import Start
+from trainkit.rundir.directory import create
 from trainkit.train.evaluate import Evaluator
 from trainkit.train.state import State, initial_live
 
@@ -23,6 +36,8 @@ CHILD = Path(__file__).parent / "oom_child.py"
 STEPS, SIZE = 4, 64
 #: A step with the whole batch at once takes more than this, one with half of it less.
 ROOM_MB = 900
+#: The last step before the one that fails where no memory is taken but an error is raised.
+LAST = 7
 RECIPE = (
     trainer.RECIPE.replace("sequence_length = 32", "sequence_length = 512")
     .replace("heads = 2", "heads = 4")
@@ -98,6 +113,86 @@ def test_one_sequence_that_does_not_fit_is_an_error_that_says_what_would(place):
     assert "one sequence at a time" in done.stderr and "trainkit plan RECIPE says more" in done.stderr
     assert "Traceback" not in done.stderr
     assert read(place / "runs" / "hopeless")[-1]["status"] == "failed"
+
+
+def array_bytes() -> int:
+    return sum(array.nbytes for array in jax.live_arrays() if not array.is_deleted())
+
+
+def stopped_at(place: Path, name: str, monkeypatch: pytest.MonkeyPatch, error: Exception) -> Path:
+    """A run of micro-batches of 4, whose step after `LAST` fails once, before it has taken the state."""
+    calls: list[int] = []
+    update = Program.__call__
+
+    def fails_once(self: Program, state: State, batch: Any) -> Any:
+        calls.append(int(state.step))
+        if calls == [*range(LAST + 1)]:
+            raise type(error)(*error.args)  # one that nobody keeps, with the state in its traceback
+        return update(self, state, batch)
+
+    changes = [f"run.name={name}", "train.micro_batch_size=4", "checkpoint.keep_every=1000"]
+    directory = create(load(place / "tiny.toml", changes))
+    with monkeypatch.context() as patched, contextlib.suppress(type(error)):
+        patched.chdir(place)
+        patched.setattr(signal, "signal", lambda *_: None)
+        patched.setattr(Program, "__call__", fails_once)
+        attempt(directory, Start())
+    return directory
+
+
+def test_a_run_without_memory_goes_on_as_one_that_was_resumed_by_hand_with_the_smaller_micro_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = trainer.RECIPE.replace("steps = 24", "steps = 12").replace("batch_size = 8", "batch_size = 32")
+    place = trainer.workplace(tmp_path, recipe)
+    monkeypatch.chdir(place)
+    full = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
+    held, again = [array_bytes()], setup.start_again
+
+    def start_again_noted(*arguments: Any, **named: Any) -> Start:
+        held.append(array_bytes())
+        return again(*arguments, **named)
+
+    monkeypatch.setattr(setup, "start_again", start_again_noted)
+    starved = stopped_at(place, "starved", monkeypatch, full)
+    before, at_restart = held
+    assert at_restart <= before, "the state and its copy are gone before there is another"
+    by_hand = stopped_at(place, "by-hand", monkeypatch, KeyError())
+    changes = ("--set", "train.micro_batch_size=2")
+    done = trainer.trainkit(place, "resume", str(by_hand), "--plain", *changes, devices=jax.device_count())
+    assert done.returncode == 0, done.stderr
+    assert trainer.arrays(starved, 12) == trainer.arrays(by_hand, 12), "bit for bit"
+    assert trainer.losses(starved) == trainer.losses(by_hand)
+    events = read(starved)
+    kinds = ("run_started", "checkpoint_saved", "planned", "alert")
+    told = [(e["type"], e["step"]) for e in events if e["type"] in kinds or e.get("what") == "train step"]
+    restart = [("checkpoint_saved", LAST), ("alert", LAST), ("planned", LAST), ("compiled", LAST)]
+    assert told == [("run_started", 0), ("planned", 0), ("compiled", 0), *restart, ("checkpoint_saved", 12)]
+    (alert,) = [event for event in events if event["type"] == "alert"]
+    assert alert["kind"] == "out of memory" and alert["message"].endswith(
+        "micro-batch 4 x accumulation 1: going on with micro-batch 2 x accumulation 2 and the same batches"
+    )
+    assert [e["step"] for e in events if e["type"] == "step"] == list(range(1, 13)), "no step is done twice"
+
+
+@pytest.mark.parametrize("saved_by", [None, 1, 2])
+def test_an_attempt_starts_again_with_its_own_commands_and_resets_the_optimizer_until_it_has_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved_by: int | None
+) -> None:
+    for number, resumed_from, step in [(1, None, 5), (2, 5, 6)]:
+        log = EventLog(tmp_path, attempt=number)
+        log.write("run_started", step=resumed_from or 0, **fake_run.started(resumed_from=resumed_from))
+        rate = {"command": "rate", "argument": 0.5, "detail": "", "total_steps": None}
+        log.write("control", step=step, **rate)
+        log.close()
+    newest = saved_by and SimpleNamespace(manifest=SimpleNamespace(attempt=saved_by))
+    monkeypatch.setattr("trainkit.checkpoint.store.newest", lambda directory: newest)
+    told = Start(step=5, reset_optimizer=True, forget_orders=True, profile=(6, 7))
+    again = start_again(tmp_path, told, log=log)
+    assert again.step is None and again.profile is None and again.reset_optimizer == (saved_by != 2)
+    assert [given.step for given in again.repeated(after=4)] == [6], "that of attempt 1 stays forgotten"
+    kept = start_again(tmp_path, replace(told, forget_orders=False, profile=(7, 7)), log=log)
+    assert [given.step for given in kept.repeated(after=4)] == [5, 6] and kept.profile == (7, 7)
 
 
 class Set:

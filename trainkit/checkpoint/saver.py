@@ -121,11 +121,12 @@ class Saver:
             self._on_saved(saved)
 
     def close(self) -> None:
-        """Wait, and end the thread."""
+        """Wait, end the thread, and give back the memory of the copy."""
         try:
             self.wait()
         finally:
             self._thread.shutdown()
+            self._snapshot = {}
 
     def _save_in_place(self, leaves: dict[str, jax.Array], manifest: Manifest, started: float) -> None:
         """Without room for a copy on the devices, training waits for the disk."""

@@ -1,8 +1,8 @@
-"""Going on where a step found no memory: half the micro-batch, the same batches, in the same process."""
+"""What an attempt continues with after a step found no memory: a smaller micro-batch, the same batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,92 +15,79 @@ from trainkit.events.commands import issued_commands
 from trainkit.events.log import EventLog
 from trainkit.plan import Choice, Plan, divisors
 from trainkit.recipe import Recipe
-from trainkit.run.program import Layouts, Program, build, compile_program, log_plan
+from trainkit.run.program import BuiltStep, Layouts, Program, build, compile_program
 from trainkit.run.proposal import hint
-from trainkit.run.repeat import commands_to_repeat
 from trainkit.run.replan import replan
 from trainkit.run.start import Start
-from trainkit.train.checkpointing import Checkpointing
-from trainkit.train.control import Commands
-from trainkit.train.live_schedule import LiveSchedule
 from trainkit.train.memory import is_out_of_memory
-from trainkit.train.metrics import MetricsWriter
-from trainkit.train.prefetch import Prefetch
-from trainkit.train.state import State
-from trainkit.train.step import Step
 
 
-@dataclass
-class OutOfMemory:
-    """What the loop calls where it found no memory; see `__call__`."""
+@dataclass(frozen=True)
+class Restart:
+    """How the same process continues where a step of `failed` found no memory after `step` steps had been dispatched.
 
-    directory: Path
-    recipe: Recipe
-    start: Start
-    program: Program
-    layouts: Layouts
-    restored: Callable[[Start], State]
-    course: LiveSchedule
-    orders: Commands
-    feed: Prefetch
-    meter: MetricsWriter
-    saving: Checkpointing
-    log: EventLog
+    It starts as any attempt that resumes does, from the newest checkpoint or from the beginning, and with `plan`.
+    """
 
-    def __call__(self, state: State, error: Exception) -> tuple[State, Step]:
-        """The state to go on from, and a step with a smaller micro-batch.
+    failed: Plan
+    plan: Plan
+    step: int
 
-        That is `state` itself where the step failed before it took it. A device that finds out later has lost it: then
-        the run goes back to its newest checkpoint, or to its beginning, as a resumed one does.
+    def report(self, *, first: int, log: EventLog) -> None:
+        """Write the alert. `first` is the step from which training continues."""
+        told = (
+            f"a step found no memory for {_split(self.failed)}: going on with {_split(self.plan)} and the same batches"
+        )
+        if first < self.step:
+            told += f", from step {first} again: the state after it was lost"
+        log.write("alert", step=first, kind="out of memory", message=told)
 
-        Raises:
-            TrainkitError: the micro-batch is one sequence.
-            Exception: `error`, where it is about something else.
-        """
-        if not is_out_of_memory(error) or jax.process_count() > 1:
-            raise error
-        failed = self.program.plan
-        self._shrink(error)
-        plan = self.program.plan
-        told = f"a step found no memory for {_split(failed)}: going on with {_split(plan)} and the same batches"
-        if not _is_there(state):
-            self.meter.forget()
-            state = self._from_disk()
-            told += f", from step {int(state.step)} again: the device had lost the state"
-        self.log.write("alert", step=int(state.step), kind="out of memory", message=told)
-        log_plan(plan, self.program.built, total_steps=self.course.total_steps, log=self.log)
-        self.feed.restart(first=int(state.step), split=plan.batch)
-        return self.program.adopt(state), self.program
 
-    def _shrink(self, error: Exception) -> None:
-        """Compile for the next smaller micro-batch for which the compiler finds memory."""
-        while True:
-            plan = self.program.plan
-            fewer = [n for n in divisors(plan.batch.global_size // plan.batch.replicas) if 2 * n <= plan.batch.micro]
-            if not fewer:
-                raise out_of_memory_error("a step of one sequence at a time", plan, self.recipe) from error
-            smaller = replan(self.recipe, plan, Choice(micro=fewer[-1], remat=plan.remat))
-            self.program = replace(self.program, plan=smaller)
-            try:
-                self.program = compile_program(build(self.recipe, smaller), smaller, self.layouts)
-            except jax.errors.JaxRuntimeError as again:
-                if not is_out_of_memory(again):
-                    raise
-            else:
-                seconds = round(self.program.seconds, 3)
-                self.log.write("compiled", step=self.log.step, what="train step", seconds=seconds)
-                return
+def start_again(directory: Path, start: Start, *, log: EventLog) -> Start:
+    """Return how an attempt that began as `start` says starts again: from its newest checkpoint, if any.
 
-    def _from_disk(self) -> State:
-        """As a new attempt would begin; what this one was ordered since is carried out again at its steps."""
-        self.saving.settle()
-        newest = store.newest(self.directory)
-        forget = self.start.reset_optimizer and (newest is None or newest.manifest.attempt != self.log.attempt)
-        start = replace(self.start, step=None, reset_optimizer=forget, orders=tuple(issued_commands(self.directory)))
-        state = self.restored(start)
-        self.course.begin_again(state.live)
-        self.orders.begin_again(commands_to_repeat(start, self.course, first=int(state.step), log=self.log))
-        return state
+    What this attempt was ordered is carried out again at its steps. An optimizer that was to be reset has been where
+    this attempt has saved.
+    """
+    newest = store.newest(directory)
+    saved = newest is not None and newest.manifest.attempt == log.attempt
+    issued = (given for given in issued_commands(directory) if not start.forget_orders or given.attempt == log.attempt)
+    return replace(
+        start,
+        step=None,
+        reset_optimizer=start.reset_optimizer and not saved,
+        forget_orders=False,
+        orders=tuple(issued),
+        profile=start.profile if start.profile and start.profile[0] > log.step else None,
+    )
+
+
+def smaller_plan(recipe: Recipe, plan: Plan) -> Plan:
+    """Return the plan with the largest micro-batch that is at most half as large.
+
+    Raises:
+        TrainkitError: the micro-batch is one sequence.
+    """
+    fewer = [n for n in divisors(plan.batch.global_size // plan.batch.replicas) if 2 * n <= plan.batch.micro]
+    if not fewer:
+        raise out_of_memory_error("a step of one sequence at a time", plan, recipe)
+    return replan(recipe, plan, Choice(micro=fewer[-1], remat=plan.remat))
+
+
+def compile_smaller(recipe: Recipe, plan: Plan, built: BuiltStep, layouts: Layouts) -> Program:
+    """Return the step of `plan` or, while the compiler itself finds no memory, of the next smaller one.
+
+    Raises:
+        TrainkitError: the compiler finds none for one sequence at a time.
+    """
+    while True:
+        try:
+            return compile_program(built, plan, layouts)
+        except jax.errors.JaxRuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+        plan = smaller_plan(recipe, plan)
+        built = build(recipe, plan)
 
 
 @contextmanager
@@ -121,18 +108,6 @@ def out_of_memory_error(what: str, plan: Plan, recipe: Recipe) -> TrainkitError:
         hint=hint(recipe, plan),
         exit_code=FAILED,
     )
-
-
-def _is_there(state: State) -> bool:
-    """Whether every array can still be read: none was given to the step that failed, and none came from it."""
-    leaves = jax.tree.leaves(state)
-    if any(leaf.is_deleted() for leaf in leaves):
-        return False
-    try:
-        jax.block_until_ready(leaves)
-    except jax.errors.JaxRuntimeError:
-        return False
-    return True
 
 
 def _split(plan: Plan) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -16,8 +15,6 @@ from trainkit.data.batches.dataset import TrainSet, may_start_early
 from trainkit.data.batches.evaluation_set import EvalSet, validation_sources
 from trainkit.data.cache import build as caches
 from trainkit.data.cache import recorded
-from trainkit.data.jobs import Stop
-from trainkit.events.commands import IssuedCommand
 from trainkit.events.control import Server
 from trainkit.events.log import EventLog
 from trainkit.export.background import Exporting
@@ -26,24 +23,21 @@ from trainkit.infer.sampler import Sampler
 from trainkit.infer.text_format import (
     chat_of,
     check_texts,
-    keep_tokenizer,
     template_of,
     text_format_of,
     usable_template,
 )
 from trainkit.parallel import devices, mesh
 from trainkit.parallel.compile_cache import use_compile_cache
-from trainkit.plan import Choice, DataSize, Devices, Plan, choices, make_plan
+from trainkit.plan import DataSize, Plan, make_plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections import upkeep
 from trainkit.recipe.toml.load import Loaded
 from trainkit.run.health import DataHealth, DiskSpace
-from trainkit.run.initial_state import initial_state
-from trainkit.run.out_of_memory import OutOfMemory, explain_out_of_memory
+from trainkit.run.out_of_memory import Restart, smaller_plan, start_again
+from trainkit.run.prepare import Ready, prepare_training
 from trainkit.run.pretrained import check_weights
-from trainkit.run.program import BuiltStep, Program, build, fit_program, log_plan, log_program
-from trainkit.run.repeat import commands_to_repeat
-from trainkit.run.replan import previous_choice
+from trainkit.run.program import BuiltStep, build
 from trainkit.run.start import Start
 from trainkit.tasks import check_learnable
 from trainkit.track.projections import asked, require
@@ -52,7 +46,6 @@ from trainkit.train.checkpointing import Checkpointing
 from trainkit.train.compilations import Compilations
 from trainkit.train.control import Commands
 from trainkit.train.evaluate import Evaluator
-from trainkit.train.live_schedule import LiveSchedule
 from trainkit.train.loop import Job, SampleReport
 from trainkit.train.loop import train as run_loop
 from trainkit.train.metrics import MetricsWriter, StepWork
@@ -60,25 +53,13 @@ from trainkit.train.owed import owed
 from trainkit.train.prefetch import Prefetch
 from trainkit.train.profile import Profile, check_steps
 from trainkit.train.signals import Signals
-from trainkit.train.state import State, without_frozen
+from trainkit.train.state import without_frozen
 from trainkit.train.statistics import ParameterHistograms
 
 #: How long the end of a run waits for its trackers, and after a SIGTERM for its exports.
 SIDECAR_SECONDS = 60.0
 #: How long the last checkpoint of a short run waits for Aim to say which of its runs this one is.
 AIM_HASH_SECONDS = 20.0
-
-
-class Ready(NamedTuple):
-    """What there is before the first step."""
-
-    program: Program
-    state: State
-    course: LiveSchedule
-    repeats: list[IssuedCommand]
-    """Orders of earlier attempts that are to be carried out again."""
-    restored: Callable[[Start], State]
-    """The state from which an attempt goes on that begins so."""
 
 
 def train(
@@ -100,44 +81,103 @@ def train(
     cache = _cached(recipe, log, resumed=store.newest(directory) is not None)
     afterwards.callback(cache.close)
     data = TrainSet(cache, recipe)
-    program, state, course, repeats, restored = _prepared(directory, loaded, start, cache, data, log=log)
+    ready = prepare_training(directory, loaded, start, cache, data, log=log)
     recorded.keep(cache, directory)
-    plan, built, first = program.plan, program.built, int(state.step)
+    first = int(ready.state.step)
     findings = DataHealth(cache, recipe, log)
     data.batch(first)  # the first window is there, so that there is something to look at
     findings.look()
-    disk = DiskSpace(directory, size_of(without_frozen(state)), log, keep_last=recipe.checkpoint.keep_last)
+    disk = DiskSpace(directory, size_of(without_frozen(ready.state)), log, keep_last=recipe.checkpoint.keep_last)
 
     sidecars = _sidecars(directory, recipe, log, afterwards)
-    facts = partial(_facts, recipe, cache.fingerprint, base_digest(state.frozen, recipe), sidecars, log)
-    exporting = Exporting(directory, recipe, first=first, log=log) if recipe.export else None
+    base = base_digest(ready.state.frozen, recipe)
     with contextlib.ExitStack() as opened:
-        there = None if start.reset_optimizer else first
-        saving = Checkpointing(directory, recipe.checkpoint, log=log, facts=facts, reader=exporting, there=there)
-        opened.callback(saving.finish)  # a save that is under way when training fails is still a good one
+        exporting = Exporting(directory, recipe, first=first, log=log) if recipe.export else None
         server = Server(directory)
         opened.callback(server.close)
+        resources = Resources(
+            directory=directory,
+            recipe=recipe,
+            cache=cache,
+            data=data,
+            facts=partial(_facts, recipe, cache.fingerprint, base, sidecars, log),
+            exporting=exporting,
+            server=server,
+            signal=signal,
+            watch_helpers=lambda step: _watch(cache, sidecars, findings, disk, log, step),
+            log=log,
+        )
+        signal.training_begins()
+        ended = _run_once(ready, start, resources)
+        while ended.out_of_memory:
+            failed = ready.program.plan
+            del ready  # its state would take the room that the next one needs
+            again = Restart(failed, smaller_plan(recipe, failed), ended.step)
+            start = start_again(directory, start, log=log)
+            ready = prepare_training(directory, loaded, start, cache, data, again=again, log=log)
+            ended = _run_once(ready, start, resources, before=ended.orders)
+        return ended.done
+
+
+class Resources(NamedTuple):
+    """What lasts for a whole attempt, also where it starts again because memory ran out."""
+
+    directory: Path
+    recipe: Recipe
+    cache: caches.Cache
+    data: TrainSet
+    facts: Callable[[bool], Provenance]
+    exporting: Exporting | None
+    server: Server
+    signal: Signals
+    watch_helpers: Callable[[int], None]
+    log: EventLog
+
+
+class LoopEnd(NamedTuple):
+    """How training ended: out of memory after `step` steps had been dispatched, or `done` or not."""
+
+    done: bool
+    out_of_memory: bool
+    step: int
+    orders: Commands
+
+
+def _run_once(ready: Ready, start: Start, resources: Resources, *, before: Commands | None = None) -> LoopEnd:
+    """Run the loop. `before` took the commands until memory ran out."""
+    directory, recipe, log = resources.directory, resources.recipe, resources.log
+    cache, data, exporting = resources.cache, resources.data, resources.exporting
+    course, program = ready.course, ready.program
+    plan, built, first = program.plan, program.built, int(ready.state.step)
+    with contextlib.ExitStack() as opened:
+        there = None if start.reset_optimizer else first
+        saving = Checkpointing(
+            directory, recipe.checkpoint, log=log, facts=resources.facts, reader=exporting, there=there
+        )
+        opened.callback(saving.finish)  # a save that is under way when training fails is still a good one
         compilations = Compilations(log)
         opened.callback(compilations.close)
-        orders = Commands(server=server, signal=signal, log=log, course=course, repeats=repeats)
+        server, signal = resources.server, resources.signal
+        orders = Commands(server=server, signal=signal, log=log, course=course, repeats=ready.repeats, before=before)
         meter = MetricsWriter(log, data=data.epochs, work=StepWork.of(plan, tflops=recipe.parallel.peak_tflops))
         profile = Profile(directory, start.profile, log=log, meter=meter)
-        opened.callback(lambda: profile.close(log.step))
-        signal.training_begins()
+        starts_again = False
+        opened.callback(lambda: profile.close(log.step, starts_again=starts_again))
         sharding = mesh.batch_sharding(built.mesh)
         feed = Prefetch(
             data.batch, tokens=data.tokens, first=first, last=plan.steps, split=plan.batch, sharding=sharding
         )
         opened.callback(feed.close)
-        opened.callback(cache.close)  # before the feed, which may be waiting for it
-        layouts = data.layouts()
+
+        def close_cache() -> None:
+            if not starts_again:
+                cache.close()
+
+        opened.callback(close_cache)  # before the feed, which may be waiting for it
         job = Job(
             recipe=recipe,
             course=course,
             step=program,
-            rescue=OutOfMemory(
-                directory, recipe, start, program, layouts, restored, course, orders, feed, meter, saving, log
-            ),
             feed=feed,
             meter=meter,
             orders=orders,
@@ -148,15 +188,18 @@ def train(
             compilations=compilations,
             profile=profile,
             log=log,
-            watch_helpers=lambda step: _watch(cache, sidecars, findings, disk, log, step),
+            watch_helpers=resources.watch_helpers,
             owed=owed(directory, recipe, first, last=first >= course.total_steps),
         )
         meter.restart_clock()
-        _, last, stopped = run_loop(state, job)
+        outcome = run_loop(ready.state, job)
+        if starts_again := outcome.out_of_memory:
+            return LoopEnd(False, True, outcome.step, orders)
+        last, stopped = outcome.step, outcome.stopped
         done = last >= course.total_steps and not (stopped and owed(directory, recipe, last, last=True))
         if exporting:  # with the server open: who does not want to wait can say so
             done &= exporting.finish(interrupted=orders.until_told("waiting for exports", patience=SIDECAR_SECONDS))
-    return done
+    return LoopEnd(done, False, outcome.step, orders)
 
 
 def _check(recipe: Recipe, start: Start, *, done: int) -> None:
@@ -179,35 +222,6 @@ def _cached(recipe: Recipe, log: EventLog, *, resumed: bool) -> caches.Cache:
     return cache
 
 
-def _prepared(
-    directory: Path, loaded: Loaded, start: Start, cache: caches.Cache, data: TrainSet, *, log: EventLog
-) -> Ready:
-    """Plan and compile the step, and make or read the state meanwhile."""
-    recipe = loaded.recipe
-    plan = plan_of(recipe, cache, data, before=partial(previous_choice, directory))
-    built = build(recipe, plan)
-    restored = partial(initial_state, directory, loaded, built=built, data_fingerprint=cache.fingerprint, log=log)
-    stop = Stop()
-    with ThreadPoolExecutor(1, "compile") as thread, contextlib.ExitStack() as leaving:
-        leaving.callback(stop.set)  # who leaves with an exception waits for what is being compiled, and no longer
-        # XLA compiles without the interpreter's lock: meanwhile the state is made or read
-        # an attempt that resumes computes with what the one before it chose
-        enlarge = previous_choice(directory, plan.devices) is None
-        compiling = thread.submit(fit_program, recipe, plan, built, data.layouts(), stop=stop, enlarge=enlarge)
-        with explain_out_of_memory("the state (parameters and optimizer)", plan, recipe):
-            state = restored(start)
-        course = LiveSchedule(recipe.schedule, steps=plan.steps, live=state.live)
-        log_plan(plan, built, total_steps=course.total_steps, log=log)
-        first = int(state.step)
-        check_steps(start.profile, done=first, total=course.total_steps)
-        repeats = commands_to_repeat(start, course, first=first, log=log)
-        keep_tokenizer(cache.tokenizer, recipe, directory)
-        with explain_out_of_memory("a step of the smallest micro-batch", plan, recipe):
-            program = compiling.result()
-    log_program(program, guessed=plan, total_steps=course.total_steps, log=log)
-    return Ready(program, program.adopt(state), course, repeats, restored)
-
-
 def rehearse(recipe: Recipe, *, resumed: bool) -> None:
     """Raise what is wrong with devices, batch, optimiser, weights or ends of texts now, not after hours of tokenising.
 
@@ -218,20 +232,6 @@ def rehearse(recipe: Recipe, *, resumed: bool) -> None:
     guess = DataSize(examples=1, tokens=1, documents=1, bytes=1)
     built = build(recipe, make_plan(recipe, devices=devices.local(recipe.parallel.platform), vocab_size=1, data=guess))
     check_weights(recipe, built, resumed=resumed)
-
-
-def plan_of(
-    recipe: Recipe, cache: caches.Cache, data: TrainSet, *, before: Callable[[Devices], Choice | None] | None = None
-) -> Plan:
-    """The plan on this machine's devices; what an earlier attempt chose `before` on them is chosen again where it is
-    possible, so that the same is computed in the same order."""
-    there = devices.local(recipe.parallel.platform)
-    size = data.size() if cache.train.complete else None
-    made = partial(make_plan, recipe, devices=there, vocab_size=cache.tokenizer.vocab_size, data=size)
-    plan = made()
-    choice = before(there) if before else None
-    possible = list(choices(recipe, replicas=plan.batch.replicas, platform=there.platform))
-    return made(choice=choice) if choice in possible else plan
 
 
 def _evaluator(

@@ -43,15 +43,18 @@ class Commands:
         log: EventLog,
         course: LiveSchedule,
         repeats: Iterable[IssuedCommand] = (),
+        before: Commands | None = None,
     ) -> None:
-        """`repeats` are carried out again after the steps after which they were given; they come by step."""
+        """`repeats` are carried out again after the steps after which they were given; they come by step. `before` took
+        the commands of this process until memory ran out: its pause goes on, and what it promised is still to be done.
+        """
         self._server = server
         self._signal = signal
         self._log = log
         self._course = course
         self._repeats = deque(repeats)
-        self._back = RequestedActions()
-        self.paused = False
+        self._back: RequestedActions = before._back if before else RequestedActions()
+        self.paused: bool = before.paused if before else False
 
     @property
     def interrupted(self) -> bool:
@@ -106,10 +109,6 @@ class Commands:
             except TrainkitError as refused:
                 message = f"'{given.order.command}' of attempt {given.attempt} was not repeated: {refused.problem}"
                 self._log.write("log", step=step, level="warning", message=message)
-
-    def begin_again(self, repeats: Iterable[IssuedCommand]) -> None:
-        """The run has gone back: what is to be carried out again is now this."""
-        self._repeats = deque(repeats)
 
     def _obey(self, commands: list[PendingCommand], step: int, wanted: RequestedActions) -> None:
         for command in commands:

@@ -56,10 +56,6 @@ class LiveSchedule:
         self._decay_start, self._changed = step, True
         return f"the decay begins after step {step}; the run ends with it, at step {self.total_steps}"
 
-    def begin_again(self, live: Live) -> None:
-        """Forget what was ordered: the state is now one that was saved before."""
-        self._rate_factor, self._decay_start, self._changed = float(live.rate_factor), int(live.decay_start), False
-
     def put_into(self, state: State) -> State:
         """The state with what has been ordered since the last call; waits for nothing."""
         if not self._changed:

@@ -19,7 +19,7 @@ from trainkit.train.compilations import Compilations
 from trainkit.train.control import Commands, RequestedActions
 from trainkit.train.guard import NotFinite
 from trainkit.train.live_schedule import LiveSchedule
-from trainkit.train.memory import skip_without_memory
+from trainkit.train.memory import is_alive, is_out_of_memory, skip_without_memory
 from trainkit.train.metrics import MetricsWriter
 from trainkit.train.owed import NOTHING, Owed, falls_on
 from trainkit.train.prefetch import Prefetch
@@ -43,11 +43,6 @@ class SampleReport(Protocol):
         """Write to the log how the model continues these prompts, or those of the recipe."""
 
 
-def no_rescue(state: State, error: Exception) -> tuple[State, Step]:
-    """For loops that are to fail."""
-    raise error
-
-
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """What the loop works with; `run/assemble.py` assembles it."""
@@ -65,22 +60,31 @@ class Job:
     compilations: Compilations
     profile: Profile
     log: EventLog
-    rescue: Callable[[State, Exception], tuple[State, Step]] = no_rescue
-    """Called where the devices failed in a step: from what state, and with what step, to go on."""
     watch_helpers: Callable[[int], None]
     """Called after every step: what runs beside the trainer may have something to report."""
     owed: Owed = NOTHING
     """What an earlier attempt has left undone after the step that this one begins with."""
 
 
-def train(state: State, job: Job) -> tuple[State, int, bool]:
-    """From the step that `state` is at to the last, or to where it is told to stop; the state, its step, and whether it
-    was told to.
+class Outcome(NamedTuple):
+    """How the loop ended."""
 
-    What it returns has been saved; so is what an error leaves whole, and the error is raised.
+    state: State | None
+    """None where memory ran out: the restart needs the room that it would take."""
+    step: int
+    """The last step that was dispatched."""
+    stopped: bool
+    """Whether it was told to stop."""
+    out_of_memory: bool = False
+    """Whether a step found no memory: the run has to restart with less to do at once."""
+
+
+def train(state: State, job: Job) -> Outcome:
+    """Train from the step that `state` is at to the last, to where it is told to stop, or until memory runs out.
+
+    The state that it returns has been saved. So is what an error or a lack of memory leaves whole; an error is raised.
     """
     first = step = int(state.step)
-    update = job.step
     try:
         job.orders.repeat(step)
         state = job.course.put_into(state)
@@ -92,7 +96,7 @@ def train(state: State, job: Job) -> tuple[State, int, bool]:
                     job.profile.before(step + 1)
                     with job.compilations.during("training", step + 1):
                         with job.meter.spent("dispatch"):
-                            state, metrics = update(state, batch)
+                            state, metrics = job.step(state, batch)
                         step += 1
                         job.meter.add(step, metrics, waited=waited, tokens=tokens)
                     job.profile.after(step)
@@ -101,15 +105,15 @@ def train(state: State, job: Job) -> tuple[State, int, bool]:
                     job.meter.flush()  # the devices have nothing to do: the log need not be a step behind
                 due = _due_after(step, job, scheduled=batch is not None)
             except JaxRuntimeError as error:
-                state, update = job.rescue(state, error)
-                step = int(state.step)
-                job.orders.repeat(step)
-                state = job.course.put_into(state)
-                job.meter.restart_clock()
-            else:
-                state, stop = _between_steps(state, step, job, due)
-                while job.orders.paused and not stop:
-                    state, stop = _between_steps(state, step, job, _due_after(step, job, scheduled=False))
+                if not is_out_of_memory(error) or jax.process_count() > 1:
+                    raise
+                if step > first and is_alive(state):
+                    job.meter.flush()
+                    _save_what_is_left(state, step, job)
+                return Outcome(None, step, stopped=False, out_of_memory=True)
+            state, stop = _between_steps(state, step, job, due)
+            while job.orders.paused and not stop:
+                state, stop = _between_steps(state, step, job, _due_after(step, job, scheduled=False))
             job.saving.report(step)
             job.watch_helpers(step)
         job.meter.flush()
@@ -120,11 +124,11 @@ def train(state: State, job: Job) -> tuple[State, int, bool]:
             _save_what_is_left(state, step, job)
         raise
     job.saving.finish()
-    return state, step, stop
+    return Outcome(state, step, stop)
 
 
 def _save_what_is_left(state: State, step: int, job: Job) -> None:
-    """Something beside the steps has failed: what has been trained need not be lost for it."""
+    """Save a state that did not fail itself: what has been trained need not be lost."""
     if any(leaf.is_deleted() for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array)):
         return  # the step itself has failed
     try:

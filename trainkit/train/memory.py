@@ -27,6 +27,18 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
 
 
+def is_alive(state: State) -> bool:
+    """Return whether every array can still be read: none was given to a step that failed, and none came from it."""
+    leaves = jax.tree.leaves(state)
+    if any(leaf.is_deleted() for leaf in leaves):
+        return False
+    try:
+        jax.block_until_ready(leaves)
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
+
+
 @contextmanager
 def skip_without_memory(what: str, *, step: int, log: EventLog) -> Iterator[None]:
     """For blocks without which training goes on as well: where there is no memory for this one, an alert says so.

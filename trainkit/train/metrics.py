@@ -95,11 +95,6 @@ class MetricsWriter:
             pending, self._pending = self._pending, None
             self._write(*pending)
 
-    def forget(self) -> None:
-        """Log nothing of what is pending: it came to nothing."""
-        self._pending = None
-        self._spent.clear()
-
     @contextmanager
     def aside(self) -> Iterator[None]:
         """For blocks in which nothing is trained: the log holds every step before, and no time of it is a step's."""

@@ -76,11 +76,7 @@ class Prefetch:
         depth: int = 2,
     ) -> None:
         """`tokens` says how many the batch of a step has."""
-        self._batch, self._tokens, self._last, self._sharding, self._depth = batch, tokens, last, sharding, depth
-        self._begin(first, split)
-
-    def _begin(self, first: int, split: BatchSplit) -> None:
-        ready = self._ready = queue.Queue[tuple[DeviceBatch, int] | BaseException](self._depth)
+        ready = self._ready = queue.Queue[tuple[DeviceBatch, int] | BaseException](depth)
         closed = self._closed = threading.Event()
 
         def put(item: tuple[DeviceBatch, int] | BaseException) -> None:
@@ -92,11 +88,11 @@ class Prefetch:
 
         def work() -> None:
             try:
-                rows = own_rows(split, self._sharding)
-                for step in range(first, self._last):
-                    read = self._batch(step, rows)
-                    there = to_device(read, accumulation=split.accumulation, sharding=self._sharding)
-                    put((there, self._tokens(step)))
+                rows = own_rows(split, sharding)
+                for step in range(first, last):
+                    read = batch(step, rows)
+                    there = to_device(read, accumulation=split.accumulation, sharding=sharding)
+                    put((there, tokens(step)))
                     if closed.is_set():
                         return
             except BaseException as error:  # handed to the thread that waits for the batch, which raises it
@@ -118,11 +114,6 @@ class Prefetch:
         if isinstance(item, BaseException):
             raise item
         return Fed(*item, waited=time.perf_counter() - started)
-
-    def restart(self, *, first: int, split: BatchSplit) -> None:
-        """Begin again at step `first`, with the same batches split otherwise."""
-        self.close()
-        self._begin(first, split)
 
     def close(self) -> None:
         self._closed.set()

@@ -74,11 +74,11 @@ class Profile:
             self._stop(step)
             self._meter.restart_clock()
 
-    def close(self, step: int) -> None:
-        """The run is over after `step`, maybe before all was traced that was to be."""
+    def close(self, step: int, *, starts_again: bool = False) -> None:
+        """The loop is over after `step`, maybe before all was traced that was to be; or it `starts_again`."""
         if self._into:
             self._stop(step)
-        elif self._steps and step < self._steps[0]:
+        elif not starts_again and self._steps and step < self._steps[0]:
             message = f"nothing was profiled: the run ended after step {step}, before step {self._steps[0]}"
             self._log.write("log", step=step, level="warning", message=message)
 
