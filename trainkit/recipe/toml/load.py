@@ -100,11 +100,9 @@ def load(
     if recipe.tokenizer.revision is not None and os.path.exists(os.path.expanduser(recipe.tokenizer.path or "")):
         raise _of_the_hub(("tokenizer", "revision"), recipe.tokenizer.path, layer)
     _check_directories(recipe.data, layer)
-    old = recipe.plugins
+    changed = _changed_plugins(recipe, plugins, layer)
     recipe = _complete(recipe, path, plugins)
     origins = {dotted(key): str(layer.leaf_origin(key)) for key in flat(recipe)}
-    written = dict(zip(old.files, old.digests, strict=False)) if old else {}
-    changed = tuple(str(p.path) for p in plugins if written.get(str(p.path), p.digest) != p.digest)
     return Loaded(recipe=recipe, origins=origins, path=path, plugins=plugins, changed_plugins=changed)
 
 
@@ -118,6 +116,14 @@ def _language(layer: _Layer) -> tuple[type[Recipe], tuple[Plugin, ...]]:
     files[:] = [os.path.abspath(os.path.expanduser(file)) for file in files]  # those of --set
     found = plugins.load_plugins(files, lambda number: str(layer.origin(("plugins", "files", number))))
     return plugins.recipe_class(found), found
+
+
+def _changed_plugins(recipe: Recipe, plugins: tuple[Plugin, ...], layer: _Layer) -> tuple[str, ...]:
+    """Return the files of which the recipe holds another digest; of files that `--set` names it holds none."""
+    if recipe.plugins is None or layer.leaf_origin(("plugins", "files")) == SET:
+        return ()
+    digests = dict(zip(recipe.plugins.files, recipe.plugins.digests, strict=False))
+    return tuple(str(p.path) for p in plugins if digests.get(str(p.path), p.digest) != p.digest)
 
 
 def _are_texts(value: Any) -> TypeGuard[list[str]]:

@@ -177,7 +177,7 @@ def _specs_in(module: ModuleType, path: Path) -> Iterator[type[Spec]]:
 def _check(spec: type[Spec], module: ModuleType, path: Path) -> None:
     name = spec.__name__
     try:
-        spec.model_rebuild(force=True)
+        spec.model_rebuild()
     except (PydanticUserError, NameError) as error:
         problem = str(error).partition("\n")[0]
         raise _Wrong(f"the keys of {name} cannot be used: {problem}", f"correct {name} in {as_shown(path)}") from None
@@ -230,7 +230,7 @@ def _recipe_class(specs: tuple[type[Spec], ...]) -> type[Recipe]:
 
 
 class _Widener:
-    """Makes subclasses of specs in which some unions have more members, however deep in a recipe they are."""
+    """Makes subclasses of specs in which some unions have more members, however deep in a recipe the unions stand."""
 
     def __init__(self, unions: dict[int, Any]) -> None:
         #: The `id` of a union's discriminator -> the wider union. (Unions that are equal may be different objects.)
