@@ -305,3 +305,32 @@ def test_a_wrong_plugin_ends_a_run_before_it_has_a_directory(tmp_path: Path) -> 
         [sys.executable, "-m", "trainkit", "run", str(path), "--plain"], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 2 and "ZeroDivisionError" in done.stderr and not (tmp_path / "runs").exists()
+
+
+INHERITING = """
+from typing import Literal
+from trainkit.recipe.families.gpt import Gpt2
+from trainkit.recipe.sections.optimizer import AdamW
+from trainkit.recipe.spec import Count
+
+class Small(Gpt2):
+    type: Literal["small-gpt"]
+    layers: Count = 2
+    hidden: Count = 32
+    heads: Count = 2
+
+class Slow(AdamW):
+    type: Literal["slow-adamw"]
+    betas: tuple[float, float] = (0.99, 0.999)
+"""
+
+
+def test_a_spec_that_derives_from_one_of_trainkit_s_has_its_code_too(tmp_path: Path) -> None:
+    text = changed(
+        ('type = "gpt2"\nlayers = 2\nhidden = 32\nheads = 4', 'type = "small-gpt"'),
+        ("learning_rate = 1e-3", 'type = "slow-adamw"\nlearning_rate = 1e-3\n[plugins]\nfiles = ["mine/rules.py"]'),
+    )
+    recipe = load(place(tmp_path, INHERITING, text)).recipe
+    assert recipe.model.implementation == "trainkit.models.gpt" and recipe.model.layers == 2
+    assert recipe.optimizer.implementation == "trainkit.optim.adamw"
+    check(tmp_path / "tiny.toml", [])
