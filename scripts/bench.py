@@ -135,7 +135,7 @@ class _Prepared:
         tail.poll()
         feed = Prefetch(
             self.data.batch,
-            tokens=self.data.tokens,
+            count=self.built.task.count,
             first=first,
             last=first + self.STEPS,
             split=self.plan.batch,

@@ -146,7 +146,7 @@ def memory(work: Work) -> dict[str, int]:
     parameters there are."""
     with tempfile.TemporaryDirectory(prefix="trainkit-step-") as directory:
         program = compiled(work, Path(directory)).step
-    (step,) = program.by_length.values()
+    (step,) = program.by_shapes.values()
     rows, shape = program.plan.batch.micro, work.shape
     tokens = tokens_in_block(tokens=rows * shape.length, hidden=shape.hidden, vocab_size=shape.vocab)
     return {

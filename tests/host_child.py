@@ -41,7 +41,7 @@ def main() -> None:
     devices = len(jax.devices())
     split = BatchSplit(global_size=BATCH, micro=BATCH // devices // 2, accumulation=2, replicas=devices)
     sharding = mesh.batch_sharding(mesh.make_mesh(data=devices, fsdp=1))
-    feed = Prefetch(batch, tokens=lambda step: 0, first=0, last=STEPS, split=split, sharding=sharding)
+    feed = Prefetch(batch, count=lambda batch: {}, first=0, last=STEPS, split=split, sharding=sharding)
     shards = []
     for _ in range(STEPS):
         tokens = feed.next().batch["tokens"]

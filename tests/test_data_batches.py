@@ -213,13 +213,14 @@ PADDED = [{"type": "pack"}, {"type": "pad"}, {"type": "windows"}, {"type": "pad"
 
 @pytest.mark.parametrize("encoding", [{"type": "concatenate"}, *PADDED], ids=str)
 @pytest.mark.parametrize("rows", [None, np.array([1, 3])], ids=["all", "some"])
-def test_the_tokens_of_a_batch_are_its_positions_without_padding_whichever_rows_are_read(tmp_path, encoding, rows):
+def test_the_tokens_of_a_batch_are_its_positions_without_padding(tmp_path, encoding, rows):
     path = room.write_jsonl(tmp_path / "a.jsonl", _documents(range(1, 60)))
     recipe = room.recipe(tmp_path, path, encoding=encoding, batch_size=5)
     data = TrainSet(caches.build(recipe), recipe)
     for step in range(40):
-        data.batch(step, rows)
-        assert data.tokens(step) == (data.batch(step)["weights"] > 0).sum()
+        batch = data.batch(step, rows)
+        # of the very last token of a stream there is nothing to predict
+        assert CausalLMTask().count(batch)["tokens"] - (batch["weights"] > 0).sum() in (0, 1)
 
 
 @pytest.mark.parametrize("encoding", PADDED, ids=str)
@@ -236,7 +237,7 @@ def test_a_run_of_so_many_tokens_sees_about_so_many_without_padding(tmp_path, en
     recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"steps": None, "tokens": 30_000})})
     data = TrainSet(caches.build(recipe), recipe)
     plan = make_plan(recipe, devices=Devices(count=1), vocab_size=300, data=data.size())
-    seen = sum(data.tokens(step) for step in range(plan.steps))
+    seen = sum(CausalLMTask().count(data.batch(step))["tokens"] for step in range(plan.steps))
     assert seen == pytest.approx(30_000, rel=0.02)
     assert plan.total_tokens == pytest.approx(seen, rel=0.02)
     assert not may_start_early(recipe.model_copy(update={"data": recipe.data.model_copy(update={"shuffle": False})}))

@@ -15,7 +15,6 @@ from trainkit.data.batches.layout import Batch
 from trainkit.data.cache import build as caches
 from trainkit.data.checks.show import show
 from trainkit.errors import TrainkitError
-from trainkit.tasks import check_learnable
 
 
 def picture(seed: int) -> np.ndarray:
@@ -57,8 +56,8 @@ def test_an_epoch_of_images_has_each_once_with_its_label(tmp_path: Path, stored:
         seen = {(image.tobytes(), int(label)) for image, label in zip(batch["images"], batch["labels"], strict=True)}
         assert seen == {(pixels.tobytes(), number % 3) for number, pixels in enumerate(pictures)}
     assert [row.label for row in show(cache, data, 0)] == data.batch(0)["labels"].tolist()
-    with pytest.raises(TrainkitError, match="learns from text"):
-        check_learnable(recipe.task, recipe.data)
+    with pytest.raises(TrainkitError, match="does not learn from documents of type image"):
+        recipe.task.check_documents(recipe.data.train)
 
 
 def test_an_image_that_does_not_decode_is_told_with_its_row_or_skipped(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from jax.sharding import get_abstract_mesh
 
 from trainkit.events.log import EventLog, read
 from trainkit.parallel import mesh
+from trainkit.tasks import Loss, Task
 from trainkit.train.compilations import Compilations
 from trainkit.train.evaluate import Evaluator
 from trainkit.train.state import State, initial_live
@@ -29,18 +30,15 @@ class Set:
         return {"x": np.arange(8, dtype=np.float32).reshape(8, 1) + 8 * index}
 
 
-class Task:
+class SumTask(Task):
     """Notes the size of the mesh whenever its loss is traced."""
 
     def __init__(self) -> None:
         self.meshes: list[int] = []
 
-    def loss(self, model, batch):
+    def loss(self, model, batch, *, key):
         self.meshes.append(0 if get_abstract_mesh().empty else get_abstract_mesh().size)
-        return batch["x"].sum(), jnp.float32(batch["x"].size)
-
-    def report(self, *, loss, targets, bytes):
-        return {"loss": loss}
+        return Loss(batch["x"].sum(), jnp.float32(batch["x"].size))
 
 
 class Growing(Set):
@@ -55,7 +53,7 @@ def test_an_evaluation_that_waits_for_its_set_hears_that_the_run_is_to_end(tmp_p
     evaluator = Evaluator(
         {"one": Growing()},
         batch_size=8,
-        task=Task(),
+        task=SumTask(),
         compute=np.dtype(np.float32),
         mesh=mesh.make_mesh(data=1, fsdp=1),
         log=log,
@@ -67,7 +65,7 @@ def test_an_evaluation_that_waits_for_its_set_hears_that_the_run_is_to_end(tmp_p
 
 
 def test_an_evaluation_knows_the_mesh_and_is_compiled_once_for_all_its_batches(tmp_path: Path) -> None:
-    device_mesh, log, task = mesh.make_mesh(data=2, fsdp=2), EventLog(tmp_path, attempt=1), Task()
+    device_mesh, log, task = mesh.make_mesh(data=2, fsdp=2), EventLog(tmp_path, attempt=1), SumTask()
     evaluator = Evaluator(
         {"one": Set(), "two": Set()},
         batch_size=8,

@@ -72,7 +72,7 @@ def with_share(memory, share):
 
 
 def test_the_categories_of_a_compiled_step_are_what_the_compiler_tells(program):
-    (step,) = program.by_length.values()
+    (step,) = program.by_shapes.values()
     told, memory = step.memory_analysis(), program.memory
     assert sum(memory.temporary.values()) == told.temp_size_in_bytes
     state = state_shapes(program.built)

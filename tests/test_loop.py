@@ -78,7 +78,7 @@ class Played:
         self.commands = SentCommands(*orders)
         self.signal = SimpleNamespace(received=None, count=0)
         course = LiveSchedule(self.recipe.schedule, steps=STEPS, live=self.state.live)
-        meter = MetricsWriter(log, data=lambda step: {}, work=WORK)
+        meter = MetricsWriter(log, data=lambda step: {}, work=StepWork(flops_per_token=1, peak_flops=None))
         self.compilations = Compilations(log)
         self.job = Job(
             recipe=self.recipe,
@@ -122,7 +122,9 @@ def log(tmp_path: Path) -> Iterator[EventLog]:
 
 def test_the_rate_of_a_step_is_that_of_its_tokens_and_not_of_its_padding(tmp_path: Path, log: EventLog) -> None:
     loop = Played(tmp_path / "here", log)
-    padded = SimpleNamespace(next=lambda: Fed({"tokens": np.zeros((1, 2, 4))}, tokens=5, waited=0.0))
+    padded = SimpleNamespace(
+        next=lambda: Fed({"tokens": np.zeros((1, 2, 4))}, size={"tokens": 5, "samples": 1}, waited=0.0)
+    )
     train(loop.state, replace(loop.job, feed=padded))
     loop.compilations.close()
     told = [event["metrics"] for event in read(tmp_path) if event["type"] == "step"]
@@ -204,7 +206,7 @@ class Stalled:
         one = SimpleNamespace(global_size=2, accumulation=1)
         sharding = NamedSharding(make_mesh(data=1, fsdp=1), PartitionSpec())
         places = {"first": 0, "last": STEPS, "split": one, "sharding": sharding}
-        self.feed = Prefetch(self._batch, tokens=lambda step: 8, **places)
+        self.feed = Prefetch(self._batch, count=lambda batch: {}, **places)
 
     def _batch(self, step: int, rows: Any = None) -> dict[str, np.ndarray]:
         if step:

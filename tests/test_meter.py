@@ -22,7 +22,8 @@ from trainkit.train import metrics as module
 from trainkit.train.metrics import MetricsWriter, StepWork
 from trainkit.train.step import WEIGHT
 
-WORK = StepWork(samples=8, flops_per_token=6_000_000, peak_flops=1e12)
+WORK = StepWork(flops_per_token=6_000_000, peak_flops=1e12)
+SIZE = {"tokens": 64, "samples": 8}
 PARTS = ("time/data_wait", "time/dispatch", "time/device")
 
 
@@ -44,7 +45,7 @@ def metrics(run: Path) -> list[dict[str, float]]:
 
 @given(st.integers(1, 10**6), st.floats(1e-4, 1e3))
 def test_every_rate_is_the_same_time_seen_otherwise(tokens: int, seconds: float) -> None:
-    told = WORK.rates(tokens=tokens, seconds=seconds)
+    told = WORK.rates({"tokens": tokens, "samples": 8}, seconds=seconds)
     flops = tokens * WORK.flops_per_token / seconds
     assert told["throughput/samples_per_second"] == pytest.approx(8 / seconds, rel=1e-3)
     assert told["throughput/model_tflops"] == pytest.approx(flops / 1e12, rel=1e-3)
@@ -52,7 +53,7 @@ def test_every_rate_is_the_same_time_seen_otherwise(tokens: int, seconds: float)
 
 
 def test_without_a_known_peak_there_is_no_utilisation_and_all_else_is_told() -> None:
-    told = WORK._replace(peak_flops=None).rates(tokens=64, seconds=1.0)
+    told = WORK._replace(peak_flops=None).rates({"tokens": 64, "samples": 8}, seconds=1.0)
     assert set(told) == {f"throughput/{name}" for name in ("tokens_per_second", "samples_per_second", "model_tflops")}
 
 
@@ -63,7 +64,7 @@ def test_the_peak_is_that_of_all_devices_that_train_and_the_recipe_knows_it_bett
     plan = make_plan(recipe, devices=h200, vocab_size=300, data=DataSize(examples=9, tokens=9, documents=9, bytes=9))
     found = StepWork.of(plan, tflops=None)
     assert found.peak_flops == pytest.approx(2 * 989.4e12), "two of the four train, in bfloat16"
-    assert (found.samples, found.flops_per_token) == (16, plan.flops_per_token)
+    assert found.flops_per_token == plan.flops_per_token
     assert StepWork.of(plan, tflops=1.0).peak_flops == 2e12
 
 
@@ -94,7 +95,7 @@ def test_the_parts_of_a_step_add_up_to_it_and_what_came_between_is_told_with_the
         clock.now += 1  # a batch is waited for
         with meter.spent("dispatch"):
             clock.now += 2
-        meter.add(step, result(step), waited=1.0, tokens=64)
+        meter.add(step, result(step), waited=1.0, size=SIZE)
         if step == 3:
             meter.flush()
             with meter.spent("evaluation"):
@@ -116,8 +117,8 @@ def test_the_parts_of_a_step_add_up_to_it_and_what_came_between_is_told_with_the
 
 def test_a_step_that_learned_from_nothing_is_logged_without_a_loss(tmp_path: Path, log: EventLog) -> None:
     meter = MetricsWriter(log, data=lambda step: {}, work=WORK)
-    meter.add(1, result(2) | {WEIGHT: jnp.float32(0)}, waited=0.0, tokens=64)
-    meter.add(2, result(3), waited=0.0, tokens=64)
+    meter.add(1, result(2) | {WEIGHT: jnp.float32(0)}, waited=0.0, size=SIZE)
+    meter.add(2, result(3), waited=0.0, size=SIZE)
     meter.flush()
     first, second = (event["metrics"] for event in read(tmp_path) if event["type"] == "step")
     assert "train/loss" not in first and first["gradients/norm"] == 1

@@ -29,6 +29,7 @@ from trainkit.run.out_of_memory import start_again
 from trainkit.run.program import Program
 from trainkit.run.start import Start
 from trainkit.rundir.directory import create
+from trainkit.tasks import Loss, Task
 from trainkit.train.evaluate import Evaluator
 from trainkit.train.state import State, initial_live
 
@@ -208,12 +209,9 @@ class Set:
         return {"x": np.arange(8, dtype=np.float32).reshape(8, 1) + 8 * index}
 
 
-class Task:
-    def loss(self, model, batch):
-        return batch["x"].sum(), np.float32(batch["x"].size)
-
-    def report(self, *, loss, targets, bytes):
-        return {"loss": loss}
+class SumTask(Task):
+    def loss(self, model, batch, *, key):
+        return Loss(batch["x"].sum(), jnp.float32(batch["x"].size))
 
 
 @pytest.mark.parametrize(("most", "parts"), [(8, 1), (4, 2), (3, 4), (1, 8), (0, None)])
@@ -222,7 +220,7 @@ def test_an_evaluation_without_memory_is_done_in_smaller_parts_with_the_same_res
     evaluator = Evaluator(
         {"set": Set()},
         batch_size=8,
-        task=Task(),
+        task=SumTask(),
         compute=np.dtype(np.float32),
         mesh=make_mesh(data=1, fsdp=1),
         log=log,
@@ -230,10 +228,10 @@ def test_an_evaluation_without_memory_is_done_in_smaller_parts_with_the_same_res
     )
     add = evaluator._add
 
-    def refuse(sums, state, batch):
+    def refuse(sums, state, batch, key):
         if batch["x"].shape[1] > most:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
-        return add(sums, state, batch)
+        return add(sums, state, batch, key)
 
     evaluator._add = refuse  # type: ignore[assignment]
 

@@ -60,7 +60,12 @@ def logits(model: LanguageModel, batch: Batch) -> jax.Array:
 @eqx.filter_jit
 def gradients(model: LanguageModel, batch: Batch) -> tuple[tuple[jax.Array, jax.Array], LanguageModel]:
     """((sum of losses, sum of weights), gradients)."""
-    return eqx.filter_value_and_grad(CausalLMTask().loss, has_aux=True)(model, batch)
+
+    def loss(model):
+        total, weight, _ = CausalLMTask().loss(model, batch)
+        return total, weight
+
+    return eqx.filter_value_and_grad(loss, has_aux=True)(model)
 
 
 def of_each(batch: Batch, values: jax.Array) -> list[np.ndarray]:

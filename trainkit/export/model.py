@@ -163,7 +163,8 @@ def _read_back(out: Path, vocab: int, length: int, on: Mesh) -> LanguageModel:
 
 @eqx.filter_jit
 def _logits(model: LanguageModel, tokens_BT: Array) -> Array:
-    return model.logits(model.hidden(tokens_BT)[0])
+    found = model.hidden(tokens_BT)
+    return model.logits(found[0] if isinstance(found, tuple) else found)  # a causal model also returns its cache
 
 
 def _apart(found: np.ndarray, wanted: np.ndarray) -> float:

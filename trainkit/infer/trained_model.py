@@ -80,6 +80,7 @@ def open_run(directory: Path, step: int | None = None) -> TrainedModel:
         TrainkitError: there is no such checkpoint, it is damaged, or it is not of the run's recipe.
     """
     recipe = recipe_of(directory).recipe
+    check_generates(recipe.model, directory)
     info = checkpoint_of(directory, step)
     codec = vocabulary.load(directory / TOKENIZER)
     there = all_devices(recipe.parallel.platform, fsdp=recipe.parallel.fsdp)
@@ -142,7 +143,9 @@ def open_pretrained(directory: Path) -> TrainedModel:
     tokenizers = tuple(found / TOKENIZER for found in directories)
     there = all_devices("auto")
     dtype = jnp.dtype("float32" if jax.devices()[0].platform == "cpu" else "bfloat16")
-    spec, codec = read_spec(base), vocabulary.load(next(filter(Path.is_file, tokenizers), tokenizers[-1]), config=True)
+    spec = read_spec(base)
+    check_generates(spec, directory)
+    codec = vocabulary.load(next(filter(Path.is_file, tokenizers), tokenizers[-1]), config=True)
     build = partial(_built, spec, vocab_size=_rows(spec, codec), length=spec.context_length or 1)
     shapes = jax.eval_shape(build, jax.random.key(0))
     finish: Callable[[LanguageModel], LanguageModel]
@@ -159,6 +162,16 @@ def open_pretrained(directory: Path) -> TrainedModel:
         chat=None,
         directories=directories,
     )
+
+
+def check_generates(spec: Model, where: Path) -> None:
+    """Raise TrainkitError where a model of this family continues no text."""
+    if spec.kind != "causal":
+        raise TrainkitError(
+            f'a model of type = "{spec.type}" ({spec.kind}) predicts hidden tokens and generates no text',
+            where=str(where),
+            hint="trainkit export writes it for other programs; models of the kind causal generate text",
+        )
 
 
 def _rows(spec: Model, codec: LoadedTokenizer) -> int:

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from trainkit.models.attention import AttentionSpec, causal_attention
 from trainkit.models.custom_vjps import exact_gelu
 from trainkit.models.layers import LayerNorm, Linear
+from trainkit.models.master_weights import Weight, lookup
 from trainkit.models.remat import block_input, rematerialised
 from trainkit.models.stack import positions
 from trainkit.parallel.devices import AttentionName
@@ -79,6 +80,11 @@ class EncoderModel(eqx.Module):
     output_bias: Float[Array, " V"]
     remat: Remat = eqx.field(static=True)
 
+    @property
+    def context_length(self) -> int:
+        """Return the number of learned positions."""
+        return self.position_embedding.shape[0]
+
     @staticmethod
     def init(
         spec: Bert,
@@ -127,7 +133,8 @@ class EncoderModel(eqx.Module):
         """
         at_BT = positions(tokens_BT) if positions_BT is None else positions_BT
         types_BT = jnp.zeros_like(tokens_BT) if types_BT is None else types_BT
-        x_BTD = self.token_embedding[tokens_BT] + self.type_embedding[types_BT] + self.position_embedding[at_BT]
+        x_BTD = lookup(self.token_embedding, tokens_BT) + lookup(self.type_embedding, types_BT)
+        x_BTD = x_BTD + lookup(self.position_embedding, at_BT)
         x_BTD = self.embedding_norm(x_BTD)
 
         def layer(x_BTD: Array, block: Any) -> tuple[Array, None]:
@@ -140,15 +147,16 @@ class EncoderModel(eqx.Module):
         states = self.head_norm(exact_gelu(self.head(hidden_BTD)))
         return jnp.concatenate([states, jnp.ones_like(states[..., :1])], -1)
 
-    def unembedding(self) -> Float[Array, "V D+1"]:
+    def unembedding(self) -> Float[Array, "V D+1"] | Weight:
         """Return the output matrix, which is the token embedding, with its bias as a last column."""
-        bias_V1 = self.output_bias[:, None].astype(self.token_embedding.dtype)
-        return jnp.concatenate([self.token_embedding, bias_V1], -1)
+        pair = self.token_embedding, self.output_bias
+        return jax.tree.map(lambda table_VD, bias_V: jnp.concatenate([table_VD, bias_V[:, None]], -1), *pair)
 
     def logits(self, hidden_BTD: Float[Array, "*n D"]) -> Float[Array, "*n V"]:
         """Return the logits of every entry of the vocabulary, in float32."""
         states = self.prediction_states(hidden_BTD)
-        return jnp.einsum("...d,vd->...v", states, self.unembedding(), preferred_element_type=jnp.float32)
+        rounded_VD = Weight.of(self.unembedding()).rounded
+        return jnp.einsum("...d,vd->...v", states, rounded_VD, preferred_element_type=jnp.float32)
 
 
 def _norm(spec: Bert) -> LayerNorm:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +55,44 @@ def blocked_cross_entropy(
 
     totals = on_own_rows(total, hidden_BTD, Weight.of(unembedding_VD), targets_BT, weights_BT, whole=(1,))
     return totals.sum(), weights_BT.sum()
+
+
+def count_correct(
+    hidden_BTD: Float[Array, "B T D"],
+    unembedding_VD: Float[Array, "V D"] | Weight,
+    targets_BT: Int[Array, "B T"],
+    weights_BT: Float[Array, "B T"],
+) -> Float[Array, ""]:
+    """Return the sum of the weights of the targets that have the largest logit, float32; it has no gradient.
+
+    The logits are made again, in the blocks of `blocked_cross_entropy`.
+    """
+    weights_BT = weights_BT.astype(jnp.float32)
+
+    def total(hidden_BTD: Array, unembedding_VD: Array, targets_BT: Array, weights_BT: Array) -> Array:
+        vocab, d = unembedding_VD.shape
+        tokens = weights_BT.size
+        size = min(tokens_in_block(tokens=tokens, hidden=d, vocab_size=vocab), tokens)
+        settings = LossBlocks(size, min(_entries_at_once(size, vocab), vocab), None, hidden_BTD.dtype)
+
+        def add(total: Array, start: Array, x_ND: Array, targets_N: Array, weights_N: Array) -> Array:
+            def see(best: tuple[Array, Array], start: Array, logits_NU: Array, w_UD: Array) -> tuple[Any, None]:
+                top_N, entry_N = best
+                here_N = logits_NU.max(-1)
+                larger_N = here_N > top_N
+                entry_N = jnp.where(larger_N, start + logits_NU.argmax(-1).astype(jnp.int32), entry_N)
+                return (jnp.where(larger_N, here_N, top_N), entry_N), None
+
+            none = jnp.full(len(x_ND), -jnp.inf), jnp.zeros(len(x_ND), jnp.int32)
+            (_, entry_N), _ = _over_entries(see, none, x_ND, unembedding_VD, settings)
+            return total + jnp.where(entry_N == targets_N, weights_N, 0).sum()
+
+        flat = targets_BT.reshape(tokens), weights_BT.reshape(tokens)
+        return _over_tokens(add, jnp.float32(0), hidden_BTD.reshape(tokens, d), *flat, settings)[None]
+
+    rounded_VD = Weight.of(unembedding_VD).rounded
+    fixed = jax.lax.stop_gradient((hidden_BTD, rounded_VD, targets_BT, weights_BT))
+    return on_own_rows(total, *fixed, whole=(1,)).sum()
 
 
 def _entries_at_once(tokens: int, vocab: int) -> int:

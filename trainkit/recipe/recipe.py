@@ -7,11 +7,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.adapter import Adapter
 from trainkit.recipe.sections.data import Data
 from trainkit.recipe.sections.hardware import Parallel, Precision
 from trainkit.recipe.sections.lora_targets import check_adapter, trained_shapes
-from trainkit.recipe.sections.model import Model
+from trainkit.recipe.sections.model import MODELS, Model
 from trainkit.recipe.sections.optimizer import Optimizer
 from trainkit.recipe.sections.plugins import Plugins
 from trainkit.recipe.sections.schedule import Cosine, Schedule
@@ -19,7 +20,7 @@ from trainkit.recipe.sections.task import CausalLM, Task
 from trainkit.recipe.sections.tokenizer import Tokenizer
 from trainkit.recipe.sections.train import Train
 from trainkit.recipe.sections.upkeep import Checkpoint, Evaluate, Export, Sample, Statistics, Track
-from trainkit.recipe.spec import Spec
+from trainkit.recipe.spec import Spec, type_of
 
 
 class Run(Spec):
@@ -80,6 +81,27 @@ class Recipe(Spec):
     def _the_adapter_fits_the_model(self) -> Recipe:
         if self.adapter is not None:
             check_adapter(self.adapter, self.model)
+        return self
+
+    @model_validator(mode="after")
+    def _the_task_fits(self) -> Recipe:
+        kinds = {type_of(model): model.kind for model in MODELS}
+        self.task.check_model(self.model.type, self.model.kind, kinds)
+        if self.task.masks and self.tokenizer.train is not None:
+            raise ValueError(
+                f'tokenizer.train makes a tokenizer without the mask token that task.type = "{self.task.type}" needs:'
+                " give tokenizer.path instead"
+            )
+        if self.sample is not None and self.model.kind != "causal":
+            raise ValueError(
+                f'sample.prompts are continued, which model.type = "{self.model.type}" ({self.model.kind}) cannot do:'
+                " leave [sample] out"
+            )
+        if "task" in self.model_fields_set:  # without the section, documents for another task can still be cached
+            try:
+                self.task.check_documents(self.data.train)
+            except TrainkitError as error:
+                raise ValueError(f"{error.where}: {error.problem}; {error.hint}") from None
         return self
 
     @model_validator(mode="after")

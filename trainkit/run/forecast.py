@@ -48,7 +48,8 @@ def forecast(recipe: Recipe, plan: Plan) -> Forecast:
 
     def layouts(recipe: Recipe) -> dict[int, Any]:
         batch_size = recipe.train.batch_size
-        longest = longest_layout(recipe.data, batch_size=batch_size, vocab_size=plan.vocab_size)
+        shifted = recipe.task.shifted
+        longest = longest_layout(recipe.data, batch_size=batch_size, vocab_size=plan.vocab_size, shifted=shifted)
         return {recipe.data.sequence_length: longest}
 
     def memory(recipe: Recipe, plan: Plan) -> Memory | None:

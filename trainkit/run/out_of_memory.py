@@ -87,7 +87,7 @@ def compile_smaller(recipe: Recipe, plan: Plan, built: BuiltStep, layouts: Layou
             if not is_out_of_memory(error):
                 raise
         plan = smaller_plan(recipe, plan)
-        built = build(recipe, plan)
+        built = build(recipe, plan, task=built.task)
 
 
 @contextmanager

@@ -25,6 +25,8 @@ from trainkit.run.program import Program, build, fit_program, log_plan, log_prog
 from trainkit.run.repeat import commands_to_repeat
 from trainkit.run.replan import previous_choice
 from trainkit.run.start import Start
+from trainkit.tasks import build as build_task
+from trainkit.tasks import check_tokenizer
 from trainkit.train.live_schedule import LiveSchedule
 from trainkit.train.profile import check_steps
 from trainkit.train.state import State
@@ -53,7 +55,8 @@ def prepare_training(
     """Plan and compile the step, and make or read the state meanwhile. Out of memory, the plan is that of `again`."""
     recipe = loaded.recipe
     plan = again.plan if again else plan_of(recipe, cache, data, before=partial(previous_choice, directory))
-    built = build(recipe, plan)
+    check_tokenizer(recipe.task, cache.tokenizer)
+    built = build(recipe, plan, task=build_task(recipe.task, cache.tokenizer))
     stop = Stop()
     with ThreadPoolExecutor(1, "compile") as thread, contextlib.ExitStack() as leaving:
         leaving.callback(stop.set)  # who leaves with an exception waits for what is being compiled, and no longer

@@ -36,6 +36,8 @@ from trainkit.train.step import Metrics, Step, make_step
 
 #: The layout of the batches of each length.
 Layouts = Mapping[int, Layout]
+#: The shapes of a batch's arrays, in the order of their names.
+Shapes = tuple[tuple[int, ...], ...]
 
 
 class BuiltStep(NamedTuple):
@@ -56,11 +58,11 @@ class BuiltStep(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """The step of a run, compiled for batches of every length that it has. Callable as the step."""
+    """The step of a run, compiled for the shapes of all its batches. Callable as the step."""
 
     plan: Plan
     built: BuiltStep
-    by_length: Mapping[int, Step]
+    by_shapes: Mapping[Shapes, Step]
     memory: Memory | None
     """Of the length that needs most; None where the compiler does not tell."""
     seconds: float
@@ -71,13 +73,16 @@ class Program:
         return jax.tree.unflatten(jax.tree.structure(state_shapes(self.built)), jax.tree.leaves(state))
 
     def __call__(self, state: State, batch: Mapping[str, Array]) -> tuple[State, Metrics]:
-        if len(self.by_length) == 1:
-            return next(iter(self.by_length.values()))(state, batch)
-        return self.by_length[batch["tokens"].shape[-1]](state, batch)
+        if len(self.by_shapes) == 1:
+            return next(iter(self.by_shapes.values()))(state, batch)
+        return self.by_shapes[_shapes(batch)](state, batch)
 
 
-def build(recipe: Recipe, plan: Plan) -> BuiltStep:
-    """Model, optimiser, task and step for the plan's devices; nothing is allocated."""
+def build(recipe: Recipe, plan: Plan, *, task: Task | None = None) -> BuiltStep:
+    """Model, optimiser, task and step for the plan's devices; nothing is allocated.
+
+    `task` is None where only shapes matter: the task is then made without the tokenizer.
+    """
     device = devices.capabilities()
     if not plan.devices.supposed:
         devices.require_precision(plan.compute, device)
@@ -120,7 +125,7 @@ def build(recipe: Recipe, plan: Plan) -> BuiltStep:
     mesh.check_layout(whole, fsdp=plan.fsdp_axis)
     device_mesh, zero1 = mesh.make_mesh(data=plan.data_axis, fsdp=plan.fsdp_axis), recipe.parallel.zero1
     rate = optim.learning_rate(recipe.schedule, peak=recipe.optimizer.learning_rate, steps=plan.steps)
-    task = build_task(recipe.task)
+    task = task or build_task(recipe.task)
     step = make_step(
         task=task,
         optimizer=optimizer,
@@ -153,16 +158,16 @@ def compile_program(built: BuiltStep, plan: Plan, layouts: Layouts) -> Program:
     started = time.perf_counter()
     state = state_shapes(built)
     step = jax.jit(built.step, donate_argnums=0, out_shardings=(built.shardings, mesh.replicated(built.mesh)))
-    by_length: dict[int, Step] = {}
+    by_shapes: dict[Shapes, Step] = {}
     most: Memory | None = None
-    for length, layout in layouts.items():
+    for layout in layouts.values():
         batch = _batch(layout, plan, built)
         # by the mesh the cross-entropy knows which rows each device has: see `parallel/rows.py`
         with jax.set_mesh(built.mesh):
-            by_length[length] = done = step.lower(state, batch).compile()
+            by_shapes[_shapes(batch)] = done = step.lower(state, batch).compile()
         needed = memory.memory_of(done, state, batch, plan)
         most = max(filter(None, (most, needed)), key=lambda memory: memory.peak, default=None)
-    return Program(plan, built, by_length, most, time.perf_counter() - started)
+    return Program(plan, built, by_shapes, most, time.perf_counter() - started)
 
 
 def fit_program(
@@ -181,7 +186,7 @@ def fit_program(
         stop.check()
         if choice == plan.choice:
             return compile_program(built, plan, layouts)
-        return compile_program(build(recipe, again(choice)), again(choice), layouts)
+        return compile_program(build(recipe, again(choice), task=built.task), again(choice), layouts)
 
     possible = list(choices(recipe, replicas=plan.batch.replicas, platform=plan.devices.platform))
     search: Any = {
@@ -204,6 +209,10 @@ def state_shapes(built: BuiltStep) -> State:
         jax.eval_shape(built.initial, jax.random.key(0)),
         built.shardings,
     )
+
+
+def _shapes(batch: Mapping[str, Any]) -> Shapes:
+    return tuple(tuple(batch[name].shape) for name in sorted(batch))
 
 
 def _batch(layout: Layout, plan: Plan, built: BuiltStep) -> dict[str, jax.ShapeDtypeStruct]:

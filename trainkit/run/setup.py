@@ -15,6 +15,7 @@ from trainkit.data.batches.dataset import TrainSet, may_start_early
 from trainkit.data.batches.evaluation_set import EvalSet, validation_sources
 from trainkit.data.cache import build as caches
 from trainkit.data.cache import recorded
+from trainkit.data.tokenizer.load import peek
 from trainkit.events.control import Server
 from trainkit.events.log import EventLog
 from trainkit.export.background import Exporting
@@ -39,7 +40,7 @@ from trainkit.run.prepare import Ready, prepare_training
 from trainkit.run.pretrained import check_weights
 from trainkit.run.program import BuiltStep, build
 from trainkit.run.start import Start
-from trainkit.tasks import check_learnable
+from trainkit.tasks import check_tokenizer
 from trainkit.track.projections import asked, require
 from trainkit.track.sidecar import Sidecars
 from trainkit.train.checkpointing import Checkpointing
@@ -165,7 +166,7 @@ def _run_once(ready: Ready, start: Start, resources: Resources, *, before: Comma
         opened.callback(lambda: profile.close(log.step, starts_again=starts_again))
         sharding = mesh.batch_sharding(built.mesh)
         feed = Prefetch(
-            data.batch, tokens=data.tokens, first=first, last=plan.steps, split=plan.batch, sharding=sharding
+            data.batch, count=built.task.count, first=first, last=plan.steps, split=plan.batch, sharding=sharding
         )
         opened.callback(feed.close)
 
@@ -207,7 +208,9 @@ def _check(recipe: Recipe, start: Start, *, done: int) -> None:
     for tracker in asked(recipe.track):
         if tracker != "aim":  # it comes with trainkit: where it is missing nonetheless, an alert says so
             require(tracker)
-    check_learnable(recipe.task, recipe.data)
+    recipe.task.check_documents(recipe.data.train)
+    if recipe.task.masks and (codec := peek(recipe)) is not None:
+        check_tokenizer(recipe.task, codec)
     if recipe.train.steps is not None:  # the run may have been ordered to end before: it is checked again then
         check_steps(start.profile, done=done, total=recipe.train.steps)
 
@@ -251,6 +254,7 @@ def _evaluator(
             at_once=at_once,
             max_batches=recipe.evaluate.max_batches,
             seed=recipe.run.seed,
+            shifted=recipe.task.shifted,
         )
         for (name, stream), source in zip(cache.validation.items(), validation_sources(recipe), strict=True)
     }
@@ -266,6 +270,9 @@ def _evaluator(
 
 
 def _sampler(recipe: Recipe, directory: Path, cache: caches.Cache, built: BuiltStep, *, log: EventLog) -> SampleReport:
+    if recipe.model.kind != "causal":  # an order may ask for samples, though no recipe can
+        told = f'model.type = "{recipe.model.type}" ({recipe.model.kind}) generates no text: nothing was sampled'
+        return lambda state, step, prompts=None: log.write("alert", step=step, kind="sample", message=told)
     texts, spec = text_format_of(recipe, directory, cache.tokenizer), recipe.sample or upkeep.Sample()
     find = template_of if spec.has_conversations else usable_template
     sampler = Sampler(

@@ -1,5 +1,6 @@
-"""Tasks: a batch to (sum of losses, sum of weights), and what an evaluation reports. A task knows no loop."""
+"""Tasks: a batch to its loss and metrics, and what an evaluation reports. A task knows no loop."""
 
-from trainkit.tasks.build import Task, build, check_learnable
+from trainkit.tasks.build import build, check_tokenizer
+from trainkit.tasks.task import Loss, Task
 
-__all__ = ["Task", "build", "check_learnable"]
+__all__ = ["Loss", "Task", "build", "check_tokenizer"]

@@ -1,45 +1,25 @@
-"""From spec to task, and what the loop asks of every task."""
+"""From spec to task, and what is checked before there is one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
-
-from jaxtyping import Array, Float
-
+from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import TrainkitError
-from trainkit.models.stack import LanguageModel
-from trainkit.recipe.sections import task as spec
-from trainkit.recipe.sections.data import Data
-from trainkit.recipe.sections.document import Image, Labelled
-from trainkit.recipe.sections.source import RowSource
-from trainkit.tasks.causal_lm import CausalLMTask
+from trainkit.recipe.sections.task import TaskSpec
+from trainkit.recipe.spec import implementation_of
+from trainkit.tasks.task import Task
 
 
-class Task(Protocol):
-    def loss(self, model: LanguageModel, batch: Mapping[str, Array]) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        """Sum of the weighted losses, in nats, and sum of the weights; float32. The step divides once, at the end."""
-
-    def report(self, *, loss: float, targets: int, bytes: int) -> dict[str, float]:
-        """What an evaluation shows, by the last part of the metric's name.
-
-        `loss` is the weighted mean; `targets` (tokens to be predicted) and `bytes` are those of the set's documents.
-        """
+def build(spec: TaskSpec, tokenizer: LoadedTokenizer | None = None) -> Task:
+    """Return the task of a recipe. Without a tokenizer it has the right shapes and must not be trained with."""
+    task: Task = implementation_of(spec).build(spec, tokenizer)
+    return task
 
 
-def check_learnable(task: spec.Task, data: Data) -> None:
-    """Raises TrainkitError where the task cannot learn from documents of the recipe's kind."""
-    for number, source in enumerate(data.train):
-        document = source.document if isinstance(source, RowSource) else None
-        if isinstance(document, Labelled | Image):
-            raise TrainkitError(
-                f"the task {task.type} learns from text; the documents of type {document.type} have labels",
-                where=f"data.train.{number}.document",
-                hint="they can be cached and inspected; to train on them, give them as text: a template or a prompt",
-            )
-
-
-def build(task: spec.Task) -> Task:
-    match task:
-        case spec.CausalLM():
-            return CausalLMTask()
+def check_tokenizer(spec: TaskSpec, tokenizer: LoadedTokenizer) -> None:
+    """Raise TrainkitError where the task needs a token that the tokenizer does not have."""
+    if spec.masks and tokenizer.mask is None:
+        raise TrainkitError(
+            f"the task {spec.type} needs a mask token, and the tokenizer has none",
+            where=str(tokenizer.path),
+            hint='name it in a tokenizer_config.json beside it, {"mask_token": "…"}, or use a tokenizer that has one',
+        )

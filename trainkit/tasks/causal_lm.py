@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, PRNGKeyArray
 
+from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.models.loss import blocked_cross_entropy
 from trainkit.models.stack import LanguageModel
+from trainkit.recipe.sections.task import CausalLM
+from trainkit.tasks.statistics import Statistic
+from trainkit.tasks.task import Loss, Task
 
 
-@dataclass(frozen=True)
-class CausalLMTask:
-    def loss(self, model: LanguageModel, batch: Mapping[str, Array]) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        """See `Task.loss`. The batch has `tokens`, `targets` and `weights`, all (B, T).
+class CausalLMTask(Task):
+    """Cross-entropy of the next tokens."""
+
+    def loss(self, model: LanguageModel, batch: Mapping[str, Array], *, key: PRNGKeyArray | None = None) -> Loss:
+        """See `Task.loss`; nothing is drawn. The batch has `tokens`, `targets` and `weights`, all (B, T).
 
         Where it also has `segments` and `positions`, a document neither sees its neighbours in the row nor knows where
         in the row it stands. What lies beyond `filled` is padding. A penalty of the model, such as of experts unevenly
@@ -34,12 +38,20 @@ class CausalLMTask:
             hidden_BTD, model.unembedding(), targets_BT, batch["weights"], softcap=model.final_softcap
         )
         # it has a gradient and no value: the loss that is shown is that of the predictions, whatever the family
-        return total + weight * (penalty - jax.lax.stop_gradient(penalty)), weight
+        return Loss(total + weight * (penalty - jax.lax.stop_gradient(penalty)), weight)
 
-    def report(self, *, loss: float, targets: int, bytes: int) -> dict[str, float]:
-        """Loss in nats per target, its exponential, and bits per byte of the set's UTF-8 text where that is known.
+    def report(
+        self, *, loss: float, metrics: Mapping[str, Statistic] | None = None, targets: int, bytes: int
+    ) -> dict[str, float]:
+        """Return the loss in nats per target, its exponential, and bits per byte of the set's UTF-8 text where that is
+        known.
 
         Bits per byte compares models of different tokenizers (Gao et al. 2020, The Pile, section 3.1).
         """
         report = {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
         return {**report, "bits_per_byte": loss / math.log(2) * targets / bytes} if bytes else report
+
+
+def build(spec: CausalLM, tokenizer: LoadedTokenizer | None) -> CausalLMTask:
+    """Return the task."""
+    return CausalLMTask()

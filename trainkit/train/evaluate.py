@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
+from zlib import crc32
 
 import equinox as eqx
 import jax
@@ -18,12 +19,14 @@ from trainkit.events.log import EventLog
 from trainkit.models.casting import cast
 from trainkit.parallel.mesh import batch_sharding, replicated
 from trainkit.plan import divisors
-from trainkit.tasks import Task
+from trainkit.tasks import Loss, Task
 from trainkit.train.memory import is_out_of_memory
 from trainkit.train.prefetch import PATIENCE, HostBatch, to_device
 from trainkit.train.state import State
+from trainkit.train.step import no_loss
 
-Sums = tuple[Array, Array]
+#: What an evaluation draws random numbers for: see `step.py`.
+EVALUATION = 5
 
 
 class EvaluationSet(Protocol):
@@ -59,10 +62,12 @@ class Evaluator:
         self._log = log
         self._interrupted = interrupted
 
-        def add(sums: Sums, state: State, batch: Mapping[str, Array]) -> Sums:
+        def add(sums: Loss, state: State, batch: Mapping[str, Array], number: Array) -> Loss:
+            # of the set alone: the same is drawn at every step, after a resume and on any devices
+            key = jax.random.fold_in(jax.random.fold_in(state.key, EVALUATION), number)
             model = eqx.combine(cast(state.params, compute), cast(state.frozen, compute))
-            total, weight = task.loss(model, {name: array[0] for name, array in batch.items()})
-            return sums[0] + total, sums[1] + weight
+            loss = task.loss(model, {name: array[0] for name, array in batch.items()}, key=key)
+            return jax.tree.map(jnp.add, sums, loss)
 
         # the sums lie there before as well: otherwise it would be compiled for where they begin and for where they end
         self._add = jax.jit(add, out_shardings=self._whole)
@@ -79,14 +84,15 @@ class Evaluator:
             while not data.ready(PATIENCE):
                 if self._interrupted():
                     return
-            sums = self._summed(state, data)
+            number = np.uint32(crc32(name.encode()))
+            sums = self._summed(state, data, number)
             while sums is None:  # of what was computed nothing is left, and nothing is lost
                 self._split(step)
-                sums = self._summed(state, data)
+                sums = self._summed(state, data, number)
             if self._interrupted():
                 return
-            total, weight = sums
-            report = self._task.report(loss=total / (weight or 1), targets=data.targets, bytes=data.bytes)
+            mean = float(sums.sum) / (float(sums.weight) or 1)
+            report = self._task.report(loss=mean, metrics=sums.metrics, targets=data.targets, bytes=data.bytes)
             self._log.write(
                 "evaluated",
                 step=step,
@@ -95,25 +101,25 @@ class Evaluator:
                 seconds=round(time.perf_counter() - started, 3),
             )
 
-    def _summed(self, state: State, data: EvaluationSet) -> tuple[float, float] | None:
-        """Sums of losses and weights, of what there was before an interruption; None where there was no memory."""
+    def _summed(self, state: State, data: EvaluationSet, number: np.uint32) -> Loss | None:
+        """Return the sums on the host, of what there was before an interruption; None where there was no memory."""
         try:
-            sums: Sums = jax.device_put((np.float32(0), np.float32(0)), self._whole)
+            sums: Loss = jax.device_put(no_loss(self._task), self._whole)
             for index in range(len(data)):
                 batch = data.batch(index)
                 for part in range(self._parts):
                     rows = {name: np.array_split(array, self._parts)[part] for name, array in batch.items()}
                     arrays = to_device(rows, accumulation=1, sharding=self._sharding)
                     with jax.set_mesh(self._mesh):  # as in a step, by the mesh each device knows its rows
-                        sums = self._add(sums, state, arrays)
+                        sums = self._add(sums, state, arrays, number)
                 if self._interrupted():
                     break
-            total, weight = (float(x) for x in jax.device_get(sums))
+            found: Loss = jax.device_get(sums)
         except jax.errors.JaxRuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             return None
-        return total, weight
+        return found
 
     def _split(self, step: int) -> None:
         """Take fewer rows at once from now on; raises TrainkitError where that cannot be."""

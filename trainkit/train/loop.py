@@ -91,14 +91,14 @@ def train(state: State, job: Job) -> Outcome:
         state, stop = _between_steps(state, step, job, _Due(RequestedActions(), owed=job.owed))
         while step < job.course.total_steps and not stop:
             try:
-                batch, tokens, waited = job.feed.next()
+                batch, size, waited = job.feed.next()
                 if batch is not None:
                     job.profile.before(step + 1)
                     with job.compilations.during("training", step + 1):
                         with job.meter.spent("dispatch"):
                             state, metrics = job.step(state, batch)
                         step += 1
-                        job.meter.add(step, metrics, waited=waited, tokens=tokens)
+                        job.meter.add(step, metrics, waited=waited, size=size)
                     job.profile.after(step)
                 else:
                     job.meter.spend("data_wait", since=time.perf_counter() - waited)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -21,7 +21,6 @@ from trainkit.train.system_metrics import SystemMetrics
 class StepWork(NamedTuple):
     """What a step amounts to, and what the devices could do at best."""
 
-    samples: int
     flops_per_token: int
     """Analytic, as the plan counts them."""
     peak_flops: float | None
@@ -30,15 +29,21 @@ class StepWork(NamedTuple):
     @classmethod
     def of(cls, plan: Plan, *, tflops: float | None) -> StepWork:
         """`tflops` is what the recipe says of one device (`parallel.peak_tflops`), None where it says nothing."""
-        return cls(plan.batch.global_size, plan.flops_per_token, peak_of(plan, tflops=tflops))
+        return cls(plan.flops_per_token, peak_of(plan, tflops=tflops))
 
-    def rates(self, *, tokens: int, seconds: float) -> dict[str, float]:
-        """The metrics of a step that took so long; model FLOP/s utilisation (Chowdhery et al. 2022, appendix B) only
-        where the peak is known."""
+    def rates(self, size: Mapping[str, int], *, seconds: float) -> dict[str, float]:
+        """Return the metrics of a step of this size (`Task.count`) that took so long.
+
+        Those of tokens only where the batch has any; model FLOP/s utilisation (Chowdhery et al. 2022, appendix B) only
+        where the peak is known.
+        """
+        tokens, samples = size["tokens"], {"throughput/samples_per_second": _digits(size["samples"] / seconds)}
+        if not tokens:
+            return samples
         flops = self.flops_per_token * tokens / seconds
         rates = {
             "throughput/tokens_per_second": round(tokens / seconds, 1),
-            "throughput/samples_per_second": _digits(self.samples / seconds),
+            **samples,
             "throughput/model_tflops": _digits(flops / 1e12),
         }
         if self.peak_flops is not None:
@@ -60,19 +65,19 @@ class MetricsWriter:
     def __init__(self, log: EventLog, *, data: Callable[[int], dict[str, float]], work: StepWork) -> None:
         """`data` says how often each source has been seen after so many steps."""
         self._log, self._data, self._work = log, data, work
-        self._pending: tuple[int, Metrics, int] | None = None
+        self._pending: tuple[int, Metrics, Mapping[str, int]] | None = None
         self._machine = SystemMetrics()
         self._last_done: float | None = None
         self._spent: defaultdict[str, float] = defaultdict(float)
 
-    def add(self, step: int, metrics: Metrics, *, waited: float, tokens: int) -> None:
-        """Take the metrics of `step`, just dispatched, and log those of the step before.
+    def add(self, step: int, metrics: Metrics, *, waited: float, size: Mapping[str, int]) -> None:
+        """Take the metrics of `step`, just dispatched, and log those of the step before; `size` is `Task.count`'s.
 
         Raises:
             TrainkitError: a loss or gradient is not finite.
         """
         self._spent["data_wait"] += waited
-        previous, self._pending = self._pending, (step, metrics, tokens)
+        previous, self._pending = self._pending, (step, metrics, size)
         if previous:
             self._write(*previous)
 
@@ -109,9 +114,9 @@ class MetricsWriter:
         self._last_done = time.perf_counter()
         self._spent.pop("data_wait", None)
 
-    def _write(self, step: int, metrics: Metrics, tokens: int) -> None:
+    def _write(self, step: int, metrics: Metrics, size: Mapping[str, int]) -> None:
         with self.spent("device"):
-            values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+            values = _numbers(jax.device_get(metrics))
         if values.pop(WEIGHT) == 0:  # a step that learned from nothing has no mean loss
             del values["train/loss"]
         done = time.perf_counter()
@@ -120,13 +125,19 @@ class MetricsWriter:
         if self._last_done is not None:
             seconds = done - self._last_done
             values["time/step"] = round(seconds, 6)
-            values |= self._work.rates(tokens=tokens, seconds=seconds)
+            values |= self._work.rates(size, seconds=seconds)
         self._last_done = done
         if machine := self._machine.look(done):
             values |= machine
             values |= {f"data/epochs/{name}": round(epochs, 4) for name, epochs in self._data(step).items()}
         self._log.write("step", step=step, metrics=values)
         check_finite(step, values)
+
+
+def _numbers(metrics: Metrics) -> dict[str, float]:
+    """The numbers of a step on the host: arrays, and statistics that have a value."""
+    found = {name: value.value() if hasattr(value, "value") else float(value) for name, value in metrics.items()}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _digits(value: float) -> float:

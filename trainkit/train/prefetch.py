@@ -52,8 +52,8 @@ class Fed(NamedTuple):
     """What the loop takes for a step."""
 
     batch: DeviceBatch | None
-    tokens: int
-    """Of the whole batch, also where this process has some of its rows only; without padding."""
+    size: Mapping[str, int]
+    """`tokens` and `samples` of the whole batch; where this process has only some of its rows, as if all were alike."""
     waited: float
     """Seconds for which the loop had to wait for it."""
 
@@ -68,18 +68,18 @@ class Prefetch:
         self,
         batch: Batches,
         *,
-        tokens: Callable[[int], int],
+        count: Callable[[HostBatch], Mapping[str, int]],
         first: int,
         last: int,
         split: BatchSplit,
         sharding: NamedSharding,
         depth: int = 2,
     ) -> None:
-        """`tokens` says how many the batch of a step has."""
-        ready = self._ready = queue.Queue[tuple[DeviceBatch, int] | BaseException](depth)
+        """`count` is that of the task."""
+        ready = self._ready = queue.Queue[tuple[DeviceBatch, Mapping[str, int]] | BaseException](depth)
         closed = self._closed = threading.Event()
 
-        def put(item: tuple[DeviceBatch, int] | BaseException) -> None:
+        def put(item: tuple[DeviceBatch, Mapping[str, int]] | BaseException) -> None:
             while not closed.is_set():
                 try:
                     return ready.put(item, timeout=0.2)
@@ -89,10 +89,11 @@ class Prefetch:
         def work() -> None:
             try:
                 rows = own_rows(split, sharding)
+                share = 1 if rows is None else split.global_size / len(rows)
                 for step in range(first, last):
                     read = batch(step, rows)
                     there = to_device(read, accumulation=split.accumulation, sharding=sharding)
-                    put((there, tokens(step)))
+                    put((there, {unit: round(number * share) for unit, number in count(read).items()}))
                     if closed.is_set():
                         return
             except BaseException as error:  # handed to the thread that waits for the batch, which raises it
@@ -110,7 +111,7 @@ class Prefetch:
         try:
             item = self._ready.get(timeout=PATIENCE)
         except queue.Empty:
-            return Fed(None, 0, waited=time.perf_counter() - started)
+            return Fed(None, {}, waited=time.perf_counter() - started)
         if isinstance(item, BaseException):
             raise item
         return Fed(*item, waited=time.perf_counter() - started)

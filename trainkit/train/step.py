@@ -7,28 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from trainkit.models.casting import cast
 from trainkit.models.master_weights import in_compute_dtype
 from trainkit.optim.schedules import LearningRate
 from trainkit.parallel.precision import random_bits, to_bfloat16
-from trainkit.tasks import Task
+from trainkit.tasks import Loss, Task
 from trainkit.train import loss_scale
 from trainkit.train.state import State
 
 Batch = Mapping[str, Array]
-Metrics = dict[str, Float[Array, ""]]
+Metrics = dict[str, Any]
+"""Arrays and statistics by the metric's name."""
 Step = Callable[[State, Batch], tuple[State, Metrics]]
 
 #: What a step draws random numbers for; the first state has 0 (`state.py`), samples have 1 (`infer/sampler.py`).
-MOMENTS, PARAMETERS = 2, 3
+MOMENTS, PARAMETERS, LOSS = 2, 3, 4
 #: The metric that says how much was learned from; the loss is a mean only where it is above 0.
 WEIGHT = "train/weight"
 
@@ -55,34 +57,38 @@ def make_step(
         gradient_shardings: where each gradient lies as soon as it is there; where XLA likes it, if None.
     """
 
-    def gradients(state: State, params: PyTree, batch: Batch) -> tuple[PyTree, Array, Array]:
-        def scaled(masters: PyTree) -> tuple[Array, tuple[Array, Array, Array]]:
+    def gradients(state: State, params: PyTree, batch: Batch, key: PRNGKeyArray) -> tuple[PyTree, Loss]:
+        def scaled(masters: PyTree) -> tuple[Array, tuple[Loss, Array]]:
             model = eqx.combine(cast(state.frozen, compute), in_compute_dtype(masters, compute))
-            total, weight = task.loss(model, batch)
+            loss = task.loss(model, batch, key=key)
             # of the mean loss, so that float16 meets the same numbers whatever the size of the micro-batch
-            scale = state.loss_scale.value / jnp.maximum(weight, 1) if state.loss_scale else jnp.float32(1)
-            return total * scale, (total, weight, scale)
+            scale = state.loss_scale.value / jnp.maximum(loss.weight, 1) if state.loss_scale else jnp.float32(1)
+            return loss.sum * scale, (loss, scale)
 
-        grads, (total, weight, scale) = jax.grad(scaled, has_aux=True)(cast(params, jnp.float32))
+        grads, (loss, scale) = jax.grad(scaled, has_aux=True)(cast(params, jnp.float32))
         if gradient_shardings is not None:
             grads = jax.lax.with_sharding_constraint(grads, gradient_shardings)
-        return jax.tree.map(lambda g: g / scale, grads) if state.loss_scale else grads, total, weight
+        return jax.tree.map(lambda g: g / scale, grads) if state.loss_scale else grads, loss
 
-    def accumulated(state: State, params: PyTree, batch: Batch) -> tuple[PyTree, Array, Array]:
-        """Return the sums over all micro-batches of gradients, losses and weights."""
+    def accumulated(state: State, params: PyTree, batch: Batch) -> tuple[PyTree, Loss]:
+        """Return the sums over all micro-batches of gradients and of what the task returns."""
         accumulation = jax.tree.leaves(dict(batch))[0].shape[0]
+        key = jax.random.fold_in(jax.random.fold_in(state.key, LOSS), state.step)
         if accumulation == 1:
-            return gradients(state, params, jax.tree.map(lambda x: x[0], dict(batch)))
+            return gradients(state, params, jax.tree.map(lambda x: x[0], dict(batch)), jax.random.fold_in(key, 0))
         zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
 
-        def add(sums: PyTree, micro_batch: Batch) -> tuple[PyTree, None]:
-            return jax.tree.map(jnp.add, sums, gradients(state, params, micro_batch)), None
+        def add(sums: PyTree, part: tuple[Batch, Array]) -> tuple[PyTree, None]:
+            micro_batch, number = part
+            found = gradients(state, params, micro_batch, jax.random.fold_in(key, number))
+            return jax.tree.map(jnp.add, sums, found), None
 
-        sums, _ = jax.lax.scan(add, (zeros, jnp.float32(0), jnp.float32(0)), dict(batch))
+        parts = dict(batch), jnp.arange(accumulation)
+        sums, _ = jax.lax.scan(add, (zeros, no_loss(task)), parts)
         return sums
 
     def step(state: State, batch: Batch) -> tuple[State, Metrics]:
-        grads, total, weight = accumulated(state, state.params, batch)
+        grads, (total, weight, measured) = accumulated(state, state.params, batch)
 
         divisor = jnp.where(weight > 0, weight, 1)
         norm = optax.tree.norm(grads) / divisor
@@ -95,7 +101,7 @@ def make_step(
             return jax.random.fold_in(jax.random.fold_in(state.key, purpose), state.step)
 
         def grad_fn(params: PyTree) -> tuple[Array, PyTree]:
-            grads, total, weight = accumulated(state, params, batch)
+            grads, (total, weight, _) = accumulated(state, params, batch)
             divisor = jnp.where(weight > 0, weight, 1)
             return total / divisor, jax.tree.map(lambda g: g / divisor, grads)
 
@@ -105,6 +111,7 @@ def make_step(
         params = _applied(updates, state.params, key=key(PARAMETERS), rounding=rounding)
         metrics = {
             "train/loss": total / divisor,
+            **{f"train/{name}": statistic for name, statistic in measured.items()},
             WEIGHT: weight,
             "optimizer/learning_rate": rate,
             "gradients/norm": norm,
@@ -114,6 +121,11 @@ def make_step(
         return _unless_in_vain(state, after, metrics)
 
     return step
+
+
+def no_loss(task: Task) -> Loss:
+    """Return what the losses of batches are added to, on the host."""
+    return Loss(np.float32(0), np.float32(0), dict(task.metrics))
 
 
 def _applied(updates: PyTree, params: PyTree, *, key: PRNGKeyArray, rounding: str) -> PyTree:

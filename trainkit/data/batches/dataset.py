@@ -19,7 +19,7 @@ from trainkit.data.cache.stream import SourceSpan, Stream
 from trainkit.errors import TrainkitError
 from trainkit.plan import DataSize, steps_need_data
 from trainkit.recipe import Recipe
-from trainkit.recipe.sections.data import Data, Pad, Window
+from trainkit.recipe.sections.data import Pad, Window
 from trainkit.recipe.sections.encoding import is_padded
 from trainkit.recipe.sections.source import Source
 
@@ -108,16 +108,6 @@ class TrainSet:
                 batch[name][here] = part
         return batch
 
-    def tokens(self, step: int) -> int:
-        """Positions of the batch of `step` that hold a token; the others are padding. Waits and raises as `batch`."""
-        if len(self._lengths) > 1:
-            return int(self._sources[0].examples.filled(self._bucketed()(step)[0]).sum())
-        index = step * self._batch_size + self._all_rows
-        if self._mixture is None:
-            return self._sources[0].tokens(index)
-        sources, ranks = self._mixture(index)
-        return sum(self._sources[source].tokens(ranks[sources == source]) for source in np.unique(sources).tolist())
-
     def rows(self, step: int) -> Iterator[BatchRow]:
         """Where each row of the batch of `step` comes from."""
         index = np.arange(step * self._batch_size, (step + 1) * self._batch_size)
@@ -192,7 +182,7 @@ class _Source:
         weighted = source.weight is not None
         self._where = f"data.train.{number}" if weighted else "data.train"
         self.name = (source.name or f"source-{number}") if weighted else "train"
-        self.examples: Examples = examples_of(stream, source, data, cache)
+        self.examples: Examples = examples_of(stream, source, data, cache, shifted=recipe.task.shifted)
         self._stream, self._length = stream, data.sequence_length
         self._shuffle, self._seed, self._name = data.shuffle, recipe.run.seed, f"source {number}"
         self.total: int | None = None
@@ -219,10 +209,6 @@ class _Source:
     def read(self, index: np.ndarray, length: int) -> Batch:
         return self.examples.read(self.at(index), length)
 
-    def tokens(self, index: np.ndarray) -> int:
-        """Of the examples that come at each of `index`, rising, together; without padding."""
-        return int(self.examples.filled(self.at(index)).sum())
-
     def mean_tokens(self) -> float:
         """Of an example, padding left out; waits until all are there."""
         return float(self.examples.sizes().sum()) / self.count()
@@ -244,9 +230,9 @@ def may_start_early(recipe: Recipe) -> bool:
     return not whole and not (isinstance(recipe.data.encoding, Pad) and recipe.data.encoding.buckets)
 
 
-def counts_of(stream: Stream, source: Source, data: Data, cache: Path) -> Counts | None:
+def counts_of(stream: Stream, source: Source, recipe: Recipe, cache: Path) -> Counts | None:
     """What the encoding leaves out of a stream that is complete; None where it leaves out nothing."""
-    examples = examples_of(stream, source, data, cache)
+    examples = examples_of(stream, source, recipe.data, cache, shifted=recipe.task.shifted)
     if not isinstance(examples, Framed) or not examples.wait(None):
         return None
     return examples.counts

@@ -39,10 +39,11 @@ class EvalSet:
         max_batches: int | None = None,
         seed: int = 0,
         name: str = "validation",
+        shifted: bool = True,
     ) -> None:
         """`at_once` divides `batch_size`: each batch comes in parts of so many rows. What is evaluated hangs on
         `batch_size`, `max_batches` and `seed` only."""
-        self._examples = examples_of(stream, source, data, cache)
+        self._examples = examples_of(stream, source, data, cache, shifted=shifted)
         self._stream, self._data, self._name = stream, data, name
         self._batch_size, self._at_once = batch_size, at_once or batch_size
         self._max_batches, self._seed = max_batches, seed

@@ -33,41 +33,44 @@ class Examples(Protocol):
     def sizes(self) -> np.ndarray:
         """Positions that each takes, (examples,), once all are there."""
 
-    def filled(self, which: np.ndarray) -> np.ndarray:
-        """Positions that hold a token, of some that can be read, (n,); the others are padding."""
-
     def spans(self, which: int) -> Iterator[tuple[SourceSpan, ...]]:
-        """Where one comes from: for each of its spans of n tokens, which take n - 1 positions, the documents."""
+        """Where one comes from: for each of its spans the documents. A span of n tokens takes n positions, or n - 1
+        where targets are the next tokens."""
 
 
-def examples_of(stream: Stream, source: Source, data: Data, cache: Path) -> Examples:
-    """The examples of one source, or of several that are one stream and have documents of one kind."""
+def examples_of(stream: Stream, source: Source, data: Data, cache: Path, *, shifted: bool = True) -> Examples:
+    """Return the examples of one source, or of several that are one stream and have documents of one kind.
+
+    With `shifted`, the targets are the next tokens; without, a task makes its targets of the tokens themselves.
+    """
     document = source.document if isinstance(source, RowSource) else None
     if isinstance(document, Image):
         return Images(stream, document.size)
     if isinstance(data.encoding, Concatenate):
-        return Chunks(stream, data.sequence_length, data.encoding)
+        return Chunks(stream, data.sequence_length, data.encoding, shifted=shifted)
     labelled = isinstance(document, Labelled)
-    return Framed(stream, data.encoding, data.sequence_length, cache, labelled=labelled)
+    return Framed(stream, data.encoding, data.sequence_length, cache, labelled=labelled, shifted=shifted)
 
 
 class Chunks:
-    """Example i has the tokens from i * T to i * T + T, its last being the first of the next, so that every token but
-    the first is a target once. The last one is padded."""
+    """Example i has the T tokens from i * T on. Where targets are the next tokens it has one more, the first of the
+    next example, so that every token but the first is a target once. The last example is padded."""
 
-    def __init__(self, stream: Stream, length: int, spec: Concatenate) -> None:
+    def __init__(self, stream: Stream, length: int, spec: Concatenate, *, shifted: bool = True) -> None:
         self._stream, self._length, self._spec = stream, length, spec
-        self._early = spec.eos and not stream.begins
+        self._shift = int(shifted)
+        self._early = shifted and spec.eos and not stream.begins
         """Whether a separate document begins with the token that ends the one before."""
 
     def wait(self, count: int | None) -> int | None:
-        self._stream.wait(None if count is None else count * self._length + 1)
-        return self._stream.examples(self._length) if self._stream.complete else None
+        self._stream.wait(None if count is None else count * self._length + self._shift)
+        return self._count() if self._stream.complete else None
 
     def read(self, which: np.ndarray, length: int) -> Batch:
         starts = which * self._length
-        rows = self._stream.windows(starts, self._length + 1)
-        batch = {"tokens": rows[:, :-1], "targets": rows[:, 1:]}
+        rows = self._stream.windows(starts, self._length + self._shift)
+        batch = {"tokens": rows[:, : self._length]}
+        batch |= {"targets": rows[:, 1:]} if self._shift else {"example": which.astype(np.uint32)}
         batch["weights"] = self._weights(starts)
         if self._spec.separate:
             self._separate(starts, batch)
@@ -76,34 +79,37 @@ class Chunks:
         return batch
 
     def sizes(self) -> np.ndarray:
-        return np.full(self._stream.examples(self._length), self._length)
-
-    def filled(self, which: np.ndarray) -> np.ndarray:
-        return np.clip(self._stream.tokens - 1 - which * self._length, 0, self._length)
+        return np.full(self._count(), self._length)
 
     def targets(self) -> int:
         """Of all that are there: every token but the first, or but the first of each document where documents are
-        separate and do not begin with the end of the one before."""
+        separate and do not begin with the end of the one before. Every token where targets are not the next ones."""
         tokens = self._stream.tokens
+        if not self._shift:
+            return tokens
         if not self._spec.separate or self._early:
             return max(0, tokens - 1)
         ends = np.unique(self._stream.borders(0, tokens))
         return max(0, tokens - 1 - int(np.count_nonzero((ends > 0) & (ends < tokens))))
 
     def spans(self, which: int) -> Iterator[tuple[SourceSpan, ...]]:
-        yield tuple(self._stream.places(which * self._length, self._length + 1))
+        yield tuple(self._stream.places(which * self._length, self._length + self._shift))
+
+    def _count(self) -> int:
+        return self._stream.examples(self._length, shift=self._shift)
 
     def _weights(self, starts: np.ndarray) -> np.ndarray:
-        whole = not len(starts) or int(starts.max()) + self._length + 1 <= self._stream.tokens
+        width = self._length + self._shift
+        whole = not len(starts) or int(starts.max()) + width <= self._stream.tokens
         if self._stream.marked:
-            learned = self._stream.marks(starts, self._length + 1)[:, 1:] & LEARNED
+            learned = self._stream.marks(starts, width)[:, self._shift :] & LEARNED
             weights = learned.astype(np.float32)
         elif whole:
             return _ones(len(starts), self._length)
         else:
             weights = np.ones((len(starts), self._length), np.float32)
-        for row in [] if whole else np.flatnonzero(starts + self._length + 1 > self._stream.tokens).tolist():
-            weights[row, max(0, self._stream.tokens - int(starts[row]) - 1) :] = 0
+        for row in [] if whole else np.flatnonzero(starts + width > self._stream.tokens).tolist():
+            weights[row, max(0, self._stream.tokens - int(starts[row]) - self._shift) :] = 0
         return weights
 
     def _separate(self, starts: np.ndarray, batch: Batch) -> None:
@@ -113,7 +119,7 @@ class Chunks:
         segments, positions = np.ones(shape, np.int32), np.empty(shape, np.int32)
         weights = batch["weights"].copy()
         for row, start in enumerate(starts.tolist()):
-            ends = self._stream.borders(start, self._length + 1)
+            ends = self._stream.borders(start, self._length + self._shift)
             begins = ends - self._early
             begins = begins[(begins > 0) & (begins < self._length)]
             segments[row, begins] += 1
@@ -122,7 +128,7 @@ class Chunks:
             since = np.zeros(self._length, np.int32)
             since[begins] = begins
             positions[row] = np.arange(self._length) - np.maximum.accumulate(since)
-            if not self._early:
+            if self._shift and not self._early:
                 weights[row, ends[ends <= self._length] - 1] = 0
             segments[row, max(0, self._stream.tokens - start) :] = 0
         batch |= {"weights": weights, "segments": segments, "positions": positions}
@@ -131,9 +137,11 @@ class Chunks:
 class Framed:
     """Examples that the frames of each shard say: see `frames`."""
 
-    def __init__(self, stream: Stream, spec: Encoding, length: int, cache: Path, *, labelled: bool) -> None:
+    def __init__(
+        self, stream: Stream, spec: Encoding, length: int, cache: Path, *, labelled: bool, shifted: bool = True
+    ) -> None:
         self._stream, self._spec, self._length, self._cache = stream, spec, length, cache
-        self._labelled = labelled
+        self._labelled, self._shift = labelled, int(shifted)
         self._frames: list[PackedSpans] = []
         self._firsts = np.zeros(1, np.int64)
 
@@ -155,8 +163,10 @@ class Framed:
 
     def read(self, which: np.ndarray, length: int) -> Batch:
         shape = (len(which), length)
-        tokens, targets = np.zeros(shape, self._stream.dtype), np.zeros(shape, self._stream.dtype)
-        batch = {"tokens": tokens, "targets": targets, "weights": np.zeros(shape, np.float32)}
+        shift = self._shift
+        batch = {"tokens": np.zeros(shape, self._stream.dtype)}
+        batch |= {"targets": np.zeros(shape, self._stream.dtype)} if shift else {"example": which.astype(np.uint32)}
+        batch["weights"] = np.zeros(shape, np.float32)
         if isinstance(self._spec, Pack):
             batch |= {"segments": np.zeros(shape, np.int32), "positions": np.zeros(shape, np.int32)}
         else:
@@ -168,9 +178,11 @@ class Framed:
             for number, (section, start, count, context) in enumerate(self._spans(example), 1):
                 arrays = self._stream.arrays(section)
                 here, place = slice(start, start + count), slice(filled, filled + count)
-                tokens[row, place] = arrays.tokens[here]
-                targets[row, place] = arrays.tokens[start + 1 : start + count + 1]
-                learned = 1 if arrays.marks is None else arrays.marks[start + 1 + context : start + count + 1] & LEARNED
+                batch["tokens"][row, place] = arrays.tokens[here]
+                if shift:
+                    batch["targets"][row, place] = arrays.tokens[start + 1 : start + count + 1]
+                counted = slice(start + shift + context, start + shift + count)
+                learned = 1 if arrays.marks is None else arrays.marks[counted] & LEARNED
                 batch["weights"][row, filled + context : filled + count] = learned
                 if isinstance(self._spec, Pack):
                     batch["segments"][row, place] = number
@@ -188,13 +200,9 @@ class Framed:
         self._frame()
         return np.concatenate([np.zeros(0, np.int64), *(one.longest for one in self._frames)])
 
-    def filled(self, which: np.ndarray) -> np.ndarray:
-        counts = (sum(count for _, _, count, _ in self._spans(example)) for example in which.tolist())
-        return np.fromiter(counts, np.int64, len(which))
-
     def spans(self, which: int) -> Iterator[tuple[SourceSpan, ...]]:
         for section, start, count, _ in self._spans(which):
-            yield tuple(self._stream.places(self._stream.first_of(section) + start, count + 1))
+            yield tuple(self._stream.places(self._stream.first_of(section) + start, count + self._shift))
 
     def _spans(self, example: int) -> Iterator[tuple[int, int, int, int]]:
         """(section, start in it, positions, positions that are context) of each span."""
@@ -209,7 +217,9 @@ class Framed:
         for number in range(len(self._frames), len(self._stream.sections)):
             section = self._stream.sections[number]
             ends = self._stream.arrays(number).ends[: section.entries]
-            made = packing.load(self._cache, section.shard, self._spec, self._length, ends, section.tokens)
+            made = packing.load(
+                self._cache, section.shard, self._spec, self._length, ends, section.tokens, shift=self._shift
+            )
             self._frames.append(made)
             self._firsts = np.append(self._firsts, self._firsts[-1] + len(made))
 
@@ -232,9 +242,6 @@ class Images:
 
     def sizes(self) -> np.ndarray:
         return np.ones(self._stream.tokens // self._pixels, np.int64)
-
-    def filled(self, which: np.ndarray) -> np.ndarray:
-        return np.ones(len(which), np.int64)
 
     def spans(self, which: int) -> Iterator[tuple[SourceSpan, ...]]:
         yield tuple(self._stream.places(which * self._pixels, self._pixels))

@@ -5,7 +5,8 @@ B sequences, T positions (`data.sequence_length`, or a bucket of `pad`).
 | name        | shape        | dtype                       | meaning                                                   |
 |-------------|--------------|-----------------------------|-----------------------------------------------------------|
 | `tokens`    | (B, T)       | as stored, uint16 or uint32 | inputs; cast on the device, so that fewer bytes go there  |
-| `targets`   | (B, T)       | as `tokens`                 | at each position the token to be predicted                |
+| `targets`   | (B, T)       | as `tokens`                 | at each position the next token, where a task is shifted  |
+| `example`   | (B,)         | uint32                      | where it is not: which of its source, for random numbers  |
 | `weights`   | (B, T)       | float32                     | how much each target counts; 0 where it is not to be      |
 |             |              |                             | learned, or where there is only padding                   |
 | `segments`  | (B, T)       | int32                       | where attention keeps within documents: which of the row, |
@@ -38,11 +39,12 @@ def has_segments(encoding: Encoding) -> bool:
     return isinstance(encoding, Pack) or (isinstance(encoding, Concatenate) and encoding.separate)
 
 
-def longest_layout(data: Data, *, batch_size: int, vocab_size: int) -> Layout:
+def longest_layout(data: Data, *, batch_size: int, vocab_size: int, shifted: bool = True) -> Layout:
     """What the longest batches of documents of text will look like, before anything is tokenised."""
     shape = (batch_size, data.sequence_length)
     token, whole = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32), np.dtype(np.int32)
-    layout: Layout = {"tokens": (shape, token), "targets": (shape, token), "weights": (shape, np.dtype(np.float32))}
+    layout: Layout = {"tokens": (shape, token), "weights": (shape, np.dtype(np.float32))}
+    layout |= {"targets": (shape, token)} if shifted else {"example": ((batch_size,), np.dtype(np.uint32))}
     if has_segments(data.encoding):
         return layout | {"segments": (shape, whole), "positions": (shape, whole)}
     return layout | {"filled": ((batch_size,), whole)}

@@ -1,7 +1,8 @@
 """Where in a shard examples begin and end, for every encoding but concatenation.
 
-A document of n tokens has n - 1 targets: each token but the first, from those before it. So it takes n - 1 positions,
-of which position p holds token p and has token p + 1 as its target. An example is one or several **spans** of
+Where targets are the next tokens (`shift` is 1), a document of n tokens has n - 1 targets: each token but the first,
+from those before it. So it takes n - 1 positions, of which position p holds token p and has token p + 1 as its target.
+Where `shift` is 0, it takes n positions, and every token can be a target. An example is one or several **spans** of
 documents, one after the other: (start, positions, context), in tokens of the shard; the targets of the first `context`
 positions do not count, because another window has them.
 
@@ -63,14 +64,14 @@ class PackedSpans:
         return sums[self.offsets[1:]] - sums[self.offsets[:-1]]
 
 
-def frame(spec: Encoding, length: int, ends: np.ndarray, tokens: int) -> PackedSpans:
+def frame(spec: Encoding, length: int, ends: np.ndarray, tokens: int, *, shift: int = 1) -> PackedSpans:
     """The examples of a shard: `ends` are those of its documents, `length` the positions of an example.
 
     What follows the last end, of a document that goes on in the next shard, is treated as a document.
     """
     ends = np.append(ends, tokens).astype(np.int64) if not len(ends) or ends[-1] < tokens else ends.astype(np.int64)
     starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)
-    sizes = ends - starts - 1
+    sizes = ends - starts - shift
     documents = int((sizes >= 0).sum())
     starts, sizes = starts[sizes > 0], sizes[sizes > 0]
     if isinstance(spec, Windows):
@@ -157,14 +158,17 @@ def _best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarra
     return np.array([item for items in bins for item in items], np.int64), offsets
 
 
-def load(cache: Path, shard: Shard, spec: Encoding, length: int, ends: np.ndarray, tokens: int) -> PackedSpans:
+def load(
+    cache: Path, shard: Shard, spec: Encoding, length: int, ends: np.ndarray, tokens: int, *, shift: int = 1
+) -> PackedSpans:
     """The frames of a shard, mapped into memory; made and kept where they are not there. Raises TrainkitError."""
-    key = of_value([FORMAT, spec.model_dump(mode="json"), length, shard.key, tokens])
+    told = [FORMAT, spec.model_dump(mode="json"), length, shard.key, tokens]
+    key = of_value(told if shift else [*told, "not shifted"])
     path = cache / "frames" / f"{key}.npy"
     try:
         return _read(path)
     except FileNotFoundError:
-        made = frame(spec, length, ends, tokens)
+        made = frame(spec, length, ends, tokens, shift=shift)
         _write(path, made)
         return _read(path)
     except (OSError, ValueError, EOFError) as error:

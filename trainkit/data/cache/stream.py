@@ -98,9 +98,9 @@ class Stream:
             if self._error and (tokens is None or self.tokens < tokens):
                 raise self._error
 
-    def examples(self, length: int) -> int:
-        """Examples of `length` targets: every token but the very first is a target of exactly one."""
-        return max(0, -(-(self.tokens - 1) // length))
+    def examples(self, length: int, *, shift: int = 1) -> int:
+        """Examples of `length` targets: every token but the very first `shift` is a target of exactly one."""
+        return max(0, -(-(self.tokens - shift) // length))
 
     def first_of(self, number: int) -> int:
         """Where a section begins."""

@@ -56,10 +56,13 @@ def _images(cache: Cache, row: BatchRow) -> tuple[ShownPiece, ...]:
 def _pieces(cache: Cache, row: BatchRow, batch: Batch, number: int) -> Iterator[ShownPiece]:
     position = 0
     for places in row.spans:
-        positions = sum(place.end - place.first for place in places) - 1
+        shift = int("targets" in batch)
+        positions = sum(place.end - place.first for place in places) - shift
         here = slice(position, position + positions)
-        tokens = np.append(batch["tokens"][number, here], batch["targets"][number, here][-1:])
-        learned = np.append([False], batch["weights"][number, here] > 0)
+        tokens, learned = batch["tokens"][number, here], batch["weights"][number, here] > 0
+        if shift:  # the last target is no input
+            tokens = np.append(tokens, batch["targets"][number, here][-1:])
+            learned = np.append([False], learned)
         position += positions
         start = 0
         for place in places:

@@ -109,7 +109,7 @@ def _unknown(cache: Cache) -> Iterator[DataProblem]:
 def _cut_off(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
     sources = [recipe.data.train[0], *validation_sources(recipe)]
     for (name, stream), source in zip(_streams(cache), sources, strict=True):
-        counts = counts_of(stream, source, recipe.data, cache.directory) if stream.complete else None
+        counts = counts_of(stream, source, recipe, cache.directory) if stream.complete else None
         if counts is None or not counts.lost:
             continue
         share = counts.lost / max(1, counts.targets)

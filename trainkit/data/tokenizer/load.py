@@ -102,7 +102,8 @@ def begins(recipe: Recipe, codec: LoadedTokenizer) -> bool:
     there is none."""
     asked = recipe.data.encoding.bos
     if asked == "auto":
-        return recipe.model.pretrained is not None and codec.begins
+        # an encoder sees whole texts, so that also one that begins at random gets them as its tokenizer makes them
+        return (recipe.model.pretrained is not None or recipe.model.kind == "encoder") and codec.begins
     if asked and codec.beginning_of_text is None:
         raise TrainkitError(
             "the tokenizer has no beginning-of-text token", where="data.encoding.bos", hint="leave it away, or false"

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from trainkit.data.json_files import read_object
 from trainkit.errors import TrainkitError
 
-Role = Literal["bos", "eos", "pad"]
+Role = Literal["bos", "eos", "pad", "mask"]
 
 END_OF_TEXT = "<|endoftext|>"
 #: Files that name tokens, and files that have their ids, each in its order.
@@ -39,6 +39,7 @@ NAMES: Mapping[Role, tuple[str, ...]] = {
     ),
     "bos": ("<|begin_of_text|>", "<s>", "<bos>", "[BOS]", "<BOS>", "<|startoftext|>", "[CLS]", END_OF_TEXT),
     "pad": ("<pad>", "[PAD]", "<|padding|>", "<|pad|>", "<PAD>"),
+    "mask": ("[MASK]", "<mask>", "<|mask|>", "<MASK>"),
 }
 
 
@@ -52,13 +53,13 @@ class Said:
 
 #: In the order of the files.
 Beside = Mapping[Role, tuple[Said, ...]]
-NOTHING: Beside = {"bos": (), "eos": (), "pad": ()}
+NOTHING: Beside = {"bos": (), "eos": (), "pad": (), "mask": ()}
 
 
 def read_beside(tokenizer: Path, *, config: bool) -> Beside:
     """What the files beside a tokenizer.json say; of a model's config.json only with `config`, since beside a file that
     is named by itself may lie the config.json of anything. Raises TrainkitError where one cannot be read."""
-    found: dict[Role, list[Said]] = {"bos": [], "eos": [], "pad": []}
+    found: dict[Role, list[Said]] = {"bos": [], "eos": [], "pad": [], "mask": []}
     for file in (*NAMING, *(NUMBERING if config else NUMBERING[:1])):
         path = tokenizer.with_name(file)
         content = read_object(path, missing_ok=True)
@@ -101,7 +102,7 @@ def id_of(role: Role, tokenizer: Tokenizer, beside: Beside) -> int | None:
 
 def _own(role: Role, tokenizer: Tokenizer) -> int | None:
     before, after = put_around(tokenizer)
-    put = {"bos": before, "eos": after, "pad": ()}[role]
+    put = {"bos": before, "eos": after}.get(role, ())
     if len(put) == 1:
         return put[0]
     special, vocabulary = special_tokens(tokenizer), tokenizer.get_vocab(with_added_tokens=True)

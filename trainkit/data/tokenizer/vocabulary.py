@@ -34,6 +34,7 @@ class LoadedTokenizer:
         end_of_text: the id that follows every document.
         beginning_of_text: the id that a document begins with where the recipe asks for it; None where there is none.
         padding: the id that fills up rows elsewhere; None where there is none.
+        mask: the id that hides a token from a masked language model; None where there is none.
         unknown: the id of what it has no token for, as the tokenizer itself says; None where there is none.
         special_tokens: the ids of its special tokens, by their names.
         begins: whether by itself it puts `beginning_of_text`, and nothing else, before a text.
@@ -56,6 +57,11 @@ class LoadedTokenizer:
         self.special_tokens = special_tokens(self._tokenizer)
         self.begins = put_around(self._tokenizer)[0] == (self.beginning_of_text,)
         self.fingerprint = of_bytes(content, repr((self.beginning_of_text, self.end_of_text)).encode())
+
+    @cached_property
+    def mask(self) -> int | None:
+        # found only where it is asked for: most tokenizers have none, and what files say of it need not be true
+        return id_of("mask", self._tokenizer, self._beside)
 
     def __reduce__(self) -> tuple[type[LoadedTokenizer], tuple[Path, bytes, Beside]]:
         return LoadedTokenizer, (self.path, self._content, self._beside)

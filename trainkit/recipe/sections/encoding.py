@@ -13,8 +13,8 @@ class EncodingSpec(Spec):
     """What all encodings have in common."""
 
     bos: bool | Literal["auto"] = "auto"
-    """Whether the tokenizer's beginning-of-text token goes before every document. `"auto"`: where the model is
-    `pretrained` and the tokenizer puts it before a text by itself."""
+    """Whether the tokenizer's beginning-of-text token goes before every document. `"auto"`: where the
+    tokenizer puts it before a text by itself, and the model is `pretrained` or an encoder."""
     eos: bool = True
     """Whether its end-of-text token follows every document."""
 

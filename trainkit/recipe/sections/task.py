@@ -1,16 +1,110 @@
-"""[task]: what is learned from the documents."""
+"""[task]: what is learned from the documents, and which documents and models each task needs.
+
+The loss of a task stands in the module that its spec names as `implementation`; nothing outside that module and its
+spec knows a task by name.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
-from trainkit.recipe.spec import Spec
+from pydantic import model_validator
+
+from trainkit.errors import TrainkitError
+from trainkit.recipe.families.transformer import Kind
+from trainkit.recipe.sections.source import RowSource, Source
+from trainkit.recipe.spec import Fraction, Spec, union_of
+
+#: The types of documents that become one text, `text` being rows without `document`.
+TEXTS = frozenset({"text", "template", "prompt", "chat"})
 
 
-class CausalLM(Spec):
+class TaskSpec(Spec):
+    """What every task has, and what the rest of trainkit asks of it."""
+
+    type: str
+
+    implementation: ClassVar[str]
+    """The module whose `build(spec, tokenizer)` returns the task."""
+    documents: ClassVar[frozenset[str]]
+    """Types of documents that it learns from; rows without `document` are `text`."""
+    models: ClassVar[frozenset[Kind]]
+    """Kinds of models that it trains."""
+    shifted: ClassVar[bool] = True
+    """Whether the targets are the next tokens, which batches then hold. Without, a batch has the tokens alone."""
+    masks: ClassVar[bool] = False
+    """Whether it needs a tokenizer with a mask token."""
+
+    def check_model(self, model: str, kind: Kind, kinds: Mapping[str, Kind]) -> None:
+        """Raise ValueError where it does not train models of this type and kind.
+
+        `kinds` are those of all models, by type: the error names those that fit.
+        """
+        if kind not in self.models:
+            fitting = ", ".join(name for name, its in kinds.items() if its in self.models)
+            raise ValueError(
+                f'task.type = "{self.type}" does not train model.type = "{model}", whose kind is {kind}:'
+                f" models that fit are {fitting or 'none'}"
+            )
+
+    def check_documents(self, sources: Iterable[Source]) -> None:
+        """Raise TrainkitError where it does not learn from the documents of a training source."""
+        for number, source in enumerate(sources):
+            document = source.document if isinstance(source, RowSource) else None
+            kind = "text" if document is None else document.type
+            if kind not in self.documents:
+                raise TrainkitError(
+                    f"the task {self.type} does not learn from documents of type {kind}",
+                    where=f"data.train.{number}.document",
+                    hint=f"it learns from {', '.join(sorted(self.documents))}; others can be cached and inspected",
+                )
+
+
+class CausalLM(TaskSpec):
     """Predict each token from those before it."""
 
     type: Literal["causal-lm"] = "causal-lm"
 
+    implementation: ClassVar[str] = "trainkit.tasks.causal_lm"
+    documents: ClassVar[frozenset[str]] = TEXTS
+    models: ClassVar[frozenset[Kind]] = frozenset({"causal"})
 
-Task = CausalLM
+
+class MaskedLM(TaskSpec):
+    """Predict tokens that are hidden from the model (BERT, Devlin et al. 2019, section 3.1).
+
+    Special tokens and what a document does not learn are never chosen. Which tokens are chosen is drawn anew at each
+    step, and is the same at every evaluation."""
+
+    type: Literal["masked-lm"]
+    probability: Fraction = 0.15
+    """Share of the tokens that are chosen, and so are targets."""
+    masked: Fraction = 0.8
+    """Share of the chosen tokens that the mask token replaces."""
+    random: Fraction = 0.1
+    """Share of the chosen tokens that a random token replaces; the rest stay as they are."""
+
+    implementation: ClassVar[str] = "trainkit.tasks.masked_lm"
+    documents: ClassVar[frozenset[str]] = TEXTS
+    models: ClassVar[frozenset[Kind]] = frozenset({"encoder"})
+    shifted: ClassVar[bool] = False
+    masks: ClassVar[bool] = True
+
+    @model_validator(mode="after")
+    def _shares_fit(self) -> MaskedLM:
+        if self.probability == 0:
+            raise ValueError("task.probability = 0 chooses no token, so there is nothing to learn: 0.15 is usual")
+        if self.masked + self.random > 1 + 1e-9:
+            total = f"{self.masked:g} + {self.random:g}"
+            raise ValueError(f"task.masked + task.random = {total} is more than 1: the rest is what is kept")
+        return self
+
+
+#: Every task of the recipe language.
+TASKS = (CausalLM, MaskedLM)
+
+if TYPE_CHECKING:
+    Task: TypeAlias = TaskSpec
+else:
+    Task = union_of("causal-lm", *TASKS)

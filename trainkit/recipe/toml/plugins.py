@@ -30,6 +30,7 @@ from trainkit.recipe.families.transformer import Transformer
 from trainkit.recipe.sections.model import Model
 from trainkit.recipe.sections.optimizer import Optimizer, OptimizerSpec
 from trainkit.recipe.sections.schedule import Schedule, ScheduleSpec
+from trainkit.recipe.sections.task import Task, TaskSpec
 from trainkit.recipe.spec import Spec, members_of, type_of, widened
 from trainkit.recipe.toml.paths import as_shown
 
@@ -50,6 +51,7 @@ EXTENSIBLE = (
     Extensible("optimizer", OptimizerSpec, Optimizer),
     Extensible("schedule", ScheduleSpec, Schedule),
     Extensible("model", Transformer, Model),
+    Extensible("task", TaskSpec, Task),
 )
 
 
