@@ -1,4 +1,4 @@
-"""Reading a recipe that may begin with a checkpoint: `recipe.load.load`, with the eyes for a config.json."""
+"""Reading a recipe that may begin with a checkpoint: `recipe.toml.load.load`, with the eyes for a config.json."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainkit.recipe.toml.pretrained import PretrainedCheckpoint
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Loaded:
-    """As `recipe.load.load`; what `[model] pretrained` says of the model is read from its config.json, and what
+    """As `recipe.toml.load.load`; what `[model] pretrained` says of the model is read from its config.json, and what
     `[adapter] pretrained` says of the adapter from its adapter_config.json.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Recipes: frozen specs, one file a section; read by `load`, explained by `diagnose`."""
+"""Recipes: frozen specs (`sections/`, `families/`), and how they are loaded, diagnosed and written (`toml/`)."""
 
 from trainkit.recipe.recipe import Recipe
 

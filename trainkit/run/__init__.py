@@ -1,5 +1,5 @@
-"""The composition root: recipe to plan to dataset, model, optimizer, state; then the loop.
+"""Composition, and the life of an attempt: recipe to plan to dataset, model, optimizer, state; then the loop.
 
-`assemble.py` is the design's picture in code; `directory.py` is where a run lives, `resume.py` how it goes on,
-`process.py` the trainer as a process of its own.
+`setup.py` reads in that order. `attempt.py` is one process's part of a run, `resume.py` says what may change between
+attempts, and `process.py` starts the trainer in the background.
 """

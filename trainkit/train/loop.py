@@ -45,7 +45,7 @@ class SampleReport(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What the loop works with; `run/assemble.py` assembles it."""
+    """What the loop works with; `run/setup.py` assembles it."""
 
     recipe: Recipe
     course: LiveSchedule

@@ -1,1 +1,1 @@
-"""."""
+"""From rows to documents: templates, conversations, labelled texts, images."""

@@ -1,1 +1,1 @@
-"""."""
+"""The tables of a recipe: one file per table."""

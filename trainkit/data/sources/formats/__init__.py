@@ -1,1 +1,1 @@
-"""."""
+"""One reader per file format."""
