@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al. 2019) and its like, which are the families of `recipe/families/gpt_decoder.py`. Shapes as in `layers.py`."""
+"""GPT-2 (Radford et al. 2019) and families like it (`recipe/families/gpt_decoder.py`). Shapes as in `layers.py`."""
 
 from __future__ import annotations
 
