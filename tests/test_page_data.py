@@ -16,7 +16,7 @@ from trainer import RECIPE, workplace
 
 from trainkit.dashboard import theme
 from trainkit.dashboard.app import Dashboard
-from trainkit.dashboard.batches import Batch, BatchReader, ShownRow, ShownSpan
+from trainkit.dashboard.batches import Batch, BatchReader, DisplayedRow, ShownSpan
 from trainkit.dashboard.pages.data import MOST_CHARACTERS, NO_STEP, DataPage, batch_lines, epochs_of, wait_share
 from trainkit.events.reducer import reduce
 from trainkit.events.view import View
@@ -123,7 +123,7 @@ def test_a_reader_that_is_closed_ends_its_child(run: Path) -> None:
 
 def test_what_is_learned_is_bright_and_the_rest_dim_and_no_line_is_too_wide() -> None:
     pieces = (ShownSpan("qa.jsonl:1", 0, 9, (("what is it? ", False), ("it is 日本語 " * 9, True))),)
-    lines = list(batch_lines([ShownRow(0, "qa", 7, 3, pieces)], 30, {"qa": theme.NORM}))
+    lines = list(batch_lines([DisplayedRow(0, "qa", 7, 3, pieces)], 30, {"qa": theme.NORM}))
     assert max(line.cell_length for line in lines) <= 30
     styles = {span.style for line in lines for span in line.spans}
     assert {theme.BRIGHT, theme.DIM, theme.NORM} <= styles
@@ -131,7 +131,8 @@ def test_what_is_learned_is_bright_and_the_rest_dim_and_no_line_is_too_wide() ->
 
 def test_a_batch_of_long_rows_is_cut_and_says_so() -> None:
     rows = [
-        ShownRow(i, "s", i, None, (ShownSpan("f.txt", 0, 9, (("word " * MOST_CHARACTERS, True),)),)) for i in range(2)
+        DisplayedRow(i, "s", i, None, (ShownSpan("f.txt", 0, 9, (("word " * MOST_CHARACTERS, True),)),))
+        for i in range(2)
     ]
     lines = list(batch_lines(rows, 80, {}))
     assert sum(len(line) for line in lines) < 1.2 * MOST_CHARACTERS

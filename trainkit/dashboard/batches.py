@@ -26,7 +26,7 @@ class ShownSpan(NamedTuple):
     runs: tuple[tuple[str, bool], ...]
 
 
-class ShownRow(NamedTuple):
+class DisplayedRow(NamedTuple):
     row: int
     source: str
     example: int
@@ -37,7 +37,7 @@ class ShownRow(NamedTuple):
 class Batch(NamedTuple):
     """The first rows of a batch, or (inert) why they could not be read."""
 
-    rows: tuple[ShownRow, ...] = ()
+    rows: tuple[DisplayedRow, ...] = ()
     error: str = ""
 
 
@@ -129,7 +129,7 @@ class BatchReader:
         return Batch(rows) if rows else Batch(error="trainkit inspect printed no row")
 
 
-def _row(told: dict[str, Any]) -> ShownRow:
+def _row(told: dict[str, Any]) -> DisplayedRow:
     pieces = tuple(
         ShownSpan(
             _line(piece["where"]), piece["first"], piece["end"],
@@ -137,7 +137,7 @@ def _row(told: dict[str, Any]) -> ShownRow:
         )
         for piece in told["pieces"]
     )  # fmt: skip
-    return ShownRow(told["row"], _line(told["source"]), told["example"], told["label"], pieces)
+    return DisplayedRow(told["row"], _line(told["source"]), told["example"], told["label"], pieces)
 
 
 def _line(name: str) -> str:

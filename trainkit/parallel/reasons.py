@@ -43,19 +43,19 @@ class GpuFacts:
     """JAX_PLATFORMS and CUDA_VISIBLE_DEVICES, where they are set."""
 
 
-class Reason(NamedTuple):
+class GpuReason(NamedTuple):
     problem: str
     hint: str
 
 
-def why_no_gpu(facts: GpuFacts | None = None) -> Reason:
+def why_no_gpu(facts: GpuFacts | None = None) -> GpuReason:
     """Why there is no GPU to compute on, and what to do, asked where JAX has none; of this machine where no facts are
     given."""
     found = facts or look()
     return (
         _hidden(found) or _no_card(found) or _no_driver(found) or _no_plugin(found) or _mismatch(found)
         or _old_driver(found) or _no_node(found)
-        or Reason(
+        or GpuReason(
             f"there is {_cards(found)}, a driver {found.driver} and a CUDA plugin, but JAX could not start them",
             "see what it says: JAX_PLATFORMS=cuda python -c 'import jax; jax.devices()'",
         )
@@ -121,86 +121,86 @@ def suitable_extra(facts: GpuFacts) -> str | None:
     return None
 
 
-def _hidden(facts: GpuFacts) -> Reason | None:
+def _hidden(facts: GpuFacts) -> GpuReason | None:
     wanted = facts.environment.get("JAX_PLATFORMS", "")
     if wanted and not {"cuda", "gpu"} & set(wanted.split(",")):
-        return Reason(f"JAX_PLATFORMS={wanted} keeps JAX from looking for a GPU", "unset JAX_PLATFORMS")
+        return GpuReason(f"JAX_PLATFORMS={wanted} keeps JAX from looking for a GPU", "unset JAX_PLATFORMS")
     visible = facts.environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and facts.cards and (not visible.strip() or visible.strip() == "-1"):
-        return Reason(f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU", "unset CUDA_VISIBLE_DEVICES")
+        return GpuReason(f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU", "unset CUDA_VISIBLE_DEVICES")
     return None
 
 
-def _no_card(facts: GpuFacts) -> Reason | None:
+def _no_card(facts: GpuFacts) -> GpuReason | None:
     if facts.system != "Linux":
-        return Reason(
+        return GpuReason(
             f"JAX's CUDA plugin is for Linux, and this is {facts.system}",
             "train under Linux (on Windows: in WSL2), or on the CPU: --set 'parallel.platform=\"cpu\"'",
         )
     if facts.cards or facts.driver or facts.nodes:
         return None
-    return Reason(
+    return GpuReason(
         "this machine shows no NVIDIA GPU: none on its PCI bus, no driver, no /dev/nvidia*",
         "a container needs to be given it (docker run --gpus all); or train on the CPU:"
         " --set 'parallel.platform=\"cpu\"'",
     )
 
 
-def _no_driver(facts: GpuFacts) -> Reason | None:
+def _no_driver(facts: GpuFacts) -> GpuReason | None:
     if facts.driver:
         return None
     what = "its device nodes" if facts.nodes else _cards(facts)
-    return Reason(
+    return GpuReason(
         f"there is {what}, but no NVIDIA driver is loaded",
         f"install a driver of at least {OLDEST_DRIVER['cuda13'][0]} with the system's packages, and restart",
     )
 
 
-def _no_plugin(facts: GpuFacts) -> Reason | None:
+def _no_plugin(facts: GpuFacts) -> GpuReason | None:
     if plugin_of(facts):
         return None
     extra = suitable_extra(facts)
     if extra is None:
         return _too_old(facts, "cuda12")
-    return Reason(
+    return GpuReason(
         f"there is {_cards(facts)} with driver {facts.driver}, but JAX's CUDA plugin is not installed", install(extra)
     )
 
 
-def _mismatch(facts: GpuFacts) -> Reason | None:
+def _mismatch(facts: GpuFacts) -> GpuReason | None:
     if not (wrong := mismatches(facts)):
         return None
-    return Reason(
+    return GpuReason(
         f"installed is {' and '.join(wrong)}: JAX ignores it",
         f"install them together again: {install(plugin_of(facts) or 'cuda13')}",
     )
 
 
-def _old_driver(facts: GpuFacts) -> Reason | None:
+def _old_driver(facts: GpuFacts) -> GpuReason | None:
     plugin = plugin_of(facts)
     if plugin is None or _numbers(facts.driver or "") >= OLDEST_DRIVER[plugin]:
         return None
     if (other := suitable_extra(facts)) and other != plugin:
         oldest = OLDEST_DRIVER[plugin][0]
-        return Reason(
+        return GpuReason(
             f"the driver {facts.driver} is too old for the plugin of {plugin}, which needs {oldest} or newer",
             f"update the driver; or take the plugin that it can run: {install(other)}",
         )
     return _too_old(facts, plugin)
 
 
-def _no_node(facts: GpuFacts) -> Reason | None:
+def _no_node(facts: GpuFacts) -> GpuReason | None:
     if facts.nodes:
         return None
-    return Reason(
+    return GpuReason(
         f"the driver {facts.driver} is loaded, but there is no /dev/nvidia* to reach {_cards(facts)} by",
         "a container needs to be given them (docker run --gpus all); elsewhere: sudo nvidia-modprobe -u -c=0",
     )
 
 
-def _too_old(facts: GpuFacts, extra: str) -> Reason:
+def _too_old(facts: GpuFacts, extra: str) -> GpuReason:
     oldest = OLDEST_DRIVER[extra][0]
-    return Reason(
+    return GpuReason(
         f"the driver {facts.driver} is too old: CUDA {extra.removeprefix('cuda')} needs {oldest} or newer",
         f"update the driver with the system's packages, and restart; then: {install('cuda13')}",
     )

@@ -28,7 +28,7 @@ from trainkit.train.state import State
 from trainkit.train.step import Step
 
 
-class Evaluate(Protocol):
+class EvaluationReport(Protocol):
     def __call__(self, state: State, step: int, /, only: Collection[str] | None = None) -> None:
         """Write to the log how well the model does on all validation sets, or on some."""
 
@@ -54,7 +54,7 @@ class Job:
     meter: MetricsWriter
     orders: Commands
     saving: Checkpointing
-    evaluate: Evaluate
+    evaluate: EvaluationReport
     sample: SampleReport
     statistics: StateReport
     compilations: Compilations

@@ -18,7 +18,7 @@ from textual.message import Message
 from textual.widgets import Input, Static
 
 from trainkit.dashboard import theme
-from trainkit.dashboard.batches import Batch, BatchReader, ShownRow
+from trainkit.dashboard.batches import Batch, BatchReader, DisplayedRow
 from trainkit.dashboard.pages.page import Page
 from trainkit.events import plain_log
 from trainkit.events.view import View
@@ -267,7 +267,7 @@ def mixture_table(epochs: dict[str, float], width: int, colors: dict[str, str]) 
     return Content("\n").join(lines)
 
 
-def batch_lines(rows: Sequence[ShownRow], width: int, colors: dict[str, str]) -> Iterator[Content]:
+def batch_lines(rows: Sequence[DisplayedRow], width: int, colors: dict[str, str]) -> Iterator[Content]:
     """The rows as lines of at most `width` cells: what is learned bright, what is only read dim, and before each line
     a bar in the colour of its source."""
     left = MOST_CHARACTERS

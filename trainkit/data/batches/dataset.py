@@ -13,7 +13,7 @@ from trainkit.data.batches.buckets import Buckets
 from trainkit.data.batches.examples import Examples, Framed, examples_of, lengths_of, padded
 from trainkit.data.batches.layout import Batch, Layout
 from trainkit.data.batches.order import ExampleOrder, Mixture
-from trainkit.data.batches.packing import Counts
+from trainkit.data.batches.packing import PackingCounts
 from trainkit.data.cache.build import Cache
 from trainkit.data.cache.stream import SourceSpan, Stream
 from trainkit.errors import TrainkitError
@@ -230,7 +230,7 @@ def may_start_early(recipe: Recipe) -> bool:
     return not whole and not (isinstance(recipe.data.encoding, Pad) and recipe.data.encoding.buckets)
 
 
-def counts_of(stream: Stream, source: Source, recipe: Recipe, cache: Path) -> Counts | None:
+def counts_of(stream: Stream, source: Source, recipe: Recipe, cache: Path) -> PackingCounts | None:
     """What the encoding leaves out of a stream that is complete; None where it leaves out nothing."""
     examples = examples_of(stream, source, recipe.data, cache, shifted=recipe.task.shifted)
     if not isinstance(examples, Framed) or not examples.wait(None):

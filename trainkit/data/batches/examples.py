@@ -157,9 +157,9 @@ class Framed:
             self._stream.wait(None if count is None else tokens + 1)
 
     @property
-    def counts(self) -> packing.Counts:
+    def counts(self) -> packing.PackingCounts:
         """What became of the documents so far."""
-        return packing.Counts(*(sum(column) for column in zip(*(f.counts for f in self._frames), strict=True)))
+        return packing.PackingCounts(*(sum(column) for column in zip(*(f.counts for f in self._frames), strict=True)))
 
     def read(self, which: np.ndarray, length: int) -> Batch:
         shape = (len(which), length)

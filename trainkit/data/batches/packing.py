@@ -30,7 +30,7 @@ FORMAT = 1
 _PACKED_TOGETHER = 1 << 16
 
 
-class Counts(NamedTuple):
+class PackingCounts(NamedTuple):
     """What became of a shard's documents and their targets."""
 
     documents: int
@@ -52,7 +52,7 @@ class PackedSpans:
     starts: np.ndarray
     lengths: np.ndarray
     contexts: np.ndarray
-    counts: Counts
+    counts: PackingCounts
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -80,7 +80,7 @@ def frame(spec: Encoding, length: int, ends: np.ndarray, tokens: int, *, shift: 
     kept, pieces, lost = _fitting(spec, length, starts, sizes)
     too_long = int((sizes > max(length, spec.min_length - 1)).sum())
     truncated = too_long if spec.too_long == "truncate" else 0
-    counts = Counts(documents, documents - kept, truncated, lost, int(sizes.sum()))
+    counts = PackingCounts(documents, documents - kept, truncated, lost, int(sizes.sum()))
     starts, lengths = pieces
     contexts = np.zeros(len(starts), np.int64)
     if isinstance(spec, Pad):
@@ -102,7 +102,7 @@ def _windows(spec: Windows, length: int, starts: np.ndarray, sizes: np.ndarray, 
     keep = new >= spec.min_length
     lost = int(new[~keep].sum())
     dropped = documents - len(np.unique(document[keep]))
-    counts = Counts(documents, dropped, 0, lost, int(sizes.sum()))
+    counts = PackingCounts(documents, dropped, 0, lost, int(sizes.sum()))
     starts = starts[document] + begin
     return PackedSpans(np.arange(int(keep.sum()) + 1), starts[keep], lengths[keep], contexts[keep], counts)
 
@@ -186,8 +186,8 @@ def _write(path: Path, frames: PackedSpans) -> None:
 def _read(path: Path) -> PackedSpans:
     whole = map_file(path).view("<i8")
     examples, spans = whole[:2].tolist()
-    head = 2 + len(Counts._fields)
-    counts = Counts(*whole[2:head].tolist())
+    head = 2 + len(PackingCounts._fields)
+    counts = PackingCounts(*whole[2:head].tolist())
     if len(whole) != head + examples + 1 + 3 * spans:
         raise ValueError("it is cut off")
     cuts = [examples + 1, examples + 1 + spans, examples + 1 + 2 * spans]
