@@ -198,7 +198,8 @@ def test_beside_a_trainer_that_fills_every_processor_the_screen_is_that_of_now(r
         terminal.press(page)
         time.sleep(0.2)
     within("samples")
-    assert ages(run, terminal.screen(), now)[0] < LATE
+    screen = terminal.screen()
+    assert ages(run, screen, time.time())[0] < LATE
     assert send(run, "stop").ok
     within("■ stopped")
     deadline = time.monotonic() + LATE

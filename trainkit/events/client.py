@@ -15,8 +15,8 @@ from trainkit.events.log import last_end
 
 
 def longer(run_directory: Path) -> str:
-    """The command that goes on with a finished run."""
-    return f"trainkit resume {run_directory} --set train.steps=…"
+    """Return the command that continues a finished run."""
+    return f"trainkit resume {run_directory} --set train.steps=… --raise-rate"
 
 
 class Reply(NamedTuple):

@@ -1,6 +1,6 @@
-"""Orders for a living trainer: a Unix socket in the run directory, one JSON line each way for each order.
+"""Commands for a running trainer: a Unix socket in the run directory, one JSON line each way for each command.
 
-`{"command": "rate", "argument": 0.5}` is answered with `{"ok": true, "detail": "…"}`; `orders.py` knows what there is.
+`{"command": "rate", "argument": 0.5}` is answered with `{"ok": true, "detail": "…"}`; `commands.py` lists them.
 
 Whoever may connect may command, so the socket belongs to its owner alone. The trainer, whose end this is, takes orders
 between steps; `client.py` waits for its answer.

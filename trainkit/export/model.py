@@ -97,10 +97,11 @@ def _write(
         template=texts.template,
         context_length=spec.context_length or length,
         pad=pad_of(recipe, codec),
+        encoder=spec.kind == "encoder",
     )
     save(out, model, spec, dtype=dtype, sequence_length=length, tokens=tokens)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(eqx.filter(model, eqx.is_array)))
-    text = card(made_by(directory, loaded, info.step), family=spec.type, parameters=parameters)
+    text = card(made_by(directory, loaded, info.step), family=spec.type, parameters=parameters, kind=spec.kind)
     (out / "README.md").write_text(text, encoding="utf-8")
 
 

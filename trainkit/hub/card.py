@@ -40,19 +40,28 @@ def as_told(loaded: Loaded) -> str:
     return dumps(loaded, shown=shown)
 
 
-def card(made: Made, *, family: str, parameters: int) -> str:
+#: By the kind of a model, the class that loads it and what the hub lists it under.
+_LOADED_BY = {
+    "causal": ("AutoModelForCausalLM", "text-generation"),
+    "encoder": ("AutoModelForMaskedLM", "fill-mask"),
+}
+
+
+def card(made: Made, *, family: str, parameters: int, kind: str = "causal") -> str:
     """README.md of a model, as the hub reads it."""
+    loaded_by, pipeline = _LOADED_BY[kind]
     return _card(
         made,
+        pipeline=pipeline,
         library="transformers",
         tags=(),
         what=f"A {family} of {parameters:,} parameters",
         origin=f", which began with `{made.base}`" if made.base else "",
         use=(
-            "from transformers import AutoModelForCausalLM, AutoTokenizer",
+            f"from transformers import {loaded_by}, AutoTokenizer",
             "",
             'tokenizer = AutoTokenizer.from_pretrained("PATH")',
-            'model = AutoModelForCausalLM.from_pretrained("PATH")',
+            f'model = {loaded_by}.from_pretrained("PATH")',
         ),
     )
 
@@ -101,8 +110,9 @@ def _card(
     origin: str,
     use: Sequence[str],
     notes: Sequence[str] = (),
+    pipeline: str = "text-generation",
 ) -> str:
-    front = [f"library_name: {library}", "pipeline_tag: text-generation", "tags:", "- trainkit"]
+    front = [f"library_name: {library}", f"pipeline_tag: {pipeline}", "tags:", "- trainkit"]
     front += [f"- {tag}" for tag in tags] + ([f"base_model: {made.base}"] if made.base else [])
     told = f"as it was after step {made.step:,} of its training with trainkit {trainkit.__version__}{origin}."
     recipe = ["## Recipe", "", "```toml", made.recipe.rstrip(), "```"]

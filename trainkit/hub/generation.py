@@ -10,7 +10,7 @@ from typing import Any
 
 from trainkit.data.json_files import read_object
 from trainkit.errors import TrainkitError
-from trainkit.hub.tokenizer import GENERATION
+from trainkit.hub.tokenizer import GENERATION, IDS_ONLY
 
 #: Theirs → ours, which kind of number it is, and which of them switch it off.
 _KEYS: Mapping[str, tuple[str, type, tuple[float, ...]]] = {
@@ -62,6 +62,8 @@ def generation(directories: Iterable[Path]) -> Generation | None:
     if path is None:
         return None
     found = {key: value for key, value in read_object(path).items() if value is not None}
+    if found.pop(IDS_ONLY, False):
+        return None
     sampled = found.pop("do_sample", None)
     if not isinstance(sampled, bool | None):
         raise TrainkitError(f"do_sample = {json.dumps(sampled)}: it must be true or false", where=str(path))

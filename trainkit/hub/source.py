@@ -45,6 +45,9 @@ class TensorSource:
             for name in self.tensors
             if not re.fullmatch(self.family.ignored, name)
         }
+        # TensorFlow's names of a norm, which checkpoints of before 2020 have and transformers renames as well
+        for old, new in (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")):
+            self.called = {name.replace(old, new): called for name, called in self.called.items()}
         embedding, output = (self.names[leaf].theirs for leaf in EMBEDDINGS)
         if self.tied and embedding not in self.called and output in self.called:
             self.called[embedding] = self.called[output]

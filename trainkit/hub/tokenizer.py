@@ -15,6 +15,8 @@ from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.hub.save import as_json
 
 TOKENIZER, CONFIG, GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
+#: Marks a generation_config.json that trainkit made to hold token ids, and that says nothing of how to sample.
+IDS_ONLY = "trainkit_ids_only"
 TEMPLATE, NAMES = "chat_template.jinja", "special_tokens_map.json"
 
 
@@ -36,6 +38,7 @@ def write(
     template: str | None,
     context_length: int,
     pad: int | None,
+    encoder: bool = False,
 ) -> dict[str, Any]:
     """Write the tokenizer's files, and give back the token ids that config.json says as well.
 
@@ -44,15 +47,17 @@ def write(
         begin: the tokens that training put before a text: so does, by itself, the tokenizer that is written.
         ends: the tokens that end a text, that of training first.
         pad: the token that the model is said to be padded with; where None, the tokenizer's own `pad_token`.
+        encoder: whether the model reads texts with the tokens that the tokenizer itself puts around them.
         template: the chat template that training wrote conversations with; where None, what `source` has.
 
     Raises:
         TrainkitError: a file of `source` cannot be read.
     """
-    (out / TOKENIZER).write_bytes(_beginning(source / TOKENIZER, begin))
+    own = (source / TOKENIZER).read_bytes() if encoder else _beginning(source / TOKENIZER, begin)
+    (out / TOKENIZER).write_bytes(own)
     if template is None and (source / TEMPLATE).is_file():
         (out / TEMPLATE).write_bytes((source / TEMPLATE).read_bytes())
-    found = {**_config(codec, context_length), **read_object(source / CONFIG, missing_ok=True)}
+    found = {**_config(codec, context_length, encoder=encoder), **read_object(source / CONFIG, missing_ok=True)}
     # code of anyone's is never asked for
     found.pop("auto_map", None)
     if template is not None:
@@ -70,6 +75,7 @@ def write(
     }
     known = {key: value for key, value in said.items() if value is not None}
     generation = read_object(source / GENERATION, missing_ok=True)
+    generation.pop(IDS_ONLY, None)
     padded = {"pad_token_id": generation["pad_token_id"]} if generation.get("pad_token_id") is not None else {}
     (out / GENERATION).write_text(as_json({**generation, **known, **padded}), encoding="utf-8")
     # where a token is missing, config.json says null: transformers would take a number of the family's own
@@ -113,13 +119,16 @@ def _content(token: Any) -> str | None:
     return said if isinstance(said, str) else None
 
 
-def _config(codec: LoadedTokenizer, context_length: int) -> dict[str, Any]:
+def _config(codec: LoadedTokenizer, context_length: int, *, encoder: bool) -> dict[str, Any]:
     tokens = {
         "eos_token": codec.end_of_text,
         "bos_token": codec.beginning_of_text,
         "unk_token": codec.unknown,
         "pad_token": codec.padding,
+        "mask_token": codec.mask,
     }
+    if encoder:
+        tokens |= {"cls_token": codec.beginning_of_text, "sep_token": codec.end_of_text}
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,

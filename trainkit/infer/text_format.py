@@ -15,7 +15,7 @@ from trainkit.data.tokenizer import load
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import TrainkitError
 from trainkit.hub.save import as_json
-from trainkit.hub.tokenizer import CONFIG, GENERATION, TEMPLATE, TOKENIZER
+from trainkit.hub.tokenizer import CONFIG, GENERATION, IDS_ONLY, TEMPLATE, TOKENIZER
 from trainkit.infer.chat import closing
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.document import Chat
@@ -64,7 +64,9 @@ def keep_tokenizer(codec: LoadedTokenizer, recipe: Recipe, directory: Path) -> N
     alone = Path(recipe.tokenizer.path or "").expanduser().is_file()
     if said := _said(codec.path.parent, [GENERATION] if alone else CONFIGS):
         generation = read_object(beside[GENERATION], missing_ok=True)
-        kept[GENERATION] = as_json({**generation, **said}).encode()
+        # a file that the model's maker did not write says nothing of how to sample
+        made = {} if generation else {IDS_ONLY: True}
+        kept[GENERATION] = as_json({**made, **generation, **said}).encode()
     if (chat := chat_of(recipe)) is not None:
         kept[TEMPLATE] = resolve_template(chat, codec.path).text.encode()
     # the tokenizer is the last: where it is, all is

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 from optax import contrib
@@ -23,7 +24,11 @@ def build(spec: Muon) -> optax.GradientTransformation:
     experts, hold separate matrices. The work is optax's.
     """
     orthogonal = contrib.scale_by_muon(
-        ns_steps=spec.iterations, beta=spec.momentum, nesterov=spec.nesterov, weight_dimension_numbers=_last_two_axes
+        ns_steps=spec.iterations,
+        beta=spec.momentum,
+        nesterov=spec.nesterov,
+        mu_dtype=jnp.float32,
+        weight_dimension_numbers=_last_two_axes,
     )
     by_shape = optax.stateless(lambda updates, _: jax.tree.map(lambda u: u * _scale(spec, u.shape), updates))
     return optax.chain(orthogonal, by_shape)

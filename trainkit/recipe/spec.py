@@ -1,6 +1,6 @@
 """The base of every section: frozen, strict, and closed to unknown keys.
 
-The docstring below a field is its documentation: `language.py` finds it when somebody asks. (Pydantic could find it
+The docstring below a field is its documentation: `toml/schema.py` finds it when somebody asks. (Pydantic could find it
 when the class is made, but would read every source file a second time for it, at every start.)
 """
 

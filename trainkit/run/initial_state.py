@@ -41,7 +41,10 @@ def initial_state(
             base.
     """
 
+    damaged: list[Path] = []
+
     def on_damaged(path: Path, error: TrainkitError) -> None:
+        damaged.append(path)
         message = f"the checkpoint {path.name} is damaged and was passed over: {error.problem}"
         log.write("alert", step=log.step, kind="checkpoint", message=message)
 
@@ -90,7 +93,8 @@ def initial_state(
     _tell_devices(manifest, jax.tree.leaves(shardings)[0].mesh, log)
     if manifest.step != log.step:
         announce(log, loaded, start, resumed_from=manifest.step)
-    for step in store.set_aside(directory, beyond=manifest.step) if start.step is not None else []:
+    # also damaged ones that were passed over: kept beside whole ones they would push these out
+    for step in store.set_aside(directory, beyond=manifest.step) if start.step is not None or damaged else []:
         log.write("log", step=log.step, level="info", message=f"the checkpoint of step {step} was set aside")
     return state
 

@@ -12,6 +12,7 @@ from trainkit.errors import TrainkitError
 from trainkit.events.commands import issued_commands
 from trainkit.events.log import of_kinds
 from trainkit.recipe import Recipe
+from trainkit.recipe.sections.encoding import is_padded
 from trainkit.recipe.sections.schedule import NEVER, ScheduleSpec
 from trainkit.recipe.toml.values import Difference
 
@@ -58,13 +59,17 @@ def share(schedule: ScheduleSpec, steps: int, step: int, *, decay_start: int = N
 
 
 def _total(directory: Path, recipe: Recipe, old: Recipe) -> int | None:
-    """Steps of the run by this recipe; of epochs as the `old` one's plan has counted them, None where it has not."""
+    """Return the steps of the run by this recipe, or None where that is not known.
+
+    Epochs, and tokens where examples are padded, are turned into steps as the `old` recipe's plan counted them.
+    """
     train = recipe.train
     if train.steps is not None:
         return train.steps
-    if train.tokens is not None:
+    if train.tokens is not None and not is_padded(recipe.data.encoding):
         return math.ceil(train.tokens / (train.batch_size * recipe.data.sequence_length))
     planned = [event["plan"].get("steps") for event in of_kinds(directory, "planned")]
-    if not planned or planned[-1] is None or old.train.epochs is None or train.epochs is None:
+    now, then = (train.epochs, old.train.epochs) if train.tokens is None else (train.tokens, old.train.tokens)
+    if not planned or planned[-1] is None or now is None or then is None:
         return None
-    return math.ceil(planned[-1] * train.epochs / old.train.epochs)
+    return math.ceil(planned[-1] * now / then)

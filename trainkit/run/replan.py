@@ -20,7 +20,14 @@ def replan(recipe: Recipe, plan: Plan, choice: Choice | None = None) -> Plan:
     """A plan for the same devices, vocabulary and steps."""
     counted = count_in_steps(recipe, plan)
     made = make_plan(counted, devices=plan.devices, vocab_size=plan.vocab_size, data=None, choice=choice)
-    return replace(made, epochs=plan.epochs)
+    # of the data, which is not counted again here
+    return replace(
+        made,
+        epochs=plan.epochs,
+        tokens_per_step=plan.tokens_per_step,
+        total_tokens=plan.total_tokens,
+        total_flops=made.flops_per_token * plan.total_tokens,
+    )
 
 
 def previous_choice(directory: Path, devices: Devices) -> Choice | None:

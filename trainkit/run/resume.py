@@ -82,7 +82,7 @@ def prepare(
             raise TrainkitError(
                 f"the run is finished: its last step was {info.step}",
                 where=str(directory),
-                hint="make it longer: --set train.steps=…   or go on from an earlier checkpoint: RUN/STEP",
+                hint="make it longer: --set train.steps=… --raise-rate   or go on from an earlier checkpoint: RUN/STEP",
             )
         at = info.step if info else 0
         rate = told_rate(directory, old.recipe, new.recipe, at, changed, raise_rate=raise_rate)

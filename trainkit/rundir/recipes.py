@@ -137,7 +137,7 @@ def _parsed(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _leaves(value: Any, key: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """Tables and lists of tables are walked into, as `recipe.write.flat` does."""
+    """Tables and lists of tables are walked into, as `recipe.toml.values.flat` does."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from _leaves(inner, (*key, name))

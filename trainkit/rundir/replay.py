@@ -15,7 +15,7 @@ LONGEST_GAP = 10.0
 
 
 class Replay(LogFollower):
-    """The same view as `Source`, as of a moment of the run that moves on by itself.
+    """The same view as `LogFollower`, as of a moment of the run that moves on by itself.
 
     Attributes:
         playing: whether it moves on.

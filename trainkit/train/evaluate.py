@@ -91,8 +91,13 @@ class Evaluator:
                 sums = self._summed(state, data, number)
             if self._interrupted():
                 return
-            mean = float(sums.sum) / (float(sums.weight) or 1)
-            report = self._task.report(loss=mean, metrics=sums.metrics, targets=data.targets, bytes=data.bytes)
+            report: dict[str, float] = {}
+            if weight := float(sums.weight):
+                mean = float(sums.sum) / weight
+                report = self._task.report(loss=mean, metrics=sums.metrics, targets=data.targets, bytes=data.bytes)
+            else:
+                message = f"the validation set {name} has nothing to predict, so there is no loss to report"
+                self._log.write("alert", step=step, kind="evaluation", message=message)
             self._log.write(
                 "evaluated",
                 step=step,

@@ -9,6 +9,7 @@ from trainkit.events.attempts import resumed_step
 from trainkit.events.log import of_kinds
 from trainkit.events.schema import Event
 from trainkit.recipe import Recipe
+from trainkit.recipe.sections.upkeep import Sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +61,17 @@ def owed(run_directory: Path, recipe: Recipe, step: int, *, last: bool) -> Owed:
     return Owed(
         sets=frozenset(recipe.data.validation_names) - evaluated if evaluate else frozenset(),
         statistics=falls_on(step, recipe.statistics.every) and not looked,
-        samples=sample is not None and sampling and not sampled.issuperset(sample.prompts),
-        prompts=tuple(prompts),
+        samples=sample is not None and sampling and not _has_sampled(sample, sampled),
+        prompts=() if sample is not None and sample.chat and sampled else tuple(prompts),
     )
+
+
+def _has_sampled(sample: Sample, sampled: set[str]) -> bool:
+    """Whether all prompts of the recipe were continued. The log holds conversations as the chat template wrote them, so
+    they are counted."""
+    if sample.chat or not all(isinstance(prompt, str) for prompt in sample.prompts):
+        return len(sampled) >= len(set(sample.prompts))
+    return sampled.issuperset(sample.prompts)
 
 
 def _done_at(run_directory: Path, step: int) -> list[Event]:

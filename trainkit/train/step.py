@@ -75,16 +75,14 @@ def make_step(
         accumulation = jax.tree.leaves(dict(batch))[0].shape[0]
         key = jax.random.fold_in(jax.random.fold_in(state.key, LOSS), state.step)
         if accumulation == 1:
-            return gradients(state, params, jax.tree.map(lambda x: x[0], dict(batch)), jax.random.fold_in(key, 0))
+            return gradients(state, params, jax.tree.map(lambda x: x[0], dict(batch)), key)
         zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
 
-        def add(sums: PyTree, part: tuple[Batch, Array]) -> tuple[PyTree, None]:
-            micro_batch, number = part
-            found = gradients(state, params, micro_batch, jax.random.fold_in(key, number))
-            return jax.tree.map(jnp.add, sums, found), None
+        # one key for all micro-batches: what a task draws follows from the row's example, however a batch is split
+        def add(sums: PyTree, micro_batch: Batch) -> tuple[PyTree, None]:
+            return jax.tree.map(jnp.add, sums, gradients(state, params, micro_batch, key)), None
 
-        parts = dict(batch), jnp.arange(accumulation)
-        sums, _ = jax.lax.scan(add, (zeros, no_loss(task)), parts)
+        sums, _ = jax.lax.scan(add, (zeros, no_loss(task)), dict(batch))
         return sums
 
     def step(state: State, batch: Batch) -> tuple[State, Metrics]:

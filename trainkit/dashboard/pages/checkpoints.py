@@ -25,10 +25,7 @@ from trainkit.rundir.manifest import kept, manifest_facts, present
 #: Seconds between two looks at the disk while nothing new is saved, and before a manifest is read: who walks through
 #: the table fast reads none on the way.
 LOOK_EVERY, REST = 10.0, 0.05
-EMPTY = (
-    "no checkpoints yet: [checkpoint] in the recipe says when they are written (every_minutes, keep_every);"
-    " c writes one now"
-)
+EMPTY = "no checkpoints yet: [checkpoint] in the recipe says when they are written (every_minutes, keep_every)"
 
 
 class CheckpointsPage(TablePage):
@@ -93,6 +90,8 @@ class CheckpointsPage(TablePage):
         saving = None if view.saving is None else f"saving step {view.saving:,} …"
         self.entitle(f"checkpoints: {shown.there:,} there of {shown.written:,} written", saving or below)
         empty = "none of those that were written is there any more; o shows them" if shown.written else EMPTY
+        if not shown.written and self.app.offers("order('save')"):  # type: ignore[attr-defined]
+            empty += "; c writes one now"
         self.rows.show(shown.columns, shown.rows, empty=empty)
         if not shown.rows:
             self._chosen = None

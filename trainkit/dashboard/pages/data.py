@@ -177,7 +177,7 @@ class DataPage(Page):
     def _colors(self) -> dict[str, str]:
         return {name: COLORS[i % len(COLORS)] for i, name in enumerate(sorted(self._mixture))}
 
-    def on_data_read(self, event: Read) -> None:
+    def on_data_page_read(self, event: Read) -> None:
         self._show_batch()
 
     def on_hide(self) -> None:

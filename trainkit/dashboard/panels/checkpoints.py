@@ -138,7 +138,7 @@ def _notes(chosen: SavedCheckpoint, view: View, disk: CheckpointFiles) -> Iterat
     elif chosen.kind == "rolling":
         yield "the newest rolling ones stay ([checkpoint] keep_last), this one goes in time; m keeps it"
     if chosen.kind == "final" and view.finished == "finished":
-        yield "the run is finished: resume needs --set train.steps=… to make it longer"
+        yield "the run is finished: resume needs --set train.steps=… --raise-rate to make it longer"
     elif chosen.step != max(c.step for c in view.checkpoints):
         yield "from here, later checkpoints are set aside, not deleted"
     if view.finished is None:

@@ -71,13 +71,16 @@ def texts(data: Data, spec: TrainTokenizer, drawn: Sequence[Drawn], reporter: Re
     kept = _Kept(spec.max_bytes, [source.share for source in drawn])
     for source, each in enumerate(drawn):
         read = documents = place = 0
-        for file, index, first, text in _training(data, each):
+        for file, index, first, text, held_out in _documents(data, each):
             stop.check()
-            documents, place = documents + first, 0 if first else place
+            documents += first
             # what comes over the network without a size may have no end that anybody would wait for
             endless = not file.size and read >= READ * spec.max_bytes
             if endless or (each.limit is not None and documents > each.limit):
                 break
+            if held_out:  # it counts towards the limit, as in the cache
+                continue
+            place = 0 if first else place
             reporter.add(documents=first)
             for begin in range(0, len(text), PART):
                 content = text[begin : begin + PART].encode()
@@ -87,12 +90,12 @@ def texts(data: Data, spec: TrainTokenizer, drawn: Sequence[Drawn], reporter: Re
     yield from kept.texts()
 
 
-def _training(data: Data, drawn: Drawn) -> Iterator[tuple[SourceFile, int, bool, str]]:
-    """(file, which document of it, whether it begins here, text) of a source, without what is held out."""
+def _documents(data: Data, drawn: Drawn) -> Iterator[tuple[SourceFile, int, bool, str, bool]]:
+    """Yield (file, which document of it, whether it begins here, text, whether it is held out) of a source."""
     files = ((file, unit.span) for unit in drawn.units for file in unit.files)
     for split, file, piece in divide(read_all(files, on_error=data.on_error, refused=[]), data.held_out):
-        if split != "held-out" and piece.ids is None:
-            yield file, piece.index, piece.first, piece.text
+        if piece.ids is None:
+            yield file, piece.index, piece.first, piece.text, split == "held-out"
 
 
 class _Kept:

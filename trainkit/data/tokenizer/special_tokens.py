@@ -94,7 +94,7 @@ def id_of(role: Role, tokenizer: Tokenizer, beside: Beside) -> int | None:
         if said.token is None:
             denied = True
         # ids of a config may be its class's defaults, of a vocabulary that is larger, and -1 stands for none
-        elif not denied and said.token >= 0 and tokenizer.id_to_token(said.token) is not None:
+        elif (role == "eos" or not denied) and said.token >= 0 and tokenizer.id_to_token(said.token) is not None:
             return said.token
     # a text must end somehow
     return None if denied and role != "eos" else _own(role, tokenizer)

@@ -118,6 +118,7 @@ FAMILY = Family(
         "type_vocab_size": 2,
         "layer_norm_eps": 1e-12,
         "intermediate_size": 3072,
+        "tie_word_embeddings": True,
     },
     fixed={
         "hidden_act": ("gelu",),

@@ -32,6 +32,10 @@ def linears(model: Model) -> dict[str, tuple[int, int]]:
 
 def check_adapter(adapter: Adapter, model: Model) -> None:
     """Raises ValueError where the adapter is for no such model."""
+    if model.kind != "causal":
+        raise ValueError(
+            f'[adapter] is for causal models, and model.type = "{model.type}" is of kind {model.kind}: leave it out'
+        )
     if adapter.base == "nf4" and model.has_experts:
         raise ValueError('adapter.base = "nf4" leaves experts, which are most of the model, as they are: write "none"')
     try:

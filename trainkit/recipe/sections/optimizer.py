@@ -213,7 +213,11 @@ def moment_bytes(shape: Shape, moments: Moments) -> int:
 def is_exempt_from_decay(name: str) -> bool:
     """Whether a parameter is a norm, a bias, an embedding or a magnitude (DoRA), which are not decayed by default."""
     *parents, last = name.split(".")
-    return last == "bias" or "embedding" in last or any("norm" in parent or parent == "magnitude" for parent in parents)
+    return (
+        last.endswith("bias")
+        or "embedding" in last
+        or any("norm" in parent or parent == "magnitude" for parent in parents)
+    )
 
 
 def is_hidden_matrix(name: str, shape: Shape) -> bool:

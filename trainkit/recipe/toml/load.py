@@ -46,6 +46,7 @@ TYPES: dict[Key, str] = {
     ("optimizer",): "adamw",
     ("optimizer", "groups", "*", "optimizer"): "adamw",
     ("schedule",): "cosine",
+    ("task",): "causal-lm",
     ("data", "encoding"): "concatenate",
     ("data", "train", "*"): "files",
     ("data", "train", "*", "document"): "",
@@ -356,6 +357,8 @@ def _complete(recipe: Recipe, path: Path, plugins: tuple[Plugin, ...]) -> Recipe
     if plugins:
         values["plugins"]["digests"] = tuple(plugin.digest for plugin in plugins)
     make_absolute(values)
+    if "task" not in recipe.model_fields_set:  # whether the documents fit a task is asked where a task is named
+        del values["task"]
     return type(recipe).model_validate(values)
 
 

@@ -136,7 +136,7 @@ def _execute(name: str, path: Path, source: bytes) -> ModuleType:
     sys.modules[name] = module
     linecache.checkcache(str(path))
     try:
-        exec(compile(source, path, "exec"), module.__dict__)
+        exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise _not_imported(path, error) from error
@@ -172,11 +172,11 @@ def _specs_in(module: ModuleType, path: Path) -> Iterator[type[Spec]]:
         hint = f'derive a class from one of {names}, with a key  type: Literal["my-type"]'
         raise _Wrong(f"the plugin defines no spec{without}", hint)
     for spec in specs:
-        _check(spec, module, path)
+        _check(spec, module, path, alone=len(specs) == 1)
         yield spec
 
 
-def _check(spec: type[Spec], module: ModuleType, path: Path) -> None:
+def _check(spec: type[Spec], module: ModuleType, path: Path, *, alone: bool) -> None:
     name = spec.__name__
     try:
         spec.model_rebuild()
@@ -194,7 +194,7 @@ def _check(spec: type[Spec], module: ModuleType, path: Path) -> None:
         return
     if callable(getattr(spec, "build", None)):
         spec.implementation = f"{module.__name__}:{name}"  # type: ignore[attr-defined]
-    elif callable(getattr(module, "build", None)):
+    elif alone and callable(getattr(module, "build", None)):
         spec.implementation = module.__name__  # type: ignore[attr-defined]
     elif not hasattr(spec, "implementation"):
         raise _Wrong(
