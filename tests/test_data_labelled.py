@@ -110,3 +110,14 @@ def test_what_hosts_read_of_a_batch_is_together_all_of_it(tmp_path: Path, data: 
         parts = [batches.batch(step, np.arange(host, 8, 2)) for host in range(2)]
         for name, array in whole.items():
             np.testing.assert_array_equal(interleaved(parts, name), array)
+
+
+def test_a_recipe_of_labelled_texts_that_names_no_task_can_be_loaded_to_be_cached(tmp_path):
+    from trainkit.recipe.toml.load import load
+
+    (tmp_path / "labelled.toml").write_text(
+        "schema = 1\n[model]\nlayers = 1\nhidden = 8\nheads = 2\n[tokenizer]\ntrain = { vocab_size = 300 }\n"
+        '[data]\nsequence_length = 8\nencoding = { type = "pad" }\n[[data.train]]\npath = "x.jsonl"\n'
+        'document = { type = "labelled" }\n[train]\nsteps = 1\nbatch_size = 1\n[optimizer]\nlearning_rate = 1e-3\n'
+    )
+    assert load(tmp_path / "labelled.toml").recipe.task.type == "causal-lm"

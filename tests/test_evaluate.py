@@ -87,3 +87,28 @@ def test_an_evaluation_knows_the_mesh_and_is_compiled_once_for_all_its_batches(t
     assert task.meshes == [4]
     losses = {event["metrics"][f"validation/{event['name']}/loss"] for event in read(tmp_path) if "metrics" in event}
     assert losses == {11.5}
+
+
+class NothingCounts(SumTask):
+    """No position of any batch is a target."""
+
+    def loss(self, model, batch, *, key):
+        return Loss(jnp.float32(0), jnp.float32(0))
+
+
+def test_a_set_in_which_nothing_counts_has_no_loss_and_is_an_alert(tmp_path: Path) -> None:
+    log = EventLog(tmp_path, attempt=1)
+    evaluator = Evaluator(
+        {"one": Set()},
+        batch_size=8,
+        task=NothingCounts(),
+        compute=np.dtype(np.float32),
+        mesh=mesh.make_mesh(data=1, fsdp=1),
+        log=log,
+        interrupted=lambda: False,
+    )
+    evaluator(State(None, None, (), jnp.int32(3), jax.random.key(0), initial_live()), 3)
+    log.close()
+    events = read(tmp_path)
+    assert [event["metrics"] for event in events if event["type"] == "evaluated"] == [{}]
+    assert any(event["type"] == "alert" and "one has nothing to predict" in event["message"] for event in events)

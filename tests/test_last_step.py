@@ -114,3 +114,17 @@ def test_the_log_tells_what_is_owed(tmp_path: Path) -> None:
     begin(9)
     assert at(10) == Owed(sets=held_out, statistics=True), "step 10 has to be done again, and all that is due there"
     log.close()
+
+
+def test_conversations_that_were_sampled_are_not_owed_though_the_log_holds_them_as_the_template_wrote_them(
+    tmp_path: Path,
+) -> None:
+    workplace(tmp_path)
+    prompts = 'sample.prompts=["a dog", [{role = "user", content = "a cat"}]]'
+    recipe = load(tmp_path / "tiny.toml", [prompts, "sample.chat=true"]).recipe
+    log = EventLog(tmp_path, attempt=1)
+    for prompt in ("<user>a dog", "<user>a cat"):
+        assert owed(tmp_path, recipe, 12, last=False).samples
+        log.write("sampled", step=12, prompt=prompt, text="", seconds=1.0)
+    assert not owed(tmp_path, recipe, 12, last=False)
+    log.close()

@@ -137,3 +137,20 @@ def test_smaller_states_come_mildest_first_and_are_smaller() -> None:
     for spec in (AdamW(learning_rate=1.0), AdamW(learning_rate=1.0, moments="bfloat16")):
         sizes = [spec.model_copy(update=change).state_bytes(shape) for change in spec.smaller()]
         assert sizes == sorted(sizes, reverse=True) and all(size < spec.state_bytes(shape) for size in sizes)
+
+
+def test_muon_keeps_the_types_of_its_state_where_parameters_are_bfloat16() -> None:
+    at = {name: value.astype(jnp.bfloat16) for name, value in params().items()}
+    rule = optim.build(MUON, {name: name for name in SHAPES}, at)
+    before = rule.init(at)
+    _, after = rule.update(params(1), before, at, key=jax.random.key(0), value=0.0, grad_fn=None)
+    kinds = [jax.tree.map(lambda leaf: jnp.asarray(leaf).dtype, state) for state in (before, after)]
+    assert jax.tree.leaves(kinds[0]) == jax.tree.leaves(kinds[1])
+
+
+def test_every_bias_is_exempt_from_decay_whatever_it_belongs_to() -> None:
+    from trainkit.recipe.families.bert import Bert
+
+    shapes = Bert(layers=1, hidden=8, heads=2).leaf_shapes(vocab_size=11, sequence_length=4)
+    decayed = {name for name, shape in shapes.items() if AdamW(learning_rate=1.0).decay_of(name, shape)}
+    assert decayed == {name for name in shapes if name.endswith(".weight") and "norm" not in name}

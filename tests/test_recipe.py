@@ -174,6 +174,13 @@ def test_a_table_of_another_type_begins_with_that_types_defaults_and_says_where_
     assert load(same).recipe.schedule.decay == 0.3
 
 
+def test_every_union_that_plugins_extend_starts_anew_when_its_type_changes() -> None:
+    from trainkit.recipe.toml.load import TYPES
+    from trainkit.recipe.toml.plugins import EXTENSIBLE
+
+    assert {(row.kind,) for row in EXTENSIBLE} <= TYPES.keys()
+
+
 def test_a_table_that_says_no_type_is_of_the_default_one(tmp_path):
     write(tmp_path, changed(('type = "cosine"', "# no type")))
     for kind, ratio in (("cosine", 0.1), ("wsd", 0.0)):
