@@ -226,7 +226,8 @@ def test_a_cast_leaves_what_much_hangs_on_in_float32() -> None:
 @cache
 def _step(adapter: Adapter, spec: AdamW) -> Any:
     shapes = jax.eval_shape(lambda: adapted(GPT2, adapter))
-    optimizer = optim.build(spec, models.leaf_names(eqx.filter(shapes, trainable(shapes))), adapter=adapter)
+    trained = eqx.filter(shapes, trainable(shapes))
+    optimizer = optim.build(spec, models.leaf_names(trained), trained, adapter=adapter)
     step = make_step(
         task=build_task(CausalLM()),
         optimizer=optimizer,

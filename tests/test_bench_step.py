@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainkit.recipe.sections import model as spec
+from trainkit.recipe.families.gpt2 import Gpt2
+from trainkit.recipe.families.llama import Llama
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
@@ -39,7 +40,7 @@ def test_trainkit_and_bare_jax_lose_the_same_at_every_step(shape: Shape) -> None
 @pytest.mark.parametrize("shape", [GPT2, LLAMA], ids=["gpt2", "llama"])
 def test_the_weights_are_those_of_the_model_in_trainkit_and_the_same_each_time(shape: Shape) -> None:
     common = {"layers": shape.layers, "hidden": shape.hidden, "heads": shape.heads, "intermediate": shape.intermediate}
-    gpt2, llama = spec.Gpt2(**common), spec.Llama(**common, kv_heads=shape.kv_heads, tied=True)
+    gpt2, llama = Gpt2(**common), Llama(**common, kv_heads=shape.kv_heads, tied=True)
     model = gpt2 if shape.family == "gpt2" else llama
     assert shape.parameters == sum(model.parameter_count(vocab_size=97, sequence_length=16).values())
     for (name, first), (_, again) in zip(weights(shape), weights(shape), strict=True):

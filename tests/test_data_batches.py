@@ -132,8 +132,8 @@ SCRIPT = """
 import hashlib, sys
 from trainkit.recipe import Recipe
 from trainkit.tasks.causal_lm import CausalLM
-from trainkit.data.cache import find
-from trainkit.data.dataset import TrainSet
+from trainkit.data.cache.build import find
+from trainkit.data.batches.dataset import TrainSet
 recipe = Recipe.model_validate_json(sys.stdin.read())
 data = TrainSet(find(recipe), recipe)
 for step in (1000, 3, 7):

@@ -240,9 +240,9 @@ import sys, time
 sys.path.insert(0, {tests!r})
 import data_room as room
 from trainkit.recipe import Recipe
-from trainkit.data import cache as caches
-from trainkit.data.engine import threads
-from trainkit.data.vocabulary import LoadedTokenizer
+from trainkit.data.cache import build as caches
+from trainkit.data.cache.engine import threads
+from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 room.small_units()
 encode_batch = LoadedTokenizer.encode_batch
 def slowly(self, texts, **options):

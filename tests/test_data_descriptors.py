@@ -23,8 +23,9 @@ from pathlib import Path
 import numpy as np
 sys.path.insert(0, sys.argv[1])
 import data_room as room
-from trainkit.data import cache as caches, gate, shards
-from trainkit.data.dataset import TrainSet
+from trainkit.data.cache import build as caches, shards
+from trainkit.data.checks import supervision
+from trainkit.data.batches.dataset import TrainSet
 
 directory, count = Path(sys.argv[2]), int(sys.argv[3])
 os.fsync = lambda descriptor: None  # thousands of them take a busy disk minutes
@@ -36,7 +37,7 @@ for encoding in ({"type": "concatenate"}, {"type": "pack"}):
     recipe = room.recipe(directory, directory / "text/*.txt", encoding=encoding, batch_size=64, shuffle=False)
     cache = caches.build(recipe)
     data = TrainSet(cache, recipe)
-    gate.look(cache, recipe)
+    supervision.find_problems(cache, recipe)
     seen = sum(int(data.batch(step)["weights"].sum()) for step in range(-(-data.examples // 64)))
     room.tokens_of(cache.train)
     told = {"shards": len(cache.shards), "open": len(os.listdir("/proc/self/fd")), "seen": seen}

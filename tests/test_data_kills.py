@@ -103,8 +103,8 @@ LOGGED = """
 import os, sys
 sys.path.insert(0, {tests!r})
 import data_room as room
-from trainkit.data import cache as caches, encode
-from trainkit.data.engine import threads
+from trainkit.data.cache import build as caches, encode
+from trainkit.data.cache.engine import threads
 from trainkit.recipe import Recipe
 room.small_units()
 encode._BATCH_BYTES, encode.SHARD_TOKENS = 100, 300
@@ -197,8 +197,9 @@ KILLER = """
 import os, random, runpy, signal, sys, time
 sys.path.insert(0, {tests!r})
 import data_room as room
-import trainkit.cli, trainkit.cli.cache, trainkit.data.cache
-from trainkit.data import digests, encode
+import trainkit.cli, trainkit.cli.cache, trainkit.data.cache.build
+from trainkit.data.cache import encode
+from trainkit.data.sources import digests
 room.small_units()
 encode._BATCH_BYTES, encode.SHARD_TOKENS, digests.SPAN = 100, 200, 3000
 sys.stdout = sys.stderr = open(os.devnull, "w")

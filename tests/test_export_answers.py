@@ -30,7 +30,6 @@ batch_size = 8
 steps = {steps}
 [data]
 sequence_length = {length}
-held_out = 0.1
 [[data.train]]
 """
 BASE = (

@@ -33,7 +33,7 @@ from trainkit.run import proposal
 from trainkit.run.forecast import forecast
 from trainkit.run.program import build, compile_program, fit_program, state_shapes
 from trainkit.run.replan import previous_choice
-from trainkit.train import memory
+from trainkit.train import memory as fitting
 
 LENGTH = 64
 FEW = Devices(count=1)
@@ -177,7 +177,7 @@ def test_the_search_takes_a_choice_that_fits_if_it_meets_one_and_else_the_smalle
             parameters=0, optimizer=0, snapshot=0, rest=0, batches=0, program=0, temporary={"workspace": size}
         )
 
-    found = memory.first_that_fits(
+    found = fitting.first_that_fits(
         choices,
         first=choices[0],
         attempt=attempt,
@@ -216,7 +216,7 @@ def test_a_first_guess_that_leaves_room_is_enlarged_by_what_was_measured(needs, 
         temporary = {"workspace": needs[micro]}
         return Memory(parameters=0, optimizer=0, snapshot=0, rest=0, batches=0, program=0, temporary=temporary)
 
-    found = memory.enlarged(
+    found = fitting.enlarged(
         2,
         [Choice(micro=n, remat="none") for n in (8, 4)],
         choice=Choice(micro=2, remat="none"),
@@ -237,7 +237,7 @@ def test_a_compiler_without_memory_is_a_step_that_does_not_fit():
         return choice.micro
 
     def search(choices: list[Choice]) -> int:
-        return memory.first_that_fits(
+        return fitting.first_that_fits(
             choices,
             first=choices[0],
             attempt=attempt,
@@ -283,10 +283,10 @@ def test_a_change_that_cannot_be_laid_out_or_compiled_makes_way_for_the_next(mon
     plan = planned(made, Devices(count=1, memory_bytes=int(with_share(program.memory, 0.6) / USABLE)))
     first = next(proposal.likely(made, plan, program.memory))
 
-    def refused(recipe, plan, *arguments):
+    def refused(recipe, plan, *arguments, **options):
         if recipe.train.micro_batch_size == first["train.micro_batch_size"]:
             raise refusal
-        return fit_program(recipe, plan, *arguments)
+        return fit_program(recipe, plan, *arguments, **options)
 
     monkeypatch.setattr(building, "fit_program", refused)
     found = forecast(made, plan).proposal
@@ -412,4 +412,4 @@ def test_arrays_count_what_one_device_holds_of_them():
     mesh = jax.make_mesh((4,), ("x",))
     split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
     array = jax.device_put(np.zeros((8, 3), np.float32), split)
-    assert memory.device_bytes({"a": array}) == 2 * 3 * 4
+    assert fitting.device_bytes({"a": array}) == 2 * 3 * 4

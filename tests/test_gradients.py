@@ -69,8 +69,9 @@ def of(
 
     # adamw's first moment is the gradient, times 0.1
     whole = jax.eval_shape(model, jax.random.key(0))
-    names = models.leaf_names(eqx.filter(whole, models.adapters.trainable(whole)))
-    optimizer = optim.build(AdamW(learning_rate=1e-3), names, adapter=adapter)
+    trained = eqx.filter(whole, models.adapters.trainable(whole))
+    names = models.leaf_names(trained)
+    optimizer = optim.build(AdamW(learning_rate=1e-3), names, trained, adapter=adapter)
     rate = optim.learning_rate(Constant(type="constant"), peak=1e-3, steps=10)
     dtype = jnp.dtype(compute)
     step = make_step(

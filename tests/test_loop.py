@@ -42,7 +42,7 @@ from trainkit.train.state import State, initial_live
 from trainkit.train.step import WEIGHT
 
 STEPS = 3
-WORK = StepWork(samples=1, flops_per_token=1, peak_flops=None)
+WORK = StepWork(flops_per_token=1, peak_flops=None)
 
 
 def no_memory(*_: Any) -> None:

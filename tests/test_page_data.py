@@ -31,7 +31,7 @@ def only_this_page(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run that has done 5 steps on questions, whose answers are learned."""
     rows = [{"q": f"what is {i}", "a": f"it is [b]{i}[/]"} for i in range(60)]
-    document = 'document = { type = "prompt", prompt = "{q}? ", response = "{a}." }'
+    document = 'document = { type = "prompt", prompt = "{q}?", response = " {a}." }'
     workplace(tmp_path, RECIPE.replace('path = "text/*.txt"', f'path = "qa.jsonl"\n{document}'), documents=0)
     (tmp_path / "qa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.chdir(tmp_path)

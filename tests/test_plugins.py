@@ -309,7 +309,7 @@ def test_a_wrong_plugin_ends_a_run_before_it_has_a_directory(tmp_path: Path) -> 
 
 INHERITING = """
 from typing import Literal
-from trainkit.recipe.families.gpt import Gpt2
+from trainkit.recipe.families.gpt2 import Gpt2
 from trainkit.recipe.sections.optimizer import AdamW
 from trainkit.recipe.spec import Count
 

@@ -191,7 +191,7 @@ def test_the_state_takes_as_many_bytes_as_the_recipe_says_and_vectors_stay_float
 def test_an_update_is_done_in_place_and_holds_no_second_copy_of_all_moments(moments: str) -> None:
     side, leaves = 512, 8
     params = {f"w{i}": jax.ShapeDtypeStruct((side, side), jnp.float32) for i in range(leaves)}
-    optimizer = optim.build(AdamW(learning_rate=1.0, moments=moments), models.leaf_names(params))
+    optimizer = optim.build(AdamW(learning_rate=1.0, moments=moments), models.leaf_names(params), params)
 
     def update(params, state, grads, key):
         directions, state = optimizer.update(grads, state, params, key=key)
@@ -219,7 +219,7 @@ def low_state(seed: int = 0, *, moments: str = "float32", rate: float = 1e-2, ro
         return models.cast(models.build(small.SPEC, **size, implementation="lean", key=key), params)
 
     trainable = jax.eval_shape(lambda key: eqx.filter(model(key), eqx.is_inexact_array), jax.random.key(0))
-    optimizer = optim.build(AdamW(learning_rate=rate, moments=moments), models.leaf_names(trainable))
+    optimizer = optim.build(AdamW(learning_rate=rate, moments=moments), models.leaf_names(trainable), trainable)
     state = jax.jit(partial(init, model=model, optimizer=optimizer, compute=compute))(jax.random.key(seed))
     step = make_step(
         task=build_task(CausalLM()),

@@ -140,7 +140,7 @@ def test_every_step_of_a_profiled_run_is_logged_once(profiled: Path) -> None:
 
 
 def test_a_resumed_run_is_profiled_too_and_the_first_trace_is_kept(profiled: Path) -> None:
-    arguments = "--plain", "--set", "train.steps=12"
+    arguments = "--plain", "--raise-rate", "--set", "train.steps=12"
     refused = trainer.trainkit(profiled, "resume", "tiny", *arguments, "--profile", "3:5")
     assert refused.returncode == 2 and "steps 9 to 12" in refused.stderr and "--profile 9:11" in refused.stderr
     done = trainer.trainkit(profiled, "resume", "tiny", *arguments, "--profile", "10:10")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import likeness
@@ -25,6 +25,7 @@ from trainkit.recipe.sections.upkeep import Sample
 
 class Letters:
     end_of_text = 0
+    special_tokens: ClassVar[dict[str, int]] = {}
 
     def encode(self, text: str, /) -> list[int]:
         return [1 + ord(c) % (small.VOCAB - 1) for c in text]

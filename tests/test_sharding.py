@@ -175,4 +175,5 @@ def test_the_plan_divides_the_optimisers_state_as_the_devices_do() -> None:
     whole = optimizer(1)
     assert optimizer(4) == whole and optimizer(4, zero1=True) == math.ceil(whole / 4)
     assert optimizer(4, zero1=True, fsdp=2) == math.ceil(whole / 4) and optimizer(4, fsdp=2) == math.ceil(whole / 2)
-    assert optimizer(1, moments="bfloat16") == whole / 2 and optimizer(1, moments="int8") < 0.26 * whole
+    # norms and biases keep moments in float32
+    assert whole / 2 < optimizer(1, moments="bfloat16") < 0.6 * whole and optimizer(1, moments="int8") < 0.4 * whole

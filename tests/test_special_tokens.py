@@ -146,6 +146,6 @@ def test_a_run_and_its_export_know_the_tokens_that_a_model_s_config_alone_names(
     run.mkdir()
     out.mkdir()
     keep_tokenizer(codec, recipe, run)
-    write(out, run, load(run / path.name), begin=(), ends=(middle + 1,), template=None, context_length=64)
+    write(out, run, load(run / path.name), begin=(), ends=(middle + 1,), template=None, context_length=64, pad=None)
     for found in (codec, load(run / path.name), load(out / path.name)):
         assert (found.beginning_of_text, found.end_of_text, found.padding) == (middle, middle + 1, middle + 3)

@@ -71,7 +71,7 @@ def write(
     said = {
         "eos_token_id": ends[0] if len(ends) == 1 else list(ends),
         "bos_token_id": codec.beginning_of_text,
-        "pad_token_id": codec.padding if pad is None else pad,
+        "pad_token_id": _pad_token(found, codec) if pad is None else pad,
     }
     known = {key: value for key, value in said.items() if value is not None}
     generation = read_object(source / GENERATION, missing_ok=True)
@@ -80,6 +80,12 @@ def write(
     (out / GENERATION).write_text(as_json({**generation, **known, **padded}), encoding="utf-8")
     # where a token is missing, config.json says null: transformers would take a number of the family's own
     return said
+
+
+def _pad_token(found: dict[str, Any], codec: LoadedTokenizer) -> int | None:
+    """Return the tokenizer's own padding token, or the one that its exported config names."""
+    name = _content(found.get("pad_token"))
+    return codec.padding if codec.padding is not None or name is None else codec.token_id(name)
 
 
 def _beginning(path: Path, begin: Sequence[int]) -> bytes:

@@ -128,6 +128,10 @@ class LoadedTokenizer:
         """The text of some ids, special tokens by their names; bytes that are no UTF-8 become U+FFFD."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
+    def token_id(self, name: str) -> int | None:
+        """Return the id of a token by its name in the tokenizer; None where it has none."""
+        return self._tokenizer.token_to_id(name)
+
     def name(self, id_: int) -> str:
         """What a token is called in the tokenizer, which for an ordinary one need not be its text."""
         name = self._tokenizer.id_to_token(id_)
