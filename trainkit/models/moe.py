@@ -142,11 +142,14 @@ class Places(NamedTuple):
 
     def product(self, x_PD: Float[Array, "P D"], weight_EDF: Float[Array, "E D F"] | Weight) -> Float[Array, "P F"]:
         """Each block times the matrix of its expert."""
+        x_JMD = x_PD.reshape(self.expert_J.size, -1, x_PD.shape[-1])
+        if not isinstance(weight_EDF, Weight) and jax.default_backend() != "tpu":
+            # rounded and master would be one array, and the backward pass of a scan over layers would keep a copy of it
+            return plain_blocked_product(x_JMD, weight_EDF, self.expert_J).reshape(len(x_PD), -1)
         weight = Weight.of(weight_EDF)
         if jax.default_backend() == "tpu":  # elsewhere XLA has each row go through all experts for it
             sizes_E = jnp.bincount(self.expert_J, length=weight.shape[0]) * (len(x_PD) // self.expert_J.size)
             return ragged_product(x_PD, weight.rounded, weight.master, sizes_E.astype(jnp.int32))
-        x_JMD = x_PD.reshape(self.expert_J.size, -1, x_PD.shape[-1])
         return blocked_product(x_JMD, weight.rounded, weight.master, self.expert_J).reshape(len(x_PD), -1)
 
 
@@ -193,4 +196,22 @@ def _blocked_backward(residuals: tuple[Array, Array, Array], dy_JMF: Array) -> t
 blocked_product.defvjp(
     lambda x, rounded, master, expert: (blocked_product(x, rounded, master, expert), (x, rounded, expert)),
     _blocked_backward,
+)
+
+
+@jax.custom_vjp
+def plain_blocked_product(
+    x_JMD: Float[Array, "J M D"], weight_EDF: Float[Array, "E D F"], expert_J: Int[Array, " J"]
+) -> Float[Array, "J M F"]:
+    """Return the same of matrices that are computed with as they are kept."""
+    return blocked_product(x_JMD, weight_EDF, weight_EDF, expert_J)
+
+
+def _plain_blocked_backward(residuals: tuple[Array, Array, Array], dy_JMF: Array) -> tuple[Array, Array, None]:
+    dx_JMD, _, dw_EDF, _ = _blocked_backward(residuals, dy_JMF)
+    return dx_JMD, dw_EDF.astype(residuals[1].dtype), None
+
+
+plain_blocked_product.defvjp(
+    lambda x, weight, expert: (plain_blocked_product(x, weight, expert), (x, weight, expert)), _plain_blocked_backward
 )
