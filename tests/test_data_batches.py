@@ -131,7 +131,6 @@ def test_not_shuffled_the_first_batch_is_the_beginning_of_the_text(tmp_path):
 SCRIPT = """
 import hashlib, sys
 from trainkit.recipe import Recipe
-from trainkit.tasks.causal_lm import CausalLM
 from trainkit.data.cache.build import find
 from trainkit.data.batches.dataset import TrainSet
 recipe = Recipe.model_validate_json(sys.stdin.read())

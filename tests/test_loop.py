@@ -84,7 +84,7 @@ class Played:
             recipe=self.recipe,
             course=course,
             step=self._update,
-            feed=SimpleNamespace(next=lambda: Fed({"tokens": np.zeros((1, 2, 4))}, 8, 0.0)),
+            feed=SimpleNamespace(next=lambda: Fed({"tokens": np.zeros((1, 2, 4))}, {"tokens": 8, "samples": 2}, 0.0)),
             meter=meter,
             orders=Commands(server=self.commands, signal=self.signal, log=log, course=course),
             log=log,
@@ -171,7 +171,7 @@ def test_other_failures_beside_the_steps_end_the_run_with_a_checkpoint(
 
 def test_batches_that_cannot_be_made_end_the_run_with_a_checkpoint(tmp_path: Path, log: EventLog) -> None:
     loop = Played(tmp_path / "here", log)
-    batches = iter([Fed({"tokens": np.zeros((1, 2, 4))}, 8, 0.0)])
+    batches = iter([Fed({"tokens": np.zeros((1, 2, 4))}, {"tokens": 8, "samples": 2}, 0.0)])
     with pytest.raises(StopIteration):
         train(loop.state, replace(loop.job, feed=SimpleNamespace(next=lambda: next(batches))))
     loop.compilations.close()
