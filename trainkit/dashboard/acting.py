@@ -49,7 +49,7 @@ class CommandReply(NamedTuple):
 class Acting(Themed[None]):
     """Needs to know what may not be done, and why, and the view as it is.
 
-    Keys that can do nothing now are in no footer, help or palette; whoever presses one is told why.
+    Footer, help and palette omit keys that can do nothing now; pressing one says why.
     """
 
     BINDING_GROUP_TITLE = "the run"

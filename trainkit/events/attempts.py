@@ -16,14 +16,14 @@ MESSAGES = frozenset({"run_started", "alert", "log"})
 
 
 def resumed_step(event: Event) -> int:
-    """Return the step from which the attempt of this `run_started` event continues; 0 where it begins anew."""
+    """Return the step from which the attempt of this `run_started` event continues; 0 where it starts from the beginning."""
     return event["resumed_from"] or 0
 
 
 def kept_until(event: Event) -> int | None:
     """Return the last step whose earlier events count after this event; None where all of them still do.
 
-    It is -1 where an attempt begins anew: what was found at step 0, before any training, is found again.
+    It is -1 where an attempt starts from the beginning: what was found at step 0, before any training, is found again.
     """
     if event["type"] != "run_started":
         return None

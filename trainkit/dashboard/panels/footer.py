@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Footer(AllKeys):
-    """As many keys as there is room for, none of them cut; the rest is told by the help, which has the right end. Keys
+    """As many keys as fit, none of them cut; the help, at the right end, lists the others. Keys
     that can do nothing now are left out."""
 
     def compose(self) -> ComposeResult:

@@ -38,7 +38,7 @@ class Header(Widget):
 
     @property
     def _earlier(self) -> bool:
-        """Whether the view is not that of what the run does now: the log is still read, or another attempt begins."""
+        """Whether the view lags behind the run: the log is still being read, or another attempt is starting."""
         view = self._view
         other = self._state == "starting" and (view.finished is not None or view.activity != "starting")
         return self._read is not None or other

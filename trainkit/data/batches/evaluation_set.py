@@ -41,7 +41,7 @@ class EvalSet:
         name: str = "validation",
         shifted: bool = True,
     ) -> None:
-        """`at_once` divides `batch_size`: each batch comes in parts of so many rows. What is evaluated hangs on
+        """`at_once` divides `batch_size`: each batch comes in parts of so many rows. What is evaluated depends on
         `batch_size`, `max_batches` and `seed` only."""
         self._examples = examples_of(stream, source, data, cache, shifted=shifted)
         self._stream, self._data, self._name = stream, data, name

@@ -40,7 +40,7 @@ FORMAT = 3
 SMALL, LARGE = 1 << 20, 8 << 20
 #: Of the documents of a shard that could not be used so many are told with place and reason.
 EXAMPLES = 20
-#: Of what is wrong with documents so many kinds are told apart, and what the others are called.
+#: How many reasons for skipping documents are reported separately, and the name of all others.
 REASONS, OTHER = 16, "has another problem"
 #: Of each document: which file of the unit, which document of that file, a hash of its content, its label or -1.
 DOCUMENT = np.dtype([("file", "<u4"), ("index", "<u4"), ("hash", "<u8"), ("label", "<i4")])

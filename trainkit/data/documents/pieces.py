@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-#: Longer texts are tokenised in pieces of at most so many characters; those of which a part is learned, as a whole.
+#: Characters of a piece at most: longer texts are tokenised in pieces, unless only a part of them is learned.
 PIECE = 1 << 20
 
 #: Where in a text something begins and ends, in characters.
