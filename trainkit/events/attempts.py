@@ -16,7 +16,7 @@ MESSAGES = frozenset({"run_started", "alert", "log"})
 
 
 def resumed_step(event: Event) -> int:
-    """Return the step from which the attempt of this `run_started` event continues; 0 where it starts from the beginning."""
+    """Return the step from which the attempt of this `run_started` event continues; 0 for the first step."""
     return event["resumed_from"] or 0
 
 
