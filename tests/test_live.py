@@ -197,7 +197,7 @@ def test_beside_a_trainer_that_fills_every_processor_the_screen_is_that_of_now(r
     for page in "2121":  # who turns pages sees the log go on
         terminal.press(page)
         time.sleep(0.2)
-    within("samples")
+    terminal.until(lambda screen: re.search(r"─ loss  \d", screen) is not None)
     screen = terminal.screen()
     assert ages(run, screen, time.time())[0] < LATE
     assert send(run, "stop").ok
