@@ -3,10 +3,10 @@
 uv run python scripts/parity_fixtures.py --torch PYTHON             # writes tests/fixtures/parity
 uv run python scripts/parity_fixtures.py --torch PYTHON --compare   # writes nothing: the table of docs/models.md
 
-`PYTHON` has torch and transformers; without it, it is the one that the tests take. The models are those of
-`tests/fixed_configs.py`. Of each, NAME.json has config.json and the shapes of the tensors, whose numbers
-`tests/parity_rule.py` makes of a seed and their names; NAME.npz has tokens, logits, the loss, the greedy answer, and of
-the gradient of each tensor, in the order of the shapes, its norm and its products with two directions.
+`PYTHON` has torch and transformers; without it, the one that the tests use is taken. The models are those of
+`tests/support/fixed_configs.py`. For each, NAME.json holds config.json and the shapes of the tensors, whose values
+`tests/support/parity_rule.py` derives from a seed and their names; NAME.npz holds tokens, logits, the loss, the greedy
+answer, and for the gradient of each tensor, in the order of the shapes, its norm and its products with two directions.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import numpy as np
 
 ROOT = Path(__file__).parent.parent
 if TYPE_CHECKING:
-    from tests.parity import Found
-    from tests.reference import Reference
+    from tests.support.parity import Found
+    from tests.support.reference import Reference
 
 SEED, SIZE = 0, (2, 20)
 #: Of what the reference gives, what is kept as it is; the row that is padded at the right is the first of `logits`.
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--compare", action="store_true", help="compare in full instead of writing")
     arguments = parser.parse_args()
     os.environ["JAX_PLATFORMS"] = "cpu"
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path.insert(0, str(ROOT / "tests" / "support"))
     from reference import Reference, torch_python
 
     reference = Reference(arguments.torch or torch_python())

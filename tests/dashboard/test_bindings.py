@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import fake_run
 import pytest
 from pages import settle
+from places import ROOT
 from textual.actions import parse
 from textual.app import App
 from textual.binding import Binding
@@ -27,7 +28,7 @@ from trainkit.dashboard.runs.leaderboard import Arrangement
 from trainkit.rundir.listing import RunList
 from trainkit.rundir.replay import Replay
 
-PICTURES = Path(__file__).parents[1] / "scripts" / "pictures.py"
+PICTURES = ROOT / "scripts" / "pictures.py"
 
 
 class Bound(NamedTuple):

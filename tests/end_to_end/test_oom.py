@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import trainer
+from places import SUPPORT
 
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog, read
@@ -33,7 +34,7 @@ from trainkit.tasks import Loss, Task
 from trainkit.train.evaluate import Evaluator
 from trainkit.train.state import State, initial_live
 
-CHILD = Path(__file__).parent / "oom_child.py"
+CHILD = SUPPORT / "oom_child.py"
 STEPS, SIZE = 4, 64
 #: A step with the whole batch at once takes more than this, one with half of it less.
 ROOM_MB = 900

@@ -11,6 +11,7 @@ import data_room as room
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from places import SUPPORT
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from trainkit.data.tokenizer.load import peek_vocab_size
@@ -127,7 +128,7 @@ def test_a_tokenizer_is_trained_once_on_training_documents_only_and_the_same_in_
 
     opened.path.unlink()
     script = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import data_room as room;"
+        f"import sys; sys.path.insert(0, {str(SUPPORT)!r}); import data_room as room;"
         "from trainkit.recipe import Recipe;"
         "print(room.open_tokenizer(Recipe.model_validate_json(sys.stdin.read())).fingerprint)"
     )

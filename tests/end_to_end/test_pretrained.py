@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from places import FIXTURES
 from small_families import arrays, model, shapes
 from tokenizers import Tokenizer, processors
 from trainer import RECIPE, command, environment, trainkit, workplace
@@ -36,7 +37,7 @@ _FAMILY = 'type = "gpt2"\nlayers = 2\nhidden = 32\nheads = 2\n'
 _TOKENIZER = "[tokenizer]\ntrain = { vocab_size = 300 }\n"
 FINE = RECIPE.replace(_FAMILY, 'pretrained = "base"\n').replace(_TOKENIZER, "").replace('"tiny"', '"fine"')
 FINE = FINE.replace("steps = 24", "steps = 6").replace("learning_rate = 1e-2", "learning_rate = 1e-3")
-CONFIGS = Path(__file__).parent / "fixtures" / "configs"
+CONFIGS = FIXTURES / "configs"
 TEMPLATE = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
 
 

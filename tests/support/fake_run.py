@@ -1,4 +1,4 @@
-"""A plausible run without a trainer; `python tests/fake_run.py DIRECTORY [STEPS] [SECONDS A STEP]` writes one."""
+"""A plausible run without a trainer; `python tests/support/fake_run.py DIRECTORY [STEPS] [SECONDS A STEP]`."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from places import SUPPORT
 from trainer import LIMIT, RECIPE, Trainer, environment, losses, trainkit, workplace
 
 from trainkit.data.cache import build
@@ -97,7 +98,7 @@ def test_the_tokenizer_and_the_recipe_are_kept_with_the_run(one: Path, place: Pa
 
 
 def test_what_the_log_says_is_read_back_from_aim_in_another_process(one: Path, place: Path) -> None:
-    child = Path(__file__).with_name("aim_child.py")
+    child = SUPPORT / "aim_child.py"
     done = subprocess.run([sys.executable, child, place], check=True, capture_output=True, text=True, timeout=LIMIT)
     (found,) = json.loads(done.stdout.splitlines()[-1])
     manifest = json.loads((one / "checkpoints" / str(STEPS) / "manifest.json").read_text())

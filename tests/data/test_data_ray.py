@@ -17,6 +17,7 @@ from pathlib import Path
 import data_room as room
 import psutil
 import pytest
+from places import SUPPORT
 
 from trainkit.data import storage
 from trainkit.data.cache import build as caches
@@ -27,14 +28,12 @@ from trainkit.data.progress import Reporter
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import FAILED, INTERRUPTED, TrainkitError
 
-HERE = Path(__file__).parent
-
 
 @pytest.fixture(scope="module")
 def address():
     """Of a cluster of two CPUs, whose workers find the tokenizers of this file."""
     before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = str(HERE)
+    os.environ["PYTHONPATH"] = str(SUPPORT)
     ray_engine._import()
     from ray.cluster_utils import Cluster
 

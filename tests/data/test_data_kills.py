@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import data_room as room
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from places import SUPPORT
 
 from trainkit.data import storage
 from trainkit.data.cache import build as caches
@@ -123,7 +123,7 @@ def test_two_processes_share_the_work_and_neither_does_what_the_other_does(tmp_p
     together, alone = room.recipes_of(tmp_path, tmp_path / "text/**/*.txt", held_out=0.2)
     claims = tmp_path / "one/cache/locks"
     claims.mkdir(parents=True)
-    script = LOGGED.format(tests=str(Path(__file__).parent), log=str(tmp_path / "log"))
+    script = LOGGED.format(tests=str(SUPPORT), log=str(tmp_path / "log"))
     processes = [
         subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for _ in range(2)
@@ -259,9 +259,7 @@ learning_rate = 1e-3
 """
     (tmp_path / "recipe.toml").write_text(recipe, encoding="utf-8")
     names = {"recipe": tmp_path / "recipe.toml", "whole": tmp_path / "whole/cache", "killed": tmp_path / "killed"}
-    script = KILLER.format(
-        tests=str(Path(__file__).parent), kills=50, **{name: str(path) for name, path in names.items()}
-    )
+    script = KILLER.format(tests=str(SUPPORT), kills=50, **{name: str(path) for name, path in names.items()})
     subprocess.run([sys.executable, "-c", script], check=True, timeout=300)
     expected = room.stored(tmp_path / "whole")
     assert len(expected) > 20

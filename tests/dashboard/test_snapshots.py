@@ -5,7 +5,7 @@
 all screens of that size, row by row: so many cells in the colour of this name in theme.py, `ink+b on raised` for bold
 text on another ground. After a change that is meant:
 
-    TRAINKIT_SNAPSHOTS=write pytest tests/test_snapshots.py
+    TRAINKIT_SNAPSHOTS=write pytest tests/dashboard/test_snapshots.py
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fixed_configs import ENCODERS, FIXED
+from places import FIXTURES
 from reference import Reference, reference  # noqa: F401 (a fixture)
 from small_families import LENGTH, SPECS, VOCAB, model
 
@@ -24,7 +25,7 @@ from trainkit.recipe.families import FAMILIES
 from trainkit.recipe.families.hugging_face import HARMLESS, OFF, Config, Family
 from trainkit.recipe.families.rope import Yarn
 
-KEYS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "fixtures" / "config_keys.json").read_text())
+KEYS: dict[str, dict[str, Any]] = json.loads((FIXTURES / "config_keys.json").read_text())
 BY_TYPE = {family.model_type: family for family in FAMILIES}
 #: Keys of a config that its table reads, and what makes them count.
 SMALL = {config["model_type"]: config for config in (*(fixed.config for fixed in FIXED.values()), *ENCODERS.values())}

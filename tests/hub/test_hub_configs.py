@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from places import FIXTURES
 from small_families import SPECS
 
 from trainkit.errors import TrainkitError
@@ -34,7 +35,7 @@ from trainkit.recipe.families.qwen3 import Qwen3
 from trainkit.recipe.families.qwen3_moe import Qwen3Moe
 from trainkit.recipe.families.rope import Llama3
 
-CONFIGS = Path(__file__).parent / "fixtures" / "configs"
+CONFIGS = FIXTURES / "configs"
 _7B: dict[str, Any] = {"layers": 32, "hidden": 4096, "heads": 32}
 _MISTRAL: dict[str, Any] = {**_7B, "kv_heads": 8, "intermediate": 14336, "context_length": 32768}
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from pathlib import Path
 from typing import Any
 
 import data_room as room
 import numpy as np
 import pytest
+from places import ROOT
 from sample_recipe import changed, line_of, write
 
 from trainkit.data.batches.dataset import TrainSet
@@ -77,7 +77,7 @@ def test_a_key_of_other_files_than_those_that_are_there_is_refused(tmp_path):
 
 
 def test_every_key_of_the_language_is_read_somewhere():
-    root = Path(__file__).parent.parent / "trainkit"
+    root = ROOT / "trainkit"
     nodes = [n for path in root.rglob("*.py") for n in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
     read = {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
     read |= {name for node in nodes if isinstance(node, ast.MatchClass) for name in node.kwd_attrs}

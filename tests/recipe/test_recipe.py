@@ -9,6 +9,7 @@ import pytest
 import tomli
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from places import ROOT
 from sample_recipe import TEXT, changed, line_of, write
 
 from trainkit.errors import WRONG_INPUT, TrainkitError
@@ -20,7 +21,6 @@ from trainkit.recipe.toml.positions import Key, dotted, locate
 from trainkit.recipe.toml.values import differences, toml_value
 from trainkit.recipe.toml.write import dumps
 
-ROOT = Path(__file__).parent.parent
 modest = settings(max_examples=100, deadline=None)
 
 

@@ -12,13 +12,14 @@ import pytest
 from fixed_configs import FIXED
 from parity import GRADIENT, NEAR, Found, differences, ours
 from parity_rule import along, tokens, weight
+from places import FIXTURES
 
 from trainkit.hub import safetensors
 from trainkit.hub.config import family_of
 from trainkit.hub.safetensors import TensorEntry
 from trainkit.recipe.families import FAMILIES
 
-KEPT = Path(__file__).parent / "fixtures" / "parity"
+KEPT = FIXTURES / "parity"
 NAMES = sorted(file.stem for file in KEPT.glob("*.json"))
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from places import ROOT, SUPPORT
 
-ROOT = Path(__file__).parent.parent
 #: A text, or the messages of a conversation.
 Prompt = str | list[dict[str, str]]
 WHY = "no torch to compare with: `TRAINKIT_TORCH` names no Python that has it, and there is no .venv-torch"
@@ -28,7 +28,7 @@ class Reference:
     """One process, asked as often as there is something to compare."""
 
     def __init__(self, python: Path) -> None:
-        command = [str(python), str(Path(__file__).parent / "torch_worker.py")]
+        command = [str(python), str(SUPPORT / "torch_worker.py")]
         environment = os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment

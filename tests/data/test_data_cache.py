@@ -12,6 +12,7 @@ from pathlib import Path
 
 import data_room as room
 import pytest
+from places import SUPPORT
 
 from trainkit.data import progress
 from trainkit.data.cache import build as caches
@@ -262,7 +263,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
 
 def _start(recipe, *, sleep: float = 0.0, first: str = "") -> subprocess.Popen:
-    script = first + BUILD.format(tests=str(Path(__file__).parent), sleep=sleep)
+    script = first + BUILD.format(tests=str(SUPPORT), sleep=sleep)
     process = subprocess.Popen(
         [sys.executable, "-c", script],
         stdin=subprocess.PIPE,

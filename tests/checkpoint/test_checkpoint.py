@@ -20,6 +20,7 @@ import pytest
 from checkpoint_child import FACTS, bits, state_at
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from places import SUPPORT
 
 from trainkit.checkpoint import arrays, manifest, store
 from trainkit.checkpoint.manifest import DamagedCheckpoint
@@ -30,7 +31,7 @@ from trainkit.errors import FAILED, TrainkitError
 from trainkit.recipe.sections.upkeep import Checkpoint
 from trainkit.rundir import marks
 
-CHILD = Path(__file__).with_name("checkpoint_child.py")
+CHILD = SUPPORT / "checkpoint_child.py"
 DTYPES = [
     "float32",
     "bfloat16",

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from places import SUPPORT
 
 from trainkit.data.cache.maps import map_file
 
-TESTS = Path(__file__).parent
 #: Tokenises `SHARDS` small files into a shard each, and reads every batch, also packed. Told on stdout: shards, open
 #: files at the end, documents that were read of the last of them.
 PROGRAM = """
@@ -51,7 +51,7 @@ def limited() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts what /proc lists")
 def test_a_cache_of_far_more_shards_than_files_may_be_open_is_read_also_packed(tmp_path):
-    command = [sys.executable, "-c", PROGRAM, str(TESTS), str(tmp_path), "1600"]
+    command = [sys.executable, "-c", PROGRAM, str(SUPPORT), str(tmp_path), "1600"]
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limited)
     assert not done.returncode, done.stderr
     chunked, packed = map(json.loads, done.stdout.splitlines())
