@@ -11,6 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
+pytest_plugins = ("reference",)
+
 #: Read by jax when it is first imported here. `tests/trainer.py` takes it away from the trainers that it starts.
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 os.environ["JAX_PLATFORMS"] = "cpu"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from chart_series import series, thinned
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.style import Style
@@ -21,13 +21,6 @@ from trainkit.events.series import Series
 from trainkit.events.view import Marker
 
 COLORS = theme.THEMES[theme.DEFAULT].variables
-
-
-def series(values: Sequence[float], steps: Sequence[float] | None = None) -> Series:
-    made = Series()
-    made.steps = array("d", range(len(values)) if steps is None else steps)
-    made.values = array("d", values)
-    return made
 
 
 def picture(
@@ -191,13 +184,6 @@ def test_no_label_takes_the_place_of_another(height: int) -> None:
         assert len(labelled) >= 2
         if len(labelled) > 2:
             assert np.ptp(np.diff(labelled)) < 1e-6 * top
-
-
-def thinned(values: Sequence[float], *, limit: int) -> Series:
-    made = Series(limit=limit)
-    for step, value in enumerate(values):
-        made.add(step, value)
-    return made
 
 
 NUMBERS = st.floats(-1e3, 1e3)

@@ -7,10 +7,10 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 
 import pytest
+from chart_series import series, thinned
+from fake_run import HOSTILE
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_chart import series, thinned
-from test_view import HOSTILE
 
 from trainkit.dashboard import theme
 from trainkit.dashboard.charts.columns import StepRange

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import fake_run
 import pytest
-from test_view import HOSTILE
+from fake_run import HOSTILE
 from textual.pilot import Pilot
 from textual.widget import Widget
 from viewer import drive, until, write_run

@@ -11,12 +11,12 @@ from typing import Any
 
 import fake_run
 import pytest
+from fake_run import HOSTILE
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pages import drive, frame, only
 from PIL import Image
 from terminal import Terminal
-from test_view import HOSTILE
 from textual.pilot import Pilot
 
 from trainkit.dashboard import images

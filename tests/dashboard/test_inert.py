@@ -8,7 +8,7 @@ from pathlib import Path
 
 import fake_run
 import pytest
-from test_view import HOSTILE
+from fake_run import HOSTILE
 from textual.pilot import Pilot
 from viewer import drive, screen_text
 

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import fake_run
 import pytest
-from test_terminal import Terminal, end_all, workplace
 from textual.pilot import Pilot
+from tmux import Terminal, end_all
+from trainer import workplace
 from viewer import drive, screen_text, until, write_run
 
 from trainkit.dashboard import app

@@ -8,16 +8,15 @@ import math
 import shutil
 import warnings
 from pathlib import Path
-from typing import Any
 
 import fake_run
 import pytest
+from fake_run import HOSTILE, folded, manifest, saved
 from pages import drive, frame, notices, only, settle, until
-from test_view import HOSTILE, folded
 from textual.pilot import Pilot
 from textual.widgets import Static
 
-from trainkit.checkpoint.manifest import FORMAT, Leaf, Manifest, write
+from trainkit.checkpoint.manifest import write
 from trainkit.dashboard.app import Dashboard
 from trainkit.dashboard.pages import checkpoints
 from trainkit.dashboard.pages.checkpoints import CheckpointsPage
@@ -25,23 +24,6 @@ from trainkit.dashboard.panels.rows import RowTable
 from trainkit.events.schema import Event
 from trainkit.rundir.manifest import manifest_facts, present
 from trainkit.rundir.replay import Replay
-
-
-def manifest(step: int, **changes: Any) -> Manifest:
-    facts: dict[str, Any] = {
-        "format": FORMAT, "step": step, "kind": "rolling", "created": 1.7e9, "attempt": 1, "recipe": "3b789e",
-        "data": "ac1b", "aim_run": None, "metrics": {"validation/held-out/loss": 2.5}, "versions": {"jax": "0.10.2"},
-        "devices": ["cpu", "cpu"], "mesh": {"data": 2, "fsdp": 1}, "bytes": 1_668_880,
-        "leaves": {"params.x": Leaf(shape=(2,), dtype="float32")},
-    }  # fmt: skip
-    return Manifest(**{**facts, **changes})
-
-
-def saved(run: Path, step: int, **changes: Any) -> Path:
-    directory = run / "checkpoints" / str(step)
-    directory.mkdir(parents=True)
-    write(directory, manifest(step, **changes))
-    return directory
 
 
 @pytest.fixture

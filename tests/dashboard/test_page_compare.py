@@ -11,10 +11,10 @@ from pathlib import Path
 import fake_run
 import numpy as np
 import pytest
+from fake_run import HOSTILE, folded
 from hypothesis import given
 from hypothesis import strategies as st
 from pages import drive, frame, notices, only, settle
-from test_view import HOSTILE, folded
 from textual.pilot import Pilot
 from textual.widgets import Input
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import fake_run
 import pytest
+from fake_run import HOSTILE
 from pages import drive, frame, only, until
-from test_view import HOSTILE
 from textual.pilot import Pilot
 from textual.widgets import Input
 from trainer import RECIPE, workplace

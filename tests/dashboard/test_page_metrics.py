@@ -11,9 +11,9 @@ from typing import Any
 
 import fake_run
 import pytest
+from fake_run import HOSTILE
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_view import HOSTILE
 from textual.app import ComposeResult
 from textual.pilot import Pilot
 from textual.widgets import Input, Static

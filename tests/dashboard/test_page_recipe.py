@@ -7,10 +7,10 @@ from pathlib import Path
 
 import fake_run
 import pytest
+from fake_run import HOSTILE
 from hypothesis import given
 from hypothesis import strategies as st
 from pages import drive, frame, only, settle
-from test_view import HOSTILE
 from textual.pilot import Pilot
 from textual.widgets import Input, Static
 

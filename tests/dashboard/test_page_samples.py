@@ -7,8 +7,8 @@ from typing import Any
 
 import fake_run
 import pytest
+from fake_run import HOSTILE
 from pages import drive, frame, only
-from test_view import HOSTILE
 from textual.pilot import Pilot
 
 from trainkit.dashboard.app import Dashboard

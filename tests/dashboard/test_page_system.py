@@ -10,9 +10,9 @@ from pathlib import Path
 
 import fake_run
 import pytest
+from fake_run import HOSTILE
 from hypothesis import given
 from hypothesis import strategies as st
-from test_view import HOSTILE
 from textual.pilot import Pilot
 from textual.widgets import Static
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import fake_run
 import pytest
+from fake_run import HOSTILE, folded
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pages import frame, notices, until
-from test_view import HOSTILE, folded
 from textual.pilot import Pilot
 from textual.widgets import Input
 

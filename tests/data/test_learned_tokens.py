@@ -11,7 +11,7 @@ import data_room as room
 import likeness
 import numpy as np
 import pytest
-from reference import Reference, reference  # noqa: F401 (a fixture)
+from reference import Reference
 
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache import build as caches
@@ -106,7 +106,7 @@ def _documents(cache: caches.Cache) -> Iterator[tuple[list[int], list[int]]]:
 )
 def test_what_is_learned_of_a_conversation_is_what_transformers_says_and_chat_asks_with_the_same_tokens(
     tmp_path: Path,
-    reference: Reference,  # noqa: F811
+    reference: Reference,
     name: str,
     template: str | None,
 ) -> None:

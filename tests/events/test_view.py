@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import fake_run
 import numpy as np
 import pytest
+from fake_run import HOSTILE, folded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,15 +29,6 @@ from trainkit.events.schema import Event
 from trainkit.events.series import Series
 from trainkit.events.view import View, alive, resuming, state
 from trainkit.rundir.directory import hold_lock
-
-HOSTILE = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202e[bold red]boo[/]\r\x7f\ud800 end"
-
-
-def folded(events: Iterable[Event]) -> View:
-    view = View()
-    for event in events:
-        reduce(view, event)
-    return view
 
 
 def content(view: View) -> dict[str, Any]:

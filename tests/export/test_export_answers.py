@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from reference import Reference, reference  # noqa: F401 (a fixture)
+from reference import Reference
 from trainer import LIMIT, command, environment, trainkit, workplace
 
 from trainkit.data.documents.chat_template import EXAMPLE
@@ -90,7 +90,7 @@ def generated(place: Path, what: str) -> list[dict[str, object]]:
 
 def test_prompts_are_continued_by_the_same_tokens(
     place: Path,
-    reference: Reference,  # noqa: F811
+    reference: Reference,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told = reference.answer(place / "exported", PROMPTS, tokens=TOKENS)
@@ -118,7 +118,7 @@ def test_prompts_are_continued_by_the_same_tokens(
 
 def test_a_conversation_goes_by_the_same_template_to_the_same_end(
     place: Path,
-    reference: Reference,  # noqa: F811
+    reference: Reference,
 ) -> None:
     words = command("chat", "fine", "--temperature", "0", "--max-tokens", str(TOKENS))
     typed = "".join(f"{question}\n" for question in ANSWERS) + "/save talk.jsonl\n"

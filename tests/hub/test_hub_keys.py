@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from fixed_configs import ENCODERS, FIXED
 from places import FIXTURES
-from reference import Reference, reference  # noqa: F401 (a fixture)
+from reference import Reference
 from small_families import LENGTH, SPECS, VOCAB, model
 
 from trainkit.errors import TrainkitError
@@ -130,12 +130,12 @@ def test_a_key_that_no_table_has_is_refused() -> None:
             values(base(family) | {"key_of_tomorrow": 1}, family)
 
 
-def test_the_keys_are_those_of_the_installed_library(reference: Reference) -> None:  # noqa: F811
+def test_the_keys_are_those_of_the_installed_library(reference: Reference) -> None:
     assert reference.keys([family.model_type for family in FAMILIES]) == KEYS
 
 
 @pytest.mark.parametrize("model_type", BY_TYPE)
-def test_keys_without_effect_do_not_change_logits_in_training(model_type: str, reference: Reference) -> None:  # noqa: F811
+def test_keys_without_effect_do_not_change_logits_in_training(model_type: str, reference: Reference) -> None:
     family, config = BY_TYPE[model_type], {**SMALL[model_type]}
     free = [key for key in KEYS[model_type] if key not in known_keys(family) | NAMES | OFF]
     config |= {key: 0.0 for key in family.noise if "." not in key}
@@ -199,7 +199,7 @@ def exports() -> dict[str, Any]:
 @pytest.mark.parametrize("name", exports())
 def test_transformers_loads_what_an_export_writes_and_computes_the_same(
     name: str,
-    reference: Reference,  # noqa: F811
+    reference: Reference,
     tmp_path: Path,
 ) -> None:
     spec = exports()[name]

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_adapters import GPT2, LLAMA, MIXTRAL, adapted, hidden, model, trained
 from small_families import SPECS
-from test_adapters import GPT2, LLAMA, MIXTRAL, adapted, hidden, model, trained
 
 from trainkit.errors import TrainkitError
 from trainkit.hub import adapter_config, peft

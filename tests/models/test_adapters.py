@@ -13,20 +13,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from small import LENGTH, VOCAB, batch
+from small import LENGTH, batch
+from small_adapters import GPT2, LLAMA, MIXTRAL, QWEN2, TOKENS, adapted, hidden, model, trained
 
 from trainkit import models, optim
 from trainkit.checkpoint.digest import digest
 from trainkit.checkpoint.names import named_leaves
 from trainkit.errors import TrainkitError
 from trainkit.infer.adapted import base_digest, check_same_base
-from trainkit.models.adapters import Adapted, adapt, merge, trainable
+from trainkit.models.adapters import Adapted, merge, trainable
 from trainkit.models.layers import Linear
 from trainkit.models.nf4 import LEVELS, Nf4, nf4_product, quantised, without_sources
-from trainkit.recipe.families.gpt2 import Gpt2
-from trainkit.recipe.families.llama import Llama
-from trainkit.recipe.families.mixtral import Mixtral
-from trainkit.recipe.families.qwen2 import Qwen2
 from trainkit.recipe.sections.adapter import Adapter, Lora
 from trainkit.recipe.sections.lora_targets import (
     adapter_parameters,
@@ -41,39 +38,12 @@ from trainkit.tasks import build as build_task
 from trainkit.train.state import State, init, without_frozen
 from trainkit.train.step import make_step
 
-GPT2 = Gpt2(layers=2, hidden=32, heads=4)
-LLAMA = Llama(layers=2, hidden=32, heads=4, kv_heads=2, intermediate=48)
-QWEN2 = Qwen2(layers=2, hidden=32, heads=4, kv_heads=2, intermediate=48)
-MIXTRAL = Mixtral(layers=2, hidden=32, heads=4, kv_heads=2, intermediate=48, experts=4, experts_per_token=2)
 SPECS = pytest.mark.parametrize("spec", [GPT2, LLAMA, QWEN2], ids=lambda spec: spec.type)
 ADAPTERS = pytest.mark.parametrize(
     "adapter",
     [Lora(rank=4), Lora(rank=4, variant="rslora", base="nf4"), Lora(rank=4, variant="dora", targets=("*",))],
     ids=lambda adapter: f"{adapter.variant}-{adapter.base}",
 )
-TOKENS = np.random.default_rng(0).integers(0, VOCAB, (3, LENGTH))
-
-
-def model(spec: Any, key: int = 0) -> Any:
-    return models.build(spec, vocab_size=VOCAB, sequence_length=LENGTH, implementation="xla", key=jax.random.key(key))
-
-
-def trained(adapted: Any, seed: int = 1) -> Any:
-    """As after training: every trained leaf is somewhere else."""
-    params, frozen = eqx.partition(adapted, trainable(adapted))
-    leaves, structure = jax.tree.flatten(params)
-    random = np.random.default_rng(seed)
-    moved = [leaf + 0.05 * random.standard_normal(leaf.shape).astype(np.float32) for leaf in leaves]
-    return eqx.combine(structure.unflatten(moved), frozen)
-
-
-def adapted(spec: Any, adapter: Adapter, key: int = 0) -> Any:
-    return adapt(model(spec, key), adapter, key=jax.random.key(7))
-
-
-@jax.jit
-def hidden(model: Any) -> jax.Array:
-    return model.hidden(TOKENS)[0]
 
 
 @SPECS

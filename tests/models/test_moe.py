@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_families import SPECS, VOCAB, model, tokens
+from small_decoders import SPECS, VOCAB, model, tokens
 
 from trainkit.models.decoder import DecoderModel
 from trainkit.models.moe import Experts, Places, Routing, through_experts

@@ -13,7 +13,7 @@ from family_configs import FAMILIES, Config
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from parity import ASKED, NEAR, differences, ours
-from reference import Reference, reference  # noqa: F401 (a fixture)
+from reference import Reference
 
 SIZE = (2, 24)
 
@@ -21,7 +21,7 @@ SIZE = (2, 24)
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_it_computes_what_the_reference_does(
     family: str,
-    reference: Reference,  # noqa: F811
+    reference: Reference,
     tmp_path: Path,
 ) -> None:
     @settings(

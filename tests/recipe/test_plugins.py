@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from imports import HEAVY, command, loaded
 from sample_recipe import changed, line_of, write
-from test_start_up import HEAVY, command, loaded
 from trainer import RECIPE, arrays, losses, trainkit, workplace
 
 from trainkit.cli.recipes import check, explain, schema

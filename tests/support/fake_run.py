@@ -9,13 +9,20 @@ import random
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from trainkit.checkpoint import manifest as checkpoint_manifest
+from trainkit.checkpoint.manifest import FORMAT, Leaf, Manifest
 from trainkit.events.log import NAME, EventLog
 from trainkit.events.process import process_started
+from trainkit.events.reducer import reduce
 from trainkit.events.schema import SCHEMA, Event
+from trainkit.events.view import View
+
+#: Text that would do something to a terminal, to markup or to a file if it were not made harmless.
+HOSTILE = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202e[bold red]boo[/]\r\x7f\ud800 end"
 
 TOKENS = 4096
 SAMPLE = "def main(argv=None):\n    parser = argparse.ArgumentParser()\n    return parser.parse_args(argv)\n"
@@ -78,6 +85,30 @@ def write(directory: Path, all_events: list[Event]) -> Path:
     """The events as a log in `directory`, which is made."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / NAME).write_text("".join(json.dumps(event) + "\n" for event in all_events))
+    return directory
+
+
+def folded(events: Iterable[Event]) -> View:
+    view = View()
+    for event in events:
+        reduce(view, event)
+    return view
+
+
+def manifest(step: int, **changes: Any) -> Manifest:
+    facts: dict[str, Any] = {
+        "format": FORMAT, "step": step, "kind": "rolling", "created": 1.7e9, "attempt": 1, "recipe": "3b789e",
+        "data": "ac1b", "aim_run": None, "metrics": {"validation/held-out/loss": 2.5}, "versions": {"jax": "0.10.2"},
+        "devices": ["cpu", "cpu"], "mesh": {"data": 2, "fsdp": 1}, "bytes": 1_668_880,
+        "leaves": {"params.x": Leaf(shape=(2,), dtype="float32")},
+    }  # fmt: skip
+    return Manifest(**{**facts, **changes})
+
+
+def saved(run: Path, step: int, **changes: Any) -> Path:
+    directory = run / "checkpoints" / str(step)
+    directory.mkdir(parents=True)
+    checkpoint_manifest.write(directory, manifest(step, **changes))
     return directory
 
 

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from places import ROOT, SUPPORT
 
+#: How many tokens at the end of the first row of an encoder's batch are padding.
+PADDED = 5
 #: A text, or the messages of a conversation.
 Prompt = str | list[dict[str, str]]
 WHY = "no torch to compare with: `TRAINKIT_TORCH` names no Python that has it, and there is no .venv-torch"

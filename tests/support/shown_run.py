@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import fake_run
+from fake_run import saved
 from PIL import Image
-from test_page_checkpoints import saved
 from trainer import WORDS
 
 from trainkit.data.cache.build import build

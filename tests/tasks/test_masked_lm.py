@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 from fixed_configs import ENCODERS
 from parity import GRADIENT, NEAR, _as_tensors, _read
-from reference import Reference, reference  # noqa: F401 (a fixture)
-from test_encoder_parity import PADDED
+from reference import PADDED, Reference
 from tokenizers import Tokenizer, pre_tokenizers, processors
 from tokenizers import models as tokenizer_models
 from trainer import WORDS, Trainer, arrays, trainkit, workplace
@@ -249,7 +248,7 @@ def test_the_correct_predictions_are_those_of_the_largest_logit(vocab: int) -> N
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_loss_and_gradient_of_fixed_masks_are_those_of_transformers(name, reference: Reference, tmp_path) -> None:  # noqa: F811
+def test_loss_and_gradient_of_fixed_masks_are_those_of_transformers(name, reference: Reference, tmp_path) -> None:
     expected = reference.make_encoder(tmp_path, ENCODERS[name], seed=3, size=(2, 24), padded=PADDED)
     tokens = jnp.asarray(expected["tokens"])
     filled = jnp.asarray([tokens.shape[1] - PADDED, tokens.shape[1]])
