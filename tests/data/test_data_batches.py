@@ -15,10 +15,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from trainkit.data.batches.dataset import TrainSet, may_start_early
+from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.batches.evaluation_set import EvalSet
 from trainkit.data.cache import build as caches
-from trainkit.data.cache import shards
+from trainkit.data.sources import units
 from trainkit.errors import TrainkitError
 from trainkit.plan import Devices, make_plan
 from trainkit.recipe import Recipe
@@ -56,7 +56,7 @@ def test_every_token_is_a_target_once_an_epoch_but_the_very_first(tmp_path_facto
         (directory / f"{i:03d}.txt").write_text(text, encoding="utf-8")
     recipe = room.recipe(directory, directory / "*.txt", sequence_length=length, batch_size=batch)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shards, "LARGE", 1)  # every file becomes a shard, and examples lie across several
+        patch.setattr(units, "LARGE", 1)  # every file becomes a shard, and examples lie across several
         cache = caches.build(recipe)
     assume(cache.train.tokens > length)
     data = TrainSet(cache, recipe)
@@ -239,7 +239,9 @@ def test_a_run_of_so_many_tokens_sees_about_so_many_without_padding(tmp_path, en
     seen = sum(CausalLMTask().count(data.batch(step))["tokens"] for step in range(plan.steps))
     assert seen == pytest.approx(30_000, rel=0.02)
     assert plan.total_tokens == pytest.approx(seen, rel=0.02)
-    assert not may_start_early(recipe.model_copy(update={"data": recipe.data.model_copy(update={"shuffle": False})}))
+    assert not caches.may_start_early(
+        recipe.model_copy(update={"data": recipe.data.model_copy(update={"shuffle": False})})
+    )
 
 
 def test_a_source_with_a_small_weight_is_seen_as_often_as_it_says(tmp_path):

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit.data.cache import build as caches
-from trainkit.data.cache.shards import Unit
 from trainkit.data.sources import contents, digests, read
 from trainkit.data.sources.read import read_all
+from trainkit.data.sources.units import Unit
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.source import HuggingFace

@@ -23,13 +23,14 @@ from pathlib import Path
 import numpy as np
 sys.path.insert(0, sys.argv[1])
 import data_room as room
-from trainkit.data.cache import build as caches, shards
+from trainkit.data.cache import build as caches
 from trainkit.data.checks import supervision
 from trainkit.data.batches.dataset import TrainSet
+from trainkit.data.sources import units
 
 directory, count = Path(sys.argv[2]), int(sys.argv[3])
 os.fsync = lambda descriptor: None  # thousands of them take a busy disk minutes
-shards.LARGE = 1
+units.LARGE = 1
 (directory / "text").mkdir()
 for i in range(count):
     (directory / f"text/{i:05d}.txt").write_text(f"number {i} " + room.text(i, 5), encoding="utf-8")

@@ -18,8 +18,8 @@ from tokenizers import Tokenizer
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.batches.evaluation_set import EvalSet
 from trainkit.data.cache import build as caches
-from trainkit.data.cache import shards
 from trainkit.data.cache.stream import SourceSpan
+from trainkit.data.sources import units
 from trainkit.recipe import Recipe
 
 BOS = "<s>"
@@ -55,7 +55,7 @@ class Corpus:
             **data,
         )
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(shards, "LARGE", 1)  # every file becomes a shard
+            patch.setattr(units, "LARGE", 1)  # every file becomes a shard
             self.cache = caches.build(self.recipe)
         codec, spec = self.cache.tokenizer, self.recipe.data.encoding
         bos = [Tokenizer.from_str(_tokenizer()).token_to_id(BOS)] if spec.bos is True else []

@@ -26,8 +26,9 @@ from trainkit.data.documents.chat_template import resolve_template
 from trainkit.data.documents.pieces import PIECE, Piece, Refused, Span
 from trainkit.data.sources.files import DAMAGED, open_binary
 from trainkit.data.sources.formats.arrays import IDS
-from trainkit.data.sources.listing import SourceFile, list_files
+from trainkit.data.sources.listing import list_files
 from trainkit.data.sources.read import read, read_all, row_spans
+from trainkit.data.sources.source_file import SourceFile
 from trainkit.errors import WRONG_INPUT, TrainkitError
 from trainkit.recipe.sections.document import Chat
 from trainkit.recipe.sections.source import Files, Tokens

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit.data import jobs
-from trainkit.data.batches.dataset import TrainSet, may_start_early
+from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.batches.evaluation_set import EvalSet, validation_sources
 from trainkit.data.batches.layout import Batch
 from trainkit.data.cache import build as caches
@@ -79,7 +79,7 @@ def test_batches_of_a_growing_cache_are_those_of_the_finished_one(
         sources = [source | {"weight": weight} for source, weight in zip(sources, weights, strict=True)]
     options = {"encoding": spec, "shuffle": shuffle, "held_out": held_out, "sequence_length": 64, "seed": seed}
     growing, finished = room.recipes_of(directory, *sources, **options)
-    assert may_start_early(growing)
+    assert caches.may_start_early(growing)
     drawn = random.Random(seed)
     steps = [*range(12), 40, 3]
     with pytest.MonkeyPatch.context() as patch:

@@ -21,7 +21,7 @@ from places import SUPPORT
 
 from trainkit.data import storage
 from trainkit.data.cache import build as caches
-from trainkit.data.cache import ray_engine
+from trainkit.data.cache import ray_engine, shards
 from trainkit.data.cache.engine import CacheWork, Engine
 from trainkit.data.jobs import Stop, Stopped
 from trainkit.data.progress import Reporter
@@ -211,7 +211,7 @@ def test_what_is_not_wanted_any_more_is_not_done_and_work_begins_in_its_order(tm
 
 def test_a_unit_that_another_process_makes_is_waited_for_while_the_others_are_done(tmp_path, engine):
     work = _work(tmp_path, room.write_texts(tmp_path / "text", 40) / "**/*.txt")
-    lock = tmp_path / "cache/locks" / work[0].unit.key("all", work[0].encoding)
+    lock = tmp_path / "cache/locks" / shards.key_of(work[0].unit, "all", work[0].encoding)
     came: list[int] = []
     with contextlib.ExitStack() as held:
         assert held.enter_context(storage.claimed(lock))
@@ -301,7 +301,7 @@ def test_ctrl_c_ends_the_command_with_the_cluster_that_it_started_and_what_was_f
     work = _work(tmp_path, text / "part0/*", text / "part1/*")
     started: dict[psutil.Process, str] = {}
     # the second unit is never done: this process makes it
-    with storage.claimed(tmp_path / "cache/locks" / work[1].unit.key("all", work[1].encoding)) as mine:
+    with storage.claimed(tmp_path / "cache/locks" / shards.key_of(work[1].unit, "all", work[1].encoding)) as mine:
         assert mine
         process = _command(tmp_path, "--workers", "2")
         while not room.stored(tmp_path):

@@ -17,10 +17,11 @@ from trainkit.data.batches.examples import examples_of
 from trainkit.data.cache import build as caches
 from trainkit.data.cache import shards
 from trainkit.data.cache.stream import Stream
+from trainkit.data.sources import units
 
 
 def test_examples_that_come_while_others_are_framed_are_not_waited_for_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "LARGE", 1)
+    monkeypatch.setattr(units, "LARGE", 1)
     for number in range(2):
         room.write_jsonl(tmp_path / f"{number}.jsonl", [room.text(number)])
     recipe = room.recipe(tmp_path, tmp_path / "*.jsonl", encoding={"type": "pack"}, sequence_length=512)
@@ -53,7 +54,7 @@ def _streams(directory: Path) -> Iterator[tuple[caches.Cache, Stream]]:
 
 
 def test_windows_marks_borders_and_places_are_those_of_the_whole_row(tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "LARGE", 1)
+    monkeypatch.setattr(units, "LARGE", 1)
     streams = list(_streams(tmp_path))
     for cache, stream in streams:
         check = _check_windows(cache, stream)

@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from trainkit.data.cache import encode, engine, shards
+from trainkit.data.cache import encode, engine
 from trainkit.data.cache.build import Cache
-from trainkit.data.cache.shards import Unit
 from trainkit.data.cache.stream import Stream
 from trainkit.data.documents.pieces import Refused
 from trainkit.data.documents.templates import RowReading
-from trainkit.data.sources import contents, digests
-from trainkit.data.sources.listing import Kind, SourceFile, list_files
+from trainkit.data.sources import contents, digests, units
+from trainkit.data.sources.listing import list_files
+from trainkit.data.sources.source_file import Kind, SourceFile
+from trainkit.data.sources.units import Unit
 from trainkit.data.tokenizer import load
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.recipe import Recipe
@@ -117,9 +118,9 @@ def small_units(monkeypatch: Any = None) -> None:
     """Units of about 1 to 4 KB, so that little text makes many shards."""
     for name, value in (("SMALL", 1000), ("LARGE", 4000)):
         if monkeypatch is None:
-            setattr(shards, name, value)
+            setattr(units, name, value)
         else:
-            monkeypatch.setattr(shards, name, value)
+            monkeypatch.setattr(units, name, value)
 
 
 @pytest.fixture(autouse=True)
@@ -137,9 +138,9 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def tokenised(monkeypatch: pytest.MonkeyPatch) -> list[Unit]:
     """The units that were tokenised, in a list that grows."""
-    units: list[Unit] = []
-    before_each_unit(monkeypatch, units.append)
-    return units
+    seen: list[Unit] = []
+    before_each_unit(monkeypatch, seen.append)
+    return seen
 
 
 def dataset(cache: Path, id: Path | str, **options: Any) -> SourceFile:

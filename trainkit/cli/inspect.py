@@ -55,8 +55,7 @@ def inspect(
 
 def _cache(recipe: Recipe, run: Path | None, progress: Tell) -> Cache:
     """The recipe's data; of a run that of its training, and no other. Raises TrainkitError."""
-    from trainkit.data.batches.dataset import may_start_early
-    from trainkit.data.cache.build import begin, build
+    from trainkit.data.cache.build import begin, build, may_start_early
     from trainkit.data.cache.recorded import Recorded, open_again, read
 
     recorded = run and read(run)

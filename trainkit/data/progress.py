@@ -6,8 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-
-from trainkit.data.cache.shards import Shard
+from typing import Protocol
 
 _INTERVAL = 0.2
 
@@ -28,6 +27,17 @@ class CachingProgress:
     tokens: int
     total_bytes: int | None
     done: bool
+
+
+class Tokenised(Protocol):
+    """What has been tokenised, such as a shard."""
+
+    @property
+    def documents(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
 
 
 Tell = Callable[[CachingProgress], None] | None
@@ -55,12 +65,12 @@ class Reporter:
             self._bytes += bytes
             self._tokens += tokens
 
-    def add_shards(self, shards: Iterable[Shard]) -> None:
+    def add_shards(self, shards: Iterable[Tokenised]) -> None:
         """Count what shards hold that are there already."""
         for shard in shards:
             self.add(documents=shard.documents, bytes=shard.bytes, tokens=shard.tokens)
 
-    def add_done(self, shards: Iterable[Shard], *, source: int) -> None:
+    def add_done(self, shards: Iterable[Tokenised], *, source: int) -> None:
         """So much of the sources is done, and has become these shards, which are counted already."""
         with self._lock:
             self._source_done += source

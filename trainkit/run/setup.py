@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from trainkit.checkpoint import store
 from trainkit.checkpoint.saver import Provenance, size_of
-from trainkit.data.batches.dataset import TrainSet, may_start_early
+from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.batches.evaluation_set import EvalSet, validation_sources
 from trainkit.data.cache import build as caches
 from trainkit.data.cache import recorded
@@ -220,7 +220,7 @@ def _cached(recipe: Recipe, log: EventLog, *, resumed: bool) -> caches.Cache:
     cache = caches.find(recipe)
     if cache is None:
         rehearse(recipe, resumed=resumed)
-        make = caches.begin if may_start_early(recipe) else caches.build
+        make = caches.begin if caches.may_start_early(recipe) else caches.build
         cache = make(recipe, progress=partial(_tell_progress, log))
     return cache
 

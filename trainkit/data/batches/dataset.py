@@ -17,9 +17,9 @@ from trainkit.data.batches.packing import PackingCounts
 from trainkit.data.cache.build import Cache
 from trainkit.data.cache.stream import SourceSpan, Stream
 from trainkit.errors import TrainkitError
-from trainkit.plan import DataSize, steps_need_data
+from trainkit.plan import DataSize
 from trainkit.recipe import Recipe
-from trainkit.recipe.sections.data import Pad, Window
+from trainkit.recipe.sections.data import Window
 from trainkit.recipe.sections.encoding import is_padded
 from trainkit.recipe.sections.source import Source
 
@@ -221,13 +221,6 @@ class _Source:
 
     def _order(self, total: int | None) -> ExampleOrder:
         return ExampleOrder(total, shuffle=self._shuffle, seed=self._seed, name=self._name)
-
-
-def may_start_early(recipe: Recipe) -> bool:
-    """Whether training can begin while its data is still being tokenised: the recipe alone decides, so that the order
-    of the data is the same either way."""
-    whole = recipe.data.shuffle == "full" or steps_need_data(recipe)
-    return not whole and not (isinstance(recipe.data.encoding, Pad) and recipe.data.encoding.buckets)
 
 
 def counts_of(stream: Stream, source: Source, recipe: Recipe, cache: Path) -> PackingCounts | None:

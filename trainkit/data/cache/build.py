@@ -36,8 +36,9 @@ from trainkit.data.sources.digests import of_value
 from trainkit.data.sources.splits import Split
 from trainkit.data.tokenizer import load
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
+from trainkit.plan import steps_need_data
 from trainkit.recipe import Recipe
-from trainkit.recipe.sections.data import Data
+from trainkit.recipe.sections.data import Data, Pad
 
 __all__ = ["Cache", "LeftOut", "CachingProgress", "begin", "build", "find"]
 
@@ -198,6 +199,13 @@ def begin(recipe: Recipe, *, progress: Tell = None, check: Check | None = None) 
         cache._thread = threading.Thread(target=work, name="cache", daemon=True)
         cache._thread.start()
     return cache
+
+
+def may_start_early(recipe: Recipe) -> bool:
+    """Whether training can begin while its data is still being tokenised: the recipe alone decides, so that the order
+    of the data is the same either way."""
+    whole = recipe.data.shuffle == "full" or steps_need_data(recipe)
+    return not whole and not (isinstance(recipe.data.encoding, Pad) and recipe.data.encoding.buckets)
 
 
 def find(recipe: Recipe) -> Cache | None:

@@ -15,13 +15,14 @@ from typing import BinaryIO
 import numpy as np
 
 from trainkit.data.cache import shards
-from trainkit.data.cache.shards import DOCUMENT, LEARNED, SECOND, Encoding, Reason, Shard, Unit
+from trainkit.data.cache.shards import DOCUMENT, LEARNED, SECOND, Encoding, Reason, Shard
 from trainkit.data.documents.pieces import Piece, Refused
 from trainkit.data.jobs import Stop
 from trainkit.data.progress import Reporter
-from trainkit.data.sources.listing import SourceFile
 from trainkit.data.sources.read import read_all
+from trainkit.data.sources.source_file import SourceFile
 from trainkit.data.sources.splits import Split, divide
+from trainkit.data.sources.units import Unit
 from trainkit.data.storage import writing
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import TrainkitError
@@ -84,7 +85,7 @@ class _Part:
         reporter: Reporter,
     ) -> None:
         self._encoding, self._cache, self._reporter = encoding, cache, reporter
-        self._keys = {split: unit.key(split, encoding, number) for split in encoding.splits}
+        self._keys = {split: shards.key_of(unit, split, encoding, number) for split in encoding.splits}
         self._unit, self._tokenizer = unit, tokenizer
         self._files = contextlib.ExitStack()
         self._outputs: dict[Split, _Output] = {}

@@ -11,9 +11,10 @@ from typing import Protocol
 from trainkit.data import jobs, storage
 from trainkit.data.cache import shards
 from trainkit.data.cache.encode import encode
-from trainkit.data.cache.shards import Encoding, Parts, Unit
+from trainkit.data.cache.shards import Encoding, Parts
 from trainkit.data.jobs import Later, Stop
 from trainkit.data.progress import Reporter
+from trainkit.data.sources.units import Unit
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 
 
@@ -39,7 +40,7 @@ class CacheWork:
         if there and there[-1][first].last:
             reporter.add_shards(shards.flat(there))
         else:
-            with storage.claimed(self.cache / "locks" / self.unit.key(first, self.encoding)) as mine:
+            with storage.claimed(self.cache / "locks" / shards.key_of(self.unit, first, self.encoding)) as mine:
                 if not mine:
                     raise Later
                 there = encode(

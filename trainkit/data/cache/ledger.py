@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.data.cache import shards
-from trainkit.data.cache.shards import Encoding, Shard, Unit
+from trainkit.data.cache.shards import Encoding, Shard
 from trainkit.data.sources.digests import of_value
 from trainkit.data.sources.splits import Split
+from trainkit.data.sources.units import Unit
 from trainkit.data.storage import sync_directory, writing
 
 
@@ -32,7 +33,7 @@ class Ledger:
 
 def name_of(units: Sequence[Unit], split: Split, encoding: Encoding, limit: int | None) -> str:
     """The name of the ledger of some units. Known before anything is tokenised."""
-    return of_value([[unit.key(split, encoding) for unit in units], limit])
+    return of_value([[shards.key_of(unit, split, encoding) for unit in units], limit])
 
 
 def find(cache: Path, name: str) -> Ledger | None:

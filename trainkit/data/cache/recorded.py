@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from trainkit.data.batches.dataset import may_start_early
 from trainkit.data.cache import ledger
-from trainkit.data.cache.build import Cache, begin, build
+from trainkit.data.cache.build import Cache, begin, build, may_start_early
 from trainkit.data.cache.sets import set_of_ledgers
 from trainkit.data.progress import Tell
 from trainkit.data.tokenizer.vocabulary import load

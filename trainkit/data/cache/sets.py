@@ -10,13 +10,14 @@ from typing import Any
 from trainkit.data.cache import ledger, shards
 from trainkit.data.cache.ledger import Ledger
 from trainkit.data.cache.live_cache import LiveSource, Streams
-from trainkit.data.cache.shards import Encoding, Unit
+from trainkit.data.cache.shards import Encoding
 from trainkit.data.cache.stream import Stream
 from trainkit.data.documents.templates import RowReading
 from trainkit.data.sources import splits
 from trainkit.data.sources.contents import Listing
-from trainkit.data.sources.listing import SourceFile
+from trainkit.data.sources.source_file import SourceFile
 from trainkit.data.sources.splits import Split
+from trainkit.data.sources.units import Unit, units_of
 from trainkit.data.tokenizer import load
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import TrainkitError
@@ -64,7 +65,7 @@ def _set(
     streams = {s: Streams(cache, encoding.dtype, len(specs), begins=encoding.bos) for s in encoding.splits}
     sources = []
     for number, (spec, its_files) in enumerate(zip(specs, files, strict=True)):
-        units = tuple(shards.units(load.resolved(its_files, codec), listing.contents))
+        units = tuple(units_of(load.resolved(its_files, codec), listing.contents))
         sources.append(LiveSource(number, units, encoding, spec.limit, streams))
     weights = [spec.weight[0][1] if isinstance(spec.weight, tuple) else spec.weight or 1.0 for spec in specs]
     apart = Stream(cache, encoding.dtype, begins=encoding.bos) if held_out else None

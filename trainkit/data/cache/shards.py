@@ -1,8 +1,4 @@
-"""Units of work, and the shards that they become.
-
-A **unit** is some consecutive files of a source, or a part of a large one. It follows from the files alone, never from
-the number of workers. A unit of several files ends where a file's name says so (content-defined boundaries, as in
-Muthitacharoen et al. 2001, LBFS), so that a file that is added or grows disturbs only its neighbourhood.
+"""Shards: files of a cache, each with the tokens of one unit of the sources in one split.
 
 A **shard** is what one split of a unit, or a part of it, has become. It is stored under the hash of everything that it
 depends on: `shards/KEY.shard`, and `shards/KEY.json`, written last. So nothing has to be compared to know that it is up
@@ -18,9 +14,8 @@ to date, and two processes that make the same shard make the same file. Its arra
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,16 +23,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trainkit.data.cache.maps import map_file
-from trainkit.data.documents.pieces import Span
-from trainkit.data.sources.digests import Content, Contents, of_value
-from trainkit.data.sources.listing import SourceFile
+from trainkit.data.sources.digests import of_value
 from trainkit.data.sources.splits import Split, treatment
+from trainkit.data.sources.units import Unit
 from trainkit.data.storage import writing
 
 #: Raise it when the same files and tokenizer would give other shards than before.
 FORMAT = 3
-#: Bytes of the files of a unit: from so many on it may end, and with so many it does.
-SMALL, LARGE = 1 << 20, 8 << 20
 #: Of the documents of a shard that could not be used so many are told with place and reason.
 EXAMPLES = 20
 #: How many reasons for skipping documents are reported separately, and the name of all others.
@@ -61,42 +53,6 @@ class Encoding:
     @property
     def splits(self) -> tuple[Split, ...]:
         return ("train", "held-out") if self.held_out else ("all",)
-
-
-@dataclass(frozen=True)
-class Unit:
-    files: tuple[SourceFile, ...]
-    contents: tuple[Content, ...]
-    span: Span | None = None
-    """Of its only file."""
-    spans: int = 1
-    """How many the file has."""
-
-    def key(self, split: Split, encoding: Encoding, part: int = 0) -> str:
-        """The name of its shard number `part`."""
-        files = [
-            (file.name, content.digest, treatment(file, encoding.held_out), file.reading.signature)
-            for file, content in zip(self.files, self.contents, strict=True)
-        ]
-        if self.span and self.span.digest:
-            files = [(files[0][0], self.span.digest, *files[0][2:])]
-        span = self.span and (self.span.first if self.span.digest else (self.span.start, self.span.end))
-        return of_value([FORMAT, asdict(encoding), split, part, span, files])
-
-    @property
-    def size(self) -> int:
-        """About how many bytes of files it is; at least 1."""
-        if self.span and self.span.digest:
-            return self.span.end - self.span.start
-        return max(1, sum(file.size for file in self.files) // self.spans)
-
-    @property
-    def marked(self) -> bool:
-        """Whether some of its tokens may be no targets, or in second texts."""
-        document = self.files[0].reading.document
-        return (document is not None and document.type in ("prompt", "chat", "labelled")) or (
-            any(file.kind == "array" and file.path.endswith(".parquet") for file in self.files)
-        )
 
 
 class Reason(NamedTuple):
@@ -192,34 +148,16 @@ def flat(parts: Parts) -> list[Shard]:
     return [shard for part in parts for shard in part.values()]
 
 
-def units(files: Iterable[SourceFile], contents: Contents) -> Iterator[Unit]:
-    """Groups of consecutive small files, 1 to 8 MB together; a larger file is one of its own, or several."""
-    group: list[SourceFile] = []
-    size = 0
-    for file in files:
-        spans = contents[file.key].spans
-        if group and (spans or size + file.size > LARGE):
-            yield _unit(group, contents)
-            group, size = [], 0
-        if spans:
-            digest = Content(contents[file.key].digest)  # a unit may travel far, and needs its own span only
-            yield from (Unit((file,), (digest,), span, len(spans)) for span in spans)
-            continue
-        group.append(file)
-        size += file.size
-        if size >= SMALL and _ends_a_unit(file):
-            yield _unit(group, contents)
-            group, size = [], 0
-    if group:
-        yield _unit(group, contents)
-
-
-def _unit(files: list[SourceFile], contents: Contents) -> Unit:
-    return Unit(tuple(files), tuple(contents[file.key] for file in files))
-
-
-def _ends_a_unit(file: SourceFile) -> bool:
-    return hashlib.blake2b(file.name.encode(errors="surrogateescape"), digest_size=1).digest()[0] < 64
+def key_of(unit: Unit, split: Split, encoding: Encoding, part: int = 0) -> str:
+    """Return the name of the shard that part number `part` of a unit becomes in a split."""
+    files = [
+        (file.name, content.digest, treatment(file, encoding.held_out), file.reading.signature)
+        for file, content in zip(unit.files, unit.contents, strict=True)
+    ]
+    if unit.span and unit.span.digest:
+        files = [(files[0][0], unit.span.digest, *files[0][2:])]
+    span = unit.span and (unit.span.first if unit.span.digest else (unit.span.start, unit.span.end))
+    return of_value([FORMAT, asdict(encoding), split, part, span, files])
 
 
 def path_of(cache: Path, key: str) -> Path:
@@ -236,7 +174,7 @@ def of_unit(cache: Path, unit: Unit, encoding: Encoding, on_error: str) -> list[
     first = encoding.splits[0]
     found: list[Mapping[Split, Shard]] = []
     while not found or not found[-1][first].last:
-        part = {s: find(cache, unit.key(s, encoding, len(found))) for s in encoding.splits}
+        part = {s: find(cache, key_of(unit, s, encoding, len(found))) for s in encoding.splits}
         there = {split: shard for split, shard in part.items() if shard is not None}
         if len(there) < len(part):
             break

@@ -10,7 +10,8 @@ from trainkit.data.jobs import WORKERS
 from trainkit.data.progress import Reporter, Tell
 from trainkit.data.sources import digests
 from trainkit.data.sources.digests import Contents
-from trainkit.data.sources.listing import SourceFile, list_files
+from trainkit.data.sources.listing import list_files
+from trainkit.data.sources.source_file import SourceFile
 from trainkit.recipe.sections.data import Source
 
 

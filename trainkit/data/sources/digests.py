@@ -23,8 +23,9 @@ from pathlib import Path
 from trainkit.data.documents.pieces import Span
 from trainkit.data.jobs import Stop, run
 from trainkit.data.sources.files import chunks, is_remote, open_raw
-from trainkit.data.sources.listing import SourceFile, check_unchanged
+from trainkit.data.sources.listing import check_unchanged
 from trainkit.data.sources.read import row_spans
+from trainkit.data.sources.source_file import SourceFile
 from trainkit.data.storage import writing
 from trainkit.errors import TrainkitError
 

@@ -1,26 +1,20 @@
-"""From the recipe's sources to files.
-
-A document is known by its file's name below the source's root and its place in that file. Both stay what they are when
-files are added, so that what is held out once stays held out.
-"""
+"""From the recipe's sources to files."""
 
 from __future__ import annotations
 
 import os
 import sysconfig
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 from trainkit.data.documents import templates
 from trainkit.data.documents.templates import RowReading
 from trainkit.data.sources.files import COMPRESSED, is_remote, suffixes
 from trainkit.data.sources.patterns import Match, Stat, local_file, look_again, match_files, stat_of
+from trainkit.data.sources.source_file import Kind, SourceFile
 from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.source import Files, HuggingFace, PythonStdlib, Source, Tokens
-
-Kind = Literal["text", "python", "jsonl", "json", "csv", "parquet", "arrow", "array", "huggingface"]
 
 _BY_SUFFIX: dict[str, Kind] = {
     ".txt": "text",
@@ -38,42 +32,6 @@ _ARRAYS = (".npy", ".bin", ".parquet")
 #: They are compressed inside, and read in parts: from the outside they cannot be.
 _SEEKING: tuple[Kind, ...] = ("parquet", "arrow", "array")
 _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
-
-
-@dataclass(frozen=True)
-class SourceFile:
-    """One file of a source, or a dataset of the Hugging Face hub."""
-
-    path: str
-    """Absolute, or a URL; of a dataset of the hub, what it is called."""
-    name: str
-    """Below the source's root, with slashes."""
-    kind: Kind
-    reading: RowReading
-    stat: Stat
-    identity: str | None = None
-    """What changes with its content; None where it has to be read to know."""
-
-    @property
-    def key(self) -> str:
-        """Tells readings apart: where a file can be divided depends on its format, and the same file may be read in
-        two formats."""
-        return f"{self.kind}:{self.path}"
-
-    @property
-    def size(self) -> int:
-        """Bytes as stored; 0 where it is unknown."""
-        return self.stat[0]
-
-    @property
-    def local(self) -> bool:
-        """Whether it is a file of this machine."""
-        return self.kind != "huggingface" and not is_remote(self.path)
-
-    @property
-    def compressed(self) -> bool:
-        """Whether its bytes have to be decompressed from the first on."""
-        return self.kind != "huggingface" and bool(suffixes(self.path)[1])
 
 
 def list_files(source: Source, cache: Path) -> tuple[SourceFile, ...]:

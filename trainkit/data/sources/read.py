@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from trainkit.data.documents import templates
 from trainkit.data.documents.pieces import Piece, Refuse, Refused, Span
-from trainkit.data.sources.listing import SourceFile, check_unchanged
+from trainkit.data.sources.listing import check_unchanged
+from trainkit.data.sources.source_file import SourceFile
 from trainkit.errors import TrainkitError
 
 

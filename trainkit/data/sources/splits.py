@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Literal
 
 from trainkit.data.documents.pieces import PIECE, Piece
-from trainkit.data.sources.listing import SourceFile
+from trainkit.data.sources.source_file import SourceFile
 
 Split = Literal["all", "train", "held-out"]
 

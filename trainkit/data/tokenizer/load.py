@@ -12,7 +12,7 @@ from trainkit.data.json_files import read_object
 from trainkit.data.progress import Reporter, Tell
 from trainkit.data.sources.digests import Contents, of_value
 from trainkit.data.sources.hub import BESIDE, HUB_ID, NotAskedError, commit_of, file_of
-from trainkit.data.sources.listing import SourceFile
+from trainkit.data.sources.source_file import SourceFile
 from trainkit.data.storage import writing
 from trainkit.data.tokenizer import train
 from trainkit.data.tokenizer.sample import Drawn, draw

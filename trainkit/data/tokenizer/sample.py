@@ -12,14 +12,13 @@ import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 
-from trainkit.data.cache import shards
-from trainkit.data.cache.shards import Unit
 from trainkit.data.jobs import Stop
 from trainkit.data.progress import Reporter
 from trainkit.data.sources.digests import Contents
-from trainkit.data.sources.listing import SourceFile
 from trainkit.data.sources.read import read_all
+from trainkit.data.sources.source_file import SourceFile
 from trainkit.data.sources.splits import divide, treatment
+from trainkit.data.sources.units import Unit, units_of
 from trainkit.recipe.sections.data import Data
 from trainkit.recipe.sections.source import Source
 from trainkit.recipe.sections.tokenizer import TrainTokenizer
@@ -56,7 +55,7 @@ def draw(data: Data, spec: TrainTokenizer, groups: Sequence[Sequence[SourceFile]
     is asked for, nothing where it is never trained on. A source with a `limit` is read from its beginning."""
     found = []
     for number, (source, files, share) in enumerate(zip(data.train, groups, _shares(data.train, groups), strict=True)):
-        units = list(shards.units(files, contents)) if share else []
+        units = list(units_of(files, contents)) if share else []
         if source.limit is None:
             units.sort(key=lambda unit: _number(spec.seed, number, unit.files[0].name, unit.span and unit.span.first))
         found.append(Drawn(tuple(_first(units, READ * spec.max_bytes)), share, source.limit))

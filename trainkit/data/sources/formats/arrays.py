@@ -13,7 +13,7 @@ from trainkit.data.problems import missing
 from trainkit.data.sources.files import open_raw
 from trainkit.data.sources.formats.columns import batches_of
 from trainkit.data.sources.formats.rows import damaged
-from trainkit.data.sources.listing import SourceFile
+from trainkit.data.sources.source_file import SourceFile
 
 if TYPE_CHECKING:
     import pyarrow

@@ -10,7 +10,7 @@ from trainkit.data.documents.pieces import Refuse, Refused, Span
 from trainkit.data.documents.templates import missing_column, needed_keys
 from trainkit.data.sources.files import open_raw
 from trainkit.data.sources.formats.rows import Rows, SourceRow, damaged
-from trainkit.data.sources.listing import SourceFile
+from trainkit.data.sources.source_file import SourceFile
 
 if TYPE_CHECKING:
     import pyarrow

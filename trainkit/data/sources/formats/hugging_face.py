@@ -15,8 +15,8 @@ from typing import Any
 from trainkit.data.documents.pieces import Refuse, Span
 from trainkit.data.documents.templates import missing_column, needed_keys
 from trainkit.data.sources.formats.rows import Rows, SourceRow
-from trainkit.data.sources.listing import SourceFile
 from trainkit.data.sources.patterns import Stat, stat_of
+from trainkit.data.sources.source_file import SourceFile
 from trainkit.data.storage import writing
 from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.source import HuggingFace

@@ -11,7 +11,7 @@ from trainkit.data.documents.pieces import Refuse, Refused, Span
 from trainkit.data.problems import Problem, called
 from trainkit.data.sources.files import DAMAGED, open_binary, open_raw
 from trainkit.data.sources.formats.rows import Rows, SourceRow, damaged
-from trainkit.data.sources.listing import SourceFile
+from trainkit.data.sources.source_file import SourceFile
 
 
 def jsonl(file: SourceFile, refuse: Refuse, span: Span | None) -> Rows:

@@ -10,7 +10,7 @@ from typing import BinaryIO
 from trainkit.data.documents.pieces import Refuse, Refused
 from trainkit.data.sources.files import DAMAGED, open_binary, suffixes
 from trainkit.data.sources.formats.rows import Rows, SourceRow, damaged
-from trainkit.data.sources.listing import SourceFile
+from trainkit.data.sources.source_file import SourceFile
 from trainkit.recipe.sections.document import Image, Labelled
 
 #: The csv module's own limit is 128 KB, and one for the whole process.

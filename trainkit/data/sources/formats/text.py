@@ -11,7 +11,7 @@ from trainkit.data.documents.pieces import Piece, Refuse, Refused, text_pieces
 from trainkit.data.documents.templates import refused_length
 from trainkit.data.sources.files import DAMAGED, chunks, open_binary, open_raw
 from trainkit.data.sources.formats.rows import damaged
-from trainkit.data.sources.listing import SourceFile
+from trainkit.data.sources.source_file import SourceFile
 
 
 def text(file: SourceFile, refuse: Refuse) -> Iterator[Piece]:

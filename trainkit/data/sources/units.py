@@ -1,0 +1,74 @@
+"""Units of work: what one worker reads and tokenises at once.
+
+A unit is some consecutive files of a source, or a part of a large one. It follows from the files alone, never from the
+number of workers. A unit of several files ends where a file's name says so (content-defined boundaries, as in
+Muthitacharoen et al. 2001, LBFS), so that a file that is added or grows disturbs only its neighbourhood.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from trainkit.data.documents.pieces import Span
+from trainkit.data.sources.digests import Content, Contents
+from trainkit.data.sources.source_file import SourceFile
+
+#: Bytes of the files of a unit: from so many on it may end, and with so many it does.
+SMALL, LARGE = 1 << 20, 8 << 20
+
+
+@dataclass(frozen=True)
+class Unit:
+    files: tuple[SourceFile, ...]
+    contents: tuple[Content, ...]
+    span: Span | None = None
+    """Of its only file."""
+    spans: int = 1
+    """How many the file has."""
+
+    @property
+    def size(self) -> int:
+        """About how many bytes of files it is; at least 1."""
+        if self.span and self.span.digest:
+            return self.span.end - self.span.start
+        return max(1, sum(file.size for file in self.files) // self.spans)
+
+    @property
+    def marked(self) -> bool:
+        """Whether some of its tokens may be no targets, or in second texts."""
+        document = self.files[0].reading.document
+        return (document is not None and document.type in ("prompt", "chat", "labelled")) or (
+            any(file.kind == "array" and file.path.endswith(".parquet") for file in self.files)
+        )
+
+
+def units_of(files: Iterable[SourceFile], contents: Contents) -> Iterator[Unit]:
+    """Yield groups of consecutive small files, 1 to 8 MB together; a larger file is one of its own, or several."""
+    group: list[SourceFile] = []
+    size = 0
+    for file in files:
+        spans = contents[file.key].spans
+        if group and (spans or size + file.size > LARGE):
+            yield _unit(group, contents)
+            group, size = [], 0
+        if spans:
+            digest = Content(contents[file.key].digest)  # a unit may travel far, and needs its own span only
+            yield from (Unit((file,), (digest,), span, len(spans)) for span in spans)
+            continue
+        group.append(file)
+        size += file.size
+        if size >= SMALL and _ends_a_unit(file):
+            yield _unit(group, contents)
+            group, size = [], 0
+    if group:
+        yield _unit(group, contents)
+
+
+def _unit(files: list[SourceFile], contents: Contents) -> Unit:
+    return Unit(tuple(files), tuple(contents[file.key] for file in files))
+
+
+def _ends_a_unit(file: SourceFile) -> bool:
+    return hashlib.blake2b(file.name.encode(errors="surrogateescape"), digest_size=1).digest()[0] < 64
