@@ -33,7 +33,7 @@ from trainkit.errors import FAILED, INTERRUPTED, TrainkitError
 def address():
     """Of a cluster of two CPUs, whose workers find the tokenizers of this file."""
     before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = str(SUPPORT)
+    os.environ["PYTHONPATH"] = os.pathsep.join(map(str, (SUPPORT, Path(__file__).parent)))
     ray_engine._import()
     from ray.cluster_utils import Cluster
 
