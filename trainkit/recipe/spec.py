@@ -71,7 +71,12 @@ def _tagged(member: type[Spec]) -> Any:
 def implementation_of(spec: Any) -> Any:
     """Import and return what `spec.implementation` names, which has the function `build`: a module, or a class in it
     (`module:Class`)."""
-    module, _, name = spec.implementation.partition(":")
+    return import_named(spec.implementation)
+
+
+def import_named(path: str) -> Any:
+    """Import and return a module, or what is in it: `module:name`."""
+    module, _, name = path.partition(":")
     found = import_module(module)
     return getattr(found, name) if name else found
 

@@ -15,9 +15,10 @@ from trainkit.data.batches.packing import PackedSpans
 from trainkit.data.cache.shards import LEARNED, SECOND
 from trainkit.data.cache.stream import SourceSpan, Stream
 from trainkit.recipe.sections.data import Data
-from trainkit.recipe.sections.document import Image, Labelled
+from trainkit.recipe.sections.document import DocumentSpec
 from trainkit.recipe.sections.encoding import Concatenate, Encoding, Pack, Pad
-from trainkit.recipe.sections.source import RowSource, Source
+from trainkit.recipe.sections.source import Source, document_of
+from trainkit.recipe.spec import implementation_of, import_named
 
 
 class Examples(Protocol):
@@ -43,13 +44,27 @@ def examples_of(stream: Stream, source: Source, data: Data, cache: Path, *, shif
 
     With `shifted`, the targets are the next tokens; without, a task makes its targets of the tokens themselves.
     """
-    document = source.document if isinstance(source, RowSource) else None
-    if isinstance(document, Image):
-        return Images(stream, document.size)
+    document = document_of(source)
+    make = text_examples if document is None else import_named(document.examples)
+    examples: Examples = make(stream, document, data, cache, shifted=shifted)
+    return examples
+
+
+def text_examples(
+    stream: Stream, document: DocumentSpec | None, data: Data, cache: Path, *, shifted: bool = True
+) -> Chunks | Framed:
+    """Return the examples of texts, as the recipe's encoding divides them."""
     if isinstance(data.encoding, Concatenate):
         return Chunks(stream, data.sequence_length, data.encoding, shifted=shifted)
-    labelled = isinstance(document, Labelled)
+    labelled = document is not None and document.labelled
     return Framed(stream, data.encoding, data.sequence_length, cache, labelled=labelled, shifted=shifted)
+
+
+def record_examples(
+    stream: Stream, document: DocumentSpec, data: Data, cache: Path, *, shifted: bool = True
+) -> Records:
+    """Return the examples of documents that are stored as a fixed number of bytes each."""
+    return Records(stream, document)
 
 
 class Chunks:
@@ -224,27 +239,35 @@ class Framed:
             self._firsts = np.append(self._firsts, self._firsts[-1] + len(made))
 
 
-class Images:
-    """Example i is image i, all of one size."""
+class Records:
+    """Example i is document i; all are stored as the same number of bytes.
 
-    def __init__(self, stream: Stream, size: tuple[int, int]) -> None:
-        self._stream, self._shape = stream, (*size, 3)
-        self._pixels = int(np.prod(self._shape))
+    The document's `implementation` has `width(document)`, that number, and `decode(document, rows_NW)`, which makes
+    named arrays of the bytes of N documents, uint8 (N, W).
+    """
+
+    def __init__(self, stream: Stream, document: DocumentSpec) -> None:
+        self._stream, self._document = stream, document
+        self._implementation = implementation_of(document)
+        self._width: int = self._implementation.width(document)
 
     def wait(self, count: int | None) -> int | None:
-        self._stream.wait(None if count is None else count * self._pixels)
-        return self._stream.tokens // self._pixels if self._stream.complete else None
+        self._stream.wait(None if count is None else count * self._width)
+        return self._stream.tokens // self._width if self._stream.complete else None
 
     def read(self, which: np.ndarray, length: int) -> Batch:
-        rows = self._stream.windows(which * self._pixels, self._pixels)
-        labels = [next(self._stream.places(start, 1)).label for start in (which * self._pixels).tolist()]
-        return {"images": rows.reshape(len(which), *self._shape), "labels": np.array(labels, np.int32)}
+        starts = which * self._width
+        batch: Batch = self._implementation.decode(self._document, self._stream.windows(starts, self._width))
+        if self._document.labelled:
+            labels = [next(self._stream.places(start, 1)).label for start in starts.tolist()]
+            batch["labels"] = np.array(labels, np.int32)
+        return batch
 
     def sizes(self) -> np.ndarray:
-        return np.ones(self._stream.tokens // self._pixels, np.int64)
+        return np.ones(self._stream.tokens // self._width, np.int64)
 
     def spans(self, which: int) -> Iterator[tuple[SourceSpan, ...]]:
-        yield tuple(self._stream.places(which * self._pixels, self._pixels))
+        yield tuple(self._stream.places(which * self._width, self._width))
 
 
 @lru_cache(maxsize=4)

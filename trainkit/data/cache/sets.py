@@ -23,9 +23,8 @@ from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.data import Data
-from trainkit.recipe.sections.document import Image
-from trainkit.recipe.sections.source import RowSource
 from trainkit.recipe.sections.source import Source as SourceSpec
+from trainkit.recipe.sections.source import document_of
 
 
 @dataclass(frozen=True)
@@ -102,9 +101,9 @@ def _units_of(files: Sequence[Mapping[str, Any]]) -> tuple[Unit, ...]:
 
 def _encoding(recipe: Recipe, codec: LoadedTokenizer, held_out: float) -> Encoding:
     """What decides about the tokens. Raises TrainkitError where the tokenizer has no token that is asked for."""
-    first = recipe.data.train[0]
-    if isinstance(first, RowSource) and isinstance(first.document, Image):
-        return Encoding("pixels", "uint8", held_out, bos=False, eos=False)
+    document = document_of(recipe.data.train[0])
+    if document is not None and not document.is_text:
+        return Encoding(document.stored_as, "uint8", held_out, bos=False, eos=False)
     bos = load.begins(recipe, codec)
     return Encoding(codec.fingerprint, codec.dtype, held_out, bos, recipe.data.encoding.eos)
 

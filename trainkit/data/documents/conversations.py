@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from trainkit.data.documents.chat_template import BEGIN, END, ChatTemplate, has_generation_blocks, render, render_marked
-from trainkit.data.documents.pieces import Characters, Piece, learned_in_part
+from trainkit.data.documents.pieces import Characters, Piece, RowContext, learned_in_part
 from trainkit.data.problems import Problem, called, listed, missing
 from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.document import Chat
@@ -29,6 +29,12 @@ _ROLES = {
     "system": "system",
     "tool": "tool",
 }
+
+
+def make(document: Chat, row: Mapping[str, Any], index: int, context: RowContext) -> list[Piece] | Problem:
+    """See `make_chat`."""
+    assert context.chat is not None, "the chat template is resolved before anything is read"
+    return make_chat(document, context.chat, row, index, columns=context.columns)
 
 
 def make_chat(

@@ -11,12 +11,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainkit.data.documents.labelled import find_label
-from trainkit.data.documents.pieces import Piece
+from trainkit.data.documents.pieces import Piece, RowContext
 from trainkit.data.problems import Problem, called, missing
 from trainkit.recipe.sections.document import Image
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
+
+
+def make(document: Image, row: Mapping[str, Any], index: int, context: RowContext) -> list[Piece] | Problem:
+    """See `make_image`."""
+    return make_image(document, row, index, context.base)
+
+
+def width(document: Image) -> int:
+    """Return the bytes that an image is stored as."""
+    height, width = document.size
+    return height * width * 3
+
+
+def decode(document: Image, rows_NW: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the images of stored rows, uint8 (N, height, width, 3)."""
+    return {"images": rows_NW.reshape(len(rows_NW), *document.size, 3)}
 
 
 def make_image(document: Image, row: Mapping[str, Any], index: int, base: str) -> list[Piece] | Problem:

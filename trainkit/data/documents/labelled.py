@@ -7,12 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from trainkit.data.documents.pieces import Piece, as_document, text_pieces
+from trainkit.data.documents.pieces import Piece, RowContext, as_document, text_pieces
 from trainkit.data.problems import Problem, called, listed, missing
 from trainkit.recipe.sections.document import Labelled
 
 #: One past the highest label that a shard can hold.
 _LABELS = 1 << 31
+
+
+def make(document: Labelled, row: Mapping[str, Any], index: int, context: RowContext) -> list[Piece] | Problem:
+    """See `make_labelled`."""
+    return make_labelled(document, row, index)
 
 
 def make_labelled(document: Labelled, row: Mapping[str, Any], index: int) -> list[Piece] | Problem:

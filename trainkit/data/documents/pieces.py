@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from trainkit.data.documents.chat_template import ChatTemplate
 
 #: Characters of a piece at most: longer texts are tokenised in pieces, unless only a part of them is learned.
 PIECE = 1 << 20
@@ -61,6 +65,17 @@ class Refused:
     def reason(self) -> str:
         """The problem without what is of this document only, so that those of many can be counted."""
         return re.sub(r"\d[\d,]*", "…", re.split(r"[:;]", self.problem, maxsplit=1)[0])
+
+
+class RowContext(NamedTuple):
+    """What making a document of a row depends on beside the row and the recipe's `document`."""
+
+    base: str = ""
+    """The directory that relative paths in the row count from."""
+    columns: bool = False
+    """Whether the row is of a format whose objects have all keys of a column, null where an object has none."""
+    chat: ChatTemplate | None = None
+    """What conversations are written with."""
 
 
 #: Told of each document that cannot be used: raises, or counts it and returns.

@@ -10,11 +10,12 @@ from decimal import Decimal
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from trainkit.data.documents.pieces import Piece, Refused, learned_in_part, text_pieces
+from trainkit.data.documents.pieces import Piece, Refused, RowContext, learned_in_part, text_pieces
 from trainkit.data.problems import NO_TEXT, Problem, called, missing
 from trainkit.errors import TrainkitError
-from trainkit.recipe.sections.document import Chat, Document, Image, Labelled, Prompt, Template
+from trainkit.recipe.sections.document import Chat, Document, Prompt, Template
 from trainkit.recipe.sections.source import HuggingFace
+from trainkit.recipe.spec import implementation_of
 
 if TYPE_CHECKING:
     from trainkit.data.documents.chat_template import ChatTemplate
@@ -85,17 +86,14 @@ def needed_keys(reading: RowReading) -> tuple[str, ...] | None:
             found = _keys(template)
         case Prompt(prompt=prompt, response=response):
             found = _keys(prompt) + _keys(response)
-        case Labelled(texts=texts, label=label):
-            found = (*texts, label)
-        case Image(image=image, label=label):
-            found = (image, label) if isinstance(label, str) else (image,)
-        case Chat():
-            # templates may use others beside the messages, such as tools
-            return None
+        case document:
+            if document.keys is None:
+                return None
+            found = document.keys
     return tuple(dict.fromkeys(found))
 
 
-def make(
+def make_document(
     reading: RowReading, row: Mapping[str, Any], index: int, base: str = "", *, columns: bool = False
 ) -> list[Piece] | Refused:
     """The document that a row becomes. `base` is the directory that paths in the row count from.
@@ -104,7 +102,11 @@ def make(
     What is refused has no place yet.
     """
     try:
-        pieces = _make(reading, row, index, base, columns)
+        document = reading.document
+        if document is None:
+            pieces = _texts(reading.keys, row, index)
+        else:
+            pieces = implementation_of(document).make(document, row, index, RowContext(base, columns, reading.chat))
     except UnicodeEncodeError:
         return _surrogates(reading, row)
     if isinstance(pieces, tuple):
@@ -135,28 +137,12 @@ def missing_column(reading: RowReading, names: Sequence[str]) -> Refused | None:
     return None
 
 
-def _make(reading: RowReading, row: Mapping[str, Any], index: int, base: str, columns: bool) -> list[Piece] | Problem:
-    match reading.document:
-        case None:
-            return _texts(reading.keys, row, index)
-        case Template(template=template):
-            text = _fill("document.template", template, row)
-            return text if isinstance(text, tuple) else list(text_pieces(index, [text]))
-        case Prompt():
-            return _prompt(reading.document, row, index)
-        case Chat():
-            from trainkit.data.documents.conversations import make_chat
-
-            assert reading.chat is not None, "the chat template is resolved before anything is read"
-            return make_chat(reading.document, reading.chat, row, index, columns=columns)
-        case Labelled():
-            from trainkit.data.documents.labelled import make_labelled
-
-            return make_labelled(reading.document, row, index)
-        case Image():
-            from trainkit.data.documents.images import make_image
-
-            return make_image(reading.document, row, index, base)
+def make(document: Template | Prompt, row: Mapping[str, Any], index: int, context: RowContext) -> list[Piece] | Problem:
+    """Return the pieces of a row's text, or of its prompt with the response."""
+    if isinstance(document, Prompt):
+        return _prompt(document, row, index)
+    text = _fill("document.template", document.template, row)
+    return text if isinstance(text, tuple) else list(text_pieces(index, [text]))
 
 
 def _texts(keys: tuple[str, ...], row: Mapping[str, Any], index: int) -> list[Piece] | Problem:

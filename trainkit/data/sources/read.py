@@ -44,7 +44,7 @@ def read(file: SourceFile, refuse: Refuse, span: Span | None = None) -> Iterator
             rows = hugging_face.rows(file, refuse, span)
     base, columnar = os.path.dirname(file.path), file.kind in ("parquet", "arrow", "huggingface")
     for row in rows:
-        found = templates.make(file.reading, row.values, row.number, base, columns=columnar)
+        found = templates.make_document(file.reading, row.values, row.number, base, columns=columnar)
         if isinstance(found, Refused):
             texts = (value for value in row.values.values() if isinstance(value, str))
             lost = sum(len(text.encode(errors="replace")) for text in texts)

@@ -39,7 +39,7 @@ class Unit:
     def marked(self) -> bool:
         """Whether some of its tokens may be no targets, or in second texts."""
         document = self.files[0].reading.document
-        return (document is not None and document.type in ("prompt", "chat", "labelled")) or (
+        return (document is not None and document.marked) or (
             any(file.kind == "array" and file.path.endswith(".parquet") for file in self.files)
         )
 

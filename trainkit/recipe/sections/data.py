@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from trainkit.recipe.sections.encoding import Concatenate, Encoding, Pad, Windows
-from trainkit.recipe.sections.source import Files, HuggingFace, PythonStdlib, RowSource, Source, Tokens
+from trainkit.recipe.sections.source import Files, HuggingFace, PythonStdlib, RowSource, Source, Tokens, document_of
 from trainkit.recipe.spec import Count, Spec
 
 __all__ = ["Data", "Files", "HuggingFace", "PythonStdlib", "RowSource", "Source", "Tokens", "Window"]
@@ -88,5 +88,5 @@ class Data(Spec):
 
 
 def _form(source: Source) -> str:
-    document = source.document if isinstance(source, RowSource) else None
-    return document.type if document and document.type in ("labelled", "image") else "text"
+    document = document_of(source)
+    return "text" if document is None else document.form

@@ -1,18 +1,59 @@
 """What a row of a source becomes: plain text, a template, a prompt with its answer, a conversation, labelled text,
-an image."""
+an image.
+
+Everything that differs between types of documents stands in its spec and in the module that the spec names as its
+`implementation`; nothing else knows a type by name.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 
-from pydantic import Field, Tag, model_validator
+from pydantic import Field, model_validator
 
-from trainkit.recipe.spec import Count, Spec, by_type
+from trainkit.recipe.spec import Count, Spec, union_of
 
 Keys = Annotated[tuple[str, ...], Field(min_length=1)]
 
 
-class Template(Spec):
+class DocumentSpec(Spec):
+    """What all types of documents have in common."""
+
+    type: str
+
+    implementation: ClassVar[str]
+    """The module whose `make(document, row, index, context)` returns the pieces of a row, or what is wrong with it."""
+    examples: ClassVar[str] = "trainkit.data.batches.examples:text_examples"
+    """The function that returns the `Examples` of a stream, called as `text_examples` is."""
+    stored_as: ClassVar[str] = "tokens"
+    """What the cache holds: `tokens`, or bytes of something else, by its name."""
+    marked: ClassVar[bool] = False
+    """Whether some of its tokens may be no targets, or in second texts."""
+    labelled: ClassVar[bool] = False
+    """Whether it may have a label, which batches then hold as `labels`."""
+
+    @property
+    def is_text(self) -> bool:
+        """Whether a tokenizer makes tokens of the documents."""
+        return self.stored_as == "tokens"
+
+    @property
+    def form(self) -> str:
+        """What the documents of all sources must agree on."""
+        return "text"
+
+    @property
+    def keys(self) -> tuple[str, ...] | None:
+        """The keys of a row that the document is made of; None where they follow from a template, or may be any."""
+        return None
+
+    @property
+    def number_keys(self) -> tuple[str, ...]:
+        """Keys that hold whole numbers, which CSV writes as text."""
+        return ()
+
+
+class Template(DocumentSpec):
     """A text with keys of the row in braces.
 
     What stands between `{?key}` and `{/key}` is written only where the row has a value for the key; between `{!key}`
@@ -22,8 +63,10 @@ class Template(Spec):
     template: str
     """Such as `"{instruction}{?input}\\n{input}{/input}\\n{output}"`; `{{` and `}}` are braces."""
 
+    implementation: ClassVar[str] = "trainkit.data.documents.templates"
 
-class Prompt(Spec):
+
+class Prompt(DocumentSpec):
     """A prompt and its response; only the response is learned."""
 
     type: Literal["prompt"]
@@ -33,8 +76,11 @@ class Prompt(Spec):
     response: str
     """Template of what is learned, such as `"{answer}"`."""
 
+    implementation: ClassVar[str] = "trainkit.data.documents.templates"
+    marked: ClassVar[bool] = True
 
-class Chat(Spec):
+
+class Chat(DocumentSpec):
     """A conversation: a list of `{"role": …, "content": …}`, written with a chat template. A message with
     `"train": false` or `"weight": 0` is not learned."""
 
@@ -47,6 +93,9 @@ class Chat(Spec):
     learn: Literal["assistant", "last", "all"] = "assistant"
     """Which turns are learned: every one of the assistant, the assistant's last one, or the whole text."""
 
+    implementation: ClassVar[str] = "trainkit.data.documents.conversations"
+    marked: ClassVar[bool] = True
+
     @property
     def template_path(self) -> str | None:
         """The path in `template`; None where that is Jinja itself, or not given."""
@@ -54,7 +103,7 @@ class Chat(Spec):
         return None if given is None or "{{" in given or "{%" in given else given
 
 
-class Labelled(Spec):
+class Labelled(DocumentSpec):
     """One text or a pair of texts with a label, for classification."""
 
     type: Literal["labelled"]
@@ -65,8 +114,24 @@ class Labelled(Spec):
     classes: tuple[str, ...] = ()
     """The labels by name, in the order of their numbers; empty where labels are numbers."""
 
+    implementation: ClassVar[str] = "trainkit.data.documents.labelled"
+    marked: ClassVar[bool] = True
+    labelled: ClassVar[bool] = True
 
-class Image(Spec):
+    @property
+    def form(self) -> str:
+        return "labelled"
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (*self.texts, self.label)
+
+    @property
+    def number_keys(self) -> tuple[str, ...]:
+        return () if self.classes else (self.label,)
+
+
+class Image(DocumentSpec):
     """An image, with a label or without; scaled so that it covers `size`, and cut to it at the centre."""
 
     type: Literal["image"]
@@ -79,6 +144,23 @@ class Image(Spec):
     classes: tuple[str, ...] = ()
     """The labels by name, in the order of their numbers; empty where labels are numbers."""
 
+    implementation: ClassVar[str] = "trainkit.data.documents.images"
+    examples: ClassVar[str] = "trainkit.data.batches.examples:record_examples"
+    stored_as: ClassVar[str] = "pixels"
+    labelled: ClassVar[bool] = True
+
+    @property
+    def form(self) -> str:
+        return f"image {self.size}"
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.image, self.label) if self.label else (self.image,)
+
+    @property
+    def number_keys(self) -> tuple[str, ...]:
+        return (self.label,) if self.label and not self.classes else ()
+
     @model_validator(mode="after")
     def _classes_are_of_labels(self) -> Image:
         if self.classes and not self.label:
@@ -86,11 +168,10 @@ class Image(Spec):
         return self
 
 
-Document = Annotated[
-    Annotated[Template, Tag("template")]
-    | Annotated[Prompt, Tag("prompt")]
-    | Annotated[Chat, Tag("chat")]
-    | Annotated[Labelled, Tag("labelled")]
-    | Annotated[Image, Tag("image")],
-    by_type(""),
-]
+#: Every type of document of the recipe language.
+DOCUMENTS = (Template, Prompt, Chat, Labelled, Image)
+
+if TYPE_CHECKING:
+    Document: TypeAlias = DocumentSpec
+else:
+    Document = union_of("", *DOCUMENTS)

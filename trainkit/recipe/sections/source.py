@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, Tag, model_validator
 
-from trainkit.recipe.sections.document import Document, Image, Keys
+from trainkit.recipe.sections.document import Document, DocumentSpec, Keys
 from trainkit.recipe.spec import Count, NotNegative, Positive, Spec, by_type
 
 Stages = Annotated[tuple[tuple[Annotated[int, Field(ge=0)], NotNegative], ...], Field(min_length=1)]
@@ -49,10 +49,10 @@ class RowSource(SourceSpec):
     def _one_way_to_text(self) -> RowSource:
         if self.document is not None and self.text_key != "text":
             raise ValueError("text_key is not read beside document, which names keys of its own: leave one of them out")
-        if isinstance(self.document, Image):
+        if self.document is not None and not self.document.is_text:
             for key in ("min_characters", "max_characters"):
                 if getattr(self, key) is not None:
-                    raise ValueError(f"{key} is for texts, and document.type is 'image': leave it out")
+                    raise ValueError(f"{key} is for texts, and document.type is '{self.document.type}': leave it out")
         return self
 
     @model_validator(mode="after")
@@ -108,6 +108,11 @@ class PythonStdlib(SourceSpec):
     a file."""
 
     type: Literal["python-stdlib"]
+
+
+def document_of(source: SourceSpec) -> DocumentSpec | None:
+    """Return what the rows of a source become; None where they are plain texts, or it has no rows."""
+    return source.document if isinstance(source, RowSource) else None
 
 
 Source = Annotated[

@@ -13,7 +13,7 @@ from pydantic import model_validator
 
 from trainkit.errors import TrainkitError
 from trainkit.recipe.families.transformer import Kind
-from trainkit.recipe.sections.source import RowSource, Source
+from trainkit.recipe.sections.source import Source, document_of
 from trainkit.recipe.spec import Fraction, Spec, union_of
 
 #: The types of documents that become one text, `text` being rows without `document`.
@@ -51,7 +51,7 @@ class TaskSpec(Spec):
     def check_documents(self, sources: Iterable[Source]) -> None:
         """Raise TrainkitError where it does not learn from the documents of a training source."""
         for number, source in enumerate(sources):
-            document = source.document if isinstance(source, RowSource) else None
+            document = document_of(source)
             kind = "text" if document is None else document.type
             if kind not in self.documents:
                 raise TrainkitError(

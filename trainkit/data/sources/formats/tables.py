@@ -11,7 +11,6 @@ from trainkit.data.documents.pieces import Refuse, Refused
 from trainkit.data.sources.files import DAMAGED, open_binary, suffixes
 from trainkit.data.sources.formats.rows import Rows, SourceRow, damaged
 from trainkit.data.sources.source_file import SourceFile
-from trainkit.recipe.sections.document import Image, Labelled
 
 #: The csv module's own limit is 128 KB, and one for the whole process.
 _LONGEST = (1 << 31) - 1
@@ -21,7 +20,7 @@ def read(file: SourceFile, refuse: Refuse) -> Rows:
     """One row a row below the header; quoted fields may hold line ends. Blank lines are none, and do not count."""
     csv.field_size_limit(_LONGEST)
     document = file.reading.document
-    label = document.label if isinstance(document, Labelled | Image) and not document.classes else None
+    numbers = document.number_keys if document else ()
     header: list[str] = []
     index = -1
     for line, fields in _records(file, refuse):
@@ -39,8 +38,9 @@ def read(file: SourceFile, refuse: Refuse) -> Rows:
             refuse(Refused(f":{line}", f"has {len(fields)} columns, but the header {len(header)}: {shown}", hint))
             continue
         values: dict[str, object] = dict(zip(header, fields, strict=True))
-        if label and isinstance(number := values.get(label), str) and number.strip().isdecimal():
-            values[label] = int(number)
+        for key in numbers:
+            if isinstance(number := values.get(key), str) and number.strip().isdecimal():
+                values[key] = int(number)
         yield SourceRow(index, f":{line}", values)
 
 
