@@ -178,6 +178,43 @@ def test_a_run_that_grows_is_read_on_and_one_that_is_begun_anew_from_its_beginni
     assert glance.facts and (glance.facts.step, glance.facts.total) == (3, 9)
 
 
+def test_a_run_whose_log_has_not_changed_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory, opened = tmp_path / "runs", []
+    for name, told in (("ended", ended(20)), ("crashed", fake_run.events(20, total=40))):
+        fake_run.write(directory / name, [{**told[0], "pid": NOBODY}, *told[1:]])
+    (directory / "ended" / "lock").touch()
+    runs, is_replaced = RunList(directory), glances.is_replaced
+    runs.read()
+    assert {name: run.facts.state for name, run in runs.glances.items() if run.facts} == {
+        "ended": "finished", "crashed": "crashed"
+    }  # fmt: skip
+    # asked of every log that is opened
+    monkeypatch.setattr(glances, "is_replaced", lambda *found: opened.append(found) or is_replaced(*found))
+    monkeypatch.setattr(glances, "reduce", lambda *_: pytest.fail("an event was read again"))
+    runs.read()
+    assert opened == []
+    # a checkpoint that is marked shows although the log has not changed
+    (directory / "ended" / "checkpoints" / "9").mkdir(parents=True)
+    marks.mark(directory / "ended" / "checkpoints" / "9", keep=True)
+    runs.read()
+    assert opened == [] and runs.glances["ended"].kept == (9,)
+    # a trainer that resumes the run takes the lock before it writes an event
+    (directory / "ended" / "lock").write_text(str(os.getpid()))
+    runs.read()
+    resumed = runs.glances["ended"].facts
+    assert len(opened) == 1 and resumed and resumed.state == "starting"
+    monkeypatch.undo()
+    fake_run.write(directory / "crashed", fake_run.events(30, total=40))
+    runs.read()
+    grown = runs.glances["crashed"].facts
+    assert grown and grown.step == 30
+
+
+def test_a_table_of_runs_measures_no_sizes(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SummaryReader, "measure", lambda *_, **__: pytest.fail("the table shows no sizes"))
+    assert "best" in table_of_runs(runs)
+
+
 @pytest.mark.parametrize("before", [fake_run.events(20, total=40), [NO_STEP]], ids=["a log", "lines of others"])
 def test_a_log_that_stands_in_for_another_is_read_from_its_beginning_though_it_is_longer(
     tmp_path: Path, before: list[Event]

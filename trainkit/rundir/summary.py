@@ -81,11 +81,24 @@ class SummaryReader:
         self._view, self._offset, self._foreign, self._newer = View(), 0, False, 0
         self._file: tuple[int, int] | None = None
         self._read_of: object = None
+        #: The log and the lock at the last reading, None where it could not be finished.
+        self._seen: object = None
 
     def read(self, *, stop: Callable[[], bool] = lambda: False) -> None:
-        """Read what is new in the log, and see whether the trainer lives."""
+        """Read what is new in the log, and check whether the trainer is alive.
+
+        A log that has not changed is not opened, and of a run that has ended nothing is worked out again until its log
+        or its lock changes: a list of hundreds of runs is read every second.
+        """
+        seen = _file_states(self.directory)
+        unchanged = seen is not None and seen == self._seen
+        if unchanged and self.facts and (self.facts.broken or self.facts.state in ENDED):
+            self.kept = tuple(sorted(kept(self.directory)))
+            return
+        self._seen = None
         try:
-            self._fold(stop)
+            if not unchanged:
+                self._fold(stop)
             facts = self._facts()
         except OSError as error:
             facts = _without_log(self.directory, error)
@@ -97,6 +110,7 @@ class SummaryReader:
         if (read_of := (self._view.attempt, self._view.started)) != self._read_of or self.facts is None:
             self._read_of, self.recipe = read_of, _recipe(self.directory)
         self.facts, self.kept = facts, tuple(sorted(kept(self.directory)))
+        self._seen = seen
 
     def measure(self, *, stop: Callable[[], bool] = lambda: False) -> None:
         """Count the bytes on disk, where the run has grown since a while ago."""
@@ -187,6 +201,20 @@ def curve(series: Series, points: int = POINTS) -> tuple[float, ...]:
             sums[place] += value
             counts[place] += 1
     return tuple(sums[i] / counts[i] if counts[i] else math.nan for i in range(points) if seen[i])
+
+
+def _file_states(directory: Path) -> list[tuple[int, ...]] | None:
+    """Return what changes whenever the log grows or a trainer takes or frees the run; None where there is no log."""
+    states: list[tuple[int, ...]] = []
+    for name in (NAME, "lock"):
+        try:
+            found = os.stat(directory / name)
+            states.append((*file_of(found), found.st_size, found.st_mtime_ns))
+        except OSError:
+            if name == NAME:
+                return None
+            states.append(())
+    return states
 
 
 def _event(line: bytes) -> Event | None:

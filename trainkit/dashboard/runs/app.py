@@ -118,6 +118,7 @@ class RunsApp(Themed[RunSelection]):
     def _read(self) -> None:
         while not self._leaving.is_set():
             self._shelf.read(stop=self._leaving.is_set)
+            self._shelf.measure(stop=self._leaving.is_set)
             self._leaving.wait(READ)
 
     def _look_on(self) -> None:
