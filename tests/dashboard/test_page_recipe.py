@@ -187,6 +187,27 @@ def test_a_new_attempt_shows_its_new_recipe(run: Path) -> None:
     drive(run, steps)
 
 
+def test_looking_at_a_run_runs_none_of_its_plugins(run: Path) -> None:
+    (run / "mine.py").write_text(
+        f"import pathlib\npathlib.Path({str(run / 'ran')!r}).touch()\nraise KeyboardInterrupt\n"
+    )
+    text = (run / "recipe.toml").read_text().replace('type = "adamw"', 'type = "mine"')
+    (run / "recipe.toml").write_text(f'{text}\n[plugins]\nfiles = ["{run}/mine.py"]\n')
+
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        await pilot.press("u", "enter")
+        await settle(pilot)
+        assert "differences from other" in frame(dashboard)
+        await pilot.press("escape", "slash", *"optimizer.weight_decay", "enter", "j")
+        await pilot.pause()
+        detail = str(dashboard.query_one(".detail Static", Static).render())
+        assert detail.startswith("optimizer.weight_decay = 0.") and detail.count("\n") == 1, "what it means is unknown"
+
+    create(load(Path("r.toml"), ["run.name='other'"]))
+    drive(run, steps)
+    assert not (run / "ran").exists()
+
+
 @pytest.mark.parametrize("size", [(200, 60), (110, 24), (60, 20), (30, 8)])
 def test_hostile_values_are_inert_at_every_size(run: Path, size: tuple[int, int]) -> None:
     with (run / "recipe.toml").open("a", encoding="utf-8") as file:

@@ -146,14 +146,19 @@ def test_the_resolved_recipe_finds_its_plugins_from_anywhere(tmp_path: Path, mon
     copy = write(tmp_path / "elsewhere", dumps(written))
     monkeypatch.chdir("/")
     assert load_resolved(copy).recipe == written.recipe
-    assert recipes.entries(copy)["optimizer.momentum"].meaning == "Decay of the average of the gradients."
 
 
-def test_a_plugin_that_is_gone_leaves_the_resolved_recipe_readable(tmp_path: Path) -> None:
+@pytest.mark.parametrize("plugin", [PLUGIN, "raise KeyboardInterrupt", None], ids=["good", "hostile", "gone"])
+def test_reading_the_recipe_of_a_run_imports_none_of_its_plugins(tmp_path: Path, plugin: str | None) -> None:
     copy = write(tmp_path / "run", dumps(load(place(tmp_path))))
-    (tmp_path / "mine" / "rules.py").unlink()
-    entry = recipes.entries(copy)["optimizer.momentum"]
-    assert (entry.value, entry.meaning) == ("0.8", "")
+    file = tmp_path / "mine" / "rules.py"
+    file.unlink() if plugin is None else file.write_text(
+        f"import pathlib\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\n{plugin}"
+    )
+    entries = recipes.entries(copy)
+    assert (entries["optimizer.momentum"].value, entries["optimizer.momentum"].meaning) == ("0.8", "")
+    assert entries["optimizer.learning_rate"].meaning == "", "what another optimizer says of its key is not shown"
+    assert entries["train.steps"].meaning and not (tmp_path / "ran").exists()
 
 
 def test_an_edited_plugin_is_imported_again_and_known_to_be_edited(tmp_path: Path) -> None:

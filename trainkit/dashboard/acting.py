@@ -30,6 +30,8 @@ SAMPLE = "The model continues this text, once, after its step."
 RATE = "A factor of the schedule's rate: any number above 0. It is {now} at present; 1 puts the schedule's rate back."
 
 
+#: How a run in this state came to its end, in words.
+ENDED = {"stopped": "has stopped", "interrupted": "was interrupted", "failed": "has failed", "crashed": "has crashed"}
 #: Seconds for which an order is said to be waiting, unless it is answered: longer than it is waited for.
 WAITING = 90.0
 #: The actions that need a trainer.
@@ -171,13 +173,19 @@ class Acting(Themed[None]):
 
 
 def without_trainer(state: State, run: Path) -> str:
-    """Why a run in this state takes no orders, and what to do instead; empty where its trainer is at work."""
+    """Return why a run in this state takes no commands, and what to do instead; empty where its trainer takes them.
+
+    A trainer opens its control socket when training begins, after it has cached its data and compiled its step.
+    """
     match state:
+        case "waiting":
+            return "no trainer has written to this run's log yet"
+        case "starting" | "caching" | "compiling":
+            return f"the trainer is {state}: it takes commands once training begins"
         case "finished":
-            return f"the run is finished; make it longer: {longer(run)}"
+            return f"the run is finished; to train it longer: {longer(run)}"
         case "stopped" | "interrupted" | "failed" | "crashed":
-            ended = {"stopped": "has stopped", "interrupted": "was interrupted"}.get(state, state)
-            return f"the run {ended}; resume it first: trainkit resume {run}"
+            return f"the run {ENDED[state]}; to continue it: trainkit resume {run}"
     return ""
 
 

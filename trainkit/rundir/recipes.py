@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from trainkit.errors import TrainkitError
-
-if TYPE_CHECKING:
-    from trainkit.recipe import Recipe
 
 FILE, DEFAULT = "recipe.toml", "default"
 #: What every run has of its own: no difference.
@@ -61,10 +58,13 @@ def read(run_directory: Path) -> RecipeHistory:
 
 
 def entries(path: Path) -> dict[str, RecipeEntry]:
-    """Every value of a resolved recipe by its dotted key. The origin of each is the comment on its line.
+    """Return every value of a resolved recipe by its dotted key. The origin of each is the comment on its line.
+
+    Plugins are not imported, because a viewer must not run code that a run directory names: the keys of their types
+    have no meaning here.
 
     Raises:
-        TrainkitError: it cannot be read, or is no TOML.
+        TrainkitError: the file cannot be read, or is not TOML.
     """
     from trainkit.recipe.toml import schema
     from trainkit.recipe.toml.positions import dotted, locate
@@ -72,10 +72,9 @@ def entries(path: Path) -> dict[str, RecipeEntry]:
 
     text, table = _parsed(path)
     lines, places = text.split("\n"), locate(text)
-    language = _language(table)
     found = {}
     for key, value in _leaves(table, ()):
-        node, place = schema.node_at(key, table, language), places[key]
+        node, place = None if _of_unknown_type(key, table) else schema.node_at(key, table), places[key]
         origin = lines[place - 1].rpartition("  # ")[2] if "  # " in lines[place - 1] else f"{path.name}:{place}"
         name = dotted(key)
         found[name] = RecipeEntry(name, toml_value(value), origin, schema.meaning(node) if node else "")
@@ -110,18 +109,19 @@ def _attempts(run_directory: Path) -> Iterator[int]:
             yield int(attempt)
 
 
-def _language(table: Mapping[str, Any]) -> type[Recipe]:
-    """Return the class of recipes with the plugins that these values name; without them where they do not load."""
-    from trainkit.recipe import Recipe
+def _of_unknown_type(key: tuple[str | int, ...], table: Mapping[str, Any]) -> bool:
+    """Return whether `key` stands in a table whose `type` is not trainkit's own, such as a plugin's."""
+    from trainkit.recipe.toml import schema
 
-    if not table.get("plugins"):
-        return Recipe
-    from trainkit.recipe.toml.plugins import recipe_class_of
-
-    try:
-        return recipe_class_of(table)
-    except TrainkitError:
-        return Recipe
+    value: Any = table
+    for depth, part in enumerate(key):
+        value = value[part]
+        if isinstance(value, dict) and "type" in value:
+            node = schema.node_at(key[: depth + 1], table)
+            types = schema.types_of(node) if node else []
+            if types and value["type"] not in types:
+                return True
+    return False
 
 
 def _parsed(path: Path) -> tuple[str, dict[str, Any]]:
