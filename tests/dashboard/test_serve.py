@@ -119,6 +119,25 @@ def test_a_browser_may_only_look_unless_orders_are_allowed(run: Path, options: t
         assert orders == ([Command("save")] if options else [])
 
 
+def test_the_browser_begins_with_the_page_asked_for_and_in_ascii(run: Path) -> None:
+    async def steps(session: aiohttp.ClientSession) -> None:
+        async with session.ws_connect(served.address.replace("http", "ws") + "ws?width=100&height=30") as socket:
+            seen = await screen(socket, until="where a step's time goes")
+            assert not set(seen) & set("─│╭╮━")
+
+    with serving(run, "--page", "system", "--ascii") as served:
+        asked(steps)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"), [(["--serve", "--page", "sistem"], "no page 'sistem'"), (["--port", "8000"], "--serve")]
+)
+def test_options_that_lead_nowhere_are_refused(run: Path, options: list[str], said: str) -> None:
+    command = [sys.executable, "-m", "trainkit", "watch", str(run), *options]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
+
+
 def viewer_that_nobody_reads(run: Path, code: str = "pass") -> subprocess.Popen[bytes]:
     """The viewer of a tab whose browser has gone, stuck in its drawing."""
     environment = {**os.environ, "XDG_STATE_HOME": str(run.parent / "state")}
@@ -126,7 +145,7 @@ def viewer_that_nobody_reads(run: Path, code: str = "pass") -> subprocess.Popen[
     code = f"import sys; from trainkit.dashboard import serve; {code}; serve.main(sys.argv[1:])"
     pipe = subprocess.PIPE
     process = subprocess.Popen(
-        [sys.executable, "-c", code, str(run)], stdin=pipe, stdout=pipe, env=environment, pipesize=4096
+        [sys.executable, "-c", code, str(run), ""], stdin=pipe, stdout=pipe, env=environment, pipesize=4096
     )
     for _ in range(600):
         assert process.poll() is None
@@ -155,5 +174,5 @@ def test_a_port_that_is_taken_is_an_error_in_words(run: Path) -> None:
         port = str(taken.getsockname()[1])
         command = [sys.executable, "-m", "trainkit", "watch", str(run), "--serve", "--port", port]
         done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2 and f"port {port} of 127.0.0.1 cannot be had" in done.stderr
+    assert done.returncode == 2 and f"port {port} of 127.0.0.1 is not available" in done.stderr
     assert "Traceback" not in done.stderr

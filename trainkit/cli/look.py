@@ -61,11 +61,11 @@ def picture(run: str, *, size: str, page: str, ascii_only: bool) -> str:
     return once(run_directory(run), width=columns, height=lines, page=page, ascii_only=ascii_only or wants_ascii())
 
 
-def serve(run: str, *, port: int, replay: bool, orders: bool) -> None:
-    """The dashboard in a browser of this machine, until ctrl-c.
+def serve(run: str, *, port: int, replay: bool, orders: bool, ascii_only: bool, page: str) -> None:
+    """Show the dashboard in a browser of this machine, until ctrl-c.
 
     Raises:
-        TrainkitError: there is no such run, the port is taken, or the extra `serve` is not installed.
+        TrainkitError: there is no such run or page, the port is taken, or the extra `serve` is not installed.
     """
     try:
         from trainkit.dashboard.serve import serve
@@ -76,7 +76,7 @@ def serve(run: str, *, port: int, replay: bool, orders: bool) -> None:
             f"{error.name} is not installed", hint="uv sync --extra serve   (or: pip install 'trainkit[serve]')"
         ) from None
 
-    serve(run_directory(run), port=port, replay=replay, orders=orders)
+    serve(run_directory(run), port=port, replay=replay, orders=orders, ascii_only=ascii_only, page=page)
 
 
 def send(run: str, command: str, argument: str | None) -> str:

@@ -41,7 +41,10 @@ def watch(
     serve: Annotated[
         bool, typer.Option("--serve", help="Show it in a browser of this machine, which may only look.")
     ] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of --serve; any free one where 0.")] = 0,
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="The port of --serve; any free one if omitted.", show_default=False),
+    ] = None,
     allow_orders: Annotated[
         bool, typer.Option("--allow-orders", help="Let the browser of --serve give orders too.")
     ] = False,
@@ -52,6 +55,8 @@ def watch(
 
     if (size and not once) or (once and (replay or serve)):
         raise typer.BadParameter("--once prints one picture: --size is its size, --replay and --serve are other ways")
+    if port is not None and not serve:
+        raise typer.BadParameter("--port goes with --serve")
     if allow_orders and (not serve or readonly or replay):
         raise typer.BadParameter("--allow-orders goes with --serve, and with neither --readonly nor --replay")
     if (directory := directory_of_runs(run)) is not None:
@@ -66,7 +71,7 @@ def watch(
     if once:
         print(look.picture(run, size=size, page=page, ascii_only=ascii_only))
     elif serve:
-        look.serve(run, port=port, replay=replay, orders=allow_orders)
+        look.serve(run, port=port or 0, replay=replay, orders=allow_orders, ascii_only=ascii_only, page=page)
     else:
         look.watch(run, replay=replay, readonly=readonly, ascii_only=ascii_only, page=page)
 

@@ -23,7 +23,7 @@ from aiohttp import web
 from textual_serve.server import Server
 
 from trainkit.dashboard import preferences
-from trainkit.dashboard.app import Dashboard
+from trainkit.dashboard.app import Dashboard, require_page
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events import plain_log
 from trainkit.rundir.replay import Replay
@@ -113,28 +113,44 @@ class Viewer(Dashboard):
         os._exit(FAILED)
 
 
-def serve(run_directory: Path, *, port: int = 0, replay: bool = False, orders: bool = False) -> None:
-    """Serve the dashboard of a run until ctrl-c or SIGTERM; its address goes to stdout. With port 0 on any free one.
+def serve(
+    run_directory: Path,
+    *,
+    port: int = 0,
+    replay: bool = False,
+    orders: bool = False,
+    ascii_only: bool = False,
+    page: str = "",
+) -> None:
+    """Serve the dashboard of a run until ctrl-c or SIGTERM, and print its address. Port 0 means any free port.
 
-    Who has the address may look, and with `orders` order.
+    Whoever has the address may look at the run, and send it commands where `orders` is true. The other options are
+    those of `terminal.watch`.
 
     Raises:
-        TrainkitError: there is no such run, or the port is taken.
+        TrainkitError: there is no such run or page, or the port is taken.
     """
     if not run_directory.is_dir():
         raise TrainkitError("there is no such run", where=str(run_directory), hint="list them: trainkit runs")
+    require_page(page)
     listener = _listen(port)
-    options = [name for name, on in (("replay", replay), ("orders", orders)) if on]
-    command = shlex.join([sys.executable, "-m", __name__, str(run_directory), *options])
+    options = [name for name, on in (("replay", replay), ("orders", orders), ("ascii", ascii_only)) if on]
+    command = shlex.join([sys.executable, "-m", __name__, str(run_directory), page, *options])
     server = Guarded(command, port=listener.getsockname()[1], title=plain_log.one_line(run_directory.absolute().name))
     web.run_app(server.application(), sock=listener, print=None, access_log=None, shutdown_timeout=PATIENCE)
 
 
 def main(arguments: list[str]) -> None:
-    """The viewer of one browser tab: RUN [replay] [orders]."""
-    run_directory, options = Path(arguments[0]), arguments[1:]
-    replay = Replay(run_directory) if "replay" in options else None
-    Viewer(run_directory, replay=replay, readonly="orders" not in options, remembered=preferences.where()).run()
+    """Run the viewer of one browser tab: RUN PAGE [replay] [orders] [ascii]; PAGE may be empty."""
+    run_directory, page, options = Path(arguments[0]), arguments[1], arguments[2:]
+    Viewer(
+        run_directory,
+        replay=Replay(run_directory) if "replay" in options else None,
+        readonly="orders" not in options,
+        ascii_only="ascii" in options,
+        page=page,
+        remembered=preferences.where(),
+    ).run()
 
 
 def _listen(port: int) -> socket.socket:
@@ -146,7 +162,7 @@ def _listen(port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise TrainkitError(
-            f"port {port} of {HOST} cannot be had: {error.strerror}", hint="leave --port away for any free one"
+            f"port {port} of {HOST} is not available: {error.strerror}", hint="omit --port to use any free one"
         ) from None
     return listener
 
