@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -222,13 +223,49 @@ def test_a_run_that_ends_while_it_is_watched_is_offered_no_commands_any_more(run
     drive(run, steps, size=(130, 40))
 
 
+BEFORE_TRAINING = {"waiting": 0, "starting": 1, "caching": 2, "compiling": 3}
+
+
+@pytest.mark.parametrize(("state", "written"), BEFORE_TRAINING.items())
+def test_before_training_no_command_is_offered_and_the_farewell_says_what_stops_the_run(
+    tmp_path: Path, state: str, written: int
+) -> None:
+    where = {"t": time.time(), "step": 0, "attempt": 1}
+    size = {"documents": 1, "bytes": 1, "tokens": 1, "total_bytes": 9}
+    begun = [
+        {"type": "run_started", **where, **fake_run.started()},
+        {"type": "cache_progress", **where, "what": "train", **size, "done": False},
+        {"type": "planned", **where, "total_steps": 60, "plan": fake_run.PLAN, "devices": ["cpu"]},
+    ]
+    run = fake_run.write(tmp_path / "begun", begun[:written])
+    (run / "lock").write_text(str(os.getpid()))
+
+    async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
+        assert dashboard.state == state
+        await until(lambda: "help" in footer(dashboard) and not footer(dashboard) & COMMANDS, pilot)
+        await pilot.press("S", "p")
+        await pilot.pause()
+        assert len(dashboard.screen_stack) == 1 and len(dashboard._notifications) == 2
+        assert "trainer" in notices(dashboard)
+        if state == "compiling":  # with the first step its commands are there
+            with (run / NAME).open("a") as file:
+                file.write(json.dumps({"type": "step", **where, "step": 1, "metrics": {"train/loss": 1.0}}) + "\n")
+            await until(lambda: footer(dashboard) >= COMMANDS, pilot)
+            assert f"trainkit send {run} stop" in farewell(run, dashboard.state)
+
+    drive(run, steps, size=(130, 40))
+    assert f"kill {os.getpid()}" in farewell(run, state) and "send" not in farewell(run, state)
+    (run / "lock").unlink()
+    assert "kill" not in farewell(run, state) and f"trainkit watch {run}" in farewell(run, state)
+
+
 def test_a_crashed_run_is_offered_no_commands(tmp_path: Path) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         assert dashboard.state == "crashed"
         await until(lambda: not footer(dashboard) & COMMANDS, pilot)
         await pilot.press("p")
         await pilot.pause()
-        assert "resume it first" in notices(dashboard)
+        assert "to continue it: trainkit resume" in notices(dashboard)
 
     started, *rest = fake_run.events(30, total=60)
     drive(fake_run.write(tmp_path / "crashed", [{**started, "process_started": 1.0}, *rest]), steps, size=(130, 40))

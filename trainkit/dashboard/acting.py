@@ -12,6 +12,7 @@ from textual.notifications import Notification, Notify
 
 from trainkit.dashboard.preferences import Habits
 from trainkit.dashboard.screens import Ask, Confirm
+from trainkit.dashboard.terminal import ENDED
 from trainkit.dashboard.themed import Themed
 from trainkit.errors import TrainkitError
 from trainkit.events.client import Reply, longer, send
@@ -30,8 +31,6 @@ SAMPLE = "The model continues this text, once, after its step."
 RATE = "A factor of the schedule's rate: any number above 0. It is {now} at present; 1 puts the schedule's rate back."
 
 
-#: How a run in this state came to its end, in words.
-ENDED = {"stopped": "has stopped", "interrupted": "was interrupted", "failed": "has failed", "crashed": "has crashed"}
 #: Seconds for which an order is said to be waiting, unless it is answered: longer than it is waited for.
 WAITING = 90.0
 #: The actions that need a trainer.

@@ -146,6 +146,12 @@ class Dashboard(ChartKeys, Replaying, Acting):
         return self._source.state(self._source.now())
 
     @property
+    def forbidden(self) -> str:
+        if not self._forbidden and self._source.read_share is not None:
+            return "the log is still being read: commands work once that is done"
+        return super().forbidden
+
+    @property
     def run_name(self) -> str:
         return self._directory.absolute().name
 

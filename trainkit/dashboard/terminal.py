@@ -20,11 +20,14 @@ from typing import Literal, NoReturn
 
 from trainkit.errors import DONE, FAILED, INTERRUPTED, TrainkitError
 from trainkit.events.plain_log import inert
+from trainkit.events.process import lock_holder
 from trainkit.events.view import State
 
 #: The viewer steps back for the trainer, which may want every core. Not further: where none is idle, it would answer
 #: keys only after seconds.
 NICENESS = 10
+#: How a run in this state came to its end, in words.
+ENDED = {"stopped": "has stopped", "interrupted": "was interrupted", "failed": "has failed", "crashed": "has crashed"}
 #: Signals that end a process.
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT)
 #: Ends what a killed viewer has begun: an unfinished sequence, a synchronised update, mouse, focus and size reports,
@@ -78,16 +81,22 @@ def watch(
 
 
 def farewell(run: Path, state: State | Literal["replayed"]) -> str:
-    """What to tell when the dashboard has gone: how the run stands and how to come back."""
+    """Return what to print when the dashboard has gone: how the run stands, how to come back and how to stop it."""
+    back = f"  come back:  trainkit watch {run}"
     match state:
         case "replayed":
             return f"left the replay of {run}\n  see it again:  trainkit watch {run} --replay"
+        case "waiting" | "starting" | "caching" | "compiling":
+            # there is no control socket yet, and the log may not know the process
+            if (trainer := lock_holder(run)) is None:
+                return f"detached from {run}\n{back}"
+            doing = "at work" if state == "waiting" else state
+            return f"detached; the trainer is {doing} and continues\n{back}\n  stop it:    kill {trainer}"
         case "finished":
             return f"the run is finished: {run}"
         case "stopped" | "interrupted" | "failed" | "crashed":
-            ended = {"stopped": "has stopped", "interrupted": "was interrupted"}.get(state, state)
-            return f"the run {ended}; go on with it:  trainkit resume {run}"
-    return f"detached; the run goes on\n  come back:  trainkit watch {run}\n  stop it:    trainkit send {run} stop"
+            return f"the run {ENDED[state]}; to continue it:  trainkit resume {run}"
+    return f"detached; the run continues\n{back}\n  stop it:    trainkit send {run} stop"
 
 
 def require_terminal(hint: str) -> None:
