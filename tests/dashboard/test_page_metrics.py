@@ -26,10 +26,10 @@ from trainkit.dashboard.charts.plot import Picture
 from trainkit.dashboard.charts.titles import facts, goal
 from trainkit.dashboard.pages.metrics import HEIGHT, WIDTH, MetricsPage, compiled, layout, ordered
 from trainkit.dashboard.panels.metric import MetricCell
-from trainkit.events.plain_log import one_line
 from trainkit.events.reducer import reduce
 from trainkit.events.series import Series
 from trainkit.events.view import View
+from trainkit.text import one_line
 
 SIZES = [(200, 60), (120, 40), (80, 24), (60, 20), (36, 9), (20, 6), (1, 1)]
 

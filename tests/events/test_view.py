@@ -29,6 +29,7 @@ from trainkit.events.schema import Event
 from trainkit.events.series import Series
 from trainkit.events.view import View, alive, resuming, state
 from trainkit.rundir.directory import hold_lock
+from trainkit.text import NeutralStream, format_count, format_duration, neutralise
 
 
 def content(view: View) -> dict[str, Any]:
@@ -262,9 +263,9 @@ JOINERS = "\u200c\u200d"
 
 @given(st.text())
 def test_nothing_that_a_terminal_obeys_gets_through(text: str) -> None:
-    for shown in (plain_log.inert(text), plain_log.inert(HOSTILE + text), plain_log.inert(text, flowing=True)):
+    for shown in (neutralise(text), neutralise(HOSTILE + text), neutralise(text, flowing=True)):
         assert all(c == "\n" or c.isprintable() or c in JOINERS for c in shown)
-    assert plain_log.inert("naïve 日本 [bold]\n  x") == "naïve 日本 [bold]\n  x"
+    assert neutralise("naïve 日本 [bold]\n  x") == "naïve 日本 [bold]\n  x"
 
 
 @pytest.mark.parametrize(
@@ -282,13 +283,13 @@ def test_nothing_that_a_terminal_obeys_gets_through(text: str) -> None:
 def test_what_joins_letters_and_emoji_or_keeps_them_apart_stays_between_them_alone(
     text: str, counted: str, flowing: str
 ) -> None:
-    assert (plain_log.inert(text), plain_log.inert(text, flowing=True)) == (counted, flowing)
+    assert (neutralise(text), neutralise(text, flowing=True)) == (counted, flowing)
 
 
 @given(st.lists(st.text("a\r\n\t\x1b مخ🚀" + JOINERS, max_size=4)))
 def test_a_text_in_pieces_is_inert_as_the_whole_text_is_but_for_what_is_not_seen_at_its_end(given: list[str]) -> None:
-    pieces, whole = plain_log.Pieces(), "".join(given)
-    assert "".join(map(pieces.add, given)) == plain_log.inert(whole.rstrip("\r" + JOINERS), flowing=True)
+    pieces, whole = NeutralStream(), "".join(given)
+    assert "".join(map(pieces.add, given)) == neutralise(whole.rstrip("\r" + JOINERS), flowing=True)
 
 
 def test_a_hostile_sample_is_inert_in_lines_in_json_and_in_the_view() -> None:
@@ -358,7 +359,7 @@ def test_a_line_of_the_log_is_never_earlier_than_the_one_before(tmp_path: Path) 
     ],
 )
 def test_durations_have_two_units_at_most(seconds: float, told: str) -> None:
-    assert plain_log.duration(seconds) == told
+    assert format_duration(seconds) == told
 
 
 @pytest.mark.parametrize(
@@ -374,7 +375,7 @@ def test_durations_have_two_units_at_most(seconds: float, told: str) -> None:
     ],
 )
 def test_counts_have_three_digits_and_a_unit(value: float, told: str) -> None:
-    assert plain_log.count(value) == told
+    assert format_count(value) == told
 
 
 def test_an_event_after_a_line_that_a_full_disk_tore_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

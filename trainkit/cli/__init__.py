@@ -8,6 +8,7 @@ import sys
 from typing import NoReturn
 
 from trainkit.errors import DONE, FAILED, INTERRUPTED, TrainkitError
+from trainkit.text import neutralise
 
 #: Open files: far more than a run needs, and few enough for what goes through all of them when it starts a process.
 DESCRIPTORS = 1 << 16
@@ -80,7 +81,6 @@ def _tell(message: str) -> None:
         import traceback
 
         traceback.print_exc()
-    from trainkit.events.plain_log import inert
 
     # a file's name or a recipe's text must not move the cursor
-    print(f"error: {inert(message, flowing=True)}", file=sys.stderr)
+    print(f"error: {neutralise(message, flowing=True)}", file=sys.stderr)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from trainkit.errors import DONE, FAILED, TrainkitError
-from trainkit.events.plain_log import bytes_, count, duration
 from trainkit.hub.recipe import load
+from trainkit.text import format_bytes, format_count, format_duration
 
 if TYPE_CHECKING:
     from trainkit.data.cache.build import Cache, CachingProgress
@@ -88,7 +88,7 @@ def verify(path: Path, overrides: Sequence[str]) -> tuple[str, int]:
     if lines:
         lines.append(f"{len(lines)} of {found.shards} shards are damaged; make them again: --repair")
         return "\n".join(lines), FAILED
-    return f"{found.shards} shards, {bytes_(found.bytes)}: all as they were written", DONE
+    return f"{found.shards} shards, {format_bytes(found.bytes)}: all as they were written", DONE
 
 
 def _repair(directory: Path) -> list[str]:
@@ -161,10 +161,10 @@ class _Rate:
     def told(self, now: CachingProgress) -> str:
         began, tokens = self.first.setdefault(now.what, (time.monotonic(), now.tokens))
         seconds = time.monotonic() - began
-        speed = f", {count((now.tokens - tokens) / seconds)} tokens/s" if seconds and now.tokens > tokens else ""
-        of = f" of {bytes_(now.total_bytes)}" if now.total_bytes and not now.done else ""
+        speed = f", {format_count((now.tokens - tokens) / seconds)} tokens/s" if seconds and now.tokens > tokens else ""
+        of = f" of {format_bytes(now.total_bytes)}" if now.total_bytes and not now.done else ""
         documents = f"{now.documents:,} documents, " if now.documents else ""
-        return f"{documents}{bytes_(now.bytes)}{of}{speed}"
+        return f"{documents}{format_bytes(now.bytes)}{of}{speed}"
 
 
 def _summary(cache: Cache, recipe: Recipe, seconds: float) -> list[str]:
@@ -172,10 +172,10 @@ def _summary(cache: Cache, recipe: Recipe, seconds: float) -> list[str]:
 
     rows = [("SET", "DOCUMENTS", "BYTES", "TOKENS")]
     for name, stream in {"train": cache.train, **cache.validation}.items():
-        rows.append((name, f"{stream.documents:,}", bytes_(stream.bytes), f"{stream.tokens:,}"))
+        rows.append((name, f"{stream.documents:,}", format_bytes(stream.bytes), f"{stream.tokens:,}"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = [f"{row[0]:<{widths[0]}}  " + "  ".join(map(str.rjust, row[1:], widths[1:])) for row in rows]
     table += [f"{finding.level}: {finding.message}" for finding in find_problems(cache, recipe)]
     if cache.left_out.refused:
         table.append(f"all that was skipped is listed in {cache.list_rejected()}")
-    return [*table, f"vocabulary {cache.tokenizer.vocab_size:,}, {duration(seconds)}, in {cache.directory}"]
+    return [*table, f"vocabulary {cache.tokenizer.vocab_size:,}, {format_duration(seconds)}, in {cache.directory}"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from trainkit.cli.generate import check, new_seed, open_model, settled, telling
 from trainkit.cli.interrupts import ask, interruptible
 from trainkit.errors import TrainkitError
-from trainkit.events.plain_log import inert
+from trainkit.text import neutralise
 
 if TYPE_CHECKING:
     from trainkit.cli.use import Options
@@ -170,7 +170,7 @@ class Session:
 
     def tell(self, text: str, *, style: str = "dim") -> None:
         # a file's name or a template's words must not move the cursor
-        self._console.print(inert(text, flowing=True), style=style, soft_wrap=True)
+        self._console.print(neutralise(text, flowing=True), style=style, soft_wrap=True)
 
     def _command(self, line: str) -> bool:
         word, _, rest = line.partition(" ")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trainkit.cli.look import aligned
 from trainkit.cli.where import run_directory
-from trainkit.events.plain_log import inert
 from trainkit.events.reducer import view_of
 from trainkit.recipe import Recipe
 from trainkit.recipe.toml.positions import dotted
@@ -14,6 +12,7 @@ from trainkit.recipe.toml.values import flat, toml_value
 from trainkit.rundir.compare import results
 from trainkit.rundir.directory import recipe_of
 from trainkit.rundir.recipes import differing
+from trainkit.text import align, neutralise
 
 
 def compare(runs: Sequence[str]) -> str:
@@ -25,13 +24,13 @@ def compare(runs: Sequence[str]) -> str:
     directories = [run_directory(run) for run in runs]
     recipes = [_values(recipe_of(directory).recipe) for directory in directories]
     views = [view_of(directory) for directory in directories]
-    head = ("", *(inert(directory.name) for directory in directories))
-    lines = aligned([head, *([inert(cell) for cell in row] for row in results(views))])
+    head = ("", *(neutralise(directory.name) for directory in directories))
+    lines = align([head, *([neutralise(cell) for cell in row] for row in results(views))])
     keys = differing(recipes)
     if not keys:
         return "\n".join([*lines, "", "their recipes are equal but for their names"])
-    rows = [(key, *(inert(recipe.get(key, "–")) for recipe in recipes)) for key in keys]
-    return "\n".join([*lines, "", *aligned([("RECIPE", *head[1:]), *rows])])
+    rows = [(key, *(neutralise(recipe.get(key, "–")) for recipe in recipes)) for key in keys]
+    return "\n".join([*lines, "", *align([("RECIPE", *head[1:]), *rows])])
 
 
 def _values(recipe: Recipe) -> dict[str, str]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from trainkit.events.plain_log import bytes_
 from trainkit.parallel import reasons
+from trainkit.text import format_bytes
 
 Level = Literal["ok", "warn", "bad"]
 
@@ -143,20 +143,20 @@ def _machine(facts: MachineReport) -> Iterator[Diagnosis]:
         available, whole = facts.memory
         level = _level(available, MEMORY)
         fix = "end what else runs here" if level != "ok" else ""
-        yield Diagnosis(level, "memory", f"{bytes_(available)} of {bytes_(whole)} available", fix)
+        yield Diagnosis(level, "memory", f"{format_bytes(available)} of {format_bytes(whole)} available", fix)
     for what, free in facts.disks.items():
         if free is None:
             yield Diagnosis("bad", "disk", f"{what} cannot be written", "permit it, or choose another in the recipe")
         else:
             level = _level(free, DISK)
             fix = "make room: checkpoints and the token cache need it" if level != "ok" else ""
-            yield Diagnosis(level, "disk", f"{bytes_(free)} free for {what}", fix)
+            yield Diagnosis(level, "disk", f"{format_bytes(free)} free for {what}", fix)
     if facts.shm is not None:
         several = sum(device.startswith(("gpu:", "cuda:")) for device in facts.seen.devices) > 1
         small = several and facts.shm < SHM
         fix = "docker run --shm-size=1g" if small else ""
         told = "; several GPUs pass their data through it" if small else ""
-        yield Diagnosis("warn" if small else "ok", "/dev/shm", f"{bytes_(facts.shm)}{told}", fix)
+        yield Diagnosis("warn" if small else "ok", "/dev/shm", f"{format_bytes(facts.shm)}{told}", fix)
 
 
 def _terminal(facts: MachineReport) -> Iterator[Diagnosis]:

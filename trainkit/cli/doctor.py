@@ -16,9 +16,9 @@ from pathlib import Path
 
 from trainkit.cli.diagnosis import Diagnosis, MachineReport, Seen, diagnose
 from trainkit.errors import DONE, FAILED
-from trainkit.events.plain_log import inert
 from trainkit.parallel import reasons
 from trainkit.parallel.host import available_memory, whole_memory
+from trainkit.text import neutralise
 
 #: Seconds for all that is asked in processes of their own. A cold start of JAX on many GPUs takes half of it.
 PATIENCE = 60.0
@@ -45,9 +45,9 @@ def lines(findings: list[Diagnosis]) -> list[str]:
     width = max(len(finding.what) for finding in findings)
     told = []
     for level, what, words, fix in findings:
-        told.append(f"{level:<4}  {what:<{width}}  {inert(words)}")
+        told.append(f"{level:<4}  {what:<{width}}  {neutralise(words)}")
         if fix:
-            told.append(f"{'':<4}  {'':<{width}}  fix: {inert(fix)}")
+            told.append(f"{'':<4}  {'':<{width}}  fix: {neutralise(fix)}")
     return told
 
 

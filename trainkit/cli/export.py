@@ -10,7 +10,7 @@ from typing import Any
 
 from trainkit.cli.where import find_run
 from trainkit.errors import FAILED, TrainkitError
-from trainkit.events.plain_log import bytes_
+from trainkit.text import format_bytes, plural
 
 
 def export(
@@ -38,7 +38,8 @@ def _model(run: str, out: Path, *, dtype: str | None) -> tuple[dict[str, Any], s
 
     done = write(directory, step, out, dtype=dtype or recipe_of(directory).recipe.precision.params)
     told = (
-        f"exported step {done.step} of {directory.name} to {out}: {bytes_(done.bytes)} in {len(done.files)} files\n"
+        f"exported step {done.step} of {directory.name} to {out}:"
+        f" {format_bytes(done.bytes)} in {plural(len(done.files), 'file')}\n"
         f"read back, its logits are those of the checkpoint: they differ by {done.difference:.1e} of the largest"
     )
     if done.rounding:
@@ -63,7 +64,10 @@ def _adapter(run: str, out: Path, *, dtype: str | None, push: str | None) -> tup
 
     step, files = write(directory, step, out)
     size = sum(file.stat().st_size for file in files)
-    told = f"exported the adapter of step {step} of {directory.name} to {out}: {bytes_(size)} in {len(files)} files"
+    told = (
+        f"exported the adapter of step {step} of {directory.name} to {out}:"
+        f" {format_bytes(size)} in {plural(len(files), 'file')}"
+    )
     done = {"directory": str(out), "files": [file.name for file in files], "bytes": size, "step": step}
     told += ", read back to the last bit"
     adapter = recipe_of(directory).recipe.adapter

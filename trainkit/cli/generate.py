@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from trainkit.cli.where import find_run
 from trainkit.errors import TrainkitError
-from trainkit.events.plain_log import Pieces, inert
 from trainkit.rundir.summary import is_run
+from trainkit.text import NeutralStream, neutralise
 
 if TYPE_CHECKING:
     from trainkit.cli.use import Options
@@ -98,18 +98,18 @@ def settled(options: Options, served: TrainedModel, *, max_tokens: int) -> Gener
     config = generation(served.directories)
     settings = settle(options.settings(), config, max_tokens=max_tokens)
     for note in settings.notes:
-        print(inert(note), file=sys.stderr)
+        print(neutralise(note), file=sys.stderr)
     return settings
 
 
 def shown(text: str) -> str:
     """A text as a terminal may have it: one of a model's must not move the cursor."""
-    return inert(text, flowing=True) if sys.stdout.isatty() else text
+    return neutralise(text, flowing=True) if sys.stdout.isatty() else text
 
 
 def telling() -> Callable[[str], str]:
     """The same for a text that comes in pieces."""
-    return Pieces().add if sys.stdout.isatty() else str
+    return NeutralStream().add if sys.stdout.isatty() else str
 
 
 def _prompts(given: Sequence[str], file: Path | None) -> list[str]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from trainkit.cli.where import find_run, run_directory
 from trainkit.errors import DONE, FAILED, TrainkitError
-from trainkit.events.plain_log import duration, inert, quantity
 from trainkit.rundir.listing import RunList
 from trainkit.rundir.summary import RunSummary, is_run
+from trainkit.text import align, format_duration, format_quantity, neutralise
 
 
 def watch(run: str, *, replay: bool, readonly: bool, ascii_only: bool, page: str) -> None:
@@ -90,7 +89,7 @@ def send(run: str, command: str, argument: str | None) -> str:
     reply = client.send(run_directory(run), command, argument)
     if not reply.ok:
         raise TrainkitError(reply.detail, hint=f"how the run stands: trainkit watch {run} --once", exit_code=FAILED)
-    return inert(reply.detail)
+    return neutralise(reply.detail)
 
 
 def runs(directory: Path) -> str:
@@ -110,7 +109,7 @@ def runs(directory: Path) -> str:
     rows += [(*_row(name, facts, now), ", ".join(map(str, kept))) for name, facts, kept in found]
     if not any(kept for _, _, kept in found):
         rows = [row[:-1] for row in rows]
-    return "\n".join(aligned(rows))
+    return "\n".join(align(rows))
 
 
 def verify(run: str) -> int:
@@ -132,20 +131,14 @@ def verify(run: str) -> int:
         damaged += bool(problems)
         print(f"{path}: {'damaged' if problems else 'ok'}")
         for problem in problems:
-            print(f"  {inert(problem)}")
+            print(f"  {neutralise(problem)}")
     return FAILED if damaged else DONE
 
 
 def _row(name: str, facts: RunSummary, now: float) -> tuple[str, ...]:
     if facts.broken:
-        return inert(name), f"({facts.problem})", "", "", ""
+        return neutralise(name), f"({facts.problem})", "", "", ""
     total = "?" if facts.total is None else str(facts.total)
-    age = "" if facts.last_event is None else f"{duration(max(0.0, now - facts.last_event))} ago"
-    said = "" if facts.loss is None else quantity(facts.loss)
-    return inert(name), facts.state or "waiting", f"{facts.step}/{total}", said, age
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of columns as wide as their widest cell."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    age = "" if facts.last_event is None else f"{format_duration(max(0.0, now - facts.last_event))} ago"
+    said = "" if facts.loss is None else format_quantity(facts.loss)
+    return neutralise(name), facts.state or "waiting", f"{facts.step}/{total}", said, age

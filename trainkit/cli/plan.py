@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainkit.errors import TrainkitError
-from trainkit.events.plain_log import bytes_, count, duration
 from trainkit.hub.recipe import load
 from trainkit.parallel.peaks import peak_of
 from trainkit.plan import COMPUTE_OPTIMAL, SUPPOSED, WITHIN_STEP, DataSize, Devices, Plan, make_plan
@@ -17,6 +16,7 @@ from trainkit.recipe import Recipe
 from trainkit.recipe.toml.load import locate_error
 from trainkit.run import proposal
 from trainkit.run.forecast import Forecast, forecast, forecast_supposed
+from trainkit.text import format_bytes, format_count, format_duration, plural
 
 if TYPE_CHECKING:
     from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
@@ -93,11 +93,10 @@ def lines(
     """A plan as aligned lines of text."""
     batch, devices = plan.batch, plan.devices
     epochs = f" = {plan.epochs:.2f} epochs" if plan.epochs is not None else ""
-    replicas = f"{batch.replicas} device{'s' if batch.replicas > 1 else ''}"
-    split = f"micro-batch {batch.micro} x accumulation {batch.accumulation} x {replicas}"
+    split = f"micro-batch {batch.micro} x accumulation {batch.accumulation} x {plural(batch.replicas, 'device')}"
     rows = [
         ("steps", f"{plan.steps:,}{epochs}"),
-        ("tokens", f"{count(plan.total_tokens)} = {plan.tokens_per_step:,} a step"),
+        ("tokens", f"{format_count(plan.total_tokens)} = {plan.tokens_per_step:,} a step"),
         ("", f"{plan.tokens_per_parameter:.3g} a parameter (compute-optimal is about {COMPUTE_OPTIMAL})"),
         ("batch", f"{batch.global_size} sequences of {plan.sequence_length} = {split}"),
         ("remat", plan.remat),
@@ -107,7 +106,7 @@ def lines(
         *_attention(found),
         ("data", _data(data)),
         *([("texts", texts)] if texts else []),
-        ("FLOPs", f"{count(plan.flops_per_token)} a token, {plan.total_flops:.2e} in all (causal attention)"),
+        ("FLOPs", f"{format_count(plan.flops_per_token)} a token, {plan.total_flops:.2e} in all (causal attention)"),
         *_time(plan, found),
         ("parameters", f"{plan.parameters:,}"),
         *_trained(plan),
@@ -146,25 +145,27 @@ def _time(plan: Plan, found: Measured | None) -> list[tuple[str, str]]:
         peak = f"the peak of '{plan.devices.kind}' in {plan.compute} is not known: parallel.peak_tflops says it"
         return [("speed", f"n/a: {peak}")]
     rate = found.mfu * found.peak_flops / plan.flops_per_token
-    left = duration(plan.total_tokens / rate)
-    return [("speed", f"{count(int(rate))} tokens/s at {found.mfu:.0%} MFU: {left} to the end")]
+    left = format_duration(plan.total_tokens / rate)
+    return [("speed", f"{format_count(int(rate))} tokens/s at {found.mfu:.0%} MFU: {left} to the end")]
 
 
 def _memory(plan: Plan, found: Measured | None) -> list[tuple[str, str]]:
     """Of each device, by category: compiled, where it was, and estimated."""
     memory = found.forecast.memory if found else None
     if memory is None or found is None:
-        rows = [("memory", f"{bytes_(plan.total_bytes)} a device, estimated{_of(plan, plan.fits)}")]
-        return [*rows, *((f"  {part.replace('_', ' ')}", f"{bytes_(size):>14}") for part, size in plan.bytes.items())]
+        rows = [("memory", f"{format_bytes(plan.total_bytes)} a device, estimated{_of(plan, plan.fits)}")]
+        parts = ((part.replace("_", " "), format_bytes(size)) for part, size in plan.bytes.items())
+        return [*rows, *((f"  {part}", f"{size:>14}") for part, size in parts)]
     fits = found.forecast.fits(plan.devices)
     compiled, estimated = memory.by_category, plan.bytes
-    within = bytes_(sum(memory.temporary.values()))
+    within = format_bytes(sum(memory.temporary.values()))
+    needed, guess = format_bytes(memory.peak), format_bytes(plan.total_bytes)
     rows = [
-        ("memory", f"{bytes_(memory.peak)} a device, compiled{_of(plan, fits)}; {bytes_(plan.total_bytes)} estimated"),
+        ("memory", f"{needed} a device, compiled{_of(plan, fits)}; {guess} estimated"),
         ("", f"{'COMPILED':>14}{'ESTIMATED':>14}"),
     ]
     for part in dict.fromkeys([*compiled, *estimated]):
-        sizes = [f"{bytes_(of[part]) if part in of else '-':>14}" for of in (compiled, estimated)]
+        sizes = [f"{format_bytes(of[part]) if part in of else '-':>14}" for of in (compiled, estimated)]
         share = "  a share, by the estimate" if part in compiled and part in WITHIN_STEP else ""
         rows.append((f"  {part.replace('_', ' ')}", "".join(sizes) + share))
     shares = ", ".join(memory.temporary)
@@ -175,7 +176,7 @@ def _memory(plan: Plan, found: Measured | None) -> list[tuple[str, str]]:
 def _way_out(forecast: Forecast) -> list[str]:
     if forecast.proposal is None:
         return ["it does not fit, and no micro-batch, remat, fsdp or moments were found with which it would"]
-    needed = bytes_(forecast.proposal.memory.peak)
+    needed = format_bytes(forecast.proposal.memory.peak)
     return [f"it does not fit; with this it does (compiled: {needed} a device):"]
 
 
@@ -207,12 +208,11 @@ def _devices(supposed: int | None, recipe: Recipe) -> Devices:
 def _data(data: DataSize | None) -> str:
     if data is None:
         return "not cached yet: trainkit cache-data counts it"
-    return (
-        f"{data.documents:,} documents, {bytes_(data.bytes)}, {count(data.tokens)} tokens, {data.examples:,} examples"
-    )
+    size = f"{plural(data.documents, 'document')}, {format_bytes(data.bytes)}, {format_count(data.tokens)} tokens"
+    return f"{size}, {plural(data.examples, 'example')}"
 
 
 def _of(plan: Plan, fits: bool | None) -> str:
     if fits is None or plan.devices.memory_bytes is None:
         return ""
-    return f" of {bytes_(plan.devices.memory_bytes)}: {'fits' if fits else 'DOES NOT FIT'}"
+    return f" of {format_bytes(plan.devices.memory_bytes)}: {'fits' if fits else 'DOES NOT FIT'}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainkit.cli.where import run_directory
-from trainkit.events.plain_log import inert
 from trainkit.rundir.directory import as_typed, recipe_of
+from trainkit.text import neutralise
 from trainkit.track.projections import Name, asked, require
 
 
@@ -34,7 +34,7 @@ def track(run: str, *, to: Name | None, table: Path | None) -> str:
     for name in names:
         done = follow(directory.resolve(), name, spec)
         told.append(f"{_where(name, done.run, done.repository, directory)} has steps up to {done.last_step:,}")
-    return inert("\n".join(told))
+    return neutralise("\n".join(told))
 
 
 def _where(name: Name, run: str, repository: str, directory: Path) -> str:

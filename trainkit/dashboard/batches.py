@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainkit.events import plain_log
+from trainkit.text import neutralise, one_line
 
 #: Rows of a batch that are read, batches that are kept, and lines of an error that are told.
 ROWS, MOST_BATCHES, ERROR_LINES = 8, 64, 12
@@ -115,17 +115,17 @@ class BatchReader:
                     encoding="utf-8", errors="replace",
                 )  # fmt: skip
             except OSError as error:
-                return Batch(error=plain_log.inert(f"{error}"))
+                return Batch(error=neutralise(f"{error}"))
         told, problem = child.communicate()
         if child.returncode:
-            lines = plain_log.inert(problem.strip()).split("\n")[-ERROR_LINES:]
+            lines = neutralise(problem.strip()).split("\n")[-ERROR_LINES:]
             return Batch(
                 error="\n".join(lines) if problem.strip() else f"trainkit inspect ended with {child.returncode}"
             )
         try:  # split at line feeds alone: texts may hold other ends of lines
             rows = tuple(_row(json.loads(line)) for line in told.split("\n") if line)
         except ValueError as error:
-            return Batch(error=plain_log.inert(f"trainkit inspect printed no JSON: {error}"))
+            return Batch(error=neutralise(f"trainkit inspect printed no JSON: {error}"))
         return Batch(rows) if rows else Batch(error="trainkit inspect printed no row")
 
 
@@ -133,7 +133,7 @@ def _row(told: dict[str, Any]) -> DisplayedRow:
     pieces = tuple(
         ShownSpan(
             _line(piece["where"]), piece["first"], piece["end"],
-            tuple((plain_log.inert(text), learned) for text, learned in piece["runs"]),
+            tuple((neutralise(text), learned) for text, learned in piece["runs"]),
         )
         for piece in told["pieces"]
     )  # fmt: skip
@@ -141,4 +141,4 @@ def _row(told: dict[str, Any]) -> DisplayedRow:
 
 
 def _line(name: str) -> str:
-    return plain_log.one_line(name)
+    return one_line(name)

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from textual.content import Content
 
 from trainkit.dashboard import theme
-from trainkit.events import plain_log
 from trainkit.events.view import View
+from trainkit.text import format_bytes, format_count, format_duration, format_quantity, neutralise
 
 #: Metrics with the number of a device or a core after them.
 DEVICES, POWER, UTILIZATION, CORES = "memory/device/", "power/device/", "utilization/device/", "host/core/"
@@ -102,10 +102,10 @@ def _speed(view: View) -> list[list[Part]]:
     median = {name: statistics.median(values) for name, values in told.items() if values}
     rows = [[("throughput", f"bold {theme.BRIGHT}"), ("  median", theme.TEXT)]]
     if (tokens := view.tokens_per_second) is not None:
-        rows.append(_row("tokens/s", plain_log.count(tokens)))
+        rows.append(_row("tokens/s", format_count(tokens)))
     if "samples_per_second" in median:
-        rows.append(_row("samples/s", plain_log.count(median["samples_per_second"])))
-    rows.append(_row("model TFLOP/s", plain_log.quantity(median["model_tflops"])))
+        rows.append(_row("samples/s", format_count(median["samples_per_second"])))
+    rows.append(_row("model TFLOP/s", format_quantity(median["model_tflops"])))
     unknown = "n/a: the devices' peak is not known"
     return [*rows, _row("MFU", f"{median['mfu']:.1%}" if "mfu" in median else unknown)]
 
@@ -121,7 +121,7 @@ def _plan(view: View) -> list[list[Part]]:
     if not total:
         return [head, [("no estimate: it comes with the plan, before the first step", theme.DIM)]]
     limit = _limit(view)
-    head.append((f"  {plain_log.bytes_(total)}" + (f" of {plain_log.bytes_(limit)}" if limit else ""), theme.TEXT))
+    head.append((f"  {format_bytes(total)}" + (f" of {format_bytes(limit)}" if limit else ""), theme.TEXT))
     parts: Mapping[str, int] = view.plan["bytes"]
     order = sorted(parts, key=lambda what: -parts[what])
     return [head, *(_bar(what.replace("_", " "), parts[what], total, theme.TRAIN) for what in order)]
@@ -132,11 +132,11 @@ def _devices(view: View) -> list[list[Part]]:
     if not view.devices:
         return [head, [("not known before the plan", theme.DIM)]]
     names = sorted(set(view.devices))
-    head.append(("  " + ", ".join(f"{view.devices.count(n)} × {plain_log.inert(n)}" for n in names), theme.TEXT))
+    head.append(("  " + ", ".join(f"{view.devices.count(n)} × {neutralise(n)}" for n in names), theme.TEXT))
     rows, total, limit = [head], planned_bytes(view), _limit(view)
     told: dict[str, list[str]] = {}
     forms = (
-        (PEAK, lambda value: f"at most {plain_log.bytes_(value)}"),
+        (PEAK, lambda value: f"at most {format_bytes(value)}"),
         (POWER, "{:.0f} W".format),
         (TEMPERATURE, "{:.0f} °C".format),
         (UTILIZATION, "busy {:.0%} of the time".format),
@@ -149,21 +149,21 @@ def _devices(view: View) -> list[list[Part]]:
         of = limit or total
         full = used / of if of else 0.0
         color = theme.BAD if limit and full > 0.97 else theme.WARN if limit and full > 0.9 else theme.SPEED
-        rows.append(_bar(plain_log.inert(name[len(DEVICES) :]), used, of, color))
+        rows.append(_bar(neutralise(name[len(DEVICES) :]), used, of, color))
         if total and limit:
             rows.append(_row("", f"{used / total:.0%} of what was planned"))
         if words := told.pop(name[len(DEVICES) :], None):
             rows.append(_row("", ", ".join(words)))
     if len(rows) == 1:
         rows.append([("they do not tell their memory; a CPU's is the host's", theme.DIM)])
-    rows += [_row(plain_log.inert(device), ", ".join(words)) for device, words in told.items()]
+    rows += [_row(neutralise(device), ", ".join(words)) for device, words in told.items()]
     return rows
 
 
 def _host(view: View) -> list[list[Part]]:
-    rows: list[list[Part]] = [[("host", f"bold {theme.BRIGHT}"), (f"  {plain_log.inert(view.host)}", theme.TEXT)]]
+    rows: list[list[Part]] = [[("host", f"bold {theme.BRIGHT}"), (f"  {neutralise(view.host)}", theme.TEXT)]]
     if (memory := view.last("memory/host")) is not None:
-        rows.append(_row("memory", plain_log.bytes_(memory)))
+        rows.append(_row("memory", format_bytes(memory)))
     if (cores := view.last("host/cpu")) is not None:
         rows.append(_row("cores in use", f"{cores:.1f}"))
     if view.pid is not None:
@@ -182,10 +182,10 @@ def _limit(view: View) -> int | None:
 
 def _bar(label: str, value: float, of: float, color: str) -> list[Part]:
     full = round(BAR * min(1.0, max(0.0, value / of))) if of else 0
-    size = plain_log.bytes_(value)
+    size = format_bytes(value)
     share = f" {value / of:4.0%}" if of else ""
     bar: list[Part] = [("━" * full, color), ("─" * (BAR - full), theme.EDGE)]
-    return [(f"{plain_log.inert(label):<16}", theme.DIM), *bar, (f" {size:>8}{share}", theme.TEXT)]
+    return [(f"{neutralise(label):<16}", theme.DIM), *bar, (f" {size:>8}{share}", theme.TEXT)]
 
 
 def _row(label: str, value: str) -> list[Part]:
@@ -194,11 +194,7 @@ def _row(label: str, value: str) -> list[Part]:
 
 def _seconds(seconds: float) -> str:
     return (
-        f"{1e3 * seconds:.1f} ms"
-        if seconds < 1
-        else f"{seconds:.2f} s"
-        if seconds < 60
-        else plain_log.duration(seconds)
+        f"{1e3 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.2f} s" if seconds < 60 else format_duration(seconds)
     )
 
 

@@ -25,8 +25,8 @@ from textual_serve.server import Server
 from trainkit.dashboard import preferences
 from trainkit.dashboard.app import Dashboard, require_page
 from trainkit.errors import FAILED, TrainkitError
-from trainkit.events import plain_log
 from trainkit.rundir.replay import Replay
+from trainkit.text import one_line
 
 HOST = "127.0.0.1"
 #: Bytes of randomness in the address.
@@ -136,7 +136,7 @@ def serve(
     listener = _listen(port)
     options = [name for name, on in (("replay", replay), ("orders", orders), ("ascii", ascii_only)) if on]
     command = shlex.join([sys.executable, "-m", __name__, str(run_directory), page, *options])
-    server = Guarded(command, port=listener.getsockname()[1], title=plain_log.one_line(run_directory.absolute().name))
+    server = Guarded(command, port=listener.getsockname()[1], title=one_line(run_directory.absolute().name))
     web.run_app(server.application(), sock=listener, print=None, access_log=None, shutdown_timeout=PATIENCE)
 
 

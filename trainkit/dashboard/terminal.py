@@ -19,9 +19,9 @@ from types import FrameType
 from typing import Literal, NoReturn
 
 from trainkit.errors import DONE, FAILED, INTERRUPTED, TrainkitError
-from trainkit.events.plain_log import inert
 from trainkit.events.process import lock_holder
 from trainkit.events.view import State
+from trainkit.text import neutralise
 
 #: The viewer steps back for the trainer, which may want every core. Not further: where none is idle, it would answer
 #: keys only after seconds.
@@ -75,7 +75,7 @@ def watch(
             raise SystemExit(128 + dashboard.signal)
         if dashboard.return_code:
             raise SystemExit(dashboard.return_code)
-        print(inert(farewell(run_directory, "replayed" if replay else dashboard.state)), file=sys.stderr)
+        print(neutralise(farewell(run_directory, "replayed" if replay else dashboard.state)), file=sys.stderr)
 
     guarded(show)
 
@@ -174,7 +174,7 @@ def _be_the_child(show: Callable[[], None], lifeline: int) -> NoReturn:
     except KeyboardInterrupt:
         code = INTERRUPTED
     except TrainkitError as error:
-        print(inert(f"error: {error}"), file=sys.stderr)
+        print(neutralise(f"error: {error}"), file=sys.stderr)
         code = error.exit_code
     except BaseException:
         traceback.print_exc()

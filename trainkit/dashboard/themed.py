@@ -24,7 +24,7 @@ from trainkit.dashboard.driver import Terminal
 from trainkit.dashboard.filters import Ascii, Colorless
 from trainkit.dashboard.preferences import Habits
 from trainkit.dashboard.screens import Help
-from trainkit.events import plain_log
+from trainkit.text import neutralise
 
 T = TypeVar("T")
 
@@ -117,7 +117,7 @@ class Themed(App[T]):
         markup: bool = False,
     ) -> None:
         """As any application's, but inert: names of directories and what a trainer answers are told so."""
-        super().notify(plain_log.inert(message), title=title, severity=severity, timeout=timeout, markup=markup)
+        super().notify(neutralise(message), title=title, severity=severity, timeout=timeout, markup=markup)
 
     def watch_theme(self, name: str) -> None:
         self.no_color = name == theme.PLAIN

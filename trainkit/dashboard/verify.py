@@ -11,8 +11,7 @@ from textual.content import Content
 
 from trainkit.dashboard import theme
 from trainkit.dashboard.panels.rows import cell
-from trainkit.events import plain_log
-from trainkit.rundir.manifest import clock
+from trainkit.text import format_duration, format_time
 
 
 async def verified(directory: Path) -> list[Content]:
@@ -30,11 +29,14 @@ async def verified(directory: Path) -> list[Content]:
     finally:
         if child.returncode is None:
             child.kill()
-    seconds = plain_log.duration(time.monotonic() - started)
+    seconds = format_duration(time.monotonic() - started)
     if child.returncode == 0:
-        return [cell(f"   whole: every checksum is right ({clock(time.time())}, in {seconds})", theme.GOOD)]
+        return [cell(f"   whole: every checksum is right ({format_time(time.time())}, in {seconds})", theme.GOOD)]
     found = [line.strip() for line in told.decode(errors="replace").split("\n")[1:] if line.strip()]
     if not found:
         wrong = problem.decode(errors="replace").strip() or f"trainkit verify ended with {child.returncode}"
         return [cell(f"   it could not be verified: {line}", theme.WARN) for line in wrong.split("\n")[:3]]
-    return [cell(f"   damaged ({clock(time.time())}, in {seconds}):", theme.BAD), *(cell(f"     {x}") for x in found)]
+    return [
+        cell(f"   damaged ({format_time(time.time())}, in {seconds}):", theme.BAD),
+        *(cell(f"     {x}") for x in found),
+    ]

@@ -17,10 +17,10 @@ from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
-from trainkit.events import plain_log
 from trainkit.events.attempts import kept_until
 from trainkit.events.log import number
 from trainkit.events.schema import Event
+from trainkit.text import format_bytes, format_quantity
 
 #: (kind, message), the fields of an `alert` event.
 Alert = tuple[str, str]
@@ -104,7 +104,7 @@ class Watch:
         self._losses.add(loss)
         if not self._episodes["loss-spike"].begins(wrong=score > SPIKE, normal=score < NORMAL):
             return []
-        told = f"{plain_log.quantity(loss)}, where the median of the last steps is {plain_log.quantity(median)}"
+        told = f"{format_quantity(loss)}, where the median of the last steps is {format_quantity(median)}"
         return [("loss-spike", f"the loss of step {step} is {told} (robust z-score {score:.1f})")]
 
     def _norm(self, step: int, norm: float) -> list[Alert]:
@@ -113,7 +113,7 @@ class Watch:
         self._norms.add(math.log(norm))
         if not self._episodes["gradient-explosion"].begins(wrong=score > SPIKE, normal=score < NORMAL):
             return []
-        told = f"{plain_log.quantity(norm)}, {norm / median:.1f} times the median of the last steps"
+        told = f"{format_quantity(norm)}, {norm / median:.1f} times the median of the last steps"
         return [("gradient-explosion", f"the gradient's norm at step {step} is {told} (robust z-score {score:.1f})")]
 
     def _share(self, step: int, share: float) -> list[Alert]:
@@ -141,7 +141,7 @@ class Watch:
         evaluations = self._sets[name]
         if not evaluations.add(step, values[metric]):
             return []
-        newest, best = plain_log.quantity(values[metric]), plain_log.quantity(evaluations.best)
+        newest, best = format_quantity(values[metric]), format_quantity(evaluations.best)
         told = f"the last {RISING} losses are above the best one, {best}; at step {step} it is {newest}"
         return [("validation-rising", f"{name}: {told}")]
 
@@ -157,7 +157,7 @@ def disk_alert(path: Path, needed_bytes: int) -> str | None:
     left = shutil.disk_usage(there).free
     if left >= needed_bytes:
         return None
-    return f"the disk of {path} has {plain_log.bytes_(left)} left, and {plain_log.bytes_(needed_bytes)} are needed"
+    return f"the disk of {path} has {format_bytes(left)} left, and {format_bytes(needed_bytes)} are needed"
 
 
 class _Episode:

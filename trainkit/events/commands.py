@@ -13,6 +13,7 @@ from trainkit.errors import TrainkitError
 from trainkit.events.attempts import resumed_step
 from trainkit.events.log import of_kinds
 from trainkit.events.schema import FOREIGN
+from trainkit.text import shorten
 
 Name: TypeAlias = Literal["save", "pause", "continue", "evaluate", "stop", "sample", "rate", "decay"]
 COMMANDS: tuple[Name, ...] = get_args(Name)
@@ -50,7 +51,7 @@ def order(command: str, argument: object = None) -> Command:
     match command:
         case "save" | "pause" | "continue" | "evaluate" | "stop" | "decay":
             if argument is not None:
-                raise TrainkitError(f"'{command}' takes no argument, found {_short(argument)}")
+                raise TrainkitError(f"'{command}' takes no argument, found {shorten(repr(argument))}")
             return Command(command)
         case "sample":
             return Command(command, _prompt(argument))
@@ -95,7 +96,7 @@ def _prompt(argument: object) -> str:
     try:
         argument.encode()
     except UnicodeEncodeError:
-        raise TrainkitError(f"the prompt is not UTF-8: {_short(argument)}") from None
+        raise TrainkitError(f"the prompt is not UTF-8: {shorten(repr(argument))}") from None
     return argument
 
 
@@ -106,14 +107,9 @@ def _factor(argument: object) -> float:
     except (ValueError, OverflowError):
         kept = math.nan
     if isinstance(argument, bool) or not 0 < kept < math.inf:
-        found = "" if argument is None else f", found {_short(argument)}"
+        found = "" if argument is None else f", found {shorten(repr(argument))}"
         raise TrainkitError(
             f"'rate' needs a FACTOR of the schedule's learning rate: a number above 0, such as 0.5{found}",
             hint="1 puts the learning rate back to what the schedule says",
         )
     return factor
-
-
-def _short(argument: object) -> str:
-    text = repr(argument)
-    return text if len(text) <= 60 else text[:59] + "…"

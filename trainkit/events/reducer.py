@@ -16,6 +16,7 @@ from trainkit.events.pace import Pace
 from trainkit.events.schema import FOREIGN, Event
 from trainkit.events.series import Series
 from trainkit.events.view import ENDS, LEVELS, CacheProgress, Level, LogLine, Marker, SampleText, SavedCheckpoint, View
+from trainkit.text import neutralise, one_line
 
 #: Kinds that the log panel tells, beside what it shows elsewhere.
 TOLD = frozenset({
@@ -51,7 +52,7 @@ def view_of(run_directory: Path) -> View:
 def _run_started(view: View, event: Event) -> None:
     view.name, view.host = event["name"], event["host"]
     view.pid, view.process_started = event["pid"], event["process_started"]
-    view.versions = {plain_log.inert(name): plain_log.inert(version) for name, version in event["versions"].items()}
+    view.versions = {neutralise(name): neutralise(version) for name, version in event["versions"].items()}
     view.activity, view.finished, view.message = "starting", None, ""
     view.paused = view.stopping = False
     view.saving = None
@@ -130,8 +131,8 @@ def _evaluated(view: View, event: Event) -> None:
 
 
 def _sampled(view: View, event: Event) -> None:
-    image, expected = event.get("image", ""), plain_log.one_line(event.get("expected", ""))
-    told = plain_log.inert(event["prompt"]), plain_log.inert(event["text"])
+    image, expected = event.get("image", ""), one_line(event.get("expected", ""))
+    told = neutralise(event["prompt"]), neutralise(event["text"])
     view.samples.append(SampleText(event["step"], *told, image, tuple(plain_log.predictions(event)), expected))
     view.told += 1
 
@@ -164,14 +165,14 @@ def _control(view: View, event: Event) -> None:
 
 
 def _alert(view: View, event: Event) -> None:
-    view.alerts.append(LogLine(event["t"], "error", plain_log.inert(f"{event['kind']}: {event['message']}")))
+    view.alerts.append(LogLine(event["t"], "error", neutralise(f"{event['kind']}: {event['message']}")))
     view.markers.append(Marker(event["step"], "alert", event["kind"]))
 
 
 def _run_finished(view: View, event: Event) -> None:
     if event["status"] not in ENDS:
         raise ValueError("no run ends so")
-    view.finished, view.message = event["status"], plain_log.inert(event["message"])
+    view.finished, view.message = event["status"], neutralise(event["message"])
     view.saving, view.paused, view.stopping = None, False, False
 
 

@@ -10,6 +10,7 @@ from trainkit.recipe import Recipe
 from trainkit.recipe.toml import load as recipes
 from trainkit.recipe.toml.load import Loaded
 from trainkit.recipe.toml.pretrained import PretrainedCheckpoint
+from trainkit.text import neutralise
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Loaded:
@@ -28,9 +29,8 @@ def notes(recipe: Recipe) -> list[str]:
     Raises:
         TrainkitError: the config of its model or of its adapter cannot be found or read.
     """
-    from trainkit.events.plain_log import inert
 
-    return [inert(note) for note in (*_notes_on_model(recipe), *_notes_on_adapter(recipe))]
+    return [neutralise(note) for note in (*_notes_on_model(recipe), *_notes_on_adapter(recipe))]
 
 
 def _notes_on_model(recipe: Recipe) -> list[str]:

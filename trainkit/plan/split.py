@@ -11,6 +11,7 @@ from trainkit.errors import TrainkitError
 from trainkit.plan.types import Choice, Devices
 from trainkit.recipe import Recipe
 from trainkit.recipe.families.sizes import Remat
+from trainkit.text import plural
 
 #: Tokens in a micro-batch from which on a larger one is hardly faster: before it falls below, less is kept (`remat`).
 ENOUGH_TOKENS = 4096
@@ -107,4 +108,4 @@ def _either(values: list[int]) -> str:
 
 
 def _devices(count: int) -> str:
-    return f"{count} device{'s' if count > 1 else ''}"
+    return plural(count, "device")

@@ -19,6 +19,7 @@ from trainkit.run.program import BuiltStep, Layouts, Program, build, compile_pro
 from trainkit.run.proposal import hint
 from trainkit.run.replan import replan
 from trainkit.run.start import Start
+from trainkit.text import plural
 from trainkit.train.memory import is_out_of_memory
 
 
@@ -102,7 +103,7 @@ def explain_out_of_memory(what: str, plan: Plan, recipe: Recipe) -> Iterator[Non
 
 
 def out_of_memory_error(what: str, plan: Plan, recipe: Recipe) -> TrainkitError:
-    count = f"{plan.devices.count} device{'s' * (plan.devices.count > 1)}"
+    count = plural(plan.devices.count, "device")
     return TrainkitError(
         f"{what} does not fit in the memory of the {count} ({plan.devices.kind})",
         hint=hint(recipe, plan),

@@ -19,7 +19,6 @@ from trainkit.data.batches.examples import lengths_of
 from trainkit.data.batches.layout import Layout, has_segments
 from trainkit.data.jobs import Stop
 from trainkit.events.log import EventLog
-from trainkit.events.plain_log import bytes_
 from trainkit.infer.adapted import with_adapter
 from trainkit.models.adapters import Numbers, trainable
 from trainkit.models.stack import LanguageModel
@@ -30,6 +29,7 @@ from trainkit.recipe import Recipe
 from trainkit.run.replan import replan
 from trainkit.tasks import Task
 from trainkit.tasks import build as build_task
+from trainkit.text import format_bytes
 from trainkit.train import memory
 from trainkit.train.state import State, init
 from trainkit.train.step import Metrics, Step, make_step
@@ -247,8 +247,9 @@ def log_program(program: Program, *, guessed: Plan, total_steps: int, log: Event
         log.write("log", step=log.step, level="info", message=message)
     limit = plan.devices.memory_bytes
     if memory and limit is not None and memory.peak > limit:
-        message = f"a step needs {bytes_(memory.peak)} of a device, and there are {bytes_(limit)}: trainkit plan RECIPE"
-        log.write("alert", step=log.step, kind="memory", message=f"{message} says what would fit")
+        message = f"a step needs {format_bytes(memory.peak)} per device, which has {format_bytes(limit)};"
+        message += " to see what would fit: trainkit plan RECIPE"
+        log.write("alert", step=log.step, kind="memory", message=message)
 
 
 def _told(plan: Plan) -> str:

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from trainkit.errors import TrainkitError
-from trainkit.events import plain_log
 from trainkit.events.series import Series
 from trainkit.events.view import View
 from trainkit.rundir import recipes
 from trainkit.rundir.follow import LogFollower
+from trainkit.text import format_count, format_quantity
 
 #: What a curve is drawn over. Time is that of the steps of the present course alone, in seconds: pauses, evaluations,
 #: caching, and what a resumed attempt did again are not in it.
@@ -63,7 +63,7 @@ def results(views: Sequence[View]) -> list[tuple[str, ...]]:
         rows.append((f"{metric}, last", *(_last(series) for series in found)))
         if metric != "train/loss":
             rows.append((f"{metric}, best", *(_best(series) for series in found)))
-    rows.append(("tokens/s", *(plain_log.count(v.tokens_per_second) if v.tokens_per_second else "–" for v in views)))
+    rows.append(("tokens/s", *(format_count(v.tokens_per_second) if v.tokens_per_second else "–" for v in views)))
     rows.append(("trained for", *(_trained(view) for view in views)))
     return rows
 
@@ -129,12 +129,12 @@ def _mapped(series: Series, place: Callable[[Floats], Floats]) -> Series:
 
 
 def _last(series: Series | None) -> str:
-    return plain_log.quantity(series.last) if series and series.last is not None else "–"
+    return format_quantity(series.last) if series and series.last is not None else "–"
 
 
 def _best(series: Series | None) -> str:
     best = series.lowest if series else None
-    return f"{plain_log.quantity(best.value)} at {best.step:,.0f}" if best else "–"
+    return f"{format_quantity(best.value)} at {best.step:,.0f}" if best else "–"
 
 
 def _trained(view: View) -> str:

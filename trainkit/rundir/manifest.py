@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
-from trainkit.events import plain_log
 from trainkit.rundir import marks
+from trainkit.text import format_bytes, format_time
 
 #: Bytes of a manifest that are read at most; those of large models have a few hundred thousand.
 MOST_BYTES = 1 << 24
@@ -63,9 +62,9 @@ def _said(key: str, value: Any) -> str:
         case "leaves", dict():
             return f"{len(value):,}"
         case "bytes", int() if 0 <= value < 1 << 63:
-            return plain_log.bytes_(value)
+            return format_bytes(value)
         case "created", int() | float():
-            return clock(value)
+            return format_time(value)
         case _, dict():
             return ", ".join(f"{name} {inner}" for name, inner in value.items())
         case _, None:
@@ -76,11 +75,3 @@ def _said(key: str, value: Any) -> str:
 
 def _is_step(entry: os.DirEntry[str]) -> bool:
     return entry.name.isascii() and entry.name.isdecimal() and entry.is_dir()
-
-
-def clock(t: float) -> str:
-    """Local date and time; the number itself where it is no time."""
-    try:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(t))
-    except (ValueError, OverflowError, OSError):
-        return str(t)

@@ -30,8 +30,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from trainkit.events.log import number
-from trainkit.events.plain_log import inert, text
+from trainkit.events.plain_log import text
 from trainkit.events.schema import Event
+from trainkit.text import neutralise
 
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 #: Named groups become context; those that are numbers, numbers.
@@ -94,9 +95,9 @@ def message(event: Event) -> tuple[int, str] | None:
     """(level of `logging`, text) of an event that is a message; nothing in the text is obeyed by a terminal."""
     match event["type"]:
         case "alert":
-            return logging.WARNING, inert(f"{event['kind']}: {event['message']}")
+            return logging.WARNING, neutralise(f"{event['kind']}: {event['message']}")
         case "log":
-            return _LEVELS.get(event["level"], logging.INFO), inert(event["message"])
+            return _LEVELS.get(event["level"], logging.INFO), neutralise(event["message"])
         case "control":
             return logging.INFO, text(event) or ""
     return None

@@ -13,9 +13,9 @@ from trainkit.dashboard.charts.columns import StepRange
 from trainkit.dashboard.charts.curves import ChartOptions, Curve
 from trainkit.dashboard.charts.plot import ABOVE, BELOW, MARKS, Picture
 from trainkit.dashboard.charts.titles import Part, TitlePart
-from trainkit.events import plain_log
 from trainkit.events.series import Series
 from trainkit.events.view import Marker
+from trainkit.text import one_line
 
 #: What gives way first where there is little room (the highest), after the values of the curves.
 TITLE, BEST, CHANGE = 50, 100, 200
@@ -79,7 +79,7 @@ class Caption:
         low, high = self.picture.steps(cell)
         here = [mark for mark in self.marks if low <= mark.step < high and mark.kind in MARKS]
         here.sort(key=lambda mark: -list(MARKS).index(mark.kind))
-        texts = [(f"{MARKS[mark.kind][0]} {mark.kind} {plain_log.one_line(mark.text)}", theme.TEXT) for mark in here]
+        texts = [(f"{MARKS[mark.kind][0]} {mark.kind} {one_line(mark.text)}", theme.TEXT) for mark in here]
         return [step, *(TitlePart(1, [text]) for text in texts)]
 
     def _how(self) -> list[TitlePart]:

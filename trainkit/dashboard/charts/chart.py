@@ -18,8 +18,8 @@ from trainkit.dashboard.charts.curves import ChartOptions, Curve, dressed, exten
 from trainkit.dashboard.charts.plot import Picture, draw
 from trainkit.dashboard.charts.titles import Part
 from trainkit.dashboard.charts.viewport import Viewport, viewport_of
-from trainkit.events import plain_log
 from trainkit.events.view import Marker
+from trainkit.text import one_line
 
 #: How much the wheel zooms, and the share of the picture that it pans.
 ZOOM, PAN = 1.25, 0.1
@@ -68,7 +68,7 @@ class Chart(Widget):
         With a `title` (inert where it is in parts) the chart tells itself what it shows, else whoever calls this does.
         `log` says that values are on a logarithmic axis even where the chart's look does not.
         """
-        parts = [(plain_log.one_line(title), theme.DIM)] if isinstance(title, str) else title
+        parts = [(one_line(title), theme.DIM)] if isinstance(title, str) else title
         viewport = self.viewport
         wanted = (
             tuple((id(c.series), c.series.version, len(c.series), c.color, c.label) for c in curves),

@@ -14,9 +14,9 @@ from trainkit.dashboard.charts import ticks, titles
 from trainkit.dashboard.charts.columns import Envelope, Floats, Ints, StepRange
 from trainkit.dashboard.charts.curves import ChartOptions, Curve, DrawnCurve, dressed, falling_on, measured, y_range
 from trainkit.dashboard.charts.plot import ABOVE, BELOW, MARKS, x_ticks
-from trainkit.events import plain_log
 from trainkit.events.series import Series
 from trainkit.events.view import Marker
+from trainkit.text import one_line
 
 #: Pixels: of the picture, around the plot (left, top, right, bottom), between two columns of points, of letters.
 WIDTH, HEIGHT = 960, 540
@@ -75,7 +75,7 @@ def svg(
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}"'
         f' font-family="{FONT}" font-size="{LETTERS}">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="{color(theme.GROUND)}"/>',
-        _text(LEFT, 26, plain_log.one_line(title), color(theme.BRIGHT)),
+        _text(LEFT, 26, one_line(title), color(theme.BRIGHT)),
         f'<clipPath id="plot"><rect x="{LEFT}" y="{TOP}" width="{WIDTH - LEFT - RIGHT}"'
         f' height="{HEIGHT - TOP - BOTTOM}"/></clipPath>',
         *_axes(place, look, unit, color(theme.EDGE), color(theme.DIM)),
@@ -86,7 +86,7 @@ def svg(
         parts += [*_line(line, place, color(line.curve.color), color(line.curve.band or line.curve.color))]
         parts += [_text(sign_x, sign_y, sign, color(theme.BAD)) for sign_x, sign_y, sign in _signs(line.raw, place)]
         told = titles.facts(exact.get(line.curve.metric, line.curve.series), window)
-        name = plain_log.one_line(line.curve.label or line.curve.metric)
+        name = one_line(line.curve.label or line.curve.metric)
         words = f"{name} {titles.told_value(line.curve.metric, told.last)}" if told else name
         words += f" ({titles.told_best(line.curve.metric, told)})" if told and titles.goal(line.curve.metric) else ""
         parts.append(f'<rect x="{x}" y="{TOP - 29}" width="14" height="4" fill="{color(line.curve.color)}"/>')

@@ -17,8 +17,8 @@ from trainkit.dashboard.charts import ticks
 from trainkit.dashboard.charts.columns import StepRange
 from trainkit.dashboard.charts.curves import Curve
 from trainkit.dashboard.charts.plot import letter
-from trainkit.events import plain_log
 from trainkit.events.series import Series
+from trainkit.text import format_bytes, format_count, format_quantity, neutralise
 
 Goal = Literal["min", "max"] | None
 Part = tuple[str, str]
@@ -79,14 +79,14 @@ def unit(metric: str) -> ticks.Unit:
 def told_value(metric: str, value: float) -> str:
     """A value in few characters; memory in bytes, shares in per cent."""
     if not math.isfinite(value):
-        return plain_log.quantity(value)
+        return format_quantity(value)
     if unit(metric) == "B":
-        return plain_log.bytes_(value)
+        return format_bytes(value)
     if unit(metric) == "%":
         return f"{100 * value:.2f}%"
     if 1e-3 <= abs(value) < 1e4:
-        return plain_log.quantity(value)
-    return plain_log.count(value) if 1e4 <= abs(value) < 1e15 else ticks.short(value)
+        return format_quantity(value)
+    return format_count(value) if 1e4 <= abs(value) < 1e15 else ticks.short(value)
 
 
 def facts(series: Series, window: StepRange | None = None) -> CurveSummary | None:
@@ -160,7 +160,7 @@ def fitted(pieces: Sequence[TitlePart], width: int) -> Content:
 def legend(curve: Curve, index: int, *, letters: bool) -> list[Part]:
     """What tells a curve from others, and its name."""
     sign = "━" if not letters else letter(index) if index else "⠿"
-    return [(f"{sign} ", curve.color), (f"{plain_log.inert(curve.label)} ", theme.DIM)]
+    return [(f"{sign} ", curve.color), (f"{neutralise(curve.label)} ", theme.DIM)]
 
 
 def told_reading(metric: str, found: CrosshairReading | None) -> Part:

@@ -23,12 +23,12 @@ from trainkit.dashboard.pages.table import MOVES
 from trainkit.dashboard.panels.comparison import COLORS, ComparedRuns, Results
 from trainkit.dashboard.panels.rows import RowTable, cell
 from trainkit.dashboard.search import begin_typing
-from trainkit.events import plain_log
 from trainkit.events.series import Series
 from trainkit.events.view import View
 from trainkit.rundir.compare import AXES, SECONDS, Other, along, recipe_of, time_unit
 from trainkit.rundir.listing import neighbours
 from trainkit.rundir.summary import LOSS
+from trainkit.text import neutralise
 
 #: Seconds between two slices of reading a long log, and between two looks at which runs there are.
 NEXT_SLICE, LOOK_EVERY = 0.05, 10.0
@@ -223,7 +223,7 @@ class ComparePage(Page):
     def copy_text(self) -> str | None:
         """The table."""
         rows = self.query_one(Results).told()
-        return "\n".join("\t".join(plain_log.inert(value) for value in row) for row in rows)
+        return "\n".join("\t".join(neutralise(value) for value in row) for row in rows)
 
     def action_choose(self) -> None:
         """Compare with the chosen run, or no longer."""

@@ -20,8 +20,8 @@ from textual.widgets import Input, Static
 from trainkit.dashboard import theme
 from trainkit.dashboard.batches import Batch, BatchReader, DisplayedRow
 from trainkit.dashboard.pages.page import Page
-from trainkit.events import plain_log
 from trainkit.events.view import View
+from trainkit.text import one_line
 
 EPOCHS = "data/epochs/"
 #: Sources that are told, and the steps over which the wait for data is taken.
@@ -233,7 +233,7 @@ class DataPage(Page):
 def epochs_of(view: View) -> dict[str, float]:
     """How many times each source has been seen, by its (inert) name, in the order of the log."""
     found = {name.removeprefix(EPOCHS): view.last(name) for name in view.series if name.startswith(EPOCHS)}
-    return {plain_log.one_line(name): epochs for name, epochs in found.items() if epochs is not None}
+    return {one_line(name): epochs for name, epochs in found.items() if epochs is not None}
 
 
 def wait_share(view: View) -> float | None:

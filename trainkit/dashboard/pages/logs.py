@@ -15,8 +15,8 @@ from trainkit.dashboard import theme
 from trainkit.dashboard.pages.page import Page
 from trainkit.dashboard.panels.lines import CLOCK, TextPanel, log_line
 from trainkit.dashboard.search import begin_typing
-from trainkit.events import plain_log
 from trainkit.events.view import LEVELS, LogLine, View
+from trainkit.text import neutralise
 
 
 class LogsPage(Page):
@@ -59,7 +59,7 @@ class LogsPage(Page):
         if habits.get("level") in LEVELS:
             self._level = LEVELS.index(habits["level"])
         if isinstance(search := habits.get("search"), str):
-            self._search.value = plain_log.inert(search)
+            self._search.value = neutralise(search)
             self._search.display = bool(search)
         self._follow = habits.get("follow") is not False
 

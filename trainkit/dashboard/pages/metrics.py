@@ -21,8 +21,8 @@ from trainkit.dashboard.charts.titles import Part, facts, told_best, told_value
 from trainkit.dashboard.pages.page import Page
 from trainkit.dashboard.panels.metric import GridCell, MetricCell
 from trainkit.dashboard.search import begin_typing
-from trainkit.events.plain_log import one_line
 from trainkit.events.view import View
+from trainkit.text import one_line
 
 GROUPS = (
     "train", "validation", "optimizer", "gradients", "parameters", "updates", "throughput", "time", "data", "memory",

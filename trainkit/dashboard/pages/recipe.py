@@ -21,6 +21,7 @@ from trainkit.errors import TrainkitError
 from trainkit.events.view import View
 from trainkit.rundir import recipes
 from trainkit.rundir.recipes import RecipeChange, RecipeEntry, RecipeHistory
+from trainkit.text import plural
 
 
 class RecipePage(TablePage):
@@ -202,4 +203,4 @@ def _detail(head: Content, entry: RecipeEntry) -> Content:
 
 
 def _differences(number: int) -> str:
-    return f"{number:,} difference{'s' * (number != 1)}"
+    return plural(number, "difference")

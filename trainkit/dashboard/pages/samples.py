@@ -21,9 +21,9 @@ from textual.widgets import Static
 from trainkit.dashboard import images, theme
 from trainkit.dashboard.pages.page import Page
 from trainkit.dashboard.panels.sample import Text, predicted, written
-from trainkit.events import plain_log
 from trainkit.events.series import Series
 from trainkit.events.view import SampleText, View
+from trainkit.text import format_quantity, one_line
 
 #: prompt -> sample, in the order of the prompts, by step.
 ByStep = dict[int, dict[str, SampleText]]
@@ -164,7 +164,7 @@ class SamplesPage(Page):
 
     def _step_line(self, step: int) -> Content:
         loss = _at(self._loss, step)
-        told = f"{step:>9,} {'' if loss is None else plain_log.quantity(loss):>9}"
+        told = f"{step:>9,} {'' if loss is None else format_quantity(loss):>9}"
         chosen = step == self._chosen
         return Content.styled(f"{'▸' if chosen else ' '}{told}", f"bold {theme.BRIGHT}" if chosen else theme.DIM)
 
@@ -183,7 +183,7 @@ class SamplesPage(Page):
             self._images[sample.image] = None
             self.work(partial(self._read, sample.image), group="image")
         found = self._images[sample.image]
-        name = plain_log.one_line(sample.image)
+        name = one_line(sample.image)
         return f"reading {name} …" if found is None else f"{name}: {found}" if isinstance(found, str) else found
 
     async def _read(self, path: str) -> None:

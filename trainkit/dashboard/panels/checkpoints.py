@@ -13,10 +13,9 @@ from textual.content import Content
 
 from trainkit.dashboard import theme
 from trainkit.dashboard.panels.rows import Column, TableRow, cell, coarse
-from trainkit.events import plain_log
 from trainkit.events.view import SavedCheckpoint, View
 from trainkit.recipe.toml.paths import as_shown
-from trainkit.rundir.manifest import clock
+from trainkit.text import format_bytes, format_quantity, format_time, one_line
 
 #: The commands that are about one checkpoint, each with the key that is about it.
 COMMANDS = {"resume": "y", "verify": "v", "export": "E"}
@@ -85,9 +84,9 @@ def table(view: View, disk: CheckpointFiles, *, now: float, only_present: bool) 
             cell(f"{c.step:,}", theme.DIM if gone else theme.BRIGHT),
             *(_loss(values[loss][c.step], best=best[loss] == c.step, gone=gone) for loss in values),
             cell(c.kind, KINDS.get(c.kind, theme.TEXT) if not gone else theme.DIM),
-            cell(plain_log.bytes_(c.bytes), theme.DIM if gone else theme.TEXT),
+            cell(format_bytes(c.bytes), theme.DIM if gone else theme.TEXT),
             cell(coarse(now - c.t), theme.DIM),
-            cell(clock(c.t), theme.DIM),
+            cell(format_time(c.t), theme.DIM),
             cell(there[c.step] + KEPT * (c.step in disk.kept), WHEREABOUTS[there[c.step]]),
         ]
         rows.append(TableRow(str(c.step), cells))
@@ -161,7 +160,7 @@ def _best(values: Mapping[int, float | None], there: Mapping[int, str]) -> int |
 def _loss(value: float | None, *, best: bool, gone: bool) -> Content:
     if value is None:
         return cell("–  ", theme.FAINT)
-    told = plain_log.quantity(value)
+    told = format_quantity(value)
     return (
         cell(f"{told} ★", f"bold {theme.VALIDATION[0]}")
         if best
@@ -170,7 +169,7 @@ def _loss(value: float | None, *, best: bool, gone: bool) -> Content:
 
 
 def _columns(losses: Mapping[str, object]) -> list[Column]:
-    names = [plain_log.one_line(loss[len("validation/") : -len("/loss")]) for loss in losses]
+    names = [one_line(loss[len("validation/") : -len("/loss")]) for loss in losses]
     return [
         Column("step", right=True),
         *(Column(f"{name}  ", drop=6 + place if place else 0, right=True) for place, name in enumerate(names)),

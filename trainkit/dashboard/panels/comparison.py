@@ -10,10 +10,10 @@ from textual.containers import Vertical
 from trainkit.dashboard import theme
 from trainkit.dashboard.charts.plot import letter
 from trainkit.dashboard.panels.rows import GAP, Column, RowTable, TableRow, cell
-from trainkit.events import plain_log
 from trainkit.events.view import View
 from trainkit.rundir import recipes
 from trainkit.rundir.compare import results
+from trainkit.text import format_count, format_quantity
 
 #: One a run, this one's first; so many can be told apart.
 COLORS = (theme.TRAIN, *theme.VALIDATION[:2], theme.SPEED, theme.NORM, *theme.VALIDATION[2:], theme.RATE)
@@ -99,4 +99,4 @@ class Results(Vertical):
 
 
 def _number(value: float) -> str:
-    return plain_log.count(value) if abs(value) >= 1e3 else plain_log.quantity(value)
+    return format_count(value) if abs(value) >= 1e3 else format_quantity(value)

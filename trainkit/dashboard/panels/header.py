@@ -7,8 +7,8 @@ from textual.content import Content
 from textual.widget import Widget
 
 from trainkit.dashboard import theme
-from trainkit.events import plain_log
 from trainkit.events.view import State, View
+from trainkit.text import format_count, format_duration, one_line
 
 Part = tuple[str, str]
 
@@ -46,7 +46,7 @@ class Header(Widget):
     def render(self) -> Content:
         width = self.size.width
         symbol, color = theme.STATES[self._state]
-        name = plain_log.one_line(self._view.name) or "trainkit"
+        name = one_line(self._view.name) or "trainkit"
         left: list[Part] = [(name, f"bold {theme.BRIGHT}"), (f"  {symbol} {self._state}", f"bold {color}")]
         if self._read is not None:
             left.append(("  reading the log …", theme.DIM))
@@ -68,11 +68,11 @@ class Header(Widget):
         if self._earlier:
             return []
         if self._state in ("running", "evaluating", "saving", "paused", "stalled", "stopping") and view.eta is not None:
-            facts.append([("ETA ", theme.DIM), (plain_log.duration(view.eta), theme.TEXT)])
+            facts.append([("ETA ", theme.DIM), (format_duration(view.eta), theme.TEXT)])
         if (speed := view.tokens_per_second) is not None:
-            facts.append([(plain_log.count(speed), theme.TEXT), (" tok/s", theme.DIM)])
+            facts.append([(format_count(speed), theme.TEXT), (" tok/s", theme.DIM)])
         if view.finished and view.took:
-            facts.append([("took ", theme.DIM), (plain_log.duration(view.took), theme.TEXT)])
+            facts.append([("took ", theme.DIM), (format_duration(view.took), theme.TEXT)])
         elif view.last_event is not None:
             facts.append([(_age(self._now - view.last_event), theme.TEXT), (" ago", theme.DIM)])
         if view.attempt > 1:
@@ -85,9 +85,9 @@ class Header(Widget):
             return _bar("log", self._read, width=width, color=theme.DIM)
         caching = next((item for item in view.cache.items() if not item[1].done), None)
         if self._state == "caching" and caching:
-            what, cache = plain_log.one_line(caching[0]), caching[1]
+            what, cache = one_line(caching[0]), caching[1]
             share = cache.bytes / cache.total_bytes if cache.total_bytes else None
-            told = f"{what}  {plain_log.count(cache.documents)} documents  {plain_log.count(cache.tokens)} tokens"
+            told = f"{what}  {format_count(cache.documents)} documents  {format_count(cache.tokens)} tokens"
             return _bar(told, share, width=width, color=theme.BUSY)
         if view.total_steps is None or self._earlier:
             return Content("")
@@ -99,7 +99,7 @@ class Header(Widget):
 def _age(seconds: float) -> str:
     """In whole seconds, so that it is drawn anew once a second at most."""
     whole = max(0, int(seconds))
-    return f"{whole} s" if whole < 10 else plain_log.duration(whole)
+    return f"{whole} s" if whole < 10 else format_duration(whole)
 
 
 def _bar(told: str, share: float | None, *, width: int, color: str) -> Content:

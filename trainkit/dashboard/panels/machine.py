@@ -6,8 +6,8 @@ from textual.content import Content
 from textual.widget import Widget
 
 from trainkit.dashboard import theme
-from trainkit.events import plain_log
 from trainkit.events.view import View
+from trainkit.text import format_bytes, format_count, format_duration, format_quantity, neutralise, one_line
 
 BAR = 6
 
@@ -47,7 +47,7 @@ def _devices(view: View) -> list[tuple[str, Content]]:
     for metric in sorted(name for name in view.series if name.startswith("memory/device/")):
         used = view.last(metric)
         if used is not None:
-            facts.append((f"device {plain_log.inert(metric.rpartition('/')[2])}", _memory(used, limit)))
+            facts.append((f"device {neutralise(metric.rpartition('/')[2])}", _memory(used, limit)))
     return facts
 
 
@@ -56,10 +56,10 @@ def _host(view: View) -> list[tuple[str, Content]]:
     if (cores := view.last("host/cpu")) is not None:
         facts.append(("cpu", _text(f"{cores:.1f} cores")))
     if (memory := view.last("memory/host")) is not None:
-        facts.append(("memory", _text(plain_log.bytes_(memory))))
+        facts.append(("memory", _text(format_bytes(memory))))
     waited, seconds = view.last("time/data_wait"), view.pace.step_seconds
     if seconds:
-        facts.append(("step", _text(f"{1e3 * seconds:.0f} ms" if seconds < 10 else plain_log.duration(seconds))))
+        facts.append(("step", _text(f"{1e3 * seconds:.0f} ms" if seconds < 10 else format_duration(seconds))))
         if waited is not None:
             color = theme.WARN if waited > 0.1 * seconds else theme.TEXT
             facts.append(("data wait", Content.styled(f"{1e3 * waited:.1f} ms ({waited / seconds:.0%})", color)))
@@ -67,14 +67,14 @@ def _host(view: View) -> list[tuple[str, Content]]:
     if mfu is not None or tera is not None:
         facts.append(("MFU", _text("n/a" if mfu is None else f"{mfu:.1%}")))
     if tera is not None:
-        facts.append(("TFLOP/s", _text(plain_log.quantity(tera))))
+        facts.append(("TFLOP/s", _text(format_quantity(tera))))
     return facts
 
 
 def _plan(view: View) -> list[tuple[str, Content]]:
     facts = []
     if "parameters" in view.plan:
-        facts.append(("parameters", _text(plain_log.count(view.plan["parameters"]))))
+        facts.append(("parameters", _text(format_count(view.plan["parameters"]))))
     if batch := view.plan.get("batch"):
         parts = [f"{batch['micro']}"]
         parts += [f"{batch['accumulation']} steps"] if batch["accumulation"] > 1 else []
@@ -94,15 +94,15 @@ def _upkeep(view: View, now: float) -> list[tuple[str, Content]]:
     if not view.checkpoints:
         return []
     newest = view.checkpoints[-1]
-    told = f"{newest.step:,} · {plain_log.bytes_(newest.bytes)}"
+    told = f"{newest.step:,} · {format_bytes(newest.bytes)}"
     if not view.finished and now - newest.t >= 60:
-        told += f" · {plain_log.duration(now - newest.t)} ago"
+        told += f" · {format_duration(now - newest.t)} ago"
     return [("checkpoint", _text(told))]
 
 
 def _memory(used: float, limit: float | None) -> Content:
     if not limit:
-        return _text(plain_log.bytes_(used))
+        return _text(format_bytes(used))
     share = min(1.0, used / limit)
     color = theme.BAD if share > 0.97 else theme.WARN if share > 0.9 else theme.SPEED
     full = round(BAR * share)
@@ -114,4 +114,4 @@ def _memory(used: float, limit: float | None) -> Content:
 
 
 def _text(told: str) -> Content:
-    return Content.styled(plain_log.one_line(told), theme.TEXT)
+    return Content.styled(one_line(told), theme.TEXT)

@@ -9,8 +9,8 @@ from trainkit.dashboard.charts.chart import Chart
 from trainkit.dashboard.charts.curves import Curve
 from trainkit.dashboard.charts.keys import SELECTED
 from trainkit.dashboard.charts.titles import Part
-from trainkit.events.plain_log import one_line
 from trainkit.events.view import View
+from trainkit.text import one_line
 
 #: The group's colours: the line's and that of the band around it.
 COLORS = {

@@ -13,7 +13,7 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from trainkit.dashboard import theme
-from trainkit.events import plain_log
+from trainkit.text import one_line
 
 GAP = 2
 
@@ -125,7 +125,7 @@ class RowTable(Vertical):
 
 def cell(text: str, style: str = theme.TEXT) -> Content:
     """Any text as one line that a terminal obeys nothing of."""
-    return Content.styled(plain_log.one_line(text), style)
+    return Content.styled(one_line(text), style)
 
 
 def coarse(seconds: float) -> str:

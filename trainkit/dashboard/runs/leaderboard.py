@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from trainkit.dashboard import theme
 from trainkit.dashboard.panels.rows import Column, cell, coarse
-from trainkit.events import plain_log
 from trainkit.rundir import recipes
 from trainkit.rundir.summary import ENDED, POINTS, RunSummary, SummaryReader
+from trainkit.text import format_bytes, format_count, format_duration, format_quantity
 
 #: The columns by which the list can be sorted, in the order of the key.
 LISTED = ("age", "run", "state", "step", "best", "loss", "ETA", "size")
@@ -127,9 +127,9 @@ def lines(
             _step(facts),
             _number(value, best=value is not None and value == best),
             _number(facts.loss),
-            ("" if facts.eta is None else plain_log.duration(facts.eta), theme.TEXT),
+            ("" if facts.eta is None else format_duration(facts.eta), theme.TEXT),
             ("" if age is None else coarse(age), theme.DIM),
-            ("" if glance.size is None else plain_log.bytes_(glance.size), theme.DIM),
+            ("" if glance.size is None else format_bytes(glance.size), theme.DIM),
         )
         return LeaderboardRow(name, cells)
 
@@ -271,7 +271,7 @@ def _step(facts: RunSummary) -> Text:
 def _number(value: float | None, *, best: bool = False) -> Text:
     if value is None:
         return "–", theme.FAINT
-    told = plain_log.count(value) if 1e3 <= value < math.inf else plain_log.quantity(value)
+    told = format_count(value) if 1e3 <= value < math.inf else format_quantity(value)
     if not math.isfinite(value):
         return told, theme.BAD
     return (f"★ {told}", f"bold {theme.VALIDATION[0]}") if best else (told, theme.TEXT)

@@ -8,9 +8,9 @@ from trainkit.dashboard import theme
 from trainkit.dashboard.panels.rows import cell
 from trainkit.dashboard.runs.leaderboard import Arrangement
 from trainkit.dashboard.screens import Confirm
-from trainkit.events import plain_log
 from trainkit.rundir.listing import RunList
 from trainkit.rundir.summary import ENDED, SummaryReader
+from trainkit.text import format_bytes
 
 
 def heading(shelf: RunList, arranged: Arrangement) -> Content:
@@ -58,7 +58,7 @@ def deletion(glance: SummaryReader) -> Confirm | str:
     name, facts = cell(glance.directory.name).plain, glance.facts
     if facts is not None and facts.state is not None and facts.state not in ENDED:
         return f"{name} is {facts.state}: stop it first"
-    size = "" if glance.size is None else f", {plain_log.bytes_(glance.size)}"
+    size = "" if glance.size is None else f", {format_bytes(glance.size)}"
     told = "It is a link: what it leads to stays."
     if not glance.directory.is_symlink():
         steps = facts.step if facts else 0

@@ -25,6 +25,7 @@ from trainkit.recipe import Recipe
 from trainkit.recipe.sections.data import Data
 from trainkit.recipe.sections.source import Source as SourceSpec
 from trainkit.recipe.sections.source import document_of
+from trainkit.text import plural
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ def check_not_empty(data: Data, one: Set) -> None:
             hint="give more text" + (", or a smaller data.held_out" if data.held_out else ""),
         )
     if data.held_out and one.name == "train" and not one.streams["held-out"].all.tokens:
-        documents = f"{stream.documents:,} document{'s' if stream.documents > 1 else ''}"
+        documents = plural(stream.documents, "document")
         raise TrainkitError(
             f"held_out = {data.held_out} of {documents} holds none out: each is held out whole or not at all, but"
             f" for text files of at least {splits.shortest_divided(data.held_out):,} characters",

@@ -11,6 +11,7 @@ from trainkit.recipe.toml.aliases import FOREIGN
 from trainkit.recipe.toml.positions import Key, dotted
 from trainkit.recipe.toml.schema import Node, branches, has_list, leaves, table
 from trainkit.recipe.toml.values import toml_value
+from trainkit.text import shorten
 
 
 def fit(node: Node, value: dict[str, Any], kind: str) -> int:
@@ -109,5 +110,4 @@ def _is_number(text: str) -> bool:
 
 def short(value: Any, width: int = 60) -> str:
     """A value as TOML, cut to `width` characters."""
-    text = toml_value(value)
-    return text if len(text) <= width else text[: width - 1] + "…"
+    return shorten(toml_value(value), width)
