@@ -56,14 +56,18 @@ def inspect(
 def _cache(recipe: Recipe, run: Path | None, progress: Tell) -> Cache:
     """The recipe's data; of a run that of its training, and no other. Raises TrainkitError."""
     from trainkit.data.cache.build import begin, build, may_start_early
-    from trainkit.data.cache.recorded import Recorded, open_again, read
+    from trainkit.data.cache.recorded import open_again, read, with_own_tokenizer
+    from trainkit.data.checks.earlier_format import check_same_data
 
-    recorded = run and read(run)
-    if recorded is None and run and (kept := _of_checkpoint(run)):
-        recorded = Recorded(kept)
-    if run and recorded:
+    kept = _of_checkpoint(run) if run else None
+    if run and kept:
+        recipe = with_own_tokenizer(recipe, run)
+    if run and (recorded := read(run)):
         return open_again(recipe, run, recorded, progress=progress)
-    return (begin if may_start_early(recipe) else build)(recipe, progress=progress)
+    cache = (begin if may_start_early(recipe) else build)(recipe, progress=progress)
+    if run and kept:
+        check_same_data(cache, recipe, kept, where=run)
+    return cache
 
 
 def _of_checkpoint(run: Path) -> str | None:

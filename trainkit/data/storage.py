@@ -12,7 +12,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -76,8 +76,8 @@ class _Guarded:
             return self._file.write(data)
 
 
-def check_format(cache: Path, version: int) -> None:
-    """Raises TrainkitError where the cache was made by another version of trainkit, whose shards are others."""
+def check_format(cache: Path, versions: Collection[int]) -> None:
+    """Raise TrainkitError where a version of trainkit made the cache whose files cannot stand beside today's."""
     try:
         found = json.loads((cache / "format.json").read_bytes())["format"]
     except (FileNotFoundError, NotADirectoryError):
@@ -87,9 +87,9 @@ def check_format(cache: Path, version: int) -> None:
         found = 1
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TrainkitError(f"cannot read it: {error}", where=str(cache / "format.json"), hint=_REBUILD) from error
-    if found != version:
+    if found not in versions:
         raise TrainkitError(
-            f"the token cache was made by another version of trainkit: found format {found}, needed {version}",
+            f"the token cache was made by another version of trainkit: found format {found}, needed {max(versions)}",
             where=str(cache),
             hint=_REBUILD,
         )

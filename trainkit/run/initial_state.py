@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from dataclasses import fields, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from jax.sharding import Mesh
 from trainkit.checkpoint import manifest as manifests
 from trainkit.checkpoint import restore, store
 from trainkit.checkpoint.manifest import Manifest
+from trainkit.data.cache.build import Cache
+from trainkit.data.checks.earlier_format import check_same_data
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
 from trainkit.infer.adapted import check_same_base
@@ -31,7 +33,7 @@ def initial_state(
     start: Start,
     *,
     built: BuiltStep,
-    data_fingerprint: str,
+    cache: Cache,
     log: EventLog,
 ) -> State:
     """A new state, or that of the checkpoint from which to go on; what differs since then is told in the log.
@@ -52,7 +54,7 @@ def initial_state(
     shardings = built.shardings
     template = without_frozen(state_shapes(built))
 
-    @cache
+    @functools.cache
     def fresh(part: str) -> Any:
         """A part of a new state, and nothing besides it."""
         if not jax.tree.leaves(getattr(shardings, part)):
@@ -89,7 +91,7 @@ def initial_state(
         return made_of(built, key, weights_of(loaded.recipe, built), numbers)
     state, manifest = restored
     check_same_base(manifest, state.frozen, where=directory)
-    _check_data(directory, manifest, data_fingerprint)
+    check_same_data(cache, loaded.recipe, manifest.data, where=directory)
     _tell_devices(manifest, jax.tree.leaves(shardings)[0].mesh, log)
     if manifest.step != log.step:
         announce(log, loaded, start, resumed_from=manifest.step)
@@ -97,16 +99,6 @@ def initial_state(
     for step in store.set_aside(directory, beyond=manifest.step) if start.step is not None or damaged else []:
         log.write("log", step=log.step, level="info", message=f"the checkpoint of step {step} was set aside")
     return state
-
-
-def _check_data(directory: Path, manifest: Manifest, found: str) -> None:
-    if manifest.data != found:
-        raise TrainkitError(
-            f"the data is not what this run was trained on: its checkpoint knows {manifest.data}, found {found}; "
-            "going on would change the order of what is seen",
-            where=str(directory),
-            hint="bring the source files and the tokenizer back as they were, or begin a new run",
-        )
 
 
 def _tell_devices(manifest: Manifest, mesh: Mesh, log: EventLog) -> None:

@@ -66,7 +66,7 @@ def prepare_training(
         compiled = compile_smaller if again else partial(fit_program, stop=stop, enlarge=enlarge)
         compiling = thread.submit(compiled, recipe, plan, built, data.layouts())
         with explain_out_of_memory("the state (parameters and optimizer)", plan, recipe):
-            state = initial_state(directory, loaded, start, built=built, data_fingerprint=cache.fingerprint, log=log)
+            state = initial_state(directory, loaded, start, built=built, cache=cache, log=log)
         first = int(state.step)
         if again:
             again.report(first=first, log=log)

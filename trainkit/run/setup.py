@@ -79,7 +79,8 @@ def train(
     recipe = loaded.recipe
     _check(recipe, start, done=log.step)
     use_compile_cache()
-    cache = _cached(recipe, log, resumed=store.newest(directory) is not None)
+    resumed = store.newest(directory) is not None
+    cache = _cached(recorded.with_own_tokenizer(recipe, directory) if resumed else recipe, log, resumed=resumed)
     afterwards.callback(cache.close)
     data = TrainSet(cache, recipe)
     ready = prepare_training(directory, loaded, start, cache, data, log=log)

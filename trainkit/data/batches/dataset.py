@@ -243,14 +243,17 @@ def _check_fills_an_example(count: int, stream: Stream, length: int, where: str)
 
 def _mixture(sources: Sequence[Source], batch_size: int, seed: int) -> Mixture:
     """Raises TrainkitError where no source has a weight."""
-    stages: dict[int, list[float]] = {}
-    begins = sorted({step for source in sources if isinstance(source.weight, tuple) for step, _ in source.weight} | {0})
-    for begin in begins:
-        stages[begin] = [_weight_at(source, begin) for source in sources]
+    stages = stages_of(sources)
     for begin, weights in stages.items():
         if not any(weights):
             raise TrainkitError(f"from step {begin} on every source has the weight 0", where="data.train")
     return Mixture([(begin * batch_size, weights) for begin, weights in stages.items()], seed=seed)
+
+
+def stages_of(sources: Sequence[Source]) -> dict[int, list[float]]:
+    """Return the weight of each source in each stage of the mixture, by the step with which the stage begins."""
+    begins = sorted({step for source in sources if isinstance(source.weight, tuple) for step, _ in source.weight} | {0})
+    return {begin: [_weight_at(source, begin) for source in sources] for begin in begins}
 
 
 def _weight_at(source: Source, step: int) -> float:

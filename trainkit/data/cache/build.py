@@ -66,13 +66,15 @@ class Cache:
         fingerprint: of the training documents and what makes them tokens: what a run that goes on must find again.
             It is known before they are tokenised.
         ledgers: the names of the training sources' ledgers.
+        trained: the training sources, as they are tokenised.
         units: by set, of each of its sources.
     """
 
     def __init__(self, recipe: Recipe, codec: LoadedTokenizer, sets: Sequence[Set]) -> None:
         self.directory, self.tokenizer = Path(recipe.data.cache), codec
         self._recipe, self._sets = recipe, sets
-        trained, *own = sets
+        self.trained, *own = sets
+        trained = self.trained
         first: Split = "train" if recipe.data.held_out else "all"
         self.train, self.sources = trained.streams[first].all, tuple(trained.streams[first].each)
         self.validation: dict[str, Stream] = {one.name: one.streams["all"].all for one in own}
@@ -215,7 +217,7 @@ def find(recipe: Recipe) -> Cache | None:
         TrainkitError: the sources or the tokenizer cannot be used, or a set is empty.
     """
     directory = Path(recipe.data.cache)
-    storage.check_format(directory, shards.FORMAT)
+    storage.check_format(directory, shards.FORMATS)
     listing = contents.recall(directory, (*recipe.data.train, *recipe.data.validation))
     if listing is None:
         return None
@@ -238,7 +240,7 @@ def find(recipe: Recipe) -> Cache | None:
 def _prepare(recipe: Recipe, progress: Tell, check: Check | None = None) -> tuple[Cache, Sequence[Set]]:
     """Read the sources, and find or train the tokenizer; nothing is tokenised yet."""
     directory = Path(recipe.data.cache)
-    storage.check_format(directory, shards.FORMAT)
+    storage.check_format(directory, shards.FORMATS)
     listing = contents.survey(directory, (*recipe.data.train, *recipe.data.validation), progress)
     codec = load.for_files(recipe, listing.files[: len(recipe.data.train)], listing.contents, progress=progress)
     sets = sets_of(recipe, listing, codec)

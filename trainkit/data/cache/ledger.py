@@ -33,7 +33,12 @@ class Ledger:
 
 def name_of(units: Sequence[Unit], split: Split, encoding: Encoding, limit: int | None) -> str:
     """The name of the ledger of some units. Known before anything is tokenised."""
-    return of_value([[shards.key_of(unit, split, encoding) for unit in units], limit])
+    return name_of_keys([shards.key_of(unit, split, encoding) for unit in units], limit)
+
+
+def name_of_keys(keys: Sequence[str], limit: int | None) -> str:
+    """Return the name of the ledger of units whose first shards have these names."""
+    return of_value([list(keys), limit])
 
 
 def find(cache: Path, name: str) -> Ledger | None:

@@ -48,6 +48,16 @@ def keep(cache: Cache, run: Path) -> None:
     draft.replace(run / NAME)
 
 
+def with_own_tokenizer(recipe: Recipe, run: Path) -> Recipe:
+    """Return the recipe with the tokenizer that was trained for the run, where there is one: trained again, by another
+    version or on another sample of the same text, it would be another."""
+    path = run / "tokenizer.json"
+    if recipe.tokenizer.train is None or not path.is_file():
+        return recipe
+    own = recipe.tokenizer.model_copy(update={"train": None, "path": str(path)})
+    return recipe.model_copy(update={"tokenizer": own})
+
+
 def read(run: Path) -> Recorded | None:
     """What a run has written down; None where an earlier version began it."""
     try:

@@ -30,6 +30,8 @@ from trainkit.data.storage import writing
 
 #: Raise it when the same files and tokenizer would give other shards than before.
 FORMAT = 3
+#: Formats whose files can be in one cache. Their names differ, so that none is taken for another.
+FORMATS = (2, FORMAT)
 #: Of the documents of a shard that could not be used so many are told with place and reason.
 EXAMPLES = 20
 #: How many reasons for skipping documents are reported separately, and the name of all others.
@@ -148,7 +150,7 @@ def flat(parts: Parts) -> list[Shard]:
     return [shard for part in parts for shard in part.values()]
 
 
-def key_of(unit: Unit, split: Split, encoding: Encoding, part: int = 0) -> str:
+def key_of(unit: Unit, split: Split, encoding: Encoding, part: int = 0, *, format: int = FORMAT) -> str:
     """Return the name of the shard that part number `part` of a unit becomes in a split."""
     files = [
         (file.name, content.digest, treatment(file, encoding.held_out), file.reading.signature)
@@ -157,7 +159,7 @@ def key_of(unit: Unit, split: Split, encoding: Encoding, part: int = 0) -> str:
     if unit.span and unit.span.digest:
         files = [(files[0][0], unit.span.digest, *files[0][2:])]
     span = unit.span and (unit.span.first if unit.span.digest else (unit.span.start, unit.span.end))
-    return of_value([FORMAT, asdict(encoding), split, part, span, files])
+    return of_value([format, asdict(encoding), split, part, span, files])
 
 
 def path_of(cache: Path, key: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -65,6 +66,11 @@ class LoadedTokenizer:
 
     def __reduce__(self) -> tuple[type[LoadedTokenizer], tuple[Path, bytes, Beside]]:
         return LoadedTokenizer, (self.path, self._content, self._beside)
+
+    @cached_property
+    def content_digest(self) -> str:
+        """A digest of the file's content alone: the `fingerprint` of tokenizers in caches of format 2."""
+        return hashlib.blake2b(self._content, digest_size=16).hexdigest()
 
     @property
     def dtype(self) -> str:

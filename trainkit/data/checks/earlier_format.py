@@ -1,0 +1,105 @@
+"""Data of runs that began when shards had format 2: whether their tokens and their order would be the same today.
+
+Such a run knows its data by a fingerprint that no longer comes out, though most data gives the same tokens as then. The
+old fingerprint follows from the same files, tokenizer and encoding, so it can still be computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from trainkit.data.batches.dataset import stages_of
+from trainkit.data.batches.order import MIXTURE_BLOCK
+from trainkit.data.cache import ledger, shards
+from trainkit.data.cache.build import Cache
+from trainkit.data.sources.digests import of_value
+from trainkit.data.tokenizer.special_tokens import NAMES, Role
+from trainkit.errors import TrainkitError
+from trainkit.recipe import Recipe
+from trainkit.recipe.sections.document import Chat, Prompt
+from trainkit.recipe.sections.source import HuggingFace, RowSource, Source, Tokens
+
+FORMAT = 2
+
+
+def check_same_data(cache: Cache, recipe: Recipe, recorded: str, *, where: Path) -> None:
+    """Check that a run whose checkpoint in `where` has the fingerprint `recorded` was trained on this cache.
+
+    Raises:
+        TrainkitError: the files, the tokenizer or the encoding are others, or the run began with an earlier format and
+            the same files would give other tokens now, or the same tokens in another order.
+    """
+    if recorded == cache.fingerprint:
+        return
+    changes = list(_changes(cache, recipe))
+    if recorded != _fingerprint(cache) and not changes:
+        raise TrainkitError(
+            f"the data is not what this run was trained on: its checkpoint has the fingerprint {recorded},"
+            f" the data {cache.fingerprint}",
+            where=str(where),
+            hint="bring the source files and the tokenizer back as they were, or begin a new run",
+        )
+    if changes:
+        raise TrainkitError(
+            "the data is not what this run was trained on, or this version of trainkit reads it differently:\n"
+            + "\n".join(f"  {change}" for change in changes),
+            where=str(where),
+            hint="resume with the version of trainkit that began the run, or begin a new run",
+        )
+
+
+def _fingerprint(cache: Cache) -> str:
+    """Return the fingerprint that this data had in format 2: the tokenizer's did not hold its begin and end tokens."""
+    tokenizer = cache.tokenizer.content_digest
+    names = []
+    for source in cache.trained.sources:
+        pixels = source.encoding.tokenizer != cache.tokenizer.fingerprint
+        encoding = source.encoding if pixels else replace(source.encoding, tokenizer=tokenizer)
+        split = encoding.splits[0]
+        units = [shards.key_of(unit, split, encoding, format=FORMAT) for unit in source.units]
+        names.append(ledger.name_of_keys(units, source.limit))
+    return of_value([tokenizer, names])
+
+
+def _changes(cache: Cache, recipe: Recipe) -> Iterator[str]:
+    """Yield what the same files and tokenizer would give now that differs from what they gave in format 2."""
+    spec = recipe.data.encoding
+    if spec.eos:
+        yield from _other_token(cache, "eos", cache.tokenizer.end_of_text, "end")
+    if spec.bos is True:
+        yield from _other_token(cache, "bos", cache.tokenizer.beginning_of_text, "begin")
+    for number, source in enumerate(recipe.data.train):
+        if change := _other_reading(cache, number, source):
+            yield f"data.train.{number}: {change}"
+    if any(source.weight is not None for source in recipe.data.train):
+        for begin, weights in stages_of(recipe.data.train).items():
+            if _was_rounded(weights):
+                yield f"the weights of data.train from step {begin} on were rounded to {MIXTURE_BLOCK}ths"
+
+
+def _other_token(cache: Cache, role: Role, now: int | None, verb: str) -> Iterator[str]:
+    """Yield that documents would begin or end with another token: it used to be the first of the usual names."""
+    before = next((id_ for name in NAMES[role] if (id_ := cache.tokenizer.token_id(name)) is not None), None)
+    if before != now:
+        names = [repr(cache.tokenizer.name(id_)) if id_ is not None else "no token" for id_ in (before, now)]
+        yield f"documents {verb} with {names[1]} now, and with {names[0]} before"
+
+
+def _other_reading(cache: Cache, number: int, source: Source) -> str | None:
+    if isinstance(source, RowSource) and isinstance(source.document, Prompt | Chat):
+        return "prompts and conversations are tokenised as a whole now, and were tokenised part by part"
+    if isinstance(source, HuggingFace) and Path(source.id).is_dir():
+        return "a dataset directory is known by the content of its files now, and was known by their times"
+    if isinstance(source, Tokens):
+        cache.sources[number].wait(None)
+        if empty := sum(shard.empty for shard in cache.trained.sources[number].shards):
+            return f"{empty:,} rows without token ids are left out now, and were documents"
+    return None
+
+
+def _was_rounded(weights: Sequence[float]) -> bool:
+    """Whether a source's share of a block of examples is no whole number: shares used to be rounded to whole ones."""
+    shares = [weight / sum(weights) * MIXTURE_BLOCK for weight in weights]
+    return any(abs(share - round(share)) > 1e-6 for share in shares)
