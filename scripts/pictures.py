@@ -24,7 +24,7 @@ from textual.app import App
 from textual.pilot import Pilot
 
 from trainkit.dashboard.app import NAMES, Dashboard
-from trainkit.dashboard.commands import Key, keys_in_force
+from trainkit.dashboard.keys import Key, keys_in_force
 from trainkit.dashboard.pages import Page
 from trainkit.dashboard.runs.app import RunsApp, RunSelection
 from trainkit.dashboard.runs.browse import Opened

@@ -16,7 +16,7 @@ from viewer import drive, screen_text, until, write_run
 
 from trainkit.dashboard.app import NAMES, Dashboard
 from trainkit.dashboard.charts.chart import Chart
-from trainkit.dashboard.panels.charts import LossChart
+from trainkit.dashboard.panels.overview import LossChart
 from trainkit.dashboard.screens import Help
 from trainkit.events import reducer
 from trainkit.events.series import Series

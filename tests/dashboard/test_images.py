@@ -22,7 +22,7 @@ from textual.pilot import Pilot
 from trainkit.dashboard import images
 from trainkit.dashboard.app import Dashboard
 from trainkit.dashboard.pages.samples import SamplesPage
-from trainkit.dashboard.panels.sample import SampleImage, predicted
+from trainkit.dashboard.panels.sample import SampleImage, prediction_lines
 from trainkit.dashboard.picture import once
 from trainkit.events import plain_log
 from trainkit.events.log import EventLog, read
@@ -172,7 +172,7 @@ def test_a_hostile_sample_is_inert_and_the_page_goes_on(tmp_path: Path) -> None:
 )
 def test_predictions_are_bars_whose_signs_say_right_or_wrong(expected: str, signs: list[str]) -> None:
     sample = SampleText(1, "p", "", predictions=(("cat", 0.7), ("dog", 0.25), ("[b]owl[/]", 0.05)), expected=expected)
-    lines = [line.plain for line in predicted(sample)]
+    lines = [line.plain for line in prediction_lines(sample)]
     assert [line[0] for line in lines] == signs
     full = [line.count("━") for line in lines]
     assert full[:3] == sorted(full[:3], reverse=True) and full[0] > full[1] and "70.0%" in lines[0]

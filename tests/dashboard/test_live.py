@@ -22,8 +22,8 @@ from viewer import drive, screen_text, until, write_run
 
 from trainkit.dashboard import app
 from trainkit.dashboard.app import Dashboard
-from trainkit.dashboard.charts.titles import told_value
-from trainkit.dashboard.panels.charts import LossChart
+from trainkit.dashboard.charts.titles import format_value
+from trainkit.dashboard.panels.overview import LossChart
 from trainkit.events.client import send
 from trainkit.events.log import NAME, EventLog, read
 from trainkit.events.view import View
@@ -164,7 +164,7 @@ def ages(run: Path, screen: str, now: float) -> tuple[float, float]:
     header, chart = re.search(r"step ([\d,]+) /", screen), re.search(r"─ loss  (\S+)", screen)
     assert header and chart, screen
     step = int(header[1].replace(",", ""))
-    losses = [told_value("train/loss", metrics["train/loss"]) for _, _, metrics in log]
+    losses = [format_value("train/loss", metrics["train/loss"]) for _, _, metrics in log]
     shown = len(losses) - losses[::-1].index(chart[1])
     missed = [t for t, later, _ in log if later > step], [t for t, _, _ in log[shown:]]
     return now - min([now, *missed[0]]), now - min([now, *missed[1]])

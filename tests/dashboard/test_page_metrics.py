@@ -23,8 +23,8 @@ from trainkit.dashboard.charts import chart
 from trainkit.dashboard.charts.columns import StepRange
 from trainkit.dashboard.charts.keys import ChartKeys
 from trainkit.dashboard.charts.plot import Picture
-from trainkit.dashboard.charts.titles import facts, goal
-from trainkit.dashboard.pages.metrics import HEIGHT, WIDTH, MetricsPage, compiled, layout, ordered
+from trainkit.dashboard.charts.titles import goal, summarize
+from trainkit.dashboard.pages.metrics import HEIGHT, WIDTH, MetricsPage, compile_pattern, layout, sort_metrics
 from trainkit.dashboard.panels.metric import MetricCell
 from trainkit.events.reducer import reduce
 from trainkit.events.series import Series
@@ -94,7 +94,7 @@ def test_every_metric_gets_a_chart_with_its_last_and_its_best_value_and_its_chan
     view = a_run()
 
     async def steps(pilot: Pilot[None], page: MetricsPage) -> None:
-        assert cells(page) == ordered(view.series) and page.selected == "train/loss"
+        assert cells(page) == sort_metrics(view.series) and page.selected == "train/loss"
         told = frame(page)
         for name in ("train/loss", "optimizer/learning_rate", "gradients/norm", "memory/host  1.2 GB"):
             assert name in told, name
@@ -109,8 +109,8 @@ def test_every_metric_gets_a_chart_with_its_last_and_its_best_value_and_its_chan
 def test_metrics_are_ordered_by_pin_then_group_then_name() -> None:
     names = ["own/x", "host/cpu", "gradients/norm", "train/loss", "validation/b/loss", "train/accuracy", "a"]
     in_order = ["train/accuracy", "train/loss", "validation/b/loss", "gradients/norm", "host/cpu", "a", "own/x"]
-    assert ordered(names) == in_order
-    assert ordered(names, pinned={"host/cpu", "gone"})[:2] == ["host/cpu", "train/accuracy"]
+    assert sort_metrics(names) == in_order
+    assert sort_metrics(names, pinned={"host/cpu", "gone"})[:2] == ["host/cpu", "train/accuracy"]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_grid_holds_all_charts_or_as_many_as_there_is_room_for(count: int, wid
 @given(st.lists(st.floats(), max_size=60))
 def test_a_summary_is_of_the_finite_values_only(values: list[float]) -> None:
     made, finite = series(values), [value for value in values if math.isfinite(value)]
-    found = facts(made)
+    found = summarize(made)
     assert (found is None) == (not finite)
     if found is not None:
         assert (found.low, found.high) == (min(finite), max(finite))
@@ -146,12 +146,12 @@ def test_a_summary_is_of_the_finite_values_only(values: list[float]) -> None:
 
 def test_the_change_is_the_last_tenth_against_the_first_of_what_is_shown() -> None:
     made = series([5.0] * 11 + [9.0] * 80 + [1.0] * 10)
-    found = facts(made)
+    found = summarize(made)
     assert found is not None and found.change == (5.0, 1.0)
-    found = facts(made, StepRange(40, 101))
+    found = summarize(made, StepRange(40, 101))
     assert found is not None and found.change == (9.0, pytest.approx((9 * 0 + 6 * 1) / 6))
     for few, change in (([3.0], None), ([3.0, 4.0], (3.0, 4.0))):
-        found = facts(series(few))
+        found = summarize(series(few))
         assert found is not None and found.change == change
 
 
@@ -160,7 +160,7 @@ def test_what_is_told_of_a_thinned_series_is_what_is_told_of_the_whole_one(value
     few = Series(limit=16)
     for step, value in enumerate(values, 1):
         few.add(step, value)
-    one, other = facts(few), facts(series(values))
+    one, other = summarize(few), summarize(series(values))
     assert one is not None and other is not None and one[:5] == other[:5]
 
 
@@ -168,7 +168,7 @@ def test_what_is_told_of_a_thinned_series_is_what_is_told_of_the_whole_one(value
 @settings(max_examples=200)
 def test_no_pattern_is_raised(pattern: str) -> None:
     for text in (pattern, f"({pattern}", f"[{pattern}", f"a{{{'9' * 30}}}{pattern}"):
-        assert compiled(text), "neither a pattern nor what is wrong with it"
+        assert compile_pattern(text), "neither a pattern nor what is wrong with it"
 
 
 def test_a_filter_shows_what_matches_and_a_wrong_pattern_is_said_in_its_border() -> None:

@@ -148,6 +148,6 @@ def test_the_chosen_prompt_stays_chosen_when_new_ones_come_and_the_first_is_when
         more(*(sampled(step, "typed", "again") for step in range(40, 110)))
         dashboard.load()
         await pilot.pause()
-        assert page._prompts == ["typed"] and page._prompt == 0 and page.habits()["prompt"] == PROMPTS[1]
+        assert page._prompts == ["typed"] and page._prompt == 0 and page.preferences()["prompt"] == PROMPTS[1]
 
     drive(run, steps)

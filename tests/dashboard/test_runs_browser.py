@@ -33,12 +33,20 @@ from trainkit.dashboard.panels.rows import RowTable
 from trainkit.dashboard.runs import app as browser
 from trainkit.dashboard.runs.app import RunsApp, RunSelection
 from trainkit.dashboard.runs.browse import Opened
-from trainkit.dashboard.runs.leaderboard import LISTED, Arrangement, SortOrder, lines, metrics, ranked, spark
+from trainkit.dashboard.runs.leaderboard import (
+    LISTED,
+    Arrangement,
+    SortOrder,
+    leaderboard_rows,
+    list_rows,
+    metrics,
+    spark,
+)
 from trainkit.errors import TrainkitError
 from trainkit.events.schema import Event
 from trainkit.rundir import listing as shelves
 from trainkit.rundir import marks
-from trainkit.rundir import summary as glances
+from trainkit.rundir import summary as summaries
 from trainkit.rundir.listing import RunList, neighbours
 from trainkit.rundir.summary import LOSS, SummaryReader
 
@@ -80,15 +88,15 @@ def runs(tmp_path: Path) -> Path:
 
 def browse(
     directory: Path, steps: Steps, *, size: tuple[int, int] = (120, 40), arrangement: Arrangement | None = None,
-    readonly: bool = False, shelf: RunList | None = None,
+    readonly: bool = False, listed: RunList | None = None,
 ) -> RunSelection | None:  # fmt: skip
     """Open the browser, wait until all logs have been read, and go through `steps`; what was chosen."""
-    shelf = shelf or RunList(directory)
+    listed = listed or RunList(directory)
 
     async def drive_it() -> RunSelection | None:
-        app = RunsApp(shelf, arrangement or Arrangement(), readonly=readonly)
+        app = RunsApp(listed, arrangement or Arrangement(), readonly=readonly)
         async with app.run_test(size=size) as pilot:
-            while not shelf.passes:
+            while not listed.passes:
                 await pilot.pause(0.01)
             app.show()
             await pilot.pause()
@@ -102,11 +110,11 @@ def listed(app: RunsApp) -> list[str]:
     return [line.name for line in app._lines]
 
 
-def read(run: Path) -> glances.RunSummary:
-    glance = SummaryReader(run)
-    glance.read()
-    assert glance.facts is not None
-    return glance.facts
+def read(run: Path) -> summaries.RunSummary:
+    summary = SummaryReader(run)
+    summary.read()
+    assert summary.facts is not None
+    return summary.facts
 
 
 def test_checkpoints_that_are_kept_are_told_of_a_run(runs: Path) -> None:
@@ -157,8 +165,8 @@ def test_of_a_long_log_only_a_sample_of_the_steps_is_parsed(tmp_path: Path, monk
     told = ended(5000)
     run = fake_run.write(tmp_path / "run", told)
     parsed = []
-    monkeypatch.setattr(glances, "TAIL", 1 << 16)
-    monkeypatch.setattr(glances, "_event", lambda line: parsed.append(line) or json.loads(line))
+    monkeypatch.setattr(summaries, "TAIL", 1 << 16)
+    monkeypatch.setattr(summaries, "_event", lambda line: parsed.append(line) or json.loads(line))
     facts = read(run)
     assert len(parsed) < 500 and facts.step == 5000 and facts.loss == folded(told).last(LOSS)
 
@@ -166,16 +174,16 @@ def test_of_a_long_log_only_a_sample_of_the_steps_is_parsed(tmp_path: Path, monk
 def test_a_run_that_grows_is_read_on_and_one_that_is_begun_anew_from_its_beginning(tmp_path: Path) -> None:
     told = fake_run.events(20, total=40)
     run = fake_run.write(tmp_path / "run", told)
-    glance = SummaryReader(run)
-    glance.read()
+    summary = SummaryReader(run)
+    summary.read()
     with (run / fake_run.NAME).open("a") as log:
         step = {"type": "step", "t": 1.8e9, "step": 21, "attempt": 1, "metrics": {LOSS: 0.25}}
         log.write(json.dumps(step) + '\n{"type": "st')
-    glance.read()
-    assert glance.facts and (glance.facts.step, glance.facts.loss, glance.facts.total) == (21, 0.25, 40)
+    summary.read()
+    assert summary.facts and (summary.facts.step, summary.facts.loss, summary.facts.total) == (21, 0.25, 40)
     fake_run.write(run, fake_run.events(3, total=9))
-    glance.read()
-    assert glance.facts and (glance.facts.step, glance.facts.total) == (3, 9)
+    summary.read()
+    assert summary.facts and (summary.facts.step, summary.facts.total) == (3, 9)
 
 
 def test_a_run_whose_log_has_not_changed_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,30 +191,30 @@ def test_a_run_whose_log_has_not_changed_is_not_read_again(tmp_path: Path, monke
     for name, told in (("ended", ended(20)), ("crashed", fake_run.events(20, total=40))):
         fake_run.write(directory / name, [{**told[0], "pid": NOBODY}, *told[1:]])
     (directory / "ended" / "lock").touch()
-    runs, is_replaced = RunList(directory), glances.is_replaced
+    runs, is_replaced = RunList(directory), summaries.is_replaced
     runs.read()
-    assert {name: run.facts.state for name, run in runs.glances.items() if run.facts} == {
+    assert {name: run.facts.state for name, run in runs.summaries.items() if run.facts} == {
         "ended": "finished", "crashed": "crashed"
     }  # fmt: skip
     # asked of every log that is opened
-    monkeypatch.setattr(glances, "is_replaced", lambda *found: opened.append(found) or is_replaced(*found))
-    monkeypatch.setattr(glances, "reduce", lambda *_: pytest.fail("an event was read again"))
+    monkeypatch.setattr(summaries, "is_replaced", lambda *found: opened.append(found) or is_replaced(*found))
+    monkeypatch.setattr(summaries, "reduce", lambda *_: pytest.fail("an event was read again"))
     runs.read()
     assert opened == []
     # a checkpoint that is marked shows although the log has not changed
     (directory / "ended" / "checkpoints" / "9").mkdir(parents=True)
     marks.mark(directory / "ended" / "checkpoints" / "9", keep=True)
     runs.read()
-    assert opened == [] and runs.glances["ended"].kept == (9,)
+    assert opened == [] and runs.summaries["ended"].kept == (9,)
     # a trainer that resumes the run takes the lock before it writes an event
     (directory / "ended" / "lock").write_text(str(os.getpid()))
     runs.read()
-    resumed = runs.glances["ended"].facts
+    resumed = runs.summaries["ended"].facts
     assert len(opened) == 1 and resumed and resumed.state == "starting"
     monkeypatch.undo()
     fake_run.write(directory / "crashed", fake_run.events(30, total=40))
     runs.read()
-    grown = runs.glances["crashed"].facts
+    grown = runs.summaries["crashed"].facts
     assert grown and grown.step == 30
 
 
@@ -220,14 +228,14 @@ def test_a_log_that_stands_in_for_another_is_read_from_its_beginning_though_it_i
     tmp_path: Path, before: list[Event]
 ) -> None:
     run = fake_run.write(tmp_path / "run", before)
-    glance = SummaryReader(run)
-    glance.read()
+    summary = SummaryReader(run)
+    summary.read()
     fake_run.write(tmp_path / "new", fake_run.events(60, total=90))
     (tmp_path / "new" / fake_run.NAME).replace(run / fake_run.NAME)
     for _ in range(2):
-        glance.read()
-        assert glance.facts and (glance.facts.step, glance.facts.total, glance.facts.broken) == (60, 90, False)
-    assert len(glance._view.series[LOSS]) == 60
+        summary.read()
+        assert summary.facts and (summary.facts.step, summary.facts.total, summary.facts.broken) == (60, 90, False)
+    assert len(summary._view.series[LOSS]) == 60
 
 
 def spoil(directory: Path) -> Iterator[tuple[str, str, bool]]:
@@ -270,11 +278,11 @@ def spoil(directory: Path) -> Iterator[tuple[str, str, bool]]:
 
 def test_what_is_no_run_or_a_broken_one_is_listed_with_what_is_wrong(tmp_path: Path) -> None:
     expected = list(spoil(tmp_path / "runs"))
-    shelf = RunList(tmp_path / "runs")
-    shelf.read()
-    assert shelf.glances.keys() == {name for name, _, _ in expected}
+    listed = RunList(tmp_path / "runs")
+    listed.read()
+    assert listed.summaries.keys() == {name for name, _, _ in expected}
     for name, told, broken in expected:
-        facts = shelf.glances[name].facts
+        facts = listed.summaries[name].facts
         assert facts and told in facts.problem and facts.broken == broken, name
 
     async def steps(pilot: Pilot[RunSelection], app: RunsApp) -> None:
@@ -284,7 +292,7 @@ def test_what_is_no_run_or_a_broken_one_is_listed_with_what_is_wrong(tmp_path: P
             assert len(listed(app)) == len(expected)
         for _ in expected:
             name = app.query_one(RowTable).chosen or ""
-            assert shelf.glances[name].facts.problem in frame(app)  # type: ignore[union-attr]
+            assert listed.summaries[name].facts.problem in frame(app)  # type: ignore[union-attr]
             await pilot.press("j")
             await pilot.pause()
 
@@ -417,9 +425,9 @@ def test_who_comes_back_finds_the_run_that_he_left_chosen(runs: Path) -> None:
     async def steps(pilot: Pilot[RunSelection], app: RunsApp) -> None:
         assert app.query_one(RowTable).chosen == "good"
 
-    shelf = RunList(runs)
-    shelf.read()
-    browse(runs, steps, shelf=shelf, arrangement=Arrangement(chosen="good"))
+    listed = RunList(runs)
+    listed.read()
+    browse(runs, steps, listed=listed, arrangement=Arrangement(chosen="good"))
 
 
 def test_the_leaderboard_ranks_by_the_metric_and_shows_only_keys_that_differ(runs: Path) -> None:
@@ -455,12 +463,12 @@ def test_a_loss_that_is_no_number_has_no_rank_and_is_never_the_best(tmp_path: Pa
         told[-1]["metrics"] = {}
         told += [{"type": "step", "t": 1.7e9, "step": 4, "attempt": 1, "metrics": {LOSS: loss}}]
         fake_run.write(tmp_path / name, told)
-    shelf = RunList(tmp_path)
-    shelf.read()
-    metric = next(metric for metric in metrics(shelf.glances.values()) if metric.name == LOSS)
-    _, found = ranked(list(shelf.glances.values()), metric, marked=())
+    listed = RunList(tmp_path)
+    listed.read()
+    metric = next(metric for metric in metrics(listed.summaries.values()) if metric.name == LOSS)
+    _, found = leaderboard_rows(list(listed.summaries.values()), metric, marked=())
     assert [(line.name, line.cells[1][0]) for line in found] == [("d", "1"), ("b", "2"), ("a", "–"), ("c", "–")]
-    shown = lines(list(shelf.glances.values()), SortOrder("best"), metric, now=0.0, marked=())
+    shown = list_rows(list(listed.summaries.values()), SortOrder("best"), metric, now=0.0, marked=())
     assert [line.name for line in shown if any("★" in text for text, _ in line.cells)] == ["d"]
 
 
@@ -476,7 +484,7 @@ def test_a_run_is_deleted_only_after_a_yes_and_with_all_that_is_in_it(runs: Path
             await pilot.pause()
             assert (runs / "worst").is_dir()
         await pilot.press("delete", "y")
-        while "worst" in app._shelf.glances:
+        while "worst" in app._runs.summaries:
             await pilot.pause(0.02)
 
     browse(runs, steps)
@@ -508,18 +516,18 @@ def test_a_deletion_that_has_begun_is_finished_though_the_browser_is_left(
 
 
 def test_a_run_at_work_is_not_deleted_nor_what_is_no_run_nor_by_who_may_only_look(runs: Path) -> None:
-    shelf = RunList(runs)
+    listed = RunList(runs)
     fake_run.write(runs / "lives", fake_run.events(3, total=9))
     (runs / "notes").mkdir()
     for name, why in (("lives", "a trainer is at work"), ("notes", "this is no run")):
         with pytest.raises(TrainkitError, match=why):
-            shelf.delete(name)
+            listed.delete(name)
     lock = os.open(runs / "best" / "lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)
     with pytest.raises(TrainkitError, match="a trainer is at work"):
-        shelf.delete("best")
+        listed.delete("best")
     os.close(lock)
-    shelf.delete("best")
+    listed.delete("best")
     assert sorted(os.listdir(runs)) == ["good", "lives", "notes", "poor", "worst"]
 
     async def steps(pilot: Pilot[RunSelection], app: RunsApp) -> None:
@@ -534,13 +542,13 @@ def test_a_link_is_unlinked_and_links_inside_a_run_are_not_followed(runs: Path, 
     (outside / "precious").write_text("x")
     (runs / "linked").symlink_to(outside)
     (runs / "poor" / "data").symlink_to(outside)
-    shelf = RunList(runs)
-    shelf.delete("linked")
-    shelf.delete("poor")
+    listed = RunList(runs)
+    listed.delete("linked")
+    listed.delete("poor")
     assert sorted(os.listdir(runs)) == ["best", "good", "worst"]
     assert (outside / "precious").read_text() == "x"
     with pytest.raises(AssertionError):
-        shelf.delete("../outside")
+        listed.delete("../outside")
 
 
 def test_the_neighbours_of_a_run_are_the_other_runs_beside_it(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,11 +171,11 @@ async def each_page(pilot: Pilot[Any], app: Dashboard, show: Show) -> None:
 
 async def browse(runs: Path, size: tuple[int, int], wearing: str, show: Show) -> None:
     """Show the list of the runs, and the leaderboard."""
-    shelf = RunList(runs)
-    app = RunsApp(shelf, Arrangement())
+    runs = RunList(runs)
+    app = RunsApp(runs, Arrangement())
 
     async def each(pilot: Pilot[Any]) -> None:
-        while not shelf.passes:
+        while not runs.passes:
             await pilot.pause(0.01)
         for name, keys in BROWSED.items():
             await pilot.press(*keys)

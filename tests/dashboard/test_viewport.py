@@ -103,7 +103,7 @@ def test_looks_come_back_and_of_foreign_ones_only_what_is_understood(found: obje
     viewport.adopt(found)
     assert all(look == ChartOptions(True, "0.99", False) for look in viewport.looks.values())
     viewport.change_look("train/loss", ChartOptions(log=True))
-    other.adopt(viewport.habits())
+    other.adopt(viewport.preferences())
     assert other.looks == viewport.looks
     viewport.change_look("train/loss", ChartOptions())
     assert "train/loss" not in viewport.looks

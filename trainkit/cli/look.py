@@ -96,10 +96,10 @@ def runs(directory: Path) -> str:
     """A table of the runs below a directory, the newest last."""
     if not directory.is_dir():
         raise TrainkitError("there is no such directory", where=str(directory), hint="trainkit run RECIPE makes runs/")
-    shelf = RunList(directory)
-    shelf.read()
+    listed = RunList(directory)
+    listed.read()
     found = [
-        (name, g.facts, g.kept) for name, g in shelf.glances.items() if g.facts is not None and is_run(g.directory)
+        (name, g.facts, g.kept) for name, g in listed.summaries.items() if g.facts is not None and is_run(g.directory)
     ]
     if not found:
         return f"no runs in {directory}"

@@ -12,17 +12,16 @@ from textual.events import Event, Key, Resize
 from textual.timer import Timer
 from textual.widgets import ContentSwitcher, Static
 
-from trainkit.dashboard import preferences, replaying
-from trainkit.dashboard.acting import Acting
+from trainkit.dashboard import preferences, replay_keys
 from trainkit.dashboard.charts.keys import ChartKeys
+from trainkit.dashboard.control_keys import ControlKeys
+from trainkit.dashboard.keys import Footer
 from trainkit.dashboard.pages import PAGES, Page
 from trainkit.dashboard.pages.data import DataPage
-from trainkit.dashboard.panels.footer import Footer
 from trainkit.dashboard.panels.header import Header
-from trainkit.dashboard.panels.overview import Overview
+from trainkit.dashboard.panels.overview import WIDE, Overview, TextPanels
 from trainkit.dashboard.panels.tabs import Tabs
-from trainkit.dashboard.panels.texts import WIDE, TextPanels
-from trainkit.dashboard.replaying import Replaying
+from trainkit.dashboard.replay_keys import ReplayKeys
 from trainkit.errors import TrainkitError
 from trainkit.events.series import Series
 from trainkit.events.view import State, View
@@ -41,7 +40,7 @@ PANEL = "the next panel of text, where only one has room"
 OVERVIEW = ("next_panel", "scroll_text")
 
 
-class Dashboard(ChartKeys, Replaying, Acting):
+class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
     """One run on one screen."""
 
     BINDING_GROUP_TITLE = "everywhere"
@@ -50,7 +49,7 @@ class Dashboard(ChartKeys, Replaying, Acting):
     VERTICAL_BREAKPOINTS = [(0, "-flat"), (8, "-low"), (23, "-middle"), (32, "-high")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         *ChartKeys.BINDINGS,  # these and the next have keys in common
-        *Replaying.BINDINGS,
+        *ReplayKeys.BINDINGS,
         Binding("q", "detach", "detach", tooltip=LEAVE),
         Binding("y", "copy", "copy", show=False, tooltip="copy what this page is about to the clipboard"),
         Binding("tab", "next_panel", "next panel", show=False, priority=True, tooltip=PANEL),
@@ -76,12 +75,15 @@ class Dashboard(ChartKeys, Replaying, Acting):
         page: str = "",
         remembered: Path | None = None,
     ) -> None:
-        """With `replay` the run is shown as it went; with it, or `readonly`, nothing can be ordered.
-
-        `remembered` is the file with the person's habits; without one nothing is remembered. `page` is shown first.
+        """
+        Args:
+            replay: show the run as it went; no command can be sent.
+            readonly: no command can be sent.
+            page: the page to begin with.
+            remembered: the file of the person's preferences; without one nothing is remembered.
         """
         forbidden = "this is a replay of what has been" if replay else "this viewer may only look" if readonly else ""
-        kept = preferences.read(remembered) if remembered else preferences.Habits()
+        kept = preferences.read(remembered) if remembered else preferences.Preferences()
         super().__init__(run_directory, kept, forbidden=forbidden, ascii_only=ascii_only)
         self._directory, self._remembered = run_directory, remembered
         self._first_page = page or kept.page
@@ -101,7 +103,7 @@ class Dashboard(ChartKeys, Replaying, Acting):
         yield self._header
         yield self._tabs
         with ContentSwitcher(initial=NAMES[0], id="pages"):
-            yield Overview(self.habits.panel, id=NAMES[0])
+            yield Overview(self.preferences.panel, id=NAMES[0])
             for page in PAGES:
                 yield page(self._directory)
         yield Footer()
@@ -110,7 +112,7 @@ class Dashboard(ChartKeys, Replaying, Acting):
     def on_mount(self) -> None:
         self.end_by_signals()
         for page in self.query(Page):
-            page.adopt(self.habits.pages.get(page.NAME, {}))
+            page.adopt(self.preferences.pages.get(page.NAME, {}))
         if self._first_page in NAMES[1:]:
             self._turn_to(self._first_page)
         self._look_on()
@@ -185,7 +187,7 @@ class Dashboard(ChartKeys, Replaying, Acting):
         read = source.read_share
         self._header.show(view, state=source.state(now), now=now, read=read, problem=source.problem)
         if self.replay:
-            self._tabs.tell(replaying.told(self.replay))
+            self._tabs.tell(replay_keys.status(self.replay))
         if (forbidden := self.forbidden) != self._forbade:
             self._forbade = forbidden
             self.refresh_bindings()
@@ -219,9 +221,9 @@ class Dashboard(ChartKeys, Replaying, Acting):
     def remember(self) -> None:
         if self._remembered and self._pages():
             for page in self.screen_stack[0].query(Page):
-                self.habits.pages[page.NAME] = page.habits()
-            self.habits.looks = self.viewport.habits()
-            preferences.write(self.habits, self._remembered)
+                self.preferences.pages[page.NAME] = page.preferences()
+            self.preferences.looks = self.viewport.preferences()
+            preferences.write(self.preferences, self._remembered)
 
     def action_detach(self) -> None:
         self.remember()
@@ -233,7 +235,7 @@ class Dashboard(ChartKeys, Replaying, Acting):
     def action_next_panel(self) -> None:
         texts = self.screen_stack[0].query_one(TextPanels)
         texts.turn()
-        self.habits.panel = texts.shown
+        self.preferences.panel = texts.shown
 
     def action_scroll_text(self, lines: int) -> None:
         self.screen_stack[0].query_one(TextPanels).scroll_lines(lines)
@@ -284,7 +286,7 @@ class Dashboard(ChartKeys, Replaying, Acting):
         screen.query_one("#pages", ContentSwitcher).current = name
         self._tabs.choose(name)
         screen.set_focus(self._page())
-        self.habits.page = name
+        self.preferences.page = name
         self.remember()
         self.poll(everything=True)
 

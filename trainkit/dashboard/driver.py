@@ -48,7 +48,7 @@ class Terminal(LinuxDriver):
             ready, _, _ = select.select([self.fileno, self._waking.pipe], [], [], wait)
             wait = None
             if self.fileno in ready:
-                if not (typed := _typed(self.fileno)):
+                if not (typed := _read_typed(self.fileno)):
                     os.kill(os.getpid(), signal.SIGHUP)  # as when it is told so by the kernel
                     return
                 wait = ALONE
@@ -98,7 +98,7 @@ class _Lasting:
         return self._file.isatty()
 
 
-def _typed(terminal: int) -> bytes:
+def _read_typed(terminal: int) -> bytes:
     """What was typed; nothing where the terminal has gone."""
     try:
         return os.read(terminal, 1 << 12)

@@ -25,7 +25,7 @@ BAR = 14
 Part = tuple[str, str]
 
 
-def facts(view: View) -> Content:
+def machine_facts(view: View) -> Content:
     """All that is known, in sections."""
     kinds = (_time, _speed, _plan, _devices, _host, _versions)
     sections = [part for part in (kind(view) for kind in kinds) if part]
@@ -34,7 +34,7 @@ def facts(view: View) -> Content:
 
 def core_lines(view: View, width: int) -> list[Content]:
     """How busy each core of the host is, a block of eighths for each, on lines of at most `width` cells."""
-    cores = [view.series[name].values[-1] for name in numbered(view, CORES)]
+    cores = [view.series[name].values[-1] for name in metrics_below(view, CORES)]
     head = len(f"cores {len(cores)}–{len(cores)}  ")
     most = min(CORES_A_LINE, width - head)
     if not cores or most < 1:
@@ -48,7 +48,7 @@ def core_lines(view: View, width: int) -> list[Content]:
     return lines
 
 
-def numbered(view: View, prefix: str) -> list[str]:
+def metrics_below(view: View, prefix: str) -> list[str]:
     """The metrics below a prefix, by the number after it."""
     names = [name for name in view.series if name.startswith(prefix)]
     return sorted(names, key=lambda name: (len(name), name))
@@ -142,9 +142,9 @@ def _devices(view: View) -> list[list[Part]]:
         (UTILIZATION, "busy {:.0%} of the time".format),
     )
     for prefix, form in forms:
-        for name in numbered(view, prefix):
+        for name in metrics_below(view, prefix):
             told.setdefault(name[len(prefix) :], []).append(form(view.series[name].values[-1]))
-    for name in numbered(view, DEVICES):
+    for name in metrics_below(view, DEVICES):
         used = view.series[name].values[-1]
         of = limit or total
         full = used / of if of else 0.0

@@ -16,7 +16,7 @@ LONGEST = 1 << 18
 
 
 @dataclass
-class Habits:
+class Preferences:
     """Choices that outlive a viewer. Values may come from a foreign file: who uses one checks that it is one of his."""
 
     theme: str = ""
@@ -37,31 +37,31 @@ def where() -> Path:
     return Path(given if os.path.isabs(given) else "~/.local/state").expanduser() / "trainkit" / NAME
 
 
-def read(path: Path) -> Habits:
+def read(path: Path) -> Preferences:
     """What is remembered; the defaults in place of what is damaged, foreign or not there."""
-    habits = Habits()
+    preferences = Preferences()
     try:
         with path.open("rb") as file:
             found = json.loads(file.read(LONGEST))
     except (OSError, ValueError, RecursionError):
-        return habits
+        return preferences
     if not isinstance(found, dict):
-        return habits
-    for name, default in asdict(habits).items():
+        return preferences
+    for name, default in asdict(preferences).items():
         if isinstance(value := found.get(name), type(default)):
-            setattr(habits, name, value)
-    habits.pages = {name: page for name, page in habits.pages.items() if isinstance(page, dict)}
-    return habits
+            setattr(preferences, name, value)
+    preferences.pages = {name: page for name, page in preferences.pages.items() if isinstance(page, dict)}
+    return preferences
 
 
-def write(habits: Habits, path: Path) -> None:
+def write(preferences: Preferences, path: Path) -> None:
     """Replace the file in one go. Where that cannot be, nothing is remembered, and nobody is told: nothing is lost."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{NAME}.")
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump(asdict(habits), file, indent=1)
+                json.dump(asdict(preferences), file, indent=1)
             os.replace(name, path)
         except OSError:
             os.unlink(name)

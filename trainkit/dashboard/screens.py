@@ -14,8 +14,8 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from trainkit.dashboard import theme
-from trainkit.dashboard.commands import Key
-from trainkit.dashboard.panels.charts import MARKS
+from trainkit.dashboard.charts.plot import MARKS
+from trainkit.dashboard.keys import Key
 from trainkit.errors import TrainkitError
 
 #: What the signs on a chart mean; the first two are drawn for every loss.

@@ -16,18 +16,14 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 from trainkit.errors import DONE, FAILED, INTERRUPTED, TrainkitError
-from trainkit.events.process import lock_holder
-from trainkit.events.view import State
 from trainkit.text import neutralise
 
 #: The viewer steps back for the trainer, which may want every core. Not further: where none is idle, it would answer
 #: keys only after seconds.
 NICENESS = 10
-#: How a run in this state came to its end, in words.
-ENDED = {"stopped": "has stopped", "interrupted": "was interrupted", "failed": "has failed", "crashed": "has crashed"}
 #: Signals that end a process.
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT)
 #: Ends what a killed viewer has begun: an unfinished sequence, a synchronised update, mouse, focus and size reports,
@@ -57,6 +53,7 @@ def watch(
     def show() -> None:
         from trainkit.dashboard import images, preferences
         from trainkit.dashboard.app import Dashboard, require_page
+        from trainkit.dashboard.control_keys import farewell
         from trainkit.dashboard.filters import wants_ascii
         from trainkit.rundir.replay import Replay
 
@@ -78,25 +75,6 @@ def watch(
         print(neutralise(farewell(run_directory, "replayed" if replay else dashboard.state)), file=sys.stderr)
 
     guarded(show)
-
-
-def farewell(run: Path, state: State | Literal["replayed"]) -> str:
-    """Return what to print when the dashboard has gone: how the run stands, how to come back and how to stop it."""
-    back = f"  come back:  trainkit watch {run}"
-    match state:
-        case "replayed":
-            return f"left the replay of {run}\n  see it again:  trainkit watch {run} --replay"
-        case "waiting" | "starting" | "caching" | "compiling":
-            # there is no control socket yet, and the log may not know the process
-            if (trainer := lock_holder(run)) is None:
-                return f"detached from {run}\n{back}"
-            doing = "at work" if state == "waiting" else state
-            return f"detached; the trainer is {doing} and continues\n{back}\n  stop it:    kill {trainer}"
-        case "finished":
-            return f"the run is finished: {run}"
-        case "stopped" | "interrupted" | "failed" | "crashed":
-            return f"the run {ENDED[state]}; to continue it:  trainkit resume {run}"
-    return f"detached; the run continues\n{back}\n  stop it:    trainkit send {run} stop"
 
 
 def require_terminal(hint: str) -> None:

@@ -19,10 +19,10 @@ from textual.filter import LineFilter, Monochrome
 from textual.notifications import SeverityLevel
 
 from trainkit.dashboard import theme
-from trainkit.dashboard.commands import PaletteCommands, keys_in_force
 from trainkit.dashboard.driver import Terminal
 from trainkit.dashboard.filters import Ascii, Colorless
-from trainkit.dashboard.preferences import Habits
+from trainkit.dashboard.keys import PaletteCommands, keys_in_force
+from trainkit.dashboard.preferences import Preferences
 from trainkit.dashboard.screens import Help
 from trainkit.text import neutralise
 
@@ -34,7 +34,7 @@ PALETTE = "whatever a key does, by its name"
 
 class Themed(App[T]):
     """Attributes:
-    habits: what is remembered of the person; whoever changes it calls `remember`.
+    preferences: what is remembered of the person; whoever changes it calls `remember`.
     signal: the signal that ended it, if one did.
     """
 
@@ -53,16 +53,16 @@ class Themed(App[T]):
         Binding("colon", "command_palette", "commands", show=False, tooltip=PALETTE),
     ]
 
-    def __init__(self, habits: Habits, *, ascii_only: bool = False) -> None:
+    def __init__(self, preferences: Preferences, *, ascii_only: bool = False) -> None:
         self._colorless, self._ascii = Colorless(), Ascii(enabled=ascii_only)
         super().__init__()
         theme.install(self)
-        self.habits = habits
+        self.preferences = preferences
         self.signal: int | None = None
         if os.environ.get("NO_COLOR"):
             self.theme = theme.PLAIN
-        elif habits.theme in theme.THEMES:
-            self.theme = habits.theme
+        elif preferences.theme in theme.THEMES:
+            self.theme = preferences.theme
 
     def get_driver_class(self) -> type[Driver]:
         """Textual's own, but for the one that wakes without need."""
@@ -97,11 +97,11 @@ class Themed(App[T]):
 
     def wear(self, name: str) -> None:
         """Change to the theme of this name, and remember it."""
-        self.theme = self.habits.theme = name
+        self.theme = self.preferences.theme = name
         self.remember()
 
     def remember(self) -> None:
-        """Keep `habits` for the next time. Nobody does here."""
+        """Keep `preferences` for the next time. Nobody does here."""
 
     def action_next_theme(self) -> None:
         names = list(theme.THEMES)

@@ -18,24 +18,24 @@ class RunList:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.glances: dict[str, SummaryReader] = {}
+        self.summaries: dict[str, SummaryReader] = {}
         #: How often all have been read.
         self.passes = 0
 
     def read(self, *, stop: Callable[[], bool] = lambda: False) -> None:
         """Find the runs and read what is new of each, the last written first."""
         names = _directories(self.directory)
-        self.glances = {name: self.glances.get(name) or SummaryReader(self.directory / name) for name in names}
-        for glance in self.glances.values():
-            glance.read(stop=stop)
+        self.summaries = {name: self.summaries.get(name) or SummaryReader(self.directory / name) for name in names}
+        for summary in self.summaries.values():
+            summary.read(stop=stop)
             if stop():
                 return
         self.passes += 1
 
     def measure(self, *, stop: Callable[[], bool] = lambda: False) -> None:
         """Count the bytes that each run takes on disk. With many checkpoints this is slow."""
-        for glance in self.glances.values():
-            glance.measure(stop=stop)
+        for summary in self.summaries.values():
+            summary.measure(stop=stop)
 
     def delete(self, name: str) -> None:
         """Delete a run: of a link the link alone, of a directory all that is in it, nothing that links in it lead to.
@@ -52,9 +52,9 @@ class RunList:
                 return
             if not is_run(run):
                 raise TrainkitError("this is no run", where=where, hint="it has neither a log nor a recipe")
-            glance = SummaryReader(run)
-            glance.read()
-            if glance.facts and glance.facts.state is not None and glance.facts.state not in ENDED:
+            summary = SummaryReader(run)
+            summary.read()
+            if summary.facts and summary.facts.state is not None and summary.facts.state not in ENDED:
                 raise _at_work(where, name)
             with _Lock(run) as free:
                 if not free:

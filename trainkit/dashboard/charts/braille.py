@@ -28,7 +28,7 @@ def line(of: Envelope, *, y_range: tuple[float, float], rows: int, columns: int)
         level = np.rint(last[left] + share * (first[right] - last[left])).astype(np.intp)
         top[between] = bottom[between] = level
     joined = _unbroken(of, across, place)
-    return _fill(across, *_joined(top, bottom, joined), drawn=joined | ~between, rows=rows, columns=columns)
+    return _fill(across, *_close_gaps(top, bottom, joined), drawn=joined | ~between, rows=rows, columns=columns)
 
 
 def cells(dots: Mask) -> npt.NDArray[np.uint8]:
@@ -55,7 +55,7 @@ def _unbroken(of: Envelope, across: Ints, place: Ints) -> Mask:
     return joined
 
 
-def _joined(top: Ints, bottom: Ints, joined: Mask) -> tuple[Ints, Ints]:
+def _close_gaps(top: Ints, bottom: Ints, joined: Mask) -> tuple[Ints, Ints]:
     """Neighbours that do not touch are each drawn out to the middle between them."""
     top, bottom = top.copy(), bottom.copy()
     falls = joined[1:] & (top[1:] > bottom[:-1] + 1)

@@ -38,19 +38,19 @@ class Caption:
 
     def above(self, width: int) -> Content:
         """The upper border: the name and the last values, or those under the crosshair."""
-        return titles.fitted(self._one(width) if len(self.curves) < 2 else self._several(), width)
+        return titles.fit_parts(self._one(width) if len(self.curves) < 2 else self._several(), width)
 
     def below(self, width: int) -> Content:
         """The lower border: how it is drawn, so that nobody is misled, and more of a single curve."""
         more = [piece for piece in self._more() if sum(len(text) for text, _ in piece.parts) <= width]
-        return titles.fitted([*self._at_cross(), *self._how(), *more], width)
+        return titles.fit_parts([*self._at_cross(), *self._how(), *more], width)
 
     def _one(self, width: int) -> list[TitlePart]:
         """Of a name that is too long the end is told."""
-        value = [self._told(curve) for curve in self.curves]
+        value = [self._value(curve) for curve in self.curves]
         *before, (name, color) = self.title
         room = width - sum(2 + len(text) for text, _ in value) - sum(len(text) for text, _ in before)
-        return [TitlePart(1, [*before, (titles.shortened(name, room), color)]), TitlePart(0, value)]
+        return [TitlePart(1, [*before, (titles.shorten(name, room), color)]), TitlePart(0, value)]
 
     def _several(self) -> list[TitlePart]:
         """Each curve's name and value; its best value and its change where there is room."""
@@ -61,12 +61,12 @@ class Caption:
             if not curve.label:
                 continue
             head = titles.legend(curve, index, letters=self.letters)
-            pieces.append(TitlePart(1 + index, [*head, self._told(curve)]))
-            found = titles.facts(self._series(curve), self.window)
+            pieces.append(TitlePart(1 + index, [*head, self._value(curve)]))
+            found = titles.summarize(self._series(curve), self.window)
             if self.cross is None and found is not None:
                 if titles.goal(curve.metric) and found.last != found.low:
-                    pieces.append(TitlePart(BEST + index, [(titles.told_best(curve.metric, found), theme.DIM)]))
-                pieces.append(TitlePart(CHANGE + index, [titles.told_change(curve.metric, found)]))
+                    pieces.append(TitlePart(BEST + index, [(titles.format_best(curve.metric, found), theme.DIM)]))
+                pieces.append(TitlePart(CHANGE + index, [titles.format_change(curve.metric, found)]))
         return pieces
 
     def _at_cross(self) -> list[TitlePart]:
@@ -100,20 +100,20 @@ class Caption:
         if self.cross is not None or len(self.curves) != 1:
             return []
         (curve,) = self.curves
-        if (found := titles.facts(self._series(curve), self.window)) is None:
+        if (found := titles.summarize(self._series(curve), self.window)) is None:
             return []
-        best = titles.told_best(curve.metric, found)
-        return [TitlePart(BEST, [(best, theme.DIM)]), TitlePart(CHANGE, [titles.told_change(curve.metric, found)])]
+        best = titles.format_best(curve.metric, found)
+        return [TitlePart(BEST, [(best, theme.DIM)]), TitlePart(CHANGE, [titles.format_change(curve.metric, found)])]
 
-    def _told(self, curve: Curve) -> Part:
+    def _value(self, curve: Curve) -> Part:
         """The last value that is shown of a curve, or the one under the crosshair."""
         series = self._series(curve)
         if self.cross is not None:
             cell = self.picture.cell(self.cross)
             found = None if cell is None else titles.reading(series, *self.picture.steps(cell))
-            return titles.told_reading(curve.metric, found)
+            return titles.format_reading(curve.metric, found)
         last = titles.last(series, self.window)
-        return ("–", theme.DIM) if last is None else (titles.told_value(curve.metric, last), theme.TEXT)
+        return ("–", theme.DIM) if last is None else (titles.format_value(curve.metric, last), theme.TEXT)
 
     def _series(self, curve: Curve) -> Series:
         return self.exact.get(curve.metric, curve.series)

@@ -14,7 +14,7 @@ from trainkit.dashboard import theme
 from trainkit.dashboard.charts import titles
 from trainkit.dashboard.charts.captions import Caption
 from trainkit.dashboard.charts.columns import StepRange
-from trainkit.dashboard.charts.curves import ChartOptions, Curve, dressed, extent
+from trainkit.dashboard.charts.curves import ChartOptions, Curve, extent, visible_curves
 from trainkit.dashboard.charts.plot import Picture, draw
 from trainkit.dashboard.charts.titles import Part
 from trainkit.dashboard.charts.viewport import Viewport, viewport_of
@@ -109,7 +109,7 @@ class Chart(Widget):
         return self._curves
 
     @property
-    def told(self) -> str:
+    def title_text(self) -> str:
         """The title without colours."""
         return "".join(text for text, _ in self._title or ())
 
@@ -188,7 +188,7 @@ class Chart(Widget):
         viewport, width = self.viewport, self.outer_size.width - 6
         window = self.window
         caption = Caption(
-            title=self._title, curves=dressed(self._curves, self.look), marks=self._marks,
+            title=self._title, curves=visible_curves(self._curves, self.look), marks=self._marks,
             look=self.look, picture=self.picture(), window=window, cross=self.cross, log_x=self.log_x,
             letters=self.letters, exact=viewport.exact_for(window) if window else {},
         )  # fmt: skip

@@ -67,7 +67,7 @@ def extent(curves: Sequence[Curve], *, log: bool = False) -> StepRange | None:
     return StepRange(max(1.0, low) if log else low, high, log)
 
 
-def dressed(curves: Sequence[Curve], look: ChartOptions) -> list[Curve]:
+def visible_curves(curves: Sequence[Curve], look: ChartOptions) -> list[Curve]:
     """Those that have points. One that is alone and has no band gets one, where it is to be averaged."""
     there = [curve for curve in curves if len(curve.series)]
     if len(there) == 1 and there[0].band is None and look.smoothing not in ("auto", "off"):
@@ -75,7 +75,7 @@ def dressed(curves: Sequence[Curve], look: ChartOptions) -> list[Curve]:
     return there
 
 
-def measured(
+def points_to_draw(
     curve: Curve, window: StepRange, look: ChartOptions, exact: Mapping[str, Series]
 ) -> tuple[Points, Points | None]:
     """What is to be drawn of a curve, and its moving average where that is asked for."""
@@ -88,7 +88,7 @@ def measured(
     return raw, moving_average(curve.series, decay, exact=close, log=look.log)
 
 
-def falling_on(
+def reduce_curve(
     curve: Curve, of: tuple[Points, Points | None], window: StepRange, columns: int, look: ChartOptions
 ) -> DrawnCurve:
     """What of a curve's points falls on each of so many dot columns."""

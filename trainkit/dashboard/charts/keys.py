@@ -194,7 +194,7 @@ class ChartKeys(App[None]):
             return
         parts = (self.run_name, chart.key, f"{window.high:.0f}")
         path = Path("-".join(re.sub(r"[^\w.]+", "-", part).strip("-.") or "chart" for part in parts) + ".svg")
-        name, over = (chart.key, "step") if chart.linked else (chart.told, "")  # which tells what its axis is
+        name, over = (chart.key, "step") if chart.linked else (chart.title_text, "")  # which tells what its axis is
         told = svg(
             chart.curves, window=window, look=chart.look, marks=chart.marks, title=f"{self.run_name} · {name}",
             colors=self.theme_variables, from_zero=chart.from_zero, exact=self.viewport.exact_for(window), over=over,

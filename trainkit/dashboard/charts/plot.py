@@ -21,10 +21,10 @@ from trainkit.dashboard.charts.curves import (
     Curve,
     DrawnCurve,
     Range,
-    dressed,
     extent,
-    falling_on,
-    measured,
+    points_to_draw,
+    reduce_curve,
+    visible_curves,
     y_range,
 )
 from trainkit.dashboard.charts.ticks import Unit
@@ -130,19 +130,19 @@ def draw(
         exact: by metric, every point in the window, of series that keep none there.
     """
     style = partial(theme.rich_style, colors)
-    curves = dressed(curves, look)
+    curves = visible_curves(curves, look)
     window = window or extent(curves, log=log_x)
     if window is None or width < 4 or height < 1:
         return _nothing(width, height, style)
     under = 2 if height >= ROWS_FOR_LINE else 1 if height >= ROWS_FOR_LABELS else 0
     rows = height - under
-    points_of = [measured(curve, window, look, exact or {}) for curve in curves]
+    points_of = [points_to_draw(curve, window, look, exact or {}) for curve in curves]
     rough = [envelope(raw, window=window, columns=max(2, 2 * (width - 6))) for raw, _ in points_of]
     y = y_range(rough, from_zero=from_zero and not look.log, whole=look.whole)
     labels = _y_labels(y, rows, look, unit)
     gutter = min(max(map(len, labels.values()), default=0) + 1, width // 2)
     plot = width - gutter
-    lines = [falling_on(c, of, window, 2 * plot, look) for c, of in zip(curves, points_of, strict=True)]
+    lines = [reduce_curve(c, of, window, 2 * plot, look) for c, of in zip(curves, points_of, strict=True)]
     characters, paint, palette = _paint(lines, y, width=plot, height=rows, letters=letters)
     grid = sorted(labels) if rows >= ROWS_FOR_LINE - 2 else []
     characters[grid] = np.where(paint[grid], characters[grid], ord("┈"))

@@ -12,7 +12,15 @@ import numpy as np
 from trainkit.dashboard import theme
 from trainkit.dashboard.charts import ticks, titles
 from trainkit.dashboard.charts.columns import Envelope, Floats, Ints, StepRange
-from trainkit.dashboard.charts.curves import ChartOptions, Curve, DrawnCurve, dressed, falling_on, measured, y_range
+from trainkit.dashboard.charts.curves import (
+    ChartOptions,
+    Curve,
+    DrawnCurve,
+    points_to_draw,
+    reduce_curve,
+    visible_curves,
+    y_range,
+)
 from trainkit.dashboard.charts.plot import ABOVE, BELOW, MARKS, x_ticks
 from trainkit.events.series import Series
 from trainkit.events.view import Marker
@@ -61,9 +69,9 @@ def svg(
     `over` says below the axis what it counts.
     """
     exact = exact or {}
-    curves = dressed(curves, look)
+    curves = visible_curves(curves, look)
     columns = (WIDTH - LEFT - RIGHT) // COLUMN + 1
-    lines = [falling_on(c, measured(c, window, look, exact), window, columns, look) for c in curves]
+    lines = [reduce_curve(c, points_to_draw(c, window, look, exact), window, columns, look) for c in curves]
     y = y_range([line.raw for line in lines], from_zero=from_zero and not look.log, whole=look.whole)
     place = _Place(window, y)
     unit = titles.unit(curves[0].metric) if curves else ""
@@ -85,10 +93,10 @@ def svg(
     for index, line in enumerate(lines):
         parts += [*_line(line, place, color(line.curve.color), color(line.curve.band or line.curve.color))]
         parts += [_text(sign_x, sign_y, sign, color(theme.BAD)) for sign_x, sign_y, sign in _signs(line.raw, place)]
-        told = titles.facts(exact.get(line.curve.metric, line.curve.series), window)
+        told = titles.summarize(exact.get(line.curve.metric, line.curve.series), window)
         name = one_line(line.curve.label or line.curve.metric)
-        words = f"{name} {titles.told_value(line.curve.metric, told.last)}" if told else name
-        words += f" ({titles.told_best(line.curve.metric, told)})" if told and titles.goal(line.curve.metric) else ""
+        words = f"{name} {titles.format_value(line.curve.metric, told.last)}" if told else name
+        words += f" ({titles.format_best(line.curve.metric, told)})" if told and titles.goal(line.curve.metric) else ""
         parts.append(f'<rect x="{x}" y="{TOP - 29}" width="14" height="4" fill="{color(line.curve.color)}"/>')
         parts.append(_text(x + 20, TOP - 22, words, color(theme.TEXT)))
         x += round(0.62 * LETTERS * len(words)) + 44
@@ -120,7 +128,7 @@ def _axes(place: _Place, look: ChartOptions, unit: ticks.Unit, edge: str, dim: s
 
 
 def _line(line: DrawnCurve, place: _Place, color: str, band: str) -> Iterator[str]:
-    """What was measured, behind it the band's colour where something smooths it; an area down to the axis."""
+    """What was points_to_draw, behind it the band's colour where something smooths it; an area down to the axis."""
     curve, raw, smooth = line
     if curve.filled:
         for x, y in _pieces(raw, place, points=False):

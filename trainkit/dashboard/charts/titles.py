@@ -76,7 +76,7 @@ def unit(metric: str) -> ticks.Unit:
     return "B" if metric.startswith("memory/") else "%" if SHARE.search(metric) else ""
 
 
-def told_value(metric: str, value: float) -> str:
+def format_value(metric: str, value: float) -> str:
     """A value in few characters; memory in bytes, shares in per cent."""
     if not math.isfinite(value):
         return format_quantity(value)
@@ -89,7 +89,7 @@ def told_value(metric: str, value: float) -> str:
     return format_count(value) if 1e4 <= abs(value) < 1e15 else ticks.short(value)
 
 
-def facts(series: Series, window: StepRange | None = None) -> CurveSummary | None:
+def summarize(series: Series, window: StepRange | None = None) -> CurveSummary | None:
     """Of the buckets that end in the window (None: all); None where no value of theirs is finite."""
     steps = np.frombuffer(series.steps) if len(series) else np.empty(0)
     begin, end = 0 if window is None else int(np.searchsorted(steps, window.low)), _ending(series, window)
@@ -146,7 +146,7 @@ def reading(series: Series, low: float, high: float) -> CrosshairReading | None:
     return CrosshairReading(float(least[finite].min()), float(most[finite].max()), float(steps[begin]), True)
 
 
-def fitted(pieces: Sequence[TitlePart], width: int) -> Content:
+def fit_parts(pieces: Sequence[TitlePart], width: int) -> Content:
     """As many of the pieces as there is room for, two cells apart; one at least, which is cut where it must be."""
     kept = [(piece, length) for piece in pieces if (length := sum(cell_len(text) for text, _ in piece.parts))]
     while len(kept) > 1 and sum(length + 2 for _, length in kept) - 2 > width:
@@ -163,35 +163,35 @@ def legend(curve: Curve, index: int, *, letters: bool) -> list[Part]:
     return [(f"{sign} ", curve.color), (f"{neutralise(curve.label)} ", theme.DIM)]
 
 
-def told_reading(metric: str, found: CrosshairReading | None) -> Part:
+def format_reading(metric: str, found: CrosshairReading | None) -> Part:
     """The value or values under the crosshair."""
     if found is None:
         return "–", theme.DIM
-    low, high = told_value(metric, found.low), told_value(metric, found.high)
+    low, high = format_value(metric, found.low), format_value(metric, found.high)
     if not found.here:
         return f"{low} at {found.at:,.0f}", theme.DIM
     return (low if low == high else f"{low}–{high}"), theme.BRIGHT
 
 
-def told_best(metric: str, found: CurveSummary) -> str:
+def format_best(metric: str, found: CurveSummary) -> str:
     """The best value and its step; of a metric of which neither is better, the extremes; of how fast steps are the
     median, because the best is that of a single step, such as the first after a pause."""
     if metric.startswith(TIMED):
-        return f"median {told_value(metric, found.median)}"
-    which, low, high = goal(metric), told_value(metric, found.low), told_value(metric, found.high)
+        return f"median {format_value(metric, found.median)}"
+    which, low, high = goal(metric), format_value(metric, found.low), format_value(metric, found.high)
     if which is None:
         return f"min {low}  max {high}"
     value, at = (low, found.low_at) if which == "min" else (high, found.high_at)
     return f"best {value} at {at:,.0f}"
 
 
-def told_change(metric: str, found: CurveSummary) -> Part:
+def format_change(metric: str, found: CurveSummary) -> Part:
     """How much the last tenth of what is shown differs from its first."""
     if found.change is None:
         return "", theme.DIM
     before, now = found.change
     share = (now - before) / abs(before) if before else math.nan
-    amount = f"{abs(share):.1%}" if abs(share) < 10 else told_value(metric, abs(now - before))
+    amount = f"{abs(share):.1%}" if abs(share) < 10 else format_value(metric, abs(now - before))
     if now == before or amount == "0.0%":
         return "Δ 0.0%", theme.DIM
     which = goal(metric)
@@ -199,7 +199,7 @@ def told_change(metric: str, found: CurveSummary) -> Part:
     return f"Δ {'+' if now > before else '−'}{amount}", color
 
 
-def shortened(text: str, width: int) -> str:
+def shorten(text: str, width: int) -> str:
     """As much of `text` as `width` cells hold; of a path the end, which tells more than its beginning."""
     if cell_len(text) <= width:
         return text

@@ -68,15 +68,15 @@ class Viewport:
         following = SMOOTHINGS[(SMOOTHINGS.index(look.smoothing) + 1) % len(SMOOTHINGS)]
         self.change_look(key, look._replace(smoothing=following))
 
-    def habits(self) -> dict[str, list[Any]]:
+    def preferences(self) -> dict[str, list[Any]]:
         """The looks as JSON holds them."""
         return {key: list(look) for key, look in self.looks.items()}
 
-    def adopt(self, habits: object) -> None:
-        """Take looks that `habits` told; what is damaged or foreign is left out."""
-        if not isinstance(habits, dict):
+    def adopt(self, preferences: object) -> None:
+        """Take looks that `preferences` told; what is damaged or foreign is left out."""
+        if not isinstance(preferences, dict):
             return
-        for key, told in habits.items():
+        for key, told in preferences.items():
             match told:
                 case [bool(), str(), bool()] if isinstance(key, str) and told[1] in SMOOTHINGS:
                     self.looks[key] = ChartOptions(*told)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -17,10 +18,10 @@ from trainkit.dashboard import theme
 from trainkit.dashboard.pages.table import TablePage
 from trainkit.dashboard.panels.checkpoints import CheckpointFiles, command, commands, facts_table, lack, losses, table
 from trainkit.dashboard.panels.rows import cell
-from trainkit.dashboard.verify import verified
 from trainkit.events.view import SavedCheckpoint, View
 from trainkit.rundir import marks
 from trainkit.rundir.manifest import kept, manifest_facts, present
+from trainkit.text import format_duration, format_time
 
 #: Seconds between two looks at the disk while nothing new is saved, and before a manifest is read: who walks through
 #: the table fast reads none on the way.
@@ -140,11 +141,11 @@ class CheckpointsPage(TablePage):
         self.app.copy_to_clipboard(told)
         self.notify(told, title="copied", markup=False)
 
-    def habits(self) -> dict[str, Any]:
+    def preferences(self) -> dict[str, Any]:
         return {"present": self._only_present}
 
-    def adopt(self, habits: Mapping[str, Any]) -> None:
-        self._only_present = habits.get("present") is True
+    def adopt(self, preferences: Mapping[str, Any]) -> None:
+        self._only_present = preferences.get("present") is True
 
     def action_present(self) -> None:
         self._only_present = not self._only_present
@@ -175,7 +176,7 @@ class CheckpointsPage(TablePage):
 
     async def _verify(self, step: int) -> None:
         try:
-            self._verified[step] = await verified(self.run_directory.absolute() / "checkpoints" / str(step))
+            self._verified[step] = await verify_checkpoint(self.run_directory.absolute() / "checkpoints" / str(step))
         finally:
             self._verifying = None
         self._show_detail()
@@ -191,3 +192,31 @@ class CheckpointsPage(TablePage):
     def _written(self) -> SavedCheckpoint | None:
         """What the log says of the chosen one; None where none is chosen."""
         return next((c for c in self._view.checkpoints[::-1] if c.step == self._chosen), None)
+
+
+async def verify_checkpoint(directory: Path) -> list[Content]:
+    """What `trainkit verify` says of a checkpoint, array by array, as lines to show. It ends with whoever waits."""
+    pipe, started = asyncio.subprocess.PIPE, time.monotonic()
+    try:
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "trainkit", "verify", str(directory), stdin=asyncio.subprocess.DEVNULL, stdout=pipe,
+            stderr=pipe,
+        )  # fmt: skip
+    except OSError as error:
+        return [cell(f"   it could not be verified: {error.strerror}", theme.WARN)]
+    try:
+        told, problem = await child.communicate()
+    finally:
+        if child.returncode is None:
+            child.kill()
+    seconds = format_duration(time.monotonic() - started)
+    if child.returncode == 0:
+        return [cell(f"   whole: every checksum is right ({format_time(time.time())}, in {seconds})", theme.GOOD)]
+    found = [line.strip() for line in told.decode(errors="replace").split("\n")[1:] if line.strip()]
+    if not found:
+        wrong = problem.decode(errors="replace").strip() or f"trainkit verify ended with {child.returncode}"
+        return [cell(f"   it could not be verified: {line}", theme.WARN) for line in wrong.split("\n")[:3]]
+    return [
+        cell(f"   damaged ({format_time(time.time())}, in {seconds}):", theme.BAD),
+        *(cell(f"     {x}") for x in found),
+    ]

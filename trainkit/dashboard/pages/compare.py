@@ -17,12 +17,10 @@ from textual.widgets import Input
 from trainkit.dashboard import theme
 from trainkit.dashboard.charts.chart import Chart
 from trainkit.dashboard.charts.curves import Curve
-from trainkit.dashboard.pages.metrics import ordered
-from trainkit.dashboard.pages.page import Page
-from trainkit.dashboard.pages.table import MOVES
+from trainkit.dashboard.pages.metrics import sort_metrics
+from trainkit.dashboard.pages.page import Page, begin_typing
 from trainkit.dashboard.panels.comparison import COLORS, ComparedRuns, Results
-from trainkit.dashboard.panels.rows import RowTable, cell
-from trainkit.dashboard.search import begin_typing
+from trainkit.dashboard.panels.rows import MOVES, RowTable, cell
 from trainkit.events.series import Series
 from trainkit.events.view import View
 from trainkit.rundir.compare import AXES, SECONDS, Other, along, recipe_of, time_unit
@@ -91,13 +89,13 @@ class ComparePage(Page):
                 yield Chart(linked=False, id="over-others")
                 yield Results()
 
-    def habits(self) -> dict[str, Any]:
+    def preferences(self) -> dict[str, Any]:
         return {"metric": self._metric, "axis": self._axis}
 
-    def adopt(self, habits: Mapping[str, Any]) -> None:
-        if isinstance(metric := habits.get("metric"), str) and metric:
+    def adopt(self, preferences: Mapping[str, Any]) -> None:
+        if isinstance(metric := preferences.get("metric"), str) and metric:
             self._metric = metric
-        self._axis = next((axis for axis in AXES if axis == habits.get("axis")), self._axis)
+        self._axis = next((axis for axis in AXES if axis == preferences.get("axis")), self._axis)
 
     def compare_with(self, runs: Iterable[Path]) -> None:
         """Choose these, as if by hand."""
@@ -222,7 +220,7 @@ class ComparePage(Page):
 
     def copy_text(self) -> str | None:
         """The table."""
-        rows = self.query_one(Results).told()
+        rows = self.query_one(Results).text_rows()
         return "\n".join("\t".join(neutralise(value) for value in row) for row in rows)
 
     def action_choose(self) -> None:
@@ -241,7 +239,7 @@ class ComparePage(Page):
 
     def action_metric(self, by: int) -> None:
         """Draw the next metric that any of the runs has."""
-        names = ordered({name for _, view in self._shown for name in view.series} | {self._metric})
+        names = sort_metrics({name for _, view in self._shown for name in view.series} | {self._metric})
         self._metric = names[(names.index(self._metric) + by) % len(names)]
         self._show()
 

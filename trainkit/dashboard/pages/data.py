@@ -98,11 +98,11 @@ class DataPage(Page):
             self._step, self._followed = self._newest, time.monotonic()
         self._show_batch()
 
-    def habits(self) -> dict[str, Any]:
+    def preferences(self) -> dict[str, Any]:
         return {"follow": self._follow}
 
-    def adopt(self, habits: Mapping[str, Any]) -> None:
-        self._follow = habits.get("follow") is True
+    def adopt(self, preferences: Mapping[str, Any]) -> None:
+        self._follow = preferences.get("follow") is True
 
     def copy_text(self) -> str | None:
         """The row of the batch that is in sight, the first of several: where it is from, and its texts."""

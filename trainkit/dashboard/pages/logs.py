@@ -12,9 +12,8 @@ from textual.content import Content
 from textual.widgets import Input
 
 from trainkit.dashboard import theme
-from trainkit.dashboard.pages.page import Page
+from trainkit.dashboard.pages.page import Page, begin_typing
 from trainkit.dashboard.panels.lines import CLOCK, TextPanel, log_line
-from trainkit.dashboard.search import begin_typing
 from trainkit.events.view import LEVELS, LogLine, View
 from trainkit.text import neutralise
 
@@ -51,17 +50,17 @@ class LogsPage(Page):
         yield self._search
         yield TextPanel(id="all-lines", indent=CLOCK)
 
-    def habits(self) -> dict[str, Any]:
+    def preferences(self) -> dict[str, Any]:
         follow = self.query_one(TextPanel).at_end if self._told is not None else self._follow
         return {"level": LEVELS[self._level], "search": self._search.value, "follow": follow}
 
-    def adopt(self, habits: Mapping[str, Any]) -> None:
-        if habits.get("level") in LEVELS:
-            self._level = LEVELS.index(habits["level"])
-        if isinstance(search := habits.get("search"), str):
+    def adopt(self, preferences: Mapping[str, Any]) -> None:
+        if preferences.get("level") in LEVELS:
+            self._level = LEVELS.index(preferences["level"])
+        if isinstance(search := preferences.get("search"), str):
             self._search.value = neutralise(search)
             self._search.display = bool(search)
-        self._follow = habits.get("follow") is not False
+        self._follow = preferences.get("follow") is not False
 
     def show_view(self, view: View, *, now: float) -> None:
         self._view = view

@@ -17,10 +17,9 @@ from textual.events import Click, Resize
 from textual.widgets import Input, Static
 
 from trainkit.dashboard import theme
-from trainkit.dashboard.charts.titles import Part, facts, told_best, told_value
-from trainkit.dashboard.pages.page import Page
+from trainkit.dashboard.charts.titles import Part, format_best, format_value, summarize
+from trainkit.dashboard.pages.page import Page, begin_typing
 from trainkit.dashboard.panels.metric import GridCell, MetricCell
-from trainkit.dashboard.search import begin_typing
 from trainkit.events.view import View
 from trainkit.text import one_line
 
@@ -34,7 +33,7 @@ WIDTH, HEIGHT, SHAPE = 36, 8, 4.5
 CHANGE = ("Δ the last tenth of the steps against the first", "Δ last tenth against first")
 
 
-def ordered(names: Iterable[str], *, pinned: Iterable[str] = ()) -> list[str]:
+def sort_metrics(names: Iterable[str], *, pinned: Iterable[str] = ()) -> list[str]:
     """The pinned first, then by group (train, validation, optimizer, …, unknown ones last), then by name."""
     first = set(pinned)
 
@@ -57,7 +56,7 @@ def layout(count: int, *, width: int, height: int) -> tuple[int, int]:
     return min(fitting, key=off, default=(most_columns, most_rows))
 
 
-def compiled(pattern: str) -> re.Pattern[str] | str:
+def compile_pattern(pattern: str) -> re.Pattern[str] | str:
     """The pattern, or what is wrong with it."""
     try:
         with warnings.catch_warnings():
@@ -103,13 +102,15 @@ class MetricsPage(Page):
         self._columns, self._rows, self._first_row = 1, 1, 0
         self._status = Content("")
 
-    def habits(self) -> dict[str, Any]:
+    def preferences(self) -> dict[str, Any]:
         return {"pinned": sorted(self._pinned), "filter": self._pattern.pattern}
 
-    def adopt(self, habits: Mapping[str, Any]) -> None:
-        if isinstance(pinned := habits.get("pinned"), list):
+    def adopt(self, preferences: Mapping[str, Any]) -> None:
+        if isinstance(pinned := preferences.get("pinned"), list):
             self._pinned = {name for name in pinned if isinstance(name, str)}
-        if isinstance(pattern := habits.get("filter"), str) and not isinstance(found := compiled(pattern), str):
+        if isinstance(pattern := preferences.get("filter"), str) and not isinstance(
+            found := compile_pattern(pattern), str
+        ):
             self._pattern = found
 
     def compose(self) -> ComposeResult:
@@ -169,7 +170,7 @@ class MetricsPage(Page):
         self._draw()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        found = compiled(event.value)
+        found = compile_pattern(event.value)
         wrong = f"not a regular expression: {one_line(found)}" if isinstance(found, str) else ""
         event.input.border_title = Content.styled(wrong or "filter", theme.WARN if wrong else theme.DIM)
         if not isinstance(found, str):
@@ -190,9 +191,9 @@ class MetricsPage(Page):
     def copy_text(self) -> str | None:
         """The name of the chosen metric, its last value and its best."""
         name = self.selected
-        if self._view is None or name is None or (told := facts(self._view.series[name])) is None:
+        if self._view is None or name is None or (told := summarize(self._view.series[name])) is None:
             return None
-        return f"{one_line(name)}: {told_value(name, told.last)}, {told_best(name, told)}"
+        return f"{one_line(name)}: {format_value(name, told.last)}, {format_best(name, told)}"
 
     def _place(self) -> int:
         return self._names.index(self._selected) if self._selected in self._names else 0
@@ -204,7 +205,7 @@ class MetricsPage(Page):
         height = self.size.height - 1 - 3 * self.query_one(Input).display
         if self.size.width < 1 or height < 1:
             return
-        self._names = ordered(filter(self._pattern.search, view.series), pinned=self._pinned)
+        self._names = sort_metrics(filter(self._pattern.search, view.series), pinned=self._pinned)
         one = self._whole and self._names
         self._columns, self._rows = (1, 1) if one else layout(len(self._names), width=self.size.width, height=height)
         row, rows = self._place() // self._columns, -(-len(self._names) // self._columns)
@@ -215,7 +216,7 @@ class MetricsPage(Page):
         for cell in self._cells:
             place = GridCell(cell.key in self._pinned, cell.key == self.selected, bool(one))
             cell.show_metric(cell.key, view, place)
-        self._tell(view, first=first, shown=len(visible))
+        self._show_status(view, first=first, shown=len(visible))
 
     def _assign(self, visible: list[str]) -> None:
         """One cell for each metric; one that stays in sight keeps its cell, and with it what has been drawn."""
@@ -237,7 +238,7 @@ class MetricsPage(Page):
         place = {cell: index for index, cell in enumerate(self._cells)}
         grid.sort_children(key=lambda cell: place.get(cell, len(place)))  # type: ignore[call-overload]
 
-    def _tell(self, view: View, *, first: int, shown: int) -> None:
+    def _show_status(self, view: View, *, first: int, shown: int) -> None:
         """The line above the grid, and what is said in place of an empty one."""
         empty, grid = self.query_one(".empty", Static), self.query_one(".grid")
         empty.display, grid.display = not self._names, bool(self._names)

@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 from textual.containers import Container
 from textual.events import Resize
 from textual.message import Message
+from textual.screen import Screen
+from textual.widgets import Input
 from textual.worker import Worker
 
-from trainkit.dashboard.search import is_typing
 from trainkit.events.view import View
 
 
@@ -70,9 +71,24 @@ class Page(Container, can_focus=True):
         """What the page is about, inert, for the clipboard; None where there is nothing."""
         return None
 
-    def habits(self) -> dict[str, Any]:
+    def preferences(self) -> dict[str, Any]:
         """What is to be remembered of how the page is shown, as JSON has it."""
         return {}
 
-    def adopt(self, habits: Mapping[str, Any]) -> None:
-        """Be shown as `habits` says, before the first `show_view`. What is foreign in it is left out."""
+    def adopt(self, preferences: Mapping[str, Any]) -> None:
+        """Be shown as `preferences` says, before the first `show_view`. What is foreign in it is left out."""
+
+
+def begin_typing(line: Input) -> None:
+    """Show `line` and have it take the keys from the very next one on.
+
+    The key's binding must have priority: any other is looked at by the widget that has the focus, at which the keys
+    behind it may have arrived by then. `Widget.focus` too would come behind them.
+    """
+    line.display = True
+    line.screen.set_focus(line)
+
+
+def is_typing(screen: Screen[Any]) -> bool:
+    """Whether a line of the screen has the keys, so that one that opens a line is a character like any other."""
+    return isinstance(screen.focused, Input)

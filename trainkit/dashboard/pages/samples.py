@@ -20,7 +20,7 @@ from textual.widgets import Static
 
 from trainkit.dashboard import images, theme
 from trainkit.dashboard.pages.page import Page
-from trainkit.dashboard.panels.sample import Text, predicted, written
+from trainkit.dashboard.panels.sample import Text, prediction_lines, text_of
 from trainkit.events.series import Series
 from trainkit.events.view import SampleText, View
 from trainkit.text import format_quantity, one_line
@@ -106,13 +106,13 @@ class SamplesPage(Page):
         self._samples, self._loss = by_step(view.samples), view.series.get("train/loss")
         self._draw()
 
-    def habits(self) -> dict[str, Any]:
+    def preferences(self) -> dict[str, Any]:
         return {"prompt": self._wanted, "beside": self._beside}
 
-    def adopt(self, habits: Mapping[str, Any]) -> None:
-        if isinstance(prompt := habits.get("prompt"), str):
+    def adopt(self, preferences: Mapping[str, Any]) -> None:
+        if isinstance(prompt := preferences.get("prompt"), str):
             self._wanted = prompt
-        self._beside = next((beside for beside in BESIDE if beside == habits.get("beside")), self._beside)
+        self._beside = next((beside for beside in BESIDE if beside == preferences.get("beside")), self._beside)
 
     def copy_text(self) -> str | None:
         """What was written at the step that is shown."""
@@ -172,7 +172,7 @@ class SamplesPage(Page):
         sample = self._samples[step].get(prompt)
         if sample is None:
             return Content.styled(UNKNOWN, theme.DIM)
-        return Content("\n").join([written(sample), *predicted(sample)])
+        return Content("\n").join([text_of(sample), *prediction_lines(sample)])
 
     def _image(self, step: int, prompt: str) -> Image | str:
         """The image of a sample; a word while it is being read, or where it cannot be shown."""

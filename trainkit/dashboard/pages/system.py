@@ -26,8 +26,8 @@ from trainkit.dashboard.hardware import (
     TEMPERATURE,
     UTILIZATION,
     core_lines,
-    facts,
-    numbered,
+    machine_facts,
+    metrics_below,
     planned_bytes,
 )
 from trainkit.dashboard.pages.page import Page
@@ -114,7 +114,7 @@ class SystemPage(Page):
         self._told = told
         self._show_time(view)
         self._show_memory(view)
-        self._facts = facts(view)
+        self._facts = machine_facts(view)
         self.query_one("#system-facts > Static", Static).update(self._facts)
         cores = self.query_one("#system-cores", Static)
         lines = core_lines(view, self.query_one("#system-charts").size.width - 2)
@@ -220,5 +220,5 @@ def _device_curves(view: View, prefix: str, *, called: str = "") -> list[Curve]:
     """One a device; `called` comes before its number in the legend, which may have no room for a title beside it."""
     return [
         Curve(view.series[name], color, metric=name, label=f"{called}{name[len(prefix) :]}")
-        for name, color in zip(numbered(view, prefix), cycle(DEVICE_COLORS), strict=False)
+        for name, color in zip(metrics_below(view, prefix), cycle(DEVICE_COLORS), strict=False)
     ]

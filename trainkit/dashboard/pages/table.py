@@ -12,17 +12,7 @@ from textual.widgets import Static
 
 from trainkit.dashboard import theme
 from trainkit.dashboard.pages.page import Page
-from trainkit.dashboard.panels.rows import RowTable, cell
-
-#: The keys of a table, for whoever has `action_move`.
-MOVES: tuple[Binding, ...] = (
-    Binding("j,down", "move('cursor_down')", "next", show=False),
-    Binding("k,up", "move('cursor_up')", "previous", show=False),
-    Binding("pagedown,ctrl+d", "move('page_down')", "a page down", show=False),
-    Binding("pageup,ctrl+u", "move('page_up')", "a page up", show=False),
-    Binding("g,home", "move('first')", "first", show=False),
-    Binding("G,end", "move('last')", "last", show=False),
-)
+from trainkit.dashboard.panels.rows import MOVES, RowTable, cell
 
 
 class TablePage(Page):

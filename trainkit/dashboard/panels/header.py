@@ -55,9 +55,9 @@ class Header(Widget):
         elif self._view.message and self._view.finished == "failed":
             left.append((f"  {self._view.message.splitlines()[0]}", theme.BAD))
         facts = self._facts()
-        while facts and _width(left) + _width(_joined(facts)) + 2 > width:
+        while facts and _width(left) + _width(_join(facts)) + 2 > width:
             facts = facts[:-1] if len(facts) > 1 else []
-        right = _joined(facts)
+        right = _join(facts)
         gap = max(1, width - _width(left) - _width(right))
         first = Content.assemble(*left, " " * gap, *right).truncate(width, ellipsis=True)
         return Content.assemble(first, "\n", self._progress(width))
@@ -117,7 +117,7 @@ def _bar(told: str, share: float | None, *, width: int, color: str) -> Content:
     return Content.assemble(*parts)
 
 
-def _joined(facts: list[list[Part]]) -> list[Part]:
+def _join(facts: list[list[Part]]) -> list[Part]:
     parts: list[Part] = []
     for fact in facts:
         parts += [("  ·  ", theme.FAINT), *fact] if parts else fact

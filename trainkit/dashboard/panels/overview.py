@@ -1,16 +1,21 @@
-"""What most people want to see of a run: its loss, how it is trained and how fast, the machine, and what was said."""
+"""What most people want to see of a run: its loss, how it is trained and how fast, the machine, log and samples."""
 
 from __future__ import annotations
 
 from textual.app import ComposeResult
 from textual.containers import Container
+from textual.events import Resize
 
 from trainkit.dashboard import theme
-from trainkit.dashboard.panels.charts import LossChart, MetricChart
+from trainkit.dashboard.charts.chart import Chart
+from trainkit.dashboard.charts.curves import Curve
 from trainkit.dashboard.panels.lines import LogPanel, SamplePanel
 from trainkit.dashboard.panels.machine import SystemPanel
-from trainkit.dashboard.panels.texts import TextPanels
 from trainkit.events.view import View
+
+LOSS = "train/loss"
+#: The names of the panels of text in order, the ids of the panels, and from how many cells on they are side by side.
+PANELS, WIDE = {"machine": "machine", "log": "log", "samples": "newest-samples"}, 110
 
 
 class Overview(Container):
@@ -43,3 +48,73 @@ class Overview(Container):
         """Show what is to be read, and nothing else."""
         self.query_one("#log", LogPanel).show_view(view)
         self.query_one("#newest-samples", SamplePanel).show_view(view)
+
+
+class LossChart(Chart):
+    """Training loss as a band with its trend, validation losses as lines on it."""
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(key=LOSS, id=id)
+
+    def show_view(self, view: View) -> None:
+        """Show the view's losses."""
+        curves = []
+        if train := view.series.get(LOSS):
+            curves.append(Curve(train, theme.TRAIN, theme.TRAIN_BAND, metric=LOSS, label="train"))
+        for index, name in enumerate(view.validation_sets()):
+            color, metric = theme.VALIDATION[index % len(theme.VALIDATION)], f"validation/{name}/loss"
+            curves.append(Curve(view.series[metric], color, metric=metric, label=name))
+        self.show(curves, marks=view.markers, title="loss")
+
+
+class MetricChart(Chart):
+    """One metric."""
+
+    def __init__(
+        self, title: str, metric: str, color: str, band: str | None = None, *, from_zero: bool = False, id: str
+    ) -> None:
+        super().__init__(key=metric, id=id, from_zero=from_zero)
+        self._name, self._color, self._band = title, color, band
+
+    def show_view(self, view: View) -> None:
+        """Show the view's series of this metric."""
+        series = view.series.get(self.key)
+        curves = [Curve(series, self._color, self._band, metric=self.key)] if series else []
+        self.show(curves, title=self._name)
+
+
+class TextPanels(Container):
+    """Attributes:
+    shown: the name of the panel that is shown where one has room; its class as well, for the style sheet.
+    """
+
+    def __init__(self, shown: str) -> None:
+        """The log is `shown` where there is no panel of that name."""
+        self.shown = shown if shown in PANELS else "log"
+        super().__init__(id="texts", classes=self.shown)
+
+    def compose(self) -> ComposeResult:
+        yield SystemPanel(id=PANELS["machine"])
+        yield LogPanel(id=PANELS["log"])
+        yield SamplePanel(id=PANELS["samples"])
+
+    def turn(self) -> None:
+        """Show the next panel."""
+        self.remove_class(self.shown)
+        self.shown = _after(self.shown)
+        self.add_class(self.shown)
+
+    def scroll_lines(self, lines: int) -> None:
+        """Scroll the panel that is shown; where all are, or it does not scroll, the log."""
+        one = self.size.width < WIDE and self.shown == "samples"
+        self.query_one(f"#{PANELS['samples' if one else 'log']}").scroll_relative(y=lines, animate=False)
+
+    def on_resize(self, event: Resize) -> None:
+        """Where there is room for one panel only, each says how to get to the next."""
+        for name, id in PANELS.items():
+            self.query_one(f"#{id}").border_subtitle = "" if event.size.width >= WIDE else f"tab: {_after(name)}"
+
+
+def _after(name: str) -> str:
+    names = list(PANELS)
+    return names[(names.index(name) + 1) % len(names)]

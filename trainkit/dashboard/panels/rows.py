@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from rich.cells import cell_len
 from textual.app import ComposeResult
+from textual.binding import Binding
 from textual.containers import Vertical
 from textual.content import Content
 from textual.widgets import OptionList, Static
@@ -16,6 +17,15 @@ from trainkit.dashboard import theme
 from trainkit.text import one_line
 
 GAP = 2
+#: The keys of a table, for whoever has `action_move`.
+MOVES: tuple[Binding, ...] = (
+    Binding("j,down", "move('cursor_down')", "next", show=False),
+    Binding("k,up", "move('cursor_up')", "previous", show=False),
+    Binding("pagedown,ctrl+d", "move('page_down')", "a page down", show=False),
+    Binding("pageup,ctrl+u", "move('page_up')", "a page up", show=False),
+    Binding("g,home", "move('first')", "first", show=False),
+    Binding("G,end", "move('last')", "last", show=False),
+)
 
 
 class Column(NamedTuple):

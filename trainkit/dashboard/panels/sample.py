@@ -1,4 +1,4 @@
-"""One sample: its text, what was predicted with bars, and its image, drawn as the terminal can."""
+"""One sample: its text, what was prediction_lines with bars, and its image, drawn as the terminal can."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class SampleImage(Vertical):
                 self._blocks.update(images.blocks(image, *cells, colors=colors))
 
 
-def written(sample: SampleText) -> Content:
+def text_of(sample: SampleText) -> Content:
     """A prompt, dim, and what the model made of it. A text that repeats its prompt has it once; what was recognised is
     no continuation, and has a line of its own."""
     prompt, text = sample.prompt, sample.text
@@ -96,7 +96,7 @@ def written(sample: SampleText) -> Content:
     return Content.assemble((prompt, theme.DIM), "\n" if recognised else "", (made.rstrip(), theme.BRIGHT))
 
 
-def predicted(sample: SampleText) -> list[Content]:
+def prediction_lines(sample: SampleText) -> list[Content]:
     """The likeliest labels with bars, one a line, and the expected one wherever it comes: ✓ and ✗ say right and wrong,
     ○ where the right one would have been."""
     first = sample.predictions[0][0] if sample.predictions else ""

@@ -16,12 +16,11 @@ from textual.events import Click
 from textual.widgets import Input, OptionList, Static
 
 from trainkit.dashboard import preferences, theme
-from trainkit.dashboard.pages.table import MOVES
-from trainkit.dashboard.panels.footer import Footer
-from trainkit.dashboard.panels.rows import RowTable, TableRow, cell
+from trainkit.dashboard.keys import Footer
+from trainkit.dashboard.pages.page import begin_typing, is_typing
+from trainkit.dashboard.panels.rows import MOVES, RowTable, TableRow, cell
 from trainkit.dashboard.runs import words
 from trainkit.dashboard.runs.leaderboard import LISTED, Arrangement, LeaderboardRow, SortOrder, metrics, table
-from trainkit.dashboard.search import begin_typing, is_typing
 from trainkit.dashboard.themed import Themed
 from trainkit.errors import TrainkitError
 from trainkit.rundir.listing import RunList
@@ -66,16 +65,18 @@ class RunsApp(Themed[RunSelection]):
 
     def __init__(
         self,
-        shelf: RunList,
+        runs: RunList,
         arrangement: Arrangement,
         *,
         readonly: bool = False,
         ascii_only: bool = False,
         remembered: Path | None = None,
     ) -> None:
-        """`remembered` is the file with the person's habits; without one nothing is remembered."""
-        super().__init__(preferences.read(remembered) if remembered else preferences.Habits(), ascii_only=ascii_only)
-        self._shelf, self._arranged = shelf, arrangement
+        """`remembered` is the file with the person's preferences; without one nothing is remembered."""
+        super().__init__(
+            preferences.read(remembered) if remembered else preferences.Preferences(), ascii_only=ascii_only
+        )
+        self._runs, self._arranged = runs, arrangement
         self._readonly, self._remembered = readonly, remembered
         self._leaving = threading.Event()
         self._reader = threading.Thread(target=self._read, name="read runs", daemon=True)
@@ -117,8 +118,8 @@ class RunsApp(Themed[RunSelection]):
 
     def _read(self) -> None:
         while not self._leaving.is_set():
-            self._shelf.read(stop=self._leaving.is_set)
-            self._shelf.measure(stop=self._leaving.is_set)
+            self._runs.read(stop=self._leaving.is_set)
+            self._runs.measure(stop=self._leaving.is_set)
             self._leaving.wait(READ)
 
     def _look_on(self) -> None:
@@ -126,21 +127,23 @@ class RunsApp(Themed[RunSelection]):
         if (known := self._known()) != self._seen:
             self._seen = known
             self.show()
-        self.set_timer(READ if self._shelf.passes else DRAW, self._look_on)
+        self.set_timer(READ if self._runs.passes else DRAW, self._look_on)
 
     def _known(self) -> object:
         """What the list is made of: ages are told in minutes."""
-        glances = self._shelf.glances
-        told = [(name, glance.facts, glance.size, glance.kept, glance.recipe) for name, glance in glances.items()]
-        return told, self._shelf.passes > 0, int(time.time() // 60)
+        summaries = self._runs.summaries
+        told = [
+            (name, summary.facts, summary.size, summary.kept, summary.recipe) for name, summary in summaries.items()
+        ]
+        return told, self._runs.passes > 0, int(time.time() // 60)
 
     def show(self) -> None:
         """Draw what is known, where that has changed."""
         if not self._rows.is_attached:
             return  # the last tick of the clock while the app closes
         arranged = self._arranged
-        by, columns, self._lines = table(list(self._shelf.glances.values()), arranged, now=time.time())
-        empty = words.nothing(self._shelf, arranged)
+        by, columns, self._lines = table(list(self._runs.summaries.values()), arranged, now=time.time())
+        empty = words.nothing(self._runs, arranged)
         if (told := (columns, self._lines, empty)) != self._told:
             self._told = told
             rows = [TableRow(line.name, [cell(text, style) for text, style in line.cells]) for line in self._lines]
@@ -148,7 +151,7 @@ class RunsApp(Themed[RunSelection]):
             self._tell_chosen()
         which = f"{len(self._lines):,} with “{arranged.filter}”, escape: all" if arranged.filter else ""
         called = f"leaderboard by {by.name}" if arranged.leaderboard else "runs"
-        heading = words.heading(self._shelf, arranged)
+        heading = words.heading(self._runs, arranged)
         if (around := (heading.plain, which, called)) != self._around:
             self._around = around
             self._title.update(heading)
@@ -156,11 +159,11 @@ class RunsApp(Themed[RunSelection]):
 
     def _tell_chosen(self) -> None:
         self._arranged.chosen = self._rows.chosen
-        glance = self._glance(self._rows.chosen)
-        self._about.update(words.about(glance) if glance else "")
+        summary = self._summary(self._rows.chosen)
+        self._about.update(words.about(summary) if summary else "")
 
-    def _glance(self, name: str | None) -> SummaryReader | None:
-        return self._shelf.glances.get(name) if name is not None else None
+    def _summary(self, name: str | None) -> SummaryReader | None:
+        return self._runs.summaries.get(name) if name is not None else None
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
         self._tell_chosen()
@@ -195,12 +198,12 @@ class RunsApp(Themed[RunSelection]):
 
     def _openable(self, name: str | None) -> Path | None:
         """Its directory; where it cannot be opened, says why."""
-        if (glance := self._glance(name)) is None:
+        if (summary := self._summary(name)) is None:
             return None
-        if problem := words.unopenable(glance):
-            self.notify(f"{cell(glance.directory.name).plain}: {problem}", severity="warning", markup=False)
+        if problem := words.unopenable(summary):
+            self.notify(f"{cell(summary.directory.name).plain}: {problem}", severity="warning", markup=False)
             return None
-        return glance.directory
+        return summary.directory
 
     def action_sort(self, by: int) -> None:
         """Sort by the next column, best or newest first."""
@@ -228,7 +231,7 @@ class RunsApp(Themed[RunSelection]):
 
     def action_metric(self, by: int) -> None:
         """Show another metric as the one that counts."""
-        names = [metric.name for metric in metrics(self._shelf.glances.values())]
+        names = [metric.name for metric in metrics(self._runs.summaries.values())]
         place = names.index(self._arranged.metric) if self._arranged.metric in names else 0
         self._arranged.metric = names[(place + by) % len(names)]
         self.show()
@@ -260,22 +263,22 @@ class RunsApp(Themed[RunSelection]):
         if self._readonly:
             self.notify("this viewer may only look", severity="warning", markup=False)
             return
-        if (glance := self._glance(self._rows.chosen)) is None:
+        if (summary := self._summary(self._rows.chosen)) is None:
             return
-        if isinstance(asked := words.deletion(glance), str):
+        if isinstance(asked := words.deletion(summary), str):
             self.notify(asked, severity="warning", markup=False)
             return
 
         def answered(delete: bool | None) -> None:
             if delete:
-                self.run_worker(self._delete(glance.directory.name))
+                self.run_worker(self._delete(summary.directory.name))
 
         self.push_screen(asked, answered)
 
     async def _delete(self, name: str) -> None:
         """In a thread for which whoever leaves waits: a deletion that has begun is never left half done."""
         try:
-            await asyncio.to_thread(self._shelf.delete, name)
+            await asyncio.to_thread(self._runs.delete, name)
         except TrainkitError as error:
             told = f"{error.problem}\n{error.hint}".strip()
             self.notify(told, title=cell(name).plain, severity="error", markup=False)
@@ -285,4 +288,4 @@ class RunsApp(Themed[RunSelection]):
 
     def remember(self) -> None:
         if self._remembered:
-            preferences.write(self.habits, self._remembered)
+            preferences.write(self.preferences, self._remembered)

@@ -40,10 +40,10 @@ def show(directory: Path, *, readonly: bool, ascii_only: bool) -> None:
         SystemExit: a SIGTERM or SIGHUP came, or something failed; the terminal has been restored.
     """
     images.graphics()
-    shelf, arrangement = RunList(directory), Arrangement()
+    runs, arrangement = RunList(directory), Arrangement()
     while True:
         plain_text, remembered = ascii_only or wants_ascii(), preferences.where()
-        app = RunsApp(shelf, arrangement, readonly=readonly, ascii_only=plain_text, remembered=remembered)
+        app = RunsApp(runs, arrangement, readonly=readonly, ascii_only=plain_text, remembered=remembered)
         choice = app.run()
         _end_with(app)
         if choice is None:

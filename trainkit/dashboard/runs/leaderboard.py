@@ -59,9 +59,9 @@ class LeaderboardMetric(NamedTuple):
     better: int = -1
 
 
-def metrics(glances: Iterable[SummaryReader]) -> list[LeaderboardMetric]:
+def metrics(summaries: Iterable[SummaryReader]) -> list[LeaderboardMetric]:
     """The best loss of each validation set, that which most runs have first; then the training loss and the pace."""
-    sets = Counter(name for glance in glances if glance.facts for name in glance.facts.best)
+    sets = Counter(name for summary in summaries if summary.facts for name in summary.facts.best)
     return [
         *(_best(name) for name, _ in sets.most_common()),
         LeaderboardMetric("train/loss", lambda facts: facts.loss),
@@ -70,19 +70,19 @@ def metrics(glances: Iterable[SummaryReader]) -> list[LeaderboardMetric]:
 
 
 def table(
-    glances: Sequence[SummaryReader], arranged: Arrangement, *, now: float
+    summaries: Sequence[SummaryReader], arranged: Arrangement, *, now: float
 ) -> tuple[LeaderboardMetric, list[Column], list[LeaderboardRow]]:
     """What is shown as it is `arranged`: the metric that counts, columns and rows. `now` is in Unix seconds."""
-    found = metrics(glances)
+    found = metrics(summaries)
     metric = next((metric for metric in found if metric.name == arranged.metric), found[0])
-    fitting = [glance for glance in glances if fits(glance, arranged.filter)]
+    fitting = [summary for summary in summaries if fits(summary, arranged.filter)]
     if arranged.leaderboard:
-        return metric, *ranked(fitting, metric, marked=arranged.marked)
-    told = lines(fitting, arranged.order, metric, now=now, marked=arranged.marked)
-    return metric, titles(arranged.order, metric), told
+        return metric, *leaderboard_rows(fitting, metric, marked=arranged.marked)
+    told = list_rows(fitting, arranged.order, metric, now=now, marked=arranged.marked)
+    return metric, columns_of(arranged.order, metric), told
 
 
-def titles(order: SortOrder, metric: LeaderboardMetric) -> list[Column]:
+def columns_of(order: SortOrder, metric: LeaderboardMetric) -> list[Column]:
     """The columns of the list; that which it is sorted by has an arrow."""
 
     def title(name: str, told: str = "") -> str:
@@ -102,8 +102,8 @@ def titles(order: SortOrder, metric: LeaderboardMetric) -> list[Column]:
     ]
 
 
-def lines(
-    glances: Sequence[SummaryReader],
+def list_rows(
+    summaries: Sequence[SummaryReader],
     order: SortOrder,
     metric: LeaderboardMetric,
     *,
@@ -111,80 +111,80 @@ def lines(
     marked: Collection[str],
 ) -> list[LeaderboardRow]:
     """The rows of the list, in order; what is not known of a run comes last. `now` is in Unix seconds."""
-    values = {glance.directory.name: metric.of(glance.facts) if glance.facts else None for glance in glances}
-    best = _champion(values.values(), metric)
-    shown = sorted(glances, key=lambda glance: glance.directory.name)
+    values = {summary.directory.name: metric.of(summary.facts) if summary.facts else None for summary in summaries}
+    best = _best_of(values.values(), metric)
+    shown = sorted(summaries, key=lambda summary: summary.directory.name)
 
-    def line(glance: SummaryReader) -> LeaderboardRow:
-        name, facts = glance.directory.name, glance.facts or RunSummary()
+    def line(summary: SummaryReader) -> LeaderboardRow:
+        name, facts = summary.directory.name, summary.facts or RunSummary()
         value = values[name]
         age = None if facts.last_event is None else max(0.0, now - facts.last_event)
         cells = (
             _mark(name in marked),
             (name, theme.BRIGHT if facts.state else theme.DIM),
-            _state(glance),
+            _state(summary),
             (spark(facts.curve), theme.TRAIN),
             _step(facts),
             _number(value, best=value is not None and value == best),
             _number(facts.loss),
             ("" if facts.eta is None else format_duration(facts.eta), theme.TEXT),
             ("" if age is None else coarse(age), theme.DIM),
-            ("" if glance.size is None else format_bytes(glance.size), theme.DIM),
+            ("" if summary.size is None else format_bytes(summary.size), theme.DIM),
         )
         return LeaderboardRow(name, cells)
 
-    def key(glance: SummaryReader) -> float | str | None:
-        facts = glance.facts or RunSummary()
+    def key(summary: SummaryReader) -> float | str | None:
+        facts = summary.facts or RunSummary()
         match order.column:
             case "run":
-                return glance.directory.name.casefold()
+                return summary.directory.name.casefold()
             case "state":
                 return None if facts.state is None else list(theme.STATES).index(facts.state) + 100 * _over(facts)
             case "step":
                 return -facts.step if facts.state else None
             case "best":
-                value = values[glance.directory.name]
+                value = values[summary.directory.name]
                 return None if value is None or math.isnan(value) else -metric.better * value
             case "loss":
                 return None if facts.loss is None or math.isnan(facts.loss) else facts.loss
             case "ETA":
                 return facts.eta
             case "size":
-                return None if glance.size is None else -glance.size
+                return None if summary.size is None else -summary.size
             case _:
                 return None if facts.last_event is None else -facts.last_event
 
-    return [line(glance) for glance in _sorted(shown, key, reverse=order.reverse)]
+    return [line(summary) for summary in _sort_by(shown, key, reverse=order.reverse)]
 
 
-def ranked(
-    glances: Sequence[SummaryReader], metric: LeaderboardMetric, *, marked: Collection[str]
+def leaderboard_rows(
+    summaries: Sequence[SummaryReader], metric: LeaderboardMetric, *, marked: Collection[str]
 ) -> tuple[list[Column], list[LeaderboardRow]]:
     """The leaderboard by a metric: rank, run, the metric, and every key that recipes differ in. Columns and rows.
 
     Who has no such number has no rank.
     """
-    told = [glance.recipe for glance in glances if glance.recipe is not None]
+    told = [summary.recipe for summary in summaries if summary.recipe is not None]
     # what all have was perhaps searched over; what some lack belongs to other models, and gives way
     keys = sorted(recipes.differing(told), key=lambda key: sum(key not in recipe for recipe in told))[:MOST_KEYS]
     columns = [Column(" "), Column("#", right=True), Column("run", least=16), Column(_short(metric), right=True)]
     columns += [Column("state", drop=1), Column("step", drop=len(keys) + 3, right=True)]
     columns += [Column(cell(key).plain, drop=place + 2, least=12) for place, key in enumerate(keys)]
 
-    def value_of(glance: SummaryReader) -> float | None:
-        value = metric.of(glance.facts) if glance.facts else None
+    def value_of(summary: SummaryReader) -> float | None:
+        value = metric.of(summary.facts) if summary.facts else None
         return None if value is None or not math.isfinite(value) else -metric.better * value
 
     found = []
-    for rank, glance in enumerate(_sorted(sorted(glances, key=lambda g: g.directory.name), value_of), 1):
-        name, facts, recipe = glance.directory.name, glance.facts or RunSummary(), glance.recipe or {}
-        has_rank = value_of(glance) is not None
+    for rank, summary in enumerate(_sort_by(sorted(summaries, key=lambda g: g.directory.name), value_of), 1):
+        name, facts, recipe = summary.directory.name, summary.facts or RunSummary(), summary.recipe or {}
+        has_rank = value_of(summary) is not None
         cells = (
             _mark(name in marked),
             (f"{rank}" if has_rank else "–", f"bold {theme.BRIGHT}" if has_rank and rank == 1 else theme.DIM),
             (name, theme.BRIGHT if has_rank else theme.DIM),
             _number(metric.of(facts), best=has_rank and rank == 1),
-            _state(glance),
+            _state(summary),
             _step(facts),
             *((recipe.get(key, "–"), theme.TEXT if key in recipe else theme.FAINT) for key in keys),
         )
@@ -192,13 +192,13 @@ def ranked(
     return columns, found
 
 
-def fits(glance: SummaryReader, wanted: str) -> bool:
+def fits(summary: SummaryReader, wanted: str) -> bool:
     """Whether a run's name, state, problem or one of its recipe's values has this text (case-folded) in it."""
     if not wanted:
         return True
-    facts = glance.facts
-    told = [glance.directory.name, (facts.state or facts.problem) if facts else ""]
-    told += [f"{key} = {value}" for key, value in (glance.recipe or {}).items()]
+    facts = summary.facts
+    told = [summary.directory.name, (facts.state or facts.problem) if facts else ""]
+    told += [f"{key} = {value}" for key, value in (summary.recipe or {}).items()]
     return any(wanted in text.casefold() for text in told)
 
 
@@ -230,18 +230,18 @@ def _short(metric: LeaderboardMetric) -> str:
     return cell(f"best {'/'.join(parts[1:-1])}" if parts[0] == "validation" else metric.name).plain
 
 
-def _champion(values: Iterable[float | None], metric: LeaderboardMetric) -> float | None:
+def _best_of(values: Iterable[float | None], metric: LeaderboardMetric) -> float | None:
     finite = [value for value in values if value is not None and math.isfinite(value)]
     return max(finite, key=lambda value: metric.better * value, default=None) if len(finite) > 1 else None
 
 
-def _sorted(
-    glances: Sequence[SummaryReader], key: Callable[[SummaryReader], float | str | None], *, reverse: bool = False
+def _sort_by(
+    summaries: Sequence[SummaryReader], key: Callable[[SummaryReader], float | str | None], *, reverse: bool = False
 ) -> list[SummaryReader]:
     """By a key; those without one at the end in either direction."""
-    known = [(found, glance) for glance in glances if (found := key(glance)) is not None]
+    known = [(found, summary) for summary in summaries if (found := key(summary)) is not None]
     known.sort(key=lambda pair: pair[0], reverse=reverse)  # type: ignore[arg-type, return-value]
-    return [glance for _, glance in known] + [glance for glance in glances if key(glance) is None]
+    return [summary for _, summary in known] + [summary for summary in summaries if key(summary) is None]
 
 
 def _mark(marked: bool) -> Text:
@@ -252,8 +252,8 @@ def _over(facts: RunSummary) -> bool:
     return facts.state in ENDED
 
 
-def _state(glance: SummaryReader) -> Text:
-    facts = glance.facts
+def _state(summary: SummaryReader) -> Text:
+    facts = summary.facts
     if facts is None:
         return "…", theme.FAINT
     if facts.state is None:

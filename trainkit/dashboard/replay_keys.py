@@ -16,7 +16,7 @@ from trainkit.rundir.replay import Replay
 ACTIONS = ("play", "speed", "seek", "go_to_step")
 
 
-class Replaying(App[None]):
+class ReplayKeys(App[None]):
     """Its keys are there only where there is a replay, but then on every page, whatever they do there else. A line that
     is typed, what lies over the page, and a crosshair keep theirs."""
 
@@ -77,8 +77,8 @@ class Replaying(App[None]):
             self.draw_all()
 
 
-def told(replay: Replay) -> str:
-    """How a replay stands."""
+def status(replay: Replay) -> str:
+    """Return how fast a replay runs, and its keys."""
     how = "over" if replay.over else f"x{replay.speed:g}" if replay.playing else "halted"
     return f"replay {how}   space , . ← → G"
 

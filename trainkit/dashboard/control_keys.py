@@ -5,18 +5,18 @@ from __future__ import annotations
 import queue
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from textual.binding import Binding, BindingType
 from textual.notifications import Notification, Notify
 
-from trainkit.dashboard.preferences import Habits
+from trainkit.dashboard.preferences import Preferences
 from trainkit.dashboard.screens import Ask, Confirm
-from trainkit.dashboard.terminal import ENDED
 from trainkit.dashboard.themed import Themed
 from trainkit.errors import TrainkitError
 from trainkit.events.client import Reply, longer, send
 from trainkit.events.commands import Name, order
+from trainkit.events.process import lock_holder
 from trainkit.events.view import State, View
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ SAMPLE = "The model continues this text, once, after its step."
 RATE = "A factor of the schedule's rate: any number above 0. It is {now} at present; 1 puts the schedule's rate back."
 
 
+#: How a run in this state came to its end, in words.
+ENDED = {"stopped": "has stopped", "interrupted": "was interrupted", "failed": "has failed", "crashed": "has crashed"}
 #: Seconds for which an order is said to be waiting, unless it is answered: longer than it is waited for.
 WAITING = 90.0
 #: The actions that need a trainer.
@@ -47,7 +49,7 @@ class CommandReply(NamedTuple):
     waiting: Notification
 
 
-class Acting(Themed[None]):
+class ControlKeys(Themed[None]):
     """Needs to know what may not be done, and why, and the view as it is.
 
     Footer, help and palette omit keys that can do nothing now; pressing one says why.
@@ -64,9 +66,11 @@ class Acting(Themed[None]):
         Binding("D", "decay", "decay", show=False, tooltip="begin the decay of a wsd schedule now (asks first)"),
     ]
 
-    def __init__(self, run_directory: Path, habits: Habits, *, forbidden: str = "", ascii_only: bool = False) -> None:
+    def __init__(
+        self, run_directory: Path, preferences: Preferences, *, forbidden: str = "", ascii_only: bool = False
+    ) -> None:
         """`forbidden` says why this viewer may change nothing; empty where it may."""
-        super().__init__(habits, ascii_only=ascii_only)
+        super().__init__(preferences, ascii_only=ascii_only)
         self._run_directory, self._forbidden = run_directory, forbidden
         self._answers: queue.SimpleQueue[CommandReply] = queue.SimpleQueue()
 
@@ -102,12 +106,12 @@ class Acting(Themed[None]):
     def action_sample(self) -> None:
         def answered(prompt: str | None) -> None:
             if prompt is not None:
-                self.habits.prompt = prompt
+                self.preferences.prompt = prompt
                 self.remember()
                 self.action_order("sample", prompt)
 
         if self._may():
-            asked = Ask("Sample", SAMPLE, value=self.habits.prompt, check=lambda text: order("sample", text))
+            asked = Ask("Sample", SAMPLE, value=self.preferences.prompt, check=lambda text: order("sample", text))
             self.push_screen(asked, answered)
 
     def action_rate(self) -> None:
@@ -186,6 +190,25 @@ def without_trainer(state: State, run: Path) -> str:
         case "stopped" | "interrupted" | "failed" | "crashed":
             return f"the run {ENDED[state]}; to continue it: trainkit resume {run}"
     return ""
+
+
+def farewell(run: Path, state: State | Literal["replayed"]) -> str:
+    """Return what to print when the dashboard has gone: how the run stands, how to come back and how to stop it."""
+    back = f"  come back:  trainkit watch {run}"
+    match state:
+        case "replayed":
+            return f"left the replay of {run}\n  see it again:  trainkit watch {run} --replay"
+        case "waiting" | "starting" | "caching" | "compiling":
+            # there is no control socket yet, and the log may not know the process
+            if (trainer := lock_holder(run)) is None:
+                return f"detached from {run}\n{back}"
+            doing = "at work" if state == "waiting" else state
+            return f"detached; the trainer is {doing} and continues\n{back}\n  stop it:    kill {trainer}"
+        case "finished":
+            return f"the run is finished: {run}"
+        case "stopped" | "interrupted" | "failed" | "crashed":
+            return f"the run {ENDED[state]}; to continue it:  trainkit resume {run}"
+    return f"detached; the run continues\n{back}\n  stop it:    trainkit send {run} stop"
 
 
 def present_rate(view: View) -> str:

@@ -1,21 +1,30 @@
-"""The keys in force, as the bindings have them: for the help and for the command palette."""
+"""The keys in force, as the bindings have them: for the footer, the help and the command palette."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
-from textual.app import App
+from textual.app import App, ComposeResult
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 from textual.dom import DOMNode
 from textual.screen import Screen
+from textual.widgets import Footer as AllKeys
+from textual.widgets._footer import FooterKey
 
 from trainkit.dashboard import theme
 from trainkit.dashboard.pages.page import Page
 
-if TYPE_CHECKING:
-    from trainkit.dashboard.themed import Themed
+
+class KeyedApp(Protocol):
+    """What these ask of the application."""
+
+    def offers(self, action: str) -> bool:
+        """Return whether the keys that do this are shown: it can be done now."""
+
+    def wear(self, name: str) -> None:
+        """Change to the theme of this name."""
 
 
 class Key(NamedTuple):
@@ -33,7 +42,7 @@ def keys_in_force(screen: Screen[Any]) -> list[Key]:
     """Every action that a key of the page in front or of the application does now, group by group, the page's first."""
     found: dict[tuple[DOMNode, str], list[str]] = {}
     told: dict[tuple[DOMNode, str], tuple[str, str]] = {}
-    app = cast("Themed[Any]", screen.app)
+    app = cast("KeyedApp", screen.app)
     for active in screen.active_bindings.values():
         node, binding = active.node, active.binding
         if binding.system or not active.enabled or not isinstance(node, Page | App) or not app.offers(binding.action):
@@ -50,6 +59,31 @@ def keys_in_force(screen: Screen[Any]) -> list[Key]:
     return sorted(keys, key=lambda key: (not isinstance(key.node, Page), order[key.group]))
 
 
+class Footer(AllKeys):
+    """As many keys as fit, none of them cut; the help, at the right end, lists the others. Keys
+    that can do nothing now are left out."""
+
+    def compose(self) -> ComposeResult:
+        app = cast("KeyedApp", self.app)
+        for key in super().compose():
+            if not isinstance(key, FooterKey) or app.offers(key.action):
+                yield key
+
+    async def recompose(self) -> None:
+        await super().recompose()
+        self.call_after_refresh(self._fit)  # the keys are there now, and have their places after the next refresh
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self._fit)
+
+    def _fit(self) -> None:
+        keys = list(self.query(FooterKey))
+        ends = [key.region.x for key in keys if key.has_class("-command-palette")]
+        end = min(ends, default=self.region.right)
+        for key in keys:
+            key.visible = key.region.x >= end or key.region.right <= end
+
+
 class PaletteCommands(Provider):
     """Whatever a key does, by its name; and every theme."""
 
@@ -64,13 +98,13 @@ class PaletteCommands(Provider):
                 yield Hit(score, matcher.highlight(name), command, help=meaning or None)
 
     def _commands(self) -> Iterator[tuple[str, str, Any]]:
-        app = cast("Themed[Any]", self.app)
+        app = cast("KeyedApp", self.app)
         for key in keys_in_force(self.screen):
             if key.action != "command_palette":
                 name = f"{key.name} ({key.keys})"
                 more = key.group if isinstance(key.node, Page) else ""
                 meaning = more if key.meaning == key.name else f"{key.group}: {key.meaning}"
-                yield name, meaning, partial(app.run_action, key.action, key.node)
+                yield name, meaning, partial(self.app.run_action, key.action, key.node)
         for name in theme.THEMES:
             yield f"theme {name}", "the window: its colours", partial(app.wear, name)
 

@@ -16,11 +16,10 @@ from textual.widgets import Input, Static
 from textual.widgets._footer import FooterKey
 from viewer import WAITING, answered, drive, trainer, until, write_run
 
-from trainkit.dashboard.acting import present_rate
 from trainkit.dashboard.app import NAMES, Dashboard
-from trainkit.dashboard.commands import keys_in_force
+from trainkit.dashboard.control_keys import farewell, present_rate
+from trainkit.dashboard.keys import keys_in_force
 from trainkit.dashboard.screens import Ask, Confirm
-from trainkit.dashboard.terminal import farewell
 from trainkit.events.commands import Command, order
 from trainkit.events.control import PendingCommand, Server
 from trainkit.events.log import NAME

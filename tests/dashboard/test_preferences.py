@@ -18,7 +18,7 @@ from trainkit.dashboard import preferences
 from trainkit.dashboard.app import NAMES, Dashboard
 from trainkit.dashboard.pages import Page
 from trainkit.dashboard.panels.lines import TextPanel
-from trainkit.dashboard.preferences import Habits
+from trainkit.dashboard.preferences import Preferences
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
-    kept = Habits(
+    kept = Preferences(
         theme="light",
         page="logs",
         panel="machine",
@@ -44,34 +44,34 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_damaged_file_is_as_none(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "file").write_bytes(text)
-    assert preferences.read(tmp_path / "file") == Habits()
+    assert preferences.read(tmp_path / "file") == Preferences()
 
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner), max_leaves=3)
 VALUES = JSON | st.dictionaries(st.text(), JSON)
 
 
-@given(found=st.dictionaries(st.sampled_from([*Habits.__dataclass_fields__, "other"]), VALUES))
+@given(found=st.dictionaries(st.sampled_from([*Preferences.__dataclass_fields__, "other"]), VALUES))
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_of_a_foreign_file_only_values_of_the_right_kind_are_taken(tmp_path: Path, found: dict[str, object]) -> None:
     (tmp_path / "file").write_text(json.dumps(found))
     kept = preferences.read(tmp_path / "file")
     for name, value in vars(kept).items():
-        assert type(value) is type(getattr(Habits(), name))
+        assert type(value) is type(getattr(Preferences(), name))
     assert all(isinstance(page, dict) for page in kept.pages.values())
 
 
 def test_where_it_cannot_be_written_nothing_happens(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    preferences.write(Habits(), tmp_path / "file" / "below" / "dashboard.json")
+    preferences.write(Preferences(), tmp_path / "file" / "below" / "dashboard.json")
     (tmp_path / "taken").mkdir()
-    preferences.write(Habits(), tmp_path / "taken")
+    preferences.write(Preferences(), tmp_path / "taken")
     assert sorted(os.listdir(tmp_path)) == ["file", "taken"]
-    assert preferences.read(tmp_path / "taken") == Habits()
+    assert preferences.read(tmp_path / "taken") == Preferences()
 
 
 def test_it_is_for_its_owner_alone(tmp_path: Path) -> None:
-    preferences.write(Habits(prompt="secret"), tmp_path / "file")
+    preferences.write(Preferences(prompt="secret"), tmp_path / "file")
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o600
 
 
@@ -95,7 +95,7 @@ def test_theme_page_panel_scale_and_prompt_come_back_with_the_next_viewer(run: P
         assert dashboard.viewport.look("train/loss").log and dashboard.query_one("#texts").has_class("samples")
 
     for steps in (leave, come_back):
-        drive(run, steps, remembered=tmp_path / "habits.json")
+        drive(run, steps, remembered=tmp_path / "preferences.json")
 
 
 def test_how_each_page_is_shown_comes_back_with_the_next_viewer(run: Path, tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_how_each_page_is_shown_comes_back_with_the_next_viewer(run: Path, tmp_p
 
     async def come_back(pilot: Pilot[None], dashboard: Dashboard) -> None:
         assert dashboard.query_one("#log-search", Input).value == "attempt"
-        before = {page.NAME: page.habits() for page in dashboard.query(Page)}
+        before = {page.NAME: page.preferences() for page in dashboard.query(Page)}
         assert before["logs"] == {"level": "warning", "search": "attempt", "follow": True}
         assert before["samples"] == {"prompt": "", "beside": "first"}
         assert before["checkpoints"] == {"present": True} and before["data"] == {"follow": True}
@@ -119,10 +119,10 @@ def test_how_each_page_is_shown_comes_back_with_the_next_viewer(run: Path, tmp_p
             await pilot.press(number[name])
             await pilot.pause()
         assert dashboard.query_one("#log-search", Input).display
-        assert {page.NAME: page.habits() for page in dashboard.query(Page)} == before
+        assert {page.NAME: page.preferences() for page in dashboard.query(Page)} == before
 
     for steps in (leave, come_back):
-        drive(run, steps, remembered=tmp_path / "habits.json")
+        drive(run, steps, remembered=tmp_path / "preferences.json")
 
 
 def test_a_log_that_was_left_scrolled_up_is_not_followed_the_next_time(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_log_that_was_left_scrolled_up_is_not_followed_the_next_time(tmp_path:
         assert dashboard.query_one("#all-lines", TextPanel).at_end
 
     for steps in (leave, come_back, follow):
-        drive(run, steps, size=(60, 20), remembered=tmp_path / "habits.json")
+        drive(run, steps, size=(60, 20), remembered=tmp_path / "preferences.json")
 
 
 def test_a_foreign_theme_page_and_panel_are_the_defaults(run: Path, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_foreign_theme_page_and_panel_are_the_defaults(run: Path, tmp_path: Pa
         "samples": {"prompt": [], "beside": {}}, "compare": {"metric": {}, "axis": []}, "checkpoints": {"present": "x"},
     }  # fmt: skip
     foreign = {"theme": "\x1b[31m", "page": "nowhere", "panel": "#", "looks": {"train/loss": [1]}, "pages": pages}
-    (tmp_path / "habits.json").write_text(json.dumps(foreign))
+    (tmp_path / "preferences.json").write_text(json.dumps(foreign))
 
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         assert dashboard.theme == "dark" and dashboard.query_one(ContentSwitcher).current == NAMES[0]
@@ -162,7 +162,7 @@ def test_a_foreign_theme_page_and_panel_are_the_defaults(run: Path, tmp_path: Pa
             await pilot.press(str(number))
             await pilot.pause()
 
-    drive(run, steps, remembered=tmp_path / "habits.json")
+    drive(run, steps, remembered=tmp_path / "preferences.json")
 
 
 def test_without_a_file_nothing_is_remembered_and_nothing_written(run: Path, tmp_path: Path) -> None:
