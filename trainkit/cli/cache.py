@@ -178,4 +178,4 @@ def _summary(cache: Cache, recipe: Recipe, seconds: float) -> list[str]:
     table += [f"{finding.level}: {finding.message}" for finding in find_problems(cache, recipe)]
     if cache.left_out.refused:
         table.append(f"all that was skipped is listed in {cache.list_rejected()}")
-    return [*table, f"vocabulary {cache.tokenizer.vocab_size:,}, {format_duration(seconds)}, in {cache.directory}"]
+    return [*table, f"vocabulary {cache.vocab_size:,}, {format_duration(seconds)}, in {cache.directory}"]

@@ -53,7 +53,7 @@ def _adapter(run: str, out: Path, *, dtype: str | None, push: str | None) -> tup
     directory, step = _found(run)
     from trainkit.rundir.directory import recipe_of
 
-    if push is not None and Path(recipe_of(directory).recipe.model.pretrained or "").is_absolute():
+    if push is not None and Path(recipe_of(directory).recipe.base_checkpoint or "").is_absolute():
         raise TrainkitError(
             "the adapter's base is a directory of this machine, which is nobody's business and of no use elsewhere",
             where="--push",

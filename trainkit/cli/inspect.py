@@ -95,8 +95,9 @@ def _lines(batch: list[ShownRow], recipe: Recipe, rows: int | None, as_json: boo
     if as_json:
         yield from (json.dumps(asdict(row), ensure_ascii=False) for row in batch[:rows])
         return
+    of = f" of {recipe.data.sequence_length} positions" if recipe.data.sequence_length else ""
     step, most = batch[0].step, rows or ROWS
-    yield f"step {step} -> {step + 1}: {len(batch)} rows of {recipe.data.sequence_length} positions"
+    yield f"step {step} -> {step + 1}: {len(batch)} rows{of}"
     for row in batch[:most]:
         yield ""
         yield from row_lines(row, colour=sys.stdout.isatty())

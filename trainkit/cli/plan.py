@@ -83,7 +83,7 @@ def texts(recipe: Recipe, codec: LoadedTokenizer) -> str:
     end = codec.name(codec.end_of_text) if recipe.data.encoding.eos else "none"
     why = "as data.encoding.bos says"
     if recipe.data.encoding.bos == "auto":
-        why = "as with a new model" if recipe.model.pretrained is None else "as the tokenizer does by itself"
+        why = "as with a new model" if recipe.base_checkpoint is None else "as the tokenizer does by itself"
     return f"begin with {begin} ({why}), end with {end}"
 
 
@@ -96,9 +96,8 @@ def lines(
     split = f"micro-batch {batch.micro} x accumulation {batch.accumulation} x {plural(batch.replicas, 'device')}"
     rows = [
         ("steps", f"{plan.steps:,}{epochs}"),
-        ("tokens", f"{format_count(plan.total_tokens)} = {plan.tokens_per_step:,} a step"),
-        ("", f"{plan.tokens_per_parameter:.3g} a parameter (compute-optimal is about {COMPUTE_OPTIMAL})"),
-        ("batch", f"{batch.global_size} sequences of {plan.sequence_length} = {split}"),
+        *_work(plan),
+        ("batch", f"{batch.global_size} {_rows(plan)} = {split}"),
         ("remat", plan.remat),
         ("devices", f"{devices.count} x {devices.kind}, data {plan.data_axis} x fsdp {plan.fsdp_axis}"),
         *_supposed(plan),
@@ -106,7 +105,7 @@ def lines(
         *_attention(found),
         ("data", _data(data)),
         *([("texts", texts)] if texts else []),
-        ("FLOPs", f"{format_count(plan.flops_per_token)} a token, {plan.total_flops:.2e} in all (causal attention)"),
+        ("FLOPs", f"{format_count(plan.flops_per_token)} {_unit(plan)}"),
         *_time(plan, found),
         ("parameters", f"{plan.parameters:,}"),
         *_trained(plan),
@@ -115,6 +114,25 @@ def lines(
     ]
     width = max(len(label) for label, _ in rows) + 2
     return [f"plan of {name}", *(f"  {label:<{width}}{text}" for label, text in rows)]
+
+
+def _work(plan: Plan) -> list[tuple[str, str]]:
+    if plan.sequence_length is None:
+        return [("examples", f"{format_count(plan.total_tokens)} = {plan.tokens_per_step:,} a step")]
+    return [
+        ("tokens", f"{format_count(plan.total_tokens)} = {plan.tokens_per_step:,} a step"),
+        ("", f"{plan.tokens_per_parameter:.3g} a parameter (compute-optimal is about {COMPUTE_OPTIMAL})"),
+    ]
+
+
+def _rows(plan: Plan) -> str:
+    return "examples" if plan.sequence_length is None else f"sequences of {plan.sequence_length}"
+
+
+def _unit(plan: Plan) -> str:
+    if plan.sequence_length is None:
+        return f"an example, {plan.total_flops:.2e} in all"
+    return f"a token, {plan.total_flops:.2e} in all (causal attention)"
 
 
 def _supposed(plan: Plan) -> list[tuple[str, str]]:
@@ -186,11 +204,11 @@ def _vocabulary_and_data(recipe: Recipe) -> tuple[LoadedTokenizer | None, int, D
     from trainkit.data.tokenizer.load import peek, peek_vocab_size
 
     if cache := find(recipe):
-        return cache.tokenizer, cache.tokenizer.vocab_size, TrainSet(cache, recipe).size()
+        return cache.tokenizer, cache.vocab_size, TrainSet(cache, recipe).size()
     vocab_size = peek_vocab_size(recipe)
     if vocab_size is None:
         raise TrainkitError(
-            f"the size of the vocabulary of '{recipe.tokenizer.path}' is not known before it is fetched",
+            f"the size of the vocabulary of '{recipe.text_tokenizer.path}' is not known before it is fetched",
             where="tokenizer.path",
             hint="fetch it, and count the data: trainkit cache-data RECIPE",
         )

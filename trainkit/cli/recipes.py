@@ -21,14 +21,16 @@ def check(path: Path, overrides: Sequence[str]) -> str:
     loaded = load(path, overrides)
     recipe = loaded.recipe
     told = [f"{recipe.model.type}"]
-    if recipe.tokenizer.train is not None and not steps_need_data(recipe):
-        vocab_size = recipe.tokenizer.train.vocab_size
+    trained = recipe.tokenizer.train if recipe.tokenizer else None
+    if (trained is not None or not recipe.data.is_text) and not steps_need_data(recipe):
+        vocab_size = trained.vocab_size if trained else 0
         try:
             # as one device sees it; whether the batch divides over more is for trainkit plan, which knows the devices
             plan = make_plan(recipe, devices=Devices(count=recipe.parallel.fsdp), vocab_size=vocab_size, data=None)
         except TrainkitError as error:
             raise locate_error(error, loaded) from error
-        told += [f"{plan.parameters:,} parameters", f"{plan.steps:,} steps of {plan.tokens_per_step:,} tokens"]
+        unit = "examples" if plan.sequence_length is None else "tokens"
+        told += [f"{plan.parameters:,} parameters", f"{plan.steps:,} steps of {plan.tokens_per_step:,} {unit}"]
     else:
         told.append(_length(loaded))
     lines = [f"ok: {recipe.run.name}: {', '.join(told)}", *(f"note: {note}" for note in notes(recipe))]

@@ -145,7 +145,9 @@ def _planned(event: Event) -> str:
     plan: dict[str, Any] = event["plan"]
     told = f"planned {event['total_steps']} steps"
     if "tokens_per_step" in plan:
-        told += f" of {format_count(plan['tokens_per_step'])} tokens"
+        # without a length of sequences, an example counts as one token
+        unit = "tokens" if plan.get("sequence_length", 0) is not None else "examples"
+        told += f" of {format_count(plan['tokens_per_step'])} {unit}"
     if "parameters" in plan:
         told += f", {format_count(plan['parameters'])} parameters"
     return f"{told}, on {', '.join(event['devices'])}"

@@ -86,7 +86,7 @@ def _planned(view: View, event: Event) -> None:
 
 def _add_up(plan: dict[str, Any], devices: list[Any]) -> None:
     """Raise what `FOREIGN` lists where no trainer planned this: what pages show of a plan can be added up or joined."""
-    sizes = [plan.get(name, 0) for name in ("parameters", "tokens_per_step", "sequence_length")]
+    sizes = [plan.get(name) or 0 for name in ("parameters", "tokens_per_step", "sequence_length")]
     sizes += plan.get("bytes", {}).values()
     if "batch" in plan:
         sizes += [plan["batch"][name] for name in ("global_size", "micro", "accumulation", "replicas")]

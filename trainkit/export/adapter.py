@@ -19,7 +19,7 @@ from trainkit.infer.text_format import pad_of, text_format_of
 from trainkit.infer.trained_model import all_devices
 from trainkit.models.adapters import adapt, adapted_layers, merge, trainable, with_numbers
 from trainkit.models.stack import LanguageModel
-from trainkit.recipe.sections.model import Model
+from trainkit.recipe.families.transformer import Transformer
 from trainkit.rundir.directory import recipe_of
 
 
@@ -34,11 +34,12 @@ def export_adapter(directory: Path, step: int | None, out: Path) -> tuple[int, l
             no such checkpoint, its base is not to be had, or what was written is not what is read back.
     """
     loaded = recipe_of(directory)
-    recipe, spec = loaded.recipe, loaded.recipe.model
+    recipe = loaded.recipe
     if recipe.adapter is None:
         raise TrainkitError(
             "the run has no adapter: all of its model is trained", where=str(directory), hint="--format hf"
         )
+    spec = recipe.language_model
     if spec.resize_vocabulary:
         raise TrainkitError(
             "the run has another vocabulary than its base (resize_vocabulary), which an adapter alone does not tell",
@@ -54,8 +55,8 @@ def export_adapter(directory: Path, step: int | None, out: Path) -> tuple[int, l
         _compare(made, model, spec)
         own = (
             texts.template is not None
-            or recipe.tokenizer.path is None
-            or recipe.tokenizer.path != spec.pretrained
+            or recipe.text_tokenizer.path is None
+            or recipe.text_tokenizer.path != spec.pretrained
             or tokenizer.put_around(directory / tokenizer.TOKENIZER) != (texts.begin, ())
         )
         if own:
@@ -66,7 +67,7 @@ def export_adapter(directory: Path, step: int | None, out: Path) -> tuple[int, l
                 begin=texts.begin,
                 ends=texts.ends,
                 template=texts.template,
-                context_length=spec.context_length or recipe.data.sequence_length,
+                context_length=spec.context_length or recipe.data.positions,
                 pad=pad_of(recipe, codec),
             )
         text = adapter_card(
@@ -81,7 +82,7 @@ def export_adapter(directory: Path, step: int | None, out: Path) -> tuple[int, l
     return info.step, [out / name for name in names]
 
 
-def _compare(written: Path, model: LanguageModel, spec: Model) -> None:
+def _compare(written: Path, model: LanguageModel, spec: Transformer) -> None:
     """Raises TrainkitError where what is read back is not, to the last bit, the adapter of the model."""
     found = adapter_config.read(written, spec)
     shapes = jax.eval_shape(lambda model: adapt(merge(model), found, key=jax.random.key(0)), model)

@@ -52,7 +52,7 @@ def draft(out: Path) -> Iterator[Path]:
 
 def made_by(directory: Path, loaded: Loaded, step: int) -> Made:
     """What a model card says of how the model of a run came to be what it is at `step`."""
-    begun = loaded.recipe.model.pretrained
+    begun = loaded.recipe.base_checkpoint
     return Made(
         name=str(loaded.recipe.run.name),
         step=step,

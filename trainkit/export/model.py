@@ -31,6 +31,7 @@ from trainkit.infer.trained_model import all_devices, restored
 from trainkit.models.stack import LanguageModel
 from trainkit.parallel import mesh
 from trainkit.recipe import Recipe
+from trainkit.recipe.families.transformer import Transformer
 from trainkit.recipe.toml.load import Loaded
 from trainkit.rundir.directory import recipe_of
 
@@ -63,6 +64,12 @@ def export(directory: Path, step: int | None, out: Path, *, dtype: str) -> Expor
     """
     loaded = recipe_of(directory)
     recipe, info = loaded.recipe, checkpoint_of(directory, step)
+    if not isinstance(recipe.model, Transformer):
+        raise TrainkitError(
+            f'a model of type = "{recipe.model.type}" ({recipe.model.kind}) is none that transformers loads',
+            where=str(directory),
+            hint="its checkpoints are TensorStore arrays: see checkpoints/STEP/manifest.json",
+        )
     check_loads(recipe.model)
     with draft(out) as made:
         codec = vocabulary.load(directory / tokenizer.TOKENIZER)
@@ -87,7 +94,7 @@ def _write(
     dtype: str,
 ) -> None:
     recipe = loaded.recipe
-    spec, length = recipe.model, recipe.data.sequence_length
+    spec, length = recipe.language_model, recipe.data.positions
     tokens = tokenizer.write(
         out,
         directory,

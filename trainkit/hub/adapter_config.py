@@ -19,6 +19,7 @@ from trainkit.errors import TrainkitError
 from trainkit.hub import find
 from trainkit.hub.config import family_of_spec
 from trainkit.recipe.families.hugging_face import TensorName
+from trainkit.recipe.families.transformer import Transformer
 from trainkit.recipe.sections.adapter import Lora
 from trainkit.recipe.sections.lora_targets import linears, targeted_layers
 from trainkit.recipe.sections.model import Model
@@ -55,7 +56,7 @@ _MERGE = (
 _LAYERS = 'such as ["q_proj", "v_proj"], ends of names; or a pattern for whole names: ".*[qv]_proj"; or "all-linear"'
 
 
-def read(directory: Path, spec: Model) -> Lora:
+def read(directory: Path, spec: Transformer) -> Lora:
     """What the adapter in a directory is on a model.
 
     Raises:
@@ -108,7 +109,7 @@ def base_of(directory: Path) -> tuple[str, str | None]:
     return name, revision if isinstance(revision, str) else None
 
 
-def write(directory: Path, layers: Iterable[str], spec: Model, adapter: Lora) -> Path:
+def write(directory: Path, layers: Iterable[str], spec: Transformer, adapter: Lora) -> Path:
     """The file that says what an adapter on these layers of a model is. Raises OSError."""
     layers, theirs = list(layers), names(spec)
     config = {
@@ -144,6 +145,8 @@ def look_up(pretrained: str, revision: str | None, *, tables: Mapping[str, Any])
     except ValidationError:
         return None
     directory, commit = find.config(pretrained, revision, kind=find.ADAPTER)
+    if not isinstance(spec, Transformer):
+        return None
     if spec.pretrained is None:
         raise TrainkitError(
             "an adapter that was trained belongs on the model that it was trained on, and [model] begins at random",
@@ -167,7 +170,7 @@ def look_up(pretrained: str, revision: str | None, *, tables: Mapping[str, Any])
     )
 
 
-def other_base(directory: Path, spec: Model) -> str | None:
+def other_base(directory: Path, spec: Transformer) -> str | None:
     """The model that the adapter in a directory is said to be for, where that has another name than `spec` begins with.
 
     Wherever either lies, the last part of it is its name.
@@ -177,7 +180,7 @@ def other_base(directory: Path, spec: Model) -> str | None:
     return said if isinstance(said, str) and said and ours and PurePath(said).name != PurePath(ours).name else None
 
 
-def names(spec: Model) -> dict[str, TensorName]:
+def names(spec: Transformer) -> dict[str, TensorName]:
     """What the linear layers' matrices are called in checkpoints of the model, by our name of the layer."""
     theirs = {name.ours: name for name in family_of_spec(spec).names}
     return {layer: theirs[f"blocks.{layer}.weight"] for layer in linears(spec)}
@@ -187,7 +190,7 @@ def _known(key: str, value: Any) -> bool:
     return key in _HARMLESS or key in _READ or value in _POSSIBLE.get(key, _UNUSED)
 
 
-def _targets(config: Mapping[str, Any], spec: Model, where: str) -> tuple[str, ...]:
+def _targets(config: Mapping[str, Any], spec: Transformer, where: str) -> tuple[str, ...]:
     """Our names of the layers that a config means."""
     chosen = _matcher(config.get("target_modules"), "target_modules", where)
     left_out = _matcher(config.get("exclude_modules") or [], "exclude_modules", where)
@@ -218,7 +221,7 @@ def _targets(config: Mapping[str, Any], spec: Model, where: str) -> tuple[str, .
     return tuple(found)
 
 
-def _not_adapted(spec: Model) -> list[str]:
+def _not_adapted(spec: Transformer) -> list[str]:
     """What PEFT could adapt besides the linear layers of blocks: the embedding, the output, routers and experts."""
     ours = {f"blocks.{layer}.weight" for layer in linears(spec)}
     others = (name for name in family_of_spec(spec).names if name.theirs.endswith(".weight") and name.ours not in ours)
@@ -242,7 +245,7 @@ def _matcher(said: Any, key: str, where: str) -> Callable[[str], bool]:
     return lambda path: any(path == end or path.endswith(f".{end}") for end in said)
 
 
-def _layers(targets: Any, spec: Model) -> list[str] | None:
+def _layers(targets: Any, spec: Transformer) -> list[str] | None:
     """Those that a recipe's targets mean; None where they mean none."""
     try:
         return targeted_layers(Lora(targets=with_tuples(targets)), list(linears(spec)))

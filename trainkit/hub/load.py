@@ -18,17 +18,17 @@ from trainkit.hub.copying import Scratch, fresh
 from trainkit.hub.source import TensorSource
 from trainkit.models.build import leaf_names
 from trainkit.recipe.families.sizes import Shape
-from trainkit.recipe.sections.model import Model
+from trainkit.recipe.families.transformer import Transformer
 
 #: Pieces of tensors that are copied at once.
 COPIES = 4
 _ARRAYS = (jax.ShapeDtypeStruct, jax.Array, np.ndarray)
 
 
-def read_spec(directory: Path) -> Model:
+def read_spec(directory: Path) -> Transformer:
     """The spec of the model in a checkpoint's directory. Raises TrainkitError."""
     config, where = read_config(directory), str(directory / "config.json")
-    return cast(Model, spec_of(config, family_of(config, where=where), where=where))
+    return cast(Transformer, spec_of(config, family_of(config, where=where), where=where))
 
 
 def check(directory: Path, shapes: PyTree, *, resize: bool = False) -> None:

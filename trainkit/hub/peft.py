@@ -21,8 +21,8 @@ from trainkit.hub import adapter_config, find
 from trainkit.hub.safetensors import TensorEntry, Tensors, read_header, write_file
 from trainkit.hub.tensors import compare
 from trainkit.models.adapters import Adapted, Numbers, adapted_layers
+from trainkit.recipe.families.transformer import Transformer
 from trainkit.recipe.sections.adapter import Lora
-from trainkit.recipe.sections.model import Model
 
 WEIGHTS = find.ADAPTER.weights
 PREFIX = "base_model.model."
@@ -30,7 +30,7 @@ PREFIX = "base_model.model."
 _CALLED = {"a": "lora_A.weight", "b": "lora_B.weight", "magnitude": "lora_magnitude_vector"}
 
 
-def save(directory: Path, model: PyTree, spec: Model, adapter: Lora) -> list[Path]:
+def save(directory: Path, model: PyTree, spec: Transformer, adapter: Lora) -> list[Path]:
     """Write the adapter of an adapted model into an existing directory, in float32; the files. Raises OSError."""
     layers, names = adapted_layers(model), adapter_config.names(spec)
     entries = [
@@ -44,7 +44,7 @@ def save(directory: Path, model: PyTree, spec: Model, adapter: Lora) -> list[Pat
     return [directory / WEIGHTS, adapter_config.write(directory, layers, spec, adapter)]
 
 
-def read(directory: Path, shapes: PyTree, spec: Model) -> Numbers:
+def read(directory: Path, shapes: PyTree, spec: Transformer) -> Numbers:
     """The numbers of the adapter in a directory, on the host, for `models.adapters.with_numbers`.
 
     `shapes` is a model, or the shapes of one, that is adapted as `adapter_config.read` says.

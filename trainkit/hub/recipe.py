@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.recipe import Recipe
+from trainkit.recipe.families.transformer import Transformer
 from trainkit.recipe.toml import load as recipes
 from trainkit.recipe.toml.load import Loaded
 from trainkit.recipe.toml.pretrained import PretrainedCheckpoint
@@ -36,7 +37,7 @@ def notes(recipe: Recipe) -> list[str]:
 def _notes_on_model(recipe: Recipe) -> list[str]:
     """What the checkpoint that the model begins with asks of training and trainkit does not do."""
     model = recipe.model
-    if model.pretrained is None:
+    if not isinstance(model, Transformer) or model.pretrained is None:
         return []
     from trainkit.hub import find
     from trainkit.hub.config import family_of, read_config, untrained
@@ -57,8 +58,8 @@ def _notes_on_adapter(recipe: Recipe) -> list[str]:
 
     directory, _ = find.config(adapter.pretrained, adapter.revision, kind=find.ADAPTER)
     notes = []
-    if other := adapter_config.other_base(directory, recipe.model):
-        notes.append(f"the adapter says that it is for {other}, and goes on {recipe.model.pretrained} here")
+    if other := adapter_config.other_base(directory, recipe.language_model):
+        notes.append(f"the adapter says that it is for {other}, and goes on {recipe.base_checkpoint} here")
     if adapter.base == "none" and adapter_config.trained_on(directory) == "nf4":
         notes.append(
             "the adapter was trained on its base in 4 bit, and here it goes on the base in full, on which it answers"

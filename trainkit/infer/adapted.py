@@ -27,7 +27,7 @@ from trainkit.models.nf4 import quantised, sources, without_sources
 from trainkit.models.stack import LanguageModel
 from trainkit.parallel import mesh
 from trainkit.recipe import Recipe
-from trainkit.recipe.sections.model import Model
+from trainkit.recipe.families.transformer import Transformer
 
 #: What an adapter's own random numbers are drawn for.
 ADAPTER = 0x10A
@@ -57,13 +57,14 @@ def load_base(recipe: Recipe, shapes: PyTree, *, on: Mesh) -> PyTree:
     Raises:
         TrainkitError: they cannot be found, fetched or read, or are not those of the recipe's model.
     """
-    assert recipe.model.pretrained is not None
-    directory = find.weights(recipe.model.pretrained, recipe.model.revision)
+    spec = recipe.language_model
+    assert spec.pretrained is not None
+    directory = find.weights(spec.pretrained, spec.revision)
     packed = packed_leaves(shapes, recipe.adapter)
     return load_params(
         directory,
         shapes,
-        resize=recipe.model.resize_vocabulary,
+        resize=spec.resize_vocabulary,
         owned=True,
         made=lambda name, leaf: _packed(leaf, on) if name in packed else leaf,
     )
@@ -88,7 +89,7 @@ def merge_adapter(info: Info, recipe: Recipe, *, vocab_size: int, on: Mesh, dtyp
     return _donating(plain, _shardings(_placed(jax.eval_shape(plain, model), on)), model)
 
 
-def merging(directory: Path, spec: Model, shapes: PyTree) -> Callable[[LanguageModel], LanguageModel]:
+def merging(directory: Path, spec: Transformer, shapes: PyTree) -> Callable[[LanguageModel], LanguageModel]:
     """What makes of a model of these shapes the one that it and the PEFT adapter in a directory amount to.
 
     That has the dtype of the former, which is gone.
@@ -130,7 +131,7 @@ def opened(info: Info, recipe: Recipe, *, vocab_size: int, on: Mesh) -> Language
     # as in `train.state.init`
     key = jax.random.fold_in(jax.random.key(recipe.run.seed), 0)
     base = _placed(jax.eval_shape(build, key), on)
-    random = recipe.model.pretrained is None
+    random = recipe.base_checkpoint is None
     weights = jax.jit(build, out_shardings=_shardings(base))(key) if random else load_base(recipe, base, on=on)
     put_on = partial(with_adapter, recipe=recipe, key=key)
     shapes = _placed(jax.eval_shape(put_on, weights), on)
@@ -151,7 +152,7 @@ def base_digest(frozen: PyTree, recipe: Recipe) -> str | None:
     Of what is in 4 bit this is what it was packed from, so that an adapter trained on a GPU is used without one. Not of
     a random base: its numbers are drawn anew, and another program rounds them otherwise in the last bit.
     """
-    return digest(without_sources(frozen) if recipe.model.pretrained is None else sources(frozen))
+    return digest(without_sources(frozen) if recipe.base_checkpoint is None else sources(frozen))
 
 
 def check_same_base(manifest: Manifest, frozen: PyTree, *, where: Path) -> None:
@@ -164,7 +165,7 @@ def check_same_base(manifest: Manifest, frozen: PyTree, *, where: Path) -> None:
 
 def _base(recipe: Recipe, key: jax.Array, *, vocab_size: int) -> LanguageModel:
     # how attention is computed is no part of the weights
-    length = recipe.data.sequence_length
+    length = recipe.data.positions
     built = models.build(recipe.model, vocab_size=vocab_size, sequence_length=length, implementation="xla", key=key)
     return models.cast(built, jnp.dtype(recipe.precision.params))
 

@@ -61,7 +61,7 @@ def keep_tokenizer(codec: LoadedTokenizer, recipe: Recipe, directory: Path) -> N
     beside = {name: codec.path.with_name(name) for name in BESIDE}
     kept = {name: source.read_bytes() for name, source in beside.items() if source.is_file()}
     # beside a file that is named by itself may lie the config.json of anything
-    alone = Path(recipe.tokenizer.path or "").expanduser().is_file()
+    alone = Path(recipe.text_tokenizer.path or "").expanduser().is_file()
     if said := _said(codec.path.parent, [GENERATION] if alone else CONFIGS):
         generation = read_object(beside[GENERATION], missing_ok=True)
         # a file that the model's maker did not write says nothing of how to sample
@@ -82,7 +82,7 @@ def check_texts(recipe: Recipe) -> None:
     Raises:
         TrainkitError: what lies beside the tokenizer cannot be read, or its chat template cannot be used.
     """
-    if recipe.tokenizer.path is None or (codec := load.cached(recipe, (), {})) is None:
+    if recipe.text_tokenizer.path is None or (codec := load.cached(recipe, (), {})) is None:
         return
     with TemporaryDirectory() as there:
         keep_tokenizer(codec, recipe, Path(there))
@@ -104,8 +104,8 @@ def begin_of(recipe: Recipe, codec: LoadedTokenizer) -> tuple[int, ...]:
 def pad_of(recipe: Recipe, codec: LoadedTokenizer) -> int | None:
     """The token that the recipe's model says it is padded with; None where it says none, where it means it of another
     tokenizer than the recipe's, and where the embedding has no such row, with which torch would not load it."""
-    model, pad = recipe.model, recipe.model.pad_token_id
-    own = model.pretrained is None or recipe.tokenizer.path == model.pretrained
+    model, pad = recipe.language_model, recipe.language_model.pad_token_id
+    own = model.pretrained is None or recipe.text_tokenizer.path == model.pretrained
     rows = model.rows(codec.vocab_size)
     return pad if own and pad is not None and -rows <= pad < rows else None
 

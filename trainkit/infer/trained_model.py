@@ -168,9 +168,9 @@ def check_generates(spec: Model, where: Path) -> None:
     """Raise TrainkitError where a model of this family continues no text."""
     if spec.kind != "causal":
         raise TrainkitError(
-            f'a model of type = "{spec.type}" ({spec.kind}) predicts hidden tokens and generates no text',
+            f'a model of type = "{spec.type}" ({spec.kind}) generates no text',
             where=str(where),
-            hint="trainkit export writes it for other programs; models of the kind causal generate text",
+            hint="models of the kind causal generate text; trainkit eval measures every model",
         )
 
 
@@ -186,7 +186,7 @@ def _rows(spec: Model, codec: LoadedTokenizer) -> int:
 
 
 def _shapes(recipe: Recipe, *, vocab_size: int) -> PyTree[jax.ShapeDtypeStruct]:
-    build = partial(_built, recipe.model, vocab_size=vocab_size, length=recipe.data.sequence_length)
+    build = partial(_built, recipe.model, vocab_size=vocab_size, length=recipe.data.positions)
     return jax.eval_shape(build, jax.random.key(0))
 
 

@@ -13,6 +13,7 @@ from trainkit.plan.split import check_split, choices, mesh_axes
 from trainkit.plan.types import BatchSplit, Choice, Compute, DataSize, Devices, Plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.families.sizes import tokens_in_block
+from trainkit.recipe.families.transformer import Transformer
 from trainkit.recipe.sections.encoding import is_padded
 from trainkit.recipe.sections.lora_targets import (
     adapter_parameters,
@@ -42,7 +43,7 @@ def make_plan(
         TrainkitError: the mesh does not fit the devices, the batch cannot be split over them, or its steps
             depend on the data and `data` is None.
     """
-    train, length = recipe.train, recipe.data.sequence_length
+    train, length = recipe.train, recipe.data.positions
     data_axis, fsdp_axis = mesh_axes(recipe, devices)
     compute = _compute(recipe, devices)
     vocab_size = recipe.model.rows(vocab_size)
@@ -83,7 +84,7 @@ def make_plan(
         steps=steps,
         epochs=steps / (data.batches or data.examples / train.batch_size) if data else None,
         batch=batch,
-        sequence_length=length,
+        sequence_length=recipe.data.sequence_length,
         tokens_per_step=round(tokens_per_step),
         total_tokens=total_tokens,
         parameters=parameters,
@@ -120,8 +121,7 @@ def _steps(recipe: Recipe, data: DataSize | None, tokens_per_step: float) -> int
     train = recipe.train
     if data is not None and data.examples == 0:
         raise TrainkitError(
-            f"the training data ({data.tokens:,} tokens) does not fill one example of"
-            f" {recipe.data.sequence_length} tokens",
+            f"the training data ({data.tokens:,} tokens) does not fill one example of {recipe.data.positions} tokens",
             where="data.train",
             hint="give more text or a smaller data.sequence_length",
         )
@@ -174,16 +174,21 @@ def _state_bytes(
 
 def _has_flash(recipe: Recipe, devices: Devices, compute: str) -> bool:
     """What `parallel.devices.choose_attention` says of most devices of this platform; it knows more of each."""
+    if not isinstance(recipe.model, Transformer):
+        return False
     width = recipe.model.key_width
     if devices.platform == "tpu":  # Splash
-        return width % 128 == 0 and recipe.data.sequence_length % 128 == 0
+        return width % 128 == 0 and recipe.data.positions % 128 == 0
     return devices.platform == "gpu" and compute != "float32" and width % 8 == 0 and width <= 128
 
 
 def _activation_bytes(recipe: Recipe, choice: Choice, *, vocab_size: int, compute: str, flash: bool) -> dict[str, int]:
     """For one micro-batch. Logits are float32 whatever the compute dtype is, and there is one block of them at once."""
-    model, length = recipe.model, recipe.data.sequence_length
+    model, length = recipe.model, recipe.data.positions
     tokens = choice.micro * length
     floats = model.activation_floats_per_token(sequence_length=length, remat=choice.remat, flash=flash)
+    activations = {"activations": tokens * floats * BYTES[compute]}
+    if not isinstance(model, Transformer):
+        return activations
     logits = tokens_in_block(tokens=tokens, hidden=model.hidden, vocab_size=vocab_size) * vocab_size
-    return {"activations": tokens * floats * BYTES[compute], "logits": logits * BYTES["float32"]}
+    return {**activations, "logits": logits * BYTES["float32"]}

@@ -51,7 +51,7 @@ def choices(recipe: Recipe, *, replicas: int, platform: str) -> Iterator[Choice]
     policies: list[Remat] = [remat for remat in get_args(Remat) if remat != "offload" or platform != "cpu"]
     if train.remat != "auto":
         policies = [train.remat]
-    enough = min(micros[0], math.ceil(ENOUGH_TOKENS / recipe.data.sequence_length))
+    enough = min(micros[0], math.ceil(ENOUGH_TOKENS / recipe.data.positions))
     for large in (True, False):
         for remat, micro in product(policies, micros):
             if (micro >= enough) == large:

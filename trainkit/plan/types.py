@@ -116,7 +116,8 @@ class Plan:
     steps: int
     epochs: float | None
     batch: BatchSplit
-    sequence_length: int
+    sequence_length: int | None
+    """None where documents are not text: then an example counts as one token."""
     tokens_per_step: int
     total_tokens: int
     parameters: int

@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from trainkit.errors import TrainkitError
+from trainkit.recipe.families.pretrained import Pretrained
+from trainkit.recipe.families.transformer import Transformer
 from trainkit.recipe.sections.adapter import Adapter
 from trainkit.recipe.sections.data import Data
 from trainkit.recipe.sections.hardware import Parallel, Precision
@@ -20,7 +22,7 @@ from trainkit.recipe.sections.task import CausalLM, Task
 from trainkit.recipe.sections.tokenizer import Tokenizer
 from trainkit.recipe.sections.train import Train
 from trainkit.recipe.sections.upkeep import Checkpoint, Evaluate, Export, Sample, Statistics, Track
-from trainkit.recipe.spec import Spec, type_of
+from trainkit.recipe.spec import MissingKey, Spec, type_of
 
 
 class Run(Spec):
@@ -50,7 +52,8 @@ class Recipe(Spec):
     model: Model
     adapter: Adapter | None = None
     """All of the model is trained where the section is absent."""
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None = None
+    """Needed where documents are text."""
     task: Task = CausalLM.model_construct()
     data: Data
     train: Train
@@ -68,8 +71,17 @@ class Recipe(Spec):
     track: Track = Track.model_construct()
 
     @model_validator(mode="after")
+    def _text_has_a_tokenizer(self) -> Recipe:
+        if self.data.is_text and self.tokenizer is None:
+            raise MissingKey("tokenizer", "the documents are text")
+        if not self.data.is_text and self.train.tokens is not None:
+            raise ValueError("train.tokens counts tokens, and the documents have none: give steps or epochs")
+        return self
+
+    @model_validator(mode="after")
     def _examples_fit_the_model(self) -> Recipe:
-        positions, length = self.model.context_length, self.data.sequence_length
+        positions = self.model.context_length if isinstance(self.model, Transformer) else None
+        length = self.data.positions
         if positions is not None and positions < length:
             raise ValueError(
                 f"data.sequence_length = {length} is more than model.context_length = {positions}:"
@@ -87,7 +99,7 @@ class Recipe(Spec):
     def _the_task_fits(self) -> Recipe:
         kinds = {type_of(model): model.kind for model in MODELS}
         self.task.check_model(self.model.type, self.model.kind, kinds)
-        if self.task.masks and self.tokenizer.train is not None:
+        if self.task.masks and self.tokenizer is not None and self.tokenizer.train is not None:
             raise ValueError(
                 f'tokenizer.train makes a tokenizer without the mask token that task.type = "{self.task.type}" needs:'
                 " give tokenizer.path instead"
@@ -102,23 +114,31 @@ class Recipe(Spec):
                 self.task.check_documents(self.data.train)
             except TrainkitError as error:
                 raise ValueError(f"{error.where}: {error.problem}; {error.hint}") from None
+            self.task.check_sizes(self.model, self.data)
         return self
 
     @model_validator(mode="after")
     def _groups_match_parameters(self) -> Recipe:
         if self.optimizer.groups:
-            names = trained_shapes(self.model, self.adapter, vocab_size=1, sequence_length=self.data.sequence_length)
+            names = trained_shapes(self.model, self.adapter, vocab_size=1, sequence_length=self.data.positions)
             self.optimizer.check_groups(names)
         return self
 
     @model_validator(mode="after")
     def _the_export_is_of_what_there_is(self) -> Recipe:
-        if self.export is not None and self.export_format == "hf" and self.model.not_in_transformers:
+        if self.export is None:
+            return self
+        if not isinstance(self.model, Transformer):
+            raise ValueError(
+                f'[export] writes what transformers loads, and no model.type = "{self.model.type}"'
+                f" ({self.model.kind}); leave the section out"
+            )
+        if self.export_format == "hf" and self.model.not_in_transformers:
             raise ValueError(
                 f"[export] writes what transformers loads, and not model.{self.model.not_in_transformers};"
                 " leave the section out"
             )
-        if self.export is not None and self.export_format == "peft":
+        if self.export_format == "peft":
             if self.adapter is None:
                 raise ValueError('export.format = "peft" is an adapter alone, and there is none: add [adapter]')
             if self.model.resize_vocabulary:
@@ -136,6 +156,11 @@ class Recipe(Spec):
     @model_validator(mode="after")
     def _fp8_reaches_most_of_the_model(self) -> Recipe:
         if self.precision.compute == "fp8":
+            if not isinstance(self.model, Transformer):
+                raise ValueError(
+                    f'precision.compute = "fp8" is for transformers, and not for model.type = "{self.model.type}"'
+                    f' ({self.model.kind}): write "bfloat16"'
+                )
             if self.model.has_experts:
                 raise ValueError(
                     'precision.compute = "fp8" leaves experts, most of the work, as they are: write "bfloat16"'
@@ -143,6 +168,23 @@ class Recipe(Spec):
             if self.adapter is not None and self.adapter.base == "nf4":
                 raise ValueError('precision.compute = "fp8" is for no matrix in 4 bit (adapter.base): write "bfloat16"')
         return self
+
+    @property
+    def language_model(self) -> Transformer:
+        """The model of a recipe that has been checked to have one of text."""
+        assert isinstance(self.model, Transformer), self.model.type
+        return self.model
+
+    @property
+    def text_tokenizer(self) -> Tokenizer:
+        """The tokenizer of a recipe whose documents are text."""
+        assert self.tokenizer is not None
+        return self.tokenizer
+
+    @property
+    def base_checkpoint(self) -> str | None:
+        """The checkpoint that the model's weights begin with; None where they begin at random."""
+        return self.model.pretrained if isinstance(self.model, Pretrained) else None
 
     @property
     def export_format(self) -> Literal["hf", "peft"]:

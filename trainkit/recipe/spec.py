@@ -27,6 +27,14 @@ class Spec(BaseModel):
     )
 
 
+class MissingKey(ValueError):
+    """A key of a section is missing that other values ask for."""
+
+    def __init__(self, key: str, why: str) -> None:
+        super().__init__(f"{key} is missing: {why}")
+        self.key, self.why = key, why
+
+
 Count = Annotated[int, Field(gt=0)]
 """A whole number of at least 1."""
 Positive = Annotated[float, Field(gt=0)]

@@ -50,7 +50,7 @@ def forecast(recipe: Recipe, plan: Plan) -> Forecast:
         batch_size = recipe.train.batch_size
         shifted = recipe.task.shifted
         longest = longest_layout(recipe.data, batch_size=batch_size, vocab_size=plan.vocab_size, shifted=shifted)
-        return {recipe.data.sequence_length: longest}
+        return {recipe.data.positions: longest}
 
     def memory(recipe: Recipe, plan: Plan) -> Memory | None:
         try:

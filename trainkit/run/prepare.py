@@ -55,7 +55,8 @@ def prepare_training(
     """Plan and compile the step, and make or read the state meanwhile. Out of memory, the plan is that of `again`."""
     recipe = loaded.recipe
     plan = again.plan if again else plan_of(recipe, cache, data, before=partial(previous_choice, directory))
-    check_tokenizer(recipe.task, cache.tokenizer)
+    if cache.tokenizer is not None:
+        check_tokenizer(recipe.task, cache.tokenizer)
     built = build(recipe, plan, task=build_task(recipe.task, cache.tokenizer))
     stop = Stop()
     with ThreadPoolExecutor(1, "compile") as thread, contextlib.ExitStack() as leaving:
@@ -74,7 +75,8 @@ def prepare_training(
         log_plan(plan, built, total_steps=course.total_steps, log=log)
         check_steps(start.profile, done=first, total=course.total_steps)
         repeats = commands_to_repeat(start, course, first=first, log=log)
-        keep_tokenizer(cache.tokenizer, recipe, directory)
+        if cache.tokenizer is not None:
+            keep_tokenizer(cache.tokenizer, recipe, directory)
         with explain_out_of_memory("a step of the smallest micro-batch", plan, recipe):
             program = compiling.result()
     log_program(program, guessed=plan, total_steps=course.total_steps, log=log)
@@ -88,7 +90,7 @@ def plan_of(
     possible, so that the same is computed in the same order."""
     there = devices.local(recipe.parallel.platform)
     size = data.size() if cache.train.complete else None
-    made = partial(make_plan, recipe, devices=there, vocab_size=cache.tokenizer.vocab_size, data=size)
+    made = partial(make_plan, recipe, devices=there, vocab_size=cache.vocab_size, data=size)
     plan = made()
     choice = before(there) if before else None
     possible = list(choices(recipe, replicas=plan.batch.replicas, platform=there.platform))

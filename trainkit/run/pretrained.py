@@ -14,6 +14,7 @@ from trainkit.hub.load import check
 from trainkit.infer.adapted import load_base
 from trainkit.models.adapters import Numbers
 from trainkit.recipe import Recipe
+from trainkit.recipe.families.pretrained import Pretrained
 from trainkit.run.program import BuiltStep, state_shapes
 
 
@@ -23,7 +24,7 @@ def weights_of(recipe: Recipe, built: BuiltStep) -> PyTree | None:
     Raises:
         TrainkitError: they cannot be found, fetched or read, or are not those of the recipe's model.
     """
-    return None if recipe.model.pretrained is None else load_base(recipe, built.base, on=built.mesh)
+    return None if recipe.base_checkpoint is None else load_base(recipe, built.base, on=built.mesh)
 
 
 def check_weights(recipe: Recipe, built: BuiltStep, *, resumed: bool) -> None:
@@ -35,7 +36,7 @@ def check_weights(recipe: Recipe, built: BuiltStep, *, resumed: bool) -> None:
     model = recipe.model
     if not resumed:
         numbers_of(recipe, built)
-    if model.pretrained is not None and (recipe.adapter is not None or not resumed):
+    if isinstance(model, Pretrained) and model.pretrained is not None and (recipe.adapter is not None or not resumed):
         check(find.weights(model.pretrained, model.revision), built.base, resize=model.resize_vocabulary)
 
 
@@ -49,7 +50,7 @@ def numbers_of(recipe: Recipe, built: BuiltStep) -> Numbers | None:
     if adapter is None or adapter.pretrained is None:
         return None
     directory, state = find.weights(adapter.pretrained, adapter.revision, kind=find.ADAPTER), state_shapes(built)
-    return peft.read(directory, eqx.combine(state.params, state.frozen), recipe.model)
+    return peft.read(directory, eqx.combine(state.params, state.frozen), recipe.language_model)
 
 
 def made_of(

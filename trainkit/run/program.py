@@ -26,6 +26,7 @@ from trainkit.parallel import devices, mesh
 from trainkit.parallel.precision import compute_dtype
 from trainkit.plan import Choice, Memory, Plan, choices
 from trainkit.recipe import Recipe
+from trainkit.recipe.families.transformer import Transformer
 from trainkit.run.replan import replan
 from trainkit.tasks import Task
 from trainkit.tasks import build as build_task
@@ -87,18 +88,15 @@ def build(recipe: Recipe, plan: Plan, *, task: Task | None = None) -> BuiltStep:
     if not plan.devices.supposed:
         devices.require_precision(plan.compute, device)
     compute, kept = compute_dtype(plan.compute), jnp.dtype(recipe.precision.params)
-    length = recipe.data.sequence_length
+    length = recipe.data.positions
     lengths = lengths_of(recipe.data.encoding, length)
     # one implementation is for batches of all lengths: of these the longest tells enough where all are in whole blocks
     common = length if len(lengths) == 1 or not any(each % devices.FLASH_BLOCK for each in lengths) else None
-    attention = devices.choose_attention(
-        device,
-        compute,
-        recipe.model.key_width,
-        common,
-        has_segments(recipe.data.encoding),
-        recipe.model.special_attention,
-    )
+    attention = devices.AttentionChoice("xla", "the model has no attention")
+    if isinstance(spec := recipe.model, Transformer):
+        attention = devices.choose_attention(
+            device, compute, spec.key_width, common, has_segments(recipe.data.encoding), spec.special_attention
+        )
 
     def base(key: jax.Array) -> LanguageModel:
         fresh = models.build(

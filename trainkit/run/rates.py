@@ -67,7 +67,7 @@ def _total(directory: Path, recipe: Recipe, old: Recipe) -> int | None:
     if train.steps is not None:
         return train.steps
     if train.tokens is not None and not is_padded(recipe.data.encoding):
-        return math.ceil(train.tokens / (train.batch_size * recipe.data.sequence_length))
+        return math.ceil(train.tokens / (train.batch_size * recipe.data.positions))
     planned = [event["plan"].get("steps") for event in of_kinds(directory, "planned")]
     now, then = (train.epochs, old.train.epochs) if train.tokens is None else (train.tokens, old.train.tokens)
     if not planned or planned[-1] is None or now is None or then is None:

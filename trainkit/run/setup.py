@@ -231,7 +231,7 @@ def rehearse(recipe: Recipe, *, resumed: bool) -> None:
 
     Of the data nothing is known yet, and nothing that is looked at here hangs on it.
     """
-    if not resumed:  # it has kept its own
+    if not resumed and recipe.data.is_text:  # a run that resumes has kept its own
         check_texts(recipe)
     guess = DataSize(examples=1, tokens=1, documents=1, bytes=1)
     built = build(recipe, make_plan(recipe, devices=devices.local(recipe.parallel.platform), vocab_size=1, data=guess))
@@ -274,14 +274,14 @@ def _sampler(recipe: Recipe, directory: Path, cache: caches.Cache, built: BuiltS
     if recipe.model.kind != "causal":  # an order may ask for samples, though no recipe can
         told = f'model.type = "{recipe.model.type}" ({recipe.model.kind}) generates no text: nothing was sampled'
         return lambda state, step, prompts=None: log.write("alert", step=step, kind="sample", message=told)
-    texts, spec = text_format_of(recipe, directory, cache.tokenizer), recipe.sample or upkeep.Sample()
+    texts, spec = text_format_of(recipe, directory, cache.text_tokenizer), recipe.sample or upkeep.Sample()
     find = template_of if spec.has_conversations else usable_template
     sampler = Sampler(
         spec,
-        codec=cache.tokenizer,
+        codec=cache.text_tokenizer,
         begin=texts.begin,
         ends=texts.ends,
-        context_length=recipe.model.context_length or recipe.data.sequence_length,
+        context_length=recipe.language_model.context_length or recipe.data.positions,
         compute=built.compute,
         mesh=built.mesh,
         log=log,

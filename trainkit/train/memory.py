@@ -167,7 +167,7 @@ def enlarged(
 def _divided(total: int, plan: Plan) -> dict[str, int]:
     """An estimate, category by category, of what is not there twice; the remainder is workspace."""
     shares, left = {}, total
-    for name in ("gradients", "activations", "logits"):
+    for name in ("gradients", "activations", *(["logits"] if "logits" in plan.bytes else [])):
         shares[name] = min(left, plan.bytes[name])
         left -= shares[name]
     return {**shares, "workspace": left}

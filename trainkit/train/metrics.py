@@ -25,11 +25,13 @@ class StepWork(NamedTuple):
     """Analytic, as the plan counts them."""
     peak_flops: float | None
     """Operations a second of all devices that train; None where that is not known."""
+    of_examples: bool = False
+    """Whether the plan counts examples, since the documents have no tokens."""
 
     @classmethod
     def of(cls, plan: Plan, *, tflops: float | None) -> StepWork:
         """`tflops` is what the recipe says of one device (`parallel.peak_tflops`), None where it says nothing."""
-        return cls(plan.flops_per_token, peak_of(plan, tflops=tflops))
+        return cls(plan.flops_per_token, peak_of(plan, tflops=tflops), plan.sequence_length is None)
 
     def rates(self, size: Mapping[str, int], *, seconds: float) -> dict[str, float]:
         """Return the metrics of a step of this size (`Task.count`) that took so long.
@@ -38,11 +40,11 @@ class StepWork(NamedTuple):
         where the peak is known.
         """
         tokens, samples = size["tokens"], {"throughput/samples_per_second": _digits(size["samples"] / seconds)}
-        if not tokens:
+        if not tokens and not self.of_examples:
             return samples
-        flops = self.flops_per_token * tokens / seconds
+        flops = self.flops_per_token * (tokens or size["samples"]) / seconds
         rates = {
-            "throughput/tokens_per_second": round(tokens / seconds, 1),
+            **({"throughput/tokens_per_second": round(tokens / seconds, 1)} if tokens else {}),
             **samples,
             "throughput/model_tflops": _digits(flops / 1e12),
         }

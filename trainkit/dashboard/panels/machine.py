@@ -81,7 +81,7 @@ def _plan(view: View) -> list[tuple[str, Content]]:
         parts += [f"{batch['replicas']} devices"] if batch["replicas"] > 1 else []
         split = f" = {' × '.join(parts)}" if len(parts) > 1 else ""
         facts.append(("batch", _text(f"{batch['global_size']}{split}")))
-    if "sequence_length" in view.plan:
+    if view.plan.get("sequence_length"):
         facts.append(("sequence", _text(f"{view.plan['sequence_length']:,} tokens")))
     if "compute" in view.plan:
         facts.append(("compute", _text(str(view.plan["compute"]))))

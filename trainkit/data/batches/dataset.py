@@ -57,7 +57,7 @@ class TrainSet:
         self._mixture = _mixture(recipe.data.train, self._batch_size, self._seed) if weighted else None
         spec = recipe.data.encoding
         self._buckets: Buckets | None = None
-        self._lengths = lengths_of(spec, recipe.data.sequence_length)
+        self._lengths = lengths_of(spec, recipe.data.positions)
 
     def size(self) -> DataSize:
         """One epoch of it. Waits and raises as `examples`."""
@@ -95,7 +95,7 @@ class TrainSet:
             mine = which if rows is None else which[rows[rows < len(which)]]
             return padded(self._sources[0].examples, mine, self._batch_size if rows is None else len(rows), length)
         index = step * self._batch_size + (self._all_rows if rows is None else rows)
-        length = self._data.sequence_length
+        length = self._data.positions
         if self._mixture is None:
             return self._sources[0].read(index, length)
         sources, ranks = self._mixture(index)
@@ -183,7 +183,7 @@ class _Source:
         self._where = f"data.train.{number}" if weighted else "data.train"
         self.name = (source.name or f"source-{number}") if weighted else "train"
         self.examples: Examples = examples_of(stream, source, data, cache, shifted=recipe.task.shifted)
-        self._stream, self._length = stream, data.sequence_length
+        self._stream, self._length = stream, data.positions
         self._shuffle, self._seed, self._name = data.shuffle, recipe.run.seed, f"source {number}"
         self.total: int | None = None
         self._growing = None if data.shuffle == "full" else self._order(None)

@@ -47,7 +47,7 @@ class EvalSet:
         self._stream, self._data, self._name = stream, data, name
         self._batch_size, self._at_once = batch_size, at_once or batch_size
         self._max_batches, self._seed = max_batches, seed
-        self._lengths = lengths_of(data.encoding, data.sequence_length)
+        self._lengths = lengths_of(data.encoding, data.positions)
         self._rows: list[tuple[np.ndarray, int]] | None = None
 
     @property

@@ -55,9 +55,9 @@ def text_examples(
 ) -> Chunks | Framed:
     """Return the examples of texts, as the recipe's encoding divides them."""
     if isinstance(data.encoding, Concatenate):
-        return Chunks(stream, data.sequence_length, data.encoding, shifted=shifted)
+        return Chunks(stream, data.positions, data.encoding, shifted=shifted)
     labelled = document is not None and document.labelled
-    return Framed(stream, data.encoding, data.sequence_length, cache, labelled=labelled, shifted=shifted)
+    return Framed(stream, data.encoding, data.positions, cache, labelled=labelled, shifted=shifted)
 
 
 def record_examples(

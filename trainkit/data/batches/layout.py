@@ -16,6 +16,10 @@ B sequences, T positions (`data.sequence_length`, or a bucket of `pad`).
 | `labels`    | (B,)         | int32                       | of labelled documents and images; -1 where there is none  |
 | `second`    | (B, T)       | uint8                       | of labelled documents: 1 in the second text of a pair     |
 | `images`    | (B, H, W, 3) | uint8                       | of images, which have no tokens; RGB                      |
+| `features`  | (B, F)       | float32                     | of columns, which have no tokens: the numbers given       |
+| `target`    | (B,)         | float32                     | of columns: the number to predict                         |
+
+The `weights` of columns are (B,): 1, and 0 in rows that only fill up a batch.
 
 A run has the same names in all its batches. Arrays may share memory; none is ever written to again.
 """
@@ -27,7 +31,10 @@ from typing import TypeAlias
 import numpy as np
 
 from trainkit.recipe.sections.data import Data
+from trainkit.recipe.sections.document import DocumentSpec
 from trainkit.recipe.sections.encoding import Concatenate, Encoding, Pack
+from trainkit.recipe.sections.source import document_of
+from trainkit.recipe.spec import implementation_of
 
 Batch: TypeAlias = dict[str, np.ndarray]
 #: Name to (shape, dtype).
@@ -40,11 +47,21 @@ def has_segments(encoding: Encoding) -> bool:
 
 
 def longest_layout(data: Data, *, batch_size: int, vocab_size: int, shifted: bool = True) -> Layout:
-    """What the longest batches of documents of text will look like, before anything is tokenised."""
-    shape = (batch_size, data.sequence_length)
+    """Return what the longest batches will look like, before anything is cached."""
+    if not data.is_text:
+        return _record_layout(document_of(data.train[0]), batch_size)
+    shape = (batch_size, data.positions)
     token, whole = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32), np.dtype(np.int32)
     layout: Layout = {"tokens": (shape, token), "weights": (shape, np.dtype(np.float32))}
     layout |= {"targets": (shape, token)} if shifted else {"example": ((batch_size,), np.dtype(np.uint32))}
     if has_segments(data.encoding):
         return layout | {"segments": (shape, whole), "positions": (shape, whole)}
     return layout | {"filled": ((batch_size,), whole)}
+
+
+def _record_layout(document: DocumentSpec | None, batch_size: int) -> Layout:
+    assert document is not None
+    implementation = implementation_of(document)
+    rows = np.zeros((batch_size, implementation.width(document)), np.uint8)
+    layout: Layout = {name: (a.shape, a.dtype) for name, a in implementation.decode(document, rows).items()}
+    return layout | ({"labels": ((batch_size,), np.dtype(np.int32))} if document.labelled else {})

@@ -60,6 +60,7 @@ class Cache:
 
     Attributes:
         directory: where it is.
+        tokenizer: None where documents are not text.
         train: all training sources, one after the other.
         sources: each training source, in the recipe's order.
         validation: by name, in the recipe's order, `held-out` last.
@@ -70,7 +71,7 @@ class Cache:
         units: by set, of each of its sources.
     """
 
-    def __init__(self, recipe: Recipe, codec: LoadedTokenizer, sets: Sequence[Set]) -> None:
+    def __init__(self, recipe: Recipe, codec: LoadedTokenizer | None, sets: Sequence[Set]) -> None:
         self.directory, self.tokenizer = Path(recipe.data.cache), codec
         self._recipe, self._sets = recipe, sets
         self.trained, *own = sets
@@ -80,7 +81,7 @@ class Cache:
         self.validation: dict[str, Stream] = {one.name: one.streams["all"].all for one in own}
         if trained.apart is not None:
             self.validation["held-out"] = trained.apart
-        self.fingerprint = of_value([codec.fingerprint, [source.names[first] for source in trained.sources]])
+        self.fingerprint = of_value([codec and codec.fingerprint, [source.names[first] for source in trained.sources]])
         self.units = {one.name: [source.units for source in one.sources] for one in sets}
         if recipe.data.held_out:
             self.units["held-out"] = self.units["train"]
@@ -88,6 +89,17 @@ class Cache:
         self._stop = Stop()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+
+    @property
+    def text_tokenizer(self) -> LoadedTokenizer:
+        """The tokenizer of documents that are text."""
+        assert self.tokenizer is not None
+        return self.tokenizer
+
+    @property
+    def vocab_size(self) -> int:
+        """Entries of the tokenizer; 0 where documents are not text."""
+        return self.tokenizer.vocab_size if self.tokenizer else 0
 
     def wait(self) -> None:
         """Until all is there. Raises TrainkitError where that cannot be, also where a set holds nothing."""
@@ -222,7 +234,7 @@ def find(recipe: Recipe) -> Cache | None:
     if listing is None:
         return None
     codec = load.cached(recipe, listing.files[: len(recipe.data.train)], listing.contents)
-    if codec is None:
+    if codec is None and recipe.data.is_text:
         return None
     sets = sets_of(recipe, listing, codec)
     for one in sets:

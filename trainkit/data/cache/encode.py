@@ -38,7 +38,7 @@ def encode(
     encoding: Encoding,
     *,
     cache: Path,
-    tokenizer: LoadedTokenizer,
+    tokenizer: LoadedTokenizer | None,
     on_error: str,
     reporter: Reporter,
     stop: Stop,
@@ -81,7 +81,7 @@ class _Part:
         number: int,
         *,
         cache: Path,
-        tokenizer: LoadedTokenizer,
+        tokenizer: LoadedTokenizer | None,
         reporter: Reporter,
     ) -> None:
         self._encoding, self._cache, self._reporter = encoding, cache, reporter
@@ -188,7 +188,7 @@ class _Output:
     """A shard as it grows."""
 
     def __init__(
-        self, file: BinaryIO, unit: Unit, encoding: Encoding, tokenizer: LoadedTokenizer, reporter: Reporter
+        self, file: BinaryIO, unit: Unit, encoding: Encoding, tokenizer: LoadedTokenizer | None, reporter: Reporter
     ) -> None:
         self._file, self._unit, self._encoding = file, unit, encoding
         self._tokenizer, self._reporter = tokenizer, reporter
@@ -220,7 +220,7 @@ class _Output:
         self.bytes += piece.bytes
 
     def _check_ids(self, file: SourceFile, piece: Piece) -> None:
-        size = self._tokenizer.vocab_size
+        size = self._tokenizer.vocab_size if self._tokenizer else 0
         if file.kind == "array" and piece.ids is not None and len(piece.ids) and int(piece.ids.max()) >= size:
             raise TrainkitError(
                 f"the token id {int(piece.ids.max()):,} is not in the tokenizer's vocabulary of {size:,}",
@@ -255,6 +255,9 @@ class _Output:
 
     def _encoded(self) -> Iterator[tuple[list[int] | np.ndarray, np.ndarray]]:
         """The ids of each piece that waits, and which of them are learned."""
+        if self._tokenizer is None:
+            yield from ((piece.ids, np.full(len(piece.ids), True)) for piece in self._pieces if piece.ids is not None)
+            return
         texts = [piece.text for piece in self._pieces if piece.ids is None and piece.learned is None]
         whole = iter(self._tokenizer.encode_batch(texts, special_tokens=self._specials))
         parts = [(piece.text, piece.learned) for piece in self._pieces if piece.learned is not None]
@@ -268,6 +271,8 @@ class _Output:
 
     def _around(self, piece: Piece, ids: list[int] | np.ndarray) -> tuple[list[int], list[int]]:
         """What goes before and after a piece's tokens, unless it is there already: around documents only."""
+        if self._tokenizer is None:
+            return [], []
         bos, eos = self._tokenizer.beginning_of_text, self._tokenizer.end_of_text
         begins = piece.first and self._encoding.bos and (not len(ids) or ids[0] != bos)
         ends = piece.last and self._encoding.eos and (not len(ids) or ids[-1] != eos)
@@ -277,7 +282,7 @@ class _Output:
     def _write(self, tokens: np.ndarray) -> None:
         if len(tokens):
             self.highest = max(self.highest, int(tokens.max()))
-            if self._tokenizer.unknown is not None:
+            if self._tokenizer is not None and self._tokenizer.unknown is not None:
                 self.unknown += int((tokens == self._tokenizer.unknown).sum())
         self.tokens += len(tokens)
         self._append(tokens.tobytes())

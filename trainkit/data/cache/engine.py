@@ -25,7 +25,7 @@ class CacheWork:
     unit: Unit
     encoding: Encoding
     cache: Path
-    tokenizer: LoadedTokenizer
+    tokenizer: LoadedTokenizer | None
     on_error: str
 
     def do(self, reporter: Reporter, stop: Stop) -> Parts:

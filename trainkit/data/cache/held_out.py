@@ -51,7 +51,7 @@ def find(cache: Path, one: Set) -> bool:
     return True
 
 
-def make(cache: Path, one: Set, codec: LoadedTokenizer) -> None:
+def make(cache: Path, one: Set, codec: LoadedTokenizer | None) -> None:
     """Complete `one.apart`, once both splits of the set are complete.
 
     Raises:
@@ -108,7 +108,7 @@ def _goes_on(stream: Stream, number: int) -> bool:
     return not section.entries or int(ends[section.entries - 1]) < section.tokens
 
 
-def _write(cache: Path, stream: Stream, number: int, keep: np.ndarray, codec: LoadedTokenizer) -> Shard:
+def _write(cache: Path, stream: Stream, number: int, keep: np.ndarray, codec: LoadedTokenizer | None) -> Shard:
     """The shard of a section with only some of its documents, and what follows the last of them."""
     section, arrays = stream.sections[number], stream.arrays(number)
     ends = arrays.ends[: section.entries].astype(np.int64)
@@ -129,7 +129,7 @@ def _write(cache: Path, stream: Stream, number: int, keep: np.ndarray, codec: Lo
         bytes=round(section.bytes * len(tokens) / max(1, section.tokens)),
         crc32=zlib.crc32(content),
         learned=len(tokens) if marks is None else int((marks & LEARNED != 0).sum()),
-        unknown=0 if codec.unknown is None else int((tokens == codec.unknown).sum()),
+        unknown=0 if codec is None or codec.unknown is None else int((tokens == codec.unknown).sum()),
         highest=int(tokens.max()) if len(tokens) else 0,
         empty=0,
         refused=0,

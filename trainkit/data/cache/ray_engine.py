@@ -180,7 +180,7 @@ def _named(version: tuple[str, int]) -> str:
 
 
 @lru_cache(maxsize=1)
-def _loaded(tokenizer: bytes) -> LoadedTokenizer:
+def _loaded(tokenizer: bytes) -> LoadedTokenizer | None:
     return pickle.loads(tokenizer)
 
 
@@ -197,8 +197,7 @@ def _run(
     if not work:
         return
     task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_tokenise)
-    codecs = {one.tokenizer.fingerprint: one.tokenizer for one in work}
-    tokenizers = {name: ray.put(pickle.dumps(codec)) for name, codec in codecs.items()}
+    tokenizer = ray.put(pickle.dumps(work[0].tokenizer))  # a set has one
     size = _Size(ray, workers)
     waiting = deque(range(len(work)))
     running: dict[Any, int] = {}
@@ -211,7 +210,7 @@ def _run(
                     one = work[index]
                     if wanted(index):
                         order = _Order(one.unit, one.encoding, one.cache.absolute(), one.on_error, mark, _version())
-                        running[task.remote(tokenizers[one.tokenizer.fingerprint], order)] = index
+                        running[task.remote(tokenizer, order)] = index
                     else:
                         on_result(index, None)
                 done = ray.wait(list(running), timeout=0.2)[0] if running else []

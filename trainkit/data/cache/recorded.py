@@ -52,7 +52,7 @@ def with_own_tokenizer(recipe: Recipe, run: Path) -> Recipe:
     """Return the recipe with the tokenizer that was trained for the run, where there is one: trained again, by another
     version or on another sample of the same text, it would be another."""
     path = run / "tokenizer.json"
-    if recipe.tokenizer.train is None or not path.is_file():
+    if recipe.tokenizer is None or recipe.tokenizer.train is None or not path.is_file():
         return recipe
     own = recipe.tokenizer.model_copy(update={"train": None, "path": str(path)})
     return recipe.model_copy(update={"tokenizer": own})
@@ -112,9 +112,11 @@ def _differences(recorded: Recorded, cache: Cache) -> tuple[str, bool]:
 
 def _whole(recipe: Recipe, run: Path, recorded: Recorded) -> Cache | None:
     """The cache by its ledgers alone; None where it, or the run's tokenizer, is not as it was."""
-    if not (run / "tokenizer.json").is_file():
-        return None
-    codec = load(run / "tokenizer.json")
+    codec = None
+    if recipe.data.is_text:
+        if not (run / "tokenizer.json").is_file():
+            return None
+        codec = load(run / "tokenizer.json")
     found = set_of_ledgers(recipe, codec, recorded.ledgers)
     cache = found and Cache(recipe, codec, [found])
     return cache if cache and cache.fingerprint == recorded.fingerprint else None

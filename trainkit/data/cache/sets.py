@@ -41,7 +41,7 @@ class Set:
     """What is held out, without the exact copies of what is trained on: see `data.apart`."""
 
 
-def sets_of(recipe: Recipe, listing: Listing, codec: LoadedTokenizer) -> list[Set]:
+def sets_of(recipe: Recipe, listing: Listing, codec: LoadedTokenizer | None) -> list[Set]:
     """The training set, then the validation sets that have sources of their own."""
     data = recipe.data
     trained = len(data.train)
@@ -58,7 +58,7 @@ def _set(
     specs: Sequence[SourceSpec],
     files: Sequence[Sequence[SourceFile]],
     listing: Listing,
-    codec: LoadedTokenizer,
+    codec: LoadedTokenizer | None,
     held_out: float,
 ) -> Set:
     encoding, cache = _encoding(recipe, codec, held_out), Path(recipe.data.cache)
@@ -72,7 +72,7 @@ def _set(
     return Set(name, tuple(sources), streams, tuple(weights), apart)
 
 
-def set_of_ledgers(recipe: Recipe, codec: LoadedTokenizer, names: Sequence[str]) -> Set | None:
+def set_of_ledgers(recipe: Recipe, codec: LoadedTokenizer | None, names: Sequence[str]) -> Set | None:
     """What a run was trained on, by the names of its sources' ledgers, whether its files are still there or not; None
     where the cache has not all of it."""
     data, cache = recipe.data, Path(recipe.data.cache)
@@ -100,11 +100,12 @@ def _units_of(files: Sequence[Mapping[str, Any]]) -> tuple[Unit, ...]:
     return tuple(Unit(tuple(units[number]), ()) for number in sorted(units))
 
 
-def _encoding(recipe: Recipe, codec: LoadedTokenizer, held_out: float) -> Encoding:
+def _encoding(recipe: Recipe, codec: LoadedTokenizer | None, held_out: float) -> Encoding:
     """What decides about the tokens. Raises TrainkitError where the tokenizer has no token that is asked for."""
     document = document_of(recipe.data.train[0])
     if document is not None and not document.is_text:
         return Encoding(document.stored_as, "uint8", held_out, bos=False, eos=False)
+    assert codec is not None
     bos = load.begins(recipe, codec)
     return Encoding(codec.fingerprint, codec.dtype, held_out, bos, recipe.data.encoding.eos)
 

@@ -33,8 +33,9 @@ def check_same_data(cache: Cache, recipe: Recipe, recorded: str, *, where: Path)
     """
     if recorded == cache.fingerprint:
         return
-    changes = list(_changes(cache, recipe))
-    if recorded != _fingerprint(cache) and not changes:
+    # an earlier format had no data without a tokenizer
+    changes = list(_changes(cache, recipe)) if cache.tokenizer else []
+    if not changes and (cache.tokenizer is None or recorded != _fingerprint(cache)):
         raise TrainkitError(
             f"the data is not what this run was trained on: its checkpoint has the fingerprint {recorded},"
             f" the data {cache.fingerprint}",
@@ -52,10 +53,10 @@ def check_same_data(cache: Cache, recipe: Recipe, recorded: str, *, where: Path)
 
 def _fingerprint(cache: Cache) -> str:
     """Return the fingerprint that this data had in format 2: the tokenizer's did not hold its begin and end tokens."""
-    tokenizer = cache.tokenizer.content_digest
+    tokenizer = cache.text_tokenizer.content_digest
     names = []
     for source in cache.trained.sources:
-        pixels = source.encoding.tokenizer != cache.tokenizer.fingerprint
+        pixels = source.encoding.tokenizer != cache.text_tokenizer.fingerprint
         encoding = source.encoding if pixels else replace(source.encoding, tokenizer=tokenizer)
         split = encoding.splits[0]
         units = [shards.key_of(unit, split, encoding, format=FORMAT) for unit in source.units]
@@ -67,9 +68,9 @@ def _changes(cache: Cache, recipe: Recipe) -> Iterator[str]:
     """Yield what the same files and tokenizer would give now that differs from what they gave in format 2."""
     spec = recipe.data.encoding
     if spec.eos:
-        yield from _other_token(cache, "eos", cache.tokenizer.end_of_text, "end")
+        yield from _other_token(cache, "eos", cache.text_tokenizer.end_of_text, "end")
     if spec.bos is True:
-        yield from _other_token(cache, "bos", cache.tokenizer.beginning_of_text, "begin")
+        yield from _other_token(cache, "bos", cache.text_tokenizer.beginning_of_text, "begin")
     for number, source in enumerate(recipe.data.train):
         if change := _other_reading(cache, number, source):
             yield f"data.train.{number}: {change}"
@@ -81,9 +82,9 @@ def _changes(cache: Cache, recipe: Recipe) -> Iterator[str]:
 
 def _other_token(cache: Cache, role: Role, now: int | None, verb: str) -> Iterator[str]:
     """Yield that documents would begin or end with another token: it used to be the first of the usual names."""
-    before = next((id_ for name in NAMES[role] if (id_ := cache.tokenizer.token_id(name)) is not None), None)
+    before = next((id_ for name in NAMES[role] if (id_ := cache.text_tokenizer.token_id(name)) is not None), None)
     if before != now:
-        names = [repr(cache.tokenizer.name(id_)) if id_ is not None else "no token" for id_ in (before, now)]
+        names = [repr(cache.text_tokenizer.name(id_)) if id_ is not None else "no token" for id_ in (before, now)]
         yield f"documents {verb} with {names[1]} now, and with {names[0]} before"
 
 

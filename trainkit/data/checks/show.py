@@ -44,13 +44,18 @@ def show(cache: Cache, data: TrainSet, step: int) -> Iterator[ShownRow]:
     """The rows of the batch of the update from `step` to `step` + 1, exactly as training sees them."""
     batch = data.batch(step)
     for number, row in enumerate(data.rows(step)):
-        pieces = _images(cache, row) if "images" in batch else tuple(_pieces(cache, row, batch, number))
+        is_text = "tokens" in batch
+        pieces = tuple(_pieces(cache, row, batch, number) if is_text else _record(cache, row, batch, number))
         label = int(batch["labels"][number]) if "labels" in batch else None
         yield ShownRow(step, number, row.source, row.example, label, pieces)
 
 
-def _images(cache: Cache, row: BatchRow) -> tuple[ShownPiece, ...]:
-    return tuple(ShownPiece(_where(cache, place), 0, 0, ()) for places in row.spans for place in places)
+def _record(cache: Cache, row: BatchRow, batch: Batch, number: int) -> Iterator[ShownPiece]:
+    """Where a document that is not text comes from, and its numbers where it is nothing else."""
+    numbers = {name: array[number] for name, array in batch.items() if array.dtype == np.float32 and name != "weights"}
+    text = ", ".join(f"{name} = {np.array2string(array, precision=5)}" for name, array in numbers.items())
+    runs = ((text, True),) if text else ()
+    yield from (ShownPiece(_where(cache, place), 0, 0, runs) for places in row.spans for place in places)
 
 
 def _pieces(cache: Cache, row: BatchRow, batch: Batch, number: int) -> Iterator[ShownPiece]:
@@ -76,11 +81,11 @@ def _runs(cache: Cache, tokens: np.ndarray, learned: np.ndarray) -> Iterator[tup
     """The text of all tokens together, cut where tokens that are learned begin or end: a part that is decoded by
     itself may be another text, as many tokenizers leave out the first space."""
     ids, begin = tokens.tolist(), 0
-    text = cache.tokenizer.decode(ids)
+    text = cache.text_tokenizer.decode(ids)
     cuts = [0, *(np.flatnonzero(learned[1:] != learned[:-1]) + 1).tolist(), len(ids)]
     for start, end in pairwise(cuts):
         # a character whose bytes are on both sides is shown with the latter
-        until = _alike(cache.tokenizer.decode(ids[:end]), text) if end < len(ids) else len(text)
+        until = _alike(cache.text_tokenizer.decode(ids[:end]), text) if end < len(ids) else len(text)
         if until > begin:
             yield text[begin:until], bool(learned[start])
             begin = until

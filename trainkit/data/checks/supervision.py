@@ -88,7 +88,7 @@ def _learned(cache: Cache) -> Iterator[DataProblem]:
 
 
 def _unknown(cache: Cache) -> Iterator[DataProblem]:
-    if cache.tokenizer.unknown is None or _are_pixels(cache):
+    if cache.tokenizer is None or cache.tokenizer.unknown is None:
         return
     for name, stream in _streams(cache):
         unknown = sum(section.shard.unknown for section in stream.sections)
@@ -176,10 +176,6 @@ def _places_of(cache: Cache, stream: Stream, value: np.uint64, name: str = "trai
     return places
 
 
-def _are_pixels(cache: Cache) -> bool:
-    return cache.train.dtype.itemsize == 1
-
-
 def _streams(cache: Cache) -> list[tuple[str, Stream]]:
     return [("train", cache.train), *cache.validation.items()]
 
@@ -188,4 +184,4 @@ def _beginning(cache: Cache, stream: Stream) -> str:
     arrays = stream.arrays(0)
     end = min(int(arrays.ends[0]) if len(arrays.ends) else 64, 64)
     learned = "" if arrays.marks is None else f" (learned: {int((arrays.marks[:end] & LEARNED).sum())} of {end})"
-    return f"the first document begins {cache.tokenizer.decode(arrays.tokens[:end].tolist())!r}{learned}"
+    return f"the first document begins {cache.text_tokenizer.decode(arrays.tokens[:end].tolist())!r}{learned}"

@@ -29,15 +29,19 @@ CONFIG = "config.json"
 
 def for_files(
     recipe: Recipe, groups: Sequence[Sequence[SourceFile]], contents: Contents, *, progress: Tell = None
-) -> LoadedTokenizer:
-    """The recipe's tokenizer. One that is to be trained is trained at the first call, and kept in the cache.
+) -> LoadedTokenizer | None:
+    """The recipe's tokenizer; None where documents are not text.
+
+    One that is to be trained is trained at the first call, and kept in the cache.
 
     `groups` are the files of each training source, with what is in them.
 
     Raises:
         TrainkitError: it cannot be found, fetched or trained, or has no end-of-text token.
     """
-    spec = recipe.tokenizer.train
+    if not recipe.data.is_text:
+        return None
+    spec = recipe.text_tokenizer.train
     if spec is None:
         return _given(recipe)
     drawn, path = _to_train(recipe, spec, groups, contents)
@@ -50,7 +54,9 @@ def for_files(
 
 def cached(recipe: Recipe, groups: Sequence[Sequence[SourceFile]], contents: Contents) -> LoadedTokenizer | None:
     """The same without training or fetching: None where that would be needed. Raises TrainkitError."""
-    if (spec := recipe.tokenizer.train) is None:
+    if not recipe.data.is_text:
+        return None
+    if (spec := recipe.text_tokenizer.train) is None:
         return peek(recipe)
     _, path = _to_train(recipe, spec, groups, contents)
     return load(path) if path.exists() else None
@@ -59,7 +65,7 @@ def cached(recipe: Recipe, groups: Sequence[Sequence[SourceFile]], contents: Con
 def _open(recipe: Recipe, path: Path) -> LoadedTokenizer:
     """The recipe's tokenizer, which lies at `path`; a config.json beside it is its model's but where the recipe names
     the file by itself."""
-    alone = recipe.tokenizer.path is not None and Path(recipe.tokenizer.path).expanduser().is_file()
+    alone = recipe.text_tokenizer.path is not None and Path(recipe.text_tokenizer.path).expanduser().is_file()
     return load(path, config=not alone)
 
 
@@ -72,9 +78,11 @@ def _to_train(
     return drawn, train.path_of(recipe.data, spec, drawn)
 
 
-def resolved(files: Sequence[SourceFile], codec: LoadedTokenizer) -> list[SourceFile]:
+def resolved(files: Sequence[SourceFile], codec: LoadedTokenizer | None) -> list[SourceFile]:
     """The files, with what of their reading hangs on the tokenizer: the chat template, and where documents end in flat
     arrays. Raises TrainkitError where there is no chat template for conversations, or it is none."""
+    if codec is None:
+        return list(files)
     ends = [
         replace(file, reading=replace(file.reading, end_of_text=codec.end_of_text)) if file.kind == "array" else file
         for file in files
@@ -103,7 +111,7 @@ def begins(recipe: Recipe, codec: LoadedTokenizer) -> bool:
     asked = recipe.data.encoding.bos
     if asked == "auto":
         # an encoder sees whole texts, so that also one that begins at random gets them as its tokenizer makes them
-        return (recipe.model.pretrained is not None or recipe.model.kind == "encoder") and codec.begins
+        return (recipe.base_checkpoint is not None or recipe.model.kind == "encoder") and codec.begins
     if asked and codec.beginning_of_text is None:
         raise TrainkitError(
             "the tokenizer has no beginning-of-text token", where="data.encoding.bos", hint="leave it away, or false"
@@ -112,19 +120,22 @@ def begins(recipe: Recipe, codec: LoadedTokenizer) -> bool:
 
 
 def peek_vocab_size(recipe: Recipe) -> int | None:
-    """The size of the vocabulary without training or fetching anything; None where it must be fetched first.
+    """The size of the vocabulary without training or fetching anything; None where it must be fetched first, 0 where
+    documents are not text.
 
     One that is still to be trained has at most this size. Raises TrainkitError where a local file is no tokenizer.
     """
-    if recipe.tokenizer.train is not None:
-        return recipe.tokenizer.train.vocab_size
+    if not recipe.data.is_text:
+        return 0
+    if recipe.text_tokenizer.train is not None:
+        return recipe.text_tokenizer.train.vocab_size
     codec = peek(recipe)
     return None if codec is None else codec.vocab_size
 
 
 def peek(recipe: Recipe) -> LoadedTokenizer | None:
     """The tokenizer that the recipe names; None where it must be trained or fetched first. Raises TrainkitError."""
-    if recipe.tokenizer.path is None:
+    if recipe.tokenizer is None or recipe.tokenizer.path is None:
         return None
     path = _local(recipe) or _fetched(recipe)
     return _open(recipe, path) if path.exists() else None
@@ -133,7 +144,7 @@ def peek(recipe: Recipe) -> LoadedTokenizer | None:
 def _given(recipe: Recipe) -> LoadedTokenizer:
     if (local := _local(recipe)) is not None:
         return _open(recipe, local)
-    name, revision = recipe.tokenizer.path, recipe.tokenizer.revision
+    name, revision = recipe.text_tokenizer.path, recipe.text_tokenizer.revision
     assert name is not None
     path = _fetched(recipe)
     if not path.exists():
@@ -149,8 +160,8 @@ def _given(recipe: Recipe) -> LoadedTokenizer:
 
 def _local(recipe: Recipe) -> Path | None:
     """The `tokenizer.json` that `tokenizer.path` means, or None where it means one on the hub."""
-    assert recipe.tokenizer.path is not None
-    path = Path(recipe.tokenizer.path).expanduser()
+    assert recipe.text_tokenizer.path is not None
+    path = Path(recipe.text_tokenizer.path).expanduser()
     if path.is_dir():
         inside = path / "tokenizer.json"
         if not inside.is_file():
@@ -158,7 +169,7 @@ def _local(recipe: Recipe) -> Path | None:
         return inside
     if path.exists():
         return path
-    if path.suffix == ".json" or not HUB_ID.fullmatch(recipe.tokenizer.path):
+    if path.suffix == ".json" or not HUB_ID.fullmatch(recipe.text_tokenizer.path):
         raise TrainkitError(
             "no such file",
             where=str(path.absolute()),
@@ -169,8 +180,8 @@ def _local(recipe: Recipe) -> Path | None:
 
 def _fetched(recipe: Recipe) -> Path:
     """Where one from the hub is kept, so that a run goes on with the one that it began with, network or not."""
-    revision = [recipe.tokenizer.revision] if recipe.tokenizer.revision is not None else []
-    named = of_value(["hub", recipe.tokenizer.path, *revision])
+    revision = [recipe.text_tokenizer.revision] if recipe.text_tokenizer.revision is not None else []
+    named = of_value(["hub", recipe.text_tokenizer.path, *revision])
     return Path(recipe.data.cache) / "tokenizers" / named / "tokenizer.json"
 
 

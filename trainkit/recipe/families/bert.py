@@ -7,9 +7,10 @@ from typing import ClassVar, Literal
 from pydantic import model_validator
 
 from trainkit.recipe.families.hugging_face import Family, TensorName, linear_names, norm_names
+from trainkit.recipe.families.model import Kind
 from trainkit.recipe.families.pretrained import CHANGEABLE
 from trainkit.recipe.families.sizes import Remat, Shape, check_heads, kept, linear, norm, stacked
-from trainkit.recipe.families.transformer import Kind, Transformer
+from trainkit.recipe.families.transformer import Transformer
 from trainkit.recipe.spec import Count, Positive
 
 

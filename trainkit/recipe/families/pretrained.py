@@ -7,7 +7,8 @@ from typing import ClassVar
 from pydantic import model_validator
 
 from trainkit.errors import TrainkitError
-from trainkit.recipe.spec import Count, Spec
+from trainkit.recipe.families.model import ModelSpec
+from trainkit.recipe.spec import Count
 
 #: What a recipe may say otherwise than the checkpoint that its model begins with, where no shape hangs on it.
 CHANGEABLE = frozenset(
@@ -15,7 +16,7 @@ CHANGEABLE = frozenset(
 )
 
 
-class Pretrained(Spec):
+class Pretrained(ModelSpec):
     """Where a model's first weights come from, and how many tokens it knows."""
 
     pretrained: str | None = None

@@ -1,17 +1,13 @@
-"""What every family of `[model]` is asked, so that a plan needs neither jax nor the model itself."""
+"""What every family of transformers is asked, so that a plan needs neither jax nor the model itself."""
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
-from typing import ClassVar, Literal
+from typing import ClassVar
 
+from trainkit.recipe.families.model import Kind
 from trainkit.recipe.families.pretrained import Pretrained
-from trainkit.recipe.families.sizes import Remat, Shape
 from trainkit.recipe.spec import Count, NotNegative
-
-#: What a model computes, which is what a task asks for: never a family by name.
-Kind = Literal["causal", "encoder", "encoder-decoder", "vision", "vision-language", "plain"]
 
 
 class Transformer(Pretrained):
@@ -19,12 +15,9 @@ class Transformer(Pretrained):
     real pytree."""
 
     kind: ClassVar[Kind] = "causal"
-    implementation: ClassVar[str]
-    """The module whose `build` returns the model."""
     has_experts: ClassVar[bool] = False
     """Whether most of its weights are those of experts, which are neither quantised nor multiplied in 8 bit."""
 
-    type: str
     layers: Count
     """Number of transformer blocks."""
     hidden: Count
@@ -57,32 +50,3 @@ class Transformer(Pretrained):
     @abstractmethod
     def special_attention(self) -> str | None:
         """What of its attention no flash attention has, in the plural; None where any will do."""
-
-    @abstractmethod
-    def leaf_shapes(self, *, vocab_size: int, sequence_length: int) -> dict[str, Shape]:
-        """Return the shape of every parameter by its path; a test compares it with the real pytree."""
-
-    def parameter_count(self, *, vocab_size: int, sequence_length: int) -> dict[str, int]:
-        """Return the number of parameters by part."""
-        shapes = self.leaf_shapes(vocab_size=vocab_size, sequence_length=sequence_length)
-        parts = dict.fromkeys((name.partition(".")[0] for name in shapes), 0)
-        for name, shape in shapes.items():
-            parts[name.partition(".")[0]] += math.prod(shape)
-        return parts
-
-    @abstractmethod
-    def matmul_parameters(self, *, vocab_size: int) -> int:
-        """Parameters that every token is multiplied with: embeddings looked up by index do not count."""
-
-    @abstractmethod
-    def attention_flops_per_token(self, *, sequence_length: int) -> int:
-        """Forward FLOPs of scores and weighted sums for one token, averaged over causal positions."""
-
-    @abstractmethod
-    def activation_floats_per_token(
-        self, *, sequence_length: int, remat: Remat | Literal["auto"], flash: bool = False
-    ) -> int:
-        """Estimated numbers kept per token for the backward pass; `auto` is taken for `none`.
-
-        With `flash`, attention keeps no probabilities.
-        """

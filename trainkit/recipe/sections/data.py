@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from trainkit.recipe.sections.encoding import Concatenate, Encoding, Pad, Windows
 from trainkit.recipe.sections.source import Files, HuggingFace, PythonStdlib, RowSource, Source, Tokens, document_of
-from trainkit.recipe.spec import Count, Spec
+from trainkit.recipe.spec import Count, MissingKey, Spec
 
 __all__ = ["Data", "Files", "HuggingFace", "PythonStdlib", "RowSource", "Source", "Tokens", "Window"]
 
@@ -21,8 +21,8 @@ class Window(Spec):
 
 
 class Data(Spec):
-    sequence_length: Count
-    """Positions in an example."""
+    sequence_length: Count | None = None
+    """Positions in an example; needed where documents are text."""
     encoding: Encoding = Concatenate.model_construct()
     """How documents become examples."""
     train: Annotated[tuple[Source, ...], Field(min_length=1)]
@@ -49,8 +49,10 @@ class Data(Spec):
             raise ValueError("either every [[data.train]] has a weight or none has")
         if len({_form(source) for source in (*self.train, *self.validation)}) > 1:
             raise ValueError("all sources make documents of one kind: give all the same document, or none")
+        if self.is_text and self.sequence_length is None:
+            raise MissingKey("sequence_length", "the documents are text")
         if isinstance(self.encoding, Pad) and self.encoding.buckets:
-            if max(self.encoding.buckets) > self.sequence_length:
+            if max(self.encoding.buckets) > self.positions:
                 raise ValueError(f"encoding.buckets are at most sequence_length = {self.sequence_length}")
             if isinstance(self.shuffle, Window) or any(source.weight is not None for source in self.train):
                 raise ValueError('encoding.buckets need shuffle = "full" or false, and no weights')
@@ -67,7 +69,7 @@ class Data(Spec):
                     " one text: leave it out, or give every [[data.train]] a weight"
                 )
         stride = self.encoding.stride if isinstance(self.encoding, Windows) else None
-        if stride is not None and stride > self.sequence_length:
+        if stride is not None and stride > self.positions:
             raise ValueError(
                 f"data.encoding.stride = {stride} would leave out the tokens between windows: make it at most"
                 f" sequence_length = {self.sequence_length}"
@@ -77,6 +79,17 @@ class Data(Spec):
             if names.count(name) > 1:
                 raise ValueError(f"two validation sets are called '{name}': give each [[data.validation]] its own name")
         return self
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the documents become tokens; other documents are examples as they are."""
+        documents = [document_of(source) for source in (*self.train, *self.validation)]
+        return any(document is None or document.is_text for document in documents)
+
+    @property
+    def positions(self) -> int:
+        """Positions in an example; 1 where documents are not text."""
+        return self.sequence_length or 1
 
     @property
     def validation_names(self) -> list[str]:

@@ -1,5 +1,5 @@
 """What a row of a source becomes: plain text, a template, a prompt with its answer, a conversation, labelled text,
-an image.
+an image, columns of numbers.
 
 Everything that differs between types of documents stands in its spec and in the module that the spec names as its
 `implementation`; nothing else knows a type by name.
@@ -168,8 +168,37 @@ class Image(DocumentSpec):
         return self
 
 
+class Columns(DocumentSpec):
+    """Numbers of a row: some are the features, one is the target. In a CSV file they may be written as text."""
+
+    type: Literal["columns"]
+    features: Keys
+    """Keys of the numbers that a model is given, in their order."""
+    target: str
+    """Key of the number that it predicts."""
+
+    implementation: ClassVar[str] = "trainkit.data.documents.columns"
+    examples: ClassVar[str] = "trainkit.data.batches.examples:record_examples"
+    stored_as: ClassVar[str] = "columns"
+
+    @property
+    def form(self) -> str:
+        return f"columns {len(self.features)}"
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (*self.features, self.target)
+
+    @model_validator(mode="after")
+    def _keys_differ(self) -> Columns:
+        for key in self.keys:
+            if self.keys.count(key) > 1:
+                raise ValueError(f"'{key}' is named twice in features and target: name each key once")
+        return self
+
+
 #: Every type of document of the recipe language.
-DOCUMENTS = (Template, Prompt, Chat, Labelled, Image)
+DOCUMENTS = (Template, Prompt, Chat, Labelled, Image, Columns)
 
 if TYPE_CHECKING:
     Document: TypeAlias = DocumentSpec

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 
 from trainkit.errors import TrainkitError
 from trainkit.recipe.families.sizes import Shape
+from trainkit.recipe.families.transformer import Transformer
 from trainkit.recipe.sections.adapter import Adapter
 from trainkit.recipe.sections.model import Model
 
@@ -36,7 +37,7 @@ def check_adapter(adapter: Adapter, model: Model) -> None:
         raise ValueError(
             f'[adapter] is for causal models, and model.type = "{model.type}" is of kind {model.kind}: leave it out'
         )
-    if adapter.base == "nf4" and model.has_experts:
+    if adapter.base == "nf4" and isinstance(model, Transformer) and model.has_experts:
         raise ValueError('adapter.base = "nf4" leaves experts, which are most of the model, as they are: write "none"')
     try:
         targeted_layers(adapter, list(linears(model)))
@@ -70,10 +71,10 @@ def adapter_shapes(adapter: Adapter, model: Model) -> dict[str, Shape]:
     shapes: dict[str, Shape] = {}
     for name in targeted_layers(adapter, list(layers)):
         inputs, outputs = layers[name]
-        shapes[f"blocks.{name}.a"] = (model.layers, inputs, adapter.rank)
-        shapes[f"blocks.{name}.b"] = (model.layers, adapter.rank, outputs)
+        shapes[f"blocks.{name}.a"] = (_blocks(model), inputs, adapter.rank)
+        shapes[f"blocks.{name}.b"] = (_blocks(model), adapter.rank, outputs)
         if adapter.variant == "dora":
-            shapes[f"blocks.{name}.magnitude.value"] = (model.layers, outputs)
+            shapes[f"blocks.{name}.magnitude.value"] = (_blocks(model), outputs)
     return shapes
 
 
@@ -91,13 +92,18 @@ def trained_shapes(model: Model, adapter: Adapter | None, *, vocab_size: int, se
 
 def quantised_parameters(model: Model) -> int:
     """How many numbers of the model are in 4 bit where the base is."""
-    return model.layers * sum(inputs * outputs for inputs, outputs in linears(model).values())
+    return _blocks(model) * sum(inputs * outputs for inputs, outputs in linears(model).values())
 
 
 def quantised_bytes(model: Model) -> int:
     """Of these numbers: half a byte each, a byte for each block of 64, four for 256 of these, twelve for a matrix."""
     blocks = [math.ceil(inputs * outputs / 64) for inputs, outputs in linears(model).values()]
-    return model.layers * sum(33 * count + 4 * math.ceil(count / 256) + 12 for count in blocks)
+    return _blocks(model) * sum(33 * count + 4 * math.ceil(count / 256) + 12 for count in blocks)
+
+
+def _blocks(model: Model) -> int:
+    assert isinstance(model, Transformer), "an adapter is for causal models: see `check_adapter`"
+    return model.layers
 
 
 def _means(target: str, name: str) -> bool:

@@ -39,7 +39,7 @@ class RowSource(SourceSpec):
     """The key or column that holds the text, or several, whose texts are joined by an empty line."""
     document: Document | None = None
     """What a row becomes where it is more than one text: `{ type = "template", … }`, or of type `"prompt"`, `"chat"`,
-    `"labelled"` or `"image"`."""
+    `"labelled"`, `"image"` or `"columns"`."""
     min_characters: Count | None = None
     """Documents with fewer characters are left out, and counted."""
     max_characters: Count | None = None

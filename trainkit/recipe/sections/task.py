@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 from pydantic import model_validator
 
 from trainkit.errors import TrainkitError
-from trainkit.recipe.families.transformer import Kind
+from trainkit.recipe.families.model import Kind, ModelSpec
+from trainkit.recipe.sections.data import Data
 from trainkit.recipe.sections.source import Source, document_of
 from trainkit.recipe.spec import Fraction, Spec, union_of
 
@@ -47,6 +48,9 @@ class TaskSpec(Spec):
                 f'task.type = "{self.type}" does not train model.type = "{model}", whose kind is {kind}:'
                 f" models that fit are {fitting or 'none'}"
             )
+
+    def check_sizes(self, model: ModelSpec, data: Data) -> None:
+        """Raise ValueError where the sizes of the model do not fit the documents, which a task may know."""
 
     def check_documents(self, sources: Iterable[Source]) -> None:
         """Raise TrainkitError where it does not learn from the documents of a training source."""

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
-from trainkit.recipe.spec import with_tuples
+from trainkit.recipe.spec import MissingKey, with_tuples
 from trainkit.recipe.toml.positions import Key, Origin, dotted
 from trainkit.recipe.toml.schema import (
     Node,
@@ -89,7 +89,9 @@ class _Search:
             for key in unknown:
                 self._unknown(key)
             for key, e in [] if unknown else errors:
-                if e["type"] == "value_error":
+                if e["type"] == "value_error" and isinstance(missing := e["ctx"]["error"], MissingKey):
+                    self._missing((*key, missing.key), f"needed because {missing.why}")
+                elif e["type"] == "value_error":
                     self._contradiction(key, str(e["ctx"]["error"]))
                 elif e["type"] == "missing" and _get(self.data, key, _NOTHING) is _NOTHING:
                     self._missing(key)
@@ -135,7 +137,7 @@ class _Search:
         having = [kind for kind in types_of(node) if name in keys_of(node, {"type": kind})] if node else []
         return f"{name} goes with type = {' or '.join(map(toml_value, having))}" if having else ""
 
-    def _missing(self, key: Key) -> None:
+    def _missing(self, key: Key, why: str = "") -> None:
         node = self._node(key)
         assert node is not None, key
         self.repaired.add(key)
@@ -151,7 +153,8 @@ class _Search:
             hint += f"; or say type = {' or '.join(map(toml_value, types))}"
         if key == ("schema",):
             hint = "begin the recipe with: schema = 1"
-        self.found[key] = Mistake(self._where(key[:-1]), f"{what} is missing", hint)
+        problem = f"{what} is missing" + (f", {why}" if why else "")
+        self.found[key] = Mistake(self._where(key[:-1]), problem, hint)
 
     def _wrong(self, key: Key) -> None:
         value, node = _get(self.data, key), self._node(key)

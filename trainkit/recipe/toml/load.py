@@ -98,8 +98,9 @@ def load(
         from trainkit.recipe.toml.diagnosis import diagnose
 
         raise diagnose(layer.table, error, origin=layer.origin, name=as_shown(path), language=language) from None
-    if recipe.tokenizer.revision is not None and os.path.exists(os.path.expanduser(recipe.tokenizer.path or "")):
-        raise _of_the_hub(("tokenizer", "revision"), recipe.tokenizer.path, layer)
+    tokenizer = recipe.tokenizer
+    if tokenizer and tokenizer.revision is not None and os.path.exists(os.path.expanduser(tokenizer.path or "")):
+        raise _of_the_hub(("tokenizer", "revision"), tokenizer.path, layer)
     _check_directories(recipe.data, layer)
     changed = _changed_plugins(recipe, plugins, layer)
     recipe = _complete(recipe, path, plugins)

@@ -30,7 +30,8 @@ def make_absolute(values: dict[str, Any]) -> None:
     _absolute(values["run"], "directory")
     _absolute(data, "cache")
     _absolute(values["track"], "repository")
-    if tokenizer["path"] is not None and os.path.exists(os.path.expanduser(tokenizer["path"])):
+    given = tokenizer and tokenizer["path"]
+    if given is not None and os.path.exists(os.path.expanduser(given)):
         _absolute(tokenizer, "path")
     for source in (*data["train"], *data["validation"]):
         if "path" in source:

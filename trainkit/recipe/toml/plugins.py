@@ -26,7 +26,7 @@ from pydantic.errors import PydanticUserError
 
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
-from trainkit.recipe.families.transformer import Transformer
+from trainkit.recipe.families.model import ModelSpec
 from trainkit.recipe.sections.model import Model
 from trainkit.recipe.sections.optimizer import Optimizer, OptimizerSpec
 from trainkit.recipe.sections.schedule import Schedule, ScheduleSpec
@@ -50,7 +50,7 @@ class Extensible(NamedTuple):
 EXTENSIBLE = (
     Extensible("optimizer", OptimizerSpec, Optimizer),
     Extensible("schedule", ScheduleSpec, Schedule),
-    Extensible("model", Transformer, Model),
+    Extensible("model", ModelSpec, Model),
     Extensible("task", TaskSpec, Task),
 )
 
@@ -245,6 +245,7 @@ class _Widener:
         """Return the subclass of a spec, with its name; the spec itself where nothing in it changes."""
         key = (spec, self._open)
         if key not in self._made:
+            self._made[key] = spec  # for specs that lead back to this one: an optimizer has groups with optimizers
             hints = get_type_hints(spec, include_extras=True)
             wider = {name: (hints[name], self._annotation(hints[name])) for name in spec.model_fields}
             fields = {
