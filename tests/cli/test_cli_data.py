@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from trainer import RECIPE, workplace
-
-
-def trainkit(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "trainkit", *arguments]
-    return subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
+from trainer import RECIPE, trainkit, workplace
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,10 +47,7 @@ def templated(place: Path) -> Iterator[Path]:
 
 def said(place: Path, *words: str, stdin: str = "", devices: int = 1) -> str:
     """What a command prints; nothing else is printed."""
-    around = environment(devices=devices)
-    done = subprocess.run(
-        command(*words), cwd=place, env=around, capture_output=True, text=True, timeout=LIMIT, input=stdin
-    )
+    done = trainkit(place, *words, text=stdin, devices=devices)
     assert (done.returncode, done.stderr) == (DONE, "")
     return done.stdout
 
@@ -129,10 +125,7 @@ def test_what_cannot_be_done_is_said_and_ends_with_2(place: Path, words: list[st
 def test_through_pipes_a_line_is_a_turn_and_only_answers_are_on_stdout(templated: Path) -> None:
     orders = "/save chats/new.jsonl\n/save chat.jsonl\n/reset\nhello\n//no order\n/nonsense\n/quit\n"
     turns = f"hello\nwhat\\\nis it\n{orders}no\n"
-    words = ("chat", "tiny", "--seed", "3", "--max-tokens", "6")
-    done = subprocess.run(
-        command(*words), cwd=templated, env=environment(), capture_output=True, text=True, timeout=LIMIT, input=turns
-    )
+    done = trainkit(templated, "chat", "tiny", "--seed", "3", "--max-tokens", "6", text=turns)
     assert done.returncode == DONE
     messages = json.loads((templated / "chat.jsonl").read_text())["messages"]
     assert [m["role"] for m in messages] == ["user", "assistant"] * 2

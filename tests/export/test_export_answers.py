@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 from reference import Reference
-from trainer import LIMIT, command, environment, trainkit, workplace
+from trainer import trainkit, workplace
 
 from trainkit.data.documents.chat_template import EXAMPLE
 from trainkit.infer.generator import Generator, Request
@@ -120,11 +119,8 @@ def test_a_conversation_goes_by_the_same_template_to_the_same_end(
     place: Path,
     reference: Reference,
 ) -> None:
-    words = command("chat", "fine", "--temperature", "0", "--max-tokens", str(TOKENS))
     typed = "".join(f"{question}\n" for question in ANSWERS) + "/save talk.jsonl\n"
-    done = subprocess.run(
-        words, cwd=place, env=environment(), capture_output=True, text=True, timeout=LIMIT, input=typed
-    )
+    done = trainkit(place, "chat", "fine", "--temperature", "0", "--max-tokens", str(TOKENS), text=typed)
     assert done.returncode == 0, done.stderr
     messages = json.loads((place / "talk.jsonl").read_text())["messages"]
     assert [message["content"] for message in messages[::2]] == list(ANSWERS)

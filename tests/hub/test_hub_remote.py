@@ -10,11 +10,12 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import forked
 import jax
 import pytest
 from fake_hub import COMMIT, Hub, serving
 from small_families import SPECS, model
-from trainer import LIMIT, RECIPE, command, environment, workplace
+from trainer import LIMIT, RECIPE, environment, workplace
 
 from trainkit.errors import TrainkitError
 from trainkit.hub import find
@@ -52,23 +53,16 @@ def hub(place: Path) -> Iterator[Hub]:
 
 
 def ask(place: Path, hub: Hub, *arguments: str, offline: bool = False) -> subprocess.CompletedProcess[str]:
-    return started(place, hub, command(*arguments), offline=offline)
+    return forked.run(arguments, cwd=place, env=around(place, hub, offline=offline))
 
 
-def started(place: Path, hub: Hub, command: list[str], *, offline: bool = False) -> subprocess.CompletedProcess[str]:
+def around(place: Path, hub: Hub, *, offline: bool = False) -> dict[str, str]:
+    """Return the environment of a command that finds this hub."""
     home = str(place / "hub-home")
     own = {"HF_ENDPOINT": hub.url, "HF_HOME": home, "HF_TOKEN": "hf_none", "HF_HUB_DISABLE_XET": "1"}
     own |= {"HF_HUB_OFFLINE": "1"} if offline else {}
     kept = {name: value for name, value in environment().items() if name != "HF_HUB_OFFLINE"}
-    return subprocess.run(
-        command,
-        cwd=place,
-        env=kept | own,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        stdin=subprocess.DEVNULL,
-    )
+    return kept | own
 
 
 def test_checking_a_recipe_fetches_the_config_alone(place, hub):
@@ -131,7 +125,8 @@ def test_what_nobody_could_be_asked_for_offline_is_asked_for_when_somebody_can_b
         "for_files(recipe, (), {})"
     )
     begin = len(hub.asked)
-    done = started(place, hub, [sys.executable, "-c", code])
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=place, env=around(place, hub), capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     assert (kept / "generation_config.json").read_bytes() == hub.files["them/base"]["generation_config.json"]
     assert not (kept / "not-asked.json").exists()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -306,9 +304,7 @@ def test_plan_compiles_the_step_with_a_plugin_here_and_for_supposed_devices(trai
 
 def test_a_wrong_plugin_ends_a_run_before_it_has_a_directory(tmp_path: Path) -> None:
     path = place(tmp_path, "1 / 0")
-    done = subprocess.run(
-        [sys.executable, "-m", "trainkit", "run", str(path), "--plain"], cwd=tmp_path, capture_output=True, text=True
-    )
+    done = trainkit(tmp_path, "run", str(path), "--plain")
     assert done.returncode == 2 and "ZeroDivisionError" in done.stderr and not (tmp_path / "runs").exists()
 
 

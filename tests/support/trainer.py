@@ -9,7 +9,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+
+import forked
 
 from trainkit.events.log import Tail, read
 from trainkit.events.schema import Event
@@ -80,17 +83,17 @@ def command(*arguments: str) -> list[str]:
 
 
 def trainkit(
-    directory: Path, *arguments: str, devices: int = 1, optimised: bool = False
+    directory: Path, *arguments: str, text: str = "", devices: int = 1, optimised: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end in `directory`."""
+    """Run a command to its end in `directory`, with `text` on its standard input.
+
+    It is forked from a process that has imported what it needs; where it is `optimised`, it is started as users do it.
+    """
+    around = environment(devices=devices, optimised=optimised)
+    if not optimised:
+        return forked.run(arguments, cwd=directory, env=around, text=text, timeout=LIMIT)
     return subprocess.run(
-        command(*arguments),
-        cwd=directory,
-        env=environment(devices=devices, optimised=optimised),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        stdin=subprocess.DEVNULL,
+        command(*arguments), cwd=directory, env=around, capture_output=True, text=True, timeout=LIMIT, input=text
     )
 
 
@@ -101,13 +104,9 @@ class Trainer:
         self.run = directory / "runs" / run
         self._tail = Tail(self.run, offset=self._size())
         self._output = (directory / "output.txt").open("a")
-        self.process = subprocess.Popen(
-            command(*arguments),
-            cwd=directory,
-            env=environment(optimised=optimised),
-            stdout=self._output,
-            stderr=self._output,
-        )
+        start = partial(subprocess.Popen, command(*arguments)) if optimised else partial(forked.Forked, arguments)
+        around = environment(optimised=optimised)
+        self.process = start(cwd=directory, env=around, stdout=self._output, stderr=self._output)
 
     def until(self, wanted: Callable[[Event], bool]) -> Event | None:
         """The first event that is wanted; None where the process ended before there was one."""
