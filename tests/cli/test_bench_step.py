@@ -13,9 +13,9 @@ from places import ROOT
 from trainkit.recipe.families.gpt2 import Gpt2
 from trainkit.recipe.families.llama import Llama
 
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(ROOT / "scripts" / "bench"))
 
-import bench_step
+import step as bench_step
 import step_contenders
 import step_jax
 import step_trainkit

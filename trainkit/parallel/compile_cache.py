@@ -9,7 +9,7 @@ import jax
 
 
 def use_compile_cache() -> None:
-    """Keep compiled programs across processes, the small ones too (`scripts/bench.py start`: what it is worth)."""
+    """Keep compiled programs across processes, the small ones too (`scripts/bench/start.py`: what it is worth)."""
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         jax.config.update("jax_compilation_cache_dir", str(base / "trainkit" / "jax"))

@@ -18,7 +18,7 @@ T = TypeVar("T")
 #: Batches on the device beside the one that the step reads: two wait in the feed and one is on its way to it.
 WAITING = 3
 #: What XLA's runtime on a CPU holds that its compiler does not tell of: compiled code, packed operands, threads. It was
-#: 57 to 97 MB for the shapes of scripts/bench_fit.py.
+#: 57 to 97 MB for the shapes of scripts/bench/fit.py.
 CPU_RUNTIME = 64 << 20
 
 

@@ -1,7 +1,7 @@
 """How well the plan foresees memory: predicted by compiling, measured while the same step runs.
 
-uv run python scripts/bench_fit.py                       # a few shapes on this machine's device
-uv run python scripts/bench_fit.py --recipe RECIPE       # that of a recipe, with `--vocab N`
+uv run python scripts/bench/fit.py                       # a few shapes on this machine's device
+uv run python scripts/bench/fit.py --recipe RECIPE       # that of a recipe, with `--vocab N`
 
 On CPU measured is by how much the peak of the resident memory of a process grows that holds just the state, its
 snapshot and the batches, and runs the step; on other devices it is the allocator's own peak. Each shape has a process

@@ -1,9 +1,9 @@
 """The yardstick: a transformer trained on the standard library's source by a script that does nothing else.
 
-No recipe, no log, no checkpoint, no dashboard. `scripts/bench.py` holds trainkit against it.
+No recipe, no log, no checkpoint, no dashboard. `quickstart.py` and `start.py` hold trainkit against it.
 
-    uv run python scripts/bare.py --seconds 180          # bits per byte on held-out files after that time
-    uv run python scripts/bare.py --first-step           # seconds from process start to the end of the first step
+    uv run python scripts/bench/bare.py --seconds 180          # bits per byte on held-out files after that time
+    uv run python scripts/bench/bare.py --first-step           # seconds from process start to the end of the first step
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The step of `step_torch.py` with the loss that transformers' models make themselves, as its Trainer has it.
 
-A contender of `bench_step.py`.
+A contender of `step.py`.
 """
 
 from __future__ import annotations

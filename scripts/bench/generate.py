@@ -1,7 +1,7 @@
 """Cached decoding by trainkit and by transformers' generate: tokens a second, and their ratio.
 
-uv run python scripts/bench_generate.py --torch PYTHON          # GPT-2 of 124M parameters, batches of 1 and 16
-uv run python scripts/bench_generate.py --torch PYTHON --new 32 --rounds 3
+uv run python scripts/bench/generate.py --torch PYTHON          # GPT-2 of 124M parameters, batches of 1 and 16
+uv run python scripts/bench/generate.py --torch PYTHON --new 32 --rounds 3
 
 `PYTHON` has torch and transformers. Both are processes that stay warm and give one sample each in turn, the first of a
 round changing; both decode greedily, in float32, from the same number of prompt tokens to the same number of new ones,

@@ -1,11 +1,11 @@
 """The same training steps by torch loops over transformers, by bare JAX and by trainkit: speed, memory, loss curves.
 
-uv run python scripts/bench_step.py cpu                        # float32, two shapes of 4,096 tokens a step
-uv run python scripts/bench_step.py bf16                       # trainkit in bfloat16 and in float32, on a CPU
-uv run python scripts/bench_step.py gpu                        # bfloat16, every shape; none takes more than 9 minutes
-uv run python scripts/bench_step.py gpu --only gpt2-124m-1024  # one of them; a name's beginning chooses several
-uv run python scripts/bench_step.py memory                     # what the logits of a large vocabulary add to a step
-uv run python scripts/bench_step.py checkpoint                 # what one checkpoint every ten minutes costs
+uv run python scripts/bench/step.py cpu                        # float32, two shapes of 4,096 tokens a step
+uv run python scripts/bench/step.py bf16                       # trainkit in bfloat16 and in float32, on a CPU
+uv run python scripts/bench/step.py gpu                        # bfloat16, every shape; none takes more than 9 minutes
+uv run python scripts/bench/step.py gpu --only gpt2-124m-1024  # one of them; a name's beginning chooses several
+uv run python scripts/bench/step.py memory                     # what the logits of a large vocabulary add to a step
+uv run python scripts/bench/step.py checkpoint                 # what one checkpoint every ten minutes costs
 
 `--torch PYTHON` names the Python that has torch and transformers, if this one has not. Contenders are processes that
 stay warm and give one sample each in turn, the first of a round changing; all have the same first weights, batches and
@@ -25,10 +25,10 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from step_contenders import SCRIPTS, Entry, Result, compare, work_of
+from paired import ROOT
+from step_contenders import DIRECTORY, Entry, Result, compare, work_of
 from step_work import Shape
 
-ROOT = SCRIPTS.parent
 #: `transformers` is torch with the loss that the model makes itself, as its Trainer has it.
 KINDS = ("torch", "transformers", "jax", "trainkit")
 #: The losses that are printed, by step.
@@ -177,7 +177,7 @@ def probe(*, compute: str) -> Limits:
     """What the device can do: its peak where that is known, else what it reaches when measured; told at once."""
     from trainkit.parallel import peaks
 
-    command = [sys.executable, str(SCRIPTS / "step_jax.py"), "probe"]
+    command = [sys.executable, str(DIRECTORY / "step_jax.py"), "probe"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     if done.returncode:
         raise SystemExit(f"the device could not be measured:\n{done.stderr}")
@@ -283,7 +283,7 @@ def checkpoint(shapes: dict[str, Shape], arguments: argparse.Namespace, *, on_gp
 
 def _measured(what: str, shape: Shape, arguments: argparse.Namespace, on_gpu: bool, *more: str) -> dict[str, Any]:
     work = work_of(shape, "bfloat16" if on_gpu else "float32", arguments, on_gpu=on_gpu)
-    command = [sys.executable, str(SCRIPTS / "step_trainkit.py"), what, work.to_json(), *more]
+    command = [sys.executable, str(DIRECTORY / "step_trainkit.py"), what, work.to_json(), *more]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{what}: trainkit's step could not be measured:\n{done.stderr}")

@@ -1,15 +1,15 @@
 """What a dashboard costs, on a run of a million steps with 50 metrics. This machine is shared: trust the ratios.
 
-uv run python scripts/bench_dashboard.py make      # writes the run through the event log, with its index and without
-uv run python scripts/bench_dashboard.py open      # a process from its start to the whole run on the screen
-uv run python scripts/bench_dashboard.py refresh   # CPU time to take in a step and draw a page anew
-uv run python scripts/bench_dashboard.py memory    # the most memory after a look at every page
-uv run python scripts/bench_dashboard.py live      # CPU time of `trainkit watch` in a terminal, at five steps a second
-uv run python scripts/bench_dashboard.py key       # from a key in that terminal to what it draws
-uv run python scripts/bench_dashboard.py latency   # from an event in the log to its text in that terminal
-uv run python scripts/bench_dashboard.py ages      # how far header and charts are behind the log beside busy processors
-uv run python scripts/bench_dashboard.py viewers   # a trainer with four viewers over the same one without, in turns
-uv run python scripts/bench_dashboard.py           # all of it; --keep DIRECTORY to have the run made once only
+uv run python scripts/bench/dashboard.py make      # writes the run through the event log, with its index and without
+uv run python scripts/bench/dashboard.py open      # a process from its start to the whole run on the screen
+uv run python scripts/bench/dashboard.py refresh   # CPU time to take in a step and draw a page anew
+uv run python scripts/bench/dashboard.py memory    # the most memory after a look at every page
+uv run python scripts/bench/dashboard.py live      # CPU time of `trainkit watch` in a terminal, at five steps a second
+uv run python scripts/bench/dashboard.py key       # from a key in that terminal to what it draws
+uv run python scripts/bench/dashboard.py latency   # from an event in the log to its text in that terminal
+uv run python scripts/bench/dashboard.py ages      # how far header and charts are behind the log beside busy processors
+uv run python scripts/bench/dashboard.py viewers   # a trainer with four viewers over the same one without, in turns
+uv run python scripts/bench/dashboard.py           # all of it; --keep DIRECTORY to have the run made once only
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import fcntl
 import json
 import math
 import os
-import platform
 import pty
 import random
 import re
@@ -39,7 +38,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-TRAINKIT = [sys.executable, "-m", "trainkit"]
+from paired import TRAINKIT, begin
+
 ROWS, COLUMNS = 48, 160
 NAMES = ("train/loss", "optimizer/learning_rate", "gradients/norm", "throughput/tokens_per_second", "time/step")
 #: Pages by the key that shows them.
@@ -92,11 +92,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of a look at a live process; of a turn of viewers")
     parser.add_argument("--keep", type=Path, help="a directory for the run, to be found there again")
     arguments = parser.parse_args()
-    # with it every start would compile trainkit's modules anew, which no user's does
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    print(
-        f"# {time.strftime('%Y-%m-%d')}, {platform.machine()}, {os.cpu_count()} cores, Python {sys.version.split()[0]}"
-    )
+    begin()
     with tempfile.TemporaryDirectory(prefix="trainkit-bench-") as directory:
         run = (arguments.keep or Path(directory)) / f"run-{arguments.steps}-{arguments.metrics}"
         for what in arguments.what or benchmarks:

@@ -1,5 +1,5 @@
 """The step as one writes it by hand in JAX and optax: scan over stacked blocks, `jax.nn.dot_product_attention`,
-logits whole, `value_and_grad`. A contender of `bench_step.py`; `step_jax.py probe` measures the device itself.
+logits whole, `value_and_grad`. A contender of `step.py`; `step_jax.py probe` measures the device itself.
 """
 
 from __future__ import annotations

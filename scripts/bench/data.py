@@ -1,10 +1,10 @@
 """What the data room costs over a bare loop, paired in one run. This machine is shared: trust the ratios.
 
-uv run python scripts/bench_data.py tokenise   # trainkit cache-data over a bare loop, and over datasets
-uv run python scripts/bench_data.py memory     # peak of the whole process tree; --large also at ten times the size
-uv run python scripts/bench_data.py batches    # batch(step) over a view of one memory map; the first batch of a resume
-uv run python scripts/bench_data.py shapes     # 10,000 tiny files, and one file of lines; --large: of 1 GB
-uv run python scripts/bench_data.py            # all of it
+uv run python scripts/bench/data.py tokenise   # trainkit cache-data over a bare loop, and over datasets
+uv run python scripts/bench/data.py memory     # peak of the whole process tree; --large also at ten times the size
+uv run python scripts/bench/data.py batches    # batch(step) over a view of one memory map; the first batch of a resume
+uv run python scripts/bench/data.py shapes     # 10,000 tiny files, and one file of lines; --large: of 1 GB
+uv run python scripts/bench/data.py            # all of it
 
 The text is this interpreter's Python source, the standard library's and that of the installed packages.
 """
@@ -16,7 +16,6 @@ import contextlib
 import hashlib
 import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -30,11 +29,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from paired import TRAINKIT, begin, report
 
 if TYPE_CHECKING:
     from trainkit.recipe import Recipe
 
-TRAINKIT = [sys.executable, "-m", "trainkit"]
 #: Characters after which a source file is cut into another document, at the end of a line.
 DOCUMENT = 4096
 VOCABULARY = 32_768
@@ -77,11 +76,7 @@ def main() -> None:
     parser.add_argument("--large", action="store_true", help="memory also at ten times that; shapes of 1 GB")
     parser.add_argument("--keep", type=Path, help="a directory for text and tokenizer, to be found there again")
     arguments = parser.parse_args()
-    # with it every start would compile trainkit's modules anew, which no user's does
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    print(
-        f"# {time.strftime('%Y-%m-%d')}, {platform.machine()}, {os.cpu_count()} cores, Python {sys.version.split()[0]}"
-    )
+    begin()
     with tempfile.TemporaryDirectory(prefix="trainkit-bench-") as directory:
         text = Text(arguments.keep or Path(directory))
         for what in arguments.what or benchmarks:
@@ -219,11 +214,6 @@ def _cache_data(directory: Path, source: Path, text: Text, *, watched: bool = Fa
     return ran, int(row[1].replace(",", "")), int(row[-1].replace(",", ""))
 
 
-def _print(name: str, ratios: list[float], absolute: str) -> None:
-    low, high = min(ratios), max(ratios)
-    print(f"{name}: x{statistics.median(ratios):.2f} [{low:.2f} to {high:.2f}] ({absolute})", flush=True)
-
-
 # ------------------------------------------------------------------------------------------------------------ tokenise
 def tokenise(directory: Path, text: Text, arguments: argparse.Namespace) -> None:
     """Tokens a second of the whole command, of the bare loop by itself and with its process, and of `datasets`."""
@@ -268,7 +258,7 @@ def _say_rates(rates: dict[str, list[float]], cores: dict[str, list[float]]) -> 
     million = {name: f"{statistics.median(found) / 1e6:.2f} M tokens/s" for name, found in rates.items()}
     for name in list(rates)[1:]:
         ratios = [a / b for a, b in zip(rates["cache-data"], rates[name], strict=True)]
-        _print(f"cache-data / {name}", ratios, f"{million['cache-data']} / {million[name]}")
+        report(f"cache-data / {name}", ratios, f"{million['cache-data']} / {million[name]}")
         best = max(rates["cache-data"]) / max(rates[name])
         print(f"  best of each: x{best:.2f} ({max(rates['cache-data']) / 1e6:.2f} / {max(rates[name]) / 1e6:.2f})")
     whole = rates | {"bare loop": rates["bare loop's process"]}
@@ -365,7 +355,7 @@ def _batch(directory: Path, rows: int, length: int, steps: int, rounds: int) -> 
     middle = [statistics.median(found) for found in ours]
     ratios = [a / statistics.median(b) for a, b in zip(middle, floor, strict=True)]
     mean = statistics.median(map(statistics.mean, ours))
-    _print(
+    report(
         f"batch {rows} x {length} / sliding_window_view",
         ratios,
         f"{statistics.median(middle) * 1e6:.1f} us, mean {mean * 1e6:.1f}, best {best * 1e6:.1f};"

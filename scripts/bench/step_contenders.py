@@ -1,4 +1,4 @@
-"""The contenders of `bench_step.py`: a process each, warm, asked for one sample after the other."""
+"""The contenders of `step.py`: a process each, warm, asked for one sample after the other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from step_work import Shape, Work
 
-SCRIPTS = Path(__file__).resolve().parent
+DIRECTORY = Path(__file__).resolve().parent
 #: Contenders that run where torch is.
 OF_TORCH = ("torch", "transformers")
 
@@ -59,7 +59,7 @@ class Process:
         self._output = mine / "output.txt"
         with self._output.open("w") as output:
             self._process = subprocess.Popen(
-                [python, str(SCRIPTS / f"step_{entry.kind}.py"), work.to_json()],
+                [python, str(DIRECTORY / f"step_{entry.kind}.py"), work.to_json()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,

@@ -1,5 +1,5 @@
 """trainkit's own step, built from a recipe as a run builds it: plan, model, optimiser, compile. A contender of
-`bench_step.py`; given `memory` or `checkpoint` before the work, it measures that of the same step instead.
+`step.py`; given `memory` or `checkpoint` before the work, it measures that of the same step instead.
 """
 
 from __future__ import annotations

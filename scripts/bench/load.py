@@ -1,7 +1,7 @@
 """Loading a checkpoint of about 1 GB by trainkit and by the library safetensors: seconds, memory, and their ratios.
 
-uv run python scripts/bench_load.py --torch PYTHON               # bfloat16 and float32, five rounds
-uv run python scripts/bench_load.py --torch PYTHON --dtypes bfloat16 --rounds 3 --shards 4
+uv run python scripts/bench/load.py --torch PYTHON               # bfloat16 and float32, five rounds
+uv run python scripts/bench/load.py --torch PYTHON --dtypes bfloat16 --rounds 3 --shards 4
 
 `PYTHON` has torch, jax and safetensors. A checkpoint of Llama's shape is written into a temporary directory, and read
 once, so that all of it is in the page cache. Then each contender loads it in a process of its own, in turn:

@@ -1,4 +1,4 @@
-"""The work that every contender of `bench_step.py` does alike: shape, first weights, batches, update rule; and how a
+"""The work that every contender of `step.py` does alike: shape, first weights, batches, update rule; and how a
 contender is asked for samples.
 
 Needs numpy alone: the Python that has torch need not have trainkit. Every number derives from a seed and a name, so

@@ -1,5 +1,5 @@
 """The step as a plain torch loop over transformers' models does it: `torch.compile`, scaled-dot-product attention
-(flash on a GPU), fused AdamW, autocast where the work asks for bfloat16. A contender of `bench_step.py`.
+(flash on a GPU), fused AdamW, autocast where the work asks for bfloat16. A contender of `step.py`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,31 @@
+"""What the benchmarks share: what they are run on, and how they print ratios."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = ROOT / "recipes" / "quickstart.toml"
+TRAINKIT = [sys.executable, "-m", "trainkit"]
+
+
+def begin() -> None:
+    """Print the day, the machine and the Python, and let bytecode be cached.
+
+    Without the cache every start would compile the modules of trainkit anew, which no user's does.
+    """
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    python = sys.version.split()[0]
+    print(f"# {time.strftime('%Y-%m-%d')}, {platform.machine()}, {os.cpu_count()} cores, Python {python}", flush=True)
+
+
+def report(name: str, ratios: Sequence[float], absolute: str) -> None:
+    """Print the median of the ratios and their range; `absolute` says what they are ratios of."""
+    low, high = min(ratios), max(ratios)
+    print(f"{name}: x{statistics.median(ratios):.3f} [{low:.3f} to {high:.3f}] ({absolute})", flush=True)
