@@ -7,7 +7,10 @@ import importlib.metadata
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,17 +34,58 @@ os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 if importlib.metadata.version("jaxlib").startswith("0.10."):  # a flag that XLA does not know ends the process
     os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_use_fusion_emitters=false"
 
-#: Files whose tests take long, though there are few of them: begun last, one worker would wait for the other.
-LONG = (
-    "test_data_run", "test_precision_run", "test_parity", "test_use", "test_resume", "test_oom", "test_fit",
-    "test_orders", "test_track_real", "test_adapter_run", "test_export_answers", "test_exporting", "test_terminal",
-    "test_bindings", "test_pretrained", "test_precision",
-)  # fmt: skip
+#: The functions whose tests took longer than this many seconds, of one worker of two cores, with what they took:
+#: `pytest --write-slow` writes it from a whole run. Such a test is `slow`, and files begin in the order of their sums.
+SLOW, SECONDS = Path(__file__).parent / "slow.txt", 0.5
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-slow", action="store_true", help=f"write {SLOW.name} from what the tests took")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files first. xdist hands files out in this order: it is told not to sort them by their number of tests."""
-    items.sort(key=lambda item: LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG))
+    """Mark each test by where it is and by what it uses. Those that are marked with nothing else are `quick`."""
+    seconds = {name: float(number) for number, name in map(str.split, SLOW.read_text().splitlines())}
+    files: Counter[Path] = Counter()
+    for item in items:
+        marks = _marks(item, seconds)
+        for mark in marks or ["quick"]:
+            item.add_marker(mark)
+    for path, name in {(item.path, _function(item.nodeid)) for item in items}:
+        files[path] += seconds.get(name, 0.0)
+    # Begun last, one worker would wait for the other. xdist hands files out in this order, which it is told to keep
+    items.sort(key=lambda item: -files[item.path])
+
+
+def _marks(item: pytest.Item, seconds: Mapping[str, float]) -> list[str]:
+    marked = {mark.name for mark in item.iter_markers()}
+    if "quick" in marked:
+        return []
+    rules = {
+        "slow": "end_to_end" in item.path.parts or _function(item.nodeid) in seconds,
+        "torch": "reference" in getattr(item, "fixturenames", ()),
+        "terminal": hasattr(getattr(item, "module", None), "Terminal"),
+        "ray": "ray" in item.path.stem.split("_"),
+        "gpu": "gpu" in item.path.parts,
+    }
+    return [name for name, holds in rules.items() if holds or name in marked]
+
+
+def _function(node: str) -> str:
+    return node.partition("[")[0].rpartition("::")[2]
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say which quick tests are not, or write down what all tests took."""
+    reports = [one for kind in ("passed", "failed", "") for one in terminalreporter.getreports(kind)]
+    took: Counter[str] = Counter()
+    for report in reports:
+        took[_function(report.nodeid)] += report.duration
+    long = [(seconds, name) for name, seconds in took.most_common() if seconds > SECONDS]
+    if config.option.write_slow:
+        SLOW.write_text("".join(f"{seconds:.1f} {name}\n" for seconds, name in long))
+    elif config.option.markexpr == "quick" and (long := [one for one in long if one[0] > 5 * SECONDS]):
+        terminalreporter.write_line(f"no quick tests, to be written into {SLOW.name}: {long}")
 
 
 def pytest_collection_finish() -> None:
