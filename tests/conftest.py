@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         marks = _marks(item, seconds)
         for mark in marks or ["quick"]:
             item.add_marker(mark)
-    for path, name in {(item.path, _function(item.nodeid)) for item in items}:
+    for path, name in dict.fromkeys((item.path, _function(item.nodeid)) for item in items):
         files[path] += seconds.get(name, 0.0)
     # Begun last, one worker would wait for the other. xdist hands files out in this order, which it is told to keep
     items.sort(key=lambda item: -files[item.path])

@@ -1,10 +1,12 @@
-"""Names: one meaning each, in the whole package."""
+"""What holds of the whole package and of the whole suite: names, and quick tests."""
 
 from __future__ import annotations
 
 import ast
 from collections import defaultdict
 from pathlib import Path
+
+import pytest
 
 import trainkit
 
@@ -34,3 +36,15 @@ def test_every_package_says_what_it_contains() -> None:
         if len(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "") < 10
     ]
     assert silent == []
+
+
+def test_every_package_has_quick_tests(request: pytest.FixtureRequest) -> None:
+    tests, quick = Path(__file__).parent, set()
+    collected = {item.path.relative_to(tests).parts[0] for item in request.session.items}
+    for item in request.session.items:
+        if item.get_closest_marker("quick"):
+            quick.add(item.path.relative_to(tests).parts[0])
+    packages = {path.parent.name for path in tests.glob("*/test_*.py")}
+    if packages - collected and request.config.option.markexpr != "quick":
+        pytest.skip("not all tests were asked for")
+    assert packages - quick == set()

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import pytest
-from trainer import RECIPE, Trainer, arrays, losses, trainkit, workplace
+from trainer import RECIPE, Trainer, arrays, copied, losses, trainkit, workplace
 
 from trainkit.events.client import send
 from trainkit.events.commands import Command, IssuedCommand, issued_commands
@@ -68,11 +68,7 @@ def ordered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, int]:
 @pytest.fixture
 def copy(tmp_path: Path, ordered: tuple[Path, int, int]) -> Path:
     """The same run in a place of its own."""
-    place = ordered[0].parent.parent
-    shutil.copytree(place, tmp_path, dirs_exist_ok=True)
-    recipe = tmp_path / "runs" / "tiny" / "recipe.toml"
-    recipe.write_text(recipe.read_text().replace(str(place), str(tmp_path)))
-    return recipe.parent
+    return copied(ordered[0], tmp_path)
 
 
 def test_orders_do_what_they_say_and_the_log_tells_of_each(ordered: tuple[Path, int, int]) -> None:

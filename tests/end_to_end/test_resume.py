@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from trainer import Trainer, arrays, losses, trainkit, workplace
+from trainer import Trainer, arrays, copied, losses, trainkit, workplace
 
 from trainkit.events.log import read
 
@@ -34,6 +34,7 @@ def ended_alike(run: Path, uninterrupted: Path) -> None:
     assert samples == [e["text"] for e in read(uninterrupted) if e["type"] == "sampled"]
 
 
+@pytest.mark.quick
 def test_a_run_trains_evaluates_samples_and_saves(uninterrupted: Path) -> None:
     kinds = [event["type"] for event in read(uninterrupted)]
     assert kinds[0] == "run_started" and kinds[-1] == "run_finished"
@@ -91,10 +92,7 @@ def test_a_signal_finishes_the_step_saves_and_says_how_it_ended(
 def test_a_damaged_newest_checkpoint_is_told_of_and_the_one_before_it_is_used(
     tmp_path: Path, uninterrupted: Path
 ) -> None:
-    shutil.copytree(uninterrupted.parent.parent, tmp_path, dirs_exist_ok=True)
-    run = tmp_path / "runs" / "tiny"
-    resolved = (run / "recipe.toml").read_text()
-    (run / "recipe.toml").write_text(resolved.replace(str(uninterrupted.parent.parent), str(tmp_path)))
+    run = copied(uninterrupted, tmp_path)
     chunk = max((run / "checkpoints/24/arrays").rglob("*"), key=lambda p: p.stat().st_size if p.is_file() else 0)
     torn = bytearray(chunk.read_bytes())
     torn[len(torn) // 2] ^= 1
@@ -137,9 +135,7 @@ def test_resume_says_what_differs_and_refuses_what_would_be_wrong(tmp_path: Path
 def test_resuming_a_longer_run_goes_on_and_from_an_older_step_sets_the_newer_aside(
     tmp_path: Path, uninterrupted: Path
 ) -> None:
-    workplace(tmp_path)
-    assert trainkit(tmp_path, "run", "tiny.toml", "--plain").returncode == 0
-    run = tmp_path / "runs" / "tiny"
+    run = copied(uninterrupted, tmp_path)
     slower = ["--reset-optimizer", "--set", "optimizer.learning_rate=1e-3"]
     back = trainkit(tmp_path, "resume", "runs/tiny/12", "--plain", *slower, devices=2)
     assert back.returncode == 0, back.stderr
@@ -174,10 +170,10 @@ def test_with_the_optimisations_that_users_have_a_killed_run_ends_bit_for_bit_to
     assert "deterministic: XLA_FLAGS is --xla_gpu_deterministic_ops=true" in told
 
 
-def test_a_longer_schedule_does_not_raise_the_learning_rate_unless_somebody_says_so(tmp_path: Path) -> None:
-    workplace(tmp_path)
-    assert trainkit(tmp_path, "run", "tiny.toml", "--plain").returncode == 0
-    run = tmp_path / "runs" / "tiny"
+def test_a_longer_schedule_does_not_raise_the_learning_rate_unless_somebody_says_so(
+    tmp_path: Path, uninterrupted: Path
+) -> None:
+    run = copied(uninterrupted, tmp_path)
     before = (run / "recipe.toml").read_text()
     longer = ["resume", "tiny", "--plain", "--set", "train.steps=40"]
     refused = trainkit(tmp_path, *longer)

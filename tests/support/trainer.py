@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -68,6 +69,16 @@ def workplace(directory: Path, recipe: str = RECIPE, *, documents: int = 60) -> 
         (directory / "text" / f"{i:03}.txt").write_text(text)
     (directory / "tiny.toml").write_text(recipe)
     return directory
+
+
+def copied(run: Path, directory: Path) -> Path:
+    """Copy the workplace that a run was made in; the run there, whose recipe has the paths of the copy."""
+    place = run.parent.parent
+    shutil.copytree(place, directory, dirs_exist_ok=True)
+    copy = directory / run.relative_to(place)
+    recipe = (copy / "recipe.toml").read_text()
+    (copy / "recipe.toml").write_text(recipe.replace(str(place), str(directory)))
+    return copy
 
 
 def environment(*, devices: int = 1, optimised: bool = False) -> dict[str, str]:
