@@ -67,9 +67,9 @@ def test_resizing_from_wide_to_tiny_and_back_keeps_the_loss_in_sight(run: Path) 
             await pilot.pause()
             if width < 60:
                 continue
-            assert shown(dashboard.query_one("#loss")) and shown(dashboard.query_one("#log"))
+            assert shown(dashboard.query_one("#loss")) and shown(dashboard.query_one("#log-panel"))
             assert shown(dashboard.query_one("#rate")) == (width >= 80)
-            assert shown(dashboard.query_one("#newest-samples")) == (width >= 110)
+            assert shown(dashboard.query_one("#samples-panel")) == (width >= 110)
 
     drive(run, steps, size=(200, 60))
 
@@ -77,7 +77,7 @@ def test_resizing_from_wide_to_tiny_and_back_keeps_the_loss_in_sight(run: Path) 
 def test_where_there_is_room_for_one_panel_tab_shows_the_next(run: Path) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         for expected in ("log", "samples", "machine", "log"):
-            ids = {"log": "log", "samples": "newest-samples", "machine": "machine"}
+            ids = {name: f"{name}-panel" for name in ("log", "samples", "machine")}
             panels = {name: dashboard.query_one(f"#{id}") for name, id in ids.items()}
             assert [name for name, panel in panels.items() if shown(panel)] == [expected]
             await pilot.press("tab")

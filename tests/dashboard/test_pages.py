@@ -9,16 +9,20 @@ from pathlib import Path
 import fake_run
 import pytest
 import viewer
-from pages import drive, frame
+from pages import drive, frame, until
+from textual.app import ComposeResult
 from textual.pilot import Pilot
-from textual.widgets import ContentSwitcher, Input
+from textual.widgets import ContentSwitcher, Input, Static
 
+import trainkit.dashboard.app as app_module
 from trainkit.dashboard.app import NAMES, Dashboard
 from trainkit.dashboard.batches import Batch, BatchReader
+from trainkit.dashboard.pages import PAGES, Page
 from trainkit.dashboard.pages.data import DataPage
 from trainkit.dashboard.pages.system import SystemPage
 from trainkit.dashboard.panels.lines import TextPanel
 from trainkit.events.log import NAME
+from trainkit.events.view import View
 
 
 @pytest.fixture
@@ -54,6 +58,63 @@ def test_a_click_on_a_tab_shows_its_page(run: Path) -> None:
             offset += len(f"{number} {name}   ")
 
     drive(run, steps, size=(200, 40))
+
+
+class TenthPage(Page):
+    NAME = "tenth"
+
+    def show_view(self, view: View, *, now: float) -> None:
+        pass
+
+
+class EleventhPage(TenthPage):
+    NAME = "eleventh"
+
+    def compose(self) -> ComposeResult:
+        yield Static("what nobody thought of before")
+
+
+@pytest.mark.parametrize("size", [(60, 20), (80, 24), (200, 40)])
+def test_pages_beyond_the_number_keys_are_reached_by_name(
+    run: Path, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int]
+) -> None:
+    pages = (*PAGES, TenthPage, EleventhPage)
+    monkeypatch.setattr(app_module, "PAGES", pages)
+    monkeypatch.setattr(app_module, "NAMES", ("overview", *(page.NAME for page in pages)))
+
+    async def steps(pilot: Pilot[None], app: Dashboard) -> None:
+        tabs = frame(app).splitlines()[2]
+        assert "9" in tabs and ("tenth   eleventh" in tabs) == (size[0] == 200)
+        assert (": more" in tabs) == (size[0] < 200)
+        await pilot.press("colon", *"eleventh")
+        await pilot.app.workers.wait_for_complete()
+        await until("page eleventh", pilot)
+        await pilot.press("enter")
+        await until("what nobody thought of before", pilot)
+        assert shown(app) == "eleventh" and "eleventh" in frame(app).splitlines()[2]
+        await pilot.press("1")
+        await pilot.pause()
+        assert shown(app) == "overview"
+
+    drive(run, steps, size=size, key="")
+    viewer.drive(run, lambda pilot, app: until("what nobody thought of before", pilot), page="eleventh")
+
+
+def test_a_metric_of_a_task_is_shown_without_being_registered(tmp_path: Path) -> None:
+    events = fake_run.events(60)
+    for event in events:
+        if event["type"] == "step":
+            event["metrics"]["train/token_f1"] = 0.25
+        if event["type"] == "evaluated":
+            event["metrics"]["validation/held-out/token_f1"] = 0.75
+
+    async def steps(pilot: Pilot[None], app: Dashboard) -> None:
+        await until("token f1 0.7500", pilot)  # the log of the overview
+        await pilot.press(str(NAMES.index("metrics") + 1), "slash", *"f1", "enter")
+        await until("1 to 2 of 2", pilot)
+        assert "train/token_f1" in frame(app) and "validation/held-out/token_f1" in frame(app)
+
+    drive(fake_run.write(tmp_path / "run", events), steps, size=(130, 40), key="")
 
 
 def test_the_log_is_searched_and_its_lowest_level_raised(run: Path) -> None:

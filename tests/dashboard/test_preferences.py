@@ -92,7 +92,7 @@ def test_theme_page_panel_scale_and_prompt_come_back_with_the_next_viewer(run: P
         assert dashboard.theme == "light" and dashboard.query_one(ContentSwitcher).current == NAMES[4]
         await pilot.press("1")
         await pilot.pause()
-        assert dashboard.viewport.look("train/loss").log and dashboard.query_one("#texts").has_class("samples")
+        assert dashboard.viewport.look("train/loss").log and dashboard.query_one("#samples-panel").has_class("-shown")
 
     for steps in (leave, come_back):
         drive(run, steps, remembered=tmp_path / "preferences.json")

@@ -205,7 +205,7 @@ def test_a_size_or_page_that_is_none_is_an_error_in_words(run: Path, options: tu
 @pytest.mark.parametrize("size", [(80, 24), (200, 30)])
 def test_vi_keys_arrows_and_pages_scroll_the_text_of_the_overview(run: Path, size: tuple[int, int]) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
-        log = dashboard.query_one("#log")
+        log = dashboard.query_one("#log-panel")
         await pilot.pause()
         bottom = log.scroll_offset.y
         assert bottom > 3

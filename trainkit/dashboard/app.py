@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -20,7 +22,7 @@ from trainkit.dashboard.pages import PAGES, Page
 from trainkit.dashboard.pages.data import DataPage
 from trainkit.dashboard.panels.header import Header
 from trainkit.dashboard.panels.overview import WIDE, Overview, TextPanels
-from trainkit.dashboard.panels.tabs import Tabs
+from trainkit.dashboard.panels.tabs import KEYED, Tabs
 from trainkit.dashboard.replay_keys import ReplayKeys
 from trainkit.errors import TrainkitError
 from trainkit.events.series import Series
@@ -62,7 +64,7 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
                 ("pageup", -10, "page up"),
             )
         ),
-        *(Binding(str(n), f"page({n})", f"page {name}", show=False) for n, name in enumerate(NAMES[:9], 1)),
+        *(Binding(str(n), f"page({n})", f"page {name}", show=False) for n, name in enumerate(NAMES[:KEYED], 1)),
     ]
 
     def __init__(
@@ -207,7 +209,7 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
             if charts:
                 overview.show_view(view, now=now)
             else:
-                overview.show_words(view)
+                overview.show_panels(view, now=now)
 
     def draw_all(self) -> None:
         self.show(everything=True)
@@ -244,6 +246,11 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
         if action in OVERVIEW and (len(self.screen_stack) != 1 or self._page()):
             return False
         return super().check_action(action, parameters)
+
+    def commands_without_key(self) -> Iterator[tuple[str, str, Callable[[], object]]]:
+        for name in NAMES[KEYED:]:
+            yield f"page {name}", "everywhere", partial(self._turn_to, name)
+        yield from super().commands_without_key()
 
     def action_page(self, number: int) -> None:
         """Show the page behind a number key."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -13,7 +13,6 @@ from textual.screen import Screen
 from textual.widgets import Footer as AllKeys
 from textual.widgets._footer import FooterKey
 
-from trainkit.dashboard import theme
 from trainkit.dashboard.pages.page import Page
 
 
@@ -23,8 +22,8 @@ class KeyedApp(Protocol):
     def offers(self, action: str) -> bool:
         """Return whether the keys that do this are shown: it can be done now."""
 
-    def wear(self, name: str) -> None:
-        """Change to the theme of this name."""
+    def commands_without_key(self) -> Iterator[tuple[str, str, Callable[[], object]]]:
+        """Yield (name, meaning, what does it) of what only the palette offers."""
 
 
 class Key(NamedTuple):
@@ -85,7 +84,7 @@ class Footer(AllKeys):
 
 
 class PaletteCommands(Provider):
-    """Whatever a key does, by its name; and every theme."""
+    """Whatever a key does, by its name, and what no key does: every theme, every page beyond the ninth."""
 
     async def discover(self) -> Hits:
         for name, meaning, command in self._commands():
@@ -105,8 +104,7 @@ class PaletteCommands(Provider):
                 more = key.group if isinstance(key.node, Page) else ""
                 meaning = more if key.meaning == key.name else f"{key.group}: {key.meaning}"
                 yield name, meaning, partial(self.app.run_action, key.action, key.node)
-        for name in theme.THEMES:
-            yield f"theme {name}", "the window: its colours", partial(app.wear, name)
+        yield from app.commands_without_key()
 
 
 def _group(node: DOMNode, action: str) -> str:

@@ -7,7 +7,8 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -94,6 +95,11 @@ class Themed(App[T]):
         filters = [found for found in super().get_line_filters() if not isinstance(found, Monochrome)]
         filters += [self._ascii] if self._ascii.enabled else []
         return [*filters, self._colorless] if self.theme == theme.PLAIN else filters
+
+    def commands_without_key(self) -> Iterator[tuple[str, str, Callable[[], object]]]:
+        """Yield (name, meaning, what does it) of what only the command palette offers."""
+        for name in theme.THEMES:
+            yield f"theme {name}", "the window: its colours", partial(self.wear, name)
 
     def wear(self, name: str) -> None:
         """Change to the theme of this name, and remember it."""

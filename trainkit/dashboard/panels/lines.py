@@ -132,7 +132,7 @@ class LogPanel(TextPanel):
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id, indent=CLOCK)
 
-    def show_view(self, view: View) -> None:
+    def show_view(self, view: View, *, now: float) -> None:
         """Show the view's newest lines."""
         if (told := (view.told, len(view.log))) == self._told:
             return
@@ -145,7 +145,7 @@ class SamplePanel(TextPanel):
 
     BORDER_TITLE = "samples"
 
-    def show_view(self, view: View) -> None:
+    def show_view(self, view: View, *, now: float) -> None:
         """Show the view's newest samples."""
         newest = view.samples[-1] if view.samples else None
         if (told := (newest, len(view.samples))) == self._told:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from textual.app import ComposeResult
 from textual.containers import Container
 from textual.events import Resize
@@ -9,13 +11,14 @@ from textual.events import Resize
 from trainkit.dashboard import theme
 from trainkit.dashboard.charts.chart import Chart
 from trainkit.dashboard.charts.curves import Curve
-from trainkit.dashboard.panels.lines import LogPanel, SamplePanel
+from trainkit.dashboard.panels.lines import LogPanel, SamplePanel, TextPanel
 from trainkit.dashboard.panels.machine import SystemPanel
 from trainkit.events.view import View
 
 LOSS = "train/loss"
-#: The names of the panels of text in order, the ids of the panels, and from how many cells on they are side by side.
-PANELS, WIDE = {"machine": "machine", "log": "log", "samples": "newest-samples"}, 110
+#: The panels below the charts in order, by name, and from how many cells on they are side by side.
+PANELS: dict[str, type[Any]] = {"machine": SystemPanel, "log": LogPanel, "samples": SamplePanel}
+WIDE = 110
 
 
 class Overview(Container):
@@ -41,13 +44,12 @@ class Overview(Container):
         self.query_one("#loss", LossChart).show_view(view)
         for name in ("#rate", "#norm", "#speed"):
             self.query_one(name, MetricChart).show_view(view)
-        self.query_one("#machine", SystemPanel).show_view(view, now=now)
-        self.show_words(view)
+        self.show_panels(view, now=now)
 
-    def show_words(self, view: View) -> None:
-        """Show what is to be read, and nothing else."""
-        self.query_one("#log", LogPanel).show_view(view)
-        self.query_one("#newest-samples", SamplePanel).show_view(view)
+    def show_panels(self, view: View, *, now: float) -> None:
+        """Show the panels below the charts, and leave the charts as they are."""
+        for name, panel in PANELS.items():
+            self.query_one(f"#{name}-panel", panel).show_view(view, now=now)
 
 
 class LossChart(Chart):
@@ -85,34 +87,37 @@ class MetricChart(Chart):
 
 class TextPanels(Container):
     """Attributes:
-    shown: the name of the panel that is shown where one has room; its class as well, for the style sheet.
+    shown: the name of the panel that is shown where one has room. It has the class `-shown`, for the style sheet.
     """
 
     def __init__(self, shown: str) -> None:
         """The log is `shown` where there is no panel of that name."""
         self.shown = shown if shown in PANELS else "log"
-        super().__init__(id="texts", classes=self.shown)
+        super().__init__(id="texts")
 
     def compose(self) -> ComposeResult:
-        yield SystemPanel(id=PANELS["machine"])
-        yield LogPanel(id=PANELS["log"])
-        yield SamplePanel(id=PANELS["samples"])
+        for name, panel in PANELS.items():
+            found = panel(id=f"{name}-panel")
+            found.set_class(name == self.shown, "-shown")
+            yield found
 
     def turn(self) -> None:
         """Show the next panel."""
-        self.remove_class(self.shown)
         self.shown = _after(self.shown)
-        self.add_class(self.shown)
+        for name in PANELS:
+            self.query_one(f"#{name}-panel").set_class(name == self.shown, "-shown")
 
     def scroll_lines(self, lines: int) -> None:
         """Scroll the panel that is shown; where all are, or it does not scroll, the log."""
-        one = self.size.width < WIDE and self.shown == "samples"
-        self.query_one(f"#{PANELS['samples' if one else 'log']}").scroll_relative(y=lines, animate=False)
+        one = self.size.width < WIDE and issubclass(PANELS[self.shown], TextPanel)
+        self.query_one(f"#{self.shown if one else 'log'}-panel").scroll_relative(y=lines, animate=False)
 
     def on_resize(self, event: Resize) -> None:
         """Where there is room for one panel only, each says how to get to the next."""
-        for name, id in PANELS.items():
-            self.query_one(f"#{id}").border_subtitle = "" if event.size.width >= WIDE else f"tab: {_after(name)}"
+        for name in PANELS:
+            self.query_one(f"#{name}-panel").border_subtitle = (
+                "" if event.size.width >= WIDE else f"tab: {_after(name)}"
+            )
 
 
 def _after(name: str) -> str:

@@ -11,12 +11,15 @@ from textual.widget import Widget
 
 from trainkit.dashboard import theme
 
-#: Between two pages.
-GAP = "   "
+#: Between two pages; how many pages have a number key; where the names of the others are.
+GAP, KEYED, MORE = "   ", 9, ": more"
 
 
 class Tabs(Widget):
-    """`1 overview   2 logs …`, or `1   2 logs   3` where it is narrow; a click chooses."""
+    """`1 overview   2 logs …`, or `1   2 logs   3` where it is narrow; a click chooses.
+
+    A page without a number key has its name alone; where there is no room, it is left to the command palette.
+    """
 
     DEFAULT_CSS = "Tabs { height: 1; padding: 0 1; }"
 
@@ -44,9 +47,13 @@ class Tabs(Widget):
 
     def render(self) -> Content:
         parts: list[tuple[str, str]] = []
-        for number, name in self._labels():
+        labels = self._labels()
+        if ("", "") in labels:
+            labels.append(("", MORE))
+        for number, name in labels:
             shown = name == self._shown
-            parts += [(number, theme.DIM), (name, f"bold {theme.BRIGHT}" if shown else theme.DIM), (GAP, theme.DIM)]
+            if number or name:
+                parts += [(number, theme.DIM), (name, f"bold {theme.BRIGHT}" if shown else theme.DIM), (GAP, theme.DIM)]
         room = self.size.width - len(self._told)
         left = Content.assemble(*parts)
         if not self._told or room < 10:
@@ -57,14 +64,14 @@ class Tabs(Widget):
     def on_click(self, event: Click) -> None:
         place = 0
         for (number, told), name in zip(self._labels(), self._names, strict=True):
-            place += len(number + told + GAP)
+            place += len(number + told + GAP) if number or told else 0
             if event.x - 1 < place:
                 self.post_message(self.Chosen(name))
                 return
 
     def _labels(self) -> list[tuple[str, str]]:
-        """Number and name of each page; where there is no room for all names, that of the page which is shown."""
-        full = [(f"{number} ", name) for number, name in enumerate(self._names, 1)]
+        """Return number and name of each page; where names do not fit, that of the page which is shown alone."""
+        full = [(f"{number} " if number <= KEYED else "", name) for number, name in enumerate(self._names, 1)]
         if sum(len(number + name + GAP) for number, name in full) - len(GAP) + len(self._told) <= self.size.width:
             return full
         return [(number, name) if name == self._shown else (number.strip(), "") for number, name in full]
