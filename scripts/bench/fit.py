@@ -59,8 +59,9 @@ def measure(shape: dict[str, Any]) -> dict[str, float]:
     from trainkit.data.batches.layout import longest_layout
     from trainkit.parallel import devices, mesh
     from trainkit.plan import make_plan
-    from trainkit.run.program import build, fit_program
+    from trainkit.train.build import build
     from trainkit.train.prefetch import to_device
+    from trainkit.train.program import fit_program
 
     recipe = _recipe(shape)
     local = devices.local()

@@ -67,9 +67,10 @@ class _Prepared:
         from trainkit.parallel import mesh
         from trainkit.recipe.toml.load import load
         from trainkit.run.prepare import plan_of
-        from trainkit.run.program import build, compile_program
         from trainkit.rundir.directory import create
+        from trainkit.train.build import build
         from trainkit.train.prefetch import to_device
+        from trainkit.train.program import compile_program
 
         overrides = [f"run.directory={directory}", "track.aim=false", "train.steps=1000000"]
         loaded = load(RECIPE, [*overrides, f"data.cache={ROOT / 'cache'}"])
@@ -116,7 +117,7 @@ class _Prepared:
         first = int(self.state.step)
         tail = Tail(self.directory)
         tail.poll()
-        feed = Prefetch(
+        prefetch = Prefetch(
             self.data.batch,
             count=self.built.task.count,
             first=first,
@@ -125,31 +126,34 @@ class _Prepared:
             sharding=self.sharding,
         )
         server, compilations = Server(self.directory), Compilations(self.log)
-        course = LiveSchedule(self.recipe.schedule, steps=first + self.STEPS, live=self.state.live)
+        schedule = LiveSchedule(self.recipe.schedule, steps=first + self.STEPS, live=self.state.live)
         # measured is the loop between checkpoints, not the last one of each short measurement
-        saving = SimpleNamespace(
-            is_due=lambda step: False, save=lambda *_, **__: None, report=lambda step: None, finish=lambda: None
+        checkpointing = SimpleNamespace(
+            is_due=lambda step: False,
+            save=lambda *_, **__: False,
+            save_and_wait=lambda *_, **__: None,
+            report=lambda step: None,
         )
-        meter = MetricsWriter(self.log, data=self.data.epochs, work=StepWork.of(self.plan, tflops=None))
+        metrics = MetricsWriter(self.log, data=self.data.epochs, work=StepWork.of(self.plan, tflops=None))
         job = Job(
             recipe=self.recipe,
-            course=course,
+            schedule=schedule,
             step=self.step,
-            feed=feed,
-            meter=meter,
-            orders=Commands(server=server, signal=SimpleNamespace(received=None), log=self.log, course=course),
+            prefetch=prefetch,
+            metrics=metrics,
+            commands=Commands(server=server, signal=SimpleNamespace(received=None), log=self.log, schedule=schedule),
             log=self.log,
-            saving=saving,
+            checkpointing=checkpointing,
             evaluate=lambda state, step: None,
             sample=lambda state, step, prompts=None: None,
             statistics=lambda state, step: None,
             compilations=compilations,
-            profile=Profile(self.directory, None, log=self.log, meter=meter),
-            watch_helpers=lambda step: None,
+            profile=Profile(self.directory, None, log=self.log, meter=metrics),
+            check_health=lambda step: None,
         )
         self.state = train(self.state, job).state
         compilations.close()
-        feed.close()
+        prefetch.close()
         server.close()
         times = [e["metrics"]["time/step"] for e in tail.poll() if e["type"] == "step" and "time/step" in e["metrics"]]
         return statistics.median(times)

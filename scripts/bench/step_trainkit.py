@@ -43,10 +43,10 @@ from trainkit.plan import DataSize, make_plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.families.sizes import tokens_in_block
 from trainkit.recipe.toml.load import load
-from trainkit.run import program as compiling
-from trainkit.run.program import Program
+from trainkit.train import program as compiling
 from trainkit.train.checkpointing import Checkpointing
 from trainkit.train.prefetch import to_device
+from trainkit.train.program import Program
 from trainkit.train.state import State
 
 

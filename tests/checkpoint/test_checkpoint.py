@@ -28,7 +28,7 @@ from trainkit.checkpoint.names import named_leaves
 from trainkit.checkpoint.restore import restore, restore_newest
 from trainkit.checkpoint.saver import Saved, Saver
 from trainkit.errors import FAILED, TrainkitError
-from trainkit.recipe.sections.upkeep import Checkpoint
+from trainkit.recipe.sections.checkpoint import Checkpoint
 from trainkit.rundir import marks
 
 CHILD = SUPPORT / "checkpoint_child.py"
@@ -58,7 +58,7 @@ def save(run: Path, *steps: int, kind: Any = "permanent", keep_last: int = 2) ->
     saved: list[Saved] = []
     saver = Saver(run, on_saved=saved.append, keep_last=keep_last)
     for step in steps:
-        saver.save(state_at(step), step=step, kind=kind, facts=FACTS)
+        saver.save(state_at(step), step=step, kind=kind, provenance=FACTS)
     saver.close()
     return saved
 
@@ -87,7 +87,7 @@ def test_every_dtype_and_shape_comes_back_bit_for_bit(tmp_path: Path, dtype: str
     state = {"leaf": jnp.asarray(values)}
     shutil.rmtree(tmp_path / "checkpoints", ignore_errors=True)
     saver = Saver(tmp_path, on_saved=lambda saved: None)
-    saver.save(state, step=1, kind="final", facts=FACTS)
+    saver.save(state, step=1, kind="final", provenance=FACTS)
     saver.close()
     assert store.verify(at(tmp_path, 1)) == []
     assert bits(restore(at(tmp_path, 1), state)) == bits({"leaf": values})
@@ -97,7 +97,7 @@ def test_every_dtype_and_shape_comes_back_bit_for_bit(tmp_path: Path, dtype: str
 def test_a_restored_key_draws_the_same_numbers(tmp_path: Path, impl: str) -> None:
     state = {"one": jax.random.key(7, impl=impl), "many": jax.random.split(jax.random.key(8, impl=impl), 3)}
     saver = Saver(tmp_path, on_saved=lambda saved: None)
-    saver.save(state, step=1, kind="final", facts=FACTS)
+    saver.save(state, step=1, kind="final", provenance=FACTS)
     saver.close()
     again = restore(at(tmp_path, 1), jax.eval_shape(lambda: state))
     assert bits(jax.random.normal(again["one"], 9)) == bits(jax.random.normal(state["one"], 9))
@@ -232,7 +232,7 @@ def test_the_snapshot_is_isolated_from_a_step_that_donates_the_state(tmp_path: P
     saver = Saver(tmp_path, on_saved=lambda saved: None)
     for step in range(1, 4):
         state = jax.tree.map(jnp.copy, start)
-        saver.save(state, step=step, kind="permanent", facts=FACTS)
+        saver.save(state, step=step, kind="permanent", provenance=FACTS)
         for _ in range(10):
             donated = state
             state = advance(state)
@@ -256,7 +256,7 @@ def test_snapshots_reuse_their_buffers(tmp_path: Path) -> None:
     saver = Saver(tmp_path, on_saved=lambda saved: None)
     places = set()
     for step in range(1, 5):
-        saver.save({"w": jnp.full(300_000, step)}, step=step, kind="rolling", facts=FACTS)
+        saver.save({"w": jnp.full(300_000, step)}, step=step, kind="rolling", provenance=FACTS)
         saver.wait()
         places.add(saver._snapshot["w"].unsafe_buffer_pointer())
     saver.close()
@@ -274,9 +274,9 @@ def test_without_room_for_a_snapshot_the_save_is_done_on_return(
     with monkeypatch.context() as patch:
         patch.setattr("trainkit.checkpoint.saver._copy", full)
         state = state_at(1)
-        saver.save(state, step=1, kind="rolling", facts=FACTS)
+        saver.save(state, step=1, kind="rolling", provenance=FACTS)
         assert [s.step for s in saved] == [1]
-    saver.save(state_at(2), step=2, kind="permanent", facts=FACTS)
+    saver.save(state_at(2), step=2, kind="permanent", provenance=FACTS)
     saver.close()
     assert bits(state) == bits(state_at(1)), "the next snapshot was written into the state"
     assert bits(restore(at(tmp_path, 2), template())) == bits(state_at(2))
@@ -287,7 +287,7 @@ def test_of_rolling_checkpoints_two_stay_and_the_others_all_do(tmp_path: Path) -
     reported: list[Saved] = []
     saver = Saver(tmp_path, on_saved=reported.append)
     for step, kind in kinds.items():
-        saver.save(state_at(step), step=step, kind=kind, facts=FACTS)  # type: ignore[arg-type]
+        saver.save(state_at(step), step=step, kind=kind, provenance=FACTS)  # type: ignore[arg-type]
     saver.close()
     assert [info.step for info in store.checkpoints(tmp_path)] == [1, 3, 4, 5, 6, 7]
     assert [(saved.step, saved.kind, saved.path) for saved in reported] == [
@@ -398,10 +398,10 @@ def test_a_mark_is_no_damage_and_stays_where_its_step_is_saved_anew(tmp_path: Pa
 def test_saving_a_step_twice_keeps_it_as_the_more_precious_kind(tmp_path: Path) -> None:
     saver = Saver(tmp_path, on_saved=lambda saved: None)
     for kind, expected in [("rolling", "rolling"), ("final", "final"), ("rolling", "final")]:
-        saver.save(state_at(5), step=5, kind=kind, facts=FACTS)  # type: ignore[arg-type]
+        saver.save(state_at(5), step=5, kind=kind, provenance=FACTS)  # type: ignore[arg-type]
         saver.wait()
         assert manifest.read(at(tmp_path, 5)).kind == expected
-    saver.save(state_at(6), step=6, kind="rolling", facts=FACTS)
+    saver.save(state_at(6), step=6, kind="rolling", provenance=FACTS)
     saver.close()
     assert [info.step for info in store.checkpoints(tmp_path)] == [5, 6]
 
@@ -409,7 +409,7 @@ def test_saving_a_step_twice_keeps_it_as_the_more_precious_kind(tmp_path: Path) 
 def test_a_step_that_an_earlier_attempt_saved_is_replaced_by_what_this_one_has(tmp_path: Path) -> None:
     save(tmp_path, 1, 2)
     saver = Saver(tmp_path, on_saved=lambda saved: None)
-    saver.save(state_at(9), step=2, kind="rolling", facts=FACTS)
+    saver.save(state_at(9), step=2, kind="rolling", provenance=FACTS)
     saver.close()
     assert bits(restore(at(tmp_path, 2), template())) == bits(state_at(9))
     assert not list((tmp_path / "checkpoints").glob(".*"))
@@ -475,7 +475,7 @@ def test_too_little_space_is_noticed_before_anything_is_written(
     saver = Saver(tmp_path, on_saved=lambda saved: None)
     usage = shutil.disk_usage(tmp_path)._replace(free=5000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    saver.save(state_at(1), step=1, kind="rolling", facts=FACTS)
+    saver.save(state_at(1), step=1, kind="rolling", provenance=FACTS)
     with pytest.raises(TrainkitError, match=r"it needs 0\.01 MB; 0\.01 MB are free there"):
         saver.close()
     assert list((tmp_path / "checkpoints").iterdir()) == []
@@ -537,7 +537,7 @@ def test_two_hundred_saves_do_not_grow_the_process(tmp_path: Path) -> None:
     saver = Saver(tmp_path, on_saved=lambda saved: None)
     state = {"w": jnp.ones((500, 500)), "b": jnp.ones(500)}
     for step in range(1, 221):
-        saver.save(state, step=step, kind="rolling", facts=FACTS)
+        saver.save(state, step=step, kind="rolling", provenance=FACTS)
         if step == 20:
             saver.wait()
             before = resident()

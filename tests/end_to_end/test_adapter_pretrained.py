@@ -25,8 +25,9 @@ from trainkit.cli.export import export
 from trainkit.cli.recipes import check as check_recipe
 from trainkit.errors import TrainkitError
 from trainkit.export.adapter import export_adapter
-from trainkit.hub import adapter_config, peft
+from trainkit.hub import adapter_config, peft, pretrained
 from trainkit.hub.load import load_params
+from trainkit.hub.pretrained import load_adapter, load_base
 from trainkit.hub.recipe import load, notes
 from trainkit.hub.safetensors import Tensors, read_header
 from trainkit.hub.save import save
@@ -37,10 +38,9 @@ from trainkit.models.nf4 import Nf4, quantised
 from trainkit.parallel import devices, mesh
 from trainkit.plan import DataSize, make_plan
 from trainkit.recipe.families.llama import Llama
-from trainkit.run.pretrained import made_of, numbers_of, weights_of
-from trainkit.run.program import build
 from trainkit.run.setup import rehearse
 from trainkit.rundir.directory import recipe_of
+from trainkit.train.build import build, model_shapes, new_state
 
 SPEC = Llama(layers=2, hidden=32, heads=4, kv_heads=2, intermediate=48, context_length=64, vocab_size=320)
 _FAMILY = 'type = "gpt2"\nlayers = 2\nhidden = 32\nheads = 2\n'
@@ -208,9 +208,9 @@ def test_a_run_begins_with_the_numbers_of_the_adapter(here: Path) -> None:
     found = load(Path("on.toml")).recipe
     size = DataSize(examples=100, tokens=3200, documents=100, bytes=3200)
     built = build(found, make_plan(found, devices=devices.local("auto"), vocab_size=300, data=size))
-    weights = weights_of(found, built)
+    weights = load_base(found, built.base, on=built.mesh)
     before = pointers(weights)
-    state = made_of(built, jax.random.key(0), weights, numbers_of(found, built))
+    state = new_state(built, jax.random.key(0), weights, load_adapter(found, model_shapes(built)))
     assert pointers(state.frozen) == before, "the base was copied"
     tensors = Tensors(read_header(here / "adapter" / peft.WEIGHTS))
     layers = adapted_layers(eqx.combine(state.params, state.frozen))
@@ -354,7 +354,7 @@ def test_a_base_in_four_bit_is_never_there_in_full_while_it_is_loaded(
     shapes = jax.eval_shape(made, jax.random.key(0))
     lie = mesh.shardings(on, shapes)
     placed = jax.tree.map(lambda leaf, to: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=to), shapes, lie)
-    seen, pack = [], adapted._packed
+    seen, pack = [], pretrained._packed
 
     def live() -> int:
         gc.collect()
@@ -364,9 +364,9 @@ def test_a_base_in_four_bit_is_never_there_in_full_while_it_is_loaded(
         seen.append(live() - before)  # here the leaf is there in full, and what was packed before it
         return pack(leaf, on)
 
-    monkeypatch.setattr(adapted, "_packed", watched)
+    monkeypatch.setattr(pretrained, "_packed", watched)
     before = live()
-    loaded = adapted.load_base(load(Path("packed.toml")).recipe, placed, on=on)
+    loaded = load_base(load(Path("packed.toml")).recipe, placed, on=on)
     whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
     kept, largest = live() - before, max(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
     assert kept == sum(leaf.nbytes for leaf in jax.tree.leaves(loaded))

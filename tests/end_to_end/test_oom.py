@@ -27,11 +27,11 @@ from trainkit.recipe.toml.load import load
 from trainkit.run import setup
 from trainkit.run.attempt import attempt
 from trainkit.run.out_of_memory import start_again
-from trainkit.run.program import Program
 from trainkit.run.start import Start
 from trainkit.rundir.directory import create
 from trainkit.tasks import Loss, Task
 from trainkit.train.evaluate import Evaluator
+from trainkit.train.program import Program
 from trainkit.train.state import State, initial_live
 
 CHILD = SUPPORT / "oom_child.py"

@@ -16,7 +16,7 @@ from trainkit.events.commands import Command, IssuedCommand, issued_commands
 from trainkit.events.log import EventLog, read
 from trainkit.events.plain_log import PlainLog
 from trainkit.recipe.sections.schedule import NEVER, Cosine
-from trainkit.run.repeat import commands_to_repeat
+from trainkit.run.prepare import commands_to_repeat
 from trainkit.run.start import Start
 from trainkit.train.live_schedule import LiveSchedule
 from trainkit.train.state import Live

@@ -31,7 +31,7 @@ from trainkit.export.draft import made_by
 from trainkit.hub import peft
 from trainkit.hub.load import read_spec
 from trainkit.recipe import Recipe
-from trainkit.recipe.sections.upkeep import Checkpoint
+from trainkit.recipe.sections.checkpoint import Checkpoint
 from trainkit.recipe.toml.load import Loaded, load
 from trainkit.rundir.directory import EXPORTS, as_typed, recipe_of
 from trainkit.train.checkpointing import Checkpointing
@@ -192,20 +192,20 @@ class Run:
         self.directory.mkdir()
         self.log = EventLog(self.directory, attempt=1)
         self.exporting = Exporting(self.directory, recipe(directory, *overrides), first=0, log=self.log)
-        facts = Provenance(recipe="r", data="d", attempt=1)
+        made_by = Provenance(recipe="r", data="d", attempt=1)
         spec = Checkpoint(every_minutes=None)
-        self.saving = Checkpointing(self.directory, spec, facts=lambda last: facts, log=self.log, reader=self.exporting)
+        self.checkpointing = Checkpointing(
+            self.directory, spec, provenance=lambda last: made_by, log=self.log, reader=self.exporting
+        )
 
-    def save(self, step: int, **why: bool) -> None:
-        why = {"last": False, "requested": False, "stopping": False} | why
-        self.saving.save(small.state(), step, **why)
-        self.saving.settle()
+    def save(self, step: int, *, last: bool = False) -> None:
+        self.checkpointing.save_and_wait(small.state(), step, last=last)
 
     def steps(self) -> list[int]:
         return [info.step for info in store.checkpoints(self.directory)]
 
     def finish(self, **how: Any) -> list[Event]:
-        self.saving.finish()
+        self.checkpointing.close()
         self.exporting.finish(**how)
         self.log.close()
         return list(read(self.directory))
@@ -213,11 +213,11 @@ class Run:
 
 def test_a_checkpoint_stays_until_its_export_has_ended_however_it_ends(tmp_path: Path) -> None:
     run = Run(tmp_path, "export.every=10", "checkpoint.keep_last=1")
-    assert run.saving.is_due(10) and not run.saving.is_due(11)
+    assert run.checkpointing.is_due(10) and not run.checkpointing.is_due(11)
     for step in (10, 20):
         run.save(step)
-        assert not run.saving.is_due(step), "it is there"
-    run.save(25, stopping=True)
+        assert not run.checkpointing.is_due(step), "it is there"
+    run.save(25)
     assert run.steps() == [10, 20, 25] and run.exporting.held() == (10, 20)
     events = run.finish(interrupted=lambda: False)
     assert run.steps() == [25]
@@ -269,8 +269,8 @@ def test_the_wait_for_exports_ends_by_a_further_signal_an_order_to_stop_or_soon_
         heard.training_begins()
         for number in before:
             heard._receive(number, None)
-        orders: Any = Commands(server=SimpleNamespace(take=take), signal=heard, log=None, course=None)  # type: ignore[arg-type]
-        told = orders.until_told("busy", patience=patience)
+        orders: Any = Commands(server=SimpleNamespace(take=take), signal=heard, log=None, schedule=None)  # type: ignore[arg-type]
+        told = orders.until_stopped("busy", patience=patience)
         for each in then:
             heard._receive(each, None) if isinstance(each, int) else sent.append(Command(each))
         assert told() is ended, (before, patience, then)
@@ -290,7 +290,7 @@ def test_of_exports_that_cannot_keep_up_the_oldest_is_left_out_with_its_checkpoi
     events = len(read(run.directory))
     again = Exporting(run.directory, recipe(tmp_path, "export.every=1"), first=BEHIND + 2, log=run.log)
     assert len(again.held()) == BEHIND + 1 and len(read(run.directory)) == events
-    run.saving.finish()
+    run.checkpointing.close()
     run.log.close()
 
 

@@ -277,7 +277,7 @@ def test_saved_and_restored_a_run_in_few_bits_goes_on_bit_for_bit(tmp_path: Path
     for i in range(6):
         if i == 3:
             saver = Saver(tmp_path, on_saved=lambda saved: None)
-            saver.save(state, step=3, kind="rolling", facts=Provenance(recipe="", data="", attempt=1))
+            saver.save(state, step=3, kind="rolling", provenance=Provenance(recipe="", data="", attempt=1))
             saver.close()
         state, _ = step(state, small.batch(i))
     again = restore(tmp_path / "checkpoints" / "3", jax.eval_shape(lambda: low_state(moments="int8")[0]))

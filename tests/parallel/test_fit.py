@@ -25,15 +25,15 @@ from trainkit.errors import TrainkitError
 from trainkit.events.log import read
 from trainkit.parallel import devices
 from trainkit.parallel.host import available_memory, whole_memory
-from trainkit.plan import SUPPOSED, USABLE, Choice, Devices, Memory, make_plan
+from trainkit.plan import SUPPOSED, USABLE, Choice, Devices, Memory, make_plan, proposal
 from trainkit.recipe import Recipe
 from trainkit.recipe.toml.load import load
-from trainkit.run import program as building
-from trainkit.run import proposal
-from trainkit.run.forecast import forecast
-from trainkit.run.program import build, compile_program, fit_program, state_shapes
-from trainkit.run.replan import previous_choice
+from trainkit.run.prepare import previous_choice
 from trainkit.train import memory as fitting
+from trainkit.train import program as building
+from trainkit.train.build import build, state_shapes
+from trainkit.train.forecast import forecast
+from trainkit.train.program import compile_program, fit_program
 
 LENGTH = 64
 FEW = Devices(count=1)

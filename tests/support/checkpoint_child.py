@@ -64,7 +64,7 @@ def reshard(run: Path) -> None:
     state = restore(run / "checkpoints" / "1", template)
     assert bits(state) == bits(state_at(1))
     assert state["params"]["w"].sharding == template["params"]["w"].sharding
-    saver.save(on_mesh(state_at(2), 4, 2, swap=False), step=2, kind="permanent", facts=FACTS)
+    saver.save(on_mesh(state_at(2), 4, 2, swap=False), step=2, kind="permanent", provenance=FACTS)
     saver.close()
     files = {path.name for path in (run / "checkpoints" / "2" / "arrays" / "params.w").iterdir()}
     assert files == {"zarr.json"} | {f"c.{i}.{j}" for i in range(4) for j in range(2)}, files
@@ -76,16 +76,16 @@ def reshard(run: Path) -> None:
 def save_forever(run: Path) -> None:
     saver = Saver(run, on_saved=lambda saved: print(saved.step, flush=True))
     for step in range(1, 100_000):
-        saver.save(state_at(step), step=step, kind="rolling" if step % 3 else "permanent", facts=FACTS)
+        saver.save(state_at(step), step=step, kind="rolling" if step % 3 else "permanent", provenance=FACTS)
 
 
 def limited(run: Path) -> None:
     """The disk takes 40 kB a file from the second save on."""
     saver = Saver(run, on_saved=lambda saved: None)
-    saver.save(state_at(1), step=1, kind="rolling", facts=FACTS)
+    saver.save(state_at(1), step=1, kind="rolling", provenance=FACTS)
     saver.wait()
     resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY))
-    saver.save({"small": jnp.zeros(10), "w": jnp.ones((1000, 100))}, step=2, kind="rolling", facts=FACTS)
+    saver.save({"small": jnp.zeros(10), "w": jnp.ones((1000, 100))}, step=2, kind="rolling", provenance=FACTS)
     try:
         saver.wait()
     except TrainkitError as error:
@@ -93,7 +93,7 @@ def limited(run: Path) -> None:
     else:
         sys.exit("the write did not fail")
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    saver.save(state_at(3), step=3, kind="final", facts=FACTS)
+    saver.save(state_at(3), step=3, kind="final", provenance=FACTS)
     saver.close()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from trainkit import cli
-from trainkit.run import setup
+from trainkit.run import job
 from trainkit.train.metrics import MetricsWriter
 
 
@@ -25,7 +25,7 @@ def held() -> int:
 
 def main(recipe: str, name: str, megabytes: int, step: int) -> None:
     # the moment is chosen here; that there is no memory is then the system's doing
-    train, add = setup.run_loop, MetricsWriter.add
+    train, add = job.train, MetricsWriter.add
     most = 0
 
     def limit() -> None:
@@ -49,7 +49,7 @@ def main(recipe: str, name: str, megabytes: int, step: int) -> None:
             limit()
         add(self, done, metrics, **named)
 
-    setup.run_loop, MetricsWriter.add = limited_train, limited_add  # type: ignore[assignment, method-assign]
+    job.train, MetricsWriter.add = limited_train, limited_add  # type: ignore[assignment, method-assign]
     sys.argv = ["trainkit", "run", recipe, "--name", name, "--plain"]
     cli.main()
 

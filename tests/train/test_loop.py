@@ -25,7 +25,7 @@ from trainkit.events.log import EventLog, read
 from trainkit.parallel.mesh import make_mesh
 from trainkit.recipe.toml.load import load
 from trainkit.run.attempt import attempt
-from trainkit.run.setup import _check
+from trainkit.run.setup import check_before_data
 from trainkit.run.start import Start
 from trainkit.rundir.directory import create
 from trainkit.train.compilations import Compilations
@@ -43,6 +43,7 @@ from trainkit.train.step import WEIGHT
 
 STEPS = 3
 WORK = StepWork(flops_per_token=1, peak_flops=None)
+BATCH = Fed({"tokens": np.zeros((1, 2, 4))}, {"tokens": 8, "samples": 2}, 0.0)  # type: ignore[dict-item]
 
 
 def no_memory(*_: Any) -> None:
@@ -75,42 +76,48 @@ class Played:
         self.recipe = load(directory / "tiny.toml", changes).recipe
         self.state = State(None, None, (), jnp.int32(0), jax.random.key(0), initial_live())
         self.done: list[tuple[Any, ...]] = []
+        self.ended_with: int | None = None
         self.commands = SentCommands(*orders)
         self.signal = SimpleNamespace(received=None, count=0)
-        course = LiveSchedule(self.recipe.schedule, steps=STEPS, live=self.state.live)
-        meter = MetricsWriter(log, data=lambda step: {}, work=StepWork(flops_per_token=1, peak_flops=None))
+        schedule = LiveSchedule(self.recipe.schedule, steps=STEPS, live=self.state.live)
+        metrics = MetricsWriter(log, data=lambda step: {}, work=WORK)
         self.compilations = Compilations(log)
         self.job = Job(
             recipe=self.recipe,
-            course=course,
+            schedule=schedule,
             step=self._update,
-            feed=SimpleNamespace(next=lambda: Fed({"tokens": np.zeros((1, 2, 4))}, {"tokens": 8, "samples": 2}, 0.0)),
-            meter=meter,
-            orders=Commands(server=self.commands, signal=self.signal, log=log, course=course),
+            prefetch=SimpleNamespace(
+                next=lambda: Fed({"tokens": np.zeros((1, 2, 4))}, {"tokens": 8, "samples": 2}, 0.0)
+            ),
+            metrics=metrics,
+            commands=Commands(server=self.commands, signal=self.signal, log=log, schedule=schedule),
             log=log,
-            saving=SimpleNamespace(
+            checkpointing=SimpleNamespace(
                 is_due=lambda step: False,
                 save=self._save,
+                save_and_wait=self._save_and_wait,
                 report=lambda step: None,
-                settle=lambda: None,
-                finish=lambda: None,
             ),
             evaluate=lambda state, step, only=None: self.done.append(("evaluate", step)),
             sample=lambda state, step, prompts=None: self.done.append(("sample", step, prompts)),
             statistics=lambda state, step: self.done.append(("statistics", step)),
             compilations=self.compilations,
-            profile=Profile(directory, None, log=log, meter=meter),
-            watch_helpers=lambda step: None,
+            profile=Profile(directory, None, log=log, meter=metrics),
+            check_health=lambda step: None,
         )
 
     def _update(self, state: State, batch: Any) -> tuple[State, dict[str, jax.Array]]:
         names = ("train/loss", "gradients/norm", "parameters/norm", WEIGHT)
         return replace(state, step=state.step + 1), {name: jnp.float32(1) for name in names}
 
-    def _save(self, state: State, step: int, *, last: bool, requested: bool, stopping: bool) -> bool:
-        self.done.append(("save", step, last, requested))
-        self.ended_with = step if stopping else None
-        return last or requested
+    def _save(self, state: State, step: int, *, requested: bool) -> bool:
+        self.done.append(("save", step, False, requested))
+        return requested
+
+    def _save_and_wait(self, state: State, step: int, *, last: bool) -> None:
+        if self.ended_with != step:
+            self.done.append(("save", step, last, False))
+        self.ended_with = step
 
 
 @pytest.fixture
@@ -125,7 +132,7 @@ def test_the_rate_of_a_step_is_that_of_its_tokens_and_not_of_its_padding(tmp_pat
     padded = SimpleNamespace(
         next=lambda: Fed({"tokens": np.zeros((1, 2, 4))}, size={"tokens": 5, "samples": 1}, waited=0.0)
     )
-    train(loop.state, replace(loop.job, feed=padded))
+    train(loop.state, replace(loop.job, prefetch=padded))
     loop.compilations.close()
     told = [event["metrics"] for event in read(tmp_path) if event["type"] == "step"]
     timed = [values for values in told if "time/step" in values and values["time/step"] > 1e-4]
@@ -152,7 +159,7 @@ def test_what_finds_no_memory_beside_the_steps_is_skipped_with_an_alert_and_all_
     assert ("evaluate", STEPS) in loop.done
 
 
-@pytest.mark.parametrize("part", ["evaluate", "sample", "statistics", "watch_helpers"])
+@pytest.mark.parametrize("part", ["evaluate", "sample", "statistics", "check_health"])
 @pytest.mark.parametrize("error", [JaxRuntimeError("INTERNAL: something"), TrainkitError("something"), KeyError()])
 def test_other_failures_beside_the_steps_end_the_run_with_a_checkpoint(
     tmp_path: Path, log: EventLog, part: str, error: Exception
@@ -171,9 +178,9 @@ def test_other_failures_beside_the_steps_end_the_run_with_a_checkpoint(
 
 def test_batches_that_cannot_be_made_end_the_run_with_a_checkpoint(tmp_path: Path, log: EventLog) -> None:
     loop = Played(tmp_path / "here", log)
-    batches = iter([Fed({"tokens": np.zeros((1, 2, 4))}, {"tokens": 8, "samples": 2}, 0.0)])
+    batches = iter([BATCH])
     with pytest.raises(StopIteration):
-        train(loop.state, replace(loop.job, feed=SimpleNamespace(next=lambda: next(batches))))
+        train(loop.state, replace(loop.job, prefetch=SimpleNamespace(next=lambda: next(batches))))
     loop.compilations.close()
     assert loop.ended_with == 1
 
@@ -229,7 +236,7 @@ def test_who_waits_for_data_hears_a_signal_and_an_order_and_ends_with_a_checkpoi
     timer = threading.Timer(0.5, stop)
     timer.start()
     started = time.monotonic()
-    _, step, stopped, _ = train(loop.state, replace(loop.job, feed=stalled.feed))
+    _, step, stopped, _ = train(loop.state, replace(loop.job, prefetch=stalled.feed))
     assert time.monotonic() - started < 5
     stalled.over.set()
     stalled.feed.close()
@@ -274,17 +281,17 @@ def test_an_order_that_was_answered_is_carried_out_though_its_step_is_found_to_h
 ) -> None:
     loop = Played(tmp_path / "here", log, Command("save"), Command("sample", "one dog"), Command("pause"))
     with monkeypatch.context() as patched:
-        patched.setattr(loop.job.meter, "flush", no_memory)
+        patched.setattr(loop.job.metrics, "flush", no_memory)
         patched.setattr("trainkit.train.loop.is_alive", lambda state: False)
         outcome = train(loop.state, loop.job)
     assert outcome == Outcome(None, 1, stopped=False, out_of_memory=True)
     assert len(loop.commands.answers) == 3 and loop.done == [], "a state that was lost is not saved"
-    orders, meter = loop.job.orders, MetricsWriter(log, data=lambda step: {}, work=WORK)
-    later = {"signal": loop.signal, "log": log, "course": loop.job.course, "before": orders}
+    commands, metrics = loop.job.commands, MetricsWriter(log, data=lambda step: {}, work=WORK)
+    later = {"signal": loop.signal, "log": log, "schedule": loop.job.schedule, "before": commands}
     again = Commands(server=loop.commands, **later)
     assert again.paused
     loop.commands._orders.append([Command("continue")])
-    train(loop.state, replace(loop.job, meter=meter, orders=again))
+    train(loop.state, replace(loop.job, metrics=metrics, commands=again))
     loop.compilations.close()
     assert loop.done.count(("sample", 1, ["one dog"])) == loop.done.count(("save", 1, False, True)) == 1
     assert ("save", STEPS, True, False) in loop.done
@@ -314,10 +321,10 @@ def test_without_memory_for_the_first_step_nothing_is_saved(tmp_path: Path, log:
 def test_steps_that_cannot_be_profiled_are_refused_before_there_are_tokens(tmp_path: Path) -> None:
     trainer.workplace(tmp_path)
     recipe = load(tmp_path / "tiny.toml", []).recipe
-    _check(recipe, Start(profile=(20, 24)), done=0)
+    check_before_data(recipe, Start(profile=(20, 24)), done=0)
     for profile, done in (((20, 25), 0), ((20, 24), 20)):
         with pytest.raises(TrainkitError, match="this attempt does the steps"):
-            _check(recipe, Start(profile=profile), done=done)
+            check_before_data(recipe, Start(profile=profile), done=done)
 
 
 def test_an_attempt_that_is_stopped_just_before_it_trains_leaves_nothing_open(

@@ -12,10 +12,11 @@ import pytest
 from checkpoint_child import FACTS
 
 from trainkit.checkpoint import store
-from trainkit.errors import TrainkitError
+from trainkit.errors import FAILED
 from trainkit.events.log import EventLog, read
-from trainkit.recipe.sections.upkeep import Checkpoint
-from trainkit.train.checkpointing import Checkpointing
+from trainkit.recipe.sections.checkpoint import Checkpoint
+from trainkit.train import checkpointing
+from trainkit.train.checkpointing import Checkpointing, CheckpointNotWritten
 from trainkit.train.state import State, initial_live
 
 
@@ -40,15 +41,12 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
     return Disk(monkeypatch, tmp_path)
 
 
-def saving(run: Path, log: EventLog, *, there: int | None = None, **spec: object) -> Checkpointing:
-    return Checkpointing(run, Checkpoint(**spec), facts=lambda last: FACTS, log=log, there=there)  # type: ignore[arg-type]
+def saving(run: Path, log: EventLog, *, restored: int | None = None, **spec: object) -> Checkpointing:
+    return Checkpointing(run, Checkpoint(**spec), provenance=lambda last: FACTS, log=log, restored=restored)  # type: ignore[arg-type]
 
 
-def save(
-    ours: Checkpointing, step: int, *, last: bool = False, requested: bool = False, stopping: bool = False
-) -> bool:
-    state = State(None, None, (), jnp.int32(step), jax.random.key(0), initial_live())
-    return ours.save(state, step, last=last, requested=requested, stopping=stopping)
+def state_of(step: int) -> State:
+    return State(None, None, (), jnp.int32(step), jax.random.key(0), initial_live())
 
 
 def kinds(run: Path) -> dict[int, str]:
@@ -62,40 +60,62 @@ def test_a_save_that_fails_while_training_goes_on_is_an_alert_and_is_tried_again
     ours = saving(tmp_path, log, **spec)
     for step, full in ((1, False), (2, True), (3, False)):
         disk.full = full
-        assert ours.is_due(step) and save(ours, step)
-        ours.settle()
-    ours.finish()
+        assert ours.is_due(step) and ours.save(state_of(step), step)
+        with ours._alert_on_failure():
+            ours._saver.wait()
+    ours.close()
     assert kinds(tmp_path) == {1: kind, 3: kind}
     (alert,) = [event for event in read(tmp_path) if event["type"] == "alert"]
     assert alert["kind"] == "checkpoint" and f"{tmp_path}/checkpoints/2: " in alert["message"]
 
 
-@pytest.mark.parametrize("end", ["last", "stopping"])
-def test_the_save_that_an_attempt_ends_with_has_to_succeed(tmp_path: Path, log: EventLog, disk: Disk, end: str) -> None:
-    ours = saving(tmp_path, log)
-    disk.full = True
-    save(ours, 1, **{end: True})
-    with pytest.raises(TrainkitError, match="cannot be written"):
-        ours.finish()
-
-
-def test_a_save_that_is_under_way_has_to_succeed_once_the_attempt_ends_with_it(
-    tmp_path: Path, log: EventLog, disk: Disk
+@pytest.mark.parametrize("under_way", [False, True], ids=["new", "under way"])
+@pytest.mark.parametrize("last", [False, True], ids=["stopped", "last step"])
+def test_the_checkpoint_that_an_attempt_ends_with_is_retried_with_alerts_until_the_disk_takes_it(
+    tmp_path: Path, log: EventLog, disk: Disk, monkeypatch: pytest.MonkeyPatch, last: bool, under_way: bool
 ) -> None:
-    ours = saving(tmp_path, log, keep_every=1)
-    disk.full = True
-    assert save(ours, 1)
-    assert not save(ours, 1, stopping=True), "it is on its way already"
-    with pytest.raises(TrainkitError, match="cannot be written"):
-        ours.finish()
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        disk.full = len(waits) < 2
+
+    monkeypatch.setattr(checkpointing.time, "sleep", sleep)
+    ours, disk.full = saving(tmp_path, log, keep_every=1), True
+    if under_way:
+        assert ours.save(state_of(1), 1)
+    ours.save_and_wait(state_of(1), 1, last=last)
+    ours.close()
+    assert kinds(tmp_path) == {1: "final" if last else "permanent"}
+    assert waits == list(checkpointing.RETRY_AFTER[:2])
+    alerts = [event["message"] for event in read(tmp_path) if event["type"] == "alert"]
+    assert len(alerts) == 2 and all("cannot be written" in alert and "trying again in" in alert for alert in alerts)
+
+
+def test_an_attempt_whose_last_checkpoint_is_never_written_fails(
+    tmp_path: Path, log: EventLog, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpointing.time, "sleep", lambda seconds: None)
+    ours, disk.full = saving(tmp_path, log), True
+    with pytest.raises(CheckpointNotWritten, match="cannot be written") as failure:
+        ours.save_and_wait(state_of(1), 1, last=False)
+    assert failure.value.exit_code == FAILED and "resume" in failure.value.hint
+    ours.close()
+    alerts = [event for event in read(tmp_path) if event["type"] == "alert"]
+    assert kinds(tmp_path) == {} and len(alerts) == len(checkpointing.RETRY_AFTER)
 
 
 def test_a_step_is_saved_once_and_one_that_an_attempt_began_with_not_again(tmp_path: Path, log: EventLog) -> None:
     first = saving(tmp_path, log, keep_every=3)
-    assert save(first, 3) and not first.is_due(3) and not save(first, 3, stopping=True)
-    first.finish()
-    second = saving(tmp_path, log, there=3, keep_every=3)
-    assert not second.is_due(3) and not save(second, 3, stopping=True) and not save(second, 4)
-    assert save(second, 4, requested=True) and save(second, 4, last=True)
-    second.finish()
+    assert first.save(state_of(3), 3) and not first.is_due(3) and not first.save(state_of(3), 3)
+    first.save_and_wait(state_of(3), 3, last=False)
+    first.close()
+    second = saving(tmp_path, log, restored=3, keep_every=3)
+    assert not second.is_due(3) and not second.save(state_of(3), 3) and not second.save(state_of(4), 4)
+    second.save_and_wait(state_of(3), 3, last=False)
+    assert second.save(state_of(4), 4, requested=True)
+    second.save_and_wait(state_of(4), 4, last=True)
+    second.close()
     assert kinds(tmp_path) == {3: "permanent", 4: "final"}
+    started = [event["step"] for event in read(tmp_path) if event["type"] == "checkpoint_started"]
+    assert started == [3, 4, 4]

@@ -84,7 +84,7 @@ class Saver:
         except OSError as error:
             raise _cannot_write(directory, error) from error
 
-    def save(self, state: Any, *, step: int, kind: Kind, facts: Provenance) -> None:
+    def save(self, state: Any, *, step: int, kind: Kind, provenance: Provenance) -> None:
         """Copy `state`, a pytree of `jax.Array`, and write the copy in the background.
 
         Returns once the copy is under way: the caller may donate `state` to the next step. Waits for the save before
@@ -97,7 +97,7 @@ class Saver:
             self._in_flight = self._thread.submit(self._keep_as, step, kind, started)
             return
         leaves = named_leaves(state)
-        manifest = _manifest(leaves, step=step, kind=kind, facts=facts)
+        manifest = _manifest(leaves, step=step, kind=kind, provenance=provenance)
         try:
             self._snapshot = _copy(leaves, self._snapshot)
         except jax.errors.JaxRuntimeError as error:
@@ -229,7 +229,7 @@ def _parts(snapshot: dict[str, jax.Array]) -> Iterator[tuple[str, Box, np.ndarra
                 yield name, box_of(shard.index, leaf.shape), np.asarray(shard.data)
 
 
-def _manifest(leaves: dict[str, jax.Array], *, step: int, kind: Kind, facts: Provenance) -> Manifest:
+def _manifest(leaves: dict[str, jax.Array], *, step: int, kind: Kind, provenance: Provenance) -> Manifest:
     assert leaves, "there is nothing to save"
     strange = [name for name, leaf in leaves.items() if not isinstance(leaf, jax.Array)]
     assert not strange, f"not arrays: {strange}"
@@ -242,12 +242,12 @@ def _manifest(leaves: dict[str, jax.Array], *, step: int, kind: Kind, facts: Pro
         step=step,
         kind=kind,
         created=time.time(),
-        attempt=facts.attempt,
-        recipe=facts.recipe,
-        data=facts.data,
-        base=facts.base,
-        aim_run=facts.aim_run,
-        metrics=facts.metrics,
+        attempt=provenance.attempt,
+        recipe=provenance.recipe,
+        data=provenance.data,
+        base=provenance.base,
+        aim_run=provenance.aim_run,
+        metrics=provenance.metrics,
         versions=_versions(),
         devices=sorted(device.device_kind for device in devices),
         mesh=meshes[0] if meshes else {},

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 from trainkit.errors import TrainkitError
 from trainkit.hub.recipe import load
 from trainkit.parallel.peaks import peak_of
-from trainkit.plan import COMPUTE_OPTIMAL, SUPPOSED, WITHIN_STEP, DataSize, Devices, Plan, make_plan
+from trainkit.plan import COMPUTE_OPTIMAL, SUPPOSED, WITHIN_STEP, DataSize, Devices, Plan, make_plan, proposal
 from trainkit.recipe import Recipe
 from trainkit.recipe.toml.load import locate_error
-from trainkit.run import proposal
-from trainkit.run.forecast import Forecast, forecast, forecast_supposed
 from trainkit.text import format_bytes, format_count, format_duration, plural
+from trainkit.train.forecast import Forecast, forecast, forecast_supposed
 
 if TYPE_CHECKING:
     from trainkit.data.tokenizer.vocabulary import LoadedTokenizer

@@ -21,62 +21,13 @@ from trainkit.checkpoint.manifest import Manifest
 from trainkit.checkpoint.store import Info
 from trainkit.errors import TrainkitError
 from trainkit.hub import adapter_config, find, peft
-from trainkit.hub.load import load_params
-from trainkit.models.adapters import Numbers, adapt, merge, packed_leaves, trainable, with_numbers
-from trainkit.models.nf4 import quantised, sources, without_sources
+from trainkit.hub.pretrained import load_base
+from trainkit.models.adapters import Numbers, adapt, merge, trainable, with_adapter, with_numbers
+from trainkit.models.nf4 import sources, without_sources
 from trainkit.models.stack import LanguageModel
 from trainkit.parallel import mesh
 from trainkit.recipe import Recipe
 from trainkit.recipe.families.transformer import Transformer
-
-#: What an adapter's own random numbers are drawn for.
-ADAPTER = 0x10A
-
-
-def with_adapter(
-    base: LanguageModel, recipe: Recipe, *, key: jax.Array, numbers: Numbers | None = None
-) -> LanguageModel:
-    """`base` as the recipe has it trained.
-
-    Args:
-        key: the one from which a random base was made.
-        numbers: of the adapter that the recipe begins with; a fresh one where None.
-    """
-    if recipe.adapter is None:
-        return base
-    adapted = adapt(base, recipe.adapter, key=jax.random.fold_in(key, ADAPTER))
-    return adapted if numbers is None else with_numbers(adapted, numbers)
-
-
-def load_base(recipe: Recipe, shapes: PyTree, *, on: Mesh) -> PyTree:
-    """The weights of `[model] pretrained` as `shapes` say, each array of which says where on the mesh it lies.
-
-    They can be donated. What the adapter has in 4 bit is packed, leaf by leaf: besides what is packed, one leaf is
-    there in full at a time.
-
-    Raises:
-        TrainkitError: they cannot be found, fetched or read, or are not those of the recipe's model.
-    """
-    spec = recipe.language_model
-    assert spec.pretrained is not None
-    directory = find.weights(spec.pretrained, spec.revision)
-    packed = packed_leaves(shapes, recipe.adapter)
-    return load_params(
-        directory,
-        shapes,
-        resize=spec.resize_vocabulary,
-        owned=True,
-        made=lambda name, leaf: _packed(leaf, on) if name in packed else leaf,
-    )
-
-
-def _packed(leaf: jax.Array, on: Mesh) -> Any:
-    """The leaf in 4 bit; the leaf itself is gone."""
-    shapes = jax.eval_shape(quantised, leaf)
-    made = jax.jit(quantised, out_shardings=mesh.shardings(on, shapes))(leaf)
-    jax.block_until_ready(made)
-    leaf.delete()
-    return made
 
 
 def merge_adapter(info: Info, recipe: Recipe, *, vocab_size: int, on: Mesh, dtype: jnp.dtype) -> LanguageModel:
@@ -133,7 +84,7 @@ def opened(info: Info, recipe: Recipe, *, vocab_size: int, on: Mesh) -> Language
     base = _placed(jax.eval_shape(build, key), on)
     random = recipe.base_checkpoint is None
     weights = jax.jit(build, out_shardings=_shardings(base))(key) if random else load_base(recipe, base, on=on)
-    put_on = partial(with_adapter, recipe=recipe, key=key)
+    put_on = partial(with_adapter, spec=recipe.adapter, key=key)
     shapes = _placed(jax.eval_shape(put_on, weights), on)
     params, frozen = eqx.partition(shapes, trainable(shapes))
 

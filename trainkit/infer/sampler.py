@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 import equinox as eqx
@@ -14,15 +15,18 @@ from jax.sharding import Mesh
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from trainkit.data.documents.chat_template import ChatTemplate, render
+from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
 from trainkit.infer.chat import ChatCodec, closing
 from trainkit.infer.generate import NOTHING, TextCodec, bucket, generate, padded
 from trainkit.infer.sampling import Sampling
 from trainkit.infer.text import Transcript
+from trainkit.infer.text_format import chat_of, template_of, text_format_of, usable_template
 from trainkit.models.casting import cast
 from trainkit.parallel.mesh import replicated
-from trainkit.recipe.sections.upkeep import ChatMessage, Sample
+from trainkit.recipe import Recipe
+from trainkit.recipe.sections.sample import ChatMessage, Sample
 
 
 class SampleCodec(TextCodec, ChatCodec, Protocol):
@@ -31,6 +35,29 @@ class SampleCodec(TextCodec, ChatCodec, Protocol):
 
 #: What samples draw random numbers for: see `train/step.py`.
 SAMPLES = 1
+
+
+def build_sampler(
+    recipe: Recipe, directory: Path, codec: LoadedTokenizer, *, compute: jnp.dtype, mesh: Mesh, log: EventLog
+) -> Sampler:
+    """Return the sampler of the run in `directory`, which continues texts as the run's training wrote them.
+
+    Raises:
+        TrainkitError: a prompt is a conversation, and the run has no chat template that can write it.
+    """
+    texts, spec = text_format_of(recipe, directory, codec), recipe.sample or Sample()
+    find = template_of if spec.has_conversations else usable_template
+    return Sampler(
+        spec,
+        codec=codec,
+        begin=texts.begin,
+        ends=texts.ends,
+        context_length=recipe.language_model.context_length or recipe.data.positions,
+        compute=compute,
+        mesh=mesh,
+        log=log,
+        template=find(chat_of(recipe), (directory,)),
+    )
 
 
 class Sampler:

@@ -22,6 +22,8 @@ from trainkit.models.nf4 import Nf4, quantised
 from trainkit.recipe.sections.adapter import Adapter
 from trainkit.recipe.sections.lora_targets import targeted_layers
 
+#: The purpose that the key of a fresh adapter is folded with.
+ADAPTER = 0x10A
 #: The trained leaves of an `Adapted`; the second of them learns faster where LoRA+ is asked for.
 TRAINED = ("a", "b", "magnitude")
 #: Of the adapters of layers, by name within a block, what their trained leaves hold.
@@ -63,6 +65,19 @@ class Adapted(eqx.Module):
 
     def _sum(self) -> Float[Array, "*L in out"]:
         return _full(self.base.weight).astype(jnp.float32) + (exact(self.a) @ exact(self.b)) * self.scale
+
+
+def with_adapter(base: PyTree, spec: Adapter | None, *, key: PRNGKeyArray, numbers: Numbers | None = None) -> PyTree:
+    """Return the model as a recipe trains it: `base` itself where `spec` is None, or `base` with an adapter on it.
+
+    Args:
+        key: the key that a random base is made from; the adapter's key derives from it.
+        numbers: the arrays of the adapter that the recipe begins with; None for a fresh adapter.
+    """
+    if spec is None:
+        return base
+    adapted = adapt(base, spec, key=jax.random.fold_in(key, ADAPTER))
+    return adapted if numbers is None else with_numbers(adapted, numbers)
 
 
 def adapt(model: PyTree, spec: Adapter, *, key: PRNGKeyArray) -> PyTree:

@@ -1,6 +1,6 @@
 """The plan: everything that follows from a recipe, the devices and the data, by arithmetic alone."""
 
-from trainkit.plan.plan import make_plan, steps_need_data
+from trainkit.plan.plan import count_in_steps, make_plan, replan, steps_need_data
 from trainkit.plan.split import ENOUGH_TOKENS, choices, divisors
 from trainkit.plan.types import (
     SUPPOSED,
@@ -32,7 +32,9 @@ __all__ = [
     "Memory",
     "Plan",
     "choices",
+    "count_in_steps",
     "divisors",
     "make_plan",
+    "replan",
     "steps_need_data",
 ]

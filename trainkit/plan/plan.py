@@ -7,6 +7,7 @@ no time, and needs neither jax nor a device.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from trainkit.errors import TrainkitError
 from trainkit.plan.split import check_split, choices, mesh_axes
@@ -100,6 +101,27 @@ def make_plan(
         vocab_size=vocab_size,
         devices=devices,
     )
+
+
+def replan(recipe: Recipe, plan: Plan, choice: Choice | None = None) -> Plan:
+    """Return a plan of a changed recipe, or with another choice, for the same devices, vocabulary and steps."""
+    made = make_plan(
+        count_in_steps(recipe, plan), devices=plan.devices, vocab_size=plan.vocab_size, data=None, choice=choice
+    )
+    # these depend on the data, which is not counted again here
+    return replace(
+        made,
+        epochs=plan.epochs,
+        tokens_per_step=plan.tokens_per_step,
+        total_tokens=plan.total_tokens,
+        total_flops=made.flops_per_token * plan.total_tokens,
+    )
+
+
+def count_in_steps(recipe: Recipe, plan: Plan) -> Recipe:
+    """Return the recipe with the plan's number of steps, so that its data need not be counted again."""
+    length = {"steps": plan.steps, "epochs": None, "tokens": None}
+    return recipe.model_copy(update={"train": recipe.train.model_copy(update=length)})
 
 
 def _room(devices: Devices, taken: int) -> int:

@@ -11,17 +11,22 @@ from trainkit.errors import TrainkitError
 from trainkit.recipe.families.pretrained import Pretrained
 from trainkit.recipe.families.transformer import Transformer
 from trainkit.recipe.sections.adapter import Adapter
+from trainkit.recipe.sections.checkpoint import Checkpoint
 from trainkit.recipe.sections.data import Data
+from trainkit.recipe.sections.evaluate import Evaluate
+from trainkit.recipe.sections.export import Export
 from trainkit.recipe.sections.hardware import Parallel, Precision
 from trainkit.recipe.sections.lora_targets import check_adapter, trained_shapes
 from trainkit.recipe.sections.model import MODELS, Model
 from trainkit.recipe.sections.optimizer import Optimizer
 from trainkit.recipe.sections.plugins import Plugins
+from trainkit.recipe.sections.sample import Sample
 from trainkit.recipe.sections.schedule import Cosine, Schedule
+from trainkit.recipe.sections.statistics import Statistics
 from trainkit.recipe.sections.task import CausalLM, Task
 from trainkit.recipe.sections.tokenizer import Tokenizer
+from trainkit.recipe.sections.track import Track
 from trainkit.recipe.sections.train import Train
-from trainkit.recipe.sections.upkeep import Checkpoint, Evaluate, Export, Sample, Statistics, Track
 from trainkit.recipe.spec import MissingKey, Spec, type_of
 
 

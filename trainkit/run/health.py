@@ -1,10 +1,12 @@
-"""What a person should hear of while a run goes on: what is suspicious about its data, and a disk that fills."""
+"""What is checked while a run trains: its data, its disk, its trackers."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from trainkit.checkpoint import store
 from trainkit.data.cache.build import Cache
@@ -13,54 +15,89 @@ from trainkit.errors import TrainkitError
 from trainkit.events.alerts import disk_alert
 from trainkit.events.log import EventLog
 from trainkit.recipe import Recipe
+from trainkit.recipe.sections.track import Track
+from trainkit.track.sidecar import Sidecars
+
+#: Seconds that the end of a run waits for its trackers, and after a SIGTERM for its exports.
+TRACKER_SECONDS = 60.0
 
 
 class DataHealth:
-    """Looks before the first step, and again once all is tokenised where it was not."""
+    """Checks the training data before the first step, and again once all of it is tokenised."""
 
     def __init__(self, cache: Cache, recipe: Recipe, log: EventLog) -> None:
         self._cache, self._recipe, self._log = cache, recipe, log
-        self._looked = self._done = False
+        self._checked = self._complete = False
 
-    def look(self) -> None:
-        """Tell what is found. Costs nothing where nothing has changed.
+    def check(self) -> None:
+        """Log what is suspicious. Costs nothing if nothing has changed since the last call.
 
         Raises:
             TrainkitError: training would learn nothing, or break.
         """
         complete = self._cache.train.complete
-        if self._done or (self._looked and not complete):
+        if self._complete or (self._checked and not complete):
             return
-        self._looked, self._done = True, complete
-        for finding in find_problems(self._cache, self._recipe):
-            if finding.level == "error":
+        self._checked, self._complete = True, complete
+        for problem in find_problems(self._cache, self._recipe):
+            if problem.level == "error":
                 raise TrainkitError(
-                    finding.message,
+                    problem.message,
                     where="data",
                     hint="trainkit inspect RECIPE --first 3 shows what would be learned",
                 )
             if complete:
-                self._log.write("log", step=self._log.step, level=finding.level, message=finding.message)
+                self._log.write("log", step=self._log.step, level=problem.level, message=problem.message)
 
 
 class DiskSpace:
-    """Says when the next checkpoints may not fit any more; again only after there was room."""
+    """Writes an alert when the next checkpoints may not fit on the disk; again only after there was room."""
 
-    #: Seconds between two looks.
+    #: Seconds between two checks.
     EVERY = 30.0
 
     def __init__(self, directory: Path, checkpoint_bytes: int, log: EventLog, *, keep_last: int) -> None:
-        """`keep_last` checkpoints of this size are there at once, and the one that is being written."""
+        """The disk must hold `keep_last` checkpoints of this size and the one that is being written."""
         self._directory, self._bytes, self._log = directory, checkpoint_bytes, log
         self._keep_last = keep_last
-        self._looked, self._told = -math.inf, False
+        self._checked, self._reported = -math.inf, False
 
-    def look(self) -> None:
-        if time.monotonic() - self._looked < self.EVERY:
+    def check(self) -> None:
+        if time.monotonic() - self._checked < self.EVERY:
             return
-        self._looked = time.monotonic()
+        self._checked = time.monotonic()
         missing = max(0, self._keep_last - len(store.step_directories(self._directory)))
         message = disk_alert(self._directory, (1 + missing) * self._bytes)
-        if message and not self._told:
+        if message and not self._reported:
             self._log.write("alert", step=self._log.step, kind="disk", message=message)
-        self._told = message is not None
+        self._reported = message is not None
+
+
+class Health(NamedTuple):
+    """Everything that the loop checks after a step."""
+
+    cache: Cache
+    trackers: Sidecars
+    data: DataHealth
+    disk: DiskSpace
+    log: EventLog
+
+    def check(self, step: int) -> None:
+        """Log what is wrong. Raises TrainkitError where tokenising in the background has failed."""
+        self.cache.check()
+        self.data.check()
+        self.disk.check()
+        for name, problem in self.trackers.poll():
+            self.log.write("alert", step=step, kind=name, message=problem)
+
+
+def start_trackers(directory: Path, track: Track, log: EventLog, afterwards: contextlib.ExitStack) -> Sidecars:
+    """Start the trackers' processes, and let `afterwards` wait for them."""
+    trackers = Sidecars.start(directory, track)
+
+    def finish() -> None:
+        for name, problem in trackers.finish(timeout=TRACKER_SECONDS):
+            log.write("alert", step=log.step, kind=name, message=problem)
+
+    afterwards.callback(finish)
+    return trackers

@@ -18,12 +18,12 @@ from trainkit.data.cache.build import Cache
 from trainkit.data.checks.earlier_format import check_same_data
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
+from trainkit.hub.pretrained import load_adapter, load_base
 from trainkit.infer.adapted import check_same_base
 from trainkit.recipe.toml.load import Loaded
-from trainkit.run.pretrained import made_of, numbers_of, weights_of
-from trainkit.run.program import BuiltStep, state_shapes
 from trainkit.run.start import Start, announce
 from trainkit.train import loss_scale
+from trainkit.train.build import BuiltStep, model_shapes, new_state, state_shapes
 from trainkit.train.state import State, initial_live, without_frozen
 
 
@@ -60,8 +60,8 @@ def initial_state(
         if not jax.tree.leaves(getattr(shardings, part)):
             return getattr(shardings, part)
         # of these only what is frozen is made of weights
-        weights = weights_of(loaded.recipe, built) if part == "frozen" else None
-        return made_of(built, key, weights, part=part)
+        weights = load_base(loaded.recipe, built.base, on=built.mesh) if part == "frozen" else None
+        return new_state(built, key, weights, part=part)
 
     def read(path: Path) -> State:
         parts = {name.partition(".")[0] for name in manifests.read(path).leaves}
@@ -87,8 +87,8 @@ def initial_state(
     if restored is None:
         if log.step:
             announce(log, loaded, start, resumed_from=None)
-        numbers = numbers_of(loaded.recipe, built)  # which are soon looked at, before what is large
-        return made_of(built, key, weights_of(loaded.recipe, built), numbers)
+        numbers = load_adapter(loaded.recipe, model_shapes(built))  # small, so an error in it is found early
+        return new_state(built, key, load_base(loaded.recipe, built.base, on=built.mesh), numbers)
     state, manifest = restored
     check_same_base(manifest, state.frozen, where=directory)
     check_same_data(cache, loaded.recipe, manifest.data, where=directory)

@@ -13,14 +13,14 @@ from trainkit.checkpoint import store
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.commands import issued_commands
 from trainkit.events.log import EventLog
-from trainkit.plan import Choice, Plan, divisors
+from trainkit.plan import Choice, Plan, divisors, replan
+from trainkit.plan.proposal import hint
 from trainkit.recipe import Recipe
-from trainkit.run.program import BuiltStep, Layouts, Program, build, compile_program
-from trainkit.run.proposal import hint
-from trainkit.run.replan import replan
 from trainkit.run.start import Start
 from trainkit.text import plural
+from trainkit.train.build import BuiltStep, build
 from trainkit.train.memory import is_out_of_memory
+from trainkit.train.program import Layouts, Program, compile_program
 
 
 @dataclass(frozen=True)

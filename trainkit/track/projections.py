@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
 
 from trainkit.errors import TrainkitError
 from trainkit.events.schema import Event
-from trainkit.recipe.sections.upkeep import Track
+from trainkit.recipe.sections.track import Track
 
 if TYPE_CHECKING:
     from trainkit.track.progress import TrackerProgress

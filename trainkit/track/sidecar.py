@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from trainkit.recipe.sections.upkeep import Track
+from trainkit.recipe.sections.track import Track
 from trainkit.track import progress
 from trainkit.track.projections import ABOUT, Name, asked, installed
 

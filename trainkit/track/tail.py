@@ -15,7 +15,7 @@ from trainkit.events.attempts import MESSAGES, CurrentEvents, resumed_step
 from trainkit.events.log import Tail
 from trainkit.events.process import process_alive
 from trainkit.events.schema import FOREIGN, Event
-from trainkit.recipe.sections.upkeep import Track
+from trainkit.recipe.sections.track import Track
 from trainkit.track import progress as progress_file
 from trainkit.track.progress import TrackerProgress
 from trainkit.track.projections import ABOUT, Name, Projection

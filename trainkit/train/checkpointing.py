@@ -13,31 +13,39 @@ from trainkit.checkpoint.manifest import KINDS, Kind
 from trainkit.checkpoint.saver import Provenance, Saved, Saver
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
-from trainkit.recipe.sections.upkeep import Checkpoint
+from trainkit.recipe.sections.checkpoint import Checkpoint
 from trainkit.train.state import State, without_frozen
 
 
 class CheckpointReader(Protocol):
-    """What is made of checkpoints while training goes on."""
+    """Uses checkpoints while training continues, such as for exports."""
 
     def wants(self, step: int, /) -> bool:
-        """Whether it needs a checkpoint of this step that nobody else may have asked for."""
+        """Return whether it needs a checkpoint of this step, which nothing else may have asked for."""
 
     def take(self, step: int, /, *, last: bool) -> None:
-        """The checkpoint of this step is on disk, whole."""
+        """Use the checkpoint of this step, which is on disk, whole."""
 
     def held(self) -> Collection[int]:
-        """Steps whose checkpoints it still needs. May be called from any thread."""
+        """Return the steps whose checkpoints it still needs. May be called from any thread."""
 
     def poll(self) -> None:
-        """Look after what it does. Does not wait."""
+        """Check on its work. Does not wait."""
+
+
+#: Seconds before each new attempt to write the checkpoint that an attempt ends with.
+RETRY_AFTER = (1.0, 3.0, 10.0)
+
+
+class CheckpointNotWritten(TrainkitError):
+    """The checkpoint that an attempt ends with could not be written, at any try."""
 
 
 class Checkpointing:
-    """Saves as the recipe asks, as people ask, for who reads checkpoints, and always at the end.
+    """Saves as the recipe, a command or the reader of checkpoints asks, and always at the end of an attempt.
 
-    A save that fails while training goes on is an alert, and is tried again when the next one is due. One that is the
-    end of an attempt has to succeed.
+    A save that fails while training continues is an alert, and the next save that is due tries again. The one that an
+    attempt ends with is tried several times, and must succeed.
     """
 
     def __init__(
@@ -45,93 +53,111 @@ class Checkpointing:
         directory: Path,
         spec: Checkpoint,
         *,
-        facts: Callable[[bool], Provenance],
+        provenance: Callable[[bool], Provenance],
         log: EventLog,
         reader: CheckpointReader | None = None,
-        there: int | None = None,
+        restored: int | None = None,
     ) -> None:
-        """`facts` is called with whether the checkpoint is the last. The state of step `there` is as its checkpoint, if
-        there is one."""
+        """`provenance` is called with whether the checkpoint is the run's last. `restored` is the step that the state
+        was restored from, if its checkpoint still holds that state."""
         self._spec = spec
-        self._facts = facts
+        self._provenance = provenance
         self._log = log
         self._reader = reader
         held = reader.held if reader else frozenset
-        self._saver = Saver(directory, on_saved=self._saved, held=held, keep_last=spec.keep_last)
-        self._last = time.monotonic()
-        #: The step whose state is on disk or on its way there, as what, and whether an attempt can do without it.
-        found = {info.step: info.manifest.kind for info in store.checkpoints(directory) if info.step == there}
-        self._there: int | None = there if there in found else None
-        self._there_as: Kind | None = found.get(there) if there is not None else None
-        self._optional = True
+        self._saver = Saver(directory, on_saved=self._report_saved, held=held, keep_last=spec.keep_last)
+        self._last_time = time.monotonic()
+        #: The step whose state is on disk or on its way there, and its kind.
+        kinds = {info.step: info.manifest.kind for info in store.checkpoints(directory) if info.step == restored}
+        self._saved_step: int | None = restored if restored in kinds else None
+        self._saved_kind: Kind | None = kinds.get(restored) if restored is not None else None
 
     def is_due(self, step: int) -> bool:
-        """Whether the recipe, or who reads checkpoints, asks for one after this step that there is not yet."""
-        return step != self._there and (self._kind(step) is not None or self._is_wanted(step))
+        """Whether the recipe, or the reader of checkpoints, asks for a checkpoint of this step that does not exist."""
+        return step != self._saved_step and (self._due_kind(step) is not None or self._is_wanted(step))
 
-    def save(self, state: State, step: int, *, last: bool, requested: bool, stopping: bool) -> bool:
-        """Save, if there is any reason to, and say whether there was: returns when the state may be donated, and
-        writes in the background.
+    def save(self, state: State, step: int, *, last: bool = False, requested: bool = False) -> bool:
+        """Save in the background if there is a reason to, and return whether there was.
 
-        Raises:
-            TrainkitError: there was no room for a copy, and this one, which ends the attempt, could not be written.
+        The caller may donate the state to the next step as soon as this returns.
         """
-        due = self._kind(step)
+        due = self._due_kind(step)
         kind: Kind | None = "final" if last else due if due == "permanent" else "requested" if requested else due
-        if kind is None and (stopping or self._is_wanted(step)):
+        if kind is None and self._is_wanted(step):
             kind = "rolling"
-        if kind is None or (step == self._there and not requested and not self._is_more(kind)):
-            self._optional &= not stopping
+        if kind is None or (step == self._saved_step and not requested and not self._is_more(kind)):
             return False
-        with self._tolerant():  # of the one before
-            self._saver.wait()
-        self._log.write("checkpoint_started", step=step, kind=kind)
-        self._there, self._there_as, self._optional = step, kind, not (last or stopping)
-        self._last = time.monotonic()
-        with self._tolerant():
-            self._saver.save(without_frozen(state), step=step, kind=kind, facts=self._facts(last))
+        with self._alert_on_failure():
+            self._start(state, step, kind, last=last)
         return True
 
+    def save_and_wait(self, state: State, step: int, *, last: bool) -> None:
+        """Return once the state that the attempt ends with is on disk; `last` if it is also the run's last.
+
+        A save that fails is tried again, with an alert, after each of `RETRY_AFTER` seconds.
+
+        Raises:
+            CheckpointNotWritten: all of them failed.
+        """
+        for seconds in (*RETRY_AFTER, None):
+            try:
+                self._saver.wait()
+                kind: Kind = "final" if last else self._due_kind(step) or "rolling"
+                if step != self._saved_step or self._is_more(kind):
+                    self._start(state, step, kind, last=last)
+                    self._saver.wait()
+                return
+            except TrainkitError as error:
+                self._saved_step = None
+                if seconds is None:
+                    raise CheckpointNotWritten(
+                        error.problem, where=error.where, hint=error.hint, exit_code=error.exit_code
+                    ) from error
+                self._alert(error, f"trying again in {seconds:g} s")
+                time.sleep(seconds)
+
     def report(self, step: int) -> None:
-        """Log a save that has ended since, or has failed. Does not wait."""
-        with self._tolerant():
+        """Log a save that has ended or failed since the last call. Does not wait."""
+        with self._alert_on_failure():
             self._saver.poll()
         if self._reader:
             self._reader.poll()
 
-    def settle(self) -> None:
-        """Return once the save that is under way has ended; raises TrainkitError where it failed and may not."""
-        with self._tolerant():
-            self._saver.wait()
-
-    def finish(self) -> None:
-        """Return once everything is on disk; raises TrainkitError where that failed and may not."""
-        with self._tolerant():
+    def close(self) -> None:
+        """Return once a save that is under way has ended."""
+        with self._alert_on_failure():
             self._saver.close()
 
+    def _start(self, state: State, step: int, kind: Kind, *, last: bool) -> None:
+        with self._alert_on_failure():  # of the save before this one
+            self._saver.wait()
+        self._log.write("checkpoint_started", step=step, kind=kind)
+        self._saved_step, self._saved_kind, self._last_time = step, kind, time.monotonic()
+        self._saver.save(without_frozen(state), step=step, kind=kind, provenance=self._provenance(last))
+
     @contextmanager
-    def _tolerant(self) -> Iterator[None]:
-        """A save that fails in this block is an alert, unless the attempt ends with it."""
+    def _alert_on_failure(self) -> Iterator[None]:
         try:
             yield
         except TrainkitError as error:
-            self._there = None
-            if not self._optional:
-                raise
-            told = f"{error.where}: {error.problem}; training goes on, and the next save tries again"
-            self._log.write("alert", step=self._log.step, kind="checkpoint", message=told)
+            self._saved_step = None
+            self._alert(error, "the next save tries again")
 
-    def _kind(self, step: int) -> Kind | None:
-        return store.due(self._spec, step=step, last_saved_time=self._last, now=time.monotonic())
+    def _alert(self, error: TrainkitError, consequence: str) -> None:
+        message = f"{error.where}: {error.problem}; {consequence}"
+        self._log.write("alert", step=self._log.step, kind="checkpoint", message=message)
+
+    def _due_kind(self, step: int) -> Kind | None:
+        return store.due(self._spec, step=step, last_saved_time=self._last_time, now=time.monotonic())
 
     def _is_more(self, kind: Kind) -> bool:
-        """Whether a person wants to keep this kind more than what is there."""
-        return self._there_as is None or KINDS.index(kind) > KINDS.index(self._there_as)
+        """Whether this kind is kept longer than that of the checkpoint that exists."""
+        return self._saved_kind is None or KINDS.index(kind) > KINDS.index(self._saved_kind)
 
     def _is_wanted(self, step: int) -> bool:
         return self._reader is not None and self._reader.wants(step)
 
-    def _saved(self, saved: Saved) -> None:
+    def _report_saved(self, saved: Saved) -> None:
         self._log.write(
             "checkpoint_saved",
             step=saved.step,

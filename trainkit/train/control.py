@@ -1,4 +1,4 @@
-"""Orders from a person: through the control socket, by signal, and again those that an earlier attempt obeyed."""
+"""Commands of a person: from the control socket, by signal, and repeated from an earlier attempt."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from trainkit.train.signals import Signals
 
 @dataclass
 class RequestedActions:
-    """What the loop is to do after a step because somebody asked."""
+    """What a person asks the loop to do after a step."""
 
     evaluate: bool = False
     save: bool = False
     stop: bool = False
     prompts: list[str] = field(default_factory=list)
-    """To be continued by the model as it is."""
+    """The model as it is continues them."""
 
     def __bool__(self) -> bool:
         return self.evaluate or self.save or self.stop or bool(self.prompts)
 
 
 class Commands:
-    """Takes orders between steps, answers them, and writes each that is carried out to the log."""
+    """Takes commands between steps, answers them, and logs each one that is carried out."""
 
     def __init__(
         self,
@@ -41,67 +41,67 @@ class Commands:
         server: Server,
         signal: Signals,
         log: EventLog,
-        course: LiveSchedule,
+        schedule: LiveSchedule,
         repeats: Iterable[IssuedCommand] = (),
         before: Commands | None = None,
     ) -> None:
-        """`repeats` are carried out again after the steps after which they were given; they come by step. `before` took
-        the commands of this process until memory ran out: its pause goes on, and what it promised is still to be done.
+        """`repeats`, in the order of their steps, are carried out again at these steps. `before` took the commands of
+        this process until memory ran out: its pause continues, and what it promised is still to be done.
         """
         self._server = server
         self._signal = signal
         self._log = log
-        self._course = course
+        self._schedule = schedule
         self._repeats = deque(repeats)
         self._back: RequestedActions = before._back if before else RequestedActions()
         self.paused: bool = before.paused if before else False
 
     @property
     def interrupted(self) -> bool:
-        """A signal has come: what can be cut short, should be."""
+        """Whether a signal has come: work that can be cut short should be."""
         return self._signal.received is not None
 
     def take(
         self, step: int, *, meanwhile: Callable[[], None], aside: Callable[[], AbstractContextManager[None]]
     ) -> RequestedActions:
-        """What is to be done after this step. While the run is paused, waits `aside` until there is something, and
-        calls `meanwhile` now and then.
+        """Return what is to be done after this step. While the run is paused, wait within `aside()` until there is
+        something to do, and call `meanwhile` now and then.
         """
         wanted, self._back = self._back, RequestedActions()
         self.repeat(step)
-        self._obey(self._server.take(), step, wanted)
+        self._answer(self._server.take(), step, wanted)
         if self.paused and not wanted and not self.interrupted:
             with aside():
                 while self.paused and not wanted and not self.interrupted:
-                    self._obey(self._server.wait(timeout=0.2), step, wanted)
+                    self._answer(self._server.wait(timeout=0.2), step, wanted)
                     meanwhile()
         wanted.stop |= self.interrupted
         return wanted
 
     def put_back(self, wanted: RequestedActions) -> None:
-        """It was promised and could not be done: the next `take` gives it again."""
+        """Let the next `take` return what was promised and could not be done."""
         self._back = wanted
 
-    def until_told(self, busy: str, *, patience: float) -> Callable[[], bool]:
-        """What says, while nothing is trained any more, whether the end is wanted now.
+    def until_stopped(self, busy: str, *, patience: float) -> Callable[[], bool]:
+        """Return a function that says, after training has ended, whether the process is to end now.
 
-        It is by an order to stop, by a signal after the one that ended training, if one did, and where that was a
-        SIGTERM `patience` seconds from now. Other orders are refused: the trainer is `busy`.
+        It is after a command to stop; after another signal than the one that ended training; and, if that was a
+        SIGTERM, `patience` seconds from now. Other commands are refused: the trainer is `busy`.
         """
         heard = min(self._signal.count, 1)
         until = time.monotonic() + patience if self._signal.received == signal.SIGTERM else math.inf
 
-        def told() -> bool:
+        def is_stopped() -> bool:
             stopped = False
             for command in self._server.take():
                 stopped |= (stop := command.order.command == "stop")
                 command.reply(stop, f"no longer {busy}" if stop else f"training has ended: the trainer is {busy}")
             return stopped or self._signal.count > heard or time.monotonic() >= until
 
-        return told
+        return is_stopped
 
     def repeat(self, step: int) -> None:
-        """Carry out again what an earlier attempt was ordered after this step."""
+        """Carry out again the commands that an earlier attempt was given after this step."""
         while self._repeats and self._repeats[0].step <= step:
             given = self._repeats.popleft()
             try:
@@ -110,7 +110,7 @@ class Commands:
                 message = f"'{given.order.command}' of attempt {given.attempt} was not repeated: {refused.problem}"
                 self._log.write("log", step=step, level="warning", message=message)
 
-    def _obey(self, commands: list[PendingCommand], step: int, wanted: RequestedActions) -> None:
+    def _answer(self, commands: list[PendingCommand], step: int, wanted: RequestedActions) -> None:
         for command in commands:
             try:
                 command.reply(True, self._carry_out(command.order, step, wanted))
@@ -118,10 +118,10 @@ class Commands:
                 command.reply(False, refused.problem)
 
     def _carry_out(self, order: Command, step: int, wanted: RequestedActions, *, but: str = "") -> str:
-        """Do it, or note it as wanted, and write it to the log; what was done in words."""
+        """Carry out a command, or note it as wanted, and log it; return in words what was done."""
         detail, total = self._done(order, step, wanted) + but, None
         if order.command == "decay":
-            total = self._course.total_steps
+            total = self._schedule.total_steps
         self._log.write("control", step=step, detail=detail, total_steps=total, **order._asdict())
         return detail
 
@@ -132,7 +132,7 @@ class Commands:
                 return f"paused after step {step}"
             case Command("continue"):
                 was, self.paused = self.paused, False
-                return f"going on after step {step}" if was else "was not paused"
+                return f"continuing after step {step}" if was else "was not paused"
             case Command("stop"):
                 wanted.stop = True
                 return f"stopping after step {step} with a checkpoint"
@@ -146,7 +146,7 @@ class Commands:
                 wanted.prompts.append(prompt)
                 return f"sampling step {step}"
             case Command("rate", float(factor)):
-                return self._course.change_rate(factor, step=step)
+                return self._schedule.change_rate(factor, step=step)
             case Command("decay"):
-                return self._course.begin_decay(step=step)
+                return self._schedule.begin_decay(step=step)
         raise AssertionError(f"{order} is no order")

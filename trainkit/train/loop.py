@@ -1,4 +1,4 @@
-"""The loop: step, log, evaluate, save, obey."""
+"""The loop: step, log, evaluate, save, handle commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jax.errors import JaxRuntimeError
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
 from trainkit.recipe import Recipe
-from trainkit.train.checkpointing import Checkpointing
+from trainkit.train.checkpointing import Checkpointing, CheckpointNotWritten
 from trainkit.train.compilations import Compilations
 from trainkit.train.control import Commands, RequestedActions
 from trainkit.train.guard import NotFinite
@@ -45,96 +45,100 @@ class SampleReport(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What the loop works with; `run/setup.py` assembles it."""
+    """What the loop works with; `run/job.py` assembles it."""
 
     recipe: Recipe
-    course: LiveSchedule
+    schedule: LiveSchedule
     step: Step
-    feed: Prefetch
-    meter: MetricsWriter
-    orders: Commands
-    saving: Checkpointing
+    prefetch: Prefetch
+    metrics: MetricsWriter
+    commands: Commands
+    checkpointing: Checkpointing
     evaluate: EvaluationReport
     sample: SampleReport
     statistics: StateReport
     compilations: Compilations
     profile: Profile
     log: EventLog
-    watch_helpers: Callable[[int], None]
+    check_health: Callable[[int], None]
     """Called after every step: what runs beside the trainer may have something to report."""
     owed: Owed = NOTHING
-    """What an earlier attempt has left undone after the step that this one begins with."""
+    """What an earlier attempt left undone after the step that this one begins with."""
 
 
 class Outcome(NamedTuple):
     """How the loop ended."""
 
     state: State | None
-    """None where memory ran out: the restart needs the room that it would take."""
+    """None where memory ran out: the restart needs the memory that it would take."""
     step: int
     """The last step that was dispatched."""
     stopped: bool
-    """Whether it was told to stop."""
+    """Whether a command or a signal ended it."""
     out_of_memory: bool = False
-    """Whether a step found no memory: the run has to restart with less to do at once."""
+    """Whether a step found no memory: the run must restart with less to do at once."""
 
 
 def train(state: State, job: Job) -> Outcome:
-    """Train from the step that `state` is at to the last, to where it is told to stop, or until memory runs out.
+    """Train from the step of `state` to the last one, to where a person stops the run, or until memory runs out.
 
-    The state that it returns has been saved. So is what an error or a lack of memory leaves whole; an error is raised.
+    The returned state has been saved. So has a state that an error or a lack of memory leaves intact; errors are raised
+    again.
+
+    Raises:
+        CheckpointNotWritten: the last checkpoint could not be written, at any try.
     """
     first = step = int(state.step)
     try:
-        job.orders.repeat(step)
-        state = job.course.put_into(state)
+        job.commands.repeat(step)
+        state = job.schedule.put_into(state)
         state, stop = _between_steps(state, step, job, _Due(RequestedActions(), owed=job.owed))
-        while step < job.course.total_steps and not stop:
+        while step < job.schedule.total_steps and not stop:
             try:
-                batch, size, waited = job.feed.next()
+                batch, size, waited = job.prefetch.next()
                 if batch is not None:
                     job.profile.before(step + 1)
                     with job.compilations.during("training", step + 1):
-                        with job.meter.spent("dispatch"):
+                        with job.metrics.spent("dispatch"):
                             state, metrics = job.step(state, batch)
                         step += 1
-                        job.meter.add(step, metrics, waited=waited, size=size)
+                        job.metrics.add(step, metrics, waited=waited, size=size)
                     job.profile.after(step)
                 else:
-                    job.meter.spend("data_wait", since=time.perf_counter() - waited)
-                    job.meter.flush()  # the devices have nothing to do: the log need not be a step behind
+                    job.metrics.spend("data_wait", since=time.perf_counter() - waited)
+                    job.metrics.flush()  # the devices have nothing to do: the log need not be a step behind
                 due = _due_after(step, job, scheduled=batch is not None)
             except JaxRuntimeError as error:
                 if not is_out_of_memory(error) or jax.process_count() > 1:
                     raise
                 if step > first and is_alive(state):
-                    job.meter.flush()
-                    _save_what_is_left(state, step, job)
+                    job.metrics.flush()
+                    _rescue(state, step, job)
                 return Outcome(None, step, stopped=False, out_of_memory=True)
             state, stop = _between_steps(state, step, job, due)
-            while job.orders.paused and not stop:
+            while job.commands.paused and not stop:
                 state, stop = _between_steps(state, step, job, _due_after(step, job, scheduled=False))
-            job.saving.report(step)
-            job.watch_helpers(step)
-        job.meter.flush()
-    except NotFinite:
+            job.checkpointing.report(step)
+            job.check_health(step)
+        job.metrics.flush()
+        if step > first or stop:
+            job.checkpointing.save_and_wait(state, step, last=step == job.schedule.total_steps)
+    except (NotFinite, CheckpointNotWritten):
         raise
     except Exception:
         if step > first:
-            _save_what_is_left(state, step, job)
+            _rescue(state, step, job)
         raise
-    job.saving.finish()
     return Outcome(state, step, stop)
 
 
-def _save_what_is_left(state: State, step: int, job: Job) -> None:
-    """Save a state that did not fail itself: what has been trained need not be lost."""
+def _rescue(state: State, step: int, job: Job) -> None:
+    """Save a state that did not fail itself, so that the steps since the last checkpoint are not lost."""
     if any(leaf.is_deleted() for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array)):
         return  # the step itself has failed
     try:
-        job.meter.flush()
-        job.saving.save(state, step, last=False, requested=False, stopping=True)
-        job.saving.finish()
+        job.metrics.flush()
+        job.checkpointing.save_and_wait(state, step, last=False)
     except (TrainkitError, OSError, RuntimeError) as error:
         with contextlib.suppress(OSError):
             message = f"what was trained up to step {step} could not be saved: {error}"
@@ -147,63 +151,65 @@ class _Due(NamedTuple):
     wanted: RequestedActions
     last: bool = False
     evaluating: bool = False
-    looking: bool = False
+    computing_statistics: bool = False
     sampling: bool = False
     saving: bool = False
     owed: Owed = NOTHING
 
 
 def _due_after(step: int, job: Job, *, scheduled: bool) -> _Due:
-    """What is ordered or, if `scheduled`, due. Where there is anything, the device has done all steps up to here."""
-    wanted = job.orders.take(step, meanwhile=lambda: job.saving.report(step), aside=job.meter.aside)
-    last = step == job.course.total_steps
+    """Return what a person asks for and, if `scheduled`, what the recipe asks for after this step.
+
+    If there is anything, the device has done all steps up to this one when this returns.
+    """
+    wanted = job.commands.take(step, meanwhile=lambda: job.checkpointing.report(step), aside=job.metrics.aside)
+    last = step == job.schedule.total_steps
     recipe, sample = job.recipe, job.recipe.sample
     due = _Due(
         wanted,
         last,
         evaluating=wanted.evaluate or (scheduled and (last or falls_on(step, recipe.evaluate.every))),
-        looking=scheduled and falls_on(step, recipe.statistics.every),
+        computing_statistics=scheduled and falls_on(step, recipe.statistics.every),
         sampling=sample is not None and scheduled and (last or falls_on(step, sample.every)),
-        saving=(scheduled and last) or job.saving.is_due(step),
+        saving=(scheduled and last) or job.checkpointing.is_due(step),
     )
     if any(due):
         try:
-            job.meter.flush()  # the log holds every step up to here before anything is said about its result
+            job.metrics.flush()  # the log holds every step up to here before anything is said about its result
         except JaxRuntimeError:
-            job.orders.put_back(wanted)
+            job.commands.put_back(wanted)
             raise
     return due
 
 
 def _between_steps(state: State, step: int, job: Job, due: _Due) -> tuple[State, bool]:
-    """Save, evaluate and sample; the state as orders have changed it, and whether the run is to end here.
+    """Save, evaluate and sample; return the state as commands have changed it, and whether the run is to end here.
 
-    It is saved first, so that nothing that comes after can lose it. What is then cut off, the next attempt finds owed.
+    The state is saved first, so that nothing that follows can lose it. The next attempt does what is cut off here.
     """
-    state = job.course.put_into(state)
+    state = job.schedule.put_into(state)
     if not any(due):
         return state, False
     wanted, owed, stop, during = due.wanted, due.owed, due.wanted.stop, job.compilations.during
     started = time.perf_counter()
-    if job.saving.save(state, step, last=due.last, requested=wanted.save, stopping=stop):
-        if due.last:
-            job.saving.settle()  # there is nothing left to train meanwhile
-        job.meter.spend("checkpoint", since=started)
+    if due.last and not stop:  # nothing is left to train while it is written
+        job.checkpointing.save_and_wait(state, step, last=True)
+        job.metrics.spend("checkpoint", since=started)
+    elif job.checkpointing.save(state, step, requested=wanted.save):
+        job.metrics.spend("checkpoint", since=started)
     if (due.evaluating or owed.sets) and not stop:
-        with during("evaluation", step), job.meter.spent("evaluation"):
+        with during("evaluation", step), job.metrics.spent("evaluation"):
             job.evaluate(state, step, only=None if due.evaluating else owed.sets)
-    if (due.looking or owed.statistics) and not stop and not job.orders.interrupted:
+    if (due.computing_statistics or owed.statistics) and not stop and not job.commands.interrupted:
         with skip_without_memory("statistics", step=step, log=job.log), during("statistics", step):
             job.statistics(state, step)
-    asked: list[Sequence[str] | None] = [None] if due.sampling or owed.samples else []
+    prompt_lists: list[Sequence[str] | None] = [None] if due.sampling or owed.samples else []
     if prompts_of_people := [*owed.prompts, *wanted.prompts]:
-        asked.append(prompts_of_people)
-    for prompts in asked:
-        if not stop and not job.orders.interrupted:
+        prompt_lists.append(prompts_of_people)
+    for prompts in prompt_lists:
+        if not stop and not job.commands.interrupted:
             with skip_without_memory("samples", step=step, log=job.log), during("sampling", step):
                 job.sample(state, step, prompts)
-    if not stop and job.orders.interrupted:
-        stop = True
-        job.saving.save(state, step, last=due.last, requested=False, stopping=True)
-    job.meter.restart_clock()
+    stop |= job.commands.interrupted
+    job.metrics.restart_clock()
     return state, stop

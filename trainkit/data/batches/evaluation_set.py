@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +107,29 @@ class EvalSet:
 def _cut(examples: np.ndarray, size: int) -> list[np.ndarray]:
     """`size` at a time; the last may be fewer."""
     return [examples[first : first + size] for first in range(0, len(examples), size)]
+
+
+def evaluation_sets(cache: Path, streams: Mapping[str, Stream], recipe: Recipe, *, at_once: int) -> dict[str, EvalSet]:
+    """Return the validation sets of a recipe by name, in its order, from the `streams` of its cache.
+
+    `at_once` is the number of rows in a part of a batch. How large a batch is depends on the recipe alone, so that
+    `evaluate.max_batches` means the same on every machine.
+    """
+    return {
+        name: EvalSet(
+            stream,
+            source,
+            recipe.data,
+            cache,
+            name=name,
+            batch_size=recipe.evaluate.batch_size or recipe.train.batch_size,
+            at_once=at_once,
+            max_batches=recipe.evaluate.max_batches,
+            seed=recipe.run.seed,
+            shifted=recipe.task.shifted,
+        )
+        for (name, stream), source in zip(streams.items(), validation_sources(recipe), strict=True)
+    }
 
 
 def validation_sources(recipe: Recipe) -> list[Source]:

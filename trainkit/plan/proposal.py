@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from itertools import combinations, product
 from typing import Any, get_args
 
-from trainkit.plan import Memory, Plan, divisors
+from trainkit.plan.plan import replan
+from trainkit.plan.split import divisors
+from trainkit.plan.types import Memory, Plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.families.sizes import Remat
 from trainkit.recipe.spec import with_tuples
 from trainkit.recipe.toml.load import Loaded
 from trainkit.recipe.toml.values import flat, toml_value
-from trainkit.run.replan import replan
 
 #: Changes to a recipe: dotted key -> new value.
 Changes = Mapping[str, Any]

@@ -10,11 +10,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trainkit.errors import TrainkitError
-from trainkit.plan import Choice, Devices, Memory, Plan, make_plan
+from trainkit.plan import Choice, Devices, Memory, Plan, count_in_steps, make_plan
+from trainkit.plan.proposal import Proposal
 from trainkit.recipe import Recipe
 from trainkit.recipe.spec import with_tuples
-from trainkit.run.proposal import Proposal
-from trainkit.run.replan import count_in_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +41,10 @@ def forecast(recipe: Recipe, plan: Plan) -> Forecast:
     from jax.errors import JaxRuntimeError
 
     from trainkit.data.batches.layout import longest_layout
-    from trainkit.run import proposal
-    from trainkit.run.program import build, fit_program
+    from trainkit.plan import proposal
+    from trainkit.train.build import build
     from trainkit.train.memory import is_out_of_memory
+    from trainkit.train.program import fit_program
 
     def layouts(recipe: Recipe) -> dict[int, Any]:
         batch_size = recipe.train.batch_size
@@ -86,7 +86,7 @@ def forecast_supposed(recipe: Recipe, plan: Plan) -> Forecast:
     }
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(plan.devices.count)}
     child = subprocess.run(
-        [sys.executable, "-m", "trainkit.run.forecast"],
+        [sys.executable, "-m", "trainkit.train.forecast"],
         input=json.dumps(question),
         env=environment,
         capture_output=True,

@@ -1,60 +1,32 @@
-"""Recipe and plan → model, optimiser, task → the step, compiled for the run's shapes before anything is allocated."""
+"""The step of a run, compiled for the run's shapes before anything is allocated."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-import equinox as eqx
 import jax
-import jax.numpy as jnp
-from jax.sharding import Mesh
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
-from trainkit import models, optim
-from trainkit.data.batches.examples import lengths_of
-from trainkit.data.batches.layout import Layout, has_segments
+from trainkit.data.batches.layout import Layout
 from trainkit.data.jobs import Stop
 from trainkit.events.log import EventLog
-from trainkit.infer.adapted import with_adapter
-from trainkit.models.adapters import Numbers, trainable
-from trainkit.models.stack import LanguageModel
-from trainkit.parallel import devices, mesh
-from trainkit.parallel.precision import compute_dtype
-from trainkit.plan import Choice, Memory, Plan, choices
+from trainkit.parallel import mesh
+from trainkit.plan import Choice, Memory, Plan, choices, replan
 from trainkit.recipe import Recipe
-from trainkit.recipe.families.transformer import Transformer
-from trainkit.run.replan import replan
-from trainkit.tasks import Task
-from trainkit.tasks import build as build_task
 from trainkit.text import format_bytes
 from trainkit.train import memory
-from trainkit.train.state import State, init
-from trainkit.train.step import Metrics, Step, make_step
+from trainkit.train.build import BuiltStep, build, state_shapes
+from trainkit.train.state import State
+from trainkit.train.step import Metrics, Step
 
 #: The layout of the batches of each length.
 Layouts = Mapping[int, Layout]
 #: The shapes of a batch's arrays, in the order of their names.
 Shapes = tuple[tuple[int, ...], ...]
-
-
-class BuiltStep(NamedTuple):
-    """What follows from recipe, plan and devices, before any state exists."""
-
-    mesh: Mesh
-    task: Task
-    compute: jnp.dtype
-    step: Step
-    initial: Callable[..., State]
-    """Of a key and, where the model does not begin at random, the arrays that `base` describes, packed where an
-    adapter has them so; and, where that does not, its numbers."""
-    base: PyTree[jax.ShapeDtypeStruct]
-    """The model before an adapter is put on it: every array, and where it lies."""
-    shardings: PyTree[Any]
-    attention: devices.AttentionChoice
 
 
 @dataclass(frozen=True)
@@ -77,74 +49,6 @@ class Program:
         if len(self.by_shapes) == 1:
             return next(iter(self.by_shapes.values()))(state, batch)
         return self.by_shapes[_shapes(batch)](state, batch)
-
-
-def build(recipe: Recipe, plan: Plan, *, task: Task | None = None) -> BuiltStep:
-    """Model, optimiser, task and step for the plan's devices; nothing is allocated.
-
-    `task` is None where only shapes matter: the task is then made without the tokenizer.
-    """
-    device = devices.capabilities()
-    if not plan.devices.supposed:
-        devices.require_precision(plan.compute, device)
-    compute, kept = compute_dtype(plan.compute), jnp.dtype(recipe.precision.params)
-    length = recipe.data.positions
-    lengths = lengths_of(recipe.data.encoding, length)
-    # one implementation is for batches of all lengths: of these the longest tells enough where all are in whole blocks
-    common = length if len(lengths) == 1 or not any(each % devices.FLASH_BLOCK for each in lengths) else None
-    attention = devices.AttentionChoice("xla", "the model has no attention")
-    if isinstance(spec := recipe.model, Transformer):
-        attention = devices.choose_attention(
-            device, compute, spec.key_width, common, has_segments(recipe.data.encoding), spec.special_attention
-        )
-
-    def base(key: jax.Array) -> LanguageModel:
-        fresh = models.build(
-            recipe.model,
-            vocab_size=plan.vocab_size,
-            sequence_length=length,
-            implementation=attention.name,
-            remat=plan.remat,
-            fp8=plan.compute == "fp8",
-            key=key,
-        )
-        return models.cast(fresh, kept)
-
-    def model(key: jax.Array, weights: PyTree | None = None, numbers: Numbers | None = None) -> LanguageModel:
-        return with_adapter(base(key) if weights is None else weights, recipe, key=key, numbers=numbers)
-
-    def initial(key: jax.Array, weights: PyTree | None = None, numbers: Numbers | None = None) -> State:
-        begun = partial(model, weights=weights, numbers=numbers)
-        return init(key, model=begun, optimizer=optimizer, compute=compute)
-
-    whole = jax.eval_shape(model, jax.random.key(0))
-    trained = eqx.filter(whole, trainable(whole))
-    optimizer = optim.build(recipe.optimizer, models.leaf_names(trained), trained, adapter=recipe.adapter)
-    mesh.check_layout(whole, fsdp=plan.fsdp_axis)
-    device_mesh, zero1 = mesh.make_mesh(data=plan.data_axis, fsdp=plan.fsdp_axis), recipe.parallel.zero1
-    rate = optim.learning_rate(recipe.schedule, peak=recipe.optimizer.learning_rate, steps=plan.steps)
-    task = task or build_task(recipe.task)
-    step = make_step(
-        task=task,
-        optimizer=optimizer,
-        learning_rate=rate,
-        compute=compute,
-        max_grad_norm=recipe.train.max_grad_norm,
-        rounding=recipe.precision.rounding,
-        gradient_shardings=mesh.shardings(device_mesh, trained, over_data=True) if zero1 else None,
-    )
-    shardings = mesh.state_shardings(device_mesh, jax.eval_shape(initial, jax.random.key(0)), zero1=zero1)
-    arrays = eqx.filter_eval_shape(lambda key: eqx.filter(base(key), eqx.is_array), jax.random.key(0))
-    plain = _placed(arrays, device_mesh)
-    return BuiltStep(device_mesh, task, compute, step, initial, plain, shardings, attention)
-
-
-def _placed(shapes: PyTree, on: Mesh) -> PyTree[jax.ShapeDtypeStruct]:
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        shapes,
-        mesh.shardings(on, shapes),
-    )
 
 
 def compile_program(built: BuiltStep, plan: Plan, layouts: Layouts) -> Program:
@@ -198,15 +102,6 @@ def fit_program(
     if enlarge and found.plan.choice == plan.choice and plan.choice in possible and plan.devices.platform != "cpu":
         found = memory.enlarged(found, possible[: possible.index(plan.choice)], choice=plan.choice, **search)
     return replace(found, seconds=time.perf_counter() - began)
-
-
-def state_shapes(built: BuiltStep) -> State:
-    """The state before it exists: every array's shape, dtype and sharding."""
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        jax.eval_shape(built.initial, jax.random.key(0)),
-        built.shardings,
-    )
 
 
 def _shapes(batch: Mapping[str, Any]) -> Shapes:

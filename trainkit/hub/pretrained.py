@@ -1,0 +1,87 @@
+"""The weights that a run begins with: those of `[model] pretrained` and of `[adapter] pretrained`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+from jaxtyping import PyTree
+
+from trainkit.hub import find, peft
+from trainkit.hub.load import check, load_params
+from trainkit.models.adapters import Numbers, packed_leaves
+from trainkit.models.nf4 import quantised
+from trainkit.parallel import mesh
+from trainkit.recipe import Recipe
+from trainkit.recipe.families.pretrained import Pretrained
+
+
+def load_base(recipe: Recipe, shapes: PyTree, *, on: Mesh) -> PyTree | None:
+    """Return the weights of `[model] pretrained`, laid out as `shapes` say; None where the model begins at random.
+
+    The caller owns the arrays and may donate them. What the adapter keeps in 4 bit is packed leaf by leaf, so that one
+    leaf at a time is in memory in full.
+
+    Args:
+        shapes: the model without its adapter; each array has the sharding that it shall have.
+
+    Raises:
+        TrainkitError: the weights cannot be found, fetched or read, or do not fit the recipe's model.
+    """
+    model = recipe.model
+    if not isinstance(model, Pretrained) or model.pretrained is None:
+        return None
+    packed = packed_leaves(shapes, recipe.adapter)
+    return load_params(
+        find.weights(model.pretrained, model.revision),
+        shapes,
+        resize=model.resize_vocabulary,
+        owned=True,
+        made=lambda name, leaf: _packed(leaf, on) if name in packed else leaf,
+    )
+
+
+def load_adapter(recipe: Recipe, shapes: PyTree) -> Numbers | None:
+    """Return the arrays of `[adapter] pretrained` on the host; None where the adapter begins afresh or there is none.
+
+    Args:
+        shapes: the model with its adapter.
+
+    Raises:
+        TrainkitError: they cannot be found, fetched or read, or do not fit an adapter of the recipe's model.
+    """
+    adapter = recipe.adapter
+    if adapter is None or adapter.pretrained is None:
+        return None
+    return peft.read(
+        find.weights(adapter.pretrained, adapter.revision, kind=find.ADAPTER), shapes, recipe.language_model
+    )
+
+
+def check_weights(recipe: Recipe, base: PyTree, shapes: PyTree, *, resumed: bool) -> None:
+    """Raise early what `load_base` and `load_adapter` would raise later.
+
+    Files are fetched, and the headers of weights are read. A resumed run needs only the base of an adapter.
+
+    Args:
+        base: the model without its adapter.
+        shapes: the model with its adapter.
+
+    Raises:
+        TrainkitError: as the two functions above.
+    """
+    model = recipe.model
+    if not resumed:
+        load_adapter(recipe, shapes)
+    if isinstance(model, Pretrained) and model.pretrained is not None and (recipe.adapter is not None or not resumed):
+        check(find.weights(model.pretrained, model.revision), base, resize=model.resize_vocabulary)
+
+
+def _packed(leaf: jax.Array, on: Mesh) -> Any:
+    """Return the leaf in 4 bit; the leaf itself is deleted."""
+    shapes = jax.eval_shape(quantised, leaf)
+    packed = jax.jit(quantised, out_shardings=mesh.shardings(on, shapes))(leaf)
+    jax.block_until_ready(packed)
+    leaf.delete()
+    return packed

@@ -1,0 +1,172 @@
+"""Everything the loop works with, assembled around one state and one compiled step."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from trainkit.checkpoint.saver import Provenance
+from trainkit.data.batches.dataset import TrainSet
+from trainkit.data.batches.evaluation_set import evaluation_sets
+from trainkit.data.cache import build as caches
+from trainkit.events.control import Server
+from trainkit.events.log import EventLog
+from trainkit.export.background import Exporting
+from trainkit.infer.sampler import build_sampler
+from trainkit.parallel import mesh
+from trainkit.plan import Plan
+from trainkit.recipe import Recipe
+from trainkit.run.health import TRACKER_SECONDS, Health
+from trainkit.run.prepare import Ready
+from trainkit.run.start import Start
+from trainkit.track.sidecar import Sidecars
+from trainkit.train.build import BuiltStep
+from trainkit.train.checkpointing import Checkpointing
+from trainkit.train.compilations import Compilations
+from trainkit.train.control import Commands
+from trainkit.train.evaluate import Evaluator
+from trainkit.train.loop import Job, SampleReport, train
+from trainkit.train.metrics import MetricsWriter, StepWork
+from trainkit.train.owed import owed
+from trainkit.train.prefetch import Prefetch
+from trainkit.train.profile import Profile
+from trainkit.train.signals import Signals
+from trainkit.train.statistics import ParameterHistograms
+
+#: Seconds that the last checkpoint of a short run waits for Aim to name its run.
+AIM_HASH_SECONDS = 20.0
+
+
+class Attempt(NamedTuple):
+    """What lasts for a whole attempt, also where it starts again because memory ran out."""
+
+    directory: Path
+    recipe: Recipe
+    cache: caches.Cache
+    data: TrainSet
+    provenance: Callable[[bool], Provenance]
+    exporting: Exporting | None
+    server: Server
+    signal: Signals
+    health: Health
+    log: EventLog
+
+
+class LoopEnd(NamedTuple):
+    """How the loop ended: `done`, stopped, or out of memory after `step` steps had been dispatched."""
+
+    done: bool
+    out_of_memory: bool
+    step: int
+    commands: Commands
+
+
+def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands | None = None) -> LoopEnd:
+    """Run the loop from the state in `ready`. `before` took the commands until memory ran out."""
+    directory, recipe, log = attempt.directory, attempt.recipe, attempt.log
+    cache, data, exporting = attempt.cache, attempt.data, attempt.exporting
+    schedule, program = ready.schedule, ready.program
+    plan, built, first = program.plan, program.built, int(ready.state.step)
+    with contextlib.ExitStack() as opened:
+        checkpointing = Checkpointing(
+            directory,
+            recipe.checkpoint,
+            log=log,
+            provenance=attempt.provenance,
+            reader=exporting,
+            restored=None if start.reset_optimizer else first,
+        )
+        opened.callback(checkpointing.close)  # a save that is under way when training fails is still a good one
+        compilations = Compilations(log)
+        opened.callback(compilations.close)
+        commands = Commands(
+            server=attempt.server,
+            signal=attempt.signal,
+            log=log,
+            schedule=schedule,
+            repeats=ready.repeats,
+            before=before,
+        )
+        metrics = MetricsWriter(log, data=data.epochs, work=StepWork.of(plan, tflops=recipe.parallel.peak_tflops))
+        profile = Profile(directory, start.profile, log=log, meter=metrics)
+        starts_again = False
+        opened.callback(lambda: profile.close(log.step, starts_again=starts_again))
+        sharding = mesh.batch_sharding(built.mesh)
+        prefetch = Prefetch(
+            data.batch, count=built.task.count, first=first, last=plan.steps, split=plan.batch, sharding=sharding
+        )
+        opened.callback(prefetch.close)
+
+        def close_cache() -> None:
+            if not starts_again:
+                cache.close()
+
+        opened.callback(close_cache)  # before the prefetch, which may be waiting for it
+        job = Job(
+            recipe=recipe,
+            schedule=schedule,
+            step=program,
+            prefetch=prefetch,
+            metrics=metrics,
+            commands=commands,
+            checkpointing=checkpointing,
+            evaluate=_evaluator(attempt, built, plan, commands=commands),
+            sample=_sampler(attempt, built),
+            statistics=ParameterHistograms(log),
+            compilations=compilations,
+            profile=profile,
+            log=log,
+            check_health=attempt.health.check,
+            owed=owed(directory, recipe, first, last=first >= schedule.total_steps),
+        )
+        metrics.restart_clock()
+        outcome = train(ready.state, job)
+        if starts_again := outcome.out_of_memory:
+            return LoopEnd(False, True, outcome.step, commands)
+        last, stopped = outcome.step, outcome.stopped
+        done = last >= schedule.total_steps and not (stopped and owed(directory, recipe, last, last=True))
+        if exporting:  # the server is still open: a person who does not want to wait can say so
+            done &= exporting.finish(
+                interrupted=commands.until_stopped("waiting for exports", patience=TRACKER_SECONDS)
+            )
+    return LoopEnd(done, False, outcome.step, commands)
+
+
+def _evaluator(attempt: Attempt, built: BuiltStep, plan: Plan, *, commands: Commands) -> Evaluator:
+    at_once = attempt.recipe.evaluate.batch_size or plan.batch.micro * plan.batch.replicas
+    return Evaluator(
+        evaluation_sets(attempt.cache.directory, attempt.cache.validation, attempt.recipe, at_once=at_once),
+        batch_size=at_once,
+        task=built.task,
+        compute=built.compute,
+        mesh=built.mesh,
+        log=attempt.log,
+        interrupted=lambda: commands.interrupted,
+    )
+
+
+def _sampler(attempt: Attempt, built: BuiltStep) -> SampleReport:
+    recipe, log = attempt.recipe, attempt.log
+    if recipe.model.kind != "causal":  # a command may ask for samples, though no recipe can
+        message = f'model.type = "{recipe.model.type}" ({recipe.model.kind}) generates no text: nothing was sampled'
+        return lambda state, step, prompts=None: log.write("alert", step=step, kind="sample", message=message)
+    codec = attempt.cache.text_tokenizer
+    sampler = build_sampler(recipe, attempt.directory, codec, compute=built.compute, mesh=built.mesh, log=log)
+    return lambda state, step, prompts=None: sampler(
+        state.params, state.frozen, key=state.key, step=step, prompts=prompts
+    )
+
+
+def provenance_of(
+    recipe: Recipe, data_fingerprint: str, base: str | None, trackers: Sidecars, log: EventLog, last: bool
+) -> Provenance:
+    """Return what the manifest of a checkpoint says beside its state; `last` of the last checkpoint of the run."""
+    return Provenance(
+        recipe=recipe.fingerprint(),
+        data=data_fingerprint,
+        attempt=log.attempt,
+        base=base,
+        aim_run=trackers.aim_run(patience=AIM_HASH_SECONDS if last else 0.0),
+    )

@@ -1,0 +1,151 @@
+"""Recipe and plan → model, optimiser, task and step: everything that exists before the first array is allocated."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jaxtyping import PyTree
+
+from trainkit import models, optim
+from trainkit.data.batches.examples import lengths_of
+from trainkit.data.batches.layout import has_segments
+from trainkit.models.adapters import Numbers, trainable, with_adapter
+from trainkit.models.stack import LanguageModel
+from trainkit.parallel import devices, mesh
+from trainkit.parallel.precision import compute_dtype
+from trainkit.plan import Plan
+from trainkit.recipe import Recipe
+from trainkit.recipe.families.transformer import Transformer
+from trainkit.tasks import Task
+from trainkit.tasks import build as build_task
+from trainkit.train.state import State, init
+from trainkit.train.step import Step, make_step
+
+
+class BuiltStep(NamedTuple):
+    """What follows from recipe, plan and devices, before any state exists."""
+
+    mesh: Mesh
+    task: Task
+    compute: jnp.dtype
+    step: Step
+    initial: Callable[..., State]
+    """Returns a new state, given a key; the model's arrays if it does not begin at random (described by `base`, and
+    packed if an adapter keeps them in 4 bit); and the adapter's arrays if that does not begin at random."""
+    base: PyTree[jax.ShapeDtypeStruct]
+    """The model without its adapter: the shape, dtype and sharding of every array."""
+    shardings: PyTree[Any]
+    attention: devices.AttentionChoice
+
+
+def build(recipe: Recipe, plan: Plan, *, task: Task | None = None) -> BuiltStep:
+    """Return model, optimiser, task and step for the plan's devices; nothing is allocated.
+
+    `task` is None where only shapes matter: the task is then made without the tokenizer.
+
+    Raises:
+        TrainkitError: the devices cannot compute in the plan's precision, or the model cannot be laid out over them.
+    """
+    compute = compute_dtype(plan.compute)
+    attention = _choose_attention(recipe, plan, compute)
+
+    def base(key: jax.Array) -> LanguageModel:
+        fresh = models.build(
+            recipe.model,
+            vocab_size=plan.vocab_size,
+            sequence_length=recipe.data.positions,
+            implementation=attention.name,
+            remat=plan.remat,
+            fp8=plan.compute == "fp8",
+            key=key,
+        )
+        return models.cast(fresh, jnp.dtype(recipe.precision.params))
+
+    def model(key: jax.Array, weights: PyTree | None = None, numbers: Numbers | None = None) -> LanguageModel:
+        return with_adapter(base(key) if weights is None else weights, recipe.adapter, key=key, numbers=numbers)
+
+    def initial(key: jax.Array, weights: PyTree | None = None, numbers: Numbers | None = None) -> State:
+        whole_model = partial(model, weights=weights, numbers=numbers)
+        return init(key, model=whole_model, optimizer=optimizer, compute=compute)
+
+    whole = jax.eval_shape(model, jax.random.key(0))
+    trained = eqx.filter(whole, trainable(whole))
+    optimizer = optim.build(recipe.optimizer, models.leaf_names(trained), trained, adapter=recipe.adapter)
+    mesh.check_layout(whole, fsdp=plan.fsdp_axis)
+    device_mesh, zero1 = mesh.make_mesh(data=plan.data_axis, fsdp=plan.fsdp_axis), recipe.parallel.zero1
+    task = task or build_task(recipe.task)
+    step = make_step(
+        task=task,
+        optimizer=optimizer,
+        learning_rate=optim.learning_rate(recipe.schedule, peak=recipe.optimizer.learning_rate, steps=plan.steps),
+        compute=compute,
+        max_grad_norm=recipe.train.max_grad_norm,
+        rounding=recipe.precision.rounding,
+        gradient_shardings=mesh.shardings(device_mesh, trained, over_data=True) if zero1 else None,
+    )
+    shardings = mesh.state_shardings(device_mesh, jax.eval_shape(initial, jax.random.key(0)), zero1=zero1)
+    arrays = eqx.filter_eval_shape(lambda key: eqx.filter(base(key), eqx.is_array), jax.random.key(0))
+    placed = _with_shardings(arrays, mesh.shardings(device_mesh, arrays))
+    return BuiltStep(device_mesh, task, compute, step, initial, placed, shardings, attention)
+
+
+def state_shapes(built: BuiltStep) -> State:
+    """Return the state before it exists: the shape, dtype and sharding of every array."""
+    shapes: State = _with_shardings(jax.eval_shape(built.initial, jax.random.key(0)), built.shardings)
+    return shapes
+
+
+def model_shapes(built: BuiltStep) -> LanguageModel:
+    """Return the whole model, with its adapter, before it exists: the shape, dtype and sharding of every array."""
+    state = state_shapes(built)
+    model: LanguageModel = eqx.combine(state.params, state.frozen)
+    return model
+
+
+def new_state(
+    built: BuiltStep, key: jax.Array, weights: PyTree | None, numbers: Numbers | None = None, *, part: str | None = None
+) -> Any:
+    """Return a new state, or one `part` of it.
+
+    Args:
+        weights: the model's arrays, or None for random ones. They are donated, so that they are in memory once.
+        numbers: the adapter's arrays, or None for fresh ones.
+        part: the name of a field of `State`; None for all of it.
+    """
+
+    def initial(key: jax.Array, weights: PyTree | None, numbers: Numbers | None) -> Any:
+        state = built.initial(key, weights, numbers)
+        return state if part is None else getattr(state, part)
+
+    shardings = built.shardings if part is None else getattr(built.shardings, part)
+    with warnings.catch_warnings():
+        # JAX cannot reuse the buffers of weights that are cut to another size
+        warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+        return jax.jit(initial, out_shardings=shardings, donate_argnums=1)(key, weights, numbers)
+
+
+def _choose_attention(recipe: Recipe, plan: Plan, compute: jnp.dtype) -> devices.AttentionChoice:
+    device = devices.capabilities()
+    if not plan.devices.supposed:
+        devices.require_precision(plan.compute, device)
+    spec, length = recipe.model, recipe.data.positions
+    if not isinstance(spec, Transformer):
+        return devices.AttentionChoice("xla", "the model has no attention")
+    lengths = lengths_of(recipe.data.encoding, length)
+    # One implementation serves batches of all lengths. The longest decides where all are whole blocks.
+    common = length if len(lengths) == 1 or not any(each % devices.FLASH_BLOCK for each in lengths) else None
+    segments = has_segments(recipe.data.encoding)
+    return devices.choose_attention(device, compute, spec.key_width, common, segments, spec.special_attention)
+
+
+def _with_shardings(shapes: PyTree, shardings: PyTree) -> Any:
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
+    )
