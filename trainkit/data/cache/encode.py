@@ -24,6 +24,7 @@ from trainkit.data.sources.source_file import SourceFile
 from trainkit.data.sources.splits import Split, divide
 from trainkit.data.sources.units import Unit
 from trainkit.data.storage import writing
+from trainkit.data.tokenizer.long_text import LongText
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import TrainkitError
 
@@ -58,11 +59,15 @@ def encode(
     read = read_all([(file, unit.span) for file in unit.files], on_error=on_error, refused=refused)
     pieces = divide(read, encoding.held_out)
     done = made[-1][first].pieces if made else 0
-    for _ in islice(pieces, done):
+    texts = {split: LongText(tokenizer, special_tokens=_has_special_tokens(unit)) for split in encoding.splits}
+    for split, _, piece in islice(pieces, done):
         stop.check()
+        texts[split].pass_over(piece.text, continued=piece.continued)
+    for split, text in texts.items():
+        text.resume(made[-1][split].carried if made else 0)
     refused.clear()
     while not made or not made[-1][first].last:
-        part = _Part(unit, encoding, len(made), cache=cache, tokenizer=tokenizer, reporter=reporter)
+        part = _Part(unit, encoding, len(made), texts, cache=cache, tokenizer=tokenizer, reporter=reporter)
         with part:
             consumed, last = part.take(pieces, stop)
             done += consumed
@@ -79,6 +84,7 @@ class _Part:
         unit: Unit,
         encoding: Encoding,
         number: int,
+        texts: Mapping[Split, LongText],
         *,
         cache: Path,
         tokenizer: LoadedTokenizer | None,
@@ -86,14 +92,16 @@ class _Part:
     ) -> None:
         self._encoding, self._cache, self._reporter = encoding, cache, reporter
         self._keys = {split: shards.key_of(unit, split, encoding, number) for split in encoding.splits}
-        self._unit, self._tokenizer = unit, tokenizer
+        self._unit, self._tokenizer, self._texts = unit, tokenizer, texts
         self._files = contextlib.ExitStack()
         self._outputs: dict[Split, _Output] = {}
 
     def __enter__(self) -> None:
         for split, key in self._keys.items():
             file = self._files.enter_context(writing(shards.path_of(self._cache, key)))
-            self._outputs[split] = _Output(file, self._unit, self._encoding, self._tokenizer, self._reporter)
+            self._outputs[split] = _Output(
+                file, self._unit, self._encoding, self._tokenizer, self._texts[split], self._reporter
+            )
 
     def __exit__(self, *error: object) -> None:
         self._files.__exit__(*error)  # type: ignore[arg-type]
@@ -108,9 +116,9 @@ class _Part:
             output.add(file, piece)
             if output.waiting >= _BATCH_BYTES:
                 output.flush()
-                # what is learned of a document, and its label, hang on all of its pieces
-                whole = piece.last or not self._unit.marked
-                if whole and sum(o.tokens for o in self._outputs.values()) >= SHARD_TOKENS:
+                # what is learned of a document, and its label, depend on all of its pieces
+                may_end = piece.last or (not self._unit.marked and self._texts[split].can_resume)
+                if may_end and sum(o.tokens for o in self._outputs.values()) >= SHARD_TOKENS:
                     break
         else:
             self._finish()
@@ -157,10 +165,15 @@ class _Part:
                 reasons=reasons if not made else (),
                 pieces=pieces,
                 last=last,
+                carried=self._texts[split].carried,
             )
         for shard in made.values():
             shards.commit(self._cache, shard)
         return made
+
+
+def _has_special_tokens(unit: Unit) -> bool:
+    return unit.files[0].reading.has_special_tokens
 
 
 class _Row:
@@ -188,11 +201,17 @@ class _Output:
     """A shard as it grows."""
 
     def __init__(
-        self, file: BinaryIO, unit: Unit, encoding: Encoding, tokenizer: LoadedTokenizer | None, reporter: Reporter
+        self,
+        file: BinaryIO,
+        unit: Unit,
+        encoding: Encoding,
+        tokenizer: LoadedTokenizer | None,
+        text: LongText,
+        reporter: Reporter,
     ) -> None:
         self._file, self._unit, self._encoding = file, unit, encoding
-        self._tokenizer, self._reporter = tokenizer, reporter
-        self._specials = unit.files[0].reading.has_special_tokens
+        self._tokenizer, self._text, self._reporter = tokenizer, text, reporter
+        self._specials = _has_special_tokens(unit)
         self._numbers = {file.path: number for number, file in enumerate(unit.files)}
         self._dtype = np.dtype(encoding.dtype).newbyteorder("<")
         self._pieces: list[Piece] = []
@@ -200,6 +219,7 @@ class _Output:
         self._marks: list[np.ndarray] = []
         self._hash = hashlib.blake2b(digest_size=8)
         self._label = -1
+        self._begins = False
         self.ends: list[int] = []
         self.waiting = self.tokens = self.bytes = self.crc32 = 0
         self.empty = self.learned = self.unknown = self.highest = 0
@@ -254,27 +274,50 @@ class _Output:
         self._pieces, self.waiting = [], 0
 
     def _encoded(self) -> Iterator[tuple[list[int] | np.ndarray, np.ndarray]]:
-        """The ids of each piece that waits, and which of them are learned."""
+        """Yield the ids of each piece that waits, and which of them are learned. A text that is continued may have some
+        of its ids with the next piece."""
         if self._tokenizer is None:
             yield from ((piece.ids, np.full(len(piece.ids), True)) for piece in self._pieces if piece.ids is not None)
             return
-        texts = [piece.text for piece in self._pieces if piece.ids is None and piece.learned is None]
+        in_pieces = self._are_in_pieces()
+        texts = [
+            piece.text
+            for piece, several in zip(self._pieces, in_pieces, strict=True)
+            if piece.ids is None and piece.learned is None and not several
+        ]
         whole = iter(self._tokenizer.encode_batch(texts, special_tokens=self._specials))
         parts = [(piece.text, piece.learned) for piece in self._pieces if piece.learned is not None]
         in_part = self._tokenizer.encode_parts(parts, special_tokens=self._specials)
-        for piece in self._pieces:
+        for piece, several in zip(self._pieces, in_pieces, strict=True):
             if piece.learned is not None:
                 yield next(in_part)
+                continue
+            ids: list[int] | np.ndarray
+            if piece.ids is not None:
+                ids = piece.ids
+            elif several:
+                ids = self._text.add(piece.text, continued=piece.continued)
             else:
-                ids = next(whole) if piece.ids is None else piece.ids
-                yield ids, np.full(len(ids), piece.learn)
+                ids = next(whole)
+            yield ids, np.full(len(ids), piece.learn)
+
+    def _are_in_pieces(self) -> list[bool]:
+        """Of each piece that waits, whether its text has others."""
+        found, continued = [], self._text.is_open
+        for piece in self._pieces:
+            found.append(continued or piece.continued)
+            continued = piece.continued
+        return found
 
     def _around(self, piece: Piece, ids: list[int] | np.ndarray) -> tuple[list[int], list[int]]:
         """What goes before and after a piece's tokens, unless it is there already: around documents only."""
         if self._tokenizer is None:
             return [], []
         bos, eos = self._tokenizer.beginning_of_text, self._tokenizer.end_of_text
-        begins = piece.first and self._encoding.bos and (not len(ids) or ids[0] != bos)
+        # the first tokens of a long text may come with a later piece
+        begins = (piece.first or self._begins) and self._encoding.bos
+        self._begins = begins and not len(ids) and not piece.last
+        begins = begins and not self._begins and (not len(ids) or ids[0] != bos)
         ends = piece.last and self._encoding.eos and (not len(ids) or ids[-1] != eos)
         assert bos is not None or not begins
         return [bos] if begins else [], [eos] if ends else []  # type: ignore[list-item]

@@ -117,6 +117,8 @@ class Shard:
     """Of the unit, up to the end of this shard."""
     last: bool
     """Whether the unit ends with it."""
+    carried: int = 0
+    """Characters of the last piece whose tokens are in the next shard, where the piece's text is continued."""
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> Shard:

@@ -12,7 +12,7 @@ import numpy as np
 if TYPE_CHECKING:
     from trainkit.data.documents.chat_template import ChatTemplate
 
-#: Characters of a piece at most: longer texts are tokenised in pieces, unless only a part of them is learned.
+#: Characters of a piece at most: longer texts come in several, unless only a part of them is learned.
 PIECE = 1 << 20
 
 #: Where in a text something begins and ends, in characters.
@@ -21,7 +21,7 @@ Characters = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """A document, or a part of one: of one so long that it is tokenised in parts, or whose parts are learned or not.
+    """A document, or a part of one: of one so long that it comes in parts, or that has several texts.
 
     It has either `text` or `ids`. A text that is learned in part is one piece, since it is tokenised as a whole: cut at
     the borders it would have other tokens than the ones the model meets when it is used.
@@ -38,6 +38,8 @@ class Piece:
     """Whether the document begins with it."""
     last: bool = True
     """Whether the document ends with it."""
+    continued: bool = False
+    """Whether the next piece continues its text: they are tokenised as one."""
     learn: bool = True
     """Whether its tokens are targets."""
     learned: tuple[Characters, ...] | None = None
@@ -97,14 +99,15 @@ class Span:
 
 
 def text_pieces(index: int, parts: Iterable[str]) -> Iterator[Piece]:
-    """A document that comes in parts, cut where tokenisers cut too: after a line end that a non-space follows."""
+    """Yield the pieces of a document whose text comes in parts: each ends with a line where it has one that a line
+    follows which is not indented."""
     waiting, first = "", True
     for part in parts:
         waiting += part
         while len(waiting) > PIECE:
             cut = _cut(waiting)
             text, waiting = waiting[:cut], waiting[cut:]
-            yield Piece(index=index, text=text, bytes=len(text.encode()), first=first, last=False)
+            yield Piece(index=index, text=text, bytes=len(text.encode()), first=first, last=False, continued=True)
             first = False
     yield Piece(index=index, text=waiting, bytes=len(waiting.encode()), first=first, last=True)
 

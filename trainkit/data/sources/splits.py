@@ -58,7 +58,7 @@ def divide(pieces: Iterable[tuple[SourceFile, Piece]], share: float) -> Iterator
     for split, file, piece in _placed(pieces, share):
         if waiting:
             before, its_file, text = waiting
-            yield before, its_file, text if before == split or text.last else replace(text, last=True)
+            yield before, its_file, text if before == split or text.last else replace(text, last=True, continued=False)
         waiting = split, file, piece
     if waiting:
         yield waiting
@@ -93,7 +93,17 @@ class _Parts:
             if stop > start:
                 text = piece.text[start:stop]
                 first, last = split not in self._begun, piece.last and stop == size
-                yield split, Piece(index=piece.index, text=text, bytes=len(text.encode()), first=first, last=last)
+                yield (
+                    split,
+                    Piece(
+                        index=piece.index,
+                        text=text,
+                        bytes=len(text.encode()),
+                        first=first,
+                        last=last,
+                        continued=not last,
+                    ),
+                )
                 self._begun.add(split)
                 start = stop
             if start < size:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer, models
+from tokenizers import Encoding, Tokenizer, models
 
 from trainkit.data.documents.pieces import Characters
 from trainkit.data.sources.digests import of_bytes
@@ -23,6 +24,24 @@ from trainkit.data.tokenizer.special_tokens import (
     special_tokens,
 )
 from trainkit.errors import TrainkitError
+
+
+@dataclass(frozen=True)
+class PlacedTokens:
+    """The tokens of a text, and the characters that each is from; all are int64 (n,)."""
+
+    ids: np.ndarray
+    begins: np.ndarray
+    ends: np.ndarray
+
+    def borders(self) -> np.ndarray:
+        """Return before which tokens the text can be divided, so that no token has characters of both sides: bool (n,).
+        A character that is several tokens is not divided."""
+        before = np.maximum.accumulate(np.concatenate([[-1], self.ends]))[:-1]
+        following = np.minimum.accumulate(self.begins[::-1])[::-1]
+        begun = np.concatenate([[-1], self.begins])[:-1]
+        found: np.ndarray = (before <= self.begins) & (following >= self.begins) & (begun < self.begins)
+        return found
 
 
 class LoadedTokenizer:
@@ -105,13 +124,19 @@ class LoadedTokenizer:
         tokenizer = self._with_offsets[special_tokens]
         encodings = tokenizer.encode_batch([text for text, _ in texts], add_special_tokens=False)
         for encoding, (_, parts) in zip(encodings, texts, strict=True):
-            begins, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
-            within = np.zeros(len(begins), bool)
+            placed = _placed(encoding)
+            within = np.zeros(len(placed.ids), bool)
             for begin, end in parts:
-                among = np.flatnonzero((begins < end) & (ends > begin))
+                among = np.flatnonzero((placed.begins < end) & (placed.ends > begin))
                 if len(among):
                     within[among[0] : among[-1] + 1] = True
             yield encoding.ids, within
+
+    def encode_placed(self, text: str, *, special_tokens: bool = False) -> PlacedTokens:
+        """Return the ids of a text as `encode_batch` gives them, with their places."""
+        # a batch is tokenised without holding Python's lock
+        (encoding,) = self._with_offsets[special_tokens].encode_batch([text], add_special_tokens=False)
+        return _placed(encoding)
 
     @cached_property
     def _with_offsets(self) -> dict[bool, Tokenizer]:
@@ -143,6 +168,11 @@ class LoadedTokenizer:
         name = self._tokenizer.id_to_token(id_)
         assert name is not None, id_
         return name
+
+
+def _placed(encoding: Encoding) -> PlacedTokens:
+    begins, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
+    return PlacedTokens(np.array(encoding.ids, np.int64), begins, ends)
 
 
 def load(path: Path, *, config: bool = False) -> LoadedTokenizer:
