@@ -170,7 +170,7 @@ def check_generates(spec: Model, where: Path) -> None:
         raise TrainkitError(
             f'a model of type = "{spec.type}" ({spec.kind}) generates no text',
             where=str(where),
-            hint="models of the kind causal generate text; trainkit eval measures every model",
+            hint="models of the kind causal generate text",
         )
 
 

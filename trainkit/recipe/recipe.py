@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -17,7 +17,7 @@ from trainkit.recipe.sections.evaluate import Evaluate
 from trainkit.recipe.sections.export import Export
 from trainkit.recipe.sections.hardware import Parallel, Precision
 from trainkit.recipe.sections.lora_targets import check_adapter, trained_shapes
-from trainkit.recipe.sections.model import MODELS, Model
+from trainkit.recipe.sections.model import Model
 from trainkit.recipe.sections.optimizer import Optimizer
 from trainkit.recipe.sections.plugins import Plugins
 from trainkit.recipe.sections.sample import Sample
@@ -102,7 +102,8 @@ class Recipe(Spec):
 
     @model_validator(mode="after")
     def _the_task_fits(self) -> Recipe:
-        kinds = {type_of(model): model.kind for model in MODELS}
+        models = [get_args(tagged)[0] for tagged in get_args(type(self).model_fields["model"].annotation)]
+        kinds = {type_of(model): model.kind for model in models}  # those of plugins too
         self.task.check_model(self.model.type, self.model.kind, kinds)
         if self.task.masks and self.tokenizer is not None and self.tokenizer.train is not None:
             raise ValueError(
