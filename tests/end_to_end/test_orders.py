@@ -205,7 +205,7 @@ def test_an_order_after_the_very_step_of_a_checkpoint_is_repeated_unless_it_is_i
     factor = jnp.asarray(1 / 20 if in_checkpoint else 1 / 10, jnp.float32)
     course = LiveSchedule(Cosine(), steps=100, live=Live(factor, jnp.asarray(NEVER)))
     log = EventLog(tmp_path, attempt=2)
-    repeats = commands_to_repeat(Start(orders=(early, same, late), forget_orders=forget), course, first=20, log=log)
+    repeats = commands_to_repeat(Start(issued=(early, same, late), forget_orders=forget), course, first=20, log=log)
     log.close()
     assert repeats == ([] if forget else [late] if in_checkpoint else [same, late])
     assert len(read(tmp_path)) == bool(repeats), "what is repeated is told"

@@ -16,7 +16,8 @@ from trainkit.errors import WRONG_INPUT, TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.toml import schema
 from trainkit.recipe.toml.aliases import FOREIGN
-from trainkit.recipe.toml.load import TYPES, Loaded, load, load_resolved
+from trainkit.recipe.toml.layers import TYPES
+from trainkit.recipe.toml.load import Loaded, load, load_resolved
 from trainkit.recipe.toml.positions import Key, dotted, locate
 from trainkit.recipe.toml.values import differences, toml_value
 from trainkit.recipe.toml.write import dumps
@@ -175,7 +176,7 @@ def test_a_table_of_another_type_begins_with_that_types_defaults_and_says_where_
 
 
 def test_every_union_that_plugins_extend_starts_anew_when_its_type_changes() -> None:
-    from trainkit.recipe.toml.load import TYPES
+    from trainkit.recipe.toml.layers import TYPES
     from trainkit.recipe.toml.plugins import EXTENSIBLE
 
     assert {(row.kind,) for row in EXTENSIBLE} <= TYPES.keys()

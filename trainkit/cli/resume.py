@@ -35,4 +35,4 @@ def resume(
     )
     for note in resumption.notes:
         print(note, file=sys.stderr)
-    return follow(directory, replace(resumption.start, profile=steps), output, detach)
+    return follow(directory, replace(resumption.start, profile=steps), resumption.loaded, output, detach)

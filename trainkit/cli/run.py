@@ -6,6 +6,7 @@ import contextlib
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +14,8 @@ from trainkit.dashboard import terminal
 from trainkit.errors import DONE, WRONG_INPUT, TrainkitError
 from trainkit.events.log import read
 from trainkit.hub.recipe import load, notes
+from trainkit.recipe import Recipe
+from trainkit.recipe.toml.load import Loaded
 from trainkit.recipe.toml.values import toml_value
 from trainkit.run.attempt import attempt
 from trainkit.run.start import Start, steps_of
@@ -41,30 +44,36 @@ def run(
         if smoke:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="trainkit-smoke-"))
             given += [*SMOKE, f"run.directory={toml_value(directory)}"]
-            asked = load(recipe, given).recipe
-            given += ["sample.max_tokens=8"] if asked.sample else []
-            given += ["export.every=2"] if asked.export else []
             output, detach = output or "plain", False
         loaded = load(recipe, given)
+        if smoke:
+            loaded = replace(loaded, recipe=_shortened(loaded.recipe))
         for note in notes(loaded.recipe):
             print(f"note: {note}", file=sys.stderr)
         made = create(loaded)
         try:
-            return follow(made, start, output, detach)
+            return follow(made, start, loaded, output, detach)
         except TrainkitError as error:
             if error.exit_code == WRONG_INPUT:
                 discard(made)
             raise
 
 
-def follow(directory: Path, start: Start, output: Output | None, detach: bool) -> int:
+def _shortened(recipe: Recipe) -> Recipe:
+    """Return the recipe with short samples and with an export at its second step, where it has samples or exports."""
+    sample = recipe.sample and recipe.sample.model_copy(update={"max_tokens": 8})
+    export = recipe.export and recipe.export.model_copy(update={"every": 2})
+    return recipe.model_copy(update={"sample": sample, "export": export})
+
+
+def follow(directory: Path, start: Start, loaded: Loaded, output: Output | None, detach: bool) -> int:
     """Train the run in `directory` and show it: in a process of its own under the dashboard, or here as lines, which is
     what is done by itself where the dashboard cannot be drawn."""
     if not detach and (output or ("plain" if terminal.lacking() else "dashboard")) != "dashboard":
         from trainkit.cli.lines import EventPrinter
 
         with EventPrinter(directory, as_json=output == "json") as lines:
-            return attempt(directory, start, echo=lines)
+            return attempt(directory, start, loaded=loaded, echo=lines)
     from trainkit.run.process import spawn
 
     trainer = spawn(directory, start)

@@ -1,4 +1,4 @@
-"""One attempt at a run: one process, one lock, and an end that the log tells of whatever happens."""
+"""One attempt at a run: one process, one lock, and an end that the log records whatever happens."""
 
 from __future__ import annotations
 
@@ -21,17 +21,22 @@ from trainkit.rundir.directory import disk_errors, hold_lock, recipe_of
 from trainkit.train.signals import Signals, StopBeforeTraining
 
 
-def attempt(directory: Path, start: Start, *, echo: Callable[[Event], None] | None = None) -> int:
-    """Train the run in `directory` to its end, or to where it is stopped; the exit code.
+def attempt(
+    directory: Path, start: Start, *, loaded: Loaded | None = None, echo: Callable[[Event], None] | None = None
+) -> int:
+    """Train the run in `directory` to its end, or to where it is stopped; return the exit code.
 
     Everything that happens is written to the run's event log, and `echo` is called with each event.
 
+    Args:
+        loaded: the run's recipe, where this process has loaded it already.
+
     Raises:
-        TrainkitError: the recipe, the data or the machine will not do; the log says so too.
+        TrainkitError: something is wrong with the recipe, the data or the machine; the log says so too.
     """
     signal = Signals()
     with disk_errors(directory), hold_lock(directory):
-        loaded = recipe_of(directory)
+        loaded = loaded or recipe_of(directory)
         log = EventLog(directory, attempt=last_attempt(directory) + 1, echo=echo, watch=Watch().feed)
         with contextlib.ExitStack() as afterwards:
             afterwards.callback(log.close)
@@ -52,14 +57,14 @@ def _to_the_end(
         return code
 
     def fail(error: BaseException, code: int, message: str) -> NoReturn:
-        # a log that cannot be written any more must not hide why
+        # a log that cannot be written must not hide the error
         with contextlib.suppress(OSError):
             end("failed", code, message)
         raise error
 
     store.clean(directory)
     newest = store.newest(directory)
-    start = replace(start, orders=tuple(issued_commands(directory)))
+    start = replace(start, issued=tuple(issued_commands(directory)))
     resumed_from = start.step if start.step is not None else newest.step if newest else None
     announce(log, loaded, start, resumed_from=resumed_from)
     for plugin in loaded.plugins:
@@ -78,7 +83,7 @@ def _to_the_end(
         fail(placed, placed.exit_code, str(placed))
     except KeyboardInterrupt:
         with contextlib.suppress(OSError):
-            end(_status(INTERRUPTED), INTERRUPTED, "a second Ctrl-C: what came after the newest checkpoint is lost")
+            end(_status(INTERRUPTED), INTERRUPTED, "a second Ctrl-C: the steps after the newest checkpoint are lost")
         raise
     except BaseException as error:
         fail(error, FAILED, f"{type(error).__name__}: {error}")

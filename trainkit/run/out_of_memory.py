@@ -58,7 +58,7 @@ def start_again(directory: Path, start: Start, *, log: EventLog) -> Start:
         step=None,
         reset_optimizer=start.reset_optimizer and not saved,
         forget_orders=False,
-        orders=tuple(issued),
+        issued=tuple(issued),
         profile=start.profile if start.profile and start.profile[0] > log.step else None,
     )
 

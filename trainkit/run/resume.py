@@ -15,6 +15,7 @@ from trainkit.events.log import last_attempt
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.optimizer import OptimizerSpec
 from trainkit.recipe.sections.schedule import NEVER
+from trainkit.recipe.toml.load import Loaded
 from trainkit.recipe.toml.values import Difference, differences
 from trainkit.run.rates import told_rate
 from trainkit.run.start import Start
@@ -42,9 +43,10 @@ FIXED = (
 
 @dataclass(frozen=True)
 class Resumption:
-    """How a run will go on, and what a person should know before it does, a line each."""
+    """How a run will continue, its recipe, and what a person should know before it does, a line each."""
 
     start: Start
+    loaded: Loaded
     notes: tuple[str, ...]
 
 
@@ -65,7 +67,7 @@ def prepare(
     """
     with disk_errors(directory), hold_lock(directory):
         old = recipe_of(directory)
-        new = recipe_of(directory, overrides)
+        new = recipe_of(directory, overrides) if overrides else old
         changed = differences(old.recipe, new.recipe)
         _refuse(changed)
         if not reset_optimizer:
@@ -96,7 +98,7 @@ def prepare(
         else:
             notes.insert(0, "there is no checkpoint: beginning at step 0")
     start = Start(step=step, reset_optimizer=reset_optimizer, forget_orders=forget_orders)
-    return Resumption(start, tuple(notes))
+    return Resumption(start, new, tuple(notes))
 
 
 def _refuse(changed: list[Difference]) -> None:

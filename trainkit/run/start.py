@@ -1,4 +1,4 @@
-"""How an attempt begins, and what the log says of it first."""
+"""How an attempt begins, and its first event."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ from trainkit.events.process import process_started
 from trainkit.events.schema import SCHEMA
 from trainkit.recipe.toml.load import Loaded
 
-#: Whose versions are part of what a run is: bits may differ where they do.
+#: Packages whose versions are logged: bits may differ between versions.
 PACKAGES = ("trainkit", "jax", "jaxlib", "equinox", "optax", "numpy", "tensorstore", "tokenizers")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """From where to go on: from the checkpoint of `step`, or, where that is None, from the newest good one, if any."""
+    """How an attempt begins: from the checkpoint of `step`; where that is None, from the newest good one, if any."""
 
     step: int | None = None
     reset_optimizer: bool = False
     forget_orders: bool = False
-    """Repeat none of the orders that came after the checkpoint."""
-    orders: tuple[IssuedCommand, ...] = ()
-    """On the run's course so far, as the log has them when the attempt begins."""
+    """Repeat no command that came after the checkpoint."""
+    issued: tuple[IssuedCommand, ...] = ()
+    """The commands of the run so far, as the log has them when the attempt begins."""
     profile: tuple[int, int] | None = None
-    """The first and the last step to be traced."""
+    """The first and the last step to trace."""
 
     def repeated(self, *, after: int) -> list[IssuedCommand]:
-        """The orders that an attempt which goes on from step `after` carries out again."""
-        return [] if self.forget_orders else [given for given in self.orders if given.step > after]
+        """Return the commands that an attempt which continues from step `after` carries out again."""
+        return [] if self.forget_orders else [given for given in self.issued if given.step > after]
 
 
 def steps_of(text: str) -> tuple[int, int]:
-    """`20:25` as the first and the last step to be traced. Raises TrainkitError where it is not that."""
+    """Return the first and the last step to trace from a text such as `20:25`. Raises TrainkitError for other texts."""
     found = re.fullmatch(r"(\d{1,15}):(\d{1,15})", text.strip(), re.ASCII)
     first, last = (int(found[1]), int(found[2])) if found else (0, 0)
     if not 1 <= first <= last:
         why = f": {first} comes after {last}" if first > last else ": steps are counted from 1" if found else ""
         raise TrainkitError(
-            f"{text!r} is no range of steps{why}",
+            f"{text!r} is not a range of steps{why}",
             where="--profile",
-            hint="FIRST:LAST, both of them traced, such as --profile 20:25",
+            hint="write FIRST:LAST, such as --profile 20:25; both steps are traced",
         )
     return first, last
 
 
 def announce(log: EventLog, loaded: Loaded, start: Start, *, resumed_from: int | None) -> None:
-    """Write `run_started`. It is written again where the attempt has to begin further back than it meant to."""
+    """Write `run_started`; again if the attempt must begin at an earlier step than it first announced."""
     log.write(
         "run_started",
         step=resumed_from or 0,

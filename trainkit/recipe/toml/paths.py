@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from trainkit.recipe import Recipe
 from trainkit.recipe.sections.document import Chat
+from trainkit.recipe.sections.source import Files, HuggingFace, SourceSpec, Tokens, document_of
+from trainkit.recipe.spec import Spec
 
 #: What a URL begins with.
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+S = TypeVar("S", bound=Spec)
 
 
 def as_shown(path: Path) -> str:
@@ -21,31 +25,47 @@ def as_shown(path: Path) -> str:
         return os.path.normpath(path)
 
 
-def make_absolute(values: dict[str, Any]) -> None:
-    """Relative paths in a recipe's values become absolute, against the working directory.
+def with_absolute_paths(recipe: Recipe) -> Recipe:
+    """Return the recipe with its relative paths made absolute, against the working directory.
 
-    URLs stay as they are, and so do names that may be those of the hub, where nothing here is called so.
+    URLs stay as they are. A name that may be one of the hub stays unless a file or directory here has that name.
     """
-    data, tokenizer = values["data"], values["tokenizer"]
-    _absolute(values["run"], "directory")
-    _absolute(data, "cache")
-    _absolute(values["track"], "repository")
-    given = tokenizer and tokenizer["path"]
-    if given is not None and os.path.exists(os.path.expanduser(given)):
-        _absolute(tokenizer, "path")
-    for source in (*data["train"], *data["validation"]):
-        if "path" in source:
-            _absolute(source, "path")
-        if "id" in source and os.path.isdir(os.path.expanduser(source["id"])):
-            _absolute(source, "id")
-        document = source.get("document")
-        if document and document["type"] == "chat" and Chat.model_validate(document).template_path is not None:
-            _absolute(document, "template")
+    data = recipe.data
+    tokenizer = recipe.tokenizer
+    if tokenizer is not None and tokenizer.path is not None and os.path.exists(os.path.expanduser(tokenizer.path)):
+        tokenizer = with_values(tokenizer, path=absolute(tokenizer.path))
+    sections = {
+        "run": with_values(recipe.run, directory=absolute(recipe.run.directory)),
+        "data": with_values(
+            data,
+            cache=absolute(data.cache),
+            train=tuple(map(_source, data.train)),
+            validation=tuple(map(_source, data.validation)),
+        ),
+        "tokenizer": tokenizer,
+        "track": with_values(recipe.track, repository=absolute(recipe.track.repository)),
+    }
+    return with_values(recipe, **sections)
 
 
-def _absolute(table: dict[str, Any], key: str) -> None:
-    def absolute(path: str) -> str:
-        return path if SCHEME.match(path) else os.path.abspath(os.path.expanduser(path))
+def absolute(path: str) -> str:
+    """Return a path with `~` expanded, absolute against the working directory; a URL as it is."""
+    return path if SCHEME.match(path) else os.path.abspath(os.path.expanduser(path))
 
-    value = table[key]
-    table[key] = absolute(value) if isinstance(value, str) else tuple(map(absolute, value))
+
+def with_values(spec: S, **values: Any) -> S:
+    """Return a spec with other values, which are known to be valid."""
+    return spec.model_copy(update=values)
+
+
+def _source(source: SourceSpec) -> SourceSpec:
+    values: dict[str, Any] = {}
+    if isinstance(source, Files | Tokens):
+        paths = source.path
+        values["path"] = absolute(paths) if isinstance(paths, str) else tuple(map(absolute, paths))
+    if isinstance(source, HuggingFace) and os.path.isdir(os.path.expanduser(source.id)):
+        values["id"] = absolute(source.id)
+    document = document_of(source)
+    if isinstance(document, Chat) and document.template_path is not None:
+        values["document"] = with_values(document, template=absolute(document.template_path))
+    return with_values(source, **values) if values else source

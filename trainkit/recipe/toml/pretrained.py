@@ -1,4 +1,4 @@
-"""What a checkpoint says of the `[model]`, or the `[adapter]`, that begins with it; the recipe goes before that."""
+"""What a pretrained checkpoint says about the [model] or [adapter] that begins with it; the recipe overrides it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any, Literal, Protocol
 
 from trainkit.errors import TrainkitError
 from trainkit.recipe.families.pretrained import CHANGEABLE
+from trainkit.recipe.toml.layers import Layer, all_keys, table_at
+from trainkit.recipe.toml.positions import Key, Origin, dotted
 from trainkit.recipe.toml.values import toml_value
 
 
@@ -62,3 +64,45 @@ class LookUpAdapter(Protocol):
         self, pretrained: str, revision: str | None, *, tables: Mapping[str, Any]
     ) -> PretrainedCheckpoint | None:
         """`tables` is the recipe, whose model the adapter is for; None where that is wrong. Raises TrainkitError."""
+
+
+def put_below(layer: Layer, section: str, look_up: Callable[[str, str | None], PretrainedCheckpoint | None]) -> Layer:
+    """Return the layer over what the checkpoint says that its [model] or [adapter] begins with, if it names one.
+
+    Raises:
+        TrainkitError: the checkpoint cannot be found or used, or the recipe contradicts it.
+    """
+    given = table_at(layer.table, section)
+    if not isinstance(given.get("pretrained"), str):
+        return layer
+    revision, where = given.get("revision"), layer.origin((section, "pretrained"))
+    try:
+        found = look_up(given["pretrained"], revision if isinstance(revision, str) else None)
+    except TrainkitError as error:
+        at = f"{where}: {error.where}" if error.where else str(where)
+        raise TrainkitError(error.problem, where=at, hint=error.hint) from error
+    if found is None:
+        return layer
+    if revision is not None and found.revision is None:
+        raise hub_only((section, "revision"), found.pretrained, layer)
+    try:
+        values = found.values_for(given)
+    except TrainkitError as error:
+        raise TrainkitError(error.problem, where=str(layer.origin((section,))), hint=error.hint) from None
+    base: dict[str, Any] = {section: values}
+    if section == "model" and not {"path", "train"} & set(table_at(layer.table, "tokenizer")):
+        base["tokenizer"] = {"path": found.pretrained, "revision": found.revision}
+    origin = Origin(found.config)
+    below = Layer(base, {key: origin for key in all_keys(base, ())}, layer.fallback)
+    below.put(layer)
+    below.table[section] |= {"pretrained": found.pretrained, "revision": found.revision}
+    return below
+
+
+def hub_only(key: Key, path: str | None, layer: Layer) -> TrainkitError:
+    """Return the error of a key that only repositories on the hub have, beside a `path` on this machine."""
+    return TrainkitError(
+        f"{dotted(key)} is for what is on the hub, and {path} is on this machine",
+        where=str(layer.origin(key)),
+        hint="leave it out; the files here are used as they are",
+    )

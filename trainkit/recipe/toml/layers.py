@@ -1,0 +1,124 @@
+"""Layers of a recipe: a file over what it extends, `--set` over all; each value keeps its origin."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Any
+
+from trainkit.recipe.toml.positions import Key, Origin, dotted
+
+SET = Origin("--set")
+DEFAULT = Origin("default")
+
+#: Keys that exclude each other: a file or `--set` that gives one removes the others given before it.
+ONE_OF: dict[Key, frozenset[str]] = {
+    ("train",): frozenset({"steps", "epochs", "tokens"}),
+    ("tokenizer",): frozenset({"path", "train"}),
+}
+#: Keys that the `revision` beside them belongs to: a file or `--set` that gives one removes an older revision.
+REVISED: dict[Key, frozenset[str]] = {
+    ("tokenizer",): frozenset({"path", "train"}),
+    ("model",): frozenset({"pretrained"}),
+    ("adapter",): frozenset({"pretrained"}),
+}
+#: The default `type` of tables that have a choice of types; `*` is any place in a list.
+TYPES: dict[Key, str] = {
+    ("model",): "gpt2",
+    ("model", "rope_scaling"): "linear",
+    ("optimizer",): "adamw",
+    ("optimizer", "groups", "*", "optimizer"): "adamw",
+    ("schedule",): "cosine",
+    ("task",): "causal-lm",
+    ("data", "encoding"): "concatenate",
+    ("data", "train", "*"): "files",
+    ("data", "train", "*", "document"): "",
+    ("data", "validation", "*"): "files",
+    ("data", "validation", "*", "document"): "",
+}
+
+
+class Layer:
+    """A table, and where each part of it was written."""
+
+    def __init__(self, table: dict[str, Any], origins: dict[Key, Origin], fallback: Origin, *, text: str = "") -> None:
+        """`fallback` is the origin of keys that have none; `text` is the file's."""
+        self.table = table
+        self.text = text
+        self.origins = origins
+        self.fallback = fallback
+
+    def origin(self, key: Key) -> Origin:
+        """Return where `key`, or the nearest table around it, was written."""
+        while key and key not in self.origins:
+            key = key[:-1]
+        found = self.origins.get(key, self.fallback)
+        return Origin(f"{SET} {dotted(key)}") if found == SET else found
+
+    def leaf_origin(self, key: Key) -> Origin:
+        """Return where a value was written; for a list that `--set` changed in one place, that is `--set`."""
+        inner = [origin for known, origin in self.origins.items() if known[: len(key)] == key]
+        return SET if SET in inner else self.origins.get(key, DEFAULT)
+
+    def put(self, over: Layer) -> None:
+        """Merge another layer over this one."""
+        self._merge(self.table, over.table, (), over)
+
+    def _merge(self, base: dict[str, Any], over: dict[str, Any], key: Key, layer: Layer) -> None:
+        if "type" in over:
+            self.change_type(over["type"], base, key)
+        self.remove_rivals(base, key, over.keys())
+        for name, value in over.items():
+            path = (*key, name)
+            if isinstance(value, dict) and isinstance(base.get(name), dict):
+                self.origins[path] = layer.origins[path]
+                self._merge(base[name], value, path, layer)
+            else:
+                base[name] = value
+                self.forget(path)
+                self.origins |= {known: o for known, o in layer.origins.items() if known[: len(path)] == path}
+
+    def remove_rivals(self, table: dict[str, Any], key: Key, given: Set[str]) -> None:
+        """Remove older keys that contradict the `given` ones: those that they exclude, and the revision of a value that
+        changes. A revision from `--set` stays, because it may have been typed before the value that it belongs to."""
+        rivals = ONE_OF.get(key, frozenset())
+        old = rivals - given if rivals & given else frozenset()
+        if REVISED.get(key, frozenset()) & given and self.origins.get((*key, "revision")) != SET:
+            old |= {"revision"} - given
+        for name in old & table.keys():
+            del table[name]
+            self.forget((*key, name))
+
+    def change_type(self, kind: Any, table: dict[str, Any], key: Key) -> None:
+        """Empty `table` if its type differs from `kind`: its keys were meant for the old type."""
+        default = TYPES.get(tuple("*" if isinstance(part, int) else part for part in key))
+        # the config.json of a checkpoint decides its family
+        if default is None or ("pretrained" in table and "type" not in table):
+            return
+        if table.get("type", default) != kind:
+            self._empty(table, key)
+
+    def _empty(self, table: dict[str, Any], key: Key) -> None:
+        """Remove what files have given. What `--set` has given stays: it may have been typed before the type."""
+        for name in list(table):
+            path = (*key, name)
+            if isinstance(table[name], dict):
+                self._empty(table[name], path)
+            if self.leaf_origin(path) != SET:
+                del table[name]
+                self.forget(path)
+
+    def forget(self, key: Key) -> None:
+        """Remove the origins of `key` and of everything in it."""
+        self.origins = {known: origin for known, origin in self.origins.items() if known[: len(key)] != key}
+
+
+def table_at(table: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the table of a name; an empty one where there is none, or something else."""
+    found = table.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def all_keys(value: Any, key: Key) -> list[Key]:
+    """Return `key` and the keys of everything in its value."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [key, *(found for part, child in inner for found in all_keys(child, (*key, part)))]
