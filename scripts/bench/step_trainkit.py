@@ -165,8 +165,8 @@ def checkpoint(work: Work, rounds: int) -> dict[str, object]:
         prepared = compiled(work, directory)
         log = EventLog(directory, attempt=1, echo=events.append)
         state, kept = first_state(prepared, work.shape), batches(prepared, work.curve)
-        facts = Provenance(recipe="", data="", attempt=1)
-        saving = Checkpointing(directory, prepared.recipe.checkpoint, facts=lambda last: facts, log=log)
+        provenance = Provenance(recipe="", data="", attempt=1)
+        saving = Checkpointing(directory, prepared.recipe.checkpoint, provenance=lambda last: provenance, log=log)
         number = 0
 
         def saved() -> list[Event]:
@@ -181,7 +181,7 @@ def checkpoint(work: Work, rounds: int) -> dict[str, object]:
                 state, metrics = prepared.step(state, kept[number % len(kept)])
                 number, done = number + 1, done + 1
                 if save and done == 1:
-                    saving.save(state, number, last=False, requested=True, stopping=False)
+                    saving.save(state, number, requested=True)
                 saving.report(number)
                 if before is not None:
                     before["train/loss"].block_until_ready()
