@@ -85,7 +85,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if config.option.write_slow:
         SLOW.write_text("".join(f"{seconds:.1f} {name}\n" for seconds, name in long))
     elif config.option.markexpr == "quick" and (long := [one for one in long if one[0] > 5 * SECONDS]):
-        terminalreporter.write_line(f"no quick tests, to be written into {SLOW.name}: {long}")
+        terminalreporter.write_line(f"not quick, to be written into {SLOW.name}:")
+        for seconds, name in long:
+            terminalreporter.write_line(f"{seconds:.1f} {name}")
 
 
 def pytest_collection_finish() -> None:
