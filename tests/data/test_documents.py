@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from trainkit.data.documents import templates
 from trainkit.data.documents.chat_template import ChatTemplate
 from trainkit.data.documents.pieces import PIECE, Piece, Refused
-from trainkit.data.documents.templates import RowReading, check, make, missing_column, needed_keys, parse
+from trainkit.data.documents.templates import RowReading, check, make_document, missing_column, needed_keys, parse
 from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.document import Chat, Document, Image, Labelled, Prompt, Template
 
@@ -20,7 +20,7 @@ ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
 def pieces_of(reading: RowReading, row: dict[str, Any]) -> list[Piece]:
-    found = make(reading, row, 7)
+    found = make_document(reading, row, 7)
     assert isinstance(found, list), found
     assert [piece.first for piece in found] == [True] + [False] * (len(found) - 1)
     assert [piece.last for piece in found] == [False] * (len(found) - 1) + [True]
@@ -30,7 +30,7 @@ def pieces_of(reading: RowReading, row: dict[str, Any]) -> list[Piece]:
 
 
 def refused(reading: RowReading, row: dict[str, Any]) -> Refused:
-    found = make(reading, row, 0)
+    found = make_document(reading, row, 0)
     assert isinstance(found, Refused), found
     return found
 
