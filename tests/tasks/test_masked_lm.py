@@ -28,7 +28,7 @@ from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog, read
 from trainkit.hub.save import save
 from trainkit.models.casting import cast
-from trainkit.models.loss import count_correct
+from trainkit.models.loss import blocked_cross_entropy, blocked_cross_entropy_and_correct
 from trainkit.models.master_weights import in_compute_dtype
 from trainkit.parallel import mesh
 from trainkit.recipe import Recipe
@@ -243,8 +243,17 @@ def test_the_correct_predictions_are_those_of_the_largest_logit(vocab: int) -> N
     best = (hidden @ table.T).argmax(-1)
     targets = np.where(chance.random(best.shape) < 0.5, best, (best + 1) % vocab)
     weights = chance.integers(0, 2, best.shape).astype(np.float32)
-    found = count_correct(*map(jnp.asarray, (hidden, table, targets, weights)))
-    assert found == ((targets == best) * weights).sum()
+    arguments = tuple(map(jnp.asarray, (hidden, table, targets, weights)))
+    expected = ((targets == best) * weights).sum()
+    assert blocked_cross_entropy_and_correct(*arguments)[2] == expected
+
+    def loss(hidden):
+        total, _, correct = blocked_cross_entropy_and_correct(hidden, *arguments[1:])
+        return total + correct, correct
+
+    (_, correct), gradient = jax.value_and_grad(loss, has_aux=True)(arguments[0])
+    alone = jax.grad(lambda hidden: blocked_cross_entropy(hidden, *arguments[1:])[0])(arguments[0])
+    assert correct == expected and np.array_equal(gradient, alone), "what is counted has no gradient"
 
 
 @pytest.mark.parametrize("name", ENCODERS)

@@ -34,65 +34,59 @@ def blocked_cross_entropy(
     entries: int | None = None,
     softcap: float | None = None,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """(sum of weight x negative log-likelihood of the target in nats, sum of weights), both float32.
+    """Return (sum of weight x negative log-likelihood of the target in nats, sum of weights), both float32.
 
     Logits and softmax are float32; with `softcap`, a logit is softcap x tanh(product / softcap) (Gemma Team 2024).
-    There are those of `block` tokens at most (None: `recipe.model.tokens_in_block`), made for `entries` of the
+    There are logits of at most `block` tokens (None: `families.sizes.tokens_in_block`), made for `entries` of the
     vocabulary at a time (None: chosen for the device). Where gradients are wanted they are made in the forward pass, so
-    that no logit is computed twice (cf. Wijmans et al. 2024); elsewhere they are not made. Each device goes through its
-    own rows, and the gradient of the unembedding is summed over the devices once, at the end.
+    that no logit is computed twice (cf. Wijmans et al. 2024). Each device goes through its own rows, and the gradient
+    of the unembedding is summed over the devices once, at the end.
     """
-    weights_BT = weights_BT.astype(jnp.float32)
-
-    def total(hidden_BTD: Array, unembedding_VD: Weight, targets_BT: Array, weights_BT: Array) -> Array:
-        vocab, d = unembedding_VD.shape
-        tokens = weights_BT.size
-        size = min(block or tokens_in_block(tokens=tokens, hidden=d, vocab_size=vocab), tokens)
-        settings = LossBlocks(size, min(entries or _entries_at_once(size, vocab), vocab), softcap, hidden_BTD.dtype)
-        rounded_VD, master_VD = unembedding_VD.rounded, unembedding_VD.master
-        flat = targets_BT.reshape(tokens), weights_BT.reshape(tokens)
-        return _weighted_sum(hidden_BTD.reshape(tokens, d), rounded_VD, master_VD, *flat, settings)[None]
-
-    totals = on_own_rows(total, hidden_BTD, Weight.of(unembedding_VD), targets_BT, weights_BT, whole=(1,))
-    return totals.sum(), weights_BT.sum()
+    arrays = hidden_BTD, unembedding_VD, targets_BT, weights_BT
+    total, weight, _ = _cross_entropy(*arrays, block=block, entries=entries, softcap=softcap, counts=False)
+    return total, weight
 
 
-def count_correct(
+def blocked_cross_entropy_and_correct(
     hidden_BTD: Float[Array, "B T D"],
     unembedding_VD: Float[Array, "V D"] | Weight,
     targets_BT: Int[Array, "B T"],
     weights_BT: Float[Array, "B T"],
-) -> Float[Array, ""]:
-    """Return the sum of the weights of the targets that have the largest logit, float32; it has no gradient.
+) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
+    """Return what `blocked_cross_entropy` does, and the sum of the weights of the targets that have the largest logit
+    (of several largest, the one with the lowest id), float32, from the same logits. This sum has no gradient."""
+    return _cross_entropy(
+        hidden_BTD, unembedding_VD, targets_BT, weights_BT, block=None, entries=None, softcap=None, counts=True
+    )
 
-    The logits are made again, in the blocks of `blocked_cross_entropy`.
-    """
+
+def _cross_entropy(
+    hidden_BTD: Array,
+    unembedding_VD: Array | Weight,
+    targets_BT: Array,
+    weights_BT: Array,
+    *,
+    block: int | None,
+    entries: int | None,
+    softcap: float | None,
+    counts: bool,
+) -> tuple[Array, Array, Array]:
     weights_BT = weights_BT.astype(jnp.float32)
 
-    def total(hidden_BTD: Array, unembedding_VD: Array, targets_BT: Array, weights_BT: Array) -> Array:
+    def sums(hidden_BTD: Array, unembedding_VD: Weight, targets_BT: Array, weights_BT: Array) -> Array:
         vocab, d = unembedding_VD.shape
         tokens = weights_BT.size
-        size = min(tokens_in_block(tokens=tokens, hidden=d, vocab_size=vocab), tokens)
-        settings = LossBlocks(size, min(_entries_at_once(size, vocab), vocab), None, hidden_BTD.dtype)
-
-        def add(total: Array, start: Array, x_ND: Array, targets_N: Array, weights_N: Array) -> Array:
-            def see(best: tuple[Array, Array], start: Array, logits_NU: Array, w_UD: Array) -> tuple[Any, None]:
-                top_N, entry_N = best
-                here_N = logits_NU.max(-1)
-                larger_N = here_N > top_N
-                entry_N = jnp.where(larger_N, start + logits_NU.argmax(-1).astype(jnp.int32), entry_N)
-                return (jnp.where(larger_N, here_N, top_N), entry_N), None
-
-            none = jnp.full(len(x_ND), -jnp.inf), jnp.zeros(len(x_ND), jnp.int32)
-            (_, entry_N), _ = _over_entries(see, none, x_ND, unembedding_VD, settings)
-            return total + jnp.where(entry_N == targets_N, weights_N, 0).sum()
-
+        size = min(block or tokens_in_block(tokens=tokens, hidden=d, vocab_size=vocab), tokens)
+        at_once = min(entries or _entries_at_once(size, vocab), vocab)
+        settings = LossBlocks(size, at_once, softcap, hidden_BTD.dtype, counts)
+        rounded_VD, master_VD = unembedding_VD.rounded, unembedding_VD.master
         flat = targets_BT.reshape(tokens), weights_BT.reshape(tokens)
-        return _over_tokens(add, jnp.float32(0), hidden_BTD.reshape(tokens, d), *flat, settings)[None]
+        found = _weighted_sums(hidden_BTD.reshape(tokens, d), rounded_VD, master_VD, *flat, settings)
+        return jnp.stack(found)[None]
 
-    rounded_VD = Weight.of(unembedding_VD).rounded
-    fixed = jax.lax.stop_gradient((hidden_BTD, rounded_VD, targets_BT, weights_BT))
-    return on_own_rows(total, *fixed, whole=(1,)).sum()
+    by_device = on_own_rows(sums, hidden_BTD, Weight.of(unembedding_VD), targets_BT, weights_BT, whole=(1,))
+    total, correct = by_device.sum(0)
+    return total, weights_BT.sum(), correct
 
 
 def _entries_at_once(tokens: int, vocab: int) -> int:
@@ -108,6 +102,8 @@ class LossBlocks(NamedTuple):
     softcap: float | None
     dtype: jnp.dtype
     """That of the hidden states."""
+    counts: bool
+    """Whether it is counted how often the target has the largest logit."""
 
     def logits(self, products: Array) -> Array:
         return products if self.softcap is None else self.softcap * jnp.tanh(products / self.softcap)
@@ -124,54 +120,69 @@ class Softmax(NamedTuple):
 
     top_N: Array
     sum_N: Array
+    entry_N: Array | None
+    """The first entry that has the largest logit; None where nothing is counted."""
 
     @staticmethod
-    def empty(tokens: int) -> Softmax:
-        return Softmax(jnp.full(tokens, -jnp.finfo(jnp.float32).max), jnp.zeros(tokens))
+    def empty(tokens: int, settings: LossBlocks) -> Softmax:
+        entry_N = jnp.full(tokens, -1, jnp.int32) if settings.counts else None
+        return Softmax(jnp.full(tokens, -jnp.finfo(jnp.float32).max), jnp.zeros(tokens), entry_N)
 
-    def add(self, logits_NU: Array) -> tuple[Softmax, Array, Array]:
-        """With these entries too; by what older exponentials shrink; exp(logits - largest) (Milakov et al. 2018)."""
+    def add(self, logits_NU: Array, start: Array) -> tuple[Softmax, Array, Array]:
+        """Return (the softmax of these entries too, which begin at `start`; by what factor older exponentials shrink;
+        exp(logits - largest)) (Milakov et al. 2018)."""
         top_N = jnp.maximum(self.top_N, logits_NU.max(-1))
         exp_NU = jnp.exp(logits_NU - top_N[:, None])
         shrink_N = jnp.exp(self.top_N - top_N)
-        return Softmax(top_N, self.sum_N * shrink_N + exp_NU.sum(-1)), shrink_N, exp_NU
+        entry_N = self.entry_N
+        if entry_N is not None:
+            entry_N = jnp.where(top_N > self.top_N, start + logits_NU.argmax(-1).astype(jnp.int32), entry_N)
+        return Softmax(top_N, self.sum_N * shrink_N + exp_NU.sum(-1), entry_N), shrink_N, exp_NU
+
+    def correct(self, targets_N: Array, weights_N: Array) -> Array:
+        """Return the sum of the weights of the targets that have the largest logit; 0 where nothing is counted."""
+        return jnp.float32(0) if self.entry_N is None else jnp.where(self.entry_N == targets_N, weights_N, 0).sum()
 
     def losses(self, target_N: Array) -> Array:
         return jnp.log(self.sum_N) + self.top_N - target_N
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _weighted_sum(
+def _weighted_sums(
     hidden_TD: Array, unembedding_VD: Array, master_VD: Array, targets_T: Array, weights_T: Array, settings: LossBlocks
-) -> Float[Array, ""]:
-    def add(total: Array, start: Array, x_ND: Array, targets_N: Array, weights_N: Array) -> Array:
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Return the weighted sum of the losses, and that of the correct predictions."""
+
+    def add(sums: tuple, start: Array, x_ND: Array, targets_N: Array, weights_N: Array) -> tuple:
         def see(seen: Softmax, start: Array, logits_NU: Array, w_UD: Array) -> tuple[Softmax, None]:
-            return seen.add(logits_NU)[0], None
+            return seen.add(logits_NU, start)[0], None
 
-        seen, _ = _over_entries(see, Softmax.empty(len(x_ND)), x_ND, unembedding_VD, settings)
-        return total + (seen.losses(_target_logits(x_ND, unembedding_VD[targets_N], settings)) * weights_N).sum()
+        seen, _ = _over_entries(see, Softmax.empty(len(x_ND), settings), x_ND, unembedding_VD, settings)
+        losses_N = seen.losses(_target_logits(x_ND, unembedding_VD[targets_N], settings))
+        total, correct = sums
+        return total + (losses_N * weights_N).sum(), correct + seen.correct(targets_N, weights_N)
 
-    return _over_tokens(add, jnp.float32(0), hidden_TD, targets_T, weights_T, settings)
+    return _over_tokens(add, (jnp.float32(0), jnp.float32(0)), hidden_TD, targets_T, weights_T, settings)
 
 
 def _forward(
     hidden_TD: Array, unembedding_VD: Array, master_VD: Array, targets_T: Array, weights_T: Array, settings: LossBlocks
-) -> tuple[Array, tuple[Array, Array, Array]]:
+) -> tuple[tuple[Array, Array], tuple[Array, Array, Array]]:
     dtype = settings.dtype
     # float16 has no room for gradients that have not been multiplied by the scale of the loss yet
     kept = jnp.float32 if dtype == jnp.float16 else dtype
 
     def add(sums: tuple, start: Array, x_ND: Array, targets_N: Array, weights_N: Array) -> tuple:
-        total, dx_TD, dw_VD, losses_T = sums
+        total, correct, dx_TD, dw_VD, losses_T = sums
 
         def see(seen: tuple, start: Array, logits_NU: Array, w_UD: Array) -> tuple:
             softmax, dx_ND = seen
-            softmax, shrink_N, exp_NU = softmax.add(logits_NU)
+            softmax, shrink_N, exp_NU = softmax.add(logits_NU, start)
             exp_NU = settings.times_slope(exp_NU, logits_NU).astype(dtype)
             dx_ND = dx_ND * shrink_N[:, None] + jnp.matmul(exp_NU, w_UD, preferred_element_type=jnp.float32)
             return (softmax, dx_ND), (exp_NU, softmax.top_N)
 
-        empty = Softmax.empty(len(x_ND)), jnp.zeros(x_ND.shape, jnp.float32)
+        empty = Softmax.empty(len(x_ND), settings), jnp.zeros(x_ND.shape, jnp.float32)
         (softmax, dx_ND), (exp_JNU, top_JN) = _over_entries(see, empty, x_ND, unembedding_VD, settings)
         target_ND = unembedding_VD[targets_N]
         target_N = _target_logits(x_ND, target_ND, settings)
@@ -182,6 +193,7 @@ def _forward(
         dw_VD = dw_VD.at[targets_N].add(dtarget_N[:, None] * x_ND.astype(jnp.float32))
         return (
             total + (losses_N * weights_N).sum(),
+            correct + softmax.correct(targets_N, weights_N),
             jax.lax.dynamic_update_slice_in_dim(dx_TD, dx_ND.astype(kept), start, axis=0),
             dw_VD,
             jax.lax.dynamic_update_slice_in_dim(losses_T, losses_N, start, axis=0),
@@ -191,12 +203,13 @@ def _forward(
     padded = -(-tokens // settings.tokens) * settings.tokens
     sums = (
         jnp.float32(0),
+        jnp.float32(0),
         jnp.zeros((padded, d), kept),
         jnp.zeros(unembedding_VD.shape, jnp.float32),
         jnp.zeros(padded, jnp.float32),
     )
-    total, dx_TD, dw_VD, losses_T = _over_tokens(add, sums, hidden_TD, targets_T, weights_T, settings)
-    return total, (dx_TD[:tokens], dw_VD, losses_T[:tokens])
+    total, correct, dx_TD, dw_VD, losses_T = _over_tokens(add, sums, hidden_TD, targets_T, weights_T, settings)
+    return (total, correct), (dx_TD[:tokens], dw_VD, losses_T[:tokens])
 
 
 def _add_unembedding(
@@ -228,12 +241,13 @@ def _add_unembedding(
     return _scan(add, dw_VD, (starts, exp_JNU, factors_JN))[0]
 
 
-def _backward(settings: LossBlocks, residuals: tuple[Array, Array, Array], dtotal: Array) -> tuple:
+def _backward(settings: LossBlocks, residuals: tuple[Array, Array, Array], dsums: tuple[Array, Array]) -> tuple:
     dx_TD, dw_VD, losses_T = residuals
+    dtotal, _ = dsums
     return (dx_TD * dtotal).astype(settings.dtype), None, dw_VD * dtotal, None, losses_T * dtotal
 
 
-_weighted_sum.defvjp(_forward, _backward)
+_weighted_sums.defvjp(_forward, _backward)
 
 
 def _target_logits(x_ND: Array, target_ND: Array, settings: LossBlocks) -> Float[Array, " N"]:
@@ -253,7 +267,8 @@ def _over_entries(
     unembedding_VD: Array,
     settings: LossBlocks,
 ) -> tuple[Sums, tuple]:
-    """Fold `see(seen, start, logits, unembedding)` over blocks of the vocabulary; no entry has a say twice."""
+    """Fold `see(seen, start, logits, unembedding)` over blocks of the vocabulary; no entry counts twice: the second
+    time its logit is -inf."""
     vocab, entries = unembedding_VD.shape[0], settings.entries
     starts = _starts(vocab, entries)
 
@@ -295,5 +310,5 @@ def _scan(step: Callable, carry: Sums, over: object) -> tuple[Sums, tuple]:
     """`jax.lax.scan`, without a loop where there is one turn only."""
     if jax.tree.leaves(over)[0].shape[0] > 1:
         return jax.lax.scan(step, carry, over)
-    carry, told = step(carry, jax.tree.map(lambda x: x[0], over))
-    return carry, jax.tree.map(lambda x: x[None], told)
+    carry, output = step(carry, jax.tree.map(lambda x: x[0], over))
+    return carry, jax.tree.map(lambda x: x[None], output)

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.models.encoder import EncoderModel
-from trainkit.models.loss import blocked_cross_entropy, count_correct
+from trainkit.models.loss import blocked_cross_entropy_and_correct
 from trainkit.recipe.sections.task import MaskedLM
 from trainkit.tasks.statistics import Ratio, Statistic
 from trainkit.tasks.task import Loss, Task, row_keys, segments_of
@@ -70,8 +70,9 @@ class MaskedLMTask(Task):
             segments_BT=segments_of(batch, tokens_BT.shape[1]),
         )
         states_BTD, unembedding_VD = model.prediction_states(hidden_BTD), model.unembedding()
-        total, weight = blocked_cross_entropy(states_BTD, unembedding_VD, tokens_BT, masked.weights_BT)
-        correct = count_correct(states_BTD, unembedding_VD, tokens_BT, masked.weights_BT)
+        total, weight, correct = blocked_cross_entropy_and_correct(
+            states_BTD, unembedding_VD, tokens_BT, masked.weights_BT
+        )
         return Loss(total, weight, {"accuracy": Ratio(correct, weight)})
 
     def _may_be_chosen(self, tokens_BT: Array) -> Bool[Array, "B T"]:
