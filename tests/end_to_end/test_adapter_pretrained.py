@@ -34,7 +34,7 @@ from trainkit.hub.save import save
 from trainkit.infer import adapted
 from trainkit.infer.trained_model import open_pretrained
 from trainkit.models.adapters import adapted_layers
-from trainkit.models.nf4 import Nf4, quantised
+from trainkit.models.nf4 import Nf4, quantise
 from trainkit.parallel import devices, mesh
 from trainkit.plan import DataSize, make_plan
 from trainkit.recipe.families.llama import Llama
@@ -376,11 +376,11 @@ def test_a_base_in_four_bit_is_never_there_in_full_while_it_is_loaded(
     for name in ("query", "output"):
         packed = getattr(loaded.blocks.attention, name).weight
         assert isinstance(packed, Nf4)
-        wanted = jax.jit(quantised)(getattr(plain.blocks.attention, name).weight)
+        wanted = jax.jit(quantise)(getattr(plain.blocks.attention, name).weight)
         assert all(map(np.array_equal, jax.tree.leaves(packed), jax.tree.leaves(wanted)))
 
 
 def test_packing_needs_little_more_than_one_matrix_besides() -> None:
     stack = jax.ShapeDtypeStruct((16, 256, 512), np.float32)
-    needed = jax.jit(quantised).lower(stack).compile().memory_analysis()
+    needed = jax.jit(quantise).lower(stack).compile().memory_analysis()
     assert needed is not None and needed.temp_size_in_bytes < 1.1 * stack.size * 4 / 16

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from trainkit import models
 from trainkit.errors import TrainkitError
-from trainkit.infer.generate import NOTHING, bucket, generate, padded, prefill
+from trainkit.infer.generate import NOTHING, bucket, generate, pad_prompts, prefill
 from trainkit.infer.generator import CHUNK, Answer, Generator, Request
 from trainkit.infer.sampling import Sampling
 from trainkit.models import moe
@@ -81,7 +81,7 @@ def rerun(name: str, prompt: Sequence[int], new: int) -> list[int]:
     ids = list(prompt)
     for _ in range(new):
         # what stands behind is not seen
-        ids.append(int(likeliest(name)(padded([ids], LENGTH)[0][0])[len(ids) - 1]))
+        ids.append(int(likeliest(name)(pad_prompts([ids], LENGTH)[0][0])[len(ids) - 1]))
     return ids[len(prompt) :]
 
 
@@ -99,7 +99,7 @@ def test_greedy_generation_with_the_cache_equals_running_the_whole_text_again(na
 
 def test_what_is_there_at_once_in_one_program_is_the_same() -> None:
     some = prompts(4, 11)
-    rows, lengths = padded(some, 13)
+    rows, lengths = pad_prompts(some, 13)
     tokens = generate(model(), rows, lengths, jax.random.split(jax.random.key(0), 2), new_tokens=5, sampling=GREEDY)
     assert tokens.tolist() == [rerun("gpt2", prompt, 5) for prompt in some]
 
@@ -130,7 +130,7 @@ def test_the_penalty_counts_what_was_in_the_prompt_and_not_its_padding() -> None
     ids = generator().answers([Request(prompt)], max_tokens=LENGTH - 3, sampling=sampling)[0].ids
     assert len(set(ids)) == len(ids) and not set(ids) & set(prompt)
     # padded with token 0, which is not punished: a model that has it in mind says it
-    rows, lengths = padded([prompt], 16)
+    rows, lengths = pad_prompts([prompt], 16)
     state = prefill(model(), rows, lengths, cache_length=LENGTH, sampling=sampling)
     assert set(np.flatnonzero(state.seen_NV[0])) == set(prompt)
 
@@ -148,7 +148,7 @@ def test_a_text_ends_with_any_of_the_end_tokens_which_is_no_part_of_it_and_the_o
 def test_decoding_ends_when_all_have_ended() -> None:
     (prompt,) = prompts(4)
     end = rerun("gpt2", prompt, 3)[-1]
-    rows, lengths = padded([prompt, []], 8)
+    rows, lengths = pad_prompts([prompt, []], 8)
     keys = jax.random.split(jax.random.key(0), 2)
     tokens = generate(model(), rows, lengths, keys, new_tokens=30, sampling=GREEDY, ends=(end,))
     assert (tokens[1] == NOTHING).all() and (tokens[0, 3:] == NOTHING).all() and tokens[0, 2] == end

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from trainkit.errors import TrainkitError
 from trainkit.hub.generation import Generation, generation
-from trainkit.infer.sampling import Sampling, candidates, draw, penalised
+from trainkit.infer.sampling import Sampling, candidates, draw, penalise
 from trainkit.infer.settings import OURS, GenerationSettings, settle
 
 VOCAB = 23
@@ -96,7 +96,7 @@ def test_the_penalty_makes_what_was_there_less_likely_whatever_its_sign(
 ) -> None:
     expected = [(x / penalty if x > 0 else x * penalty) if i in there else x for i, x in enumerate(logits.tolist())]
     seen = jnp.array([[i in there for i in range(VOCAB)]])
-    np.testing.assert_allclose(penalised(jnp.asarray(logits)[None], seen, penalty)[0], expected, rtol=1e-5)
+    np.testing.assert_allclose(penalise(jnp.asarray(logits)[None], seen, penalty)[0], expected, rtol=1e-5)
 
 
 def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:

@@ -23,11 +23,11 @@ from trainkit.errors import TrainkitError
 from trainkit.infer.adapted import base_digest, check_same_base
 from trainkit.models.adapters import Adapted, merge, trainable
 from trainkit.models.layers import Linear
-from trainkit.models.nf4 import LEVELS, Nf4, nf4_product, quantised, without_sources
+from trainkit.models.nf4 import LEVELS, Nf4, nf4_product, quantise, without_sources
 from trainkit.recipe.sections.adapter import Adapter, Lora
 from trainkit.recipe.sections.lora_targets import (
     adapter_parameters,
-    linears,
+    linear_shapes,
     quantised_bytes,
     quantised_parameters,
     targeted_layers,
@@ -105,7 +105,7 @@ def test_in_dora_each_column_of_the_matrix_is_as_long_as_its_magnitude() -> None
     ],
 )
 def test_a_target_is_a_name_a_path_or_a_glob(spec: Any, target: str, expected: set[str]) -> None:
-    assert set(targeted_layers(Lora(targets=(target,)), list(linears(spec)))) == expected
+    assert set(targeted_layers(Lora(targets=(target,)), list(linear_shapes(spec)))) == expected
     nodes = jax.tree_util.tree_flatten_with_path(
         adapted(spec, Lora(targets=(target,))).blocks, is_leaf=lambda node: isinstance(node, Adapted)
     )[0]
@@ -150,8 +150,8 @@ def naive(weight: np.ndarray, mean: np.ndarray) -> np.ndarray:
 def test_a_matrix_in_four_bit_comes_back_as_the_naive_definition_has_it(shape: tuple[int, int]) -> None:
     weights = np.random.default_rng(1).standard_normal((2, *shape)).astype(np.float32) * 0.02
     weights[1, 0] = 0
-    packed = quantised(jnp.asarray(weights))
-    found = packed.dequantised(jnp.float32)
+    packed = quantise(jnp.asarray(weights))
+    found = packed.dequantise(jnp.float32)
     for weight, back, mean in zip(weights, found, packed.mean.value, strict=True):
         np.testing.assert_allclose(back, naive(weight, np.asarray(mean)), atol=1e-7)
     assert np.sqrt(np.mean((found - weights) ** 2)) < 0.12 * np.std(weights)
@@ -165,7 +165,7 @@ def test_the_levels_are_those_of_the_paper() -> None:
 
 def test_a_base_in_four_bit_takes_less_than_six_tenths_of_a_byte_a_parameter() -> None:
     linear = Linear.init(jax.random.key(0), 256, 512, scale=0.02)
-    packed = quantised(linear.weight)
+    packed = quantise(linear.weight)
     assert sum(leaf.nbytes for leaf in jax.tree.leaves(packed)) <= 0.52 * linear.weight.size
     kept = jax.tree.leaves(
         jax.eval_shape(lambda x: jax.vjp(lambda x: nf4_product(x, packed), x)[1], jnp.ones((1, 256)))
@@ -174,8 +174,8 @@ def test_a_base_in_four_bit_takes_less_than_six_tenths_of_a_byte_a_parameter() -
 
 
 def test_the_gradient_of_a_product_in_four_bit_is_that_of_what_it_stands_for() -> None:
-    packed = quantised(jax.random.normal(jax.random.key(0), (64, 96)))
-    x, plain = jax.random.normal(jax.random.key(1), (5, 64)), packed.dequantised(jnp.float32)
+    packed = quantise(jax.random.normal(jax.random.key(0), (64, 96)))
+    x, plain = jax.random.normal(jax.random.key(1), (5, 64)), packed.dequantise(jnp.float32)
     for ours, theirs in zip(*(jax.vjp(lambda x, w=w: jnp.sin(x @ w), x) for w in (packed, plain)), strict=True):
         if callable(ours):
             ours, theirs = ours(jnp.ones((5, 96)))[0], theirs(jnp.ones((5, 96)))[0]
@@ -287,11 +287,11 @@ def test_a_digest_tells_every_number_its_place_its_name_and_its_dtype() -> None:
 
 def test_a_base_in_four_bit_is_known_by_what_it_was_packed_from_however_a_device_has_rounded_it(tmp_path: Path) -> None:
     weights = jax.random.normal(jax.random.key(0), (2, 64, 96))
-    base = {"w": Linear(quantised(weights), None), "norm": jnp.ones(96)}  # type: ignore[arg-type]
+    base = {"w": Linear(quantise(weights), None), "norm": jnp.ones(96)}  # type: ignore[arg-type]
     packed: Any = base["w"].weight
     elsewhere = {**base, "w": Linear(replace(packed, codes=packed.codes.at[0, 0, 0].add(1)), None)}  # type: ignore[arg-type]
     # a difference so small that nothing of it is left in 4 bit
-    other = {**base, "w": Linear(quantised(weights.at[1, 5, 7].multiply(1 + 1e-6)), None)}  # type: ignore[arg-type]
+    other = {**base, "w": Linear(quantise(weights.at[1, 5, 7].multiply(1 + 1e-6)), None)}  # type: ignore[arg-type]
     assert np.array_equal(other["w"].weight.codes, packed.codes)
     read, drawn = (SimpleNamespace(model=SimpleNamespace(pretrained=given)) for given in ("them/it", None))
     known, as_before = base_digest(base, read), base_digest(base, drawn)  # type: ignore[arg-type]

@@ -81,7 +81,7 @@ def test_lean_attention_is_what_the_definition_says(case: tuple) -> None:
     seed, length, (heads, groups), packed, window = case
     q, k, v, _ = inputs(seed, length=length, heads=heads, groups=groups)
     segments = segments_of(seed, length=length) if packed else None
-    y = causal_attention(q, k, v, segments, implementation="lean", look=AttentionSpec(window))
+    y = causal_attention(q, k, v, segments, implementation="blockwise", spec=AttentionSpec(window))
     numpy_segments = None if segments is None else np.asarray(segments)
     np.testing.assert_allclose(y, written_out(q, k, v, numpy_segments, window), atol=2e-6)
 
@@ -94,16 +94,16 @@ def test_lean_equals_jax_attention_in_values_and_gradients(
 ) -> None:
     q, k, v, along = inputs(length, length=length, heads=heads, groups=groups)
     segments = segments_of(1, length=length) if packed else None
-    lean, reference = (
+    blockwise, reference = (
         value_and_gradients(
             lambda q, k, v, name=name: causal_attention(
-                q, k, v, segments, implementation=name, look=AttentionSpec(window)
+                q, k, v, segments, implementation=name, spec=AttentionSpec(window)
             ),
             q, k, v, along,
         )
-        for name in ("lean", "xla")
+        for name in ("blockwise", "xla")
     )  # fmt: skip
-    for ours, theirs in zip(lean, reference, strict=True):
+    for ours, theirs in zip(blockwise, reference, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=5e-6)
 
 
@@ -111,7 +111,7 @@ def test_lean_equals_jax_attention_in_values_and_gradients(
 def test_lean_in_16_bit_is_as_near_to_float32_as_rounding_allows(dtype: type) -> None:
     exact = inputs(3, length=200, heads=4, groups=2)
     rounded = [x.astype(dtype) for x in exact]
-    attend = partial(causal_attention, segments_BT=segments_of(2, length=200), implementation="lean")
+    attend = partial(causal_attention, segments_BT=segments_of(2, length=200), implementation="blockwise")
     for low, high in zip(value_and_gradients(attend, *rounded), value_and_gradients(attend, *exact), strict=True):
         np.testing.assert_allclose(low, high, atol=0.03 * np.abs(high).max())
     assert attend(*rounded[:3]).dtype == dtype
@@ -146,16 +146,16 @@ def as_arrays(options: dict, *, traced: bool) -> AttentionSpec:
 
 
 @settings(max_examples=20, deadline=None)
-@given(cases_with_options(), st.booleans(), st.sampled_from(["lean", "xla", "cudnn", "splash"]))
+@given(cases_with_options(), st.booleans(), st.sampled_from(["blockwise", "xla", "cudnn", "splash"]))
 def test_with_caps_slopes_scales_and_windows_it_is_what_the_definition_says(
     case: tuple, traced: bool, implementation: str
 ) -> None:
     seed, length, heads, groups, packed, asked = case
     if asked["softcap"] is None and asked["slopes_H"] is None and not (traced and asked["window"] is not None):
-        implementation = "lean" if implementation in ("cudnn", "splash") else implementation
+        implementation = "blockwise" if implementation in ("cudnn", "splash") else implementation
     q, k, v, _ = inputs(seed, length=length, heads=heads, groups=groups)
     segments = segments_of(seed, length=length) if packed else None
-    y = causal_attention(q, k, v, segments, implementation=implementation, look=as_arrays(asked, traced=traced))
+    y = causal_attention(q, k, v, segments, implementation=implementation, spec=as_arrays(asked, traced=traced))
     numpy_segments = None if segments is None else np.asarray(segments)
     np.testing.assert_allclose(y, written_out(q, k, v, numpy_segments, **asked), atol=3e-6)
 
@@ -171,15 +171,15 @@ def test_a_text_in_pieces_with_a_cache_is_as_the_text_at_once(case: tuple, trace
         end = data.draw(st.sampled_from([done + 1, length]))
         positions = jnp.broadcast_to(jnp.arange(done, end), (2, end - done))
         y, cache = attention(
-            *(x[:, done:end] for x in (q, k, v)), positions, None, cache, implementation="lean",
-            look=as_arrays(asked, traced=traced),
+            *(x[:, done:end] for x in (q, k, v)), positions, None, cache, implementation="blockwise",
+            spec=as_arrays(asked, traced=traced),
         )  # fmt: skip
         pieces.append(y)
         done = end
     np.testing.assert_allclose(jnp.concatenate(pieces, 1), written_out(q, k, v, None, **asked), atol=3e-6)
 
 
-@pytest.mark.parametrize("route", ["lean", "xla", "cache"])
+@pytest.mark.parametrize("route", ["blockwise", "xla", "cache"])
 @pytest.mark.parametrize("traced", [False, True])
 @pytest.mark.parametrize("given", [{"scale": 0.1}, {"window": 3}, {"window": 3, "scale": 1.0}], ids=str)
 def test_where_a_window_and_a_scale_are_all_that_is_asked_no_route_forgets_them(
@@ -188,8 +188,8 @@ def test_where_a_window_and_a_scale_are_all_that_is_asked_no_route_forgets_them(
     asked = {"softcap": None, "scale": None, "slopes_H": None, "window": None} | given
     q, k, v, _ = inputs(4, length=11, heads=4, groups=2)
     empty, positions = jnp.zeros_like(k), jnp.broadcast_to(jnp.arange(11), (2, 11))
-    cache, name = (KeyValues(empty, empty), "lean") if route == "cache" else (None, route)
-    y, _ = attention(q, k, v, positions, None, cache, implementation=name, look=as_arrays(asked, traced=traced))
+    cache, name = (KeyValues(empty, empty), "blockwise") if route == "cache" else (None, route)
+    y, _ = attention(q, k, v, positions, None, cache, implementation=name, spec=as_arrays(asked, traced=traced))
     np.testing.assert_allclose(y, written_out(q, k, v, None, **asked), atol=3e-6)
 
 
@@ -216,7 +216,7 @@ def test_its_gradients_are_those_of_the_definition_in_float64(case: tuple, trace
     arrays = inputs(seed, length=length, heads=heads, groups=groups)
     segments = segments_of(seed, length=length) if packed else None
     attend = partial(
-        causal_attention, segments_BT=segments, implementation="lean", look=as_arrays(asked, traced=traced)
+        causal_attention, segments_BT=segments, implementation="blockwise", spec=as_arrays(asked, traced=traced)
     )
     ours = value_and_gradients(attend, *arrays)
     with jax.enable_x64(True):
@@ -234,14 +234,14 @@ def test_windows_that_change_from_layer_to_layer_of_a_scan_are_those_of_each_lay
     def scanned(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         def layer(q: jax.Array, window: jax.Array) -> tuple[jax.Array, None]:
             return causal_attention(
-                q, k, v, None, implementation="cudnn", look=AttentionSpec(window, softcap=5.0)
+                q, k, v, None, implementation="cudnn", spec=AttentionSpec(window, softcap=5.0)
             ), None
 
         return jax.lax.scan(jax.checkpoint(layer), q, jnp.asarray(windows, jnp.int32))[0]
 
     def one_by_one(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         for window in windows:
-            q = causal_attention(q, k, v, None, implementation="lean", look=AttentionSpec(window, softcap=5.0))
+            q = causal_attention(q, k, v, None, implementation="blockwise", spec=AttentionSpec(window, softcap=5.0))
         return q
 
     for a, b in zip(*(value_and_gradients(f, q, k, v, along) for f in (scanned, one_by_one)), strict=True):
@@ -252,15 +252,15 @@ def test_windows_that_change_from_layer_to_layer_of_a_scan_are_those_of_each_lay
 def test_in_16_bit_with_a_cap_and_slopes_it_is_as_near_to_float32_as_rounding_allows(dtype: type) -> None:
     exact = inputs(3, length=200, heads=4, groups=2)
     rounded = [x.astype(dtype) for x in exact]
-    look = AttentionSpec(softcap=2.0, slopes_H=jnp.array([0.5, 0.25, 0.125, 0.0625]))
-    attend = partial(causal_attention, segments_BT=segments_of(2, length=200), implementation="lean", look=look)
+    spec = AttentionSpec(softcap=2.0, slopes_H=jnp.array([0.5, 0.25, 0.125, 0.0625]))
+    attend = partial(causal_attention, segments_BT=segments_of(2, length=200), implementation="blockwise", spec=spec)
     for low, high in zip(value_and_gradients(attend, *rounded), value_and_gradients(attend, *exact), strict=True):
         np.testing.assert_allclose(low, high, atol=0.03 * np.abs(high).max())
     empty, positions = jnp.zeros((2, 200, 2, 8), dtype), jnp.broadcast_to(jnp.arange(200), (2, 200))
-    y, _ = attention(*rounded[:3], positions, None, KeyValues(empty, empty), implementation="lean", look=look)
+    y, _ = attention(*rounded[:3], positions, None, KeyValues(empty, empty), implementation="blockwise", spec=spec)
     assert y.dtype == dtype
     np.testing.assert_allclose(
-        y.astype(jnp.float32), causal_attention(*exact[:3], None, implementation="lean", look=look), atol=0.05
+        y.astype(jnp.float32), causal_attention(*exact[:3], None, implementation="blockwise", spec=spec), atol=0.05
     )
 
 
@@ -268,7 +268,7 @@ def test_in_16_bit_with_a_cap_and_slopes_it_is_as_near_to_float32_as_rounding_al
 def test_what_no_kernel_has_is_said_by_name(platform: str) -> None:
     device = Capabilities(platform=platform, kind=platform, compute_capability=(9, 0) if platform == "gpu" else None)
     choice = choose_attention(device, jnp.dtype(jnp.bfloat16), 128, 1024, False, "soft-capped scores")
-    assert choice.name == "lean" and ("soft-capped scores" in choice.reason) == (platform != "cpu")
+    assert choice.name == "blockwise" and ("soft-capped scores" in choice.reason) == (platform != "cpu")
 
 
 def test_lean_keeps_nothing_of_what_comes_after_a_block_of_queries() -> None:
@@ -282,7 +282,7 @@ def test_lean_keeps_nothing_of_what_comes_after_a_block_of_queries() -> None:
 
 def test_large_scores_leave_all_numbers_finite() -> None:
     q, k, v, along = inputs(0, length=20, heads=2, groups=1)
-    attend = partial(causal_attention, segments_BT=segments_of(0, length=20), implementation="lean")
+    attend = partial(causal_attention, segments_BT=segments_of(0, length=20), implementation="blockwise")
     for x in value_and_gradients(attend, q * 1e4, k * 1e4, v, along):
         assert np.isfinite(x).all()
 
@@ -297,7 +297,7 @@ def test_splash_as_the_interpreter_runs_it_equals_jax_attention(packed: bool, wi
     )
     reference = value_and_gradients(
         lambda q, k, v: causal_attention(
-            q, k, v, segments, implementation="xla", look=AttentionSpec(window, scale=0.2)
+            q, k, v, segments, implementation="xla", spec=AttentionSpec(window, scale=0.2)
         ),
         q, k, v, along,
     )  # fmt: skip
@@ -320,7 +320,7 @@ def test_splash_as_the_interpreter_runs_it_equals_jax_attention(packed: bool, wi
         ("tpu", jnp.bfloat16, 64, 1024, True, "xla", "64 wide"),
         ("tpu", jnp.bfloat16, 128, 1000, True, "xla", "1000"),
         ("tpu", jnp.bfloat16, 128, None, True, "xla", "not always the same"),
-        ("cpu", jnp.float32, 64, 1024, True, "lean", "no flash attention for cpu"),
+        ("cpu", jnp.float32, 64, 1024, True, "blockwise", "no flash attention for cpu"),
     ],
 )
 def test_the_fastest_attention_is_chosen_and_it_is_said_why_no_faster_one(

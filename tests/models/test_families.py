@@ -79,7 +79,7 @@ def any_gpt(draw: st.DrawFn) -> GptDecoder:
 @given(any_rotary() | any_gpt(), st.integers(2, 300), st.integers(1, 64))
 def test_the_closed_form_parameter_count_is_that_of_the_real_pytree(of: Transformer, vocab: int, length: int) -> None:
     real = jax.eval_shape(
-        lambda key: models.build(of, vocab_size=vocab, sequence_length=length, implementation="lean", key=key),
+        lambda key: models.build(of, vocab_size=vocab, sequence_length=length, implementation="blockwise", key=key),
         jax.random.key(0),
     )
     names, leaves = jax.tree.leaves(models.leaf_names(real)), jax.tree.leaves(real)
@@ -159,7 +159,9 @@ def test_logits_stay_below_the_softcap_and_their_loss_is_that_of_the_capped() ->
 
 def test_fresh_norms_only_norm_wherever_weights_count_from() -> None:
     fresh = {
-        name: models.build(SPECS[name], vocab_size=9, sequence_length=8, implementation="lean", key=jax.random.key(0))
+        name: models.build(
+            SPECS[name], vocab_size=9, sequence_length=8, implementation="blockwise", key=jax.random.key(0)
+        )
         for name in ("gemma2", "olmo2")
     }
     x = jax.random.normal(jax.random.key(1), (4, 32))

@@ -17,7 +17,7 @@ import pytest
 from trainkit import models, optim
 from trainkit.models.adapters import adapt
 from trainkit.models.master_weights import Weight, add, exact, in_compute_dtype, lookup, product
-from trainkit.parallel.mesh import batch_sharding, make_mesh, replicated, state_shardings
+from trainkit.parallel.mesh import batch_sharding, make_mesh, replicated_sharding, state_shardings
 from trainkit.recipe.families.gpt2 import Gpt2
 from trainkit.recipe.families.llama import Llama
 from trainkit.recipe.families.mixtral import Mixtral
@@ -63,7 +63,9 @@ def of(
     """(step, state as a function of a key, names of what is trained)."""
 
     def model(key: jax.Array) -> Any:
-        made = models.build(spec, vocab_size=VOCAB, sequence_length=LENGTH, implementation="lean", fp8=fp8, key=key)
+        made = models.build(
+            spec, vocab_size=VOCAB, sequence_length=LENGTH, implementation="blockwise", fp8=fp8, key=key
+        )
         made = models.cast(made, jnp.dtype(params))
         return made if adapter is None else adapt(made, adapter, key=key)
 
@@ -186,7 +188,7 @@ def test_devices_add_up_gradients_in_float32_when_they_compute_in_bfloat16(name:
         for name, a in batch(8).items()
     }
     with jax.set_mesh(mesh):
-        lowered = jax.jit(step, out_shardings=(lie, replicated(mesh))).lower(placed, inputs)
+        lowered = jax.jit(step, out_shardings=(lie, replicated_sharding(mesh))).lower(placed, inputs)
         lowered.compile({"xla_dump_to": str(tmp_path), "xla_dump_hlo_pass_re": "spmd.*"})
     after = [path.read_text() for path in tmp_path.glob("*.after_spmd-partitioning*.txt")]
     sums = [found for text in after for found in re.findall(r"= (.*?) (?:all-reduce|reduce-scatter)\(", text)]

@@ -10,7 +10,7 @@ import pytest
 from trainkit.models.custom_vjps import exact_gelu, gated_silu, gelu, layer_norm, rms_norm
 from trainkit.models.fp8 import BACKWARD, FORWARD, fp8_product, scaled
 from trainkit.models.layers import Linear
-from trainkit.models.rope import rotate, turns
+from trainkit.models.rope import rotary_tables, rotate
 from trainkit.recipe.families.rope import Rope
 
 
@@ -66,7 +66,7 @@ def test_in_bfloat16_what_is_kept_and_what_comes_back_is_bfloat16_and_near(name:
     assert len(kept) <= 2 and all(leaf.dtype == jnp.bfloat16 for leaf in kept)
 
 
-TURNS = turns(Rope(100.0, None), 8)
+TURNS = rotary_tables(Rope(100.0, None), 8)
 
 
 def test_rotation_keeps_lengths_and_products_hang_on_distances_only() -> None:

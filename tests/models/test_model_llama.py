@@ -19,7 +19,9 @@ SPEC = Llama(layers=2, hidden=24, heads=6, kv_heads=2, intermediate=40, rope_the
 
 def model(spec: Llama = SPEC, *, scale: float = 8.0) -> LanguageModel:
     """With weights large enough that every part of it shows in the result."""
-    fresh = models.build(spec, vocab_size=VOCAB, sequence_length=LENGTH, implementation="lean", key=jax.random.key(0))
+    fresh = models.build(
+        spec, vocab_size=VOCAB, sequence_length=LENGTH, implementation="blockwise", key=jax.random.key(0)
+    )
     random = np.random.default_rng(1)
 
     def other(leaf: jax.Array) -> jax.Array:
@@ -96,7 +98,7 @@ def test_with_fp8_products_it_learns_nearly_the_same() -> None:
 
     def gradients(fp8: bool) -> tuple[jax.Array, list[jax.Array]]:
         fresh = models.build(
-            SPEC, vocab_size=VOCAB, sequence_length=LENGTH, implementation="lean", fp8=fp8, key=jax.random.key(0)
+            SPEC, vocab_size=VOCAB, sequence_length=LENGTH, implementation="blockwise", fp8=fp8, key=jax.random.key(0)
         )
         loss, grads = jax.value_and_grad(lambda m: CausalLMTask().loss(m, batch)[0])(models.cast(fresh, jnp.bfloat16))
         return loss, [g.astype(jnp.float32) for g in jax.tree.leaves(grads)]

@@ -35,7 +35,7 @@ SPECS = {
 
 def model(spec: Model, remat: Remat) -> LanguageModel:
     return models.build(
-        spec, vocab_size=VOCAB, sequence_length=LENGTH, implementation="lean", remat=remat, key=jax.random.key(0)
+        spec, vocab_size=VOCAB, sequence_length=LENGTH, implementation="blockwise", remat=remat, key=jax.random.key(0)
     )
 
 

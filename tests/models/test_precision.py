@@ -216,7 +216,7 @@ def low_state(seed: int = 0, *, moments: str = "float32", rate: float = 1e-2, ro
 
     def model(key):
         size = {"vocab_size": small.VOCAB, "sequence_length": small.LENGTH}
-        return models.cast(models.build(small.SPEC, **size, implementation="lean", key=key), params)
+        return models.cast(models.build(small.SPEC, **size, implementation="blockwise", key=key), params)
 
     trainable = jax.eval_shape(lambda key: eqx.filter(model(key), eqx.is_inexact_array), jax.random.key(0))
     optimizer = optim.build(AdamW(learning_rate=rate, moments=moments), models.leaf_names(trainable), trainable)

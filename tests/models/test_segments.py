@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from trainkit.models.casting import cast
 from trainkit.models.stack import LanguageModel
-from trainkit.parallel.mesh import batch_sharding, make_mesh, replicated, state_shardings
+from trainkit.parallel.mesh import batch_sharding, make_mesh, replicated_sharding, state_shardings
 from trainkit.tasks.causal_lm import CausalLMTask
 
 Batch = dict[str, jax.Array]
@@ -193,7 +193,7 @@ def test_sharded_equals_single_with_segments(data: int, fsdp: int) -> None:
     shardings = state_shardings(mesh, jax.eval_shape(small.state))
     batch = step_batch(accumulation=1)
     single, expected = small.jitted()(small.state(), batch)
-    step = jax.jit(small.step(), out_shardings=(shardings, replicated(mesh)))
+    step = jax.jit(small.step(), out_shardings=(shardings, replicated_sharding(mesh)))
     sharded, metrics = step(jax.device_put(small.state(), shardings), jax.device_put(batch, batch_sharding(mesh)))
     for name, value in expected.items():
         np.testing.assert_allclose(metrics[name], value, rtol=2e-5, err_msg=name)

@@ -35,7 +35,7 @@ def zero1_step(device_mesh, spec: AdamW | None, shardings):
         max_grad_norm=1.0,
         gradient_shardings=mesh.shardings(device_mesh, shapes_of(small.state()).params, over_data=True),
     )
-    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, mesh.replicated(device_mesh)))
+    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, mesh.replicated_sharding(device_mesh)))
 
 
 def shapes_of(state: object) -> object:

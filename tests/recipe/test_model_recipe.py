@@ -14,7 +14,7 @@ from trainkit.recipe.families.gpt2 import Gpt2
 from trainkit.recipe.families.llama import Llama
 from trainkit.recipe.families.qwen3 import Qwen3
 from trainkit.recipe.sections.adapter import Lora
-from trainkit.recipe.sections.lora_targets import adapter_parameters, linears, targeted_layers
+from trainkit.recipe.sections.lora_targets import adapter_parameters, linear_shapes, targeted_layers
 from trainkit.recipe.toml.pretrained import PretrainedCheckpoint
 
 RECIPE: dict[str, Any] = {
@@ -47,14 +47,14 @@ def test_learned_positions_are_as_many_as_the_checkpoint_has() -> None:
 @pytest.mark.parametrize("targets", ["all-linear", ("*",)])
 def test_no_adapter_is_for_a_router(targets: Any) -> None:
     mixtral, adapter = SPECS["mixtral"], Lora(targets=targets)
-    names = [*linears(mixtral), "mlp.router"]
-    assert targeted_layers(adapter, names) == list(linears(mixtral))
+    names = [*linear_shapes(mixtral), "mlp.router"]
+    assert targeted_layers(adapter, names) == list(linear_shapes(mixtral))
     assert adapter_parameters(adapter, mixtral) > 0
 
 
 def test_a_name_that_means_two_layers_here_is_answered_with_both() -> None:
     with pytest.raises(TrainkitError) as raised:
-        targeted_layers(Lora(targets=("c_proj",)), list(linears(SPECS["gpt2"])))
+        targeted_layers(Lora(targets=("c_proj",)), list(linear_shapes(SPECS["gpt2"])))
     assert raised.value.hint is not None and raised.value.hint.startswith("it is called 'output' and 'mlp_out' here; ")
 
 

@@ -70,7 +70,7 @@ def _read(directory: Path) -> Any:
     spec = read_spec(directory)
     shapes = eqx.filter_eval_shape(
         lambda key: models.build(
-            spec, vocab_size=spec.vocab_size, sequence_length=1, implementation="lean", key=key
+            spec, vocab_size=spec.vocab_size, sequence_length=1, implementation="blockwise", key=key
         ),
         jax.random.key(0),
     )  # fmt: skip

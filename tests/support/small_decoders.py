@@ -40,7 +40,9 @@ SPECS: dict[str, spec.Decoder] = {
 
 def model(of: spec.Decoder, *, scale: float = 6.0) -> DecoderModel:
     """With weights large enough that every part of it shows in the result."""
-    fresh = models.build(of, vocab_size=VOCAB, sequence_length=LENGTH, implementation="lean", key=jax.random.key(0))
+    fresh = models.build(
+        of, vocab_size=VOCAB, sequence_length=LENGTH, implementation="blockwise", key=jax.random.key(0)
+    )
     random = np.random.default_rng(1)
 
     def other(leaf: jax.Array) -> jax.Array:

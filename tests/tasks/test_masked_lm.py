@@ -394,7 +394,7 @@ def test_an_evaluation_over_eight_devices_and_ragged_batches_is_that_of_one(tmp_
         for step in (3, 4):
             frozen = jax.tree.map(lambda _: None, params)
             state = State(params, frozen, (), jnp.int32(step), jax.random.key(0), initial_live())
-            evaluate(jax.device_put(state, mesh.replicated(on)), step)
+            evaluate(jax.device_put(state, mesh.replicated_sharding(on)), step)
         log.close()
         told += [event["metrics"] for event in read(tmp_path / str(devices)) if event["type"] == "evaluated"]
     assert told[0] == told[1] and told[2] == told[3], "the same tokens are hidden at every step"

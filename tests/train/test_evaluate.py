@@ -75,7 +75,7 @@ def test_an_evaluation_knows_the_mesh_and_is_compiled_once_for_all_its_batches(t
         log=log,
         interrupted=lambda: False,
     )
-    whole = mesh.replicated(device_mesh)
+    whole = mesh.replicated_sharding(device_mesh)
     state = jax.device_put(State(None, None, (), jnp.int32(3), jax.random.key(0), initial_live()), whole)
     compilations = Compilations(log)
     for step in (3, 4):

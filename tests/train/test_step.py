@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 from trainkit import optim
 from trainkit.errors import TrainkitError
 from trainkit.events.commands import Command
-from trainkit.parallel.mesh import batch_sharding, make_mesh, partition, replicated, state_shardings
+from trainkit.parallel.mesh import batch_sharding, make_mesh, partition, replicated_sharding, state_shardings
 from trainkit.recipe.sections.optimizer import AdamW, Group
 from trainkit.recipe.sections.schedule import NEVER, Constant, Cosine, LinearDecay, Wsd
 from trainkit.train.live_schedule import LiveSchedule
@@ -50,7 +50,7 @@ def test_a_batch_in_which_nothing_is_learned_changes_neither_parameters_nor_mome
 ) -> None:
     mesh = make_mesh(data=data, fsdp=1)
     shardings = state_shardings(mesh, jax.eval_shape(small.state))
-    step = jax.jit(small.step(), out_shardings=(shardings, replicated(mesh)))
+    step = jax.jit(small.step(), out_shardings=(shardings, replicated_sharding(mesh)))
     batch = small.batch(0, sequences=16, accumulation=accumulation)
     learned, _ = step(jax.device_put(small.state(), shardings), jax.device_put(batch, batch_sharding(mesh)))
     empty = dict(batch, weights=np.zeros_like(batch["weights"]))
@@ -89,7 +89,7 @@ def test_sharded_equals_single(data: int, fsdp: int) -> None:
     shardings = state_shardings(mesh, jax.eval_shape(small.state))
     sharded = jax.device_put(sharded, shardings)
     one = small.jitted()
-    many = jax.jit(small.step(), donate_argnums=0, out_shardings=(shardings, replicated(mesh)))
+    many = jax.jit(small.step(), donate_argnums=0, out_shardings=(shardings, replicated_sharding(mesh)))
     for seed in range(4):
         batch = small.batch(seed)
         single, expected = one(single, batch)

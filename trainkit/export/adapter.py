@@ -14,7 +14,7 @@ from trainkit.errors import FAILED, TrainkitError
 from trainkit.export.draft import draft, made_by
 from trainkit.hub import adapter_config, peft, tokenizer
 from trainkit.hub.card import adapter_card
-from trainkit.infer.adapted import opened
+from trainkit.infer.adapted import open_adapted
 from trainkit.infer.text_format import pad_of, text_format_of
 from trainkit.infer.trained_model import all_devices
 from trainkit.models.adapters import adapt, adapted_layers, merge, trainable, with_numbers
@@ -50,7 +50,7 @@ def export_adapter(directory: Path, step: int | None, out: Path) -> tuple[int, l
     with draft(out) as made:
         codec = vocabulary.load(directory / tokenizer.TOKENIZER)
         texts, on = text_format_of(recipe, directory, codec), all_devices(recipe.parallel.platform)
-        model = opened(info, recipe, vocab_size=spec.rows(codec.vocab_size), on=on)
+        model = open_adapted(info, recipe, vocab_size=spec.rows(codec.vocab_size), on=on)
         peft.save(made, model, spec, recipe.adapter)
         _compare(made, model, spec)
         own = (

@@ -63,12 +63,12 @@ class Exporting:
         if not self._here:
             return
         aside: list[int] = []
-        with self._told("exports of earlier attempts"):
+        with self._log_errors("exports of earlier attempts"):
             _remove_drafts(directory / EXPORTS)
             _begin_anew(directory / OUTPUT)
             aside = _set_aside(directory / EXPORTS, beyond=first)
         if aside:
-            self._say("info", f"set aside: the export of {_steps(aside)}")
+            self._log_message("info", f"set aside: the export of {_steps(aside)}")
         for info in store.checkpoints(directory):
             # one beyond is damaged, and is written again
             if info.step <= first and (info.manifest.kind == "final" or self.wants(info.step)):
@@ -88,7 +88,7 @@ class Exporting:
         if len(waiting) > BEHIND:
             self._pending = tuple(each for each in self._pending if each != waiting[0])
             told = f"step {waiting[0]} is not exported: {BEHIND} others wait, each with its checkpoint on the disk"
-            self._say("warning", f"{told}; exports take longer than export.every allows: make it larger")
+            self._log_message("warning", f"{told}; exports take longer than export.every allows: make it larger")
 
     def held(self) -> tuple[int, ...]:
         """Steps whose checkpoints are still to be exported."""
@@ -98,7 +98,7 @@ class Exporting:
         """Tell of an export that has ended, and begin the next one. Does not wait."""
         if self._running is not None and self._running.process.poll() is not None:
             ended, self._running = self._running, None
-            self._tell(ended)
+            self._report(ended)
             self._done_with(ended.step)
         while self._running is None and self._pending:
             self._begin(self._pending[0])
@@ -114,7 +114,7 @@ class Exporting:
             while self._pending and not interrupted():
                 if time.monotonic() - told >= WORD:
                     told = time.monotonic()
-                    self._say("info", f"waiting for the export of {_steps(self._pending)}")
+                    self._log_message("info", f"waiting for the export of {_steps(self._pending)}")
                 time.sleep(0.05)
                 self.poll()
         except KeyboardInterrupt:
@@ -122,37 +122,44 @@ class Exporting:
         if self._pending:
             later = f"trainkit export {as_typed(self._directory)}/STEP OUT"
             what = f"not waited for: the export of {_steps(self._pending)}"
-            self._say("warning", f"{what}; the next attempt makes it, or by hand: {later}")
+            self._log_message("warning", f"{what}; the next attempt makes it, or by hand: {later}")
         if not self._here:
             return True
-        with self._told("checkpoints that were kept for their export"):
+        with self._log_errors("checkpoints that were kept for their export"):
             if newest := store.newest(self._directory):
                 store.retain(self._directory, saved=newest.step, keep_last=self._keep_last, held=self._pending)
         return not self._pending
 
-    def _out(self, step: int) -> Path:
+    def _output_directory(self, step: int) -> Path:
         return self._directory / EXPORTS / str(step)
 
     def _queue(self, step: int) -> None:
         self._seen.add(step)
-        if self._here and step not in self._pending and not self._out(step).exists():
+        if self._here and step not in self._pending and not self._output_directory(step).exists():
             self._pending = (*self._pending, step)
 
     def _done_with(self, step: int) -> None:
         self._pending = tuple(each for each in self._pending if each != step)
 
-    def _by_another(self, step: int) -> bool:
+    def _was_exported_elsewhere(self, step: int) -> bool:
         """Whether an export that outlived its attempt has been there before."""
-        there = self._out(step).exists()
+        there = self._output_directory(step).exists()
         if there:
-            self._say("info", f"step {step} has been exported by a process of an earlier attempt")
+            self._log_message("info", f"step {step} has been exported by a process of an earlier attempt")
         return there
 
     def _begin(self, step: int) -> None:
-        if self._by_another(step):
+        if self._was_exported_elsewhere(step):
             self._done_with(step)
             return
-        command = [sys.executable, "-m", "trainkit", "export", str(self._directory / str(step)), str(self._out(step))]
+        command = [
+            sys.executable,
+            "-m",
+            "trainkit",
+            "export",
+            str(self._directory / str(step)),
+            str(self._output_directory(step)),
+        ]
         command += ["--format", self._format, "--json", *(["--dtype", self._dtype] if self._dtype else [])]
         try:
             with (self._directory / OUTPUT).open("ab") as output:
@@ -168,31 +175,31 @@ class Exporting:
                 )
         except OSError as error:
             self._done_with(step)
-            self._failed(step, f"its process could not be started: {error}")
+            self._report_failure(step, f"its process could not be started: {error}")
             return
         _put_last(process.pid)
         self._running = _Process(step, process, time.monotonic(), begin)
 
-    def _tell(self, ended: _Process) -> None:
+    def _report(self, ended: _Process) -> None:
         """Write to the log what has come of an export."""
-        said, code = self._said(ended.output), ended.process.returncode
+        said, code = self._last_output(ended.output), ended.process.returncode
         result = _result(said) if code == 0 else None
         if result is None:
-            if not self._by_another(ended.step):
+            if not self._was_exported_elsewhere(ended.step):
                 why = f"{_problem(said, code)}; all that it said is in {as_typed(self._directory / OUTPUT)}"
-                self._failed(ended.step, why)
+                self._report_failure(ended.step, why)
             return
         self._log.write(
             "exported",
             step=ended.step,
-            path=str(self._out(ended.step).relative_to(self._directory)),
+            path=str(self._output_directory(ended.step).relative_to(self._directory)),
             format=self._format,
             bytes=result[0],
             difference=result[1],
             seconds=round(time.monotonic() - ended.started, 3),
         )
 
-    def _said(self, begin: int) -> list[str]:
+    def _last_output(self, begin: int) -> list[str]:
         """The lines printed from there on by the process that was the last to begin."""
         try:
             printed = (self._directory / OUTPUT).read_bytes()[begin:].decode(errors="replace")
@@ -201,20 +208,20 @@ class Exporting:
         return [line.strip() for line in printed.split("\n") if line.strip()]
 
     @contextlib.contextmanager
-    def _told(self, what: str) -> Iterator[None]:
+    def _log_errors(self, what: str) -> Iterator[None]:
         """What a disk refuses to do for `what` is an alert: training has no need of it."""
         try:
             yield
         except (OSError, ValueError) as error:
             self._alert(f"{what}: {error}")
 
-    def _failed(self, step: int, why: str) -> None:
+    def _report_failure(self, step: int, why: str) -> None:
         self._alert(f"step {step} was not exported: {why}")
 
     def _alert(self, message: str) -> None:
         self._log.write("alert", step=self._log.step, kind="export", message=message)
 
-    def _say(self, level: str, message: str) -> None:
+    def _log_message(self, level: str, message: str) -> None:
         self._log.write("log", step=self._log.step, level=level, message=message)
 
 

@@ -27,7 +27,7 @@ from trainkit.hub.load import load_params, read_spec
 from trainkit.hub.save import save
 from trainkit.infer.adapted import merge_adapter
 from trainkit.infer.text_format import TextFormat, pad_of, text_format_of
-from trainkit.infer.trained_model import all_devices, restored
+from trainkit.infer.trained_model import all_devices, restore_model
 from trainkit.models.stack import LanguageModel
 from trainkit.parallel import mesh
 from trainkit.recipe import Recipe
@@ -117,7 +117,7 @@ def _model(info: Info, recipe: Recipe, codec: LoadedTokenizer, *, on: Mesh) -> L
     kept = jnp.dtype(recipe.precision.params)
     if recipe.adapter is not None:
         return merge_adapter(info, recipe, vocab_size=recipe.model.rows(codec.vocab_size), on=on, dtype=kept)
-    return restored(info, recipe, on=on, dtype=kept)
+    return restore_model(info, recipe, on=on, dtype=kept)
 
 
 def _compare(out: Path, model: LanguageModel, *, on: Mesh, dtype: str) -> tuple[float, float]:

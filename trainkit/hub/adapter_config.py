@@ -21,7 +21,7 @@ from trainkit.hub.config import family_of_spec
 from trainkit.recipe.families.hugging_face import TensorName
 from trainkit.recipe.families.transformer import Transformer
 from trainkit.recipe.sections.adapter import Lora
-from trainkit.recipe.sections.lora_targets import linears, targeted_layers
+from trainkit.recipe.sections.lora_targets import linear_shapes, targeted_layers
 from trainkit.recipe.sections.model import Model
 from trainkit.recipe.spec import with_tuples
 from trainkit.recipe.toml.pretrained import PretrainedCheckpoint
@@ -64,7 +64,7 @@ def read(directory: Path, spec: Transformer) -> Lora:
             model.
     """
     config, where = read_object(directory / FILE), str(directory / FILE)
-    wrong = [f"{key} = {json.dumps(value)}" for key, value in config.items() if not _known(key, value)]
+    wrong = [f"{key} = {json.dumps(value)}" for key, value in config.items() if not _is_known(key, value)]
     if config.get("use_rslora") and config.get("use_dora"):
         wrong.append("use_rslora and use_dora together")
     if wrong:
@@ -83,16 +83,16 @@ def read(directory: Path, spec: Transformer) -> Lora:
         alpha=float(cast(float, alpha)),
         targets=_targets(config, spec, where),
         variant=variant,
-        base=_trained_on(config),
+        base=_base_storage(config),
     )
 
 
 def trained_on(directory: Path) -> Literal["none", "nf4"]:
     """How the base of the adapter in a directory was kept while it was trained, as far as the adapter says."""
-    return _trained_on(read_object(directory / FILE))
+    return _base_storage(read_object(directory / FILE))
 
 
-def _trained_on(config: Mapping[str, Any]) -> Literal["none", "nf4"]:
+def _base_storage(config: Mapping[str, Any]) -> Literal["none", "nf4"]:
     return "nf4" if config.get(QUANTISED) else "none"
 
 
@@ -124,7 +124,7 @@ def write(directory: Path, layers: Iterable[str], spec: Transformer, adapter: Lo
         "use_rslora": adapter.variant == "rslora",
         "use_dora": adapter.variant == "dora",
         "fan_in_fan_out": not all(theirs[layer].transposed for layer in layers),
-        "target_modules": sorted(_ends(theirs, layers)),
+        "target_modules": sorted(_shortest_ends(theirs, layers)),
         "inference_mode": True,
         **({QUANTISED: NF4} if adapter.base == "nf4" else {}),
     }
@@ -183,10 +183,10 @@ def other_base(directory: Path, spec: Transformer) -> str | None:
 def names(spec: Transformer) -> dict[str, TensorName]:
     """What the linear layers' matrices are called in checkpoints of the model, by our name of the layer."""
     theirs = {name.ours: name for name in family_of_spec(spec).names}
-    return {layer: theirs[f"blocks.{layer}.weight"] for layer in linears(spec)}
+    return {layer: theirs[f"blocks.{layer}.weight"] for layer in linear_shapes(spec)}
 
 
-def _known(key: str, value: Any) -> bool:
+def _is_known(key: str, value: Any) -> bool:
     return key in _HARMLESS or key in _READ or value in _POSSIBLE.get(key, _UNUSED)
 
 
@@ -223,7 +223,7 @@ def _targets(config: Mapping[str, Any], spec: Transformer, where: str) -> tuple[
 
 def _not_adapted(spec: Transformer) -> list[str]:
     """What PEFT could adapt besides the linear layers of blocks: the embedding, the output, routers and experts."""
-    ours = {f"blocks.{layer}.weight" for layer in linears(spec)}
+    ours = {f"blocks.{layer}.weight" for layer in linear_shapes(spec)}
     others = (name for name in family_of_spec(spec).names if name.theirs.endswith(".weight") and name.ours not in ours)
     return [name.at((0, 0)[: name.stacked]).removesuffix(".weight") for name in others if "norm" not in name.ours]
 
@@ -248,12 +248,12 @@ def _matcher(said: Any, key: str, where: str) -> Callable[[str], bool]:
 def _layers(targets: Any, spec: Transformer) -> list[str] | None:
     """Those that a recipe's targets mean; None where they mean none."""
     try:
-        return targeted_layers(Lora(targets=with_tuples(targets)), list(linears(spec)))
+        return targeted_layers(Lora(targets=with_tuples(targets)), list(linear_shapes(spec)))
     except (ValidationError, TrainkitError):
         return None
 
 
-def _ends(theirs: Mapping[str, TensorName], layers: list[str]) -> set[str]:
+def _shortest_ends(theirs: Mapping[str, TensorName], layers: list[str]) -> set[str]:
     """What PEFT is told to adapt: the shortest ends of names that mean these layers and no others."""
     ends = {layer: name.theirs.removesuffix(".weight").split(".") for layer, name in theirs.items()}
     others = [end for layer, end in ends.items() if layer not in layers]

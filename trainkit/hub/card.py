@@ -34,10 +34,10 @@ class Made:
 def as_told(loaded: Loaded) -> str:
     """A recipe as TOML. Of paths the last part is told: where things lie on this machine is nobody's business."""
 
-    def shown(text: str) -> str:
+    def show(text: str) -> str:
         return f"…/{PurePath(text).name}" if text.startswith("/") or NO_HOST in text else text
 
-    return dumps(loaded, shown=shown)
+    return dumps(loaded, shown=show)
 
 
 #: By the kind of a model, the class that loads it and what the hub lists it under.

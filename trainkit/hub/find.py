@@ -47,7 +47,7 @@ def config(pretrained: str, revision: str | None, *, kind: Kind = MODEL) -> tupl
 
         return hf_hub_download(pretrained, kind.config, revision=revision)
 
-    directory = Path(_fetched(pretrained, fetch, kind)).parent
+    directory = Path(_fetch(pretrained, fetch, kind)).parent
     return directory, _commit(directory) or revision
 
 
@@ -65,7 +65,7 @@ def weights(pretrained: str, revision: str | None, *, kind: Kind = MODEL) -> Pat
 
             return snapshot_download(pretrained, revision=revision, allow_patterns=list(files))
 
-        return Path(_fetched(pretrained, download, kind))
+        return Path(_fetch(pretrained, download, kind))
 
     directory = fetch(kind.config, kind.index, *kind.beside)
     revision = _commit(directory) or revision
@@ -73,7 +73,7 @@ def weights(pretrained: str, revision: str | None, *, kind: Kind = MODEL) -> Pat
     directory = fetch(*files)
     if missing := [file for file in files if not (directory / file).is_file()]:
         # offline the client gives what of a snapshot it has, and does not say that there is more
-        _fetched(pretrained, lambda: [file_of(pretrained, file, revision) for file in (missing[0], kind.index)], kind)
+        _fetch(pretrained, lambda: [file_of(pretrained, file, revision) for file in (missing[0], kind.index)], kind)
     if not ((directory / kind.weights).is_file() or (directory / kind.index).is_file()):
         raise TrainkitError(
             f"'{pretrained}' has neither {kind.weights} nor {kind.index} on the Hugging Face hub",
@@ -113,7 +113,7 @@ def local(pretrained: str, *, kind: Kind = MODEL) -> Path | None:
     return None
 
 
-def _fetched(pretrained: str, fetch: Callable[[], T], kind: Kind) -> T:
+def _fetch(pretrained: str, fetch: Callable[[], T], kind: Kind) -> T:
     try:
         return fetch()
     # the hub's client and its HTTP library each raise what they like

@@ -82,12 +82,12 @@ def load_params(
             to = where[i] or getattr(leaves[i], "sharding", None) or SingleDeviceSharding(jax.devices()[0])
             kept = not owned and next(iter(to.device_set)).platform == "cpu"
             read = source.reader(names[i], leaves[i].shape, kinds[i], pool, fresh if kept else scratch)
-            leaves[i] = made(names[i], _placed(read, leaves[i].shape, to))
+            leaves[i] = made(names[i], _place(read, leaves[i].shape, to))
             scratch.clear()
     return jax.tree.unflatten(structure, leaves)
 
 
-def _placed(read: Callable[[Any], np.ndarray], shape: Shape, sharding: Any) -> jax.Array:
+def _place(read: Callable[[Any], np.ndarray], shape: Shape, sharding: Any) -> jax.Array:
     array = jax.make_array_from_callback(shape, sharding, read)
     array.block_until_ready()  # what it was made of is not needed any more
     return array

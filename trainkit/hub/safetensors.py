@@ -111,7 +111,7 @@ def open_directory(directory: Path) -> Tensors:
         TrainkitError: it has none, shards are missing, a file is no such file or is cut off, or there are pickles only.
     """
     if (directory / INDEX).is_file():
-        return Tensors(_sharded(directory))
+        return Tensors(_read_sharded(directory))
     single = directory / FILE
     files = [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
     if len(files) == 1:
@@ -186,7 +186,7 @@ def _tensor(file: Path, name: str, entry: Any, data: int, size: int) -> Tensor:
     return tensor
 
 
-def _sharded(directory: Path) -> dict[str, Tensor]:
+def _read_sharded(directory: Path) -> dict[str, Tensor]:
     index = directory / INDEX
     try:
         where = json.loads(index.read_bytes())["weight_map"]

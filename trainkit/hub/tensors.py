@@ -32,7 +32,7 @@ def compare(wanted: Mapping[str, Shape], found: Mapping[str, Shape], *, where: s
         if name in found and found[name] != shape
     ]
     kinds = (("missing", missing), ("not known", extra), ("of another shape", other))
-    lines = [line for kind, which in kinds if which for line in (f"{len(which)} {kind}:", *_listed(which))]
+    lines = [line for kind, which in kinds if which for line in (f"{len(which)} {kind}:", *_list(which))]
     if lines:
         raise TrainkitError(
             "the tensors of the checkpoint are not those of the model:\n" + "\n".join(lines),
@@ -41,7 +41,7 @@ def compare(wanted: Mapping[str, Shape], found: Mapping[str, Shape], *, where: s
         )
 
 
-def _listed(lines: Iterable[str]) -> list[str]:
+def _list(lines: Iterable[str]) -> list[str]:
     lines = list(lines)
     rest = [f"  … and {len(lines) - LISTED} more"] if len(lines) > LISTED else []
     return [*(f"  {line}" for line in islice(lines, LISTED)), *rest]

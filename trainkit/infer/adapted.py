@@ -31,13 +31,13 @@ from trainkit.recipe.families.transformer import Transformer
 
 
 def merge_adapter(info: Info, recipe: Recipe, *, vocab_size: int, on: Mesh, dtype: jnp.dtype) -> LanguageModel:
-    """The model that a checkpoint of an adapter amounts to, with plain layers, in `dtype`. Raises as `opened`."""
-    model = opened(info, recipe, vocab_size=vocab_size, on=on)
+    """The model that a checkpoint of an adapter amounts to, with plain layers, in `dtype`. Raises as `open_adapted`."""
+    model = open_adapted(info, recipe, vocab_size=vocab_size, on=on)
 
     def plain(model: LanguageModel) -> LanguageModel:
         return models.cast(merge(model), dtype)
 
-    return _donating(plain, _shardings(_placed(jax.eval_shape(plain, model), on)), model)
+    return _run_donating(plain, _shardings(_place(jax.eval_shape(plain, model), on)), model)
 
 
 def merging(directory: Path, spec: Transformer, shapes: PyTree) -> Callable[[LanguageModel], LanguageModel]:
@@ -55,7 +55,7 @@ def merging(directory: Path, spec: Transformer, shapes: PyTree) -> Callable[[Lan
     def plain(base: LanguageModel, numbers: Numbers) -> LanguageModel:
         return merge(with_numbers(put_on(base), numbers))
 
-    return lambda base: _donating(plain, _shardings(base), base, numbers)
+    return lambda base: _run_donating(plain, _shardings(base), base, numbers)
 
 
 def base_of(directory: Path) -> Path:
@@ -71,7 +71,7 @@ def base_of(directory: Path) -> Path:
         ) from error
 
 
-def opened(info: Info, recipe: Recipe, *, vocab_size: int, on: Mesh) -> LanguageModel:
+def open_adapted(info: Info, recipe: Recipe, *, vocab_size: int, on: Mesh) -> LanguageModel:
     """The adapted model in a checkpoint of an adapter; its base is made again.
 
     Raises:
@@ -81,18 +81,18 @@ def opened(info: Info, recipe: Recipe, *, vocab_size: int, on: Mesh) -> Language
     build = partial(_base, recipe, vocab_size=vocab_size)
     # as in `train.state.init`
     key = jax.random.fold_in(jax.random.key(recipe.run.seed), 0)
-    base = _placed(jax.eval_shape(build, key), on)
+    base = _place(jax.eval_shape(build, key), on)
     random = recipe.base_checkpoint is None
     weights = jax.jit(build, out_shardings=_shardings(base))(key) if random else load_base(recipe, base, on=on)
     put_on = partial(with_adapter, spec=recipe.adapter, key=key)
-    shapes = _placed(jax.eval_shape(put_on, weights), on)
+    shapes = _place(jax.eval_shape(put_on, weights), on)
     params, frozen = eqx.partition(shapes, trainable(shapes))
 
     def without_adapter(weights: LanguageModel) -> PyTree:
         model = put_on(weights)
         return eqx.partition(model, trainable(model))[1]
 
-    frozen = _donating(without_adapter, _shardings(frozen), weights)
+    frozen = _run_donating(without_adapter, _shardings(frozen), weights)
     check_same_base(info.manifest, frozen, where=info.directory)
     return eqx.combine(restore.restore(info.directory, params, under="params"), frozen)
 
@@ -121,7 +121,7 @@ def _base(recipe: Recipe, key: jax.Array, *, vocab_size: int) -> LanguageModel:
     return models.cast(built, jnp.dtype(recipe.precision.params))
 
 
-def _donating(function: Callable[..., PyTree], lie: PyTree, tree: PyTree, *rest: Any) -> Any:
+def _run_donating(function: Callable[..., PyTree], lie: PyTree, tree: PyTree, *rest: Any) -> Any:
     """`function` of a tree and more; the tree is gone after, so that what stays as it is is not there twice."""
     with warnings.catch_warnings():
         # what is packed or merged, and the adapter itself, cannot be taken over as they are
@@ -129,7 +129,7 @@ def _donating(function: Callable[..., PyTree], lie: PyTree, tree: PyTree, *rest:
         return jax.jit(function, out_shardings=lie, donate_argnums=0)(tree, *rest)
 
 
-def _placed(shapes: PyTree, on: Mesh) -> PyTree[jax.ShapeDtypeStruct]:
+def _place(shapes: PyTree, on: Mesh) -> PyTree[jax.ShapeDtypeStruct]:
     return jax.tree.map(
         lambda leaf, lies: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=lies),
         shapes,

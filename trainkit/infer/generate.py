@@ -88,7 +88,7 @@ def extend(
     return Decoding(logits_NV, begins_N + lengths_N, lengths_N == 0, jnp.int32(0), filled, seen_NV)
 
 
-def resized(cache: KeyValues, length: int) -> KeyValues:
+def resize_cache(cache: KeyValues, length: int) -> KeyValues:
     """The cache with room for `length` positions, the first of which it holds as before."""
     had = cache.k_BSGK.shape[2]
     if had >= length:
@@ -113,11 +113,11 @@ def decode(
     """
     rows_N, ends_E = jnp.arange(len(state.ended_N)), jnp.asarray(ends, jnp.int32)
 
-    def goes_on(carry: tuple[Array, Array, Decoding]) -> Array:
+    def is_unfinished(carry: tuple[Array, Array, Decoding]) -> Array:
         i, _, state = carry
         return (i < limit) & ~state.ended_N.all()
 
-    def one(carry: tuple[Array, Array, Decoding]) -> tuple[Array, Array, Decoding]:
+    def add_token(carry: tuple[Array, Array, Decoding]) -> tuple[Array, Array, Decoding]:
         i, tokens_NT, state = carry
         keys_now_N = jax.vmap(jax.random.fold_in, (0, None))(keys_N, state.drawn)
         token_N = draw(state.logits_NV, keys_now_N, sampling, seen_NV=state.seen_NV)
@@ -131,7 +131,7 @@ def decode(
         return i + 1, tokens_NT, Decoding(logits_NV, positions_N, ended_N, state.drawn + 1, cache, seen_NV)
 
     nothing_NT = jnp.full((len(rows_N), tokens), NOTHING, jnp.int32)
-    _, tokens_NT, state = jax.lax.while_loop(goes_on, one, (jnp.int32(0), nothing_NT, state))
+    _, tokens_NT, state = jax.lax.while_loop(is_unfinished, add_token, (jnp.int32(0), nothing_NT, state))
     return tokens_NT, state
 
 
@@ -158,7 +158,7 @@ def bucket(length: int, *, most: int) -> int:
     return min(most, max(LEAST_BUCKET, 1 << (length - 1).bit_length()))
 
 
-def padded(prompts: Sequence[Sequence[int]], width: int) -> tuple[np.ndarray, np.ndarray]:
+def pad_prompts(prompts: Sequence[Sequence[int]], width: int) -> tuple[np.ndarray, np.ndarray]:
     """Prompts as rows of `width` tokens, and their lengths."""
     rows = np.zeros((len(prompts), width), np.int32)
     for row, prompt in zip(rows, prompts, strict=True):

@@ -15,7 +15,17 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from trainkit.errors import TrainkitError
-from trainkit.infer.generate import NOTHING, Decoding, TextCodec, bucket, decode, extend, padded, prefill, resized
+from trainkit.infer.generate import (
+    NOTHING,
+    Decoding,
+    TextCodec,
+    bucket,
+    decode,
+    extend,
+    pad_prompts,
+    prefill,
+    resize_cache,
+)
 from trainkit.infer.sampling import Sampling
 from trainkit.infer.text import Transcript
 from trainkit.models.attention import KeyValues
@@ -114,13 +124,13 @@ class Generator:
         most = [min(max_tokens, context - len(request.ids)) for request in requests]
         room = max(len(request.ids) + tokens for request, tokens in zip(requests, most, strict=True))
         answers = [Answer(Transcript(self.codec, request.ids, stop=stop)) for request in requests]
-        state, keys_N = self._begun(requests, bucket(room, most=context), sampling)
+        state, keys_N = self._begin(requests, bucket(room, most=context), sampling)
         going = partial(self._decode, self.model, tokens=CHUNK, sampling=sampling, ends=self.ends)
         made, held = 0, list(requests[0].ids)
         while left := [tokens - made for answer, tokens in zip(answers, most, strict=True) if answer.reason is None]:
             made += (limit := min(CHUNK, *left))
             self._last = None  # its cache is given away
-            with self._in_force():
+            with self._mesh_context():
                 tokens_NT, state = going(state, keys_N, jnp.int32(limit))
             rows = [[token for token in row if token != NOTHING] for row in np.asarray(tokens_NT).tolist()]
             if self.remembers and len(requests) == 1:
@@ -128,9 +138,9 @@ class Generator:
                 self._last = _Text(held, state.cache)
             for number, (answer, row) in enumerate(zip(answers, rows, strict=False)):
                 if answer.reason is None:
-                    new = self._taken(answer, row, last=made == most[number])
+                    new = self._take(answer, row, last=made == most[number])
                     yield News(number, new, answer)
-            state = self._ended_here(state, answers)
+            state = self._end_stopped(state, answers)
 
     def answers(
         self, requests: Sequence[Request], *, max_tokens: int, sampling: Sampling, stop: Sequence[str] = ()
@@ -141,7 +151,7 @@ class Generator:
             found[news.number] = news.answer
         return [found[number] for number in range(len(requests))]
 
-    def _begun(self, requests: Sequence[Request], room: int, sampling: Sampling) -> tuple[Decoding, jax.Array]:
+    def _begin(self, requests: Sequence[Request], room: int, sampling: Sampling) -> tuple[Decoding, jax.Array]:
         # what fills the batch up has no tokens, and so has ended; a power of two, as with the lengths
         size = 1 << (len(requests) - 1).bit_length()
         ids = [request.ids for request in requests] + [()] * (size - len(requests))
@@ -153,21 +163,21 @@ class Generator:
         # the last token is always read: what follows it is asked for
         known = _common(last.ids, ids[0][:-1]) if last is not None and len(requests) == 1 else 0
         rests = [ids[0][known:]] if known else ids
-        prompts_NP, lengths_N = padded(rests, bucket(max(map(len, rests)), most=room))
-        prompts_NP, lengths_N, keys_N = self._shared_out((prompts_NP, lengths_N, keys_N), size)
+        prompts_NP, lengths_N = pad_prompts(rests, bucket(max(map(len, rests)), most=room))
+        prompts_NP, lengths_N, keys_N = self._distribute((prompts_NP, lengths_N, keys_N), size)
         if last is None or not known:
-            with self._in_force():
+            with self._mesh_context():
                 state = self._prefill(self.model, prompts_NP, lengths_N, cache_length=room, sampling=sampling)
             return state, keys_N
         seen_1V = None
         if sampling.penalises:
             seen_1V = np.zeros((1, self.model.unembedding().shape[0]), bool)
             seen_1V[0, ids[0]] = True
-        cache, begins_1 = resized(last.cache, room), np.array([known], np.int32)
-        with self._in_force():
+        cache, begins_1 = resize_cache(last.cache, room), np.array([known], np.int32)
+        with self._mesh_context():
             return self._extend(self.model, cache, prompts_NP, lengths_N, begins_1, seen_1V), keys_N
 
-    def _taken(self, answer: Answer, tokens: list[int], *, last: bool) -> str:
+    def _take(self, answer: Answer, tokens: list[int], *, last: bool) -> str:
         """Put new tokens to an answer; the text that they add to it."""
         ended = bool(tokens) and tokens[-1] in self.ends
         new = answer.transcript.add(tokens[:-1] if ended else tokens, last=last or ended)
@@ -177,18 +187,18 @@ class Generator:
             answer.reason = "end" if ended else "length"
         return new
 
-    def _in_force(self) -> AbstractContextManager[object]:
+    def _mesh_context(self) -> AbstractContextManager[object]:
         """As in training: by the mesh each device knows its rows."""
         return nullcontext() if self.mesh is None else jax.set_mesh(self.mesh)
 
-    def _shared_out(self, rows: Any, count: int) -> Any:
+    def _distribute(self, rows: Any, count: int) -> Any:
         """Arrays of so many sequences, split over all devices where that is possible."""
         if self.mesh is None:
             return rows
         split = PartitionSpec(self.mesh.axis_names) if count % self.mesh.size == 0 else PartitionSpec()
         return jax.device_put(rows, NamedSharding(self.mesh, split))
 
-    def _ended_here(self, state: Decoding, answers: Sequence[Answer]) -> Decoding:
+    def _end_stopped(self, state: Decoding, answers: Sequence[Answer]) -> Decoding:
         """The state in which what a stop string or the context has ended is not continued."""
         if all(answer.reason in (None, "end") for answer in answers):
             return state

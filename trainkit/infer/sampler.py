@@ -19,12 +19,12 @@ from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
 from trainkit.infer.chat import ChatCodec, closing
-from trainkit.infer.generate import NOTHING, TextCodec, bucket, generate, padded
+from trainkit.infer.generate import NOTHING, TextCodec, bucket, generate, pad_prompts
 from trainkit.infer.sampling import Sampling
 from trainkit.infer.text import Transcript
 from trainkit.infer.text_format import chat_of, template_of, text_format_of, usable_template
 from trainkit.models.casting import cast
-from trainkit.parallel.mesh import replicated
+from trainkit.parallel.mesh import replicated_sharding
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.sample import ChatMessage, Sample
 
@@ -95,12 +95,12 @@ class Sampler:
         sampling = Sampling(spec.temperature, spec.top_k, spec.top_p, spec.min_p, spec.repetition_penalty)
         new_tokens = self._new_tokens
 
-        def continued(params: PyTree, frozen: PyTree, rows: Array, lengths: Array, key: PRNGKeyArray) -> Array:
+        def continue_prompts(params: PyTree, frozen: PyTree, rows: Array, lengths: Array, key: PRNGKeyArray) -> Array:
             model = eqx.combine(cast(params, compute), cast(frozen, compute))
             keys = jax.random.split(key, len(rows))
             return generate(model, rows, lengths, keys, new_tokens=new_tokens, sampling=sampling, ends=ends)
 
-        self._continued = jax.jit(continued, out_shardings=replicated(mesh))
+        self._continued = jax.jit(continue_prompts, out_shardings=replicated_sharding(mesh))
 
     def __call__(
         self, params: PyTree, frozen: PyTree, *, key: PRNGKeyArray, step: int, prompts: Sequence[str] | None = None
@@ -116,7 +116,7 @@ class Sampler:
             ids = [self._ids(text) for text, _ in some]
             # rows that are not asked for have no tokens, and have ended before they began
             width = bucket(max(map(len, ids)), most=self._context_length - self._new_tokens)
-            rows, lengths = padded([*ids, *[[]] * (size - len(some))], width)
+            rows, lengths = pad_prompts([*ids, *[[]] * (size - len(some))], width)
             with jax.set_mesh(self._mesh):  # as in a step, by the mesh each device knows its rows
                 tokens = np.asarray(self._continued(params, frozen, rows, lengths, key))
             seconds = round(time.perf_counter() - started, 3)
@@ -126,7 +126,7 @@ class Sampler:
                 self._log.write("sampled", step=step, prompt=text, text=transcript.text, seconds=seconds)
 
     def _written(self, prompt: str | Sequence[ChatMessage]) -> tuple[str, Sequence[str]]:
-        """The text that is continued, and the strings that end what comes of it."""
+        """Return the text to continue, and the strings that end its continuation."""
         if isinstance(prompt, str) and not self._chat:
             return prompt, ()
         if self._template is None:

@@ -58,7 +58,7 @@ def draw(
     """
     if sampling.penalises:
         assert seen_NV is not None
-        logits_NV = penalised(logits_NV, seen_NV, sampling.repetition_penalty)
+        logits_NV = penalise(logits_NV, seen_NV, sampling.repetition_penalty)
     if sampling.temperature == 0:
         return logits_NV.argmax(-1).astype(jnp.int32)
     logits_NC, ids_NC = candidates(logits_NV, sampling)
@@ -68,7 +68,7 @@ def draw(
     return jnp.take_along_axis(ids_NC, chosen_N[:, None], axis=1)[:, 0].astype(jnp.int32)
 
 
-def penalised(logits_NV: Float[Array, "N V"], seen_NV: Bool[Array, "N V"], penalty: float) -> Float[Array, "N V"]:
+def penalise(logits_NV: Float[Array, "N V"], seen_NV: Bool[Array, "N V"], penalty: float) -> Float[Array, "N V"]:
     """Logits in which what was seen is less likely, for a penalty above 1."""
     less_NV = jnp.where(logits_NV > 0, logits_NV / penalty, logits_NV * penalty)
     return jnp.where(seen_NV, less_NV, logits_NV)

@@ -36,7 +36,7 @@ class Transcript:
         if self.stopped:
             return ""
         self.ids += ids
-        whole = self._decoded(self.ids)
+        whole = self._decode(self.ids)
         # bytes that are no character yet
         text = whole if last else whole.rstrip("\ufffd")
         if (end := self._end(text)) is not None:
@@ -47,18 +47,18 @@ class Transcript:
         elif not last:
             if text == whole:
                 self._searched = len(self.ids)
-            text = text[: len(text) - max((_begun(text, stop) for stop in self._stop), default=0)]
+            text = text[: len(text) - max((_overlap(text, stop) for stop in self._stop), default=0)]
         if not text.startswith(self.text):
             # some tokenizers write what came before differently while the bytes of a character are coming in
             return ""
         new, self.text = text[len(self.text) :], text
         return new
 
-    def _decoded(self, ids: Sequence[int]) -> str:
+    def _decode(self, ids: Sequence[int]) -> str:
         return self._codec.decode([*self._context, *ids])[len(self._before) :]
 
     def _stops(self, ids: Sequence[int]) -> bool:
-        return self._end(self._decoded(ids).rstrip("\ufffd")) is not None
+        return self._end(self._decode(ids).rstrip("\ufffd")) is not None
 
     def _end(self, text: str) -> int | None:
         """Where a stop string ends the text: the one that is complete first, however many tokens come at a time."""
@@ -68,6 +68,6 @@ class Transcript:
         return min(found)[1] if found else None
 
 
-def _begun(text: str, stop: str) -> int:
+def _overlap(text: str, stop: str) -> int:
     """How many characters at the end of `text` are the first of `stop`."""
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

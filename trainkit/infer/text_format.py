@@ -46,7 +46,9 @@ def text_format_of(recipe: Recipe, directory: Path, codec: LoadedTokenizer) -> T
     chat, kept, begin = chat_of(recipe), (directory,), begin_of(recipe, codec)
     template = usable_template(None, kept) if chat is None else template_of(chat, kept)
     ends = ends_of(codec, kept, template)
-    return TextFormat(begin, ends, None if chat is None or template is None else _begun(template, codec, begin))
+    return TextFormat(
+        begin, ends, None if chat is None or template is None else _with_beginning(template, codec, begin)
+    )
 
 
 def keep_tokenizer(codec: LoadedTokenizer, recipe: Recipe, directory: Path) -> None:
@@ -62,7 +64,7 @@ def keep_tokenizer(codec: LoadedTokenizer, recipe: Recipe, directory: Path) -> N
     kept = {name: source.read_bytes() for name, source in beside.items() if source.is_file()}
     # beside a file that is named by itself may lie the config.json of anything
     alone = Path(recipe.text_tokenizer.path or "").expanduser().is_file()
-    if said := _said(codec.path.parent, [GENERATION] if alone else CONFIGS):
+    if said := _special_ids(codec.path.parent, [GENERATION] if alone else CONFIGS):
         generation = read_object(beside[GENERATION], missing_ok=True)
         # a file that the model's maker did not write says nothing of how to sample
         made = {} if generation else {IDS_ONLY: True}
@@ -112,22 +114,22 @@ def pad_of(recipe: Recipe, codec: LoadedTokenizer) -> int | None:
 
 def ends_of(codec: LoadedTokenizer, directories: Sequence[Path], template: ChatTemplate | None) -> tuple[int, ...]:
     """The end-of-text token, what configs beside the tokenizer have for that, and what ends an answer in a chat."""
-    ends = [codec.end_of_text, *(end for directory in directories for end in _said_ends(directory, *CONFIGS))]
+    ends = [codec.end_of_text, *(end for directory in directories for end in _end_ids(directory, *CONFIGS))]
     ends += closing(template, codec)[0] if template is not None else ()
     return tuple(dict.fromkeys(ends))
 
 
-def _said(directory: Path, files: Sequence[str]) -> dict[str, Any]:
+def _special_ids(directory: Path, files: Sequence[str]) -> dict[str, Any]:
     """What configs in a directory say of special tokens, the first of them first, as one of them says it."""
     found: dict[str, Any] = {}
     for file in reversed(files):
         content = read_object(directory / file, missing_ok=True)
         found |= {key: content[key] for key in OTHERS if content.get(key) is not None}
-    ends = _said_ends(directory, *files)
+    ends = _end_ids(directory, *files)
     return {**found, "eos_token_id": ends} if ends else found
 
 
-def _said_ends(directory: Path, *files: str) -> list[int]:
+def _end_ids(directory: Path, *files: str) -> list[int]:
     """The end tokens that configs in a directory name."""
     found: list[Any] = []
     for file in files:
@@ -171,7 +173,7 @@ def _has_template(directory: Path) -> bool:
     return (directory / TEMPLATE).is_file() or bool(config.get("chat_template"))
 
 
-def _begun(template: ChatTemplate, codec: LoadedTokenizer, begin: tuple[int, ...]) -> str:
+def _with_beginning(template: ChatTemplate, codec: LoadedTokenizer, begin: tuple[int, ...]) -> str:
     """The template's Jinja, that writes as well what training put before a conversation where it did not."""
     try:
         text = render(template, [{"role": "user", "content": "a"}])

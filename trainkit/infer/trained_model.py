@@ -86,7 +86,7 @@ def open_run(directory: Path, step: int | None = None) -> TrainedModel:
     there = all_devices(recipe.parallel.platform, fsdp=recipe.parallel.fsdp)
     compute = _compute(recipe)
     if recipe.adapter is None:
-        model = restored(info, recipe, on=there, dtype=compute)
+        model = restore_model(info, recipe, on=there, dtype=compute)
     else:
         model = merge_adapter(info, recipe, vocab_size=recipe.model.rows(codec.vocab_size), on=there, dtype=compute)
     chat, directories = chat_of(recipe), (directory,)
@@ -102,7 +102,7 @@ def open_run(directory: Path, step: int | None = None) -> TrainedModel:
     )
 
 
-def restored(info: Info, recipe: Recipe, *, on: Mesh, dtype: jnp.dtype) -> LanguageModel:
+def restore_model(info: Info, recipe: Recipe, *, on: Mesh, dtype: jnp.dtype) -> LanguageModel:
     """The model in a checkpoint, leaf by leaf, so that no more than one leaf is there in two dtypes.
 
     Raises:
@@ -146,7 +146,7 @@ def open_pretrained(directory: Path) -> TrainedModel:
     spec = read_spec(base)
     check_generates(spec, directory)
     codec = vocabulary.load(next(filter(Path.is_file, tokenizers), tokenizers[-1]), config=True)
-    build = partial(_built, spec, vocab_size=_rows(spec, codec), length=spec.context_length or 1)
+    build = partial(_build, spec, vocab_size=_rows(spec, codec), length=spec.context_length or 1)
     shapes = jax.eval_shape(build, jax.random.key(0))
     finish: Callable[[LanguageModel], LanguageModel]
     finish = merging(directory, spec, shapes) if is_adapter else lambda model: model
@@ -186,11 +186,11 @@ def _rows(spec: Model, codec: LoadedTokenizer) -> int:
 
 
 def _shapes(recipe: Recipe, *, vocab_size: int) -> PyTree[jax.ShapeDtypeStruct]:
-    build = partial(_built, recipe.model, vocab_size=vocab_size, length=recipe.data.positions)
+    build = partial(_build, recipe.model, vocab_size=vocab_size, length=recipe.data.positions)
     return jax.eval_shape(build, jax.random.key(0))
 
 
-def _built(spec: Any, key: jax.Array, *, vocab_size: int, length: int) -> LanguageModel:
+def _build(spec: Any, key: jax.Array, *, vocab_size: int, length: int) -> LanguageModel:
     # with a cache there is one way to compute attention
     return models.build(spec, vocab_size=vocab_size, sequence_length=length, implementation="xla", key=key)
 

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from trainkit.models.casting import Exact
 from trainkit.models.layers import Linear
 from trainkit.models.master_weights import add, exact, product
-from trainkit.models.nf4 import Nf4, quantised
+from trainkit.models.nf4 import Nf4, quantise
 from trainkit.recipe.sections.adapter import Adapter
 from trainkit.recipe.sections.lora_targets import targeted_layers
 
@@ -95,7 +95,7 @@ def adapt(model: PyTree, spec: Adapter, *, key: PRNGKeyArray) -> PyTree:
         base = linear
         if _is_packed(name, spec):
             # stands where an array does: `x @ packed` is known
-            packed: Any = linear.weight if isinstance(linear.weight, Nf4) else quantised(linear.weight)
+            packed: Any = linear.weight if isinstance(linear.weight, Nf4) else quantise(linear.weight)
             base = Linear(packed, linear.bias)
         if name not in chosen:
             return base
@@ -107,13 +107,13 @@ def adapt(model: PyTree, spec: Adapter, *, key: PRNGKeyArray) -> PyTree:
         magnitude = Exact(_lengths(_full(base.weight).astype(jnp.float32))) if spec.variant == "dora" else None
         return Adapted(base, a, jnp.zeros((*lead, spec.rank, outputs)), magnitude, spec.scale)
 
-    return _with_linears(model, adapted)
+    return _replace_linears(model, adapted)
 
 
 def packed_leaves(model: PyTree, spec: Adapter | None) -> frozenset[str]:
     """The leaves of a base, arrays or their shapes, that `adapt` keeps in 4 bit: their names as `leaf_names` has them.
 
-    Who puts `nf4.quantised` of each in its place before, one after the other, never has the base in full.
+    Who puts `nf4.quantise` of each in its place before, one after the other, never has the base in full.
     """
     if spec is None:
         return frozenset()
@@ -129,7 +129,7 @@ def merge(model: PyTree) -> PyTree:
         base = linear.base if isinstance(linear, Adapted) else linear
         return Linear(_full(linear.weight), linear.bias, base.fp8)
 
-    return _with_linears(model, plain)
+    return _replace_linears(model, plain)
 
 
 def trainable(model: PyTree) -> PyTree[bool]:
@@ -165,10 +165,10 @@ def with_numbers(model: PyTree, numbers: Numbers) -> PyTree:
         magnitude = Exact(found["magnitude"]) if "magnitude" in found else None
         return replace(layer, a=found["a"], b=found["b"], magnitude=magnitude)
 
-    return _with_linears(model, filled)
+    return _replace_linears(model, filled)
 
 
-def _with_linears(model: PyTree, replaced: Callable[[str, Any], Any]) -> PyTree:
+def _replace_linears(model: PyTree, replaced: Callable[[str, Any], Any]) -> PyTree:
     """The model with each linear layer replaced by what `replaced` makes of its name and itself."""
 
     def one(path: Any, node: Any) -> Any:
@@ -199,7 +199,7 @@ def _is_linear(node: Any) -> bool:
 
 
 def _full(weight: Array | Nf4) -> Array:
-    return weight.dequantised(jnp.float32) if isinstance(weight, Nf4) else weight
+    return weight.dequantise(jnp.float32) if isinstance(weight, Nf4) else weight
 
 
 def _lengths(weight: Float[Array, "*L in out"]) -> Float[Array, "*L out"]:

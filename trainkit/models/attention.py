@@ -61,12 +61,12 @@ def attention(
     cache: KeyValues | None,
     *,
     implementation: AttentionName,
-    look: AttentionSpec,
+    spec: AttentionSpec,
 ) -> tuple[Float[Array, "B T H K"], KeyValues | None]:
     """Of these positions to one another, or, with a cache, to all that it holds: the cache then has these as well."""
     if cache is None:
-        return causal_attention(q_BTHK, k_BTGK, v_BTGK, segments_BT, implementation=implementation, look=look), None
-    return cached_attention(q_BTHK, k_BTGK, v_BTGK, cache, positions_BT, look=look)
+        return causal_attention(q_BTHK, k_BTGK, v_BTGK, segments_BT, implementation=implementation, spec=spec), None
+    return cached_attention(q_BTHK, k_BTGK, v_BTGK, cache, positions_BT, spec=spec)
 
 
 def causal_attention(
@@ -76,24 +76,24 @@ def causal_attention(
     segments_BT: Int[Array, "B T"] | None,
     *,
     implementation: AttentionName,
-    look: AttentionSpec = CAUSAL,
+    spec: AttentionSpec = CAUSAL,
 ) -> Float[Array, "B T H K"]:
     """Softmax attention over each position and those before it (Vaswani et al. 2017), of its own segment where given.
 
-    Soft caps, slopes and arrays as windows are for `lean` alone, which is taken for them whatever `implementation`
+    Soft caps, slopes and arrays as windows are for `blockwise` alone, which is taken for them whatever `implementation`
     says. Padding is a segment like any other here: every position sees at least itself, so that all numbers stay
     finite. The softmax is in float32.
     """
-    rule, window = look.rule(q_BTHK)
-    if not look.causal:
-        assert look.softcap is None and look.slopes_H is None and look.window is None
-        return bidirectional_attention(q_BTHK, k_BTGK, v_BTGK, segments_BT, implementation, scale=look.scale)
-    if look.softcap is not None or look.slopes_H is not None or window is not None:
-        implementation = "lean"
+    rule, window = spec.rule(q_BTHK)
+    if not spec.causal:
+        assert spec.softcap is None and spec.slopes_H is None and spec.window is None
+        return bidirectional_attention(q_BTHK, k_BTGK, v_BTGK, segments_BT, implementation, scale=spec.scale)
+    if spec.softcap is not None or spec.slopes_H is not None or window is not None:
+        implementation = "blockwise"
     match implementation:
-        case "lean":
+        case "blockwise":
             return blockwise_attention.blockwise_attention(
-                q_BTHK, k_BTGK, v_BTGK, segments_BT, window, look.slopes_H, rule
+                q_BTHK, k_BTGK, v_BTGK, segments_BT, window, spec.slopes_H, rule
             )
         case "xla" | "cudnn":
             # no mask at all without segments: the kernels then know the triangle, and skip what it hides
@@ -103,7 +103,7 @@ def causal_attention(
                 k_BTGK,
                 v_BTGK,
                 mask=same_B1TT,
-                scale=look.scale,
+                scale=spec.scale,
                 is_causal=True,
                 local_window_size=None if rule.window is None else (rule.window - 1, 0),
                 implementation=implementation,
@@ -136,25 +136,25 @@ def cached_attention(
     cache: KeyValues,
     positions_BT: Int[Array, "B T"],
     *,
-    look: AttentionSpec = CAUSAL,
+    spec: AttentionSpec = CAUSAL,
 ) -> tuple[Float[Array, "B T H K"], KeyValues]:
     """Attention to all cached positions up to each query's own; stores the new keys and values at `positions_BT`."""
     rows_B1 = jnp.arange(q_BTHK.shape[0])[:, None]
     cache = KeyValues(
         cache.k_BSGK.at[rows_B1, positions_BT].set(k_BTGK), cache.v_BSGK.at[rows_B1, positions_BT].set(v_BTGK)
     )
-    rule, window = look.rule(q_BTHK)
+    rule, window = spec.rule(q_BTHK)
     q, k, v = q_BTHK, cache.k_BSGK, cache.v_BSGK
-    if look.softcap is not None or look.slopes_H is not None:
+    if spec.softcap is not None or spec.slopes_H is not None:
         q_BGNK, k_BGSK = blockwise_attention.by_group(q, k.shape[2]), k.swapaxes(1, 2)
         p_BGNS = blockwise_attention.probabilities(
-            q_BGNK, k_BGSK, positions_BT, None, window, look.slopes_H, rule
+            q_BGNK, k_BGSK, positions_BT, None, window, spec.slopes_H, rule
         ).astype(q.dtype)
         return blockwise_attention.by_position(jnp.einsum("bgns,bsgk->bgnk", p_BGNS, v), q.shape[1]), cache
     visible_B1TS = blockwise_attention.visible(positions_BT, k.shape[1], None, rule.window, window)[:, 0]
     if q.dtype == jnp.float16:  # of which XLA has no product summed in float32 on CPU, and jax asks for one
         q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
-    return jax.nn.dot_product_attention(q, k, v, mask=visible_B1TS, scale=look.scale).astype(q_BTHK.dtype), cache
+    return jax.nn.dot_product_attention(q, k, v, mask=visible_B1TS, scale=spec.scale).astype(q_BTHK.dtype), cache
 
 
 def splash_attention(

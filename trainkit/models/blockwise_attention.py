@@ -45,10 +45,10 @@ def blockwise_attention(
     appendix B.2). Queries go in blocks, each with the keys up to its last position only. Only under a soft cap are the
     scores made again: its slope cannot be told from rounded probabilities.
     """
-    return _lean_forward(q_BTHK, k_BTGK, v_BTGK, segments_BT, window, slopes_H, rule)[0]
+    return _blockwise_forward(q_BTHK, k_BTGK, v_BTGK, segments_BT, window, slopes_H, rule)[0]
 
 
-def _lean_forward(
+def _blockwise_forward(
     q_BTHK: Array,
     k_BTGK: Array,
     v_BTGK: Array,
@@ -72,7 +72,7 @@ def _lean_forward(
     return y_BTHK, (q_BTHK, k_BTGK, v_BTGK, kept, y_BTHK)
 
 
-def _lean_backward(rule: Rule, residuals: tuple, dy_BTHK: Array) -> tuple[Array, Array, Array, None, None, None]:
+def _blockwise_backward(rule: Rule, residuals: tuple, dy_BTHK: Array) -> tuple[Array, Array, Array, None, None, None]:
     q_BTHK, k_BTGK, v_BTGK, kept, y_BTHK = residuals
     groups, dtype = k_BTGK.shape[2], q_BTHK.dtype
     k_BGTK, v_BGTK = k_BTGK.swapaxes(1, 2), v_BTGK.swapaxes(1, 2)
@@ -93,7 +93,7 @@ def _lean_backward(rule: Rule, residuals: tuple, dy_BTHK: Array) -> tuple[Array,
     return jnp.concatenate(dq, 1), dk_BTGK, dv_BTGK, None, None, None
 
 
-blockwise_attention.defvjp(_lean_forward, _lean_backward)
+blockwise_attention.defvjp(_blockwise_forward, _blockwise_backward)
 
 
 def _query_blocks(t: int) -> list[tuple[int, int]]:

@@ -19,7 +19,7 @@ class Exact(eqx.Module):
 def cast(tree: PyTree, dtype: jnp.dtype) -> PyTree:
     """Floating-point arrays in `dtype`, all else, and what is `Exact`, as it is."""
 
-    def converted(leaf: Any) -> Any:
+    def convert(leaf: Any) -> Any:
         return leaf.astype(dtype) if eqx.is_inexact_array(leaf) else leaf
 
-    return jax.tree.map(converted, tree, is_leaf=lambda node: isinstance(node, Exact))
+    return jax.tree.map(convert, tree, is_leaf=lambda node: isinstance(node, Exact))

@@ -14,7 +14,7 @@ from trainkit.models.custom_vjps import gated_silu, gelu
 from trainkit.models.layers import Linear, RmsNorm
 from trainkit.models.master_weights import lookup
 from trainkit.models.moe import Experts, Routing
-from trainkit.models.rope import Turns, rotate, stacked, turns
+from trainkit.models.rope import RotaryTables, rotary_tables, rotate, stack_tables
 from trainkit.models.stack import LanguageModel, parts, positions, residual_scale
 from trainkit.parallel.devices import AttentionName
 from trainkit.recipe.families import decoder as recipe
@@ -29,7 +29,7 @@ class LayerContext(NamedTuple):
     positions_BT: Int[Array, "B T"]
     segments_BT: Int[Array, "B T"] | None
     window: Window
-    turns: Turns
+    rotary: RotaryTables
     counted_BT: Bool[Array, "B T"] | None
     """The tokens that are no padding; None where all are."""
 
@@ -92,7 +92,7 @@ class DecoderAttention(eqx.Module):
             return norm(y).reshape(b, t, count, self.key_width)
 
         q_BTHK, k_BTGK = (
-            rotate(x, place.positions_BT, place.turns)
+            rotate(x, place.positions_BT, place.rotary)
             for x in (heads(self.query, self.query_norm, self.heads), heads(self.key, self.key_norm, self.kv_heads))
         )
         y_BTHK, cache = attention(
@@ -103,7 +103,7 @@ class DecoderAttention(eqx.Module):
             place.segments_BT,
             cache,
             implementation=self.implementation,
-            look=AttentionSpec(place.window, self.softcap, self.scale),
+            spec=AttentionSpec(place.window, self.softcap, self.scale),
         )
         return self.output(y_BTHK.reshape(b, t, -1)), cache
 
@@ -254,19 +254,23 @@ class DecoderModel(LanguageModel):
         width = self.blocks.attention.key_width
         # what is the same in all layers is a constant, for which a fast attention can be had; the rest is scanned over
         window_L = None if len(set(self.windows)) == 1 else jnp.asarray([w or 0 for w in self.windows], jnp.int32)
-        turns_L = None if len(set(self.ropes)) == 1 else stacked([turns(rope, width) for rope in self.ropes])
+        rotary_L = (
+            None if len(set(self.ropes)) == 1 else stack_tables([rotary_tables(rope, width) for rope in self.ropes])
+        )
 
-        def layer(x_BTD: Array, of_layer: tuple[DecoderBlock, KeyValues | None, Array | None, Turns | None]):
-            block, cache, window, turned = of_layer
-            look = self.windows[0] if window is None else window
-            place = LayerContext(at_BT, segments_BT, look, turned or turns(self.ropes[0], width), counted_BT)
+        def layer(x_BTD: Array, of_layer: tuple[DecoderBlock, KeyValues | None, Array | None, RotaryTables | None]):
+            block, cache, window, rotary = of_layer
+            visible_window = self.windows[0] if window is None else window
+            place = LayerContext(
+                at_BT, segments_BT, visible_window, rotary or rotary_tables(self.ropes[0], width), counted_BT
+            )
             x_BTD, cache, routing = block(x_BTD, place, cache)
             return x_BTD, (cache, routing)
 
         x_BTD = lookup(self.token_embedding, tokens_BT)
         if self.embedding_scale is not None:
             x_BTD = x_BTD * jnp.asarray(self.embedding_scale, x_BTD.dtype)
-        x_BTD, (cache, routing) = self._through(layer, x_BTD, (self.blocks, cache, window_L, turns_L))
+        x_BTD, (cache, routing) = self._through(layer, x_BTD, (self.blocks, cache, window_L, rotary_L))
         return x_BTD, cache, routing
 
 

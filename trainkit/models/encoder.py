@@ -16,7 +16,7 @@ from trainkit.models.attention import AttentionSpec, causal_attention
 from trainkit.models.custom_vjps import exact_gelu
 from trainkit.models.layers import LayerNorm, Linear
 from trainkit.models.master_weights import Weight, lookup
-from trainkit.models.remat import block_input, rematerialised
+from trainkit.models.remat import block_input, rematerialise
 from trainkit.models.stack import positions
 from trainkit.parallel.devices import AttentionName
 from trainkit.recipe.families.bert import Bert
@@ -37,7 +37,7 @@ class EncoderAttention(eqx.Module):
         b, t, d = x_BTD.shape
         q, k, v = (f(x_BTD).reshape(b, t, self.heads, d // self.heads) for f in (self.query, self.key, self.value))
         spec = AttentionSpec(causal=False)
-        y_BTHK = causal_attention(q, k, v, segments_BT, implementation=self.implementation, look=spec)
+        y_BTHK = causal_attention(q, k, v, segments_BT, implementation=self.implementation, spec=spec)
         return self.output(y_BTHK.reshape(b, t, d))
 
 
@@ -140,7 +140,7 @@ class EncoderModel(eqx.Module):
         def layer(x_BTD: Array, block: Any) -> tuple[Array, None]:
             return block(block_input(x_BTD), segments_BT), None
 
-        return jax.lax.scan(rematerialised(layer, self.remat), x_BTD, self.blocks)[0]
+        return jax.lax.scan(rematerialise(layer, self.remat), x_BTD, self.blocks)[0]
 
     def prediction_states(self, hidden_BTD: Float[Array, "*n D"]) -> Float[Array, "*n D+1"]:
         """Return what the rows of `unembedding` are multiplied with to give logits: the head's states and a 1."""

@@ -21,7 +21,7 @@ class Scaled(NamedTuple):
     scale: Float[Array, ""]
 
 
-def scaled(x: Float[Array, ...], dtype: type) -> Scaled:
+def scale_to(x: Float[Array, ...], dtype: type) -> Scaled:
     """`x` in `dtype`, scaled so that its largest number is the largest of `dtype` ("current" scaling: no history)."""
     largest = jnp.abs(x).max().astype(jnp.float32)
     limit = jnp.finfo(dtype).max.astype(jnp.float32)
@@ -41,13 +41,13 @@ def _fp8_product(x: Array, rounded: Array, master: Array) -> Array:
 
 
 def _forward(x: Array, rounded: Array, master: Array) -> tuple[Array, tuple[Scaled, Scaled]]:
-    left, right = scaled(x, FORWARD), scaled(rounded, FORWARD)
+    left, right = scale_to(x, FORWARD), scale_to(rounded, FORWARD)
     return _product(left, right, (x.ndim - 1,), (0,)).astype(x.dtype), (left, right)
 
 
 def _backward(residuals: tuple[Scaled, Scaled], dy: Array) -> tuple[Array, None, Array]:
     x, weight = residuals
-    incoming = scaled(dy, BACKWARD)
+    incoming = scale_to(dy, BACKWARD)
     rows = tuple(range(dy.ndim - 1))
     dx = _product(incoming, weight, (dy.ndim - 1,), (1,))
     dweight = _product(x, incoming, rows, rows)

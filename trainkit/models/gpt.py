@@ -58,7 +58,7 @@ class GptAttention(eqx.Module):
             segments_BT,
             cache,
             implementation=self.implementation,
-            look=AttentionSpec(scale=self.scale, slopes_H=jnp.asarray(slopes(self.kv_heads)) if self.alibi else None),
+            spec=AttentionSpec(scale=self.scale, slopes_H=jnp.asarray(slopes(self.kv_heads)) if self.alibi else None),
         )
         return self.output(y_BTHK.reshape(b, t, d)), cache
 

@@ -46,23 +46,23 @@ def in_compute_dtype(masters: PyTree, dtype: jnp.dtype) -> PyTree:
         masters: what to differentiate by: all floating-point arrays are float32.
     """
 
-    def paired(rounded: Array, master: Array) -> Array | Weight:
+    def pair(rounded: Array, master: Array) -> Array | Weight:
         return master if rounded.dtype == master.dtype else Weight(jax.lax.stop_gradient(rounded), master)
 
-    return jax.tree.map(paired, cast(masters, dtype), masters)
+    return jax.tree.map(pair, cast(masters, dtype), masters)
 
 
 def exact(array: Array | Weight) -> Float[Array, ...]:
     """The rounded numbers in float32, so that whatever is summed for their gradient is float32 too."""
-    return _widened(array.rounded, array.master) if isinstance(array, Weight) else array.astype(jnp.float32)
+    return _widen(array.rounded, array.master) if isinstance(array, Weight) else array.astype(jnp.float32)
 
 
 @jax.custom_vjp
-def _widened(rounded: Array, master: Array) -> Array:
+def _widen(rounded: Array, master: Array) -> Array:
     return rounded.astype(jnp.float32)
 
 
-_widened.defvjp(lambda rounded, master: (_widened(rounded, master), None), lambda _, dy: (None, dy))
+_widen.defvjp(lambda rounded, master: (_widen(rounded, master), None), lambda _, dy: (None, dy))
 
 
 def add(x: Float[Array, "*n D"], bias: Float[Array, "*m D"] | Weight) -> Float[Array, "*n D"]:

@@ -54,7 +54,7 @@ class Nf4(eqx.Module):
     def shape(self) -> tuple[int, ...]:
         return (*self.codes.shape[:-2], self.inputs, self.outputs)
 
-    def dequantised(self, dtype: Any) -> Float[Array, "*L in out"]:
+    def dequantise(self, dtype: Any) -> Float[Array, "*L in out"]:
         """The numbers that it stands for."""
         lead, blocks = self.codes.shape[:-2], self.codes.shape[-2]
         unit = jnp.repeat(self.unit.value, SCALES, axis=-1)[..., :blocks]
@@ -69,19 +69,19 @@ class Nf4(eqx.Module):
         return nf4_product(x, self)
 
 
-def quantised(weight: Float[Array, "*L in out"]) -> Nf4:
+def quantise(weight: Float[Array, "*L in out"]) -> Nf4:
     """The nearest that 4 bit come to each number, by the largest magnitude of its block.
 
     A matrix at a time: what is needed on the way is larger than the matrix.
     """
-    return replace(_rounded(weight), source=_source(weight))
+    return replace(_round(weight), source=_source(weight))
 
 
-def _rounded(weight: Float[Array, "*L in out"]) -> Nf4:
+def _round(weight: Float[Array, "*L in out"]) -> Nf4:
     if weight.ndim > 2:
-        return jax.lax.map(_rounded, weight)
+        return jax.lax.map(_round, weight)
     inputs, outputs = weight.shape
-    blocks = _padded(weight.astype(jnp.float32).reshape(-1), BLOCK).reshape(-1, BLOCK)
+    blocks = _pad(weight.astype(jnp.float32).reshape(-1), BLOCK).reshape(-1, BLOCK)
     largest = jnp.abs(blocks).max(-1)
     between = (LEVELS[1:] + LEVELS[:-1]) / 2
     shares = blocks / jnp.where(largest > 0, largest, 1)[:, None]
@@ -89,7 +89,7 @@ def _rounded(weight: Float[Array, "*L in out"]) -> Nf4:
     codes = (shares[..., None] > between).sum(-1, dtype=jnp.uint8)
     mean = _mean(largest)
     above = largest - mean
-    unit = jnp.abs(_padded(above, SCALES)).reshape(-1, SCALES).max(-1) / 127
+    unit = jnp.abs(_pad(above, SCALES)).reshape(-1, SCALES).max(-1) / 127
     units = jnp.repeat(jnp.where(unit > 0, unit, 1), SCALES, axis=-1)[..., : above.shape[-1]]
     scales = jnp.round(above / units).astype(jnp.int8)
     codes = codes[..., 0::2] << 4 | codes[..., 1::2]
@@ -105,15 +105,15 @@ def _source(weight: Float[Array, "*L in out"]) -> UInt[Array, "*L 2"]:
 
 def sources(tree: PyTree) -> PyTree:
     """The tree with what each matrix in 4 bit was made of, in a few letters, in its place."""
-    return _with_each(tree, lambda packed: packed.source)
+    return _replace_packed(tree, lambda packed: packed.source)
 
 
 def without_sources(tree: PyTree) -> PyTree:
     """The tree with what matrices in 4 bit stand for alone."""
-    return _with_each(tree, lambda packed: replace(packed, source=None))
+    return _replace_packed(tree, lambda packed: replace(packed, source=None))
 
 
-def _with_each(tree: PyTree, made: Callable[[Nf4], Any]) -> PyTree:
+def _replace_packed(tree: PyTree, made: Callable[[Nf4], Any]) -> PyTree:
     return jax.tree.map(
         lambda node: made(node) if isinstance(node, Nf4) else node, tree, is_leaf=lambda node: isinstance(node, Nf4)
     )
@@ -133,7 +133,7 @@ def _mean(x: Float[Array, "*L B"]) -> Float[Array, "*L"]:
 @jax.custom_vjp
 def nf4_product(x: Float[Array, "*n in"], weight: Nf4) -> Float[Array, "*n out"]:
     """x @ weight. The backward pass dequantises again: kept in between, all of the model would be there in full."""
-    return x @ weight.dequantised(x.dtype)
+    return x @ weight.dequantise(x.dtype)
 
 
 def _forward(x: Array, weight: Nf4) -> tuple[Array, Nf4]:
@@ -141,11 +141,11 @@ def _forward(x: Array, weight: Nf4) -> tuple[Array, Nf4]:
 
 
 def _backward(weight: Nf4, dy: Array) -> tuple[Array, None]:
-    return dy @ weight.dequantised(dy.dtype).T, None
+    return dy @ weight.dequantise(dy.dtype).T, None
 
 
 nf4_product.defvjp(_forward, _backward)
 
 
-def _padded(x: Float[Array, "*L n"], multiple: int) -> Float[Array, "*L m"]:
+def _pad(x: Float[Array, "*L n"], multiple: int) -> Float[Array, "*L m"]:
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % multiple)])

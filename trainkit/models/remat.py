@@ -22,7 +22,7 @@ def block_input(x: jax.Array) -> jax.Array:
     return checkpoint_name(x, BLOCK_INPUT)
 
 
-def rematerialised(block: Callable[Parameters, Result], policy: Remat) -> Callable[Parameters, Result]:
+def rematerialise(block: Callable[Parameters, Result], policy: Remat) -> Callable[Parameters, Result]:
     """`block`, a function that is scanned over, with the memory `policy` of its backward pass.
 
     `none` keeps all that is needed. `blocks` keeps the input of each block and runs it again (Chen et al. 2016). `dots`

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 from trainkit.recipe.families.rope import LinearScaling, Llama3, Rope, Yarn
 
 
-class Turns(NamedTuple):
+class RotaryTables(NamedTuple):
     """How queries and keys are turned."""
 
     frequencies_h: Float[Array, "*L h"] | Float[np.ndarray, "*L h"]
@@ -25,7 +25,7 @@ class Turns(NamedTuple):
     """What they are multiplied with as well."""
 
 
-def turns(rope: Rope, width: int) -> Turns:
+def rotary_tables(rope: Rope, width: int) -> RotaryTables:
     """Those of heads of this width, scaled as `rope` says.
 
     Computed in the float32 steps in which checkpoints were trained, each rounded right: at position 100,000 the last
@@ -35,35 +35,35 @@ def turns(rope: Rope, width: int) -> Turns:
     frequencies_h = 1 / (rope.theta ** even_h.astype(np.float64)).astype(np.float32)
     match rope.scaling:
         case None:
-            return _turns(frequencies_h)
+            return _tables(frequencies_h)
         case LinearScaling(factor=factor):
-            return _turns(frequencies_h / factor)
+            return _tables(frequencies_h / factor)
         case Llama3() as scaling:
             rounds_h = scaling.original_context * frequencies_h / (2 * math.pi)
             low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-            return _turns(_blended(frequencies_h, scaling.factor, kept=(rounds_h - low) / (high - low)))
+            return _tables(_blend(frequencies_h, scaling.factor, kept=(rounds_h - low) / (high - low)))
         case Yarn() as scaling:
             length = scaling.attention_factor or 0.1 * math.log(scaling.factor) + 1
-            return _turns(_blended(frequencies_h, scaling.factor, kept=_kept(scaling, rope.theta, width)), length)
+            return _tables(_blend(frequencies_h, scaling.factor, kept=_ramp(scaling, rope.theta, width)), length)
 
 
-def stacked(layers: Sequence[Turns]) -> Turns:
+def stack_tables(layers: Sequence[RotaryTables]) -> RotaryTables:
     """Those of each layer, with a leading axis."""
     frequencies_Lh = np.stack([turned.frequencies_h for turned in layers])
-    return Turns(frequencies_Lh, np.asarray([turned.length for turned in layers], np.float32))
+    return RotaryTables(frequencies_Lh, np.asarray([turned.length for turned in layers], np.float32))
 
 
-def _turns(frequencies_h: np.ndarray, length: float = 1.0) -> Turns:
-    return Turns(frequencies_h.astype(np.float32), length)
+def _tables(frequencies_h: np.ndarray, length: float = 1.0) -> RotaryTables:
+    return RotaryTables(frequencies_h.astype(np.float32), length)
 
 
-def _blended(frequencies_h: np.ndarray, factor: float, *, kept: np.ndarray) -> np.ndarray:
+def _blend(frequencies_h: np.ndarray, factor: float, *, kept: np.ndarray) -> np.ndarray:
     """Frequencies as they are where `kept` is 1 or more, divided where it is 0 or less, between in between."""
     kept_h = np.clip(kept, 0, 1)
     return kept_h * frequencies_h + (1 - kept_h) * frequencies_h / factor
 
 
-def _kept(scaling: Yarn, theta: float, width: int) -> np.ndarray:
+def _ramp(scaling: Yarn, theta: float, width: int) -> np.ndarray:
     """A ramp from 1 to 0 between the numbers of a head that turn `beta_fast` and `beta_slow` times in the original
     context (Peng et al. 2023, section 3.2), these rounded outwards."""
 
@@ -78,7 +78,7 @@ def _kept(scaling: Yarn, theta: float, width: int) -> np.ndarray:
 def rotate(
     x_BTHK: Float[Array, "B T H K"],
     positions_BT: Int[Array, "B T"],
-    by: Turns,
+    by: RotaryTables,
 ) -> Float[Array, "B T H K"]:
     """Number i of a head's first half turns with number i of its second."""
     angles_BT1h = positions_BT[:, :, None, None].astype(jnp.float32) * by.frequencies_h

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from trainkit.models.attention import KeyValues
 from trainkit.models.layers import logits
-from trainkit.models.remat import block_input, rematerialised
+from trainkit.models.remat import block_input, rematerialise
 from trainkit.recipe.families.sizes import Remat
 from trainkit.recipe.families.transformer import Transformer
 
@@ -113,10 +113,10 @@ class LanguageModel(eqx.Module):
     def _through(self, layer: Callable[[Array, Any], tuple[Array, Any]], x_BTD: Array, each: Any) -> tuple[Array, Any]:
         """`layer` of what came out of the layer before and of its part of `each`, for all of them; then the norm."""
 
-        def marked(x_BTD: Array, of_layer: Any) -> tuple[Array, Any]:
+        def keep_input(x_BTD: Array, of_layer: Any) -> tuple[Array, Any]:
             return layer(block_input(x_BTD), of_layer)
 
-        x_BTD, made = jax.lax.scan(rematerialised(marked, self.remat), x_BTD, each)
+        x_BTD, made = jax.lax.scan(rematerialise(keep_input, self.remat), x_BTD, each)
         return self.final_norm(x_BTD), made
 
 

@@ -51,8 +51,8 @@ def scale_by_adam(*, b1: float, b2: float, eps: float, moments: Moments) -> opta
         # directions come from the stored moments: if they were read earlier, XLA would copy them before overwriting
         for i, g in enumerate(leaves):
             bits, most = random_bits(jax.random.fold_in(key, i), g.shape), greatest_in(g)
-            mus[i] = _averaged(g, most, mus[i], decay=b1, bits=bits)
-            nus[i] = _averaged(jnp.square(g), jnp.square(most), nus[i], decay=b2, bits=bits >> 16)
+            mus[i] = _average(g, most, mus[i], decay=b1, bits=bits)
+            nus[i] = _average(jnp.square(g), jnp.square(most), nus[i], decay=b2, bits=bits >> 16)
             directions.append(_load(mus[i]) / correct1 / (jnp.sqrt(_load(nus[i]) / correct2) + eps))
         return structure.unflatten(directions), optax.ScaleByAdamState(
             count, structure.unflatten(mus), structure.unflatten(nus)
@@ -77,7 +77,7 @@ def _load(kept: Array | Blocks) -> Float[Array, ...]:
     return from_blocks(kept) if isinstance(kept, Blocks) else kept.astype(jnp.float32)
 
 
-def _averaged(
+def _average(
     x: Float[Array, ...], most: Float[Array, ...], kept: Array | Blocks, *, decay: float, bits: UInt[Array, ...]
 ) -> Array | Blocks:
     """The moment after `x`, which is `most` at most in each block."""

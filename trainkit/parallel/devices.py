@@ -13,7 +13,7 @@ from trainkit.parallel.reasons import why_no_gpu
 from trainkit.plan import Devices
 
 #: See `models.attention.causal_attention`.
-AttentionName: TypeAlias = Literal["lean", "xla", "cudnn", "splash"]
+AttentionName: TypeAlias = Literal["blockwise", "xla", "cudnn", "splash"]
 #: Ada and Hopper are the first with units for 8-bit floating point, Ampere for which cuDNN has flash attention.
 FP8_CAPABILITY, FLASH_CAPABILITY = (8, 9), (8, 0)
 #: Positions that Splash takes at once; the widths of its heads are in these too.
@@ -90,7 +90,7 @@ def choose_attention(
     (jax-ml/jax#39521).
     """
     if special and device.platform in ("gpu", "tpu"):
-        return AttentionChoice("lean", f"no flash attention that is used here has {special}")
+        return AttentionChoice("blockwise", f"no flash attention that is used here has {special}")
     match device.platform:
         case "gpu":
             capability = device.compute_capability
@@ -122,7 +122,7 @@ def choose_attention(
                 return AttentionChoice("xla", why)
             return AttentionChoice("splash", "flash attention")
         case _:
-            return AttentionChoice("lean", f"there is no flash attention for {device.platform}")
+            return AttentionChoice("blockwise", f"there is no flash attention for {device.platform}")
 
 
 def _dotted(capability: tuple[int, int] | None) -> str:

@@ -10,17 +10,17 @@ def available_memory(root: Path = Path("/")) -> int | None:
     """Bytes that may still be taken: what Linux calls available or what a control group leaves, the smaller; None where
     the system does not tell. `root` is where /proc and /sys are.
     """
-    found = [size for size in (_told(root, "MemAvailable"), *(left for _, left in _groups(root))) if size is not None]
-    return min(found, default=None)
+    sizes = _meminfo(root, "MemAvailable"), *(left for _, left in _groups(root))
+    return min((size for size in sizes if size is not None), default=None)
 
 
 def whole_memory(root: Path = Path("/")) -> int | None:
     """Bytes that there are or that a control group allows, the smaller; None where the system does not tell."""
-    found = [size for size in (_told(root, "MemTotal"), *(most for most, _ in _groups(root))) if size is not None]
+    found = [size for size in (_meminfo(root, "MemTotal"), *(most for most, _ in _groups(root))) if size is not None]
     return min(found, default=None)
 
 
-def _told(root: Path, what: str) -> int | None:
+def _meminfo(root: Path, what: str) -> int | None:
     told = re.search(rf"^{what}: +(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
     return int(told[1]) * 1024 if told else None
 

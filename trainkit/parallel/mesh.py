@@ -32,16 +32,18 @@ def make_mesh(*, data: int, fsdp: int) -> Mesh:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """For arrays (accumulation, sequences, …): the sequences are split over all devices."""
+    """Return the sharding of arrays (accumulation, sequences, …): the sequences are split over all devices."""
     return NamedSharding(mesh, PartitionSpec(None, (DATA, FSDP)))
 
 
-def replicated(mesh: Mesh) -> NamedSharding:
+def replicated_sharding(mesh: Mesh) -> NamedSharding:
+    """Return the sharding of arrays of which every device has all."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def state_shardings(mesh: Mesh, shapes: PyTree[jax.ShapeDtypeStruct], *, zero1: bool = False) -> PyTree[NamedSharding]:
-    """Where each array of the state lies. The rule knows shapes only, so that moments lie as their parameters do.
+    """Return the sharding of each array of the state. It depends on shapes only, so moments are sharded as their
+    parameters are.
 
     With `zero1` the arrays of `shapes.optimizer` are shared out over `data` too (ZeRO-1).
     """
@@ -50,21 +52,21 @@ def state_shardings(mesh: Mesh, shapes: PyTree[jax.ShapeDtypeStruct], *, zero1: 
 
 
 def shardings(mesh: Mesh, shapes: PyTree[jax.ShapeDtypeStruct], *, over_data: bool = False) -> PyTree[NamedSharding]:
-    """For each array over `fsdp`, and over `data` too if asked."""
+    """Return a sharding of each array over `fsdp`, with `over_data` over `data` too."""
     data = mesh.shape[DATA] if over_data else 1
 
-    def lies(leaf: jax.ShapeDtypeStruct | Blocks) -> NamedSharding | Blocks:
+    def sharding_of(leaf: jax.ShapeDtypeStruct | Blocks) -> NamedSharding | Blocks:
         if not isinstance(leaf, Blocks):
             return NamedSharding(mesh, partition(leaf.shape, mesh.shape[FSDP], data))
         spec = partition(leaf.codes.shape, mesh.shape[FSDP], data)
         codes: Any = NamedSharding(mesh, spec)
-        # a scale lies where its block does, unless a block lies on two devices
+        # a scale is on the device of its block, unless a block is on two devices
         devices = [math.prod(mesh.shape[name] for name in _names(part)) for part in spec]
         whole = any(size % count for size, count in zip(leaf.scales.shape, devices, strict=False))
-        scales: Any = replicated(mesh) if whole else codes
+        scales: Any = replicated_sharding(mesh) if whole else codes
         return Blocks(codes, scales)
 
-    return jax.tree.map(lies, shapes, is_leaf=lambda leaf: isinstance(leaf, Blocks))
+    return jax.tree.map(sharding_of, shapes, is_leaf=lambda leaf: isinstance(leaf, Blocks))
 
 
 def partition(shape: tuple[int, ...], fsdp: int, data: int = 1) -> PartitionSpec:

@@ -54,7 +54,7 @@ def random_bits(key: PRNGKeyArray, shape: tuple[int, ...]) -> UInt[Array, ...]:
     Good enough to round with; unlike jax's generators it fuses into what uses it, so that it costs no memory.
     """
     first, second = jax.random.bits(key, (2,))
-    return mixed(mixed(places(shape) ^ first) ^ second)
+    return mix(mix(places(shape) ^ first) ^ second)
 
 
 def places(shape: tuple[int, ...]) -> UInt[Array, ...]:
@@ -66,7 +66,7 @@ def places(shape: tuple[int, ...]) -> UInt[Array, ...]:
     return place
 
 
-def mixed(h: UInt[Array, ...]) -> UInt[Array, ...]:
+def mix(h: UInt[Array, ...]) -> UInt[Array, ...]:
     """Another 32 bits for each, each bit of which hangs on all bits before (Appleby 2011)."""
     h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
     h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
@@ -80,7 +80,7 @@ def fingerprint(x: Array) -> UInt[Array, 2]:
     against somebody who means harm.
     """
     bits = jax.lax.bitcast_convert_type(x, _UNSIGNED[x.dtype.itemsize]).astype(jnp.uint32)
-    sums = (mixed(mixed(places(x.shape) ^ jnp.uint32(seed)) ^ bits).sum(dtype=jnp.uint32) for seed in _SEEDS)
+    sums = (mix(mix(places(x.shape) ^ jnp.uint32(seed)) ^ bits).sum(dtype=jnp.uint32) for seed in _SEEDS)
     return jnp.stack(list(sums))
 
 

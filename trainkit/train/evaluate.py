@@ -17,7 +17,7 @@ from jaxtyping import Array
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.log import EventLog
 from trainkit.models.casting import cast
-from trainkit.parallel.mesh import batch_sharding, replicated
+from trainkit.parallel.mesh import batch_sharding, replicated_sharding
 from trainkit.plan import divisors
 from trainkit.tasks import Loss, Task
 from trainkit.train.memory import is_out_of_memory
@@ -58,7 +58,7 @@ class Evaluator:
     ) -> None:
         self._sets = sets
         self._task = task
-        self._mesh, self._sharding, self._whole = mesh, batch_sharding(mesh), replicated(mesh)
+        self._mesh, self._sharding, self._whole = mesh, batch_sharding(mesh), replicated_sharding(mesh)
         self._log = log
         self._interrupted = interrupted
 

@@ -59,7 +59,7 @@ def compile_program(built: BuiltStep, plan: Plan, layouts: Layouts) -> Program:
     """
     started = time.perf_counter()
     state = state_shapes(built)
-    step = jax.jit(built.step, donate_argnums=0, out_shardings=(built.shardings, mesh.replicated(built.mesh)))
+    step = jax.jit(built.step, donate_argnums=0, out_shardings=(built.shardings, mesh.replicated_sharding(built.mesh)))
     by_shapes: dict[Shapes, Step] = {}
     most: Memory | None = None
     for layout in layouts.values():

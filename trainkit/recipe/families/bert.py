@@ -9,7 +9,7 @@ from pydantic import model_validator
 from trainkit.recipe.families.hugging_face import Family, TensorName, linear_names, norm_names
 from trainkit.recipe.families.model import Kind
 from trainkit.recipe.families.pretrained import CHANGEABLE
-from trainkit.recipe.families.sizes import Remat, Shape, check_heads, kept, linear, norm, stacked
+from trainkit.recipe.families.sizes import Remat, Shape, check_heads, kept_numbers, linear, norm, stack
 from trainkit.recipe.families.transformer import Transformer
 from trainkit.recipe.spec import Count, Positive
 
@@ -69,7 +69,7 @@ class Bert(Transformer):
             "position_embedding": (self.context_length or sequence_length, d),
             "type_embedding": (self.token_types, d),
             **norm("embedding_norm", d, bias=True),
-            **stacked(self.layers, block),
+            **stack(self.layers, block),
             **linear("head", d, d, bias=True),
             **norm("head_norm", d, bias=True),
             "output_bias": (vocab_size,),
@@ -92,7 +92,7 @@ class Bert(Transformer):
         everything = 9 * d + 2 * self.mlp_width + probabilities
         # residual, q, k, v, what attention and MLP add to it, MLP before GELU
         dots = 6 * d + self.mlp_width
-        return kept(layers=self.layers, hidden=d, everything=everything, dots=dots, remat=remat)
+        return kept_numbers(layers=self.layers, hidden=d, everything=everything, dots=dots, remat=remat)
 
 
 _BLOCK = "bert.encoder.layer.{layer}"

@@ -11,7 +11,17 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from trainkit.recipe.families.rope import Rope, RopeScaling
-from trainkit.recipe.families.sizes import Remat, Shape, check_groups, check_heads, kept, linear, norm, stacked, visible
+from trainkit.recipe.families.sizes import (
+    Remat,
+    Shape,
+    check_groups,
+    check_heads,
+    kept_numbers,
+    linear,
+    norm,
+    stack,
+    visible,
+)
 from trainkit.recipe.families.transformer import Transformer
 from trainkit.recipe.spec import Count, Positive
 
@@ -125,7 +135,7 @@ class Decoder(Transformer):
         output: dict[str, Shape] = {} if self.tied else {"output": (vocab_size, d)}
         return {
             "token_embedding": (vocab_size, d),
-            **stacked(self.layers, attention | outer | self._mlp_shapes()),
+            **stack(self.layers, attention | outer | self._mlp_shapes()),
             **norm("final_norm", d),
             **output,
         }
@@ -149,7 +159,7 @@ class Decoder(Transformer):
         everything += 2 * d * (self.norms == "around") + (q + kv) * (self.qk_norm is not None)
         # residual, what attention and MLP add to it, q; k, v
         dots = 3 * d + q + 2 * kv + self._mlp_dots()
-        return kept(layers=self.layers, hidden=d, everything=everything, dots=dots, remat=remat)
+        return kept_numbers(layers=self.layers, hidden=d, everything=everything, dots=dots, remat=remat)
 
     def _mlp_shapes(self) -> dict[str, Shape]:
         d, f = self.hidden, self.mlp_width

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
-from trainkit.recipe.families.sizes import Remat, Shape, check_heads, kept, linear, norm, stacked, visible
+from trainkit.recipe.families.sizes import Remat, Shape, check_heads, kept_numbers, linear, norm, stack, visible
 from trainkit.recipe.families.transformer import Transformer
 
 
@@ -66,7 +66,7 @@ class GptDecoder(Transformer):
         return {
             "token_embedding": (vocab_size, d),
             **(positions if self.learned_positions else {}),
-            **stacked(self.layers, block),
+            **stack(self.layers, block),
             **norm("final_norm", d, bias=bias),
             **output,
         }
@@ -88,7 +88,7 @@ class GptDecoder(Transformer):
         everything = 9 * d + 2 * self.mlp_width + probabilities
         # residual, q, k, v, what attention and MLP add to it, MLP before GELU
         dots = 6 * d + self.mlp_width
-        return kept(layers=self.layers, hidden=d, everything=everything, dots=dots, remat=remat)
+        return kept_numbers(layers=self.layers, hidden=d, everything=everything, dots=dots, remat=remat)
 
     def _matrices(self) -> int:
         """Numbers in the matrices of one block."""

@@ -25,12 +25,12 @@ def norm(name: str, width: int, *, bias: bool = False) -> dict[str, Shape]:
     return weight | ({f"{name}.bias": (width,)} if bias else {})
 
 
-def stacked(layers: int, block: Mapping[str, Shape]) -> dict[str, Shape]:
+def stack(layers: int, block: Mapping[str, Shape]) -> dict[str, Shape]:
     """Return the parameters of all blocks, which have a leading axis of layers, from those of one."""
     return {f"blocks.{name}": (layers, *shape) for name, shape in block.items()}
 
 
-def kept(*, layers: int, hidden: int, everything: int, dots: int, remat: Remat | Literal["auto"]) -> int:
+def kept_numbers(*, layers: int, hidden: int, everything: int, dots: int, remat: Remat | Literal["auto"]) -> int:
     """Numbers kept per token for the backward pass: for each block, and once what one block has when run again.
 
     The last hidden state has a gradient of its own by then: see `models/loss.py`. Its logits are not of this kind.

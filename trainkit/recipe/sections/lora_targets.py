@@ -20,7 +20,7 @@ _FOREIGN = {
 }  # fmt: skip
 
 
-def linears(model: Model) -> dict[str, tuple[int, int]]:
+def linear_shapes(model: Model) -> dict[str, tuple[int, int]]:
     """Return (inputs, outputs) of the linear layers of one block by name within it, but for those of experts."""
     shapes = model.leaf_shapes(vocab_size=1, sequence_length=1)
     layers = {name: shape for name, shape in shapes.items() if name.startswith("blocks.") and name.endswith(".weight")}
@@ -40,7 +40,7 @@ def check_adapter(adapter: Adapter, model: Model) -> None:
     if adapter.base == "nf4" and isinstance(model, Transformer) and model.has_experts:
         raise ValueError('adapter.base = "nf4" leaves experts, which are most of the model, as they are: write "none"')
     try:
-        targeted_layers(adapter, list(linears(model)))
+        targeted_layers(adapter, list(linear_shapes(model)))
     except TrainkitError as error:
         raise ValueError(f"adapter.targets: {error.problem}; {error.hint}") from None
 
@@ -67,7 +67,7 @@ def targeted_layers(adapter: Adapter, names: Sequence[str]) -> list[str]:
 
 def adapter_shapes(adapter: Adapter, model: Model) -> dict[str, Shape]:
     """Return the shape of every trained parameter of the adapter by its path."""
-    layers = linears(model)
+    layers = linear_shapes(model)
     shapes: dict[str, Shape] = {}
     for name in targeted_layers(adapter, list(layers)):
         inputs, outputs = layers[name]
@@ -92,12 +92,12 @@ def trained_shapes(model: Model, adapter: Adapter | None, *, vocab_size: int, se
 
 def quantised_parameters(model: Model) -> int:
     """How many numbers of the model are in 4 bit where the base is."""
-    return _blocks(model) * sum(inputs * outputs for inputs, outputs in linears(model).values())
+    return _blocks(model) * sum(inputs * outputs for inputs, outputs in linear_shapes(model).values())
 
 
 def quantised_bytes(model: Model) -> int:
     """Of these numbers: half a byte each, a byte for each block of 64, four for 256 of these, twelve for a matrix."""
-    blocks = [math.ceil(inputs * outputs / 64) for inputs, outputs in linears(model).values()]
+    blocks = [math.ceil(inputs * outputs / 64) for inputs, outputs in linear_shapes(model).values()]
     return _blocks(model) * sum(33 * count + 4 * math.ceil(count / 256) + 12 for count in blocks)
 
 
