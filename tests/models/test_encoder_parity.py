@@ -1,4 +1,5 @@
-"""Every encoder computes what transformers computes, in float32: logits, loss, gradients, with padding and pairs."""
+"""Every encoder, and masked language modelling with it, computes what transformers computes, in float32: logits, loss,
+accuracy and gradients, with padding and pairs of texts."""
 
 from __future__ import annotations
 
@@ -13,29 +14,47 @@ from fixed_configs import ENCODERS
 from parity import GRADIENT, NEAR, _as_tensors, _read
 from reference import PADDED, Reference
 
-from trainkit.models.loss import blocked_cross_entropy
+from trainkit.models.encoder import EncoderModel
+from trainkit.recipe.sections.task import MaskedLM
+from trainkit.tasks.masked_lm import MaskedLMTask, MaskedTokens
+
+
+class Paired(eqx.Module):
+    """An encoder with the types of the reference's pairs, which batches of plain text have not."""
+
+    model: EncoderModel
+    types_BT: jax.Array
+
+    def hidden(self, tokens_BT, **more):
+        return self.model.hidden(tokens_BT, types_BT=self.types_BT, **more)
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
 
 
 @pytest.mark.parametrize("name", ENCODERS)
 def test_an_encoder_computes_what_the_reference_does(name: str, reference: Reference, tmp_path: Path) -> None:
     expected = reference.make_encoder(tmp_path, ENCODERS[name], seed=3, size=(2, 24), padded=PADDED)
     tokens = jnp.asarray(expected["tokens"])
-    real = np.ones(tokens.shape, np.int32)
-    real[0, -PADDED:] = 0
-    types = jnp.broadcast_to(jnp.arange(tokens.shape[1]) >= tokens.shape[1] // 2, tokens.shape).astype(jnp.int32)
-    weights = jnp.asarray((np.arange(tokens.shape[1]) % 3 == 0) * real, jnp.float32)
+    length = tokens.shape[1]
+    filled = jnp.asarray([length - PADDED, length])
+    real = np.arange(length) < np.asarray(filled)[:, None]
+    types = jnp.broadcast_to(jnp.arange(length) >= length // 2, tokens.shape).astype(jnp.int32)
+    weights = jnp.asarray((np.arange(length) % 3 == 0) * real, jnp.float32)
+    task = MaskedLMTask(MaskedLM(type="masked-lm"), vocab_size=tokens.max() + 1, mask=4)
 
     def loss(model):
-        hidden = model.hidden(tokens, segments_BT=jnp.asarray(real), types_BT=types)
-        states, unembedding = model.prediction_states(hidden), model.unembedding()
-        total, weight = blocked_cross_entropy(states, unembedding, tokens, weights)
-        return total / weight, model.logits(hidden)
+        paired = Paired(model, types)
+        found = task.loss_of(paired, {"tokens": tokens, "filled": filled}, MaskedTokens(tokens, weights))
+        logits = model.logits(paired.hidden(tokens, segments_BT=jnp.asarray(real, jnp.int32)))
+        return found.sum / found.weight, (logits, found.metrics["accuracy"])
 
     model = _read(tmp_path)
-    (value, logits), gradients = eqx.filter_jit(eqx.filter_value_and_grad(loss, has_aux=True))(model)
-    seen = real.astype(bool)
-    assert np.abs(np.asarray(logits) - expected["logits"])[seen].max() < NEAR * np.abs(expected["logits"]).max()
+    (value, (logits, accuracy)), gradients = eqx.filter_jit(eqx.filter_value_and_grad(loss, has_aux=True))(model)
+    assert np.abs(np.asarray(logits) - expected["logits"])[real].max() < NEAR * np.abs(expected["logits"]).max()
     assert abs(value - expected["loss"]) < NEAR * expected["loss"]
+    right = (expected["logits"].argmax(-1) == expected["tokens"]) & (np.asarray(weights) > 0)
+    assert float(accuracy.sum) == right.sum() and float(accuracy.weight) == weights.sum()
     theirs = {tensor: numbers for tensor, numbers in expected.items() if tensor.startswith(GRADIENT)}
     ours = _as_tensors(tmp_path, model, gradients)
     largest = max(np.abs(numbers).max() for numbers in theirs.values())

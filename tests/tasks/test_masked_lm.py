@@ -12,9 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fixed_configs import ENCODERS
-from parity import GRADIENT, NEAR, _as_tensors, _read
-from reference import PADDED, Reference
 from tokenizers import Tokenizer, pre_tokenizers, processors
 from tokenizers import models as tokenizer_models
 from trainer import WORDS, Trainer, arrays, trainkit, workplace
@@ -35,7 +32,7 @@ from trainkit.recipe import Recipe
 from trainkit.recipe.families.bert import Bert
 from trainkit.recipe.sections.task import MaskedLM
 from trainkit.tasks import build as build_task
-from trainkit.tasks.masked_lm import MaskedLMTask, MaskedTokens
+from trainkit.tasks.masked_lm import MaskedLMTask
 from trainkit.tasks.statistics import Counts, Ratio, values_of
 from trainkit.train.evaluate import Evaluator
 from trainkit.train.state import State, initial_live
@@ -254,44 +251,6 @@ def test_the_correct_predictions_are_those_of_the_largest_logit(vocab: int) -> N
     (_, correct), gradient = jax.value_and_grad(loss, has_aux=True)(arguments[0])
     alone = jax.grad(lambda hidden: blocked_cross_entropy(hidden, *arguments[1:])[0])(arguments[0])
     assert correct == expected and np.array_equal(gradient, alone), "what is counted has no gradient"
-
-
-@pytest.mark.parametrize("name", ENCODERS)
-def test_loss_and_gradient_of_fixed_masks_are_those_of_transformers(name, reference: Reference, tmp_path) -> None:
-    expected = reference.make_encoder(tmp_path, ENCODERS[name], seed=3, size=(2, 24), padded=PADDED)
-    tokens = jnp.asarray(expected["tokens"])
-    filled = jnp.asarray([tokens.shape[1] - PADDED, tokens.shape[1]])
-    there = jnp.arange(tokens.shape[1]) < filled[:, None]
-    weights = jnp.asarray((np.arange(tokens.shape[1]) % 3 == 0) * there, jnp.float32)
-    types = jnp.broadcast_to(jnp.arange(tokens.shape[1]) >= tokens.shape[1] // 2, tokens.shape).astype(jnp.int32)
-
-    class Paired(eqx.Module):
-        """The model with the types of the reference's pairs, which batches of plain text have not."""
-
-        model: models.encoder.EncoderModel
-
-        def hidden(self, tokens_BT, **more):
-            return self.model.hidden(tokens_BT, types_BT=types, **more)
-
-        def __getattr__(self, name):
-            return getattr(self.model, name)
-
-    def loss(model):
-        batch = {"tokens": tokens, "filled": filled}
-        found = task().loss_of(Paired(model), batch, MaskedTokens(tokens, weights))
-        return found.sum / found.weight, found.metrics["accuracy"]
-
-    model = _read(tmp_path)
-    (value, accuracy), gradients = eqx.filter_jit(eqx.filter_value_and_grad(loss, has_aux=True))(model)
-    assert abs(value - expected["loss"]) < NEAR * expected["loss"]
-    right = (expected["logits"].argmax(-1) == expected["tokens"]) & (np.asarray(weights) > 0)
-    assert float(accuracy.sum) == right.sum()
-    theirs = {tensor: numbers for tensor, numbers in expected.items() if tensor.startswith(GRADIENT)}
-    ours = _as_tensors(tmp_path, model, gradients)
-    largest = max(np.abs(numbers).max() for numbers in theirs.values())
-    compared = theirs.keys() & ours.keys()
-    assert len(compared) >= 40
-    assert all(np.abs(ours[tensor] - theirs[tensor]).max() < NEAR * largest for tensor in compared)
 
 
 def test_an_encoder_trains_in_bfloat16_with_gradients_in_float32() -> None:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import model_validator
-
+from trainkit.recipe.families.gelu_transformer import GeluTransformer
 from trainkit.recipe.families.hugging_face import Family, TensorName, linear_names, norm_names
 from trainkit.recipe.families.model import Kind
 from trainkit.recipe.families.pretrained import CHANGEABLE
-from trainkit.recipe.families.sizes import Remat, Shape, check_heads, kept_numbers, linear, norm, stack
-from trainkit.recipe.families.transformer import Transformer
+from trainkit.recipe.families.sizes import Shape, linear, norm, stack
 from trainkit.recipe.spec import Count, Positive
 
 
-class Bert(Transformer):
+class Bert(GeluTransformer):
     """BERT (Devlin et al. 2019): a bidirectional encoder with learned positions and a head that predicts tokens."""
 
     kind: ClassVar[Kind] = "encoder"
@@ -35,22 +33,9 @@ class Bert(Transformer):
     # each position has a row of weights
     changeable: ClassVar[frozenset[str]] = CHANGEABLE - {"context_length"}
 
-    @model_validator(mode="after")
-    def _heads_divide_hidden(self) -> Bert:
-        check_heads(self.heads, self.hidden)
-        return self
-
-    @property
-    def key_width(self) -> int:
-        return self.hidden // self.heads
-
     @property
     def mlp_width(self) -> int:
         return self.intermediate or 4 * self.hidden
-
-    @property
-    def special_attention(self) -> str | None:
-        return None
 
     def leaf_shapes(self, *, vocab_size: int, sequence_length: int) -> dict[str, Shape]:
         d, f = self.hidden, self.mlp_width
@@ -76,23 +61,11 @@ class Bert(Transformer):
         }
 
     def matmul_parameters(self, *, vocab_size: int) -> int:
-        d = self.hidden
-        return self.layers * (4 * d * d + 2 * d * self.mlp_width) + d * d + vocab_size * d
+        return super().matmul_parameters(vocab_size=vocab_size) + self.hidden**2  # of the head
 
     def attention_flops_per_token(self, *, sequence_length: int) -> int:
         # two products of 2 x hidden FLOPs with every position, in every layer
         return self.layers * 2 * 2 * self.hidden * sequence_length
-
-    def activation_floats_per_token(
-        self, *, sequence_length: int, remat: Remat | Literal["auto"], flash: bool = False
-    ) -> int:
-        d = self.hidden
-        probabilities = 0 if flash else self.heads * sequence_length
-        # two norms and what they scaled, q, k, v, attention output in two shapes; GELU and its slope
-        everything = 9 * d + 2 * self.mlp_width + probabilities
-        # residual, q, k, v, what attention and MLP add to it, MLP before GELU
-        dots = 6 * d + self.mlp_width
-        return kept_numbers(layers=self.layers, hidden=d, everything=everything, dots=dots, remat=remat)
 
 
 _BLOCK = "bert.encoder.layer.{layer}"

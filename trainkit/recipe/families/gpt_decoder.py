@@ -6,15 +6,13 @@ that is made of it (`models/gpt.py`) asks the same questions.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from pydantic import model_validator
-
-from trainkit.recipe.families.sizes import Remat, Shape, check_heads, kept_numbers, linear, norm, stack, visible
-from trainkit.recipe.families.transformer import Transformer
+from trainkit.recipe.families.gelu_transformer import GeluTransformer
+from trainkit.recipe.families.sizes import Shape, linear, norm, stack, visible
 
 
-class GptDecoder(Transformer):
+class GptDecoder(GeluTransformer):
     """A decoder with layer norms, one matrix for queries, keys and values, and GELU."""
 
     tied: bool = True
@@ -27,15 +25,6 @@ class GptDecoder(Transformer):
     """Whether matrices and norms have biases."""
     exact_gelu: ClassVar[bool] = False
     """Whether GELU is by the error function, and not by a hyperbolic tangent."""
-
-    @model_validator(mode="after")
-    def _heads_divide_hidden(self) -> GptDecoder:
-        check_heads(self.heads, self.hidden)
-        return self
-
-    @property
-    def key_width(self) -> int:
-        return self.hidden // self.heads
 
     @property
     def norm_epsilon(self) -> float:
@@ -71,25 +60,7 @@ class GptDecoder(Transformer):
             **output,
         }
 
-    def matmul_parameters(self, *, vocab_size: int) -> int:
-        return self.layers * self._matrices() + vocab_size * self.hidden
-
     def attention_flops_per_token(self, *, sequence_length: int) -> int:
         # two products of 2 x hidden FLOPs with each visible position, in every layer
         seen = visible(sequence_length=sequence_length, window=None)
         return self.layers * 2 * 2 * self.hidden * seen // sequence_length
-
-    def activation_floats_per_token(
-        self, *, sequence_length: int, remat: Remat | Literal["auto"], flash: bool = False
-    ) -> int:
-        d = self.hidden
-        probabilities = 0 if flash and self.special_attention is None else self.heads * sequence_length
-        # two norms and what they scaled, q, k, v, attention output in two shapes; GELU and its slope
-        everything = 9 * d + 2 * self.mlp_width + probabilities
-        # residual, q, k, v, what attention and MLP add to it, MLP before GELU
-        dots = 6 * d + self.mlp_width
-        return kept_numbers(layers=self.layers, hidden=d, everything=everything, dots=dots, remat=remat)
-
-    def _matrices(self) -> int:
-        """Numbers in the matrices of one block."""
-        return 4 * self.hidden**2 + 2 * self.hidden * self.mlp_width
