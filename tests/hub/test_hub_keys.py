@@ -124,6 +124,20 @@ def test_keys_of_mpts_attention_are_read_or_refused_or_listed() -> None:
             assert f"attn_config.{key}" in str(error)
 
 
+def test_what_configs_of_early_berts_say_of_their_pooler_has_no_effect() -> None:
+    early = {
+        "directionality": "bidi",
+        "output_past": True,
+        "pooler_fc_size": 768,
+        "pooler_num_attention_heads": 12,
+        "pooler_num_fc_layers": 3,
+        "pooler_size_per_head": 128,
+        "pooler_type": "first_token_transform",
+    }
+    family = BY_TYPE["bert"]
+    assert values(base(family) | early, family) == values(base(family), family)
+
+
 def test_a_key_that_no_table_has_is_refused() -> None:
     for family in FAMILIES:
         with pytest.raises(TrainkitError, match="key_of_tomorrow"):

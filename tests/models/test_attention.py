@@ -271,10 +271,10 @@ def test_what_no_kernel_has_is_said_by_name(platform: str) -> None:
     assert choice.name == "blockwise" and ("soft-capped scores" in choice.reason) == (platform != "cpu")
 
 
-def test_lean_keeps_nothing_of_what_comes_after_a_block_of_queries() -> None:
+def test_blockwise_attention_keeps_nothing_of_what_comes_after_a_block_of_queries() -> None:
     length, blocks = 4 * blockwise_attention.LEAST_QUERIES, 4
     q, k, v, _ = inputs(0, rows=1, length=length, heads=1, groups=1)
-    _, (*_, kept, _) = blockwise_attention._lean_forward(
+    _, (*_, kept, _) = blockwise_attention._blockwise_forward(
         q, k, v, None, None, None, blockwise_attention.Rule(1.0, None, None)
     )
     assert sum(p.size for p in kept) == length**2 * (blocks + 1) // (2 * blocks)

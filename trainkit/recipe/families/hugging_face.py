@@ -38,7 +38,8 @@ HARMLESS = frozenset(
     remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens is_decoder
     pretraining_tp attn_implementation _attn_implementation _attn_implementation_autoset cache_implementation
     unsloth_version unsloth_fixed n_ctx init_device init_config attn_impl verbose tokenizer_name
-    is_llama_config transformers.js_config
+    is_llama_config transformers.js_config output_past
+    directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type
     """.split()  # noqa: SIM905
 )
 #: Keys that act in the training of some families and that the libraries of all others pass over: a family that acts on
