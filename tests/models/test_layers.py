@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trainkit.models.custom_vjps import exact_gelu, gated_silu, gelu, layer_norm, rms_norm
-from trainkit.models.fp8 import BACKWARD, FORWARD, fp8_product, scaled
+from trainkit.models.fp8 import BACKWARD, FORWARD, fp8_product, scale_to
 from trainkit.models.layers import Linear
 from trainkit.models.rope import rotary_tables, rotate
 from trainkit.recipe.families.rope import Rope
@@ -66,20 +66,20 @@ def test_in_bfloat16_what_is_kept_and_what_comes_back_is_bfloat16_and_near(name:
     assert len(kept) <= 2 and all(leaf.dtype == jnp.bfloat16 for leaf in kept)
 
 
-TURNS = rotary_tables(Rope(100.0, None), 8)
+ROTARY = rotary_tables(Rope(100.0, None), 8)
 
 
 def test_rotation_keeps_lengths_and_products_hang_on_distances_only() -> None:
     q, k = random(0, (1, 1, 1, 8), (1, 1, 1, 8))
 
     def product(at: int, other: int) -> float:
-        left, right = (rotate(x, jnp.array([[p]]), TURNS) for x, p in ((q, at), (k, other)))
+        left, right = (rotate(x, jnp.array([[p]]), ROTARY) for x, p in ((q, at), (k, other)))
         np.testing.assert_allclose(jnp.linalg.norm(left), jnp.linalg.norm(q), rtol=1e-5)
         return float((left * right).sum())
 
     np.testing.assert_allclose(product(7, 3), product(104, 100), atol=1e-4)
     assert abs(product(7, 3) - product(7, 4)) > 1e-2
-    np.testing.assert_allclose(rotate(q, jnp.zeros((1, 1), jnp.int32), TURNS), q)
+    np.testing.assert_allclose(rotate(q, jnp.zeros((1, 1), jnp.int32), ROTARY), q)
 
 
 def by_hand(x: np.ndarray, dtype: type) -> np.ndarray:
@@ -117,7 +117,7 @@ def test_an_fp8_linear_layer_is_near_the_same_layer_in_bfloat16() -> None:
 def test_what_is_rounded_to_8_bit_fills_its_range_and_zeros_stay_zeros(dtype: type) -> None:
     (x,) = random(2, (50,))
     for factor in (1e-20, 1.0, 1e20):
-        rounded = scaled(factor * x, dtype)
+        rounded = scale_to(factor * x, dtype)
         assert float(jnp.abs(rounded.values.astype(jnp.float32)).max()) == float(jnp.finfo(dtype).max)
-    nothing = scaled(jnp.zeros(5), dtype)
+    nothing = scale_to(jnp.zeros(5), dtype)
     assert (nothing.values.astype(jnp.float32) * nothing.scale == 0).all()
