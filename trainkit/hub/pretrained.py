@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 from trainkit.hub import find, peft
 from trainkit.hub.load import check, load_params
 from trainkit.models.adapters import Numbers, packed_leaves
-from trainkit.models.nf4 import quantised
+from trainkit.models.nf4 import quantise
 from trainkit.parallel import mesh
 from trainkit.recipe import Recipe
 from trainkit.recipe.families.pretrained import Pretrained
@@ -80,8 +80,8 @@ def check_weights(recipe: Recipe, base: PyTree, shapes: PyTree, *, resumed: bool
 
 def _packed(leaf: jax.Array, on: Mesh) -> Any:
     """Return the leaf in 4 bit; the leaf itself is deleted."""
-    shapes = jax.eval_shape(quantised, leaf)
-    packed = jax.jit(quantised, out_shardings=mesh.shardings(on, shapes))(leaf)
+    shapes = jax.eval_shape(quantise, leaf)
+    packed = jax.jit(quantise, out_shardings=mesh.shardings(on, shapes))(leaf)
     jax.block_until_ready(packed)
     leaf.delete()
     return packed
