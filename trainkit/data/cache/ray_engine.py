@@ -30,6 +30,7 @@ from trainkit.data.progress import Reporter
 from trainkit.data.sources.units import Unit
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import FAILED, TrainkitError
+from trainkit.recipe.toml.plugins import imported_plugins, load_plugins
 
 #: Tasks that are handed in for each CPU, one of them running. They are done even if they are not wanted any more.
 _AHEAD = 2
@@ -138,7 +139,9 @@ def _knock(address: str) -> None:
 class _Order:
     """What a task is told. The tokenizer, which is large, goes to each host once."""
 
-    unit: Unit
+    unit: bytes
+    """Pickled: it may hold specs of plugins, which must be imported first."""
+    plugins: tuple[str, ...]
     encoding: Encoding
     cache: Path
     on_error: str
@@ -167,7 +170,9 @@ def _tokenise(tokenizer: bytes, order: _Order) -> Parts | None:
             where=str(order.cache),
             hint="data.cache must be a directory that all hosts see under the same path",
         )
-    work = CacheWork(order.unit, order.encoding, order.cache, _loaded(tokenizer), order.on_error)
+    if order.plugins:
+        load_plugins(order.plugins, lambda number: "")
+    work = CacheWork(pickle.loads(order.unit), order.encoding, order.cache, _loaded(tokenizer), order.on_error)
     try:
         return work.do(Reporter("", 0, None), Stop())
     except Later:
@@ -198,6 +203,7 @@ def _run(
         return
     task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_tokenise)
     tokenizer = ray.put(pickle.dumps(work[0].tokenizer))  # a set has one
+    plugins = imported_plugins()
     size = _Size(ray, workers)
     waiting = deque(range(len(work)))
     running: dict[Any, int] = {}
@@ -209,7 +215,9 @@ def _run(
                     index = waiting.popleft()
                     one = work[index]
                     if wanted(index):
-                        order = _Order(one.unit, one.encoding, one.cache.absolute(), one.on_error, mark, _version())
+                        unit = pickle.dumps(one.unit)
+                        cache = one.cache.absolute()
+                        order = _Order(unit, plugins, one.encoding, cache, one.on_error, mark, _version())
                         running[task.remote(tokenizer, order)] = index
                     else:
                         on_result(index, None)

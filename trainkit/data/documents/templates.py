@@ -14,7 +14,7 @@ from trainkit.data.documents.pieces import Piece, Refused, RowContext, learned_i
 from trainkit.data.problems import NO_TEXT, Problem, called, missing
 from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.document import Chat, Document, Prompt, Template
-from trainkit.recipe.sections.source import HuggingFace
+from trainkit.recipe.sections.source import CustomRows, HuggingFace
 from trainkit.recipe.spec import implementation_of
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class RowReading:
     longest: int | None = None
     dtype: str = ""
     """Of a flat array."""
+    source: CustomRows | None = None
+    """The source, where it makes its rows itself."""
     hub: HuggingFace | None = None
     """The dataset, at the revision that is read."""
     chat: ChatTemplate | None = None

@@ -14,7 +14,8 @@ from trainkit.data.sources.files import COMPRESSED, is_remote, suffixes
 from trainkit.data.sources.patterns import Match, Stat, local_file, look_again, match_files, stat_of
 from trainkit.data.sources.source_file import Kind, SourceFile
 from trainkit.errors import TrainkitError
-from trainkit.recipe.sections.source import Files, HuggingFace, PythonStdlib, Source, Tokens
+from trainkit.recipe.sections.source import CustomRows, Files, HuggingFace, PythonStdlib, RowSource, Source, Tokens
+from trainkit.recipe.spec import import_named
 
 _BY_SUFFIX: dict[str, Kind] = {
     ".txt": "text",
@@ -41,25 +42,30 @@ def list_files(source: Source, cache: Path) -> tuple[SourceFile, ...]:
         TrainkitError: a pattern matches nothing, a file is missing, its format cannot be told; a template cannot be
             understood; the hub or another store cannot be reached.
     """
-    match source:
-        case Files():
-            return _matching(source)
-        case Tokens():
-            reading = RowReading(keys=(source.tokens_key,), dtype=source.dtype)
-            arrays = tuple(_file(match, _array(match), reading) for match in _matches(source.path))
-            _check_asked(arrays, "dtype", source.dtype != "uint16", [".bin"])
-            _check_asked(arrays, "tokens_key", source.tokens_key != "tokens", [".parquet"])
-            return arrays
-        case HuggingFace():
-            return (_dataset(source, cache),)
-        case PythonStdlib():
-            return _standard_library()
+    files: tuple[SourceFile, ...] = import_named(source.listing)(source, cache)
+    return files
+
+
+def list_tokens(source: Tokens, cache: Path) -> tuple[SourceFile, ...]:
+    """Return the arrays that match the patterns of a source of tokens."""
+    reading = RowReading(keys=(source.tokens_key,), dtype=source.dtype)
+    arrays = tuple(_file(match, _array(match), reading) for match in _matches(source.path))
+    _check_asked(arrays, "dtype", source.dtype != "uint16", [".bin"])
+    _check_asked(arrays, "tokens_key", source.tokens_key != "tokens", [".parquet"])
+    return arrays
+
+
+def list_custom(source: CustomRows, cache: Path) -> tuple[SourceFile, ...]:
+    """Return one file that stands for all rows of a source that makes them itself."""
+    identity = source.identity()
+    reading = replace(_reading(source), source=source)
+    return (SourceFile(f"{source.type} {identity}", source.type, "custom", reading, (0, 0, 0, 0), identity),)
 
 
 def check_unchanged(file: SourceFile) -> None:
     """Raises TrainkitError where a file has changed since it was listed: a local file, a directory that holds a
     dataset, or a remote file as far as its store reports. A commit of the hub never changes."""
-    if file.kind == "huggingface" and file.identity is not None:
+    if file.kind in ("huggingface", "custom") and file.identity is not None:
         return
     try:
         unchanged = _look_again(file) == (file.stat, file.identity)
@@ -81,7 +87,7 @@ def _look_again(file: SourceFile) -> tuple[Stat, str | None]:
     return look_again(file.path) if is_remote(file.path) else (stat_of(file.path), None)
 
 
-def _reading(source: Files | HuggingFace) -> RowReading:
+def _reading(source: RowSource) -> RowReading:
     templates.check(source.document)
     keys = (source.text_key,) if isinstance(source.text_key, str) else source.text_key
     return RowReading(
@@ -100,7 +106,8 @@ def _matches(paths: str | tuple[str, ...]) -> list[Match]:
     return list(found.values())
 
 
-def _matching(source: Files) -> tuple[SourceFile, ...]:
+def list_matching(source: Files, cache: Path) -> tuple[SourceFile, ...]:
+    """Return the files that match the patterns of a source."""
     of_rows = _reading(source)
     of_texts = replace(of_rows, keys=(), document=None)
     files = []
@@ -165,16 +172,18 @@ def _array(match: Match) -> Kind:
     return "array"
 
 
-def _dataset(source: HuggingFace, cache: Path) -> SourceFile:
+def list_dataset(source: HuggingFace, cache: Path) -> tuple[SourceFile, ...]:
+    """Return the one file that stands for a dataset of the hub."""
     from trainkit.data.sources.formats.hugging_face import pin
 
     spec, stat, identity = pin(source, cache)
     name = "/".join(filter(None, (source.config, source.split)))
     path = " ".join(filter(None, (source.id, source.revision, "streaming" if source.streaming else None, name)))
-    return SourceFile(path, name, "huggingface", replace(_reading(source), hub=spec), stat, identity)
+    return (SourceFile(path, name, "huggingface", replace(_reading(source), hub=spec), stat, identity),)
 
 
-def _standard_library() -> tuple[SourceFile, ...]:
+def list_standard_library(source: PythonStdlib, cache: Path) -> tuple[SourceFile, ...]:
+    """Return the files of the running interpreter's standard library."""
     root = Path(sysconfig.get_path("stdlib"))
     found = []
     for directory, below, names in os.walk(root):

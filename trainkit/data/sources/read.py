@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from trainkit.data.documents import templates
 from trainkit.data.documents.pieces import Piece, Refuse, Refused, Span
+from trainkit.data.sources.formats.rows import SourceRow
 from trainkit.data.sources.listing import check_unchanged
 from trainkit.data.sources.source_file import SourceFile
 from trainkit.errors import TrainkitError
@@ -42,6 +43,8 @@ def read(file: SourceFile, refuse: Refuse, span: Span | None = None) -> Iterator
             rows = columns.rows(file, refuse, span)
         case "huggingface":
             rows = hugging_face.rows(file, refuse, span)
+        case "custom":
+            rows = _custom_rows(file)
     base, columnar = os.path.dirname(file.path), file.kind in ("parquet", "arrow", "huggingface")
     for row in rows:
         found = templates.make_document(file.reading, row.values, row.number, base, columns=columnar)
@@ -51,6 +54,20 @@ def read(file: SourceFile, refuse: Refuse, span: Span | None = None) -> Iterator
             refuse(replace(found, place=row.place, bytes=lost))
         else:
             yield from found
+
+
+def _custom_rows(file: SourceFile) -> Iterator[SourceRow]:
+    """Yield the rows that a source makes itself. Raises TrainkitError for whatever it raises."""
+    assert file.reading.source is not None
+    try:
+        for number, values in enumerate(file.reading.source.rows()):
+            yield SourceRow(number, f":row {number}", values)
+    except TrainkitError:
+        raise
+    # the code is a plugin's, and may raise anything
+    except Exception as error:
+        problem = f"the source cannot make its rows: {type(error).__name__}: {error}"
+        raise TrainkitError(problem, where=file.path) from error
 
 
 def row_spans(file: SourceFile, size: int = 8 << 20) -> tuple[Span, ...]:

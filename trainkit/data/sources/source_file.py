@@ -13,7 +13,7 @@ from trainkit.data.documents.templates import RowReading
 from trainkit.data.sources.files import is_remote, suffixes
 from trainkit.data.sources.patterns import Stat
 
-Kind = Literal["text", "python", "jsonl", "json", "csv", "parquet", "arrow", "array", "huggingface"]
+Kind = Literal["text", "python", "jsonl", "json", "csv", "parquet", "arrow", "array", "huggingface", "custom"]
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class SourceFile:
     @property
     def local(self) -> bool:
         """Whether it is a file of this machine."""
-        return self.kind != "huggingface" and not is_remote(self.path)
+        return self.kind not in ("huggingface", "custom") and not is_remote(self.path)
 
     @property
     def compressed(self) -> bool:
         """Whether its bytes have to be decompressed from the first on."""
-        return self.kind != "huggingface" and bool(suffixes(self.path)[1])
+        return self.kind not in ("huggingface", "custom") and bool(suffixes(self.path)[1])

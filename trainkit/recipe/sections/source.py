@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import Field, Tag, model_validator
+from pydantic import Field, model_validator
 
 from trainkit.recipe.sections.document import Document, DocumentSpec, Keys
-from trainkit.recipe.spec import Count, NotNegative, Positive, Spec, by_type
+from trainkit.recipe.spec import Count, NotNegative, Positive, Spec, union_of
 
 Stages = Annotated[tuple[tuple[Annotated[int, Field(ge=0)], NotNegative], ...], Field(min_length=1)]
 
@@ -15,6 +17,10 @@ Stages = Annotated[tuple[tuple[Annotated[int, Field(ge=0)], NotNegative], ...], 
 class SourceSpec(Spec):
     """What all sources have in common."""
 
+    listing: ClassVar[str]
+    """The function that returns the files of a source, called as `data.sources.listing.list_matching` is."""
+
+    type: str
     name: str | None = None
     """Its name in metrics and listings: of a validation set, or of a source with a weight."""
     weight: Positive | Stages | None = None
@@ -62,8 +68,24 @@ class RowSource(SourceSpec):
         return self
 
 
+class CustomRows(RowSource):
+    """A source that makes its rows itself: what plugins derive from."""
+
+    listing: ClassVar[str] = "trainkit.data.sources.listing:list_custom"
+
+    @abstractmethod
+    def identity(self) -> str:
+        """Return what changes where the rows do, such as a version or a digest: the cache is named by it."""
+
+    @abstractmethod
+    def rows(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the rows, the same in the same order at every call."""
+
+
 class Files(RowSource):
     """Files by path or URL, `*`, `**` and `{a,b}` or `{000..127}`."""
+
+    listing: ClassVar[str] = "trainkit.data.sources.listing:list_matching"
 
     type: Literal["files"] = "files"
     path: str | Annotated[tuple[str, ...], Field(min_length=1)]
@@ -77,6 +99,8 @@ class Files(RowSource):
 
 class HuggingFace(RowSource):
     """A dataset of the Hugging Face hub, or a directory that holds one."""
+
+    listing: ClassVar[str] = "trainkit.data.sources.listing:list_dataset"
 
     type: Literal["huggingface"]
     id: str
@@ -94,6 +118,8 @@ class HuggingFace(RowSource):
 class Tokens(SourceSpec):
     """Arrays that are tokenised already, with the recipe's tokenizer."""
 
+    listing: ClassVar[str] = "trainkit.data.sources.listing:list_tokens"
+
     type: Literal["tokens"]
     path: str | Annotated[tuple[str, ...], Field(min_length=1)]
     """`.npy`, flat `.bin`, or `.parquet` with a list of ids a row (what `trainkit cache-data --export` writes)."""
@@ -107,6 +133,8 @@ class PythonStdlib(SourceSpec):
     """Every `.py` of the running interpreter's standard library, without site-packages and tests: one document
     a file."""
 
+    listing: ClassVar[str] = "trainkit.data.sources.listing:list_standard_library"
+
     type: Literal["python-stdlib"]
 
 
@@ -115,11 +143,10 @@ def document_of(source: SourceSpec) -> DocumentSpec | None:
     return source.document if isinstance(source, RowSource) else None
 
 
-Source = Annotated[
-    Annotated[Files, Tag("files")]
-    | Annotated[HuggingFace, Tag("huggingface")]
-    | Annotated[Tokens, Tag("tokens")]
-    | Annotated[PythonStdlib, Tag("python-stdlib")],
-    by_type("files"),
-]
-"""Sources are told apart by `type`; one that has only a `path` is files."""
+#: Every source of the recipe language. They are told apart by `type`; one that has only a `path` is files.
+SOURCES = (Files, HuggingFace, Tokens, PythonStdlib)
+
+if TYPE_CHECKING:
+    Source: TypeAlias = SourceSpec
+else:
+    Source = union_of("files", *SOURCES)

@@ -27,9 +27,11 @@ from pydantic.errors import PydanticUserError
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.families.model import ModelSpec
+from trainkit.recipe.sections.document import Document, DocumentSpec
 from trainkit.recipe.sections.model import Model
 from trainkit.recipe.sections.optimizer import Optimizer, OptimizerSpec
 from trainkit.recipe.sections.schedule import Schedule, ScheduleSpec
+from trainkit.recipe.sections.source import Source, SourceSpec
 from trainkit.recipe.sections.task import Task, TaskSpec
 from trainkit.recipe.spec import Spec, members_of, type_of, widened
 from trainkit.recipe.toml.paths import as_shown
@@ -44,6 +46,8 @@ class Extensible(NamedTuple):
     """The class that their specs derive from."""
     union: Any
     """Made by `union_of`; the specs join it wherever it stands in a recipe."""
+    function: str = "build"
+    """What the `implementation` of a spec must have, where its base names one."""
 
 
 #: Everything that plugins may add to.
@@ -52,6 +56,8 @@ EXTENSIBLE = (
     Extensible("schedule", ScheduleSpec, Schedule),
     Extensible("model", ModelSpec, Model),
     Extensible("task", TaskSpec, Task),
+    Extensible("source", SourceSpec, Source),
+    Extensible("document", DocumentSpec, Document, "make"),
 )
 
 
@@ -76,7 +82,7 @@ def load_plugins(files: Sequence[str], where: Callable[[int], str]) -> tuple[Plu
         TrainkitError: a plugin does not exist, does not import, defines no complete spec, or takes a type that is
             taken.
     """
-    taken = {(name, type_of(spec)): "trainkit" for name, _, union in EXTENSIBLE for spec in members_of(union)}
+    taken = {(name, type_of(spec)): "trainkit" for name, _, union, _ in EXTENSIBLE for spec in members_of(union)}
     found: list[Plugin] = []
     for number, file in enumerate(files):
         try:
@@ -88,6 +94,11 @@ def load_plugins(files: Sequence[str], where: Callable[[int], str]) -> tuple[Plu
             raise TrainkitError(problem, where=where(number), hint=error.hint) from None
         found.append(plugin)
     return tuple(found)
+
+
+def imported_plugins() -> tuple[str, ...]:
+    """Return the files of the plugins that this process has imported, for other processes to import."""
+    return tuple(str(module.__file__) for name, module in sys.modules.items() if name.startswith("trainkit_plugins."))
 
 
 def recipe_class(plugins: Sequence[Plugin]) -> type[Recipe]:
@@ -189,17 +200,18 @@ def _check(spec: type[Spec], module: ModuleType, path: Path, *, alone: bool) -> 
         raise _Wrong(f"{name} must have one type, and has {found}", 'write  type: Literal["my-type"]')
     if missing := sorted(spec.__abstractmethods__):
         raise _Wrong(f"{name} lacks {', '.join(missing)}", f"define {' and '.join(missing)} in {name}")
-    kind, base, _ = _place_of(spec)
+    kind, base, _, function = _place_of(spec)
     if "implementation" not in get_type_hints(base) or "implementation" in vars(spec):
         return
-    if callable(getattr(spec, "build", None)):
+    if callable(getattr(spec, function, None)):
         spec.implementation = f"{module.__name__}:{name}"  # type: ignore[attr-defined]
-    elif alone and callable(getattr(module, "build", None)):
+    elif alone and callable(getattr(module, function, None)):
         spec.implementation = module.__name__  # type: ignore[attr-defined]
     elif not hasattr(spec, "implementation"):
         raise _Wrong(
-            f'the {kind} "{type_of(spec)}" lacks an implementation: neither the file nor {name} has a function build',
-            f"define build(spec, …) in {as_shown(path)}, as the modules of trainkit's own {kind}s do",
+            f'the {kind} "{type_of(spec)}" lacks an implementation:'
+            f" neither the file nor {name} has a function {function}",
+            f"define {function}(spec, …) in {as_shown(path)}, as the modules of trainkit's own {kind}s do",
         )
 
 
@@ -222,7 +234,7 @@ def _take(taken: dict[tuple[str, str], str], spec: type[Spec], plugin: Plugin) -
 @cache
 def _recipe_class(specs: tuple[type[Spec], ...]) -> type[Recipe]:
     unions = {}
-    for _, base, union in EXTENSIBLE:
+    for _, base, union, _ in EXTENSIBLE:
         added = [spec for spec in specs if issubclass(spec, base)]
         if added:
             unions[id(get_args(union)[1])] = widened(union, *added)
