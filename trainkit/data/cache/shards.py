@@ -29,9 +29,9 @@ from trainkit.data.sources.units import Unit
 from trainkit.data.storage import writing
 
 #: Raise it when the same files and tokenizer would give other shards than before.
-FORMAT = 3
+FORMAT = 4
 #: Formats whose files can be in one cache. Their names differ, so that none is taken for another.
-FORMATS = (2, FORMAT)
+FORMATS = (2, 3, FORMAT)
 #: Of the documents of a shard that could not be used so many are told with place and reason.
 EXAMPLES = 20
 #: How many reasons for skipping documents are reported separately, and the name of all others.

@@ -1,4 +1,4 @@
-"""Data of runs that began when shards had format 2: whether their tokens and their order would be the same today.
+"""Data of runs that began with an earlier format of shards: whether tokens and order would be the same today.
 
 Such a run knows its data by a fingerprint that no longer comes out, though most data gives the same tokens as then. The
 old fingerprint follows from the same files, tokenizer and encoding, so it can still be computed.
@@ -10,18 +10,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from trainkit.data.batches.dataset import stages_of
 from trainkit.data.batches.order import MIXTURE_BLOCK
 from trainkit.data.cache import ledger, shards
 from trainkit.data.cache.build import Cache
+from trainkit.data.cache.stream import Stream
+from trainkit.data.documents.pieces import PIECE
 from trainkit.data.sources.digests import of_value
 from trainkit.data.tokenizer.special_tokens import NAMES, Role
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.document import Chat, Prompt
 from trainkit.recipe.sections.source import HuggingFace, RowSource, Source, Tokens
-
-FORMAT = 2
 
 
 def check_same_data(cache: Cache, recipe: Recipe, recorded: str, *, where: Path) -> None:
@@ -33,9 +35,12 @@ def check_same_data(cache: Cache, recipe: Recipe, recorded: str, *, where: Path)
     """
     if recorded == cache.fingerprint:
         return
-    # an earlier format had no data without a tokenizer
-    changes = list(_changes(cache, recipe)) if cache.tokenizer else []
-    if not changes and (cache.tokenizer is None or recorded != _fingerprint(cache)):
+    earlier = (3, 2) if cache.tokenizer else ()  # an earlier format had no data without a tokenizer
+    format = next((format for format in earlier if recorded == _fingerprint(cache, format)), None)
+    changes = list(_changes_since_2(cache, recipe)) if earlier and format != 3 else []
+    if format is not None and _has_long_text(cache):
+        changes.append(f"texts of more than {PIECE:,} characters are tokenised as a whole now, and were cut")
+    if format is None and not changes:
         raise TrainkitError(
             f"the data is not what this run was trained on: its checkpoint has the fingerprint {recorded},"
             f" the data {cache.fingerprint}",
@@ -51,20 +56,20 @@ def check_same_data(cache: Cache, recipe: Recipe, recorded: str, *, where: Path)
         )
 
 
-def _fingerprint(cache: Cache) -> str:
-    """Return the fingerprint that this data had in format 2: the tokenizer's did not hold its begin and end tokens."""
-    tokenizer = cache.text_tokenizer.content_digest
+def _fingerprint(cache: Cache, format: int) -> str:
+    """Return the fingerprint that this data had in a format; in 2, the tokenizer's lacked its begin and end tokens."""
+    tokenizer = cache.text_tokenizer.content_digest if format == 2 else cache.text_tokenizer.fingerprint
     names = []
     for source in cache.trained.sources:
         pixels = source.encoding.tokenizer != cache.text_tokenizer.fingerprint
         encoding = source.encoding if pixels else replace(source.encoding, tokenizer=tokenizer)
         split = encoding.splits[0]
-        units = [shards.key_of(unit, split, encoding, format=FORMAT) for unit in source.units]
+        units = [shards.key_of(unit, split, encoding, format=format) for unit in source.units]
         names.append(ledger.name_of_keys(units, source.limit))
     return of_value([tokenizer, names])
 
 
-def _changes(cache: Cache, recipe: Recipe) -> Iterator[str]:
+def _changes_since_2(cache: Cache, recipe: Recipe) -> Iterator[str]:
     """Yield what the same files and tokenizer would give now that differs from what they gave in format 2."""
     spec = recipe.data.encoding
     if spec.eos:
@@ -78,6 +83,30 @@ def _changes(cache: Cache, recipe: Recipe) -> Iterator[str]:
         for begin, weights in stages_of(recipe.data.train).items():
             if _was_rounded(weights):
                 yield f"the weights of data.train from step {begin} on were rounded to {MIXTURE_BLOCK}ths"
+
+
+def _has_long_text(cache: Cache) -> bool:
+    """Whether a training text is longer than a piece; waits until all texts are tokenised."""
+    for source, stream in zip(cache.trained.sources, cache.sources, strict=True):
+        stream.wait(None)
+        files = {file for unit in source.units for file in unit.files}
+        # where part of a file is held out, its documents are shorter than the file
+        size = sum(shard.bytes for shard in source.shards)
+        texts = [file for file in files if file.kind in ("text", "python")]
+        if any((size if file.compressed else file.size) > PIECE for file in texts):
+            return True
+        if any(file.kind == "array" for file in files) or not stream.tokens:
+            continue
+        ends = np.unique(stream.borders(0, stream.tokens))
+        for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
+            # no token of a vocabulary in use has as many characters
+            if (end - start) * 1024 > PIECE and len(_text(cache, stream, start, end)) > PIECE:
+                return True
+    return False
+
+
+def _text(cache: Cache, stream: Stream, start: int, end: int) -> str:
+    return cache.text_tokenizer.decode(stream.windows(np.array([start]), end - start)[0].tolist())
 
 
 def _other_token(cache: Cache, role: Role, now: int | None, verb: str) -> Iterator[str]:
