@@ -200,7 +200,7 @@ def checkpoint(work: Work, rounds: int) -> dict[str, object]:
                 saving_too, plain = steps(long, save=True), steps(long, save=False)
             costs.append(saving_too[0] - plain[0] * saving_too[1] / plain[1])
             lengths.append(plain[0] / plain[1])
-        saving.finish()
+        saving.close()
         last = saved()[-1]
         return {"costs": costs, "step": float(np.median(lengths)), "bytes": last["bytes"], "writing": last["seconds"]}
 

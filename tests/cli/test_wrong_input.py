@@ -310,7 +310,7 @@ def test_without_room_for_a_checkpoint_the_earlier_ones_stay_and_the_run_goes_on
     disk.remount("rw,size=8m")
     done = trainkit(tmp_path, "resume", "tiny", "--plain")
     assert done.returncode == 0, done.stderr
-    assert f"going on from step {saved[-1]}" in done.stderr
+    assert f"resuming from step {saved[-1]}" in done.stderr
     assert [event["step"] for event in read(run) if event["type"] == "step"] == list(range(1, 25))
 
 

@@ -65,7 +65,7 @@ def test_resumed_it_ends_where_the_uninterrupted_run_ended_bit_for_bit(place: Pa
     shutil.copytree(whole, place / "runs" / "resumed")
     done = trainkit(place, "resume", f"runs/resumed/{BEFORE}", "--plain")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"going on from step {BEFORE}" in done.stdout + done.stderr
+    assert f"resuming from step {BEFORE}" in done.stdout + done.stderr
     assert arrays(place / "runs" / "resumed", STEPS) == arrays(whole, STEPS) != arrays(whole, BEFORE)
 
 

@@ -11,8 +11,10 @@ from trainer import RECIPE, WORDS, Trainer, arrays, losses, trainkit, workplace
 
 from trainkit.events.log import read
 
-GROWING = RECIPE.replace("held_out = 0.1", "shuffle = { window = 32 }").replace(
-    'path = "text/*.txt"', 'path = "large.jsonl"'
+GROWING = (
+    RECIPE.replace("held_out = 0.1", "shuffle = { window = 32 }")
+    .replace('path = "text/*.txt"', 'path = "large.jsonl"')
+    .replace("[evaluate]\nevery = 10\n", "")
 )
 PROMPTS = RECIPE.replace(
     'path = "text/*.txt"', 'path = "qa.jsonl"\ndocument = { type = "prompt", prompt = "{q}? ", response = "{a}" }'

@@ -85,7 +85,7 @@ def test_a_signal_finishes_the_step_saves_and_says_how_it_ended(
     assert (run / "checkpoints" / str(stopped_at) / "manifest.json").exists()
     done = trainkit(tmp_path, "resume", "tiny", "--json")
     assert done.returncode == 0, done.stderr
-    assert f"going on from step {stopped_at}" in done.stderr
+    assert f"resuming from step {stopped_at}" in done.stderr
     ended_alike(run, uninterrupted)
 
 

@@ -201,6 +201,7 @@ TALKS = (
     .replace("train = { vocab_size = 300 }", 'path = "made"')
     .replace('path = "text/*.txt"', 'path = "talks.jsonl"\ndocument = { type = "chat", template = "chat.jinja" }')
     .replace("held_out = 0.1", "encoding = { bos = true }")
+    .replace("[evaluate]\nevery = 10\n", "")
     .replace("heads = 2", "heads = 2\ncontext_length = 128")
     .replace("steps = 24", "steps = 3")
     .replace("keep_every = 6", "keep_every = 3")

@@ -19,7 +19,7 @@ from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.source import Files, Tokens
 from trainkit.recipe.toml import schema
-from trainkit.recipe.toml.load import load
+from trainkit.recipe.toml.load import load, load_resolved
 
 SOURCE = 'type = "python-stdlib"'
 ENCODING = '[data.encoding]\ntype = "windows"\nstride = 65\n'
@@ -74,6 +74,65 @@ def test_a_key_of_other_files_than_those_that_are_there_is_refused(tmp_path):
     ):
         with pytest.raises(TrainkitError, match=told):
             list_files(source, tmp_path)
+
+
+NO_SETS = (("held_out = 0.1", ""), ("[evaluate]\nevery = 10", "[evaluate]\nmax_batches = 3"))
+FROZEN = '[[optimizer.groups]]\nmatch = "blocks.*"\nlearning_rate_factor = 0.0\nweight_decay = 0.1\n'
+USELESS = [
+    (changed(("held_out = 0.1", "")), "every = 10", "evaluate.every", "data.held_out"),
+    (changed(*NO_SETS), "max_batches", "evaluate.max_batches", "data.held_out"),
+    (changed(("[sample]", "[sample]\ntop_k = 5\ntemperature = 0.0")), "top_k", "sample.top_k", "temperature"),
+    (changed(("[sample]", "[sample]\ntemperature = 0.0\ntop_p = 0.5")), "top_p", "sample.top_p", "temperature"),
+    (changed(("[sample]", "[sample]\ntemperature = 0.0\nmin_p = 0.5")), "min_p", "sample.min_p", "temperature"),
+    (
+        changed(("aim = false", 'aim = false\nrepository = "there"')),
+        "repository",
+        "track.repository",
+        "track.aim = true",
+    ),
+    (changed(("aim = false", 'aim = false\nexperiment = "one"')), "experiment", "track.experiment", "aim = true"),
+    (changed() + '[precision]\nrounding = "nearest"\n', "rounding", "precision.rounding", "bfloat16"),
+    (changed() + FROZEN, "weight_decay = 0.1", "optimizer.groups.0.weight_decay", "factor above 0"),
+    (changed() + '[adapter]\n[precision]\nrounding = "nearest"\n', "rounding", "precision.rounding", "leave it out"),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "key", "fix"), USELESS, ids=[key for _, _, key, _ in USELESS])
+def test_a_key_that_another_value_makes_useless_is_refused_at_its_line(tmp_path, monkeypatch, text, line, key, fix):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TrainkitError, match=f"{key} has no effect: ") as found:
+        load(write(tmp_path, text))
+    assert found.value.where == f"sample.toml:{line_of(text, line)}"
+    assert "leave it out" in found.value.hint and fix in found.value.hint
+
+
+def test_a_key_is_not_refused_where_something_written_over_it_makes_it_useless(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path, changed(("[sample]", "[sample]\ntop_k = 5")))
+    greedy = ["sample.temperature=0.0"]
+    assert load(path, greedy).recipe.sample.temperature == 0
+    child = write(tmp_path, 'extends = ["sample.toml"]\n[sample]\ntemperature = 0.0\n', "child.toml")
+    assert load(child).recipe.sample.temperature == 0
+    load(path, ["data.held_out=0.0"])
+    with pytest.raises(TrainkitError, match=r"sample\.top_p has no effect") as found:
+        load(path, [*greedy, "sample.top_p=0.5"])
+    assert found.value.where == "--set sample.top_p"
+
+
+def test_the_recipe_of_an_old_run_may_hold_useless_keys_but_none_may_be_added_with_set(tmp_path):
+    path = write(tmp_path, changed(("held_out = 0.1", "")))
+    assert load_resolved(path).recipe.evaluate.every == 10
+    with pytest.raises(TrainkitError, match=r"evaluate\.max_batches has no effect"):
+        load_resolved(path, ["evaluate.max_batches=3"])
+
+
+def test_all_useless_keys_are_reported_together(tmp_path):
+    text = changed(
+        ("[sample]", "[sample]\ntop_k = 5\ntemperature = 0.0"), ("aim = false", 'aim = false\nexperiment = "x"')
+    )
+    with pytest.raises(TrainkitError) as found:
+        load(write(tmp_path, text))
+    assert "sample.top_k has no effect" in found.value.problem and "track.experiment has" in found.value.problem
 
 
 def test_every_key_of_the_language_is_read_somewhere():

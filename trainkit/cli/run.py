@@ -25,7 +25,7 @@ from trainkit.track.projections import NAMES
 Output = Literal["dashboard", "plain", "json"]
 
 #: What `--smoke` puts over a recipe: every part once, nothing kept.
-SMOKE = ("train.steps=2", "evaluate.every=2", "evaluate.max_batches=1", *(f"track.{name}=false" for name in NAMES))
+SMOKE = ("train.steps=2", *(f"track.{name}=false" for name in NAMES))
 
 
 def run(
@@ -60,10 +60,11 @@ def run(
 
 
 def _shortened(recipe: Recipe) -> Recipe:
-    """Return the recipe with short samples and with an export at its second step, where it has samples or exports."""
+    """Return the recipe with a short evaluation and, where it has them, short samples and an early export."""
+    evaluate = recipe.evaluate.model_copy(update={"every": 2, "max_batches": 1})
     sample = recipe.sample and recipe.sample.model_copy(update={"max_tokens": 8})
     export = recipe.export and recipe.export.model_copy(update={"every": 2})
-    return recipe.model_copy(update={"sample": sample, "export": export})
+    return recipe.model_copy(update={"evaluate": evaluate, "sample": sample, "export": export})
 
 
 def follow(directory: Path, start: Start, loaded: Loaded, output: Output | None, detach: bool) -> int:

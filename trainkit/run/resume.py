@@ -1,4 +1,4 @@
-"""Going on with a run: what differs from before, and what must not."""
+"""Resuming a run: what differs from before, and what must not."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from trainkit.recipe.sections.optimizer import OptimizerSpec
 from trainkit.recipe.sections.schedule import NEVER
 from trainkit.recipe.toml.load import Loaded
 from trainkit.recipe.toml.values import Difference, differences
-from trainkit.run.rates import told_rate
+from trainkit.run.rates import compare_rates
 from trainkit.run.start import Start
 from trainkit.rundir.directory import EXPORTS, disk_errors, hold_lock, recipe_of, replace_recipe
 from trainkit.train.owed import owed
 
-#: What the state or the data order hangs on: changed, the run would be another run.
+#: What the state or the data order depends on: with another value, the run would be another run.
 FIXED = (
     "schema",
     "run.*",
@@ -59,11 +59,11 @@ def prepare(
     forget_orders: bool,
     raise_rate: bool,
 ) -> Resumption:
-    """Check that the run can go on from `step` (None: the newest checkpoint) and put its changed recipe in place.
+    """Check that the run can continue from `step` (None: the newest checkpoint) and put its changed recipe in place.
 
     Raises:
-        TrainkitError: someone trains it, it is finished, the checkpoint does not exist, what changed cannot change,
-            or the learning rate would rise and `raise_rate` does not say that it may.
+        TrainkitError: another process trains it, it is finished, the checkpoint does not exist, a key changed that must
+            not, or the learning rate would rise and `raise_rate` does not allow it.
     """
     with disk_errors(directory), hold_lock(directory):
         old = recipe_of(directory)
@@ -87,16 +87,16 @@ def prepare(
                 hint="make it longer: --set train.steps=… --raise-rate   or go on from an earlier checkpoint: RUN/STEP",
             )
         at = info.step if info else 0
-        rate = told_rate(directory, old.recipe, new.recipe, at, changed, raise_rate=raise_rate)
+        rates = compare_rates(directory, old.recipe, new.recipe, at, changed, raise_rate=raise_rate)
         if changed or new.changed_plugins:
             replace_recipe(directory, new, attempt=last_attempt(directory))
-        notes = [f"recipe: {difference}" for difference in changed] + ([rate] if rate else [])
+        notes = [*(f"recipe: {difference}" for difference in changed), *rates]
         notes += [f"the plugin {file} has changed since the run was last started" for file in new.changed_plugins]
         if info:
             notes += [f"versions: {line}" for line in _version_changes(info.manifest.versions)]
-            notes.insert(0, f"going on from step {info.step}")
+            notes.insert(0, f"resuming from step {info.step}")
         else:
-            notes.insert(0, "there is no checkpoint: beginning at step 0")
+            notes.insert(0, "there is no checkpoint: starting at step 0")
     start = Start(step=step, reset_optimizer=reset_optimizer, forget_orders=forget_orders)
     return Resumption(start, new, tuple(notes))
 

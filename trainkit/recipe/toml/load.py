@@ -16,6 +16,7 @@ from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.data import Data, HuggingFace
 from trainkit.recipe.spec import with_tuples
+from trainkit.recipe.toml.ignored import check_ignored_keys
 from trainkit.recipe.toml.layers import DEFAULT, SET, Layer, table_at
 from trainkit.recipe.toml.overrides import put_override
 from trainkit.recipe.toml.paths import as_shown, with_absolute_paths, with_values
@@ -70,6 +71,7 @@ def _check(
     *,
     look_up: LookUp | None = None,
     look_up_adapter: LookUpAdapter | None = None,
+    resolved: bool = False,
 ) -> Loaded:
     for override in overrides:
         put_override(layer, override)
@@ -88,6 +90,7 @@ def _check(
     if tokenizer and tokenizer.revision is not None and os.path.exists(os.path.expanduser(tokenizer.path or "")):
         raise hub_only(("tokenizer", "revision"), tokenizer.path, layer)
     _check_directories(recipe.data, layer)
+    check_ignored_keys(recipe, layer, top=None if resolved else as_shown(path))
     changed = _changed_plugins(recipe, plugins, layer)
     recipe = _completed(recipe, path, plugins)
     origins = {dotted(key): str(layer.leaf_origin(key)) for key in flat(recipe)}
@@ -186,7 +189,7 @@ def load_resolved(path: Path, overrides: Sequence[str] = ()) -> Loaded:
         TrainkitError: the file is missing, or is not a valid recipe for this version.
     """
     layer = _read(path)
-    loaded = _check(layer, path, overrides)
+    loaded = _check(layer, path, overrides, resolved=True)
     lines = layer.text.splitlines()
 
     def first(origin: str) -> str:
