@@ -32,13 +32,13 @@ from trainkit.recipe.spec import MissingKey, Spec, type_of
 
 class Run(Spec):
     name: str | None = None
-    """Name of the run and of its directory; the recipe file's name where not given."""
+    """Name of the run and of its directory. If absent, it is the recipe file's name without `.toml`."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    """Everything random derives from it."""
+    """Seed that all random numbers derive from."""
     directory: str = "runs"
-    """Where runs are kept."""
+    """Directory that holds the runs."""
     deterministic: bool = False
-    """On a GPU, use only kernels that give the same bits every time, which may be slower. A CPU does so anyway."""
+    """Whether a GPU uses only kernels that give the same bits every time, which may be slower. A CPU always does."""
 
     @field_validator("name")
     @classmethod
@@ -52,11 +52,11 @@ class Recipe(Spec):
     schema_: Annotated[Literal[1], Field(alias="schema")]
     """Version of the recipe language."""
     plugins: Plugins | None = None
-    """trainkit's own types alone where the section is absent."""
+    """If the section is absent, only trainkit's own types are known."""
     run: Run = Run.model_construct()
     model: Model
     adapter: Adapter | None = None
-    """All of the model is trained where the section is absent."""
+    """If the section is absent, the whole model is trained."""
     tokenizer: Tokenizer | None = None
     """Needed where documents are text."""
     task: Task = CausalLM.model_construct()
@@ -68,10 +68,10 @@ class Recipe(Spec):
     parallel: Parallel = Parallel.model_construct()
     checkpoint: Checkpoint = Checkpoint.model_construct()
     export: Export | None = None
-    """Nothing is exported in training where the section is absent."""
+    """If the section is absent, nothing is exported during training."""
     evaluate: Evaluate = Evaluate.model_construct()
     sample: Sample | None = None
-    """No samples where the section is absent."""
+    """If the section is absent, there are no samples."""
     statistics: Statistics = Statistics.model_construct()
     track: Track = Track.model_construct()
 
@@ -149,7 +149,7 @@ class Recipe(Spec):
                 raise ValueError('export.format = "peft" is an adapter alone, and there is none: add [adapter]')
             if self.model.resize_vocabulary:
                 raise ValueError(
-                    "[export] writes an adapter alone, which does not tell of another vocabulary than its base's"
+                    "[export] writes an adapter alone, which does not record a changed vocabulary"
                     ' (model.resize_vocabulary): merge it into its base with export.format = "hf"'
                 )
             if self.export.dtype == "bfloat16":
@@ -194,13 +194,13 @@ class Recipe(Spec):
 
     @property
     def export_format(self) -> Literal["hf", "peft"]:
-        """What `export.format` comes to."""
+        """Return the export format, with `auto` resolved."""
         if self.export is None or self.export.format == "auto":
             return "hf" if self.adapter is None else "peft"
         return self.export.format
 
     def fingerprint(self) -> str:
-        """Hash of every value in it; two recipes with the same fingerprint ask for the same training."""
+        """Return a hash of every value; two recipes with the same fingerprint ask for the same training."""
         import hashlib  # loads OpenSSL, which a recipe that is only checked has no use for
 
         text = json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True)

@@ -6,11 +6,12 @@ from trainkit.recipe.spec import Count, Positive, Spec
 
 
 class Checkpoint(Spec):
-    """A final checkpoint is written whatever is said here."""
+    """When checkpoints are saved and how many are kept. The end of a run and a stop always save one."""
 
     every_minutes: Positive | None = 10.0
-    """Rolling: of these only the newest `keep_last` stay."""
+    """Minutes between rolling checkpoints; only the newest `keep_last` of them are kept."""
     keep_last: Count = 2
-    """Rolling checkpoints that stay. With 1 a single flipped bit on the disk can cost all of the run."""
+    """How many rolling checkpoints to keep. With 1, a single bad block on the disk can lose the whole run."""
     keep_every: Count | tuple[Count, ...] | None = None
-    """Permanent: every so many steps, or at the listed steps."""
+    """Steps between permanent checkpoints, or a list of steps to save them at. If absent, no rolling checkpoint becomes
+    permanent."""

@@ -6,12 +6,12 @@ from trainkit.recipe.spec import Count, Spec
 
 
 class Evaluate(Spec):
-    """Every validation set, at these steps and at the end."""
+    """When and on how much of each validation set the model is evaluated."""
 
     every: Count | None = None
-    """Steps from one evaluation to the next; only at the end where not given."""
+    """Steps between evaluations; there is always one at the end. If absent, there is no other."""
     batch_size: Count | None = None
-    """Sequences at once. Where not given a batch is `train.batch_size`, gone through in as many parts as in a step."""
+    """Sequences per batch, all at once. If absent, a batch has `train.batch_size` sequences, in the parts of a step."""
     max_batches: Count | None = None
-    """Evaluate a random sample of so many batches of each set, whatever the parts: the same sample all through the run
-    and on resume, drawn by `run.seed`. All of it where not given."""
+    """Largest number of batches of each set to evaluate: a random sample drawn with `run.seed`, the same throughout the
+    run and after a resume. If absent, the whole set is evaluated."""

@@ -8,14 +8,15 @@ from trainkit.recipe.spec import Count, Spec
 
 
 class Export(Spec):
-    """The model for other programs, at these steps and at the end, as `trainkit export` writes it, into the run's
-    `exports/STEP`. Each is made from a checkpoint by a process of its own, whose failure is an alert and stops nothing.
+    """Write the model for other programs during training, as `trainkit export` does, into the run's `exports/STEP`.
+
+    A separate process makes each export from a checkpoint; if it fails, an alert says so and training continues.
     """
 
     every: Count | None = None
-    """Steps from one export to the next; only at the end where not given."""
+    """Steps between exports; there is always one at the end. If absent, there is no other."""
     format: Literal["auto", "hf", "peft"] = "auto"
-    """`hf` is what transformers loads, an adapter merged into its base; `peft` is the adapter alone. `auto` is `peft`
-    where there is an adapter."""
+    """`hf` is the whole model for transformers, with an adapter merged into its base; `peft` is the adapter alone.
+    `auto` is `peft` if the recipe has an adapter, and otherwise `hf`."""
     dtype: Literal["bfloat16", "float32"] | None = None
-    """Of the weights; where not given as in training. An adapter alone is float32."""
+    """Dtype of the exported weights. If absent, it is that of training. An adapter alone is always float32."""

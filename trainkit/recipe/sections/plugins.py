@@ -14,5 +14,5 @@ class Plugins(Spec):
     files: tuple[str, ...] = ()
     """Paths, relative to the recipe that names them. Nothing else is imported."""
     digests: tuple[str, ...] = ()
-    """The SHA-256 of each file when the run was last started. trainkit fills them in, and says on resume which files
-    have changed since."""
+    """SHA-256 of each file at the last start of the run. trainkit fills them in; on resume it reports the files that
+    have changed."""

@@ -11,37 +11,37 @@ from trainkit.recipe.spec import Count, Fraction, NotNegative, Positive, Spec
 
 class ChatMessage(Spec):
     role: str
-    """Who says it, such as `"user"`, `"system"` or `"assistant"`."""
+    """Who speaks: `"user"`, `"system"`, `"assistant"` or another role that the chat template knows."""
     content: str
-    """What is said; the name of a special token is that token, as in training."""
+    """The text. The name of a special token in it becomes that token, as in training."""
 
 
 class Sample(Spec):
-    """Text from the model as it is now, at these steps and at the end."""
+    """Texts that the current model writes during training."""
 
     every: Count | None = None
-    """Steps from one sample to the next; only at the end where not given."""
+    """Steps between samples; there are always some at the end. If absent, there are no others."""
     prompts: Annotated[
         tuple[str | Annotated[tuple[ChatMessage, ...], Field(min_length=1)], ...], Field(min_length=1)
     ] = ("\n",)
-    """Each is continued: a text, or a conversation, `[{ role = "user", content = "…" }]`, which the chat template
-    writes as in training, up to where the assistant answers. The name of a special token in it is that token."""
+    """Prompts to continue. Each is a text, or a conversation `[{ role = "user", content = "…" }]`, which the chat
+    template writes as in training, up to the assistant's answer. The name of a special token becomes that token."""
     chat: bool = False
-    """Whether a prompt that is a text is what the user says in a conversation, as is one typed in the dashboard."""
+    """Whether texts, also those typed in the dashboard, are what the user says in a conversation."""
     max_tokens: Count = 100
-    """Tokens to continue with, at most."""
+    """Largest number of tokens to write after a prompt."""
     temperature: NotNegative = 0.8
-    """0 always takes the likeliest token."""
+    """What the logits are divided by. Higher is more varied; 0 always takes the likeliest token."""
     top_k: Count | None = 50
-    """Only the likeliest so many are drawn from."""
+    """Draw only from this many of the likeliest tokens."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Only the likeliest are drawn from that have so much probability together."""
+    """Draw only from the likeliest tokens whose probabilities together reach this share. If absent, from all."""
     min_p: Fraction | None = None
-    """Only those are drawn from that are at least this many times as likely as the likeliest."""
+    """Draw only from tokens at least this many times as likely as the likeliest. If absent, from all."""
     repetition_penalty: Positive = 1.0
-    """Above 1, tokens that were there before become less likely."""
+    """Above 1, tokens that already occur in the text become less likely; 1 changes nothing."""
 
     @property
     def has_conversations(self) -> bool:
-        """Whether it takes a chat template to write its prompts."""
+        """Whether a chat template is needed to write its prompts."""
         return self.chat or not all(isinstance(prompt, str) for prompt in self.prompts)

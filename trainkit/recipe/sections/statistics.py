@@ -6,7 +6,7 @@ from trainkit.recipe.spec import Count, Spec
 
 
 class Statistics(Spec):
-    """How the parameters are distributed, layer by layer: histograms in the log, and from there in the trackers."""
+    """Histograms of the parameters, layer by layer, in the log and the trackers."""
 
     every: Count | None = None
-    """Steps from one look to the next; none where not given."""
+    """Steps between histograms. If absent, there are none."""

@@ -9,23 +9,24 @@ from trainkit.recipe.spec import Spec
 
 class WandB(Spec):
     mode: Literal["offline", "online"] = "offline"
-    """`"offline"` writes files below the run's directory, for `wandb sync`; `"online"` sends as it goes."""
+    """`"offline"` writes files into the run's directory, for `wandb sync`; `"online"` sends them during training."""
     project: str = "trainkit"
-    """Under which W&B lists the run."""
+    """The W&B project that lists the run."""
     entity: str | None = None
-    """Whose project it is; your own where not given."""
+    """The user or team that owns the project. If absent, it is your own account."""
 
 
 class Track(Spec):
-    """Trackers; each is brought up to date by a process of its own, whose failure is an alert and stops nothing."""
+    """Experiment trackers. A separate process feeds each; if it fails, an alert says so and training continues."""
 
     aim: bool = True
-    """Copy the run's events into Aim."""
+    """Whether to copy the run's events to Aim."""
     repository: str = "."
-    """Directory of the Aim repository (`.aim` is made in it)."""
+    """Directory that holds the Aim repository, `.aim`."""
     experiment: str = "trainkit"
-    """Under which Aim lists the run."""
+    """The Aim experiment that lists the run."""
     tensorboard: bool = False
-    """Write them for TensorBoard, into `tensorboard/` in the run's directory. Needs the extra `tensorboard`."""
+    """Whether to write them for TensorBoard into the run's `tensorboard/`. Needs the extra `tensorboard`."""
     wandb: bool | WandB = False
-    """Write them for W&B: true, or a table such as `{ mode = "online", project = "mine" }`. Needs the extra `wandb`."""
+    """Whether to write them for W&B: a boolean, or a table such as `{ mode = "online", project = "mine" }`. Needs the
+    extra `wandb`."""

@@ -12,22 +12,22 @@ from trainkit.recipe.spec import Count, NotNegative, Positive, Spec
 
 class Train(Spec):
     steps: Count | None = None
-    """Optimiser updates."""
+    """Length of the run in steps (optimiser updates)."""
     epochs: Positive | None = None
-    """Passes over the training data."""
+    """Length of the run in passes over the training data; a fraction is possible."""
     tokens: Count | None = None
-    """Tokens seen in training; rounded up to whole steps. Padding is none: where examples have any (every encoding but
-    `concatenate`), steps are counted by the tokens that a batch has on average, so all data is tokenised first."""
+    """Length of the run in tokens, rounded up to whole steps. Padding does not count: where examples are padded (every
+    encoding but `concatenate`), the average batch decides, so all data is tokenised before the first step."""
     batch_size: Count
-    """Sequences per step, over all devices."""
+    """Sequences per step on all devices together."""
     micro_batch_size: Count | Literal["auto"] = "auto"
-    """Sequences that one device processes at once; the rest is accumulated."""
+    """Sequences that one device processes at once; the rest is accumulated. `auto` is the largest number that fits."""
     remat: Literal["auto"] | Remat = "auto"
-    """What is computed again in the backward pass instead of being kept: nothing (`none`), all but the results of the
-    products with parameters (`dots`), each block from its input (`blocks`), or that with the inputs in the host's
-    memory (`offload`, for GPU and TPU). `auto` is the cheapest of them that fits."""
+    """What the backward pass computes again to save memory: nothing (`none`); everything but the products with
+    parameters (`dots`); each block from its input (`blocks`); the same with the inputs in the host's memory (`offload`,
+    for GPU and TPU). `auto` is the fastest of them that fits."""
     max_grad_norm: NotNegative = 1.0
-    """Gradients are scaled down to this global norm; 0 leaves them alone."""
+    """Largest global norm of the gradients; larger ones are scaled down to it. 0 turns this off."""
 
     @model_validator(mode="after")
     def _one_length(self) -> Train:
