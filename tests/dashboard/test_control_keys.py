@@ -104,7 +104,7 @@ def test_a_learning_rate_factor_that_is_none_is_refused_here_in_words(run: Path,
         await pilot.press("R")
         await pilot.pause()
         told = dashboard.screen.query_one("#told", Static)
-        assert "It is 1 at present" in str(told.content)
+        assert "The factor is 1 now" in str(told.content)
         for wrong in ("-1", "0", "nan", "fast"):
             dashboard.screen.query_one(Input).value = wrong
             await pilot.press("enter")

@@ -123,10 +123,10 @@ def test_what_cannot_be_shown_is_a_word_and_nobody_waits_for_it(tmp_path: Path) 
     with (run / "huge.png").open("wb") as file:
         file.truncate(images.MOST_BYTES + 1)
     expected = {
-        "../outside.png": "not in the run's directory", "/etc/passwd": "not in the run's directory",
-        "link.png": "not in the run's directory", "none.png": "cannot be read", "loop": "cannot be read",
-        "a\0b": "cannot be read", "x" * 5000: "cannot be read", "fifo": "no file", "folder": "cannot be read",
-        "text.png": "no image", "empty.png": "no image", "huge.png": "too large",
+        "../outside.png": "outside the run's directory", "/etc/passwd": "outside the run's directory",
+        "link.png": "outside the run's directory", "none.png": "cannot be read", "loop": "cannot be read",
+        "a\0b": "cannot be read", "x" * 5000: "cannot be read", "fifo": "not a file", "folder": "cannot be read",
+        "text.png": "not a readable image", "empty.png": "not a readable image", "huge.png": "too large",
         **{f"{side}.png": "too large" for side in (5_000, 10_000, 100_000)},
     }  # fmt: skip
     for path, word in expected.items():

@@ -59,7 +59,7 @@ def test_each_step_has_one_row_with_its_loss_its_kind_and_whether_it_is_there(ru
             place = list(view.series["validation/held-out/loss"].steps).index(step)
             loss = view.series["validation/held-out/loss"].values[place]
             assert told in row(dashboard, step) and f"{loss:.4f}" in row(dashboard, step)
-        assert "2 there of 3 written" in frame(dashboard)
+        assert "2 on disk of 3 written" in frame(dashboard)
         assert [step for step in (100, 200, 300) if "★" in row(dashboard, step)] == [300]
         await pilot.press("o")
         await pilot.pause()
@@ -108,10 +108,10 @@ def test_v_verifies_the_chosen_one_and_tells_what_is_wrong_with_each_array(run: 
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await pilot.press("v", "v")
         await pilot.pause()
-        assert "reading every byte of it" in detail(dashboard)
+        assert "reading every byte" in detail(dashboard)
         await pilot.press("j")
         await pilot.pause()
-        assert "reading every byte of it" not in detail(dashboard), "it is another one that is being verified"
+        assert "reading every byte" not in detail(dashboard), "it is another one that is being verified"
         await pilot.press("k")
         await until("damaged", pilot)
         assert "params.x: " in detail(dashboard), "there are no arrays beside this manifest"
@@ -130,7 +130,7 @@ def test_m_has_a_checkpoint_kept_and_no_longer(run: Path) -> None:
             await settle(pilot)
             assert (run / "checkpoints" / "300" / "keep").exists() is kept
             assert ("there, kept" in row(dashboard, 300)) is kept and "kept" not in row(dashboard, 200)
-            assert ("m takes the mark away" in detail(dashboard)) is kept
+            assert ("m removes the mark" in detail(dashboard)) is kept
         await pilot.press("G", "m")
         await settle(pilot)
         assert not (run / "checkpoints" / "100").exists(), "a replaced one is not there to be kept"
@@ -170,10 +170,10 @@ def test_the_manifest_of_the_chosen_one_is_told(run: Path) -> None:
             assert told in detail(dashboard), told
         await pilot.press("j")
         await settle(pilot)
-        assert "later checkpoints are set aside" in detail(dashboard) and "2 × cpu" in detail(dashboard)
+        assert "sets later checkpoints aside" in detail(dashboard) and "2 × cpu" in detail(dashboard)
         await pilot.press("j")
         await settle(pilot)
-        assert "newer ones have replaced it" in detail(dashboard) and "2 × cpu" not in detail(dashboard)
+        assert "replaced by newer ones" in detail(dashboard) and "2 × cpu" not in detail(dashboard)
 
     drive(run, steps)
 

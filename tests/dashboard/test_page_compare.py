@@ -119,7 +119,7 @@ def test_m_and_the_arrows_go_through_the_metrics_of_all_the_runs(run: Path) -> N
             await pilot.pause()
             assert page._metric == metric and f"{metric} over steps" in frame(dashboard)
             if metric == "train/only_there":
-                assert "not told by here" in frame(dashboard)
+                assert "not measured by here" in frame(dashboard)
 
     drive(run, steps, size=(200, 50))
 
@@ -207,7 +207,7 @@ def test_no_more_are_chosen_than_there_are_colours(run: Path) -> None:
         colors = [curve.color for curve in shown_chart(dashboard).curves]
         assert len(set(colors)) == len(colors) == len(COLORS)
         await choose("slow", pilot, dashboard)
-        assert "can be told apart" in notices(dashboard)
+        assert "runs can be compared" in notices(dashboard)
         assert "slow" not in spans(dashboard)
 
     drive(run, steps)

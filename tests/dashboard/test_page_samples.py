@@ -69,7 +69,7 @@ def test_w_shows_the_step_before_then_the_first_then_one_step_again(tmp_path: Pa
     run = fake_run.write(tmp_path / "run", written(range(10, 50, 10)))
 
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
-        for other, shown in (("step 30 · the step before", "text 0 of 30"), ("step 10 · the first", "text 0 of 10")):
+        for other, shown in (("step 30 · the previous step", "text 0 of 30"), ("step 10 · the first", "text 0 of 10")):
             await pilot.press("w")
             await pilot.pause()
             told = frame(dashboard)

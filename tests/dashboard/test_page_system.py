@@ -97,7 +97,7 @@ def test_it_is_drawn_in_every_size_and_everything_can_be_scrolled_to(tmp_path: P
 
 def test_before_there_is_anything_it_says_in_words_what_will_be_here(tmp_path: Path) -> None:
     async def steps(pilot: Pilot[None], page: SystemPage) -> None:
-        assert "no step has been timed yet" in facts(page) and "comes with the plan" in facts(page)
+        assert "no step has been timed yet" in facts(page) and "run is planned before its first step" in facts(page)
         assert not page.query_one("#device-memory").display
 
     drive(fake_run.write(tmp_path / "run", events(3)[:1]), steps)
@@ -112,7 +112,7 @@ def test_devices_that_do_not_tell_their_memory_have_no_chart_of_it(tmp_path: Pat
 
     async def steps(pilot: Pilot[None], page: SystemPage) -> None:
         assert not page.query_one("#device-memory").display
-        assert "do not tell their memory" in facts(page)
+        assert "their memory is not reported" in facts(page)
 
     drive(fake_run.write(tmp_path / "run", told), steps)
 
@@ -167,7 +167,13 @@ def test_where_a_step_goes_its_speed_and_the_heat_are_told_and_an_unknown_peak_a
             event["metrics"] |= {"time/evaluation": 2.5} if event["step"] == 11 else {}
 
     async def unknown(pilot: Pilot[None], page: SystemPage) -> None:
-        for expected in ("25.0% of the time", "60.0% of the time", "2.50 s between steps", "61 °C", "at most 4.5 GB"):
+        for expected in (
+            "25.0% of the time",
+            "60.0% of the time",
+            "2.50 s each, between steps",
+            "61 °C",
+            "at most 4.5 GB",
+        ):
             assert expected in facts(page), expected
         assert "0.1250" in facts(page) and "44" in facts(page) and "n/a" in facts(page)
 

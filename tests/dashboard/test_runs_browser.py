@@ -384,7 +384,7 @@ def test_enter_and_a_double_click_open_the_chosen_run(runs: Path) -> None:
 def test_c_opens_the_first_of_the_marked_runs_compared_with_the_others(runs: Path) -> None:
     async def steps(pilot: Pilot[RunSelection], app: RunsApp) -> None:
         await pilot.press("c")
-        assert "mark two runs or more first" in notices(app)
+        assert "mark at least two runs first" in notices(app)
         await pilot.press("space", "j", "space")
         await pilot.pause()
         assert "2 marked" in frame(app) and frame(app).count("◉") == 2
@@ -532,7 +532,7 @@ def test_a_run_at_work_is_not_deleted_nor_what_is_no_run_nor_by_who_may_only_loo
 
     async def steps(pilot: Pilot[RunSelection], app: RunsApp) -> None:
         await pilot.press("x")
-        assert "this viewer may only look" in notices(app)
+        assert "this viewer is read-only" in notices(app)
 
     browse(runs, steps, readonly=True)
 

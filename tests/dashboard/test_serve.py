@@ -112,7 +112,7 @@ def test_a_browser_may_only_look_unless_orders_are_allowed(run: Path, options: t
         async with session.ws_connect(served.address.replace("http", "ws") + "ws?width=100&height=30") as socket:
             await screen(socket, until="step 50")
             await socket.send_json(["stdin", "c"])
-            await screen(socket, until="save it is" if options else "may only look")
+            await screen(socket, until="save it is" if options else "is read-only")
 
     with trainer(run) as orders, serving(run, *options) as served:
         asked(steps)
@@ -122,7 +122,7 @@ def test_a_browser_may_only_look_unless_orders_are_allowed(run: Path, options: t
 def test_the_browser_begins_with_the_page_asked_for_and_in_ascii(run: Path) -> None:
     async def steps(session: aiohttp.ClientSession) -> None:
         async with session.ws_connect(served.address.replace("http", "ws") + "ws?width=100&height=30") as socket:
-            seen = await screen(socket, until="where a step's time goes")
+            seen = await screen(socket, until="step time (s)")
             assert not set(seen) & set("─│╭╮━")
 
     with serving(run, "--page", "system", "--ascii") as served:

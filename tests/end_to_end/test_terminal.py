@@ -139,7 +139,7 @@ def test_a_finished_run_is_replayed_and_goes_to_a_step(tmp_path: Path, terminal:
     terminal.trainkit("watch fake --replay")
     terminal.until(lambda screen: "replay x10" in screen)
     terminal.press("Space")
-    terminal.until(lambda screen: "replay halted" in screen)
+    terminal.until(lambda screen: "replay paused" in screen)
     terminal.press("G")
     terminal.until(lambda screen: "Go to step" in screen)
     terminal.type("120")
@@ -195,7 +195,7 @@ def test_two_viewers_watch_one_run_and_neither_hinders_the_other_nor_the_run(
         for window in (terminal, other):
             window.until(lambda screen: AT_WORK in screen)
         terminal.press("c")
-        terminal.until(lambda screen: "may only look" in screen)
+        terminal.until(lambda screen: "is read-only" in screen)
         other.close()
         goes_on(run)
         terminal.until(lambda screen: AT_WORK in screen)

@@ -1,4 +1,4 @@
-"""The dashboard: one screen that follows a run's log and passes orders on. Quitting it leaves the run alone."""
+"""The dashboard: one screen that follows a run's log and sends commands. Quitting it does not stop the run."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ POLL, REST, DRAW, READ = 0.2, 0.5, 1.0, 0.03
 #: The pages in the order of their keys.
 NAMES = ("overview", *(page.NAME for page in PAGES))
 
-LEAVE = "leave: the run goes on without this window"
-PANEL = "the next panel of text, where only one has room"
-#: What is about the overview alone.
+LEAVE = "close this window: the run continues"
+PANEL = "the next panel, where there is room for one"
+#: Actions of the overview alone.
 OVERVIEW = ("next_panel", "scroll_text")
 
 
@@ -53,7 +53,7 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
         *ChartKeys.BINDINGS,  # these and the next have keys in common
         *ReplayKeys.BINDINGS,
         Binding("q", "detach", "detach", tooltip=LEAVE),
-        Binding("y", "copy", "copy", show=False, tooltip="copy what this page is about to the clipboard"),
+        Binding("y", "copy", "copy", show=False, tooltip="copy what this page shows to the clipboard"),
         Binding("tab", "next_panel", "next panel", show=False, priority=True, tooltip=PANEL),
         *(
             Binding(keys, f"scroll_text({lines})", f"text {way}", show=False)
@@ -84,7 +84,9 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
             page: the page to begin with.
             remembered: the file of the person's preferences; without one nothing is remembered.
         """
-        forbidden = "this is a replay of what has been" if replay else "this viewer may only look" if readonly else ""
+        forbidden = (
+            "this is a replay: it takes no commands" if replay else "this viewer is read-only" if readonly else ""
+        )
         kept = preferences.read(remembered) if remembered else preferences.Preferences()
         super().__init__(run_directory, kept, forbidden=forbidden, ascii_only=ascii_only)
         self._directory, self._remembered = run_directory, remembered
@@ -93,12 +95,12 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
         self.replay = replay
         self.viewport.adopt(kept.looks)
         self._header, self._tabs = Header(), Tabs(NAMES)
-        #: What the view told when the charts were drawn last, and when that was.
+        #: What had happened when the charts were last drawn, and when that was.
         self._drawn: object = None
         self._drawn_at = float("-inf")
         self._key_waits = False
         self._more: Timer | None = None
-        #: Why nothing could be ordered when the footer was drawn last.
+        #: Why no command could be sent when the footer was last drawn.
         self._forbade = self._forbidden
 
     def compose(self) -> ComposeResult:
@@ -120,7 +122,7 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
         self._look_on()
 
     def _look_on(self) -> None:
-        """Poll now and again, for as long as the viewer lives."""
+        """Poll at intervals for as long as the viewer lives."""
         self.poll()
         over = self.view.finished is not None and self.replay is None
         self.set_timer(REST if over else POLL, self._look_on)
@@ -167,14 +169,14 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
         self.query_one(DataPage).show_step(step - 1)
 
     def poll(self, *, everything: bool = False) -> None:
-        """Read what is new, show it, or `everything`, and tell what became of orders."""
+        """Read what is new, show it, or `everything`, and show the answers to commands."""
         if self._source.advance(seconds=READ) and self._more is None:
             self._more = self.set_timer(0.01, self._read_on)
         self.show(everything=everything)
-        self.tell_answers()
+        self.show_answers()
 
     def _read_on(self) -> None:
-        """Read a long log slice after slice; keys and timers have their turn between."""
+        """Read a long log in slices, so that keys and timers are handled in between."""
         self._more = None
         if self._source.advance(seconds=READ):
             self._more = self.set_timer(0.01, self._read_on)
@@ -261,11 +263,11 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
         page = self._page()
         text = page.copy_text() if page else str(self._directory)
         if not text:
-            self.notify("there is nothing to copy on this page", severity="warning", markup=False)
+            self.notify("this page has nothing to copy", severity="warning", markup=False)
             return
         self.copy_to_clipboard(text)
         lines = text.splitlines()
-        told = lines[0] if len(lines) == 1 else f"{len(lines):,} lines, from: {lines[0]}"
+        told = lines[0] if len(lines) == 1 else f"{len(lines):,} lines, beginning with: {lines[0]}"
         self.notify(told, title="copied", markup=False)
 
     def on_page_arranged(self, event: Page.Arranged) -> None:
@@ -279,13 +281,13 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
         self._turn_to(event.name)
 
     def _page(self) -> Page | None:
-        """The page in front; None where it is the overview."""
+        """The current page; None for the overview."""
         pages = self._pages()
         name = pages.current if pages else None
         return None if name in (None, NAMES[0]) else self.screen_stack[0].query_one(f"#{name}", Page)
 
     def _pages(self) -> ContentSwitcher | None:
-        """All of them; None before they are there, and after."""
+        """All pages; None before they are mounted and after they are removed."""
         return self.screen_stack[0].query_one_optional("#pages", ContentSwitcher)
 
     def _turn_to(self, name: str) -> None:
@@ -299,14 +301,14 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
 
 
 def _happened(view: View) -> object:
-    """What nobody is to wait for: a new attempt, a pause, the end, an evaluation, an alert, the first of a metric."""
+    """Return what redraws everything at once when it changes: attempt, pause, end, evaluations, alerts, new metrics."""
     last = view.markers[-1] if view.markers else None
     return id(view), view.attempt, view.paused, view.finished, len(view.series), len(view.markers), last
 
 
 def require_page(name: str) -> None:
     """Raises:
-    TrainkitError: there is no page of this name; none at all (an empty name) is right.
+    TrainkitError: there is no page of this name; an empty name is allowed.
     """
     if name and name not in NAMES:
-        raise TrainkitError(f"there is no page {name!r}; there are {', '.join(NAMES)}")
+        raise TrainkitError(f"there is no page {name!r}; the pages are {', '.join(NAMES)}")

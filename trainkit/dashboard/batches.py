@@ -1,4 +1,4 @@
-"""Decoded batches for the dashboard, read by `trainkit inspect` in a process of its own: no numpy in this one."""
+"""Decoded batches, read by `trainkit inspect` in a process of its own, so that the viewer needs no numpy for them."""
 
 from __future__ import annotations
 
@@ -72,19 +72,19 @@ class BatchReader:
             return (max(kept), self._kept[max(kept)]) if kept else None
 
     def retry(self, step: int) -> None:
-        """Forget a failure."""
+        """Read the batch of a step again if reading it failed."""
         with self._lock:
             if step in self._kept and self._kept[step].error:
                 del self._kept[step]
 
     def forget(self) -> None:
-        """Forget everything, also what is being read."""
+        """Forget all batches, also the one that is being read."""
         with self._lock:
             self._kept.clear()
             self._age += 1
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         with self._lock:
             self._closed = True
             if self._child is not None:

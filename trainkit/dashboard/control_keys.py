@@ -1,4 +1,4 @@
-"""Orders to the trainer from the keyboard: asked for, confirmed where they change the run, sent, and answered."""
+"""Commands to the trainer from the keyboard: which work now, questions before them, and their answers."""
 
 from __future__ import annotations
 
@@ -22,27 +22,30 @@ from trainkit.events.view import State, View
 if TYPE_CHECKING:
     from trainkit.dashboard.pages import Page
 
-STOP = "It finishes its step, writes a checkpoint and ends. trainkit resume goes on from there."
+STOP = "It finishes its step, writes a checkpoint and ends. trainkit resume continues from there."
 DECAY = (
-    "The learning rate falls from here on, as the schedule says, and the run ends with it."
-    " There is no way back but to resume from an earlier checkpoint."
+    "The learning rate falls from now on, as the schedule says, and the run ends with the decay."
+    " The only way back is to resume from an earlier checkpoint."
 )
-SAMPLE = "The model continues this text, once, after its step."
-RATE = "A factor of the schedule's rate: any number above 0. It is {now} at present; 1 puts the schedule's rate back."
+SAMPLE = "The model continues this text once, after the current step."
+RATE = (
+    "Multiply the schedule's learning rate by any number above 0."
+    " The factor is {now} now; 1 restores the schedule's rate."
+)
 
 
 #: How a run in this state came to its end, in words.
 ENDED = {"stopped": "has stopped", "interrupted": "was interrupted", "failed": "has failed", "crashed": "has crashed"}
-#: Seconds for which an order is said to be waiting, unless it is answered: longer than it is waited for.
+#: Seconds for which a notice says that a command waits for its answer: longer than `send` waits.
 WAITING = 90.0
 #: The actions that need a trainer.
-ORDERS = frozenset({"stop", "order", "pause", "sample", "rate", "decay"})
-#: Those of pages that change the run without one.
+COMMANDS = frozenset({"stop", "send", "pause", "sample", "rate", "decay"})
+#: Actions of pages that change the run without a trainer.
 CHANGES = frozenset({"mark"})
 
 
 class CommandReply(NamedTuple):
-    """What the trainer said to an order, or why it did not; `waiting` is what was told meanwhile."""
+    """The trainer's reply to a command, or why there is none; `waiting` is the notice shown meanwhile."""
 
     command: Name
     reply: Reply | TrainkitError
@@ -50,26 +53,27 @@ class CommandReply(NamedTuple):
 
 
 class ControlKeys(Themed[None]):
-    """Needs to know what may not be done, and why, and the view as it is.
+    """The keys that send commands.
 
-    Footer, help and palette omit keys that can do nothing now; pressing one says why.
+    Footer, help and palette omit keys that can do nothing now; pressing one says why. A subclass provides `view` and
+    `state`.
     """
 
     BINDING_GROUP_TITLE = "the run"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("S", "stop", "stop", key_display="S", tooltip="stop the run after a checkpoint (asks first)"),
-        Binding("c", "order('save')", "save", tooltip="write a checkpoint now"),
-        Binding("p", "pause", "pause", tooltip="pause, or go on"),
-        Binding("e", "order('evaluate')", "evaluate", tooltip="evaluate now"),
-        Binding("s", "sample", "sample", show=False, tooltip="let the model continue a text (asks for it)"),
+        Binding("c", "send('save')", "save", tooltip="write a checkpoint now"),
+        Binding("p", "pause", "pause", tooltip="pause the run, or continue it"),
+        Binding("e", "send('evaluate')", "evaluate", tooltip="evaluate now"),
+        Binding("s", "sample", "sample", show=False, tooltip="let the model continue a text (asks for the text)"),
         Binding("R", "rate", "rate", show=False, tooltip="multiply the learning rate (asks for the factor)"),
-        Binding("D", "decay", "decay", show=False, tooltip="begin the decay of a wsd schedule now (asks first)"),
+        Binding("D", "decay", "decay", show=False, tooltip="start the decay of a wsd schedule now (asks first)"),
     ]
 
     def __init__(
         self, run_directory: Path, preferences: Preferences, *, forbidden: str = "", ascii_only: bool = False
     ) -> None:
-        """`forbidden` says why this viewer may change nothing; empty where it may."""
+        """`forbidden` says why this viewer must not change the run; it is empty where it may."""
         super().__init__(preferences, ascii_only=ascii_only)
         self._run_directory, self._forbidden = run_directory, forbidden
         self._answers: queue.SimpleQueue[CommandReply] = queue.SimpleQueue()
@@ -86,11 +90,11 @@ class ControlKeys(Themed[None]):
 
     @property
     def forbidden(self) -> str:
-        """Why nothing can be ordered now; empty where something can."""
+        """Why no command can be sent now; empty where one can."""
         return self._forbidden or without_trainer(self.state, self._run_directory)
 
     def offers(self, action: str) -> bool:
-        if action.partition("(")[0] in ORDERS:
+        if action.partition("(")[0] in COMMANDS:
             return not self.forbidden
         return action not in CHANGES or not self._forbidden
 
@@ -98,17 +102,17 @@ class ControlKeys(Themed[None]):
         self._confirm("stop", Confirm("Stop this run?", STOP, yes="stop"))
 
     def action_decay(self) -> None:
-        self._confirm("decay", Confirm("Begin the decay now?", DECAY, yes="begin it"))
+        self._confirm("decay", Confirm("Start the decay now?", DECAY, yes="start it"))
 
     def action_pause(self) -> None:
-        self.action_order("continue" if self.view.paused else "pause")
+        self.action_send("continue" if self.view.paused else "pause")
 
     def action_sample(self) -> None:
         def answered(prompt: str | None) -> None:
             if prompt is not None:
                 self.preferences.prompt = prompt
                 self.remember()
-                self.action_order("sample", prompt)
+                self.action_send("sample", prompt)
 
         if self._may():
             asked = Ask("Sample", SAMPLE, value=self.preferences.prompt, check=lambda text: order("sample", text))
@@ -117,14 +121,14 @@ class ControlKeys(Themed[None]):
     def action_rate(self) -> None:
         def answered(factor: str | None) -> None:
             if factor is not None:
-                self.action_order("rate", factor)
+                self.action_send("rate", factor)
 
         if self._may():
             told = RATE.format(now=present_rate(self.view))
             self.push_screen(Ask("Learning rate", told, check=lambda text: order("rate", text)), answered)
 
-    def action_order(self, command: Name, argument: str | None = None) -> None:
-        """Send an order from a thread of its own: the answer may take a while, and the screen must not."""
+    def action_send(self, command: Name, argument: str | None = None) -> None:
+        """Send a command from a thread of its own, so that the screen does not wait for the answer."""
         if self._may():
             waiting = Notification("sent, waiting for the trainer", command, timeout=WAITING)
             self.post_message(Notify(waiting))
@@ -132,11 +136,11 @@ class ControlKeys(Themed[None]):
             threading.Thread(target=self._send, args=(command, argument, waiting), name=name, daemon=True).start()
 
     def has_answers(self) -> bool:
-        """Whether there are any to be told."""
+        """Return whether answers wait to be shown."""
         return not self._answers.empty()
 
-    def tell_answers(self) -> None:
-        """Show what the trainer has said to orders since the last call."""
+    def show_answers(self) -> None:
+        """Show the trainer's answers since the last call."""
         while self.has_answers():
             command, reply, waiting = self._answers.get()
             waiting.timeout = 0.0  # it may not even have been shown yet
@@ -152,7 +156,7 @@ class ControlKeys(Themed[None]):
     def _confirm(self, command: Name, question: Confirm) -> None:
         def answered(yes: bool | None) -> None:
             if yes:
-                self.action_order(command)
+                self.action_send(command)
 
         if self._may():
             self.push_screen(question, answered)
@@ -162,7 +166,7 @@ class ControlKeys(Themed[None]):
             event.do()
 
     def _may(self, forbidden: str | None = None) -> bool:
-        """Whether nothing forbids it, by default an order; what does is shown."""
+        """Return whether nothing forbids it, by default a command; otherwise show why not."""
         forbidden = self.forbidden if forbidden is None else forbidden
         if forbidden:
             self.notify(forbidden, severity="warning", markup=False)
@@ -212,6 +216,6 @@ def farewell(run: Path, state: State | Literal["replayed"]) -> str:
 
 
 def present_rate(view: View) -> str:
-    """The factor that was ordered last, on the run's present course."""
+    """Return the learning-rate factor that was commanded last and still applies."""
     texts = (marker.text for marker in reversed(view.markers) if marker.kind == "command")
     return next((text.removeprefix("rate ") for text in texts if text.startswith("rate ")), "1")

@@ -1,4 +1,4 @@
-"""The terminal as textual drives it, but that waits without waking, and that may be gone."""
+"""Textual's terminal driver, but waiting without waking up, and safe when the terminal has gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a terminal that lacks colours, or characters beyond ASCII, is sent in their place."""
+"""Replacements for terminals without colours, or without characters beyond ASCII."""
 
 from __future__ import annotations
 

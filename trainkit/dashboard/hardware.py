@@ -89,7 +89,7 @@ def _parts(view: View, seconds: float) -> list[list[Part]]:
             rows.append([*_row(part, _seconds(mean)), (f"  {min(1.0, mean / seconds):.1%} of the time", theme.TEXT)])
     between = {part: _recent(view, f"time/{part}") for part in ("evaluation", "checkpoint")}
     told = {
-        part: f"{_seconds(statistics.median(spent))} between steps, each" for part, spent in between.items() if spent
+        part: f"{_seconds(statistics.median(spent))} each, between steps" for part, spent in between.items() if spent
     }
     return rows + [_row(part, words) for part, words in told.items()]
 
@@ -106,7 +106,7 @@ def _speed(view: View) -> list[list[Part]]:
     if "samples_per_second" in median:
         rows.append(_row("samples/s", format_count(median["samples_per_second"])))
     rows.append(_row("model TFLOP/s", format_quantity(median["model_tflops"])))
-    unknown = "n/a: the devices' peak is not known"
+    unknown = "n/a: the peak of these devices is unknown"
     return [*rows, _row("MFU", f"{median['mfu']:.1%}" if "mfu" in median else unknown)]
 
 
@@ -119,7 +119,7 @@ def _plan(view: View) -> list[list[Part]]:
     head: list[Part] = [("planned for each device", f"bold {theme.BRIGHT}")]
     total = planned_bytes(view)
     if not total:
-        return [head, [("no estimate: it comes with the plan, before the first step", theme.DIM)]]
+        return [head, [("no estimate yet: the run is planned before its first step", theme.DIM)]]
     limit = _limit(view)
     head.append((f"  {format_bytes(total)}" + (f" of {format_bytes(limit)}" if limit else ""), theme.TEXT))
     parts: Mapping[str, int] = view.plan["bytes"]
@@ -130,7 +130,7 @@ def _plan(view: View) -> list[list[Part]]:
 def _devices(view: View) -> list[list[Part]]:
     head: list[Part] = [("devices", f"bold {theme.BRIGHT}")]
     if not view.devices:
-        return [head, [("not known before the plan", theme.DIM)]]
+        return [head, [("not known before the run is planned", theme.DIM)]]
     names = sorted(set(view.devices))
     head.append(("  " + ", ".join(f"{view.devices.count(n)} × {neutralise(n)}" for n in names), theme.TEXT))
     rows, total, limit = [head], planned_bytes(view), _limit(view)
@@ -155,7 +155,7 @@ def _devices(view: View) -> list[list[Part]]:
         if words := told.pop(name[len(DEVICES) :], None):
             rows.append(_row("", ", ".join(words)))
     if len(rows) == 1:
-        rows.append([("they do not tell their memory; a CPU's is the host's", theme.DIM)])
+        rows.append([("their memory is not reported; a CPU uses the host's", theme.DIM)])
     rows += [_row(neutralise(device), ", ".join(words)) for device, words in told.items()]
     return rows
 

@@ -45,7 +45,7 @@ def read(run_directory: Path, path: str) -> Image.Image | str:
         root = run_directory.resolve()
         where = (root / path).resolve()
         if not where.is_relative_to(root):
-            return "it is not in the run's directory"
+            return "it is outside the run's directory"
         data = _bytes(where)
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a loop of links
         return f"it cannot be read: {getattr(error, 'strerror', None) or error}"
@@ -57,14 +57,14 @@ def read(run_directory: Path, path: str) -> Image.Image | str:
             Image.open(BytesIO(data), formats=FORMATS) as image,
         ):
             if image.width * image.height > MOST_PIXELS:
-                return f"it is too large to be shown: {image.width} x {image.height}"
+                return f"it is too large to show: {image.width} x {image.height}"
             small = image.convert("RGB")
             small.thumbnail((SIDE, SIDE))
             return small
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        return "it is too large to be shown"
+        return "it is too large to show"
     except DAMAGED:
-        return f"it is no image that can be read; these can: {', '.join(FORMATS)}"
+        return f"it is not a readable image; readable formats are {', '.join(FORMATS)}"
 
 
 def _bytes(path: Path) -> bytes | str:
@@ -73,9 +73,9 @@ def _bytes(path: Path) -> bytes | str:
     with open(descriptor, "rb") as file:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            return "it is no file"
+            return "it is not a file"
         if found.st_size > MOST_BYTES:
-            return f"it is too large to be shown: {found.st_size / 1e6:.0f} MB"
+            return f"it is too large to show: {found.st_size / 1e6:.0f} MB"
         return file.read(MOST_BYTES)
 
 

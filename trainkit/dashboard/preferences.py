@@ -1,4 +1,4 @@
-"""What the dashboard remembers of the person in front of it, from one time to the next: one small file."""
+"""The dashboard's preferences of a person, kept in one small file."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from pathlib import Path
 from typing import Any
 
 NAME = "dashboard.json"
-#: Bytes of the file that are read: a longer one is not ours.
+#: Bytes of the file that are read: a longer file is not a preferences file.
 LONGEST = 1 << 18
 
 
 @dataclass
 class Preferences:
-    """Choices that outlive a viewer. Values may come from a foreign file: who uses one checks that it is one of his."""
+    """Choices that outlive a viewer. The file may be damaged, so whoever uses a value checks it."""
 
     theme: str = ""
     page: str = ""
-    #: Of the overview: which text is shown where there is room for one.
+    #: The panel of the overview that is shown where there is room for one.
     panel: str = ""
-    #: How charts are looked at, by their metric.
+    #: The options of charts, by their metric.
     looks: dict[str, Any] = field(default_factory=dict)
     #: The last prompt that was sampled from.
     prompt: str = ""
-    #: What each page wants to be remembered, by its name.
+    #: The preferences of each page, by its name.
     pages: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
@@ -38,7 +38,7 @@ def where() -> Path:
 
 
 def read(path: Path) -> Preferences:
-    """What is remembered; the defaults in place of what is damaged, foreign or not there."""
+    """Return the preferences in the file; what is damaged or missing has its default."""
     preferences = Preferences()
     try:
         with path.open("rb") as file:
@@ -55,7 +55,7 @@ def read(path: Path) -> Preferences:
 
 
 def write(preferences: Preferences, path: Path) -> None:
-    """Replace the file in one go. Where that cannot be, nothing is remembered, and nobody is told: nothing is lost."""
+    """Replace the file atomically. Where that fails, nothing is remembered and no error is raised."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{NAME}.")

@@ -1,4 +1,4 @@
-"""The keys of a replay: halt, faster, back, on, go to a step."""
+"""The keys of a replay: pause, faster, slower, back, forward, go to a step."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ ACTIONS = ("play", "speed", "seek", "go_to_step")
 
 
 class ReplayKeys(App[None]):
-    """Its keys are there only where there is a replay, but then on every page, whatever they do there else. A line that
-    is typed, what lies over the page, and a crosshair keep theirs."""
+    """The keys of a replay, on every page and before the page's own. An input line, a dialog and a crosshair keep
+    theirs."""
 
     BINDING_GROUP_TITLE = "the replay"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("space", "play", "halt", show=False, priority=True, tooltip="halt, or go on"),
+        Binding("space", "play", "pause replay", show=False, priority=True, tooltip="pause the replay, or continue it"),
         Binding("full_stop,greater_than_sign", "speed(1)", "faster", show=False, priority=True),
         Binding("comma,less_than_sign", "speed(-1)", "slower", show=False, priority=True),
-        Binding("left,h", "seek(-1)", "back", show=False, priority=True, tooltip="a hundredth of the run back"),
-        Binding("right", "seek(1)", "on", show=False, priority=True, tooltip="a hundredth of the run on"),
+        Binding("left,h", "seek(-1)", "back", show=False, priority=True, tooltip="back by a hundredth of the run"),
+        Binding("right", "seek(1)", "forward", show=False, priority=True, tooltip="forward by a hundredth of the run"),
         Binding("G", "go_to_step", "go to step", show=False, priority=True, tooltip="go to a step (asks for it)"),
     ]
 
@@ -41,11 +41,11 @@ class ReplayKeys(App[None]):
         return super().check_action(action, parameters)
 
     def draw_all(self) -> None:
-        """Draw everything anew: the moment that is shown is another one."""
+        """Redraw everything, because the moment that is shown has changed."""
         raise NotImplementedError
 
     def action_play(self) -> None:
-        """Let a replay go on, or halt it."""
+        """Continue or pause the replay."""
         if self.replay:
             self.replay.playing = not self.replay.playing
             self.draw_all()
@@ -56,7 +56,7 @@ class ReplayKeys(App[None]):
             self.draw_all()
 
     def action_seek(self, steps: int) -> None:
-        """Go so many hundredths of the run on, or back."""
+        """Move by so many hundredths of the run, back where negative."""
         if self.replay:
             view = self.replay.view
             hundredth = max(1, (view.total_steps or 100) // 100)
@@ -68,7 +68,7 @@ class ReplayKeys(App[None]):
                 self._seek(int(step))
 
         if self.replay:
-            told = f"The run as it was after this step; it is at {self.replay.view.step:,}."
+            told = f"Show the run as it was after this step. The replay is at step {self.replay.view.step:,}."
             self.push_screen(Ask("Go to step", told, check=_step), answered)
 
     def _seek(self, step: int) -> None:
@@ -79,7 +79,7 @@ class ReplayKeys(App[None]):
 
 def status(replay: Replay) -> str:
     """Return how fast a replay runs, and its keys."""
-    how = "over" if replay.over else f"x{replay.speed:g}" if replay.playing else "halted"
+    how = "ended" if replay.over else f"x{replay.speed:g}" if replay.playing else "paused"
     return f"replay {how}   space , . ← → G"
 
 

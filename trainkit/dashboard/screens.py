@@ -1,4 +1,4 @@
-"""What lies over the dashboard: a question with yes or no, one with a line to type, and the help."""
+"""The dialogs: a question with yes or no, one for a line of text, and the help."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from trainkit.errors import TrainkitError
 
 #: What the signs on a chart mean; the first two are drawn for every loss.
 LINES = (
-    ("━", theme.TRAIN, "trend of the training loss; around it, all of it"),
+    ("━", theme.TRAIN, "trend of the training loss, on the band of all values"),
     ("━", theme.VALIDATION[0], "validation loss"),
-    ("▲▼", theme.TRAIN, "off the scale; o draws all of it"),
+    ("▲▼", theme.TRAIN, "off the scale; o shows the whole range"),
     ("×", theme.BAD, "not a number"),
 )
 
 
 class Confirm(ModalScreen[bool]):
-    """May this be done? Enter alone is no: nobody orders anything by leaning on the keyboard."""
+    """A question with yes or no. Enter alone means no, so that a key held down confirms nothing."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "answer(True)", "yes"),
@@ -45,7 +45,7 @@ class Confirm(ModalScreen[bool]):
             Content.assemble(
                 (f"{self._question}\n\n", f"bold {theme.BRIGHT}"),
                 (f"{self._told}\n\n", theme.TEXT),
-                _answers(("y", self._yes), ("n", "leave it")),
+                _answers(("y", self._yes), ("n", "cancel")),
             ),
             classes="dialog",
         )
@@ -55,12 +55,12 @@ class Confirm(ModalScreen[bool]):
 
 
 class Ask(ModalScreen[str | None]):
-    """A line of text; None where escape was the answer."""
+    """A question for a line of text; the result is None after escape."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "leave")]
 
     def __init__(self, question: str, told: str, *, value: str = "", check: Callable[[str], object]) -> None:
-        """`value` is there already. `check` raises a TrainkitError for an answer that is none; its word is shown."""
+        """`value` is the initial text. `check` raises a TrainkitError for a wrong answer; its message is shown."""
         super().__init__()
         self._question, self._told, self._value, self._check = question, told, value, check
 
@@ -69,7 +69,7 @@ class Ask(ModalScreen[str | None]):
             yield Static(Content.styled(self._question, f"bold {theme.BRIGHT}"))
             yield Static(Content.styled(self._told, theme.TEXT), id="told")
             yield Input(self._value, select_on_focus=True)
-            yield Static(_answers(("enter", "take it"), ("escape", "leave it")), classes="keys")
+            yield Static(_answers(("enter", "accept"), ("escape", "cancel")), classes="keys")
 
     def on_mount(self) -> None:
         self.query_one(Input).focus()

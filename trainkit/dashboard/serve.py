@@ -1,6 +1,6 @@
-"""The dashboard in a browser, through textual-serve: on this machine only, and only for who has the address.
+"""The dashboard in a browser, through textual-serve: on this machine only, and only with the address.
 
-The address has a random token in its path; what is asked for without it is refused, the web socket too. Each browser
+The address has a random token in its path; a request without it is refused, also for the web socket. Each browser
 tab is a viewer of its own, in a process of its own.
 """
 
@@ -47,7 +47,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Guarded(Server):
-    """textual-serve below a path that nobody guesses."""
+    """textual-serve below a path that cannot be guessed."""
 
     def __init__(self, command: str, *, port: int, title: str) -> None:
         self.token = secrets.token_urlsafe(TOKEN_BYTES)
@@ -65,13 +65,13 @@ class Guarded(Server):
         return guarded
 
     async def on_startup(self, app: web.Application) -> None:
-        print(f"{self.title} is at {self.address}   (ctrl-c ends this)", flush=True)
+        print(f"{self.title} is at {self.address}   (ctrl-c stops the server)", flush=True)
 
     @web.middleware
     async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         first = request.path.split("/")[1]
         if not secrets.compare_digest(first.encode(errors="replace"), self.token.encode()):
-            raise web.HTTPForbidden(text="403: the address needs its token; trainkit watch --serve has printed it\n")
+            raise web.HTTPForbidden(text="403: use the address with the token that trainkit watch --serve printed\n")
         return await handler(request)
 
     async def _add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
@@ -80,8 +80,8 @@ class Guarded(Server):
 
 
 class Viewer(Dashboard):
-    """The dashboard of one tab. It always ends. What it draws goes into a pipe: where the browser has gone and nobody
-    reads that, it waits for ever in the middle of its drawing, and its loop hears neither of signals nor of the end."""
+    """The dashboard of one tab, which always ends. It draws into a pipe: when the browser has gone and nothing reads
+    the pipe, the event loop blocks in the middle of a drawing and handles neither signals nor the end."""
 
     polled = 0
 
@@ -158,7 +158,7 @@ def _listen(port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((HOST, port))
-        listener.listen()  # before the address is told
+        listener.listen()  # before the address is printed
     except OSError as error:
         listener.close()
         raise TrainkitError(

@@ -1,6 +1,6 @@
-"""The terminal around the dashboard: what it must be able to do, and that it is whole again whatever becomes of us.
+"""The terminal around the dashboard: what it must be able to do, and its restoration however the viewer ends.
 
-The dashboard runs in a child of a thin parent. A dashboard that is killed outright cannot put back what it has changed;
+The dashboard runs in a child of a thin parent. A dashboard that is killed cannot restore the terminal;
 the parent can. It is forked before anything heavy is imported, which costs a few milliseconds.
 """
 
@@ -37,13 +37,13 @@ RESTORE = (
 def watch(
     run_directory: Path, *, replay: bool = False, readonly: bool = False, ascii_only: bool = False, page: str = ""
 ) -> None:
-    """Show a run until the viewer is told to leave; afterwards says on stderr how to come back.
+    """Show a run until the viewer is left; then print on stderr how to come back.
 
-    With `replay` it is shown as it went, from its beginning; with `readonly` nothing can be ordered; with `ascii_only`
+    With `replay` the run is shown again from its beginning; with `readonly` no command can be sent; with `ascii_only`
     it is drawn in ASCII, as it is where the locale is not UTF-8. `page` is shown first.
 
     Raises:
-        TrainkitError: this is no terminal, or there is no such run.
+        TrainkitError: this is not a terminal, or there is no such run.
         SystemExit: there is no such page, or the viewer has failed or was ended by a signal: the terminal is restored.
     """
     if not run_directory.is_dir():
@@ -88,7 +88,7 @@ def require_terminal(hint: str) -> None:
 
 
 def lacking() -> str:
-    """What the dashboard lacks to be drawn here; empty where it lacks nothing."""
+    """Return why the dashboard cannot be drawn here; empty where it can."""
     streams = {"stdin": sys.__stdin__, "stdout": sys.__stdout__, "stderr": sys.__stderr__}
     for name, stream in streams.items():
         if stream is None or not stream.isatty():
@@ -122,7 +122,7 @@ def guarded(show: Callable[[], None]) -> None:
         with contextlib.suppress(OSError, termios.error):  # the terminal may have gone as well
             os.write(sys.stderr.fileno(), RESTORE)
             termios.tcsetattr(sys.stdin.fileno(), termios.TCSAFLUSH, before)
-            print(f"the viewer was killed by signal {-code}; a run goes on without it", file=sys.stderr)
+            print(f"the viewer was killed by signal {-code}; the run continues without it", file=sys.stderr)
         code = 128 - code
     if code != DONE:
         raise SystemExit(code)

@@ -1,5 +1,4 @@
-"""An application in our colours, on any terminal: every theme, no colour at all, ASCII alone; and what all of ours do:
-the help, the palette, ending by a key or a signal."""
+"""The base class of the applications: themes, no colour, ASCII; help, command palette, ending by a key or a signal."""
 
 from __future__ import annotations
 
@@ -30,12 +29,12 @@ from trainkit.text import neutralise
 T = TypeVar("T")
 
 HELP = "question_mark"
-PALETTE = "whatever a key does, by its name"
+PALETTE = "find a command or a page by its name"
 
 
 class Themed(App[T]):
     """Attributes:
-    preferences: what is remembered of the person; whoever changes it calls `remember`.
+    preferences: the person's choices; whoever changes them calls `remember`.
     signal: the signal that ended it, if one did.
     """
 
@@ -47,9 +46,11 @@ class Themed(App[T]):
     # as it is: textual looks for a relative path beside the file of each subclass
     CSS_PATH = Path(__file__).with_name("dashboard.tcss")
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("T", "next_theme", "theme", show=False, tooltip="the next colours, in the end none"),
-        Binding("ctrl+c,ctrl+q", "leave", "leave", show=False, priority=True, tooltip="leave: no run ends with it"),
-        Binding(HELP, "help", "help", show=False, key_display="?", tooltip="the keys, and the signs of a chart"),
+        Binding("T", "next_theme", "theme", show=False, tooltip="the next colour theme; the last has no colours"),
+        Binding("ctrl+c,ctrl+q", "leave", "leave", show=False, priority=True, tooltip="leave: this stops no run"),
+        Binding(
+            HELP, "help", "help", show=False, key_display="?", tooltip="the keys, and what the signs on a chart mean"
+        ),
         Binding("ctrl+p", "command_palette", "commands", show=False, priority=True, tooltip=PALETTE),
         Binding("colon", "command_palette", "commands", show=False, tooltip=PALETTE),
     ]
@@ -84,7 +85,7 @@ class Themed(App[T]):
         self.exit()
 
     def offers(self, action: str) -> bool:
-        """Whether the footer, the help and the palette tell of the keys that do this: it can be done now."""
+        """Return whether footer, help and palette show the keys of this action, because it works now."""
         return True
 
     def action_help(self) -> None:
@@ -99,7 +100,7 @@ class Themed(App[T]):
     def commands_without_key(self) -> Iterator[tuple[str, str, Callable[[], object]]]:
         """Yield (name, meaning, what does it) of what only the command palette offers."""
         for name in theme.THEMES:
-            yield f"theme {name}", "the window: its colours", partial(self.wear, name)
+            yield f"theme {name}", "the window: a colour theme", partial(self.wear, name)
 
     def wear(self, name: str) -> None:
         """Change to the theme of this name, and remember it."""
@@ -107,7 +108,7 @@ class Themed(App[T]):
         self.remember()
 
     def remember(self) -> None:
-        """Keep `preferences` for the next time. Nobody does here."""
+        """Save `preferences`. This class does not."""
 
     def action_next_theme(self) -> None:
         names = list(theme.THEMES)
@@ -122,7 +123,7 @@ class Themed(App[T]):
         timeout: float | None = None,
         markup: bool = False,
     ) -> None:
-        """As any application's, but inert: names of directories and what a trainer answers are told so."""
+        """Notify as any application, but neutralised: messages contain names of directories and a trainer's answers."""
         super().notify(neutralise(message), title=title, severity=severity, timeout=timeout, markup=markup)
 
     def watch_theme(self, name: str) -> None:

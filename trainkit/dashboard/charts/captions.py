@@ -1,4 +1,4 @@
-"""The two borders of a chart, in words: what is shown, how, and what it amounts to."""
+"""The captions on the two borders of a chart: what is shown, how, and its values."""
 
 from __future__ import annotations
 

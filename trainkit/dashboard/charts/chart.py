@@ -1,4 +1,4 @@
-"""A chart: its curves are drawn anew only when data, size, colours or what is looked at have changed."""
+"""A chart: its curves are redrawn only when data, size, colours or the viewport have changed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ZOOM, PAN = 1.25, 0.1
 
 
 class Chart(Widget):
-    """Shows curves over the steps of the application's viewport; its borders tell what and how much."""
+    """Curves over the steps of the application's viewport, with a caption on the borders."""
 
     DEFAULT_CSS = "Chart { height: 1fr; width: 1fr; }"
 
@@ -130,7 +130,7 @@ class Chart(Widget):
 
     @property
     def letters(self) -> bool:
-        """Whether curves must be told apart without colours."""
+        """Whether curves must be distinguishable without colours."""
         return self.app.theme == theme.PLAIN or self.app.no_color
 
     def picture(self) -> Picture:
@@ -182,7 +182,7 @@ class Chart(Widget):
         self.entitle()
 
     def entitle(self) -> None:
-        """Tell on the borders what is shown."""
+        """Write the captions on the borders."""
         if self._title is None or not self.size.area:
             return
         viewport, width = self.viewport, self.outer_size.width - 6

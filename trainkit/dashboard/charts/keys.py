@@ -62,7 +62,7 @@ class ChartKeys(App[None]):
         Binding("l", "log_scale", "values on a log scale", show=False),
         Binding("X", "log_steps", "steps on a log scale", key_display="X", show=False),
         Binding("a", "smoothing", "average: trend, EMA, off", show=False),
-        Binding("o", "whole_range", "outliers: cut off or drawn", show=False),
+        Binding("o", "whole_range", "outliers: cut off or shown", show=False),
         Binding("w", "write_svg", "write the chart as SVG", show=False),
     ]
 
@@ -101,7 +101,7 @@ class ChartKeys(App[None]):
         return sorted(found, key=lambda chart: (chart.region.y, chart.region.x))
 
     def chosen(self) -> Chart | None:
-        """The chart that the keys are about."""
+        """The chart that the keys act on."""
         charts = self.charts()
         return next((chart for chart in charts if chart.has_class(SELECTED)), charts[0] if charts else None)
 
@@ -127,7 +127,7 @@ class ChartKeys(App[None]):
         self.viewport.reset()
 
     def action_crosshair(self) -> None:
-        """Put the crosshair on the last step that is shown, or away."""
+        """Put the crosshair on the last step that is shown, or remove it."""
         viewport = self.viewport
         if viewport.pinned:
             viewport.point(None)
@@ -158,7 +158,7 @@ class ChartKeys(App[None]):
         self.action_batch_here()
 
     def action_next_chart(self) -> None:
-        """The keys are about the next chart now."""
+        """Choose the next chart for the keys."""
         charts, chosen = self.charts(), self.chosen()
         if chosen is not None:
             self._choose(charts[(charts.index(chosen) + chosen.has_class(SELECTED)) % len(charts)])
@@ -204,7 +204,7 @@ class ChartKeys(App[None]):
         except OSError as error:
             self.notify(f"{path.absolute()}: {error.strerror}", severity="error", markup=False)
         else:
-            self.notify(f"written: {path.absolute()}", markup=False)
+            self.notify(f"wrote {path.absolute()}", markup=False)
 
     def want_detail(self) -> None:
         """Have the exact points of what is shown read, once it stands still, where charts have too few of their own."""

@@ -1,4 +1,4 @@
-"""What the borders of a chart tell: last and best values, changes, the values under the crosshair."""
+"""The texts on the borders of a chart: last and best values, changes, values under the crosshair."""
 
 from __future__ import annotations
 

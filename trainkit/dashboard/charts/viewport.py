@@ -1,4 +1,4 @@
-"""Which steps all charts show, and the step that a person points at in all of them."""
+"""The steps that all charts show, and the step of their crosshair."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Member(Protocol):
 
 
 class Viewport:
-    """What is the same in all charts of an application.
+    """What all charts of an application have in common.
 
     Attributes:
         range: the steps from and to which all charts show; None: each shows all it has, also what is still to come.
@@ -56,7 +56,7 @@ class Viewport:
         return self.looks.get(key, ChartOptions())
 
     def change_look(self, key: str, look: ChartOptions) -> None:
-        """From now on, the chart of this metric looks so."""
+        """Set the options of the chart of this metric."""
         if look == ChartOptions():
             self.looks.pop(key, None)
         else:
@@ -69,11 +69,11 @@ class Viewport:
         self.change_look(key, look._replace(smoothing=following))
 
     def preferences(self) -> dict[str, list[Any]]:
-        """The looks as JSON holds them."""
+        """Return the options of all charts as JSON values."""
         return {key: list(look) for key, look in self.looks.items()}
 
     def adopt(self, preferences: object) -> None:
-        """Take looks that `preferences` told; what is damaged or foreign is left out."""
+        """Apply the options in `preferences`; wrong values are ignored."""
         if not isinstance(preferences, dict):
             return
         for key, told in preferences.items():
@@ -123,7 +123,7 @@ class Viewport:
         self._show(low, max(shown.step(1 + share), min(low + LEAST, whole.high)), whole)
 
     def reset(self) -> None:
-        """Show all there is and will be."""
+        """Show all steps, also those still to come."""
         self.range = None
         self._changed()
 
@@ -156,7 +156,7 @@ class Viewport:
         return self._exact_range[0] <= low and high <= self._exact_range[1]
 
     def forget(self) -> None:
-        """The points that have been given are no longer those of the run."""
+        """Drop the exact points, because they are no longer the run's."""
         self.exact, self._exact_range = {}, (math.inf, -math.inf)
         self._changed()
 

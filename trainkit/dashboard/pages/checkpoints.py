@@ -1,4 +1,4 @@
-"""The checkpoints of the run: which there are, how good they are, and how to go on from one."""
+"""The checkpoints of the run: which exist, their losses, and the commands that use one."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from trainkit.text import format_duration, format_time
 #: Seconds between two looks at the disk while nothing new is saved, and before a manifest is read: who walks through
 #: the table fast reads none on the way.
 LOOK_EVERY, REST = 10.0, 0.05
-EMPTY = "no checkpoints yet: [checkpoint] in the recipe says when they are written (every_minutes, keep_every)"
+EMPTY = "no checkpoints yet: [checkpoint] in the recipe sets when they are written (every_minutes, keep_every)"
 
 
 class CheckpointsPage(TablePage):
-    """What was saved: `y` copies the command that goes on from the chosen one, `E` that which exports it, `v`
-    verifies it, `m` has it kept, `o` hides those that are gone."""
+    """The checkpoints: `y` copies the command that resumes from the chosen one, `E` the one that exports it, `v`
+    verifies it, `m` marks it to be kept, `o` hides those that are not on disk."""
 
     NAME = "checkpoints"
     DEFAULT_CSS = "CheckpointsPage > .detail { height: 15; }"
@@ -42,8 +42,8 @@ class CheckpointsPage(TablePage):
             "E", "copy('export')", "copy export", key_display="E", show=False, tooltip="copy export, for Hugging Face"
         ),
         Binding("v", "verify", "verify"),
-        Binding("m", "mark", "keep", tooltip="keep it, whatever is saved later, or no longer"),
-        Binding("o", "present", "only those there"),
+        Binding("m", "mark", "keep", tooltip="keep this checkpoint when older ones are deleted, or no longer"),
+        Binding("o", "present", "only on disk"),
     ]
 
     def __init__(self, run_directory: Path) -> None:
@@ -76,7 +76,7 @@ class CheckpointsPage(TablePage):
             self._show()
 
     async def _look(self) -> None:
-        """See what is there, and read the chosen one's manifest again: it is written anew where its kind changes."""
+        """Look at the disk, and read the chosen manifest again: it is rewritten when its kind changes."""
         self._disk = await asyncio.to_thread(
             lambda: CheckpointFiles(present(self.run_directory), kept(self.run_directory))
         )
@@ -87,11 +87,11 @@ class CheckpointsPage(TablePage):
     def _show(self) -> None:
         view = self._view
         shown = table(view, self._disk, now=self._now, only_present=self._only_present)
-        below = "★ lowest loss of those there" if shown.best else ""
+        below = "★ lowest loss on disk" if shown.best else ""
         saving = None if view.saving is None else f"saving step {view.saving:,} …"
-        self.entitle(f"checkpoints: {shown.there:,} there of {shown.written:,} written", saving or below)
-        empty = "none of those that were written is there any more; o shows them" if shown.written else EMPTY
-        if not shown.written and self.app.offers("order('save')"):  # type: ignore[attr-defined]
+        self.entitle(f"checkpoints: {shown.there:,} on disk of {shown.written:,} written", saving or below)
+        empty = "no checkpoint that was written is still on disk; o lists them" if shown.written else EMPTY
+        if not shown.written and self.app.offers("send('save')"):  # type: ignore[attr-defined]
             empty += "; c writes one now"
         self.rows.show(shown.columns, shown.rows, empty=empty)
         if not shown.rows:
@@ -130,7 +130,7 @@ class CheckpointsPage(TablePage):
     def _verdict(self, step: int) -> list[Content]:
         if self._verifying and self._verifying[0] == step:
             since = int(time.monotonic() - self._verifying[1])
-            return [cell(f"   reading every byte of it and comparing checksums … {since} s", theme.BUSY)]
+            return [cell(f"   reading every byte and comparing checksums … {since} s", theme.BUSY)]
         return self._verified.get(step, [])
 
     def action_copy(self, name: str) -> None:
@@ -152,7 +152,7 @@ class CheckpointsPage(TablePage):
         self.show_view(self._view, now=self._now)
 
     def action_mark(self) -> None:
-        """Keep the chosen one, or no longer."""
+        """Mark the chosen checkpoint to be kept, or remove the mark."""
         if self._is_there() and (step := self._chosen) is not None:
             checkpoint = self.run_directory / "checkpoints" / str(step)
             self.post_message(self.Act(lambda: self.work(partial(self._mark, checkpoint), group="mark")))
@@ -166,7 +166,7 @@ class CheckpointsPage(TablePage):
         await self._look()
 
     def action_verify(self) -> None:
-        """Verify the chosen one in a process of its own, one at a time."""
+        """Verify the chosen checkpoint in a process of its own, one at a time."""
         if self._verifying:
             self.notify(f"step {self._verifying[0]:,} is still being verified", severity="warning", markup=False)
         elif self._is_there() and (step := self._chosen) is not None:
@@ -186,16 +186,16 @@ class CheckpointsPage(TablePage):
         chosen = self._written()
         if chosen is not None and lack(self._disk.whereabouts(chosen)) is None:
             return True
-        self.notify("this checkpoint is not there", severity="warning", markup=False)
+        self.notify("this checkpoint is not on disk", severity="warning", markup=False)
         return False
 
     def _written(self) -> SavedCheckpoint | None:
-        """What the log says of the chosen one; None where none is chosen."""
+        """The chosen checkpoint as logged; None where none is chosen."""
         return next((c for c in self._view.checkpoints[::-1] if c.step == self._chosen), None)
 
 
 async def verify_checkpoint(directory: Path) -> list[Content]:
-    """What `trainkit verify` says of a checkpoint, array by array, as lines to show. It ends with whoever waits."""
+    """Return the result of `trainkit verify` as lines to show. The process is killed if the caller is cancelled."""
     pipe, started = asyncio.subprocess.PIPE, time.monotonic()
     try:
         child = await asyncio.create_subprocess_exec(
@@ -203,7 +203,7 @@ async def verify_checkpoint(directory: Path) -> list[Content]:
             stderr=pipe,
         )  # fmt: skip
     except OSError as error:
-        return [cell(f"   it could not be verified: {error.strerror}", theme.WARN)]
+        return [cell(f"   cannot be verified: {error.strerror}", theme.WARN)]
     try:
         told, problem = await child.communicate()
     finally:
@@ -211,11 +211,11 @@ async def verify_checkpoint(directory: Path) -> list[Content]:
             child.kill()
     seconds = format_duration(time.monotonic() - started)
     if child.returncode == 0:
-        return [cell(f"   whole: every checksum is right ({format_time(time.time())}, in {seconds})", theme.GOOD)]
+        return [cell(f"   intact: every checksum matches ({format_time(time.time())}, in {seconds})", theme.GOOD)]
     found = [line.strip() for line in told.decode(errors="replace").split("\n")[1:] if line.strip()]
     if not found:
         wrong = problem.decode(errors="replace").strip() or f"trainkit verify ended with {child.returncode}"
-        return [cell(f"   it could not be verified: {line}", theme.WARN) for line in wrong.split("\n")[:3]]
+        return [cell(f"   cannot be verified: {line}", theme.WARN) for line in wrong.split("\n")[:3]]
     return [
         cell(f"   damaged ({format_time(time.time())}, in {seconds}):", theme.BAD),
         *(cell(f"     {x}") for x in found),

@@ -1,4 +1,4 @@
-"""This run and others of the same directory: their curves in one chart, and below it what came of each."""
+"""This run and others of the same directory: their curves in one chart, and below it their results."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ class ComparePage(Page):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter,space", "choose", "choose", key_display="enter"),
         Binding("m,right", "metric(1)", "metric"),
-        Binding("M,left", "metric(-1)", "the metric before", show=False),
+        Binding("M,left", "metric(-1)", "the previous metric", show=False),
         Binding("t", "axis", "steps, tokens, time"),
         Binding("slash", "filter", "filter", key_display="/", priority=True),
-        Binding("v", "table", "table", show=False, tooltip="table or chart, where there is no room for both"),
+        Binding("v", "table", "table", show=False, tooltip="the table or the chart, where only one fits"),
         Binding("escape", "all", "all", show=False),
         *MOVES,
         Binding("J", "scroll_table('cursor_down')", "down the table", show=False),
@@ -98,7 +98,7 @@ class ComparePage(Page):
         self._axis = next((axis for axis in AXES if axis == preferences.get("axis")), self._axis)
 
     def compare_with(self, runs: Iterable[Path]) -> None:
-        """Choose these, as if by hand."""
+        """Add these runs to the comparison."""
         for run in runs:
             if run.name not in self._others and len(self._others) < len(COLORS) - 1:
                 self._others[run.name] = Other(run)
@@ -129,7 +129,7 @@ class ComparePage(Page):
         self._show()
 
     def _read_on(self) -> None:
-        """A slice of each log that is still being read; keys and timers have their turn between."""
+        """Read a slice of each log that is not read yet, so that keys and timers are handled in between."""
         for other in [other for other in self._others.values() if other.loading]:
             other.advance()
         loading = any(other.loading for other in self._others.values())
@@ -164,7 +164,7 @@ class ComparePage(Page):
         letters = self.query(Chart).first().letters
         found = self.query_one(ComparedRuns)
         found.show(shown, rest, metric=self._metric, notes=notes, letters=letters)
-        with_ = f", {len(rest):,} more with “{wanted}”" if wanted else ""
+        with_ = f", {len(rest):,} more match “{wanted}”" if wanted else ""
         alone = ALONE if len(shown) == 1 and self._names else ""
         # the chart's own title gives way to its legend where there is little room
         found.border_title = cell(f"{self._metric} over {self._axis}", theme.DIM)
@@ -189,7 +189,7 @@ class ComparePage(Page):
             chart.display = displayed
             if displayed:
                 chart.key = self._metric
-                below = f", not told by {', '.join(lacking)}" if lacking else ""
+                below = f"; not measured by {', '.join(lacking)}" if lacking else ""
                 chart.show(curves, title=f"{self._metric} over {self._axis}{unit}{below}")
 
     def _over_axis(self, name: str, view: View, seconds: float) -> Series | None:
@@ -224,7 +224,7 @@ class ComparePage(Page):
         return "\n".join("\t".join(neutralise(value) for value in row) for row in rows)
 
     def action_choose(self) -> None:
-        """Compare with the chosen run, or no longer."""
+        """Add the chosen run to the comparison, or remove it."""
         name = self._list.chosen
         if name is None or name == self._shown[0][0]:
             return
@@ -233,7 +233,7 @@ class ComparePage(Page):
             self._moved = {key: found for key, found in self._moved.items() if key[0] != name}
             self._show()
         elif len(self._others) + 1 >= len(COLORS):
-            self.notify(f"no more than {len(COLORS)} can be told apart", severity="warning", markup=False)
+            self.notify(f"at most {len(COLORS)} runs can be compared", severity="warning", markup=False)
         else:
             self.compare_with([self._names[name]])
 

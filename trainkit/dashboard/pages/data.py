@@ -1,4 +1,4 @@
-"""What the run learns from: the mixture so far, and the batch of any step, decoded."""
+"""The training data: the mixture so far, and the decoded batch of any step."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ FOLLOW_EVERY = 5.0
 #: One a source, in the order of their names.
 COLORS = (theme.TRAIN, theme.VALIDATION[0], theme.NORM, theme.SPEED, *theme.VALIDATION[1:], theme.RATE)
 BAR = 8
-NO_STEP = "no batch yet: the texts of the last update will be here, with where each is from (g: any step's)"
-NO_MIXTURE = "nothing yet: how often each source has been seen will be here"
+NO_STEP = "no batch yet: the texts of the last update and their sources appear here (g: go to any step)"
+NO_MIXTURE = "nothing yet: how often each source has been seen appears here"
 
 
 class DataPage(Page):
-    """The batch of a step: that of the last update, when the page is opened, until another is asked for."""
+    """The batch of a step: the last update's when the page opens, until another is chosen."""
 
     NAME = "data"
     DEFAULT_CSS = """
@@ -49,7 +49,7 @@ class DataPage(Page):
     }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left,left_square_bracket", "move(-1)", "step before", key_display="←"),
+        Binding("left,left_square_bracket", "move(-1)", "previous step", key_display="←"),
         Binding("right,right_square_bracket", "move(1)", "next step", key_display="→"),
         Binding("pageup", "move(-100)", "-100", show=False),
         Binding("pagedown", "move(100)", "+100", key_display="pgdn"),
@@ -57,7 +57,7 @@ class DataPage(Page):
         Binding("t", "follow", "follow"),
         Binding("j,down", "scroll(3)", "text down", show=False),
         Binding("k,up", "scroll(-3)", "text up", show=False),
-        Binding("escape", "no_question", "ask no more", show=False),
+        Binding("escape", "no_question", "cancel", show=False),
     ]
 
     class Read(Message):
@@ -129,7 +129,9 @@ class DataPage(Page):
         waited = wait_share(view)
         color = theme.WARN if waited is not None and waited > 0.1 else theme.TEXT
         wait = (
-            ("data wait not known yet", theme.DIM) if waited is None else (f"data wait {waited:.1%} of a step", color)
+            ("data wait is not known yet", theme.DIM)
+            if waited is None
+            else (f"data wait {waited:.1%} of the step time", color)
         )
         title = Content.assemble(("mixture · ", theme.DIM), wait)
         if (told := (tuple(self._mixture.items()), title.plain, box.size.width)) == self._drawn:
@@ -148,7 +150,7 @@ class DataPage(Page):
         following = " · following" if self._follow else ""
         if found is None and self._follow and (before := self._reader.newest_before(step)):
             step, found = before
-            following += ", reading on"
+            following += ", reading the newest"
         title = f"batch of step {step:,}{following}"
         if found is None:
             self._tell(title, Content.styled(f"reading the batch of step {step:,} …", theme.DIM))
@@ -191,11 +193,11 @@ class DataPage(Page):
         return action != "no_question" or self.query_one(Input).display  # else escape is not this page's
 
     def action_move(self, steps: int) -> None:
-        """Go some steps on or back."""
+        """Show the batch so many steps later, or earlier where negative."""
         self.show_step((self._newest if self._step is None else self._step) + steps)
 
     def action_follow(self) -> None:
-        """Show the newest batch again and again, or stay."""
+        """Follow the newest batch, or stay at this one."""
         self._follow, self._asked = not self._follow, False
         if self._follow and self._newest >= 0:
             self._step, self._followed = self._newest, time.monotonic()
@@ -208,7 +210,7 @@ class DataPage(Page):
         question.focus()
 
     def action_no_question(self) -> None:
-        """Put the question away."""
+        """Close the question."""
         self.query_one(Input).display = False
         self.focus()
 
@@ -222,7 +224,7 @@ class DataPage(Page):
             self.show_step(int(event.value))
 
     def show_step(self, step: int) -> None:
-        """Show the batch of a step, or that of the nearest there is, and stay there."""
+        """Show the batch of a step, or of the nearest step that exists, and stay there."""
         self._follow, self._asked = False, True
         self._step = int(max(0, min(step, self._last)))
         self._reader.retry(self._step)
@@ -288,4 +290,4 @@ def batch_lines(rows: Sequence[DisplayedRow], width: int, colors: dict[str, str]
             left -= len(text)
         yield Content("")
     if left < 0:
-        yield Content.styled(f"{-left:,} more characters are not shown: trainkit inspect shows all", theme.DIM)
+        yield Content.styled(f"{-left:,} more characters are not shown; trainkit inspect shows all of them", theme.DIM)

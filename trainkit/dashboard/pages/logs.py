@@ -1,4 +1,4 @@
-"""All lines of the log that are kept, with a search and a lowest level."""
+"""The log, with a search and a lowest level."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class LogsPage(Page):
         self._show()
 
     def action_follow(self) -> None:
-        """Back to the newest line; whoever is there stays there."""
+        """Go to the newest line and follow the log."""
         self.action_scroll("end")
 
     def action_scroll(self, how: str) -> None:

@@ -252,9 +252,9 @@ class MetricsPage(Page):
             room = self.size.width - 2 - Content.assemble(*parts).cell_length
             parts += [(f"   {told}", theme.DIM) for told in CHANGE if len(told) + 3 <= room][:1]
         elif pattern:
-            empty.update(f"none of the {len(view.series)} metrics matches {pattern}; escape shows all")
+            empty.update(f"none of the {len(view.series)} metrics match {pattern}; escape shows all")
         else:
-            empty.update("no metrics yet: every metric of the log gets a chart here, with the first step")
+            empty.update("no metrics yet: after the first step, every metric of the log has a chart here")
         status = Content.assemble(*parts).truncate(max(1, self.size.width - 2), ellipsis=True)
         if status != self._status:
             self._status = status

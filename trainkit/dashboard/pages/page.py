@@ -1,4 +1,4 @@
-"""What every page is."""
+"""The base class of every page, and the line that a key opens."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from trainkit.events.view import View
 
 
 class Page(Container, can_focus=True):
-    """A page of the dashboard. It has the focus while it is shown, so that its keys work, and is drawn then, about
-    once a second.
+    """A page of the dashboard. While it is shown, it has the focus, so that its keys work, and is drawn about once a
+    second.
 
     Class attributes:
         NAME: its id and what the tabs call it; one word.
-        WORDS: whether it shows lines of the log or samples, and is drawn at every look at the log.
+        WORDS: whether it shows log lines or samples, and is therefore drawn at every poll.
     """
 
     NAME: ClassVar[str]
     WORDS: ClassVar[bool] = False
 
     class Arranged(Message):
-        """The page and what is on it have their sizes, which they had not, or other ones."""
+        """The page and its widgets have new sizes."""
 
     class Act(Message):
         """`do` changes the run: it is called if this viewer may change anything."""
@@ -48,7 +48,7 @@ class Page(Container, can_focus=True):
         self.call_after_refresh(self.post_message, self.Arranged())
 
     def show_view(self, view: View, *, now: float) -> None:
-        """Show the run as of `now` (Unix seconds). Must cost little where nothing has changed."""
+        """Show the run as of `now` (Unix seconds). This must be cheap where nothing has changed."""
         raise NotImplementedError
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
@@ -56,11 +56,11 @@ class Page(Container, can_focus=True):
 
     @property
     def settled(self) -> bool:
-        """Whether all that is to be shown now is there; False while something is still being read for it."""
+        """Whether everything to show is loaded; False while something is still being read."""
         return True
 
     def work(self, do: Callable[[], Coroutine[Any, Any, None]], *, group: str, only: bool = False) -> None:
-        """Do it beside what is shown; `only`: instead of what the group is doing.
+        """Run a coroutine in the background; with `only` it replaces what its group is doing.
 
         The coroutine is made by the worker: one that is made before, and whose worker is cancelled before it begins,
         is never awaited.
@@ -68,19 +68,19 @@ class Page(Container, can_focus=True):
         _worker: Worker[None] = self.run_worker(do, group=group, exclusive=only)
 
     def copy_text(self) -> str | None:
-        """What the page is about, inert, for the clipboard; None where there is nothing."""
+        """Return what the page shows, neutralised, for the clipboard; None where there is nothing."""
         return None
 
     def preferences(self) -> dict[str, Any]:
-        """What is to be remembered of how the page is shown, as JSON has it."""
+        """Return the preferences of the page, as JSON values."""
         return {}
 
     def adopt(self, preferences: Mapping[str, Any]) -> None:
-        """Be shown as `preferences` says, before the first `show_view`. What is foreign in it is left out."""
+        """Apply the preferences of the page, before the first `show_view`. Wrong values are ignored."""
 
 
 def begin_typing(line: Input) -> None:
-    """Show `line` and have it take the keys from the very next one on.
+    """Show `line` and give it the focus before the next key.
 
     The key's binding must have priority: any other is looked at by the widget that has the focus, at which the keys
     behind it may have arrived by then. `Widget.focus` too would come behind them.
@@ -90,5 +90,5 @@ def begin_typing(line: Input) -> None:
 
 
 def is_typing(screen: Screen[Any]) -> bool:
-    """Whether a line of the screen has the keys, so that one that opens a line is a character like any other."""
+    """Return whether an input line has the focus, so that a key that opens one is an ordinary character."""
     return isinstance(screen.focused, Input)

@@ -31,7 +31,7 @@ class RecipePage(TablePage):
     NAME = "recipe"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "filter", key_display="/", priority=True),
-        Binding("o", "written", "only what was written"),
+        Binding("o", "written", "without defaults"),
         Binding("d", "differences", "earlier attempts"),
         Binding("u", "other", "another run"),
         Binding("escape", "all", "all", show=False),
@@ -72,7 +72,7 @@ class RecipePage(TablePage):
         title, empty, columns, lines = self._lines(found)
         if wanted := self.query_one(Input).value.casefold():
             lines = [line for line in lines if any(wanted in part.plain.casefold() for part in line.cells)]
-            title, empty = f"{title}, {len(lines):,} of them with “{wanted}”", f"nothing with “{wanted}” in it"
+            title, empty = f"{title}, {len(lines):,} match “{wanted}”", f"nothing matches “{wanted}”"
         self._details = {line.key: line.detail for line in lines}
         self.entitle(title, f"changed {len(found.changes)} × between attempts: d" if found.changes else "")
         self.rows.show(columns, [TableRow(line.key, line.cells) for line in lines], empty=empty)
@@ -119,7 +119,7 @@ class RecipePage(TablePage):
         """Go back through the changes, one attempt at a time, and then to the recipe again."""
         changes = self._found.changes if self._found else ()
         if not changes:
-            self.notify("no earlier recipe is kept: it has not changed since the run began", markup=False)
+            self.notify("the recipe has not changed since the run started", markup=False)
             return
         self._change, self._other = (self._change + 1) % (len(changes) + 1), None
         self._show()
@@ -131,7 +131,7 @@ class RecipePage(TablePage):
             if run is not None:
                 self.work(partial(self._compare, run), group="recipe", only=True)
 
-        self.app.push_screen(ChooseRun(self.run_directory, "what differs from which run?"), answered)
+        self.app.push_screen(ChooseRun(self.run_directory, "compare this recipe with that of …"), answered)
 
     async def _compare(self, run: Path) -> None:
         try:
@@ -242,7 +242,7 @@ class ChooseRun(ModalScreen[Path | None]):
     def _show(self) -> None:
         wanted = self.query_one(Input).value.casefold()
         rows = [TableRow(id, [cell(run.name)]) for id, run in self._runs.items() if wanted in run.name.casefold()]
-        empty = "no run has that in its name" if self._runs else "there is no other run in this directory"
+        empty = "no run matches" if self._runs else "there is no other run in this directory"
         self.query_one(RowTable).show([Column("run")], rows, empty=empty)
 
     def on_input_changed(self, event: Input.Changed) -> None:

@@ -1,4 +1,4 @@
-"""What the model writes or recognises, by step and by prompt, and two steps of one prompt side by side."""
+"""What the model writes or recognises, by step and prompt, and two steps of a prompt side by side."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ BESIDE: tuple[Beside, ...] = ("nothing", "before", "first")
 MOST_IMAGES = 64
 #: Cells below which the list of steps is over the text.
 NARROW = 78
-EMPTY = "no samples yet: what the model writes will be here, for each of the prompts of [sample] in the recipe"
-UNKNOWN = "not sampled at this step"
+EMPTY = "no samples yet: the texts that the model writes for the prompts of [sample] in the recipe appear here"
+UNKNOWN = "this prompt was not sampled at this step"
 
 
 class Steps(Static):
@@ -72,8 +72,8 @@ class SamplesPage(Page):
         Binding("k,up", "move(-1)", "newer", key_display="k"),
         Binding("home", "newest", show=False),
         Binding("n", "prompt(1)", "next prompt"),
-        Binding("b", "prompt(-1)", "prompt before"),
-        Binding("w", "beside", "two steps"),
+        Binding("b", "prompt(-1)", "previous prompt"),
+        Binding("w", "beside", "compare"),
         Binding("pagedown,space", "scroll(1)", "text down", show=False),
         Binding("pageup", "scroll(-1)", "text up", show=False),
     ]
@@ -157,9 +157,11 @@ class SamplesPage(Page):
         text.show(f"step {self._chosen:,} · {of}", self._one(self._chosen, prompt), self._image(self._chosen, prompt))
         compared = compared_with(self._chosen, prompt, self._samples, self._beside)
         if compared is None:
-            other.show(f"the {self._beside} step", Content.styled("this is the first that is kept", theme.DIM))
+            other.show(
+                f"the {self._beside} step", Content.styled("no earlier sample of this prompt is kept", theme.DIM)
+            )
         else:
-            which = "the step before" if self._beside == "before" else "the first step"
+            which = "the previous step" if self._beside == "before" else "the first step"
             other.show(f"step {compared:,} · {which}", self._one(compared, prompt), self._image(compared, prompt))
 
     def _step_line(self, step: int) -> Content:

@@ -1,4 +1,4 @@
-"""The machine: what its memory holds, where a step's time goes, and what the run runs on."""
+"""The machine: memory, where a step's time goes, devices, host and versions."""
 
 from __future__ import annotations
 
@@ -143,8 +143,8 @@ class SystemPage(Page):
             chart.show([whole, wait], title=title)
         else:
             chart.show([whole])
-            told = f": data wait {most:.1%} at most" if shares else ""
-            chart.border_title, chart.border_subtitle = Content(f"{title}{told}"), ""
+            told = f"data wait: at most {most:.1%} of a step" if shares else title
+            chart.border_title, chart.border_subtitle = Content(told), ""
         self._show_one("#time-step", view, "time/step", "step time (s)", theme.NORM, theme.NORM_BAND)
 
     def _show_memory(self, view: View) -> None:

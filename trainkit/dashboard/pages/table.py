@@ -1,4 +1,4 @@
-"""What pages have in common that are a table to walk through, and below it what is known of the chosen row."""
+"""The base class of pages with a table and, below it, details of the chosen row."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class TablePage(Page):
         return self.query_one(RowTable)
 
     def entitle(self, title: str, below: str = "") -> None:
-        """Say on the frame of the table what it is."""
+        """Set the titles of the frame around the table."""
         frame = self.query_one(".rows", Vertical)
         frame.border_title, frame.border_subtitle = cell(title, theme.DIM), cell(below, theme.DIM)
 
     def show_detail(self, text: Content, *, title: str = "", from_top: bool = False) -> None:
-        """Show this below the table."""
+        """Show `text` below the table."""
         frame = self.query_one(".detail", VerticalScroll)
         frame.border_title = cell(title, theme.DIM)
         if from_top:

@@ -98,11 +98,11 @@ def lack(where: str) -> Content | None:
     """Why nothing can be done with a checkpoint that is there; None where something can."""
     match where:
         case "replaced":
-            return cell("A rolling checkpoint: newer ones have replaced it.", theme.DIM)
+            return cell("A rolling checkpoint, replaced by newer ones.", theme.DIM)
         case "gone":
-            return cell("Its directory is gone.", theme.WARN)
+            return cell("Its directory no longer exists.", theme.WARN)
         case "no manifest":
-            return cell("There is no manifest.json in it: it is not whole.", theme.WARN)
+            return cell("It has no manifest.json: it is incomplete.", theme.WARN)
         case _:
             return None
 
@@ -133,15 +133,15 @@ def facts_table(facts: Sequence[tuple[str, str]]) -> list[Content]:
 
 def _notes(chosen: SavedCheckpoint, view: View, disk: CheckpointFiles) -> Iterator[str]:
     if chosen.step in disk.kept:
-        yield "kept: it is never removed to make room for another; m takes the mark away"
+        yield "kept: it is never deleted to make room; m removes the mark"
     elif chosen.kind == "rolling":
-        yield "the newest rolling ones stay ([checkpoint] keep_last), this one goes in time; m keeps it"
+        yield "rolling: deleted once [checkpoint] keep_last newer ones exist; m keeps it"
     if chosen.kind == "final" and view.finished == "finished":
-        yield "the run is finished: resume needs --set train.steps=… --raise-rate to make it longer"
+        yield "the run is finished: to train longer, resume with --set train.steps=… --raise-rate"
     elif chosen.step != max(c.step for c in view.checkpoints):
-        yield "from here, later checkpoints are set aside, not deleted"
+        yield "resuming here sets later checkpoints aside; it does not delete them"
     if view.finished is None:
-        yield "resume works once nobody trains this run"
+        yield "resume works once the trainer of this run has ended"
 
 
 def _at(view: View, loss: str, step: int) -> float | None:

@@ -1,4 +1,4 @@
-"""Two lines at the top: who, what, how far, how fast."""
+"""The two lines at the top: name, state, speed and progress."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Header(Widget):
 
 
 def _age(seconds: float) -> str:
-    """In whole seconds, so that it is drawn anew once a second at most."""
+    """Return an age in whole seconds, so that it is redrawn at most once a second."""
     whole = max(0, int(seconds))
     return f"{whole} s" if whole < 10 else format_duration(whole)
 

@@ -1,4 +1,4 @@
-"""Text that scrolls: the log and the samples. All of it is inert, none of it markup."""
+"""Text that scrolls: the log and the samples. It is neutralised and never read as markup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the run runs on and how full it is."""
+"""The machine of the run in a few lines: devices, host, batch, newest checkpoint."""
 
 from __future__ import annotations
 

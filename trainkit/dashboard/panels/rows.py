@@ -1,4 +1,4 @@
-"""A table to walk through: a head, rows, one of them chosen. All of it is inert, none of it markup."""
+"""A table with a head and rows, one of them chosen. Its text is neutralised and never read as markup."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class RowTable(Vertical):
         return None if at is None else self._list.get_option_at_index(at).id
 
     def show(self, columns: Sequence[Column], rows: Sequence[TableRow], *, empty: str) -> None:
-        """Show these rows, or `empty` where there are none. Who was on the first row stays there, else on his row."""
+        """Show these rows, or `empty` where there are none. A choice of the first row stays first, another stays."""
         self._columns, self._rows, self._empty = columns, rows, empty
         self._draw()
 
@@ -134,12 +134,12 @@ class RowTable(Vertical):
 
 
 def cell(text: str, style: str = theme.TEXT) -> Content:
-    """Any text as one line that a terminal obeys nothing of."""
+    """Return any text as one line without control characters."""
     return Content.styled(one_line(text), style)
 
 
 def coarse(seconds: float) -> str:
-    """The largest unit alone, minutes at least: a table of ages is drawn anew once a minute."""
+    """Return an age in its largest unit, minutes at least, so that a table is redrawn at most once a minute."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= size:
             return f"{int(seconds // size)} {unit}"

@@ -1,4 +1,4 @@
-"""Many runs on one screen: find one, open it, compare some, delete what is not wanted, see which recipe does best."""
+"""Many runs on one screen: find, open, compare and delete runs, and rank their recipes."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class RunsApp(Themed[RunSelection]):
         Binding("space", "mark", "mark"),
         Binding("c", "compare", "compare"),
         Binding("s", "sort(1)", "sort"),
-        Binding("S", "sort(-1)", "sort by the column before", key_display="S", show=False),
+        Binding("S", "sort(-1)", "sort by the previous column", key_display="S", show=False),
         Binding("r", "reverse", "reverse"),
         Binding("slash", "filter", "filter", key_display="/", priority=True),
         Binding("L", "leaderboard", "leaderboard", key_display="L"),
         Binding("m", "metric(1)", "metric"),
-        Binding("M", "metric(-1)", "the metric before", key_display="M", show=False),
+        Binding("M", "metric(-1)", "the previous metric", key_display="M", show=False),
         Binding("x,delete", "delete", "delete", key_display="x"),
-        Binding("escape", "all", "no filter, no marks", show=False),
+        Binding("escape", "all", "clear the filter, then the marks", show=False),
         Binding("q", "leave", "quit"),
         *MOVES,
     ]
@@ -190,7 +190,7 @@ class RunsApp(Themed[RunSelection]):
         """Open the first of the marked ones, as they are sorted, compared with the others."""
         marked = [line.name for line in self._lines if line.name in self._arranged.marked]
         if len(marked) < 2:
-            self.notify("mark two runs or more first: space", severity="warning", markup=False)
+            self.notify("mark at least two runs first, with the space bar", severity="warning", markup=False)
             return
         runs = [run for name in marked if (run := self._openable(name)) is not None]
         if len(runs) == len(marked):
@@ -240,7 +240,7 @@ class RunsApp(Themed[RunSelection]):
         begin_typing(self._search)
 
     def action_all(self) -> None:
-        """Away with the filter; without one, with the marks."""
+        """Clear the filter; without one, the marks."""
         if not self._search.value and not self._search.display:
             self._arranged.marked.clear()
         self._search.value, self._search.display, self._arranged.filter = "", False, ""
@@ -261,7 +261,7 @@ class RunsApp(Themed[RunSelection]):
     def action_delete(self) -> None:
         """Ask whether the chosen run is to be deleted."""
         if self._readonly:
-            self.notify("this viewer may only look", severity="warning", markup=False)
+            self.notify("this viewer is read-only", severity="warning", markup=False)
             return
         if (summary := self._summary(self._rows.chosen)) is None:
             return
@@ -276,7 +276,7 @@ class RunsApp(Themed[RunSelection]):
         self.push_screen(asked, answered)
 
     async def _delete(self, name: str) -> None:
-        """In a thread for which whoever leaves waits: a deletion that has begun is never left half done."""
+        """Delete in a thread that the application waits for, so that no deletion is left half done."""
         try:
             await asyncio.to_thread(self._runs.delete, name)
         except TrainkitError as error:
@@ -284,7 +284,7 @@ class RunsApp(Themed[RunSelection]):
             self.notify(told, title=cell(name).plain, severity="error", markup=False)
             return
         self._arranged.marked.discard(name)
-        self.notify(f"{cell(name).plain} is deleted", markup=False)
+        self.notify(f"{cell(name).plain} was deleted", markup=False)
 
     def remember(self) -> None:
         if self._remembered:

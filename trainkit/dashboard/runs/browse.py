@@ -1,4 +1,4 @@
-"""From the list of many runs to the dashboard of one, and back."""
+"""The list of many runs, the dashboards opened from it, and the way back."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Opened(Dashboard):
     """The dashboard of a run that was chosen from many: leaving it leads back to them."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("q", "detach", "runs", tooltip="back to the list of runs: this one goes on"),
-        Binding("escape", "detach", "runs", show=False, tooltip="the same, where it has nothing else to do"),
+        Binding("q", "detach", "runs", tooltip="back to the list of runs: this run continues"),
+        Binding("escape", "detach", "runs", show=False, tooltip="the same, unless escape has something else to do"),
     ]
 
     def __init__(self, choice: RunSelection, *, readonly: bool, ascii_only: bool, remembered: Path | None) -> None:

@@ -1,4 +1,4 @@
-"""What is told around the list of many runs: above it, below it, in its place, and before one is deleted."""
+"""The texts around the list of many runs: above it, below it, instead of it, and before a deletion."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def heading(runs: RunList, arranged: Arrangement) -> Content:
     unread = sum(summary.facts is None for summary in summaries)
     at_work = sum(summary.facts is not None and summary.facts.state not in (None, *ENDED) for summary in summaries)
     parts = [(f"{cell(str(runs.directory)).plain}  ", f"bold {theme.BRIGHT}")]
-    parts += [(f"{len(summaries):,} runs", theme.TEXT), (f"  {at_work:,} at work", theme.DIM)]
+    parts += [(f"{len(summaries):,} runs", theme.TEXT), (f"  {at_work:,} running", theme.DIM)]
     parts += [(f"  reading {unread:,} logs …", theme.DIM)] if unread else []
     parts += [(f"  {len(arranged.marked):,} marked", theme.WARN)] if arranged.marked else []
     return Content.assemble(*parts)
@@ -28,16 +28,16 @@ def heading(runs: RunList, arranged: Arrangement) -> Content:
 def nothing(runs: RunList, arranged: Arrangement) -> str:
     """Why there is no row."""
     if arranged.filter:
-        return f"no run has “{arranged.filter}” in it; escape shows all"
+        return f"no run matches “{arranged.filter}”; escape shows all"
     if not runs.passes:
         return "looking for runs …"
-    return f"no runs in {runs.directory} yet; begin one: trainkit run RECIPE"
+    return f"no runs in {runs.directory} yet; start one: trainkit run RECIPE"
 
 
 def about(summary: SummaryReader) -> Content:
     """Two lines on a run: where it is, and what is wrong with it or how it ended."""
     facts, style = summary.facts, theme.DIM
-    second = "its log is being read …"
+    second = "reading its log …"
     if facts is not None:
         attempts = f"attempt {facts.attempt}  " if facts.attempt > 1 else ""
         kept = f"kept: {', '.join(f'{step:,}' for step in summary.kept)}  " if summary.kept else ""
@@ -59,8 +59,8 @@ def deletion(summary: SummaryReader) -> Confirm | str:
     if facts is not None and facts.state is not None and facts.state not in ENDED:
         return f"{name} is {facts.state}: stop it first"
     size = "" if summary.size is None else f", {format_bytes(summary.size)}"
-    told = "It is a link: what it leads to stays."
+    told = "It is a link: the run it points to is kept."
     if not summary.directory.is_symlink():
         steps = facts.step if facts else 0
-        told = f"Its {steps:,} steps, its checkpoints and its log go{size}.\nNothing brings them back."
-    return Confirm(f"Delete the run {name}?", told, yes="delete for good")
+        told = f"This deletes its {steps:,} steps, its checkpoints and its log{size}.\nThis cannot be undone."
+    return Confirm(f"Delete the run {name}?", told, yes="delete it")
