@@ -92,10 +92,10 @@ learning_rate = 1e-3
 """
 
 
-def opened(directory: Path, recipe: str = RECIPE) -> Recipe:
+def opened(directory: Path, recipe: str = RECIPE, *, cache: Path | None = None) -> Recipe:
     (directory / "mine.py").write_text(PLUGIN)
     (directory / "mine.toml").write_text(recipe)
-    return load(directory / "mine.toml", (f"data.cache={directory}/cache",)).recipe
+    return load(directory / "mine.toml", (f"data.cache={cache or directory / 'cache'}",)).recipe
 
 
 def test_a_source_of_a_plugin_is_cached_shuffled_and_found_again(tmp_path: Path) -> None:

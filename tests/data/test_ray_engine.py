@@ -18,6 +18,7 @@ import data_room as room
 import psutil
 import pytest
 from places import SUPPORT
+from test_plugin_sources import opened
 
 from trainkit.data import storage
 from trainkit.data.cache import build as caches
@@ -133,6 +134,14 @@ def test_a_cluster_makes_the_same_bytes_as_one_process(tmp_path, engine, kind, h
     assert made["local"] == made["ray"]
     assert sum(map(len, made["ray"][1].values())) > 5000
     assert not list((tmp_path / "ray/cache/locks").iterdir())
+
+
+def test_a_cluster_imports_the_plugin_of_a_source(tmp_path, engine):
+    made = []
+    for name, who in (("local", None), ("ray", engine)):
+        recipe = opened(tmp_path, cache=tmp_path / name / "cache")
+        made.append((caches.build(recipe, engine=who).fingerprint, room.stored(tmp_path / name)))
+    assert made[0] == made[1] and made[1][1]
 
 
 def test_a_document_that_cannot_be_used_is_named_as_by_one_process(tmp_path, engine):

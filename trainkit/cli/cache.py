@@ -172,10 +172,12 @@ def _summary(cache: Cache, recipe: Recipe, seconds: float) -> list[str]:
 
     rows = [("SET", "DOCUMENTS", "BYTES", "TOKENS")]
     for name, stream in {"train": cache.train, **cache.validation}.items():
-        rows.append((name, f"{stream.documents:,}", format_bytes(stream.bytes), f"{stream.tokens:,}"))
+        size, tokens = (stream.bytes, f"{stream.tokens:,}") if cache.tokenizer else (stream.tokens, "-")
+        rows.append((name, f"{stream.documents:,}", format_bytes(size), tokens))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = [f"{row[0]:<{widths[0]}}  " + "  ".join(map(str.rjust, row[1:], widths[1:])) for row in rows]
     table += [f"{finding.level}: {finding.message}" for finding in find_problems(cache, recipe)]
     if cache.left_out.refused:
         table.append(f"all that was skipped is listed in {cache.list_rejected()}")
-    return [*table, f"vocabulary {cache.vocab_size:,}, {format_duration(seconds)}, in {cache.directory}"]
+    vocabulary = f"vocabulary {cache.vocab_size:,}, " if cache.tokenizer else ""
+    return [*table, f"{vocabulary}{format_duration(seconds)}, in {cache.directory}"]

@@ -225,8 +225,8 @@ def _devices(supposed: int | None, recipe: Recipe) -> Devices:
 def _data(data: DataSize | None) -> str:
     if data is None:
         return "not cached yet: trainkit cache-data counts it"
-    size = f"{plural(data.documents, 'document')}, {format_bytes(data.bytes)}, {format_count(data.tokens)} tokens"
-    return f"{size}, {plural(data.examples, 'example')}"
+    text = f"{format_bytes(data.bytes)}, {format_count(data.tokens)} tokens, " if data.tokens else ""
+    return f"{plural(data.documents, 'document')}, {text}{plural(data.examples, 'example')}"
 
 
 def _of(plan: Plan, fits: bool | None) -> str:

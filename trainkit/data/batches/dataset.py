@@ -64,7 +64,7 @@ class TrainSet:
         return DataSize(
             examples=self.examples,
             batches=self.batches,
-            tokens=sum(stream.tokens for stream in self._streams),
+            tokens=sum(stream.tokens for stream in self._streams) if self._data.is_text else 0,
             documents=sum(stream.documents for stream in self._streams),
             bytes=sum(stream.bytes for stream in self._streams),
             tokens_per_batch=self._tokens_per_batch(),

@@ -144,6 +144,7 @@ def _execute(name: str, path: Path, source: bytes) -> ModuleType:
     if spec is None:
         raise _Wrong("a plugin is a Python file", "give it a name that ends with .py")
     module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault("trainkit_plugins", ModuleType("trainkit_plugins"))  # pickle imports the package first
     sys.modules[name] = module
     linecache.checkcache(str(path))
     try:
@@ -298,10 +299,17 @@ class _Widener:
 
 
 def _subclass(spec: type[Spec], fields: dict[str, Any]) -> type[Spec]:
-    return create_model(
+    made = create_model(
         spec.__name__,
         __base__=spec,
         __module__=spec.__module__,
         __doc__=spec.__doc__,
         **fields,
     )
+    # another process has no such class: there it is one of the class that this widens, which differs in types alone
+    made.__reduce__ = lambda self: (_restored, (spec, self.__dict__))  # type: ignore[method-assign]
+    return made
+
+
+def _restored(spec: type[Spec], values: dict[str, Any]) -> Spec:
+    return spec.model_construct(**values)
