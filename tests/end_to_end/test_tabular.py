@@ -160,7 +160,7 @@ def test_an_evaluation_over_eight_devices_and_a_ragged_last_batch_is_that_of_one
         evaluate = Evaluator(
             {"all": data}, batch_size=8, task=task, compute=compute, mesh=on, log=log, interrupted=lambda: False
         )
-        evaluate(jax.device_put(state, mesh.replicated(on)), 1)
+        evaluate(jax.device_put(state, mesh.replicated_sharding(on)), 1)
         log.close()
         reports += [event["metrics"] for event in read(tmp_path / str(devices)) if event["type"] == "evaluated"]
     model = built(recipe, jax.random.fold_in(jax.random.key(0), 0))
