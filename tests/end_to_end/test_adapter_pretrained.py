@@ -160,7 +160,7 @@ def test_of_an_adapter_for_another_model_check_and_run_say_so(
 ) -> None:
     changed(here, "other", {"base_model_name_or_path": "them/\x1bother"})
     changed(here, "moved", {"base_model_name_or_path": "/elsewhere/base"})
-    note = f"note: the adapter says that it is for them/␛other, and goes on {here / 'base'} here"
+    note = f"note: the adapter says that it is for them/␛other; here it is put on {here / 'base'}"
     assert check_recipe(Path("on.toml"), ['adapter.pretrained="other"']).splitlines()[1:] == [note]
     for own in ("adapter", "moved"):
         assert "note" not in check_recipe(Path("on.toml"), [f'adapter.pretrained="{own}"'])
@@ -292,7 +292,7 @@ def test_an_adapter_that_was_trained_in_four_bit_goes_on_such_a_base_wherever_it
 
 def test_where_the_base_is_not_to_be_had_the_error_names_it(place: Path) -> None:
     done = trainkit(place, "generate", str(changed(place, "lost", {"base_model_name_or_path": "/no/such"})), "x")
-    assert done.returncode == 2 and "the model that the adapter is for, /no/such, is not to be had" in done.stderr
+    assert done.returncode == 2 and "the model that the adapter is for, /no/such, is not available" in done.stderr
     with pytest.raises(TrainkitError, match="does not say which model it is for"):
         adapted.base_of(changed(place, "mute", {"base_model_name_or_path": None}))
 

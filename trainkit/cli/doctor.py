@@ -54,7 +54,7 @@ def lines(findings: list[Diagnosis]) -> list[str]:
 def look() -> MachineReport:
     """The facts of this machine, in `PATIENCE` seconds at most and what `nvidia-smi` may take."""
     asked = {name: Question(code) for name, code in (("devices", DEVICES), ("aim", AIM))}
-    gpu = reasons.look()
+    gpu = reasons.gpu_facts()
     if gpu.driver:
         asked["nvml"] = Question(NVML)
     deadline = time.monotonic() + PATIENCE

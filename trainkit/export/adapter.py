@@ -31,7 +31,7 @@ def export_adapter(directory: Path, step: int | None, out: Path) -> tuple[int, l
 
     Raises:
         TrainkitError: the run trains more of its model, there is something at `out`, it cannot be written, there is
-            no such checkpoint, its base is not to be had, or what was written is not what is read back.
+            no such checkpoint, its base is not available, or what was written is not what is read back.
     """
     loaded = recipe_of(directory)
     recipe = loaded.recipe

@@ -1,4 +1,4 @@
-"""Exports while training goes on: each by a process of its own, from a checkpoint that is on disk, one at a time.
+"""Exports while training continues: each by a process of its own, from a checkpoint that is on disk, one at a time.
 
 So neither a step nor the devices' memory is disturbed. The processes run on the CPU with what of it nobody else wants.
 """
@@ -47,7 +47,7 @@ class Exporting:
     """Exports the model as the recipe's `[export]` asks. What goes wrong with an export is an alert, and not raised."""
 
     def __init__(self, directory: Path, recipe: Recipe, *, first: int, log: EventLog) -> None:
-        """Of a run that goes on from step `first`: what is missing up to there is exported as well.
+        """Of a run that continues from step `first`: what is missing up to there is exported as well.
 
         Make it before anything is saved in this attempt, so that no checkpoint is removed that it needs.
         """
@@ -104,7 +104,7 @@ class Exporting:
             self._begin(self._pending[0])
 
     def finish(self, *, interrupted: Callable[[], bool]) -> bool:
-        """Return once all is exported (True), or once it is `interrupted`: what then goes on ends by itself.
+        """Return once all is exported (True), or once it is `interrupted`: a running export ends by itself.
 
         Call it when nothing is saved any more: checkpoints that were only kept for their export are removed.
         """

@@ -40,7 +40,7 @@ QUANTISED = "base_quantization"
 NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
 #: Keys that are read.
 _READ = frozenset({"r", "lora_alpha", "target_modules", "exclude_modules", "use_rslora", "use_dora"})
-#: Keys with the values that mean nothing beyond what there is here. Other ways to begin than these change the base.
+#: Keys with the values that change nothing. Other ways to begin than these change the base.
 _POSSIBLE: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
@@ -49,7 +49,7 @@ _POSSIBLE: dict[str, tuple[Any, ...]] = {
 }
 #: What any other key must be: PEFT's way to say that something is not used.
 _UNUSED: tuple[Any, ...] = (None, False, {}, [], "")
-#: What to do with an adapter that cannot be had as it is.
+#: What to do with an adapter that is not supported as it is.
 _MERGE = (
     'merge it into its model with PEFT (merge_and_unload), and begin with what that saves: [model] pretrained = "…"'
 )
@@ -68,7 +68,7 @@ def read(directory: Path, spec: Transformer) -> Lora:
     if config.get("use_rslora") and config.get("use_dora"):
         wrong.append("use_rslora and use_dora together")
     if wrong:
-        raise TrainkitError(f"the adapter has what there is not here: {'; '.join(wrong)}", where=where, hint=_MERGE)
+        raise TrainkitError(f"the adapter needs what is not supported: {'; '.join(wrong)}", where=where, hint=_MERGE)
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if not (type(rank) is int and rank > 0 and type(alpha) in (int, float) and cast(float, alpha) > 0):
         raise TrainkitError(
@@ -138,7 +138,7 @@ def look_up(pretrained: str, revision: str | None, *, tables: Mapping[str, Any])
     the same layers. None where its `[model]` is not right, which that says itself.
 
     Raises:
-        TrainkitError: the adapter cannot be found, is not to be had, or the model begins with nothing.
+        TrainkitError: the adapter cannot be found, is not available, or the model begins with nothing.
     """
     try:
         spec: Model = TypeAdapter(Model).validate_python(with_tuples(tables.get("model")))
@@ -254,7 +254,7 @@ def _layers(targets: Any, spec: Transformer) -> list[str] | None:
 
 
 def _shortest_ends(theirs: Mapping[str, TensorName], layers: list[str]) -> set[str]:
-    """What PEFT is told to adapt: the shortest ends of names that mean these layers and no others."""
+    """Return what PEFT has to adapt: the shortest ends of names that mean these layers and no others."""
     ends = {layer: name.theirs.removesuffix(".weight").split(".") for layer, name in theirs.items()}
     others = [end for layer, end in ends.items() if layer not in layers]
 

@@ -32,7 +32,7 @@ class Made:
 
 
 def as_told(loaded: Loaded) -> str:
-    """A recipe as TOML. Of paths the last part is told: where things lie on this machine is nobody's business."""
+    """Return a recipe as TOML. Paths are cut to their last part, which says nothing of the machine."""
 
     def show(text: str) -> str:
         return f"…/{PurePath(text).name}" if text.startswith("/") or NO_HOST in text else text

@@ -1,4 +1,4 @@
-"""config.json ↔ the spec of a family. What a checkpoint asks for and is not to be had is refused by name.
+"""config.json ↔ the spec of a family. What a checkpoint asks for and trainkit does not support is refused by name.
 
 A family is a table (`recipe/families/NAME.py`; `recipe/families/hugging_face.py` says what one is made of). A key that
 no part of the table knows is refused too, since it may change what is computed; `HARMLESS` are those that do not. Noise
@@ -56,7 +56,7 @@ def spec_values(config: Config, family: Family, *, where: str) -> dict[str, Any]
     """The keys of `[model]` that a config.json says, `type` and `vocab_size` among them.
 
     Raises:
-        TrainkitError: it asks for what is not to be had, or has keys that are not known; names all of them.
+        TrainkitError: it asks for what is not available, or has keys that are not known; names all of them.
     """
     wrong = [
         f"{key} = {json.dumps(config[key])}: {why}"
@@ -66,7 +66,7 @@ def spec_values(config: Config, family: Family, *, where: str) -> dict[str, Any]
     for key, possible in family.fixed.items():
         if key in config and config[key] not in possible:
             can = " or ".join(map(json.dumps, possible))
-            wrong.append(f"{key} = {json.dumps(config[key])}: only {can} can be had")
+            wrong.append(f"{key} = {json.dumps(config[key])}: only {can} is supported")
     known = known_keys(family)
     wrong += [
         f"{key} = {json.dumps(value)}: not known, and it may change what is computed"
@@ -86,7 +86,7 @@ def spec_values(config: Config, family: Family, *, where: str) -> dict[str, Any]
             wrong.append(str(error))
     if wrong:
         raise TrainkitError(
-            "the checkpoint asks for what cannot be had:\n" + "\n".join(f"  {line}" for line in wrong),
+            "the checkpoint asks for what trainkit does not support:\n" + "\n".join(f"  {line}" for line in wrong),
             where=where,
             hint="take another checkpoint; a key that means nothing for the logits may be taken out of its config.json",
         )
@@ -189,7 +189,7 @@ def _check_architecture(said: list[str], family: Family, where: str) -> None:
     known = {family.architecture.lower(), base.lower()}
     if said and not known & {name.lower() for name in said}:
         raise TrainkitError(
-            f"its architecture is {', '.join(said)}, of which only {family.architecture} is supported",
+            f"its architecture is {', '.join(said)}; only {family.architecture} is supported",
             where=where,
             hint="a head for something else than the next token cannot be read",
         )

@@ -19,7 +19,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Loaded:
     `[adapter] pretrained` says of the adapter from its adapter_config.json.
 
     Raises:
-        TrainkitError: as there, and where the checkpoint cannot be found or asks for what cannot be had.
+        TrainkitError: as there, and where the checkpoint cannot be found or asks for what is not supported.
     """
     return recipes.load(path, overrides, look_up=look_up, look_up_adapter=look_up_adapter)
 
@@ -59,10 +59,10 @@ def _notes_on_adapter(recipe: Recipe) -> list[str]:
     directory, _ = find.config(adapter.pretrained, adapter.revision, kind=find.ADAPTER)
     notes = []
     if other := adapter_config.other_base(directory, recipe.language_model):
-        notes.append(f"the adapter says that it is for {other}, and goes on {recipe.base_checkpoint} here")
+        notes.append(f"the adapter says that it is for {other}; here it is put on {recipe.base_checkpoint}")
     if adapter.base == "none" and adapter_config.trained_on(directory) == "nf4":
         notes.append(
-            "the adapter was trained on its base in 4 bit, and here it goes on the base in full, on which it answers"
+            "the adapter was trained on its base in 4 bit; here it is put on the base in full, on which it answers"
             ' differently: [adapter] base = "nf4"'
         )
     return notes

@@ -59,13 +59,13 @@ def merging(directory: Path, spec: Transformer, shapes: PyTree) -> Callable[[Lan
 
 
 def base_of(directory: Path) -> Path:
-    """Where the model of the PEFT adapter in a directory is. Raises TrainkitError where it is not to be had."""
+    """Return the directory of the base of the PEFT adapter in a directory. Raises TrainkitError without one."""
     name, revision = adapter_config.base_of(directory)
     try:
         return find.weights(name, revision)
     except TrainkitError as error:
         raise TrainkitError(
-            f"the model that the adapter is for, {name}, is not to be had: {error.problem}",
+            f"the model that the adapter is for, {name}, is not available: {error.problem}",
             where=str(directory / adapter_config.FILE),
             hint="base_model_name_or_path in this file says where it is: a directory, or a hub id",
         ) from error
@@ -75,7 +75,7 @@ def open_adapted(info: Info, recipe: Recipe, *, vocab_size: int, on: Mesh) -> La
     """The adapted model in a checkpoint of an adapter; its base is made again.
 
     Raises:
-        TrainkitError: the base is not to be had, is another one, or the checkpoint has other leaves than the adapter.
+        TrainkitError: the base is not available, is another one, or the checkpoint has other leaves than the adapter.
         DamagedCheckpoint: something is missing or fails its checksum.
     """
     build = partial(_base, recipe, vocab_size=vocab_size)
@@ -122,7 +122,7 @@ def _base(recipe: Recipe, key: jax.Array, *, vocab_size: int) -> LanguageModel:
 
 
 def _run_donating(function: Callable[..., PyTree], lie: PyTree, tree: PyTree, *rest: Any) -> Any:
-    """`function` of a tree and more; the tree is gone after, so that what stays as it is is not there twice."""
+    """`function` of a tree and more; the tree is gone after, so that what does not change is in memory once."""
     with warnings.catch_warnings():
         # what is packed or merged, and the adapter itself, cannot be taken over as they are
         warnings.filterwarnings("ignore", "Some donated buffers were not usable")

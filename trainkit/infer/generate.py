@@ -42,7 +42,7 @@ class Decoding(NamedTuple):
     """Where it will stand."""
     ended_N: Bool[Array, " N"]
     drawn: Int[Array, ""]
-    """Tokens so far, by which the keys of the next are told."""
+    """Tokens so far; the key of the next token follows from this number."""
     cache: KeyValues | None
     seen_NV: Bool[Array, "N V"] | None
     """Which tokens a sequence has, where there is a penalty for them."""

@@ -52,7 +52,7 @@ class Answer:
 
     transcript: Transcript
     reason: Reason | None = None
-    """Why it ended: an end token, a stop string, or as many tokens as were asked for. None while it goes on."""
+    """Why it ended: an end token, a stop string, or as many tokens as were asked for. None while it continues."""
 
     @property
     def ids(self) -> list[int]:

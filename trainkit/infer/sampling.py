@@ -69,7 +69,7 @@ def draw(
 
 
 def penalise(logits_NV: Float[Array, "N V"], seen_NV: Bool[Array, "N V"], penalty: float) -> Float[Array, "N V"]:
-    """Logits in which what was seen is less likely, for a penalty above 1."""
+    """Return logits that make tokens seen before less likely, for a penalty above 1 (Keskar et al. 2019)."""
     less_NV = jnp.where(logits_NV > 0, logits_NV / penalty, logits_NV * penalty)
     return jnp.where(seen_NV, less_NV, logits_NV)
 
@@ -77,7 +77,7 @@ def penalise(logits_NV: Float[Array, "N V"], seen_NV: Bool[Array, "N V"], penalt
 def candidates(
     logits_NV: Float[Array, "N V"], sampling: Sampling
 ) -> tuple[Float[Array, "N C"], Int[Array, "N C"] | None]:
-    """The logits to draw by, -inf where a filter takes a token out, and whose they are: None means all, in order.
+    """Return the logits to draw by, -inf for tokens that a filter removes, and their ids; None means all, in order.
 
     They are sorted only where a filter needs it: of a large vocabulary that takes longer than all else here.
     """

@@ -1,4 +1,4 @@
-"""How texts go on where not all of it is said: what a person says, else what the model's maker says, else ours."""
+"""Settings for generation: what a person gives, else what the model's files say, else defaults."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def text_format_of(recipe: Recipe, directory: Path, codec: LoadedTokenizer) -> T
     """Those of the run in a directory, by what it has kept alone.
 
     Raises:
-        TrainkitError: it has learned conversations, and their template is not there any more or cannot be used.
+        TrainkitError: it has learned conversations, and their template is missing or cannot be used.
     """
     chat, kept, begin = chat_of(recipe), (directory,), begin_of(recipe, codec)
     template = usable_template(None, kept) if chat is None else template_of(chat, kept)
@@ -53,7 +53,7 @@ def text_format_of(recipe: Recipe, directory: Path, codec: LoadedTokenizer) -> T
 
 def keep_tokenizer(codec: LoadedTokenizer, recipe: Recipe, directory: Path) -> None:
     """Put it into the run, with what belongs to it: how it ends a text, and the chat template, as conversations were
-    written. A run that goes on has it already, and keeps what it has, whatever has become of where that is from.
+    written. A run that resumes has it already, and keeps what it has, whatever has become of where that is from.
 
     What a config.json in the directory that the recipe names says of special tokens is in the run's
     generation_config.json.

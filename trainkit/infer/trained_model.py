@@ -55,7 +55,7 @@ class TrainedModel:
     """Where files of the tokenizer are, such as a chat template."""
 
     def prompt(self, text: str) -> list[int]:
-        """A text to go on with, in which the name of a special token is that token; an empty one is the token after
+        """A text to continue, in which the name of a special token is that token; an empty one is the token after
         which documents begin."""
         (ids,) = self.codec.encode_batch([text], special_tokens=True)
         ids = ids if tuple(ids[: len(self.begin)]) == self.begin else [*self.begin, *ids]
@@ -74,7 +74,7 @@ class TrainedModel:
 
 
 def open_run(directory: Path, step: int | None = None) -> TrainedModel:
-    """The model of a run as it was at `step`, None for the newest checkpoint.
+    """Return the model of a run as it was at `step`, None for the newest checkpoint.
 
     Raises:
         TrainkitError: there is no such checkpoint, it is damaged, or it is not of the run's recipe.
@@ -103,7 +103,7 @@ def open_run(directory: Path, step: int | None = None) -> TrainedModel:
 
 
 def restore_model(info: Info, recipe: Recipe, *, on: Mesh, dtype: jnp.dtype) -> LanguageModel:
-    """The model in a checkpoint, leaf by leaf, so that no more than one leaf is there in two dtypes.
+    """Return the model in a checkpoint, read leaf by leaf, so that only one leaf is in memory in two dtypes.
 
     Raises:
         TrainkitError: it has other leaves than the recipe's model.
@@ -134,7 +134,7 @@ def open_pretrained(directory: Path) -> TrainedModel:
 
     Raises:
         TrainkitError: it is of a family that is not known, something in it cannot be used, or it is an adapter whose
-            base is not to be had, or has fewer rows than the tokenizer has entries.
+            base is not available, or has fewer rows than the tokenizer has entries.
     """
     is_adapter = (directory / adapter_config.FILE).is_file()
     base = base_of(directory) if is_adapter else directory

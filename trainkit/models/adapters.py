@@ -111,9 +111,9 @@ def adapt(model: PyTree, spec: Adapter, *, key: PRNGKeyArray) -> PyTree:
 
 
 def packed_leaves(model: PyTree, spec: Adapter | None) -> frozenset[str]:
-    """The leaves of a base, arrays or their shapes, that `adapt` keeps in 4 bit: their names as `leaf_names` has them.
+    """Return the names (see `leaf_names`) of the leaves of a base that `adapt` keeps in 4 bit.
 
-    Who puts `nf4.quantise` of each in its place before, one after the other, never has the base in full.
+    A caller that replaces each by its `nf4.quantise` first, one after the other, never has the base in full.
     """
     if spec is None:
         return frozenset()
@@ -123,7 +123,7 @@ def packed_leaves(model: PyTree, spec: Adapter | None) -> frozenset[str]:
 
 
 def merge(model: PyTree) -> PyTree:
-    """The same model with plain linear layers: adapters in their bases, and these in full."""
+    """Return the model with plain linear layers: adapters merged into their bases, and these in full."""
 
     def plain(_: str, linear: Linear | Adapted) -> Linear:
         base = linear.base if isinstance(linear, Adapted) else linear
@@ -133,7 +133,7 @@ def merge(model: PyTree) -> PyTree:
 
 
 def trainable(model: PyTree) -> PyTree[bool]:
-    """Which leaves, arrays or their shapes, are trained: those of adapters where there are any, or else all floats."""
+    """Return which leaves are trained: those of adapters where there are any, or else all floats."""
     if not any(isinstance(layer, Adapted) for layer in jax.tree.leaves(model, is_leaf=_is_linear)):
         return jax.tree.map(lambda leaf: jnp.issubdtype(leaf.dtype, jnp.inexact), model)
 
@@ -150,7 +150,7 @@ def trainable(model: PyTree) -> PyTree[bool]:
 
 
 def adapted_layers(model: PyTree) -> dict[str, Adapted]:
-    """The layers with an adapter, by name within a block."""
+    """Return the layers with an adapter, by their names within a block."""
     nodes, _ = jax.tree_util.tree_flatten_with_path(model, is_leaf=_is_linear)
     return {_name(path): node for path, node in nodes if isinstance(node, Adapted)}
 

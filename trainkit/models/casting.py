@@ -1,4 +1,4 @@
-"""What is computed in fewer bits than it is kept in, and what never is."""
+"""Casting a model to the dtype of computation; `Exact` numbers stay float32."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from jaxtyping import Array, Float, PyTree
 
 
 class Exact(eqx.Module):
-    """Numbers that stay float32, whatever is computed in: there are few of them, and much hangs on each."""
+    """Numbers that stay float32, whatever is computed in: there are few of them, and much depends on each."""
 
     value: Float[Array, ...]
 
 
 def cast(tree: PyTree, dtype: jnp.dtype) -> PyTree:
-    """Floating-point arrays in `dtype`, all else, and what is `Exact`, as it is."""
+    """Return the tree with floating-point arrays in `dtype`; all else, and what is `Exact`, stays as it is."""
 
     def convert(leaf: Any) -> Any:
         return leaf.astype(dtype) if eqx.is_inexact_array(leaf) else leaf

@@ -134,7 +134,7 @@ class Mlp(eqx.Module):
 
 
 class DecoderBlock(eqx.Module):
-    """Norms stand before attention and MLP, after them, or both; those that are None are not there."""
+    """Norms stand before attention and MLP, after them, or both; those that are None are omitted."""
 
     attention_norm: RmsNorm | None
     attention: DecoderAttention
@@ -252,7 +252,7 @@ class DecoderModel(LanguageModel):
         if counted_BT is None and segments_BT is not None:
             counted_BT = segments_BT > 0
         width = self.blocks.attention.key_width
-        # what is the same in all layers is a constant, for which a fast attention can be had; the rest is scanned over
+        # what is the same in all layers is a constant, for which fast attention is available; the rest is scanned over
         window_L = None if len(set(self.windows)) == 1 else jnp.asarray([w or 0 for w in self.windows], jnp.int32)
         rotary_L = (
             None if len(set(self.ropes)) == 1 else stack_tables([rotary_tables(rope, width) for rope in self.ropes])

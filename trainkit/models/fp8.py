@@ -22,7 +22,7 @@ class Scaled(NamedTuple):
 
 
 def scale_to(x: Float[Array, ...], dtype: type) -> Scaled:
-    """`x` in `dtype`, scaled so that its largest number is the largest of `dtype` ("current" scaling: no history)."""
+    """Return `x` in `dtype`, scaled so that its largest number is that of `dtype` ("current" scaling)."""
     largest = jnp.abs(x).max().astype(jnp.float32)
     limit = jnp.finfo(dtype).max.astype(jnp.float32)
     scale = jnp.where(largest > 0, largest, limit) / limit
@@ -30,7 +30,7 @@ def scale_to(x: Float[Array, ...], dtype: type) -> Scaled:
 
 
 def fp8_product(x: Float[Array, "*n in"], weight: Float[Array, "in out"] | Weight) -> Float[Array, "*n out"]:
-    """x @ weight with operands in e4m3 and sums in float32; the gradients' products with the incoming one in e5m2."""
+    """Return x @ weight with operands in e4m3 and sums in float32; the incoming gradient is rounded to e5m2."""
     weight = Weight.of(weight)
     return _fp8_product(x, weight.rounded, weight.master)
 

@@ -40,7 +40,7 @@ class Weight(eqx.Module):
 
 
 def in_compute_dtype(masters: PyTree, dtype: jnp.dtype) -> PyTree:
-    """The arrays of a model to compute with in `dtype`; those that are not float32 then are a `Weight` each.
+    """Return the arrays of a model to compute with in `dtype`, each as a `Weight` unless that is float32.
 
     Args:
         masters: what to differentiate by: all floating-point arrays are float32.
@@ -53,7 +53,7 @@ def in_compute_dtype(masters: PyTree, dtype: jnp.dtype) -> PyTree:
 
 
 def exact(array: Array | Weight) -> Float[Array, ...]:
-    """The rounded numbers in float32, so that whatever is summed for their gradient is float32 too."""
+    """Return the rounded numbers in float32, so that whatever is summed for their gradient is float32 too."""
     return _widen(array.rounded, array.master) if isinstance(array, Weight) else array.astype(jnp.float32)
 
 
@@ -66,12 +66,12 @@ _widen.defvjp(lambda rounded, master: (_widen(rounded, master), None), lambda _,
 
 
 def add(x: Float[Array, "*n D"], bias: Float[Array, "*m D"] | Weight) -> Float[Array, "*n D"]:
-    """x + bias, which has some of the last axes of `x`, in the dtype of `x`."""
+    """Return x + bias in the dtype of `x`; the bias has some of the last axes of `x`."""
     return (x.astype(jnp.float32) + exact(bias)).astype(x.dtype) if isinstance(bias, Weight) else x + bias
 
 
 def lookup(table: Float[Array, "V D"] | Weight, rows: Int[Array, "*n"]) -> Float[Array, "*n D"]:
-    """These rows of the table."""
+    """Return these rows of the table, in its dtype; their gradient is summed in float32."""
     return _lookup(table.rounded, table.master, rows) if isinstance(table, Weight) else table[rows]
 
 
@@ -90,7 +90,7 @@ _lookup.defvjp(lambda rounded, master, rows: (rounded[rows], (rows, master)), _l
 
 
 def product(x: Float[Array, "*n in"], weight: Float[Array, "in out"] | Nf4 | Weight) -> Float[Array, "*n out"]:
-    """x @ weight, in the dtype of `x`."""
+    """Return x @ weight in the dtype of `x`; the gradient of the weight is summed in float32."""
     if isinstance(weight, Weight):
         return _product(x, weight.rounded, weight.master)
     plain: Any = weight  # `x @ packed` is known too

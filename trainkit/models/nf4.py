@@ -55,7 +55,7 @@ class Nf4(eqx.Module):
         return (*self.codes.shape[:-2], self.inputs, self.outputs)
 
     def dequantise(self, dtype: Any) -> Float[Array, "*L in out"]:
-        """The numbers that it stands for."""
+        """Return the numbers that it stands for, in `dtype`."""
         lead, blocks = self.codes.shape[:-2], self.codes.shape[-2]
         unit = jnp.repeat(self.unit.value, SCALES, axis=-1)[..., :blocks]
         largest = self.scales * unit + self.mean.value[..., None]
@@ -70,9 +70,9 @@ class Nf4(eqx.Module):
 
 
 def quantise(weight: Float[Array, "*L in out"]) -> Nf4:
-    """The nearest that 4 bit come to each number, by the largest magnitude of its block.
+    """Return each number rounded to the nearest of 16 levels, which span the largest magnitude of its block.
 
-    A matrix at a time: what is needed on the way is larger than the matrix.
+    One matrix is packed at a time: packing needs more memory than the matrix.
     """
     return replace(_round(weight), source=_source(weight))
 
@@ -97,19 +97,19 @@ def _round(weight: Float[Array, "*L in out"]) -> Nf4:
 
 
 def _source(weight: Float[Array, "*L in out"]) -> UInt[Array, "*L 2"]:
-    """A few rows at a time: what a fingerprint needs on the way is several times as large as what it is of."""
+    """Return the fingerprint of each matrix, taken a few rows at a time: it needs several times their memory."""
     *lead, inputs, outputs = weight.shape
     rows = jax.lax.map(fingerprint, weight.reshape(-1, outputs), batch_size=-(-inputs // 64))
     return jax.vmap(fingerprint)(rows.reshape(-1, inputs, 2)).reshape(*lead, 2)
 
 
 def sources(tree: PyTree) -> PyTree:
-    """The tree with what each matrix in 4 bit was made of, in a few letters, in its place."""
+    """Return the tree with the fingerprint of its source in the place of each matrix in 4 bit."""
     return _replace_packed(tree, lambda packed: packed.source)
 
 
 def without_sources(tree: PyTree) -> PyTree:
-    """The tree with what matrices in 4 bit stand for alone."""
+    """Return the tree whose matrices in 4 bit have no fingerprint of their source."""
     return _replace_packed(tree, lambda packed: replace(packed, source=None))
 
 
@@ -132,7 +132,7 @@ def _mean(x: Float[Array, "*L B"]) -> Float[Array, "*L"]:
 
 @jax.custom_vjp
 def nf4_product(x: Float[Array, "*n in"], weight: Nf4) -> Float[Array, "*n out"]:
-    """x @ weight. The backward pass dequantises again: kept in between, all of the model would be there in full."""
+    """Return x @ weight. The backward pass dequantises again, so that the model is never in memory in full."""
     return x @ weight.dequantise(x.dtype)
 
 

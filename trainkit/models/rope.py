@@ -17,16 +17,16 @@ from trainkit.recipe.families.rope import LinearScaling, Llama3, Rope, Yarn
 
 
 class RotaryTables(NamedTuple):
-    """How queries and keys are turned."""
+    """How queries and keys are rotated at each position."""
 
     frequencies_h: Float[Array, "*L h"] | Float[np.ndarray, "*L h"]
     """Radians a position, float32."""
     length: Float[Array, ""] | Float[np.ndarray, " L"] | float
-    """What they are multiplied with as well."""
+    """What cosine and sine are multiplied with."""
 
 
 def rotary_tables(rope: Rope, width: int) -> RotaryTables:
-    """Those of heads of this width, scaled as `rope` says.
+    """Return the tables of heads of this width, scaled as `rope` says.
 
     Computed in the float32 steps in which checkpoints were trained, each rounded right: at position 100,000 the last
     bit of a frequency is worth a hundredth of a radian.
@@ -48,7 +48,7 @@ def rotary_tables(rope: Rope, width: int) -> RotaryTables:
 
 
 def stack_tables(layers: Sequence[RotaryTables]) -> RotaryTables:
-    """Those of each layer, with a leading axis."""
+    """Return the tables of several layers as one, with a leading axis."""
     frequencies_Lh = np.stack([turned.frequencies_h for turned in layers])
     return RotaryTables(frequencies_Lh, np.asarray([turned.length for turned in layers], np.float32))
 
@@ -58,7 +58,7 @@ def _tables(frequencies_h: np.ndarray, length: float = 1.0) -> RotaryTables:
 
 
 def _blend(frequencies_h: np.ndarray, factor: float, *, kept: np.ndarray) -> np.ndarray:
-    """Frequencies as they are where `kept` is 1 or more, divided where it is 0 or less, between in between."""
+    """Return frequencies as they are where `kept` is 1 or more, divided where it is 0 or less, between in between."""
     kept_h = np.clip(kept, 0, 1)
     return kept_h * frequencies_h + (1 - kept_h) * frequencies_h / factor
 
@@ -80,7 +80,7 @@ def rotate(
     positions_BT: Int[Array, "B T"],
     by: RotaryTables,
 ) -> Float[Array, "B T H K"]:
-    """Number i of a head's first half turns with number i of its second."""
+    """Return queries or keys rotated by their positions: number i of the first half with number i of the second."""
     angles_BT1h = positions_BT[:, :, None, None].astype(jnp.float32) * by.frequencies_h
     cosine, sine = by.length * jnp.cos(angles_BT1h), by.length * jnp.sin(angles_BT1h)
     first, second = jnp.split(x_BTHK.astype(jnp.float32), 2, axis=-1)

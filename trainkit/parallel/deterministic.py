@@ -1,4 +1,4 @@
-"""`run.deterministic`: what XLA is told so that the same program gives the same bits again. Imports no jax."""
+"""`run.deterministic`: the XLA flags with which a program gives the same bits each time. Imports no jax."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trainkit.errors import TrainkitError
 
-#: No kernels whose result hangs on the order in which threads come, and none chosen by how fast it was just now. Only
+#: No kernels whose result depends on the order in which threads come, and none chosen by how fast it was just now. Only
 #: GPUs have such kernels.
 FLAG = "xla_gpu_deterministic_ops"
 

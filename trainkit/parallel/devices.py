@@ -28,7 +28,7 @@ class AttentionChoice(NamedTuple):
 
 
 class Capabilities(NamedTuple):
-    """What hangs on the kind of a device; `compute_capability` is NVIDIA's, None elsewhere."""
+    """What depends on the kind of a device; `compute_capability` is NVIDIA's, None elsewhere."""
 
     platform: str
     kind: str

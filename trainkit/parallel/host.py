@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def available_memory(root: Path = Path("/")) -> int | None:
-    """Bytes that may still be taken: what Linux calls available or what a control group leaves, the smaller; None where
+    """Return the bytes that are available, by Linux or by a control group, whichever is fewer; None where
     the system does not tell. `root` is where /proc and /sys are.
     """
     sizes = _meminfo(root, "MemAvailable"), *(left for _, left in _groups(root))
@@ -15,7 +15,7 @@ def available_memory(root: Path = Path("/")) -> int | None:
 
 
 def whole_memory(root: Path = Path("/")) -> int | None:
-    """Bytes that there are or that a control group allows, the smaller; None where the system does not tell."""
+    """Return the bytes of memory, or those that a control group allows, if fewer; None if unknown."""
     found = [size for size in (_meminfo(root, "MemTotal"), *(most for most, _ in _groups(root))) if size is not None]
     return min(found, default=None)
 

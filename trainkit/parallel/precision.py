@@ -58,7 +58,7 @@ def random_bits(key: PRNGKeyArray, shape: tuple[int, ...]) -> UInt[Array, ...]:
 
 
 def places(shape: tuple[int, ...]) -> UInt[Array, ...]:
-    """The number of each element of an array, row by row, modulo 2^32."""
+    """Return the number of each element of an array, row by row, modulo 2^32."""
     place = jnp.zeros(shape, jnp.uint32)
     for axis in range(len(shape)):
         stride = math.prod(shape[axis + 1 :]) % (1 << 32)
@@ -67,7 +67,7 @@ def places(shape: tuple[int, ...]) -> UInt[Array, ...]:
 
 
 def mix(h: UInt[Array, ...]) -> UInt[Array, ...]:
-    """Another 32 bits for each, each bit of which hangs on all bits before (Appleby 2011)."""
+    """Return other 32 bits for each, every bit of which depends on all bits of the input (Appleby 2011)."""
     h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
     h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
     return h ^ (h >> 16)

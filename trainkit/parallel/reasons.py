@@ -49,9 +49,8 @@ class GpuReason(NamedTuple):
 
 
 def why_no_gpu(facts: GpuFacts | None = None) -> GpuReason:
-    """Why there is no GPU to compute on, and what to do, asked where JAX has none; of this machine where no facts are
-    given."""
-    found = facts or look()
+    """Return why JAX finds no GPU and what to do about it, by the facts given or those of this machine."""
+    found = facts or gpu_facts()
     return (
         _hidden(found) or _no_card(found) or _no_driver(found) or _no_plugin(found) or _mismatch(found)
         or _old_driver(found) or _no_node(found)
@@ -62,8 +61,8 @@ def why_no_gpu(facts: GpuFacts | None = None) -> GpuReason:
     )  # fmt: skip
 
 
-def look() -> GpuFacts:
-    """The facts of this machine. Takes as long as `nvidia-smi`, where there is one."""
+def gpu_facts() -> GpuFacts:
+    """Return the facts of this machine. Takes as long as `nvidia-smi`, where there is one."""
     asked, variables = _ask_driver(), ("JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES")
     loaded = _loaded_driver()
     return GpuFacts(
@@ -77,7 +76,7 @@ def look() -> GpuFacts:
 
 
 def installed() -> dict[str, str]:
-    """Versions of jax, jaxlib and the plugins by which they reach devices."""
+    """Return the versions of jax, jaxlib and the plugins by which they reach devices."""
     wanted = re.compile(r"jax|jaxlib|jax-(cuda|rocm)\d*-(plugin|pjrt)|libtpu")
     found: dict[str, str] = {}
     for distribution in distributions():

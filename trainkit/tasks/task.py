@@ -26,10 +26,10 @@ class Loss(NamedTuple):
 
 
 class Task(ABC):
-    """A batch to its loss, and what is told of it. A task knows no loop."""
+    """From a batch to its loss and metrics. A task knows no loop."""
 
     metrics: ClassVar[Mapping[str, Statistic]] = {}
-    """The statistics that `loss` returns, before anything is added to them. Those with a value are told at each step as
+    """The statistics that `loss` returns, all zero. Those with a value are logged at each step as
     `train/NAME`."""
 
     @abstractmethod

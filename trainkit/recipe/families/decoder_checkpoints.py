@@ -101,12 +101,12 @@ def _scaling(said: dict[str, Any], config: Config) -> dict[str, Any] | None:
     kinds = [value for key in ("rope_type", "type") if (value := said.pop(key, None)) is not None]
     kind = kinds[0] if kinds else "default"
     if kind not in ("default", *_SCALED):
-        raise Unsupported("rope_scaling", {"rope_type": kind, **said}, f"only {', '.join(_SCALED)} can be had")
+        raise Unsupported("rope_scaling", {"rope_type": kind, **said}, f"only {', '.join(_SCALED)} is supported")
     if kinds[-1:] not in ([], [kind]):
         raise Unsupported("rope_scaling.type", kinds[-1], f"rope_type is {kind}")
     for key, only in _FIXED.items():
         if (value := said.pop(key, None)) not in (None, only):
-            raise Unsupported(f"rope_scaling.{key}", value, f"only {json.dumps(only)} can be had")
+            raise Unsupported(f"rope_scaling.{key}", value, f"only {json.dumps(only)} is supported")
     if kind in ("llama3", "yarn"):
         said.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
     ours = _SCALED.get(kind, {})

@@ -39,7 +39,7 @@ def _read_ropes(config: Config) -> dict[str, Any]:
         config = {**config, "rope_parameters": both.get("full_attention")}
     found = shared.read_rope(local)
     if found["rope_scaling"] is not None:
-        raise Unsupported("rope_parameters.sliding_attention", both["sliding_attention"], "only default can be had")
+        raise Unsupported("rope_parameters.sliding_attention", both["sliding_attention"], "only default is supported")
     return {**shared.read_rope(config), "local_theta": found["rope_theta"]}
 
 

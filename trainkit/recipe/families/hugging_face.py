@@ -116,7 +116,7 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """By their keys, what their library takes where config.json says nothing."""
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """By their keys, the values that can be had, the first of which is written; absent, a key has one of them."""
+    """By their keys, the supported values; an export writes the first; a key that is absent has one of them."""
     parts: tuple[Part, ...] = ()
     names: tuple[TensorName, ...] = ()
     base: str = ""
@@ -139,7 +139,7 @@ class Family:
 
 
 class Unsupported(Exception):
-    """A key of a config, and why its value cannot be had."""
+    """A key of a config, and why its value is not supported."""
 
     def __init__(self, key: str, value: Any, why: str = "") -> None:
         super().__init__(f"{key} = {json.dumps(value)}" + (f": {why}" if why else ""))

@@ -59,7 +59,7 @@ class Mpt(GptDecoder):
 
 
 _BLOCK = "transformer.blocks.{layer}"
-#: Of `attn_config`, with the only value that can be had.
+#: Of `attn_config`, with the only value that is supported.
 _FIXED = {
     "alibi": True,
     "alibi_bias_max": 8,
@@ -76,7 +76,7 @@ def _read_attention(config: Config) -> dict[str, Any]:
     said = {"alibi": False, **table(config, "attn_config")}
     for key, only in _FIXED.items():
         if said.get(key, only) != only:
-            raise Unsupported(f"attn_config.{key}", said[key], f"only {only} can be had")
+            raise Unsupported(f"attn_config.{key}", said[key], f"only {only} is supported")
     known = {*_FIXED, "clip_qkv", "softmax_scale", "attn_pdrop"}
     if unknown := [key for key, value in said.items() if not (key in known or means_nothing(key, value))]:
         raise Unsupported(f"attn_config.{unknown[0]}", said[unknown[0]], "not known, and it may change attention")

@@ -10,7 +10,7 @@ from trainkit.errors import TrainkitError
 from trainkit.recipe.families.model import ModelSpec
 from trainkit.recipe.spec import Count
 
-#: What a recipe may say otherwise than the checkpoint that its model begins with, where no shape hangs on it.
+#: What a recipe may say otherwise than the checkpoint that its model begins with, where no shape depends on it.
 CHANGEABLE = frozenset(
     {"context_length", "rope_theta", "rope_scaling", "local_theta", "window", "router_loss", "pad_token_id"}
 )
