@@ -132,6 +132,11 @@ def merge(model: PyTree) -> PyTree:
     return _replace_linears(model, plain)
 
 
+def without_adapters(model: PyTree) -> PyTree:
+    """Return the base that the adapters of a model are put on."""
+    return _with_linears(model, lambda _, linear: linear.base if isinstance(linear, Adapted) else linear)
+
+
 def trainable(model: PyTree) -> PyTree[bool]:
     """Return which leaves are trained: those of adapters where there are any, or else all floats."""
     if not any(isinstance(layer, Adapted) for layer in jax.tree.leaves(model, is_leaf=_is_linear)):

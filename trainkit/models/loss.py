@@ -77,7 +77,7 @@ def _cross_entropy(
         vocab, d = unembedding_VD.shape
         tokens = weights_BT.size
         size = min(block or tokens_in_block(tokens=tokens, hidden=d, vocab_size=vocab), tokens)
-        at_once = min(entries or _entries_at_once(size, vocab), vocab)
+        at_once = min(entries or entries_at_once(size, vocab), vocab)
         settings = LossBlocks(size, at_once, softcap, hidden_BTD.dtype, counts)
         rounded_VD, master_VD = unembedding_VD.rounded, unembedding_VD.master
         flat = targets_BT.reshape(tokens), weights_BT.reshape(tokens)
@@ -89,7 +89,7 @@ def _cross_entropy(
     return total, weights_BT.sum(), correct
 
 
-def _entries_at_once(tokens: int, vocab: int) -> int:
+def entries_at_once(tokens: int, vocab: int) -> int:
     """An odd multiple of 16 on a CPU: rows a power of two apart would share the same few lines of its caches."""
     return 16 * (CACHED_BYTES // (4 * 16 * tokens) | 1) if jax.default_backend() == "cpu" else vocab
 
@@ -157,12 +157,12 @@ def _weighted_sums(
         def see(seen: Softmax, start: Array, logits_NU: Array, w_UD: Array) -> tuple[Softmax, None]:
             return seen.add(logits_NU, start)[0], None
 
-        seen, _ = _over_entries(see, Softmax.empty(len(x_ND), settings), x_ND, unembedding_VD, settings)
-        losses_N = seen.losses(_target_logits(x_ND, unembedding_VD[targets_N], settings))
+        seen, _ = over_entries(see, Softmax.empty(len(x_ND), settings), x_ND, unembedding_VD, settings)
+        losses_N = seen.losses(target_logits(x_ND, unembedding_VD[targets_N], settings))
         total, correct = sums
         return total + (losses_N * weights_N).sum(), correct + seen.correct(targets_N, weights_N)
 
-    return _over_tokens(add, (jnp.float32(0), jnp.float32(0)), hidden_TD, targets_T, weights_T, settings)
+    return over_tokens(add, (jnp.float32(0), jnp.float32(0)), hidden_TD, targets_T, weights_T, settings)
 
 
 def _forward(
@@ -183,9 +183,9 @@ def _forward(
             return (softmax, dx_ND), (exp_NU, softmax.top_N)
 
         empty = Softmax.empty(len(x_ND), settings), jnp.zeros(x_ND.shape, jnp.float32)
-        (softmax, dx_ND), (exp_JNU, top_JN) = _over_entries(see, empty, x_ND, unembedding_VD, settings)
+        (softmax, dx_ND), (exp_JNU, top_JN) = over_entries(see, empty, x_ND, unembedding_VD, settings)
         target_ND = unembedding_VD[targets_N]
-        target_N = _target_logits(x_ND, target_ND, settings)
+        target_N = target_logits(x_ND, target_ND, settings)
         losses_N = softmax.losses(target_N)
         dtarget_N = settings.times_slope(-weights_N, target_N)
         dx_ND = dx_ND * (weights_N / softmax.sum_N)[:, None] + target_ND * dtarget_N[:, None]
@@ -208,7 +208,7 @@ def _forward(
         jnp.zeros(unembedding_VD.shape, jnp.float32),
         jnp.zeros(padded, jnp.float32),
     )
-    total, correct, dx_TD, dw_VD, losses_T = _over_tokens(add, sums, hidden_TD, targets_T, weights_T, settings)
+    total, correct, dx_TD, dw_VD, losses_T = over_tokens(add, sums, hidden_TD, targets_T, weights_T, settings)
     return (total, correct), (dx_TD[:tokens], dw_VD, losses_T[:tokens])
 
 
@@ -250,7 +250,7 @@ def _backward(settings: LossBlocks, residuals: tuple[Array, Array, Array], dsums
 _weighted_sums.defvjp(_forward, _backward)
 
 
-def _target_logits(x_ND: Array, target_ND: Array, settings: LossBlocks) -> Float[Array, " N"]:
+def target_logits(x_ND: Array, target_ND: Array, settings: LossBlocks) -> Float[Array, " N"]:
     return settings.logits(jnp.einsum("nd,nd->n", x_ND, target_ND, preferred_element_type=jnp.float32))
 
 
@@ -260,7 +260,7 @@ def _starts(vocab: int, entries: int) -> Int[Array, " J"]:
     return jnp.minimum(jnp.arange(blocks, dtype=jnp.int32) * entries, vocab - entries)
 
 
-def _over_entries(
+def over_entries(
     see: Callable[[Sums, Array, Array, Array], tuple[Sums, object]],
     seen: Sums,
     x_ND: Array,
@@ -284,7 +284,7 @@ def _over_entries(
     return _scan(one, seen, (starts, jnp.arange(len(starts), dtype=jnp.int32)))
 
 
-def _over_tokens(
+def over_tokens(
     add: Callable[[Sums, Array, Array, Array, Array], Sums],
     sums: Sums,
     hidden_TD: Array,
