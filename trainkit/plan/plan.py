@@ -76,7 +76,8 @@ def make_plan(
     micro = possible[chosen].micro
     size = train.batch_size
     batch = BatchSplit(global_size=size, micro=micro, accumulation=size // (micro * replicas), replicas=replicas)
-    tokens_per_step = data.tokens_per_batch if data and data.tokens_per_batch else train.batch_size * length
+    most = train.batch_size * length * recipe.data.sequences
+    tokens_per_step = data.tokens_per_batch if data and data.tokens_per_batch else most
     steps = _steps(recipe, data, tokens_per_step)
     flops_per_token = _matmul_flops_per_token(recipe, vocab_size=vocab_size)
     flops_per_token += 3 * recipe.model.attention_flops_per_token(sequence_length=length)
@@ -207,7 +208,7 @@ def _has_flash(recipe: Recipe, devices: Devices, compute: str) -> bool:
 def _activation_bytes(recipe: Recipe, choice: Choice, *, vocab_size: int, compute: str, flash: bool) -> dict[str, int]:
     """For one micro-batch. Logits are float32 whatever the compute dtype is, and there is one block of them at once."""
     model, length = recipe.model, recipe.data.positions
-    tokens = choice.micro * length
+    tokens = choice.micro * length * recipe.data.sequences
     floats = model.activation_floats_per_token(sequence_length=length, remat=choice.remat, flash=flash)
     activations = {"activations": tokens * floats * BYTES[compute]}
     if not isinstance(model, Transformer):

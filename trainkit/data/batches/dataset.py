@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trainkit.data.batches.buckets import Buckets
-from trainkit.data.batches.examples import Examples, Framed, examples_of, lengths_of, padded
+from trainkit.data.batches.examples import Examples, Framed, examples_of, lengths_of, longest, padded, read_rows
 from trainkit.data.batches.layout import Batch, Layout
 from trainkit.data.batches.order import ExampleOrder, Mixture
 from trainkit.data.batches.packing import PackingCounts
@@ -43,7 +43,7 @@ class TrainSet:
 
     def __init__(self, cache: Cache, recipe: Recipe) -> None:
         """Raises TrainkitError where at some step no source has a weight."""
-        self._data, self._seed = recipe.data, recipe.run.seed
+        self._data, self._seed, self._reference = recipe.data, recipe.run.seed, recipe.task.reference
         self._batch_size = recipe.train.batch_size
         self._steps, self._wanted = recipe.train.steps, recipe.train.tokens
         self._all_rows = np.arange(self._batch_size)
@@ -93,7 +93,8 @@ class TrainSet:
         if len(self._lengths) > 1:
             which, length = self._bucketed()(step)
             mine = which if rows is None else which[rows[rows < len(which)]]
-            return padded(self._sources[0].examples, mine, self._batch_size if rows is None else len(rows), length)
+            count = self._batch_size if rows is None else len(rows)
+            return padded(self._sources[0].examples, self._streams[0], mine, count, length)
         index = step * self._batch_size + (self._all_rows if rows is None else rows)
         length = self._data.positions
         if self._mixture is None:
@@ -126,10 +127,18 @@ class TrainSet:
         lengths = self._bucketed().occurring if len(self._lengths) > 1 else self._lengths
         nothing = np.zeros(0, np.int64)
         empty = {length: self._sources[0].examples.read(nothing, length) for length in lengths}
+        reference = {
+            name: ((self._batch_size, *shape), np.dtype(np.float32)) for name, shape in self._reference.items()
+        }
         return {
             length: {name: ((self._batch_size, *array.shape[1:]), array.dtype) for name, array in batch.items()}
+            | reference
             for length, batch in empty.items()
         }
+
+    def streams(self) -> list[tuple[str, Stream, Source]]:
+        """Return the name, the tokens and the spec of each source; without weights all are one."""
+        return [(own.name, stream, own.spec) for own, stream in zip(self._sources, self._streams, strict=True)]
 
     def epochs(self, step: int) -> dict[str, float]:
         """How often each source has been seen after `step` updates, as far as that is known already."""
@@ -164,7 +173,7 @@ class TrainSet:
     def _bucketed(self) -> Buckets:
         if self._buckets is None:
             self._sources[0].count()
-            sizes = self._sources[0].examples.sizes()
+            sizes = longest(self._sources[0].examples.sizes())
             shuffled = self._data.shuffle is not False
             self._buckets = Buckets(sizes, self._lengths, self._batch_size, shuffled=shuffled, seed=self._seed)
         return self._buckets
@@ -183,7 +192,7 @@ class _Source:
         self._where = f"data.train.{number}" if weighted else "data.train"
         self.name = (source.name or f"source-{number}") if weighted else "train"
         self.examples: Examples = examples_of(stream, source, data, cache, shifted=recipe.task.shifted)
-        self._stream, self._length = stream, data.positions
+        self.spec, self._stream, self._length = source, stream, data.positions
         self._shuffle, self._seed, self._name = data.shuffle, recipe.run.seed, f"source {number}"
         self.total: int | None = None
         self._growing = None if data.shuffle == "full" else self._order(None)
@@ -207,10 +216,10 @@ class _Source:
         return order(index)
 
     def read(self, index: np.ndarray, length: int) -> Batch:
-        return self.examples.read(self.at(index), length)
+        return read_rows(self.examples, self._stream, self.at(index), length)
 
     def mean_tokens(self) -> float:
-        """Of an example, padding left out; waits until all are there."""
+        """Of an example, all its sequences together, padding left out; waits until all are there."""
         return float(self.examples.sizes().sum()) / self.count()
 
     def _settle(self, total: int | None) -> None:

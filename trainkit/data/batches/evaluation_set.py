@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from trainkit.data.batches.buckets import Buckets
-from trainkit.data.batches.examples import Chunks, examples_of, lengths_of, padded
+from trainkit.data.batches.examples import Chunks, examples_of, lengths_of, longest, padded
 from trainkit.data.batches.layout import Batch
 from trainkit.data.cache.stream import Stream
 from trainkit.errors import TrainkitError
@@ -72,7 +72,11 @@ class EvalSet:
     def batch(self, index: int, /) -> Batch:
         """Part 0 … len - 1; all of one length have one shape."""
         which, length = self._plan()[index]
-        return padded(self._examples, which, self._at_once, length)
+        return padded(self._examples, self._stream, which, self._at_once, length)
+
+    def examples(self, index: int) -> np.ndarray:
+        """Return which examples, as stored, a part has; the rows behind them are padding."""
+        return self._plan()[index][0]
 
     def _plan(self) -> list[tuple[np.ndarray, int]]:
         """(examples, length) of each part."""
@@ -82,7 +86,7 @@ class EvalSet:
             if not count or self._stream.tokens < 2:
                 where = f"data.validation ({self._name})"
                 raise TrainkitError("a validation set makes no example: it holds no text", where=where)
-            sizes = self._examples.sizes() if len(self._lengths) > 1 else np.full(count, self._lengths[-1])
+            sizes = longest(self._examples.sizes()) if len(self._lengths) > 1 else np.full(count, self._lengths[-1])
             batches = self._sampled(sizes) or self._all(sizes)
             self._rows = [(some, length) for batch, length in batches for some in _cut(batch, self._at_once)]
         return self._rows

@@ -32,7 +32,7 @@ class Examples(Protocol):
         """Some of them, (n,), each a row of `length` positions; the batch is as `layout` says."""
 
     def sizes(self) -> np.ndarray:
-        """Positions that each takes, (examples,), once all are there."""
+        """Positions that each takes, (examples,), once all are there; of two sequences those of both, (examples, 2)."""
 
     def spans(self, which: int) -> Iterator[tuple[SourceSpan, ...]]:
         """Where one comes from: for each of its spans the documents. A span of n tokens takes n positions, or n - 1
@@ -230,13 +230,17 @@ class Framed:
     def _frame(self) -> None:
         """Take in the sections that are new."""
         for number in range(len(self._frames), len(self._stream.sections)):
-            section = self._stream.sections[number]
-            ends = self._stream.arrays(number).ends[: section.entries]
-            made = packing.load(
-                self._cache, section.shard, self._spec, self._length, ends, section.tokens, shift=self._shift
-            )
+            made = self._spans_of(number)
             self._frames.append(made)
             self._firsts = np.append(self._firsts, self._firsts[-1] + len(made))
+
+    def _spans_of(self, number: int) -> PackedSpans:
+        """Return the spans of the examples of a section."""
+        section = self._stream.sections[number]
+        ends = self._stream.arrays(number).ends[: section.entries]
+        return packing.load(
+            self._cache, section.shard, self._spec, self._length, ends, section.tokens, shift=self._shift
+        )
 
 
 class Records:
@@ -278,9 +282,19 @@ def _ones(rows: int, length: int) -> np.ndarray:
     return weights
 
 
-def padded(examples: Examples, which: np.ndarray, rows: int, length: int) -> Batch:
+def read_rows(examples: Examples, stream: Stream, which: np.ndarray, length: int) -> Batch:
+    """Return some examples of a stream, with the stream's columns."""
+    return examples.read(which, length) | {name: column[which] for name, column in stream.columns.items()}
+
+
+def longest(sizes: np.ndarray) -> np.ndarray:
+    """Return the positions of the longest sequence of each example, from `Examples.sizes`."""
+    return sizes if sizes.ndim == 1 else sizes.max(1)
+
+
+def padded(examples: Examples, stream: Stream, which: np.ndarray, rows: int, length: int) -> Batch:
     """A batch of `rows` rows, those after the examples empty."""
-    batch = examples.read(which, length)
+    batch = read_rows(examples, stream, which, length)
     missing = rows - len(which)
     if not missing:
         return batch

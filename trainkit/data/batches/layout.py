@@ -1,12 +1,16 @@
 """The named arrays of a batch: what the encoders here make, and the losses in `tasks/` take.
 
-B sequences, T positions (`data.sequence_length`, or a bucket of `pad`).
+B examples, T positions (`data.sequence_length`, or a bucket of `pad`). An example is one sequence; of preference
+documents it is two, the chosen answer and the rejected one, and (B, T) is (B, 2, T), `filled` is (B, 2).
 
 | name        | shape        | dtype                       | meaning                                                   |
 |-------------|--------------|-----------------------------|-----------------------------------------------------------|
 | `tokens`    | (B, T)       | as stored, uint16 or uint32 | inputs; cast on the device, so that fewer bytes go there  |
 | `targets`   | (B, T)       | as `tokens`                 | at each position the next token, where a task is shifted  |
-| `example`   | (B,)         | uint32                      | where it is not: which of its source, for random numbers  |
+| `example`   | (B,)         | uint32                      | where it is not, and of pairs: which of its source, for   |
+|             |              |                             | random numbers                                            |
+| `reference` | (B, 2)       | float32                     | of preference documents, where a task compares with a     |
+|             |              |                             | frozen model: its log-likelihoods of the answers          |
 | `weights`   | (B, T)       | float32                     | how much each target counts; 0 where it is not to be      |
 |             |              |                             | learned, or where there is only padding                   |
 | `segments`  | (B, T)       | int32                       | where attention keeps within documents: which of the row, |
@@ -26,6 +30,7 @@ A run has the same names in all its batches. Arrays may share memory; none is ev
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypeAlias
 
 import numpy as np
@@ -46,17 +51,32 @@ def has_segments(encoding: Encoding) -> bool:
     return isinstance(encoding, Pack) or (isinstance(encoding, Concatenate) and encoding.separate)
 
 
-def longest_layout(data: Data, *, batch_size: int, vocab_size: int, shifted: bool = True) -> Layout:
-    """Return what the longest batches will look like, before anything is cached."""
+def longest_layout(
+    data: Data,
+    *,
+    batch_size: int,
+    vocab_size: int,
+    shifted: bool = True,
+    reference: Mapping[str, tuple[int, ...]] = {},
+) -> Layout:
+    """Return what the longest batches will look like, before anything is cached.
+
+    `reference` is that of the task: what a frozen model says of an example.
+    """
+    real, whole = np.dtype(np.float32), np.dtype(np.int32)
+    said: Layout = {name: ((batch_size, *of_one), real) for name, of_one in reference.items()}
     if not data.is_text:
-        return _record_layout(document_of(data.train[0]), batch_size)
-    shape = (batch_size, data.positions)
-    token, whole = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32), np.dtype(np.int32)
-    layout: Layout = {"tokens": (shape, token), "weights": (shape, np.dtype(np.float32))}
-    layout |= {"targets": (shape, token)} if shifted else {"example": ((batch_size,), np.dtype(np.uint32))}
+        return _record_layout(document_of(data.train[0]), batch_size) | said
+    rows = (batch_size,) if data.sequences == 1 else (batch_size, data.sequences)
+    shape, token = (*rows, data.positions), np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
+    layout: Layout = {"tokens": (shape, token), "weights": (shape, real), **said}
+    if shifted:
+        layout["targets"] = shape, token
+    if not shifted or data.sequences > 1:
+        layout["example"] = (batch_size,), np.dtype(np.uint32)
     if has_segments(data.encoding):
         return layout | {"segments": (shape, whole), "positions": (shape, whole)}
-    return layout | {"filled": ((batch_size,), whole)}
+    return layout | {"filled": (rows, whole)}
 
 
 def _record_layout(document: DocumentSpec | None, batch_size: int) -> Layout:

@@ -310,15 +310,16 @@ class _Output:
         return found
 
     def _around(self, piece: Piece, ids: list[int] | np.ndarray) -> tuple[list[int], list[int]]:
-        """What goes before and after a piece's tokens, unless it is there already: around documents only."""
+        """What goes before and after a piece's tokens, unless it is there already: around documents and sequences."""
         if self._tokenizer is None:
             return [], []
         bos, eos = self._tokenizer.beginning_of_text, self._tokenizer.end_of_text
         # the first tokens of a long text may come with a later piece
-        begins = (piece.first or self._begins) and self._encoding.bos
-        self._begins = begins and not len(ids) and not piece.last
+        first, last = piece.first or piece.complete, piece.last or piece.complete
+        begins = (first or self._begins) and self._encoding.bos
+        self._begins = begins and not len(ids) and not last
         begins = begins and not self._begins and (not len(ids) or ids[0] != bos)
-        ends = piece.last and self._encoding.eos and (not len(ids) or ids[-1] != eos)
+        ends = last and self._encoding.eos and (not len(ids) or ids[-1] != eos)
         assert bos is not None or not begins
         return [bos] if begins else [], [eos] if ends else []  # type: ignore[list-item]
 

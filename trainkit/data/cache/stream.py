@@ -53,6 +53,7 @@ class Stream:
         marked: whether some of the tokens so far may be no targets.
         begins: whether every document begins with a token that says so.
         complete: whether nothing will be added any more.
+        columns: arrays (examples, …) that were computed of its examples, by their names in a batch.
     """
 
     def __init__(self, cache: Path, dtype: str, *, begins: bool = False) -> None:
@@ -61,6 +62,7 @@ class Stream:
         self.sections: list[Section] = []
         self.tokens = self.documents = self.bytes = 0
         self.marked = self.complete = False
+        self.columns: dict[str, np.ndarray] = {}
         self._error: BaseException | None = None
         self._changed = threading.Condition()
         self._arrays: list[Arrays] = []

@@ -59,14 +59,19 @@ def _record(cache: Cache, row: BatchRow, batch: Batch, number: int) -> Iterator[
 
 
 def _pieces(cache: Cache, row: BatchRow, batch: Batch, number: int) -> Iterator[ShownPiece]:
-    position = 0
-    for places in row.spans:
+    position, pairs = 0, batch["tokens"].ndim == 3
+    for span, places in enumerate(row.spans):
+        tokens_T, weights_T, targets_T = (
+            batch[name][number, span] if pairs else batch[name][number]
+            for name in ("tokens", "weights", "targets" if "targets" in batch else "tokens")
+        )
+        position = 0 if pairs else position  # each sequence of a pair is a row by itself
         shift = int("targets" in batch)
         positions = sum(place.end - place.first for place in places) - shift
         here = slice(position, position + positions)
-        tokens, learned = batch["tokens"][number, here], batch["weights"][number, here] > 0
+        tokens, learned = tokens_T[here], weights_T[here] > 0
         if shift:  # the last target is no input
-            tokens = np.append(tokens, batch["targets"][number, here][-1:])
+            tokens = np.append(tokens, targets_T[here][-1:])
             learned = np.append([False], learned)
         position += positions
         start = 0

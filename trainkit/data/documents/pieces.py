@@ -46,6 +46,8 @@ class Piece:
     """Which parts of `text` are targets, in order; None where `learn` says it of all."""
     second: bool = False
     """Whether it is the second text of a pair."""
+    complete: bool = False
+    """Whether it is a sequence of its own: the tokens that begin and end a document stand around it too."""
     label: int = -1
     """Of the document, on its first piece; -1 where it has none."""
 
@@ -127,6 +129,12 @@ def learned_in_part(index: int, text: str, learned: Iterable[Characters]) -> Pie
 def as_document(pieces: Sequence[Piece]) -> list[Piece]:
     """Pieces that are one document together, in this order."""
     return [replace(piece, first=place == 0, last=place == len(pieces) - 1) for place, piece in enumerate(pieces)]
+
+
+def pair(sequences: Iterable[Piece]) -> list[Piece]:
+    """Return two sequences as one document, each complete and the second marked."""
+    pieces = as_document(list(sequences))
+    return [replace(piece, complete=True, second=place == 1) for place, piece in enumerate(pieces)]
 
 
 def _cut(text: str) -> int:

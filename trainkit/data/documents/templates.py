@@ -4,7 +4,7 @@ their own."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property, lru_cache
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from trainkit.data.documents.pieces import Piece, Refused, RowContext, learned_in_part, text_pieces
 from trainkit.data.problems import NO_TEXT, Problem, called, missing
 from trainkit.errors import TrainkitError
-from trainkit.recipe.sections.document import Chat, Document, Prompt, Template
+from trainkit.recipe.sections.document import Chat, Document, PreferencePair, Prompt, Template
 from trainkit.recipe.sections.source import CustomRows, HuggingFace
 from trainkit.recipe.spec import implementation_of
 
@@ -61,7 +61,7 @@ class RowReading:
         document = asked and asked.model_dump(mode="json")
         chat = self.chat and [self.chat.text, self.chat.special_tokens]
         found = [list(self.keys), document, self.shortest, self.longest, self.dtype, chat, self.end_of_text]
-        return [*found, _LEARNED_IN_PART] if isinstance(asked, Chat | Prompt) else found
+        return [*found, _LEARNED_IN_PART] if isinstance(asked, Chat | Prompt | PreferencePair) else found
 
     @property
     def has_special_tokens(self) -> bool:
@@ -71,28 +71,18 @@ class RowReading:
 
 def check(document: Document | None) -> None:
     """Raises TrainkitError where a template cannot be understood."""
-    match document:
-        case Template():
-            _check_template("template", document.template, needs_key=True)
-        case Prompt():
-            _check_template("prompt", document.prompt, needs_key=False)
-            _check_template("response", document.response, needs_key=True)
+    for name, template in (document.templates if document else {}).items():
+        _check_template(name, template, needs_key=name != "prompt")
 
 
 def needed_keys(reading: RowReading) -> tuple[str, ...] | None:
     """The keys of a row that its document is made of, also those that it need not have; None where any may be."""
-    match reading.document:
-        case None:
-            found: Iterable[str] = reading.keys
-        case Template(template=template):
-            found = _keys(template)
-        case Prompt(prompt=prompt, response=response):
-            found = _keys(prompt) + _keys(response)
-        case document:
-            if document.keys is None:
-                return None
-            found = document.keys
-    return tuple(dict.fromkeys(found))
+    document = reading.document
+    if document is None:
+        return tuple(dict.fromkeys(reading.keys))
+    if document.templates:
+        return tuple(dict.fromkeys(key for template in document.templates.values() for key in _keys(template)))
+    return None if document.keys is None else tuple(dict.fromkeys(document.keys))
 
 
 def make_document(
@@ -143,7 +133,7 @@ def make(document: Template | Prompt, row: Mapping[str, Any], index: int, contex
     """Return the pieces of a row's text, or of its prompt with the response."""
     if isinstance(document, Prompt):
         return _prompt(document, row, index)
-    text = _fill("document.template", document.template, row)
+    text = fill("document.template", document.template, row)
     return text if isinstance(text, tuple) else list(text_pieces(index, [text]))
 
 
@@ -159,8 +149,8 @@ def _texts(keys: tuple[str, ...], row: Mapping[str, Any], index: int) -> list[Pi
 
 
 def _prompt(document: Prompt, row: Mapping[str, Any], index: int) -> list[Piece] | Problem:
-    prompt = _fill("document.prompt", document.prompt, row)
-    response = _fill("document.response", document.response, row)
+    prompt = fill("document.prompt", document.prompt, row)
+    response = fill("document.response", document.response, row)
     if isinstance(prompt, tuple):
         return prompt
     if isinstance(response, tuple):
@@ -171,7 +161,8 @@ def _prompt(document: Prompt, row: Mapping[str, Any], index: int) -> list[Piece]
     return [learned_in_part(index, text, [(len(prompt), len(text))])]
 
 
-def _fill(setting: str, template: str, row: Mapping[str, Any]) -> str | Problem:
+def fill(setting: str, template: str, row: Mapping[str, Any]) -> str | Problem:
+    """Return a template with the values of a row, or what is wrong; `setting` is where the template comes from."""
     text, written = [], True
     for part, is_key in parse(template):
         if is_key and part[0] in (_IF, _UNLESS, _END):
@@ -233,7 +224,7 @@ def _optional_keys(document: Document | None) -> set[str]:
     """The keys that rows need not have: those that are named in sections of templates only."""
     optional: set[str] = set()
     always: set[str] = set()
-    for template in _templates(document):
+    for template in document.templates.values() if document else ():
         inside = False
         for part, is_key in parse(template):
             if is_key and part[0] in (_IF, _UNLESS, _END):
@@ -242,16 +233,6 @@ def _optional_keys(document: Document | None) -> set[str]:
             elif is_key:
                 (optional if inside else always).add(part)
     return optional - always
-
-
-def _templates(document: Document | None) -> tuple[str, ...]:
-    match document:
-        case Template():
-            return (document.template,)
-        case Prompt():
-            return document.prompt, document.response
-        case _:
-            return ()
 
 
 def _check_template(name: str, template: str, *, needs_key: bool) -> None:

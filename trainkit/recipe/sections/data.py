@@ -51,6 +51,11 @@ class Data(Spec):
             raise ValueError("all sources make documents of one kind: give all the same document, or none")
         if self.is_text and self.sequence_length is None:
             raise MissingKey("sequence_length", "the documents are text")
+        if self.sequences > 1 and not (isinstance(self.encoding, Pad) and self.encoding.too_long != "split"):
+            raise ValueError(
+                "the sequences of a document with several, such as two answers, are rows of their own, cut off or left"
+                ' out where they are too long: data.encoding = { type = "pad" } (too_long = "truncate" or "drop")'
+            )
         if isinstance(self.encoding, Pad) and self.encoding.buckets:
             if max(self.encoding.buckets) > self.positions:
                 raise ValueError(f"encoding.buckets are at most sequence_length = {self.sequence_length}")
@@ -88,8 +93,14 @@ class Data(Spec):
 
     @property
     def positions(self) -> int:
-        """Positions in an example; 1 where documents are not text."""
+        """Positions in a sequence; 1 where documents are not text."""
         return self.sequence_length or 1
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of `sequence_length` in an example."""
+        document = document_of(self.train[0])
+        return 1 if document is None else document.sequences
 
     @property
     def validation_names(self) -> list[str]:

@@ -1,5 +1,5 @@
-"""What a row of a source becomes: plain text, a template, a prompt with its answer, a conversation, labelled text,
-an image, columns of numbers.
+"""What a row of a source becomes: plain text, a template, a prompt with its answer, a conversation, a pair of answers,
+labelled text, an image, columns of numbers.
 
 Everything that differs between types of documents stands in its spec and in the module that the spec names as its
 `implementation`; nothing else knows a type by name.
@@ -7,6 +7,7 @@ Everything that differs between types of documents stands in its spec and in the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, model_validator
@@ -29,6 +30,8 @@ class DocumentSpec(Spec):
     """What the cache holds: `tokens`, or bytes of something else, by its name."""
     marked: ClassVar[bool] = False
     """Whether some of its tokens may be no targets, or in second texts."""
+    sequences: ClassVar[int] = 1
+    """Sequences of `data.sequence_length` in an example."""
     labelled: ClassVar[bool] = False
     """Whether it may have a label, which batches then hold as `labels`."""
 
@@ -48,6 +51,11 @@ class DocumentSpec(Spec):
         return None
 
     @property
+    def templates(self) -> Mapping[str, str]:
+        """Its templates, by the name of their setting."""
+        return {}
+
+    @property
     def number_keys(self) -> tuple[str, ...]:
         """Keys that hold whole numbers, which CSV writes as text."""
         return ()
@@ -65,6 +73,10 @@ class Template(DocumentSpec):
 
     implementation: ClassVar[str] = "trainkit.data.documents.templates"
 
+    @property
+    def templates(self) -> Mapping[str, str]:
+        return {"template": self.template}
+
 
 class Prompt(DocumentSpec):
     """A prompt and its response; only the response is learned."""
@@ -78,6 +90,10 @@ class Prompt(DocumentSpec):
 
     implementation: ClassVar[str] = "trainkit.data.documents.templates"
     marked: ClassVar[bool] = True
+
+    @property
+    def templates(self) -> Mapping[str, str]:
+        return {"prompt": self.prompt, "response": self.response}
 
 
 class Chat(DocumentSpec):
@@ -101,6 +117,35 @@ class Chat(DocumentSpec):
         """The path in `template`; None where that is Jinja itself, or not given."""
         given = self.template
         return None if given is None or "{{" in given or "{%" in given else given
+
+
+class PreferencePair(DocumentSpec):
+    """A prompt and two answers to it, one of which is preferred. Only the answers are learned.
+
+    Each answer is a sequence of its own, behind the prompt. A row whose answers are the same, or one of whose answers
+    is empty, cannot be used."""
+
+    type: Literal["preference"]
+    prompt: str = "{prompt}"
+    """Template of what is given. Begin the answers with a space rather than end this with one: most tokenizers have it
+    in the token of the word behind it."""
+    chosen: str = "{chosen}"
+    """Template of the better answer."""
+    rejected: str = "{rejected}"
+    """Template of the worse answer."""
+
+    implementation: ClassVar[str] = "trainkit.data.documents.preferences"
+    examples: ClassVar[str] = "trainkit.data.batches.pairs:pair_examples"
+    marked: ClassVar[bool] = True
+    sequences: ClassVar[int] = 2
+
+    @property
+    def form(self) -> str:
+        return "preference"
+
+    @property
+    def templates(self) -> Mapping[str, str]:
+        return {"prompt": self.prompt, "chosen": self.chosen, "rejected": self.rejected}
 
 
 class Labelled(DocumentSpec):
@@ -198,7 +243,7 @@ class Columns(DocumentSpec):
 
 
 #: Every type of document of the recipe language.
-DOCUMENTS = (Template, Prompt, Chat, Labelled, Image, Columns)
+DOCUMENTS = (Template, Prompt, Chat, PreferencePair, Labelled, Image, Columns)
 
 if TYPE_CHECKING:
     Document: TypeAlias = DocumentSpec

@@ -1,0 +1,94 @@
+"""Examples of two sequences each: a chosen and a rejected answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from trainkit.data.batches.examples import Framed
+from trainkit.data.batches.layout import Batch
+from trainkit.data.batches.packing import PackedSpans, PackingCounts
+from trainkit.data.cache.shards import LEARNED, SECOND
+from trainkit.data.cache.stream import Stream
+from trainkit.recipe.sections.data import Data
+from trainkit.recipe.sections.document import DocumentSpec
+from trainkit.recipe.sections.encoding import Pad
+
+
+def pair_examples(stream: Stream, document: DocumentSpec, data: Data, cache: Path, *, shifted: bool = True) -> Pairs:
+    """Return the examples of preference documents."""
+    assert shifted, "the targets of an answer are the next tokens"
+    return Pairs(stream, data.encoding, data.sequence_length, cache, labelled=False)
+
+
+class Pairs(Framed):
+    """Example i has two spans: its chosen and its rejected sequence.
+
+    A pair is left out where it is too short or too long for the encoding, or where nothing that is learned is left of
+    one of its sequences."""
+
+    def read(self, which: np.ndarray, length: int) -> Batch:
+        shape, dtype = (len(which), 2, length), self._stream.dtype
+        batch = {"tokens": np.zeros(shape, dtype), "targets": np.zeros(shape, dtype)}
+        batch |= {"weights": np.zeros(shape, np.float32), "filled": np.zeros(shape[:2], np.int32)}
+        batch["example"] = which.astype(np.uint32)
+        for row, example in enumerate(which.tolist()):
+            for side, (section, start, count, _) in enumerate(self._spans(example)):
+                arrays = self._stream.arrays(section)
+                inputs, targets = slice(start, start + count), slice(start + 1, start + count + 1)
+                batch["tokens"][row, side, :count] = arrays.tokens[inputs]
+                batch["targets"][row, side, :count] = arrays.tokens[targets]
+                assert arrays.marks is not None
+                batch["weights"][row, side, :count] = arrays.marks[targets] & LEARNED
+                batch["filled"][row, side] = count
+        return batch
+
+    def sizes(self) -> np.ndarray:
+        """Return the positions that each of the two sequences takes, (examples, 2)."""
+        self._frame()
+        return np.concatenate([np.zeros((0, 2), np.int64), *(one.lengths.reshape(-1, 2) for one in self._frames)])
+
+    def _spans_of(self, number: int) -> PackedSpans:
+        section, arrays = self._stream.sections[number], self._stream.arrays(number)
+        assert arrays.marks is not None and isinstance(self._spec, Pad)
+        return pair_spans(self._spec, self._length, arrays.ends[: section.entries], arrays.marks)
+
+
+def pair_spans(spec: Pad, length: int, ends: np.ndarray, marks: np.ndarray) -> PackedSpans:
+    """Return two spans for each pair that is used, of the documents of a shard.
+
+    Args:
+        ends: where each document ends, (documents,).
+        marks: of each token, whether it is learned, and whether it is of the second sequence of its document.
+    """
+    ends = ends.astype(np.int64)
+    starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)
+    borders = ends - (_sums(marks & SECOND > 0, ends) - _sums(marks & SECOND > 0, starts))
+    begins_N2 = np.stack([starts, borders], 1)
+    # the first token of a sequence is no target
+    whole_N2 = np.stack([borders - starts, ends - borders], 1) - 1
+    kept_N2 = np.minimum(whole_N2, length)
+    learned = marks & LEARNED > 0
+    learned_N2 = _sums(learned, begins_N2 + 1 + np.maximum(kept_N2, 0)) - _sums(learned, begins_N2 + 1)
+    used = (whole_N2 >= spec.min_length).all(1) & (learned_N2 > 0).all(1)
+    too_long = (whole_N2 > length).any(1)
+    if spec.too_long == "drop":
+        used &= ~too_long
+    lengths_N2 = kept_N2[used]
+    targets = int(np.maximum(whole_N2, 0).sum())
+    counts = PackingCounts(
+        documents=len(ends),
+        dropped=int((~used).sum()),
+        truncated=int((too_long & used).sum()),
+        lost=targets - int(lengths_N2.sum()),
+        targets=targets,
+    )
+    offsets = np.arange(len(lengths_N2) + 1) * 2
+    contexts = np.zeros(lengths_N2.size, np.int64)
+    return PackedSpans(offsets, begins_N2[used].ravel(), lengths_N2.ravel(), contexts, counts)
+
+
+def _sums(flags: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """Return how many flags are set before each of some places."""
+    return np.concatenate([[0], np.cumsum(flags)])[before]
