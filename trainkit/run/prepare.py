@@ -21,6 +21,7 @@ from trainkit.recipe import Recipe
 from trainkit.recipe.toml.load import Loaded
 from trainkit.run.initial_state import initial_state
 from trainkit.run.out_of_memory import Restart, compile_smaller, explain_out_of_memory
+from trainkit.run.reference import attach_reference
 from trainkit.run.start import Start
 from trainkit.tasks import build as build_task
 from trainkit.tasks import check_tokenizer
@@ -80,7 +81,10 @@ def prepare_training(
         with explain_out_of_memory("a step of the smallest micro-batch", plan, recipe):
             program = compiling.result()
     log_program(program, guessed=plan, total_steps=schedule.total_steps, log=log)
-    return Ready(program, program.adopt(state), schedule, repeats)
+    state = program.adopt(state)
+    with explain_out_of_memory("the reference model", program.plan, recipe):
+        attach_reference(directory, recipe, cache, data, program.built, program.plan, state, log=log)
+    return Ready(program, state, schedule, repeats)
 
 
 def plan_of(

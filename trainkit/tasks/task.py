@@ -48,6 +48,11 @@ class Task(ABC):
         """
         return {"loss": loss, **values_of(metrics)}
 
+    def reference(self, model: Any, batch: Mapping[str, Array]) -> dict[str, Array]:
+        """Return what the frozen reference model says of a batch: float32 arrays (B, …), those of the spec's
+        `reference`. Batches then have them under these names."""
+        raise NotImplementedError(f"{type(self).__name__} compares with no reference")
+
     def count(self, batch: Mapping[str, np.ndarray]) -> dict[str, int]:
         """Return how many `tokens` (0 where that says nothing) and `samples` a batch on the host has, for throughput.
 

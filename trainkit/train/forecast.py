@@ -47,9 +47,13 @@ def forecast(recipe: Recipe, plan: Plan) -> Forecast:
     from trainkit.train.program import fit_program
 
     def layouts(recipe: Recipe) -> dict[int, Any]:
-        batch_size = recipe.train.batch_size
-        shifted = recipe.task.shifted
-        longest = longest_layout(recipe.data, batch_size=batch_size, vocab_size=plan.vocab_size, shifted=shifted)
+        longest = longest_layout(
+            recipe.data,
+            batch_size=recipe.train.batch_size,
+            vocab_size=plan.vocab_size,
+            shifted=recipe.task.shifted,
+            reference=recipe.task.reference,
+        )
         return {recipe.data.positions: longest}
 
     def memory(recipe: Recipe, plan: Plan) -> Memory | None:

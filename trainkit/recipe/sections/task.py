@@ -7,15 +7,15 @@ spec knows a task by name.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from trainkit.errors import TrainkitError
 from trainkit.recipe.families.model import Kind, ModelSpec
 from trainkit.recipe.sections.data import Data
 from trainkit.recipe.sections.source import Source, document_of
-from trainkit.recipe.spec import Fraction, Spec, union_of
+from trainkit.recipe.spec import Fraction, NotNegative, Positive, Spec, union_of
 
 #: The types of documents that become one text, `text` being rows without `document`.
 TEXTS = frozenset({"text", "template", "prompt", "chat"})
@@ -36,6 +36,14 @@ class TaskSpec(Spec):
     """Whether the targets are the next tokens, which batches then hold. Without, a batch has the tokens alone."""
     masks: ClassVar[bool] = False
     """Whether it needs a tokenizer with a mask token."""
+
+    @property
+    def reference(self) -> Mapping[str, tuple[int, ...]]:
+        """What a frozen reference model says of each example, float32: its shape, by the name that it has in a batch.
+
+        It is computed once, before the first step, with the parameters that the run begins with, by `Task.reference`,
+        and kept in the cache; see `run/reference.py`."""
+        return {}
 
     def check_model(self, model: str, kind: Kind, kinds: Mapping[str, Kind]) -> None:
         """Raise ValueError where it does not train models of this type and kind.
@@ -105,8 +113,53 @@ class MaskedLM(TaskSpec):
         return self
 
 
+class Preference(TaskSpec):
+    """Prefer one answer to another, by pairs of them (DPO, Rafailov et al. 2023, and its relatives)."""
+
+    type: Literal["preference"]
+    loss: Literal["dpo", "ipo", "orpo", "simpo", "cpo"] = "dpo"
+    """`"dpo"` (Rafailov et al. 2023) and `"ipo"` (Azar et al. 2023, of log-likelihoods per token) compare with a frozen
+    reference: the parameters that the run begins with, without its adapter. `"orpo"` (Hong et al. 2024), `"simpo"`
+    (Meng et al. 2024) and `"cpo"` (Xu et al. 2024) need none."""
+    beta: Positive = 0.1
+    """How much the reward counts: reward = beta x log-likelihood, less that of the reference where there is one. IPO
+    calls it tau, ORPO lambda. SimPO is usually run with 2."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """Share of the pairs that are supposed to be labelled the wrong way round (Mitchell 2023, conservative DPO); of
+    `"dpo"`, `"simpo"` and `"cpo"`."""
+    margin: NotNegative = 0.0
+    """By how much the rewards are to differ: gamma of `"simpo"`."""
+    likelihood: NotNegative = 1.0
+    """How much the mean cross-entropy of the chosen answer's tokens counts beside the preference; of `"cpo"` and
+    `"orpo"`."""
+
+    implementation: ClassVar[str] = "trainkit.tasks.preference"
+    documents: ClassVar[frozenset[str]] = frozenset({"preference"})
+    models: ClassVar[frozenset[Kind]] = frozenset({"causal"})
+
+    @property
+    def reference(self) -> Mapping[str, tuple[int, ...]]:
+        """The log-likelihood of each answer, of the losses that compare with a reference."""
+        return {"reference": (2,)} if self.loss in ("dpo", "ipo") else {}
+
+    @model_validator(mode="after")
+    def _keys_fit_the_loss(self) -> Preference:
+        of = {
+            "label_smoothing": ("dpo", "simpo", "cpo"),
+            "margin": ("simpo",),
+            "likelihood": ("cpo", "orpo"),
+        }
+        for key, losses in of.items():
+            if getattr(self, key) != type(self).model_fields[key].default and self.loss not in losses:
+                named = " or ".join(f'"{name}"' for name in losses)
+                raise ValueError(
+                    f'task.{key} changes nothing with task.loss = "{self.loss}": leave it out, or use {named}'
+                )
+        return self
+
+
 #: Every task of the recipe language.
-TASKS = (CausalLM, MaskedLM)
+TASKS = (CausalLM, MaskedLM, Preference)
 
 if TYPE_CHECKING:
     Task: TypeAlias = TaskSpec

@@ -1,0 +1,156 @@
+"""Prefer one answer to another: losses of pairs of log-likelihoods.
+
+B pairs, T positions; of the axis of 2, 0 is the chosen answer and 1 the rejected one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
+from trainkit.models.sequence_loss import sequence_log_likelihoods
+from trainkit.models.stack import LanguageModel
+from trainkit.recipe.sections.task import Preference
+from trainkit.tasks.statistics import Ratio, Statistic
+from trainkit.tasks.task import Loss, Task
+
+
+class Likelihoods(NamedTuple):
+    """What the model makes of the answers of some pairs."""
+
+    sums_B2: Float[Array, "B 2"]
+    """Log-likelihoods of the answers, in nats."""
+    lengths_B2: Float[Array, "B 2"]
+    """Tokens of the answers; 0 in rows of padding."""
+    penalty: Float[Array, ""]
+    """What the model wants smaller beside the loss, such as experts unevenly busy."""
+
+    @property
+    def counted_B(self) -> Float[Array, " B"]:
+        """1 for each pair, 0 for a row of padding."""
+        return (self.lengths_B2 > 0).all(1).astype(jnp.float32)
+
+
+@dataclass(frozen=True)
+class PreferenceTask(Task):
+    """The loss that the spec names, and how the model ranks the answers."""
+
+    spec: Preference
+
+    metrics: ClassVar[Mapping[str, Statistic]] = {
+        "reward_accuracy": Ratio.zero(),
+        "reward_margin": Ratio.zero(),
+        "chosen_reward": Ratio.zero(),
+        "rejected_reward": Ratio.zero(),
+        "chosen_log_likelihood": Ratio.zero(),
+        "rejected_log_likelihood": Ratio.zero(),
+    }
+
+    def loss(self, model: LanguageModel, batch: Mapping[str, Array], *, key: PRNGKeyArray | None = None) -> Loss:
+        """See `Task.loss`; nothing is drawn, and the weight is the number of pairs.
+
+        The batch has `tokens`, `targets` and `weights`, (B, 2, T), and `filled`, (B, 2); with a reference also
+        `reference`, (B, 2), its log-likelihoods of the answers.
+        """
+        found = likelihoods(model, batch)
+        losses_B, rewards_B2 = self.compare(found.sums_B2, found.lengths_B2, batch)
+        counted_B, pairs = found.counted_B, found.counted_B.sum()
+        penalty = pairs * (found.penalty - jax.lax.stop_gradient(found.penalty))
+        measured = self._measure(jax.lax.stop_gradient(rewards_B2), jax.lax.stop_gradient(found.sums_B2), counted_B)
+        return Loss((losses_B * counted_B).sum() + penalty, pairs, measured)
+
+    def reference(self, model: LanguageModel, batch: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the log-likelihoods of the answers, (B, 2)."""
+        return {"reference": likelihoods(model, batch).sums_B2}
+
+    def compare(
+        self, sums_B2: Float[Array, "B 2"], lengths_B2: Float[Array, "B 2"], batch: Mapping[str, Array]
+    ) -> tuple[Float[Array, " B"], Float[Array, "B 2"]]:
+        """Return the loss of each pair, and the rewards of its answers.
+
+        Args:
+            sums_B2: log-likelihoods of the answers, in nats.
+            lengths_B2: tokens of the answers; 0 in rows of padding, whose losses are finite.
+            batch: has `reference`, (B, 2), where the loss compares with one.
+        """
+        beta, loss, likelihood = self.spec.beta, self.spec.loss, self.spec.likelihood
+        means_B2 = jnp.where(lengths_B2 > 0, sums_B2 / jnp.maximum(lengths_B2, 1), -1.0)
+        if loss == "dpo":
+            rewards_B2 = beta * (sums_B2 - batch["reference"])
+            return self._log_sigmoid(difference(rewards_B2)), rewards_B2
+        if loss == "ipo":
+            ratios_B2 = sums_B2 - batch["reference"]
+            apart_B = difference(ratios_B2 / jnp.maximum(lengths_B2, 1))
+            return jnp.square(apart_B - 1 / (2 * beta)), beta * ratios_B2
+        if loss == "simpo":
+            rewards_B2 = beta * means_B2
+            return self._log_sigmoid(difference(rewards_B2) - self.spec.margin), rewards_B2
+        if loss == "cpo":
+            rewards_B2 = beta * sums_B2
+            return self._log_sigmoid(difference(rewards_B2)) - likelihood * means_B2[:, 0], rewards_B2
+        odds_B2 = means_B2 - log_1m_exp(means_B2)
+        preferred_B = -beta * jax.nn.log_sigmoid(difference(odds_B2))
+        return preferred_B - likelihood * means_B2[:, 0], beta * means_B2
+
+    def _log_sigmoid(self, margins_B: Float[Array, " B"]) -> Float[Array, " B"]:
+        """Return the cross-entropy of the better answer, of which `label_smoothing` goes to the other one."""
+        smoothing = self.spec.label_smoothing
+        right_B, wrong_B = jax.nn.log_sigmoid(margins_B), jax.nn.log_sigmoid(-margins_B)
+        return -(1 - smoothing) * right_B - smoothing * wrong_B
+
+    def _measure(self, rewards_B2: Array, sums_B2: Array, counted_B: Array) -> dict[str, Statistic]:
+        pairs = counted_B.sum()
+
+        def mean(values_B: Array) -> Ratio:
+            return Ratio((values_B * counted_B).sum(), pairs)
+
+        margins_B = difference(rewards_B2)
+        return {
+            "reward_accuracy": mean(margins_B > 0),
+            "reward_margin": mean(margins_B),
+            "chosen_reward": mean(rewards_B2[:, 0]),
+            "rejected_reward": mean(rewards_B2[:, 1]),
+            "chosen_log_likelihood": mean(sums_B2[:, 0]),
+            "rejected_log_likelihood": mean(sums_B2[:, 1]),
+        }
+
+
+def likelihoods(model: LanguageModel, batch: Mapping[str, Array]) -> Likelihoods:
+    """Return what the model makes of the answers of a batch, both answers of all pairs as rows of one batch."""
+    tokens_NT, targets_NT = (_as_rows(batch[name]).astype(jnp.int32) for name in ("tokens", "targets"))
+    weights_NT, filled_N = _as_rows(batch["weights"]), batch["filled"].reshape(-1)
+    counted_NT = jnp.arange(tokens_NT.shape[1]) < filled_N[:, None]
+    hidden_NTD, penalty = model.hidden_and_penalty(tokens_NT, counted_BT=counted_NT)
+    sums_N = sequence_log_likelihoods(
+        hidden_NTD, model.unembedding(), targets_NT, weights_NT, softcap=model.final_softcap
+    )
+    return Likelihoods(sums_N.reshape(-1, 2), weights_NT.sum(1).reshape(-1, 2), penalty)
+
+
+def difference(values_B2: Float[Array, "B 2"]) -> Float[Array, " B"]:
+    """Return by how much the chosen answer's value is larger."""
+    return values_B2[:, 0] - values_B2[:, 1]
+
+
+def log_1m_exp(x: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    """Return log(1 - exp(x)) for x < 0, without cancellation at either end (Mächler 2012)."""
+    x = jnp.minimum(x, -1e-7)
+    near = x > -0.6931472
+    # each branch gets a number that it can take, so that the one that is not chosen has no infinite gradient
+    close = jnp.log(-jnp.expm1(jnp.where(near, x, -1.0)))
+    return jnp.where(near, close, jnp.log1p(-jnp.exp(jnp.where(near, -1.0, x))))
+
+
+def _as_rows(array_B2T: Array) -> Array:
+    return array_B2T.reshape(-1, array_B2T.shape[-1])
+
+
+def build(spec: Preference, tokenizer: LoadedTokenizer | None) -> PreferenceTask:
+    """Return the task."""
+    return PreferenceTask(spec)
