@@ -71,6 +71,15 @@ class Reference:
         )["found"]
         return found
 
+    def prefer(self, directory: Path, **asked: Any) -> dict[str, np.ndarray]:
+        """What trl makes of pairs with the checkpoint in `directory`: see `torch_worker.prefer`."""
+        self._ask(do="prefer", directory=str(directory), **asked)
+        return dict(np.load(directory / "preferred.npz"))
+
+    def has(self, package: str) -> bool:
+        """Whether the reference's Python has a package."""
+        return bool(self._ask(do="has", package=package)["found"])
+
     def versions(self) -> dict[str, str]:
         return self._ask(do="versions")
 

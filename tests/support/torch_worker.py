@@ -6,11 +6,14 @@ goes out; arrays lie in a file beside the model.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import importlib.util
 import json
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,6 +35,10 @@ WEIGHTS = "model.safetensors"
 
 def versions(request: dict[str, Any]) -> dict[str, Any]:
     return {"transformers": transformers.__version__, "torch": torch.__version__}
+
+
+def has(request: dict[str, Any]) -> dict[str, Any]:
+    return {"found": importlib.util.find_spec(request["package"]) is not None}
 
 
 def make(request: dict[str, Any]) -> dict[str, Any]:
@@ -97,6 +104,98 @@ def make_encoder(request: dict[str, Any]) -> dict[str, Any]:
     arrays = {"logits": found.logits.detach().numpy(), "loss": found.loss.detach().numpy(), "tokens": tokens}
     np.savez(directory / "reference.npz", **arrays, **gradients(model))
     return {"tensors": shapes}
+
+
+def prefer(request: dict[str, Any]) -> dict[str, Any]:
+    """What the trainers of trl make of pairs, (pairs, 2, tokens), of which `filled` are no padding and those from
+    `prompts` on are answers: the loss of each pair, and the gradient of their mean.
+
+    Only the trainers' methods are called, with a stand-in for the trainer that holds its settings.
+    """
+    import trl
+    from trl.experimental.cpo import CPOTrainer
+    from trl.experimental.orpo import ORPOTrainer
+
+    settings, directory = request["settings"], Path(request["directory"])
+    model = loaded(directory)
+    ids, filled = torch.tensor(request["tokens"]), torch.tensor(request["filled"])
+    place = torch.arange(ids.shape[-1])
+    there = place < filled[..., None]
+    answers = there & (place >= torch.tensor(request["prompts"])[:, None, None])
+
+    class Accelerator:
+        device = torch.device("cpu")
+        gather = gather_for_metrics = staticmethod(lambda value: value)
+
+    def dpo(pair: int) -> Any:
+        from trl.trainer.dpo_trainer import DPOTrainer
+
+        trainer = SimpleNamespace(
+            accelerator=Accelerator(),
+            model=model,
+            aux_loss_enabled=False,
+            ld_alpha=None,
+            precompute_ref_logps=True,
+            f_divergence_type="reverse_kl",
+            loss_types=["sigmoid" if settings["loss"] == "dpo" else "ipo"],
+            loss_weights=[1.0],
+            beta=settings["beta"],
+            label_smoothing=0.0,
+            use_weighting=False,
+            _metrics=collections.defaultdict(lambda: collections.defaultdict(list)),
+            _total_train_tokens=0,
+            _tp_size=1,
+        )
+        reference = torch.tensor(request["reference"])[pair]
+        inputs = {
+            "input_ids": ids[pair],
+            "attention_mask": there[pair].long(),
+            "completion_mask": answers[pair].long(),
+            "ref_chosen_logps": reference[:1],
+            "ref_rejected_logps": reference[1:],
+        }
+        return DPOTrainer._compute_loss(trainer, Fused(model), inputs, False)
+
+    class Fused:
+        """A model that gives what trl's fused head gives, with plain logits."""
+
+        def __init__(self, model: Any) -> None:
+            self.model, self.training = model, True
+
+        def __call__(self, *, labels: Any, fused_lm_head: bool, use_cache: bool, **inputs: Any) -> Any:
+            logits = self.model(**inputs, use_cache=use_cache).logits[:, :-1]
+            likely, targets = logits.log_softmax(-1), labels[:, 1:]
+            picked = likely.gather(-1, targets.clamp(min=0)[..., None])[..., 0] * (targets >= 0)
+            zeros = torch.zeros_like(picked)
+            return SimpleNamespace(
+                log_probs=picked, entropy=zeros, mean_logits=zeros, is_top1=zeros.bool(), log_sum_sq_probs=zeros
+            )
+
+    def without_reference(pair: int) -> Any:
+        kind = ORPOTrainer if settings["loss"] == "orpo" else CPOTrainer
+        trainer = SimpleNamespace(
+            accelerator=Accelerator(),
+            beta=settings["beta"],
+            alpha=0.0,
+            label_smoothing=settings.get("label_smoothing", 0.0),
+            simpo_gamma=settings.get("margin", 0.0),
+            loss_type="simpo" if settings["loss"] == "simpo" else "sigmoid",
+        )
+        logits = model(input_ids=ids[pair], attention_mask=there[pair].long()).logits
+        labels = torch.where(answers[pair], ids[pair], -100)
+        found = kind.get_batch_logps(logits, labels, average_log_prob=settings["loss"] in ("orpo", "simpo"))
+        if settings["loss"] == "orpo":
+            preference = -ORPOTrainer.odds_ratio_loss(trainer, found[:1], found[1:])[0].mean()
+        else:
+            preference = CPOTrainer.cpo_loss(trainer, found[:1], found[1:])[0].mean()
+        chosen = torch.nn.functional.cross_entropy(logits[0, :-1], labels[0, 1:])
+        return preference + settings.get("likelihood", 0.0) * chosen
+
+    one = dpo if settings["loss"] in ("dpo", "ipo") else without_reference
+    losses = torch.stack([one(pair) for pair in range(len(ids))])
+    losses.mean().backward()
+    np.savez(directory / "preferred.npz", losses=losses.detach().numpy(), **gradients(model))
+    return {"trl": trl.__version__}
 
 
 def continued(model: Any, ids: Any, mask: Any, count: int) -> Any:
@@ -218,6 +317,7 @@ def main() -> None:
     torch.set_num_threads(1)
     can = {
         "versions": versions,
+        "has": has,
         "make": make,
         "make_encoder": make_encoder,
         "answer": answer,
@@ -225,6 +325,7 @@ def main() -> None:
         "inert": inert,
         "loads": loads,
         "learned": learned,
+        "prefer": prefer,
     }
     for line in sys.stdin:
         request = json.loads(line)
