@@ -135,7 +135,7 @@ class Reference:
             state = new_state(self.built, key, weights)
         model = without_adapters(eqx.combine(state.params, state.frozen))
         if self.recorded is not None and self.recorded != digest(model):
-            if self.recipe.model.pretrained is not None:
+            if self.recipe.base_checkpoint is not None:
                 raise TrainkitError(
                     "the reference is not the model that this run began with: its pretrained weights have changed",
                     where=str(self.directory / FILE),

@@ -19,7 +19,7 @@ from trainkit.recipe.sections.encoding import Pad
 def pair_examples(stream: Stream, document: DocumentSpec, data: Data, cache: Path, *, shifted: bool = True) -> Pairs:
     """Return the examples of preference documents."""
     assert shifted, "the targets of an answer are the next tokens"
-    return Pairs(stream, data.encoding, data.sequence_length, cache, labelled=False)
+    return Pairs(stream, data.encoding, data.positions, cache, labelled=False)
 
 
 class Pairs(Framed):

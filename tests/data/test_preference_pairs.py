@@ -1,0 +1,171 @@
+"""Preferences as data: what a row becomes, what a batch holds, and which rows and recipes are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import data_room as room
+import numpy as np
+import pytest
+
+from trainkit.data.batches.dataset import TrainSet, counts_of
+from trainkit.data.batches.layout import longest_layout
+from trainkit.data.batches.pairs import pair_spans
+from trainkit.data.cache import build as caches
+from trainkit.data.cache.shards import LEARNED, SECOND
+from trainkit.data.checks.show import show
+from trainkit.errors import TrainkitError
+from trainkit.recipe.sections.encoding import Pad
+from trainkit.recipe.toml.load import load
+
+DOCUMENT = {"type": "preference", "chosen": " {chosen}", "rejected": " {rejected}"}
+
+
+def row(seed: int, **changes: str) -> dict[str, str]:
+    return {"prompt": f"alpha {seed}", "chosen": "beta " * (1 + seed % 5), "rejected": f"gamma {seed} delta"} | changes
+
+
+def recipe_of(directory: Path, rows: list[dict[str, str]], **changes: Any):
+    room.write_rows(directory / "pairs.jsonl", rows)
+    source = {"path": str(directory / "pairs.jsonl"), "document": DOCUMENT}
+    return room.recipe(directory, source, **{"encoding": {"type": "pad"}, "batch_size": 4, **changes})
+
+
+@pytest.mark.parametrize("buckets", [(), (12, 24)], ids=["one length", "buckets"])
+def test_a_batch_has_both_answers_behind_their_prompt_and_learns_the_answers_alone(tmp_path: Path, buckets) -> None:
+    rows = [row(seed) for seed in range(10)]
+    recipe = recipe_of(tmp_path, rows, sequence_length=64, encoding={"type": "pad", "buckets": buckets})
+    cache = caches.build(recipe)
+    data, codec, seen = TrainSet(cache, recipe), cache.tokenizer, set()
+    if not buckets:
+        assert data.layouts()[64] == longest_layout(recipe.data, batch_size=4, vocab_size=codec.vocab_size)
+    for step in range(data.batches or 2):
+        batch = data.batch(step)
+        shown = list(show(cache, data, step))
+        for number in range(4):
+            if not batch["filled"][number].any():
+                continue
+            texts = []
+            for side, answer in enumerate(("chosen", "rejected")):
+                used = int(batch["filled"][number, side])
+                tokens, targets = (batch[name][number, side, :used].tolist() for name in ("tokens", "targets"))
+                assert tokens[1:] == targets[:-1] and targets[-1] == codec.end_of_text
+                learned = batch["weights"][number, side] > 0
+                assert not learned[used:].any() and learned[used - 1]
+                texts.append(codec.decode([*tokens, targets[-1]]).removesuffix(room.END))
+                its_row = rows[int(batch["example"][number])]
+                answered = codec.decode(batch["targets"][number, side][learned].tolist())
+                assert answered == f" {its_row[answer]}{room.END}"
+                assert texts[-1] == f"{its_row['prompt']} {its_row[answer]}"
+            if number < len(shown):
+                assert [
+                    "".join(text for text, _ in piece.runs).removesuffix(room.END) for piece in shown[number].pieces
+                ] == texts
+            seen.add(tuple(texts))
+    assert len(seen) >= 8
+
+
+def test_a_pair_of_which_nothing_learned_is_left_is_dropped_and_counted() -> None:
+    # (prompt, answer) tokens of the chosen and of the rejected sequence
+    made = [((2, 3), (2, 2)), ((9, 1), (1, 1)), ((2, 9), (2, 1)), ((1, 1), (8, 2))]
+    marks = np.concatenate(
+        [
+            np.array([0] * prompt + [LEARNED] * answer, np.uint8) | side * SECOND
+            for sequences in made
+            for side, (prompt, answer) in enumerate(sequences)
+        ]
+    )
+    ends = np.cumsum([sum(map(sum, sequences)) for sequences in made])
+    found = pair_spans(Pad(type="pad"), 8, ends, marks)
+    assert found.lengths.tolist() == [4, 3, 8, 2, 1, 8], (
+        "the second answer of all is cut off, but not all of it is lost"
+    )
+    assert (found.counts.documents, found.counts.dropped, found.counts.truncated) == (4, 1, 2)
+    assert found.counts.targets - found.counts.lost == found.lengths.sum()
+    whole = pair_spans(Pad(type="pad", too_long="drop"), 8, ends, marks)
+    assert whole.lengths.tolist() == [4, 3] and whole.counts.dropped == 3
+
+
+def test_what_is_cut_off_or_dropped_is_counted_for_a_whole_set(tmp_path: Path) -> None:
+    rows = [row(0), row(1, prompt="alpha " * 40), row(2, rejected="gamma " * 40)]
+    recipe = recipe_of(tmp_path, rows, sequence_length=24)
+    cache = caches.build(recipe)
+    counts = counts_of(cache.train, recipe.data.train[0], recipe, cache.directory)
+    assert counts is not None and (counts.documents, counts.dropped, counts.truncated) == (3, 1, 1)
+    assert TrainSet(cache, recipe).examples == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"rejected": "beta "}, "the same answer"),
+        ({"chosen": "  "}, "empty chosen"),
+        ({"rejected": ""}, "empty rejected"),
+    ],
+    ids=["equal", "no chosen", "no rejected"],
+)
+def test_a_row_without_a_preference_is_told_with_its_place_or_skipped_and_counted(tmp_path, changes, problem) -> None:
+    rows = [row(1), row(0, chosen="beta ") | changes]
+    with pytest.raises(TrainkitError, match=problem) as told:
+        caches.build(recipe_of(tmp_path, rows))
+    assert "pairs.jsonl:2" in str(told.value.where)
+    cache = caches.build(recipe_of(tmp_path, rows, on_error="skip"))
+    assert cache.train.documents == 1 and cache.left_out.refused == 1
+
+
+RECIPE = """
+schema = 1
+[model]
+type = "gpt2"
+layers = 1
+hidden = 16
+heads = 2
+[tokenizer]
+train = { vocab_size = 300 }
+[task]
+type = "preference"
+[data]
+sequence_length = 32
+encoding = { type = "pad" }
+[[data.train]]
+path = "pairs.jsonl"
+document = { type = "preference" }
+[train]
+steps = 4
+batch_size = 8
+[optimizer]
+learning_rate = 1e-3
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (('document = { type = "preference" }\n', ""), ["preference", "does not learn", "text"]),
+        (('type = "preference"\n[data]', 'type = "causal-lm"\n[data]'), ["causal-lm", "preference", "chat"]),
+        (('type = "gpt2"\nlayers = 1', 'type = "bert"\nlayers = 1'), ["preference", "bert", "encoder", "gpt2"]),
+        (('encoding = { type = "pad" }', 'encoding = { type = "pack" }'), ["pad"]),
+        (('{ type = "pad" }', '{ type = "pad", too_long = "split" }'), ["truncate", "drop"]),
+        (('type = "preference"\n[data]', 'type = "preference"\nmargin = 1.0\n[data]'), ["margin", "dpo", "simpo"]),
+        (('type = "preference"\n[data]', 'type = "preference"\nloss = "dop"\n[data]'), ["dop", "dpo"]),
+        (('{ type = "preference" }', '{ type = "preference", chosen = "x" }'), ["chosen", "braces"]),
+    ],
+    ids=["documents", "task", "model", "encoding", "split", "margin", "loss", "template"],
+)
+def test_what_does_not_fit_is_told_before_anything_is_tokenised(tmp_path, monkeypatch, change, words) -> None:
+    monkeypatch.chdir(tmp_path)
+    room.write_rows(tmp_path / "pairs.jsonl", [row(1)])
+    (tmp_path / "wrong.toml").write_text(RECIPE.replace(*change))
+    with pytest.raises(TrainkitError) as told:
+        caches.build(load(tmp_path / "wrong.toml").recipe)
+    said = told.value.problem + told.value.hint
+    assert all(word in said for word in words), said
+    assert not list(tmp_path.glob("cache/shards/*"))
+
+
+def test_a_recipe_of_preferences_that_names_no_task_can_be_loaded_to_be_cached(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(RECIPE.replace('[task]\ntype = "preference"\n', ""))
+    assert load(tmp_path / "a.toml").recipe.task.type == "causal-lm"
+    assert json.dumps(row(1))

@@ -1,0 +1,181 @@
+"""Training on preferences from a recipe: the frozen reference, what is learned, and what survives a kill."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from trainer import WORDS, Trainer, arrays, losses, trainkit
+
+from trainkit.data.batches.dataset import TrainSet
+from trainkit.data.cache import build as caches
+from trainkit.events.log import read
+from trainkit.parallel.devices import local
+from trainkit.plan import make_plan
+from trainkit.rundir.directory import recipe_of
+from trainkit.train.build import build, new_state
+
+RECIPE = """
+schema = 1
+[run]
+name = "tiny"
+[model]
+type = "gpt2"
+layers = 1
+hidden = 32
+heads = 2
+[tokenizer]
+train = { vocab_size = 300 }
+[task]
+type = "preference"
+beta = 0.2
+[data]
+sequence_length = 32
+held_out = 0.15
+encoding = { type = "pad" }
+[[data.train]]
+path = "pairs.jsonl"
+document = { type = "preference", chosen = " {chosen}", rejected = " {rejected}" }
+[train]
+steps = 12
+batch_size = 8
+micro_batch_size = 4
+[optimizer]
+learning_rate = 1e-3
+[checkpoint]
+keep_every = 4
+[evaluate]
+every = 6
+[track]
+aim = false
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Answers that say yes are preferred to those that say no."""
+    directory, chance = tmp_path_factory.mktemp("preferences"), random.Random(0)
+    with (directory / "pairs.jsonl").open("w") as file:
+        for _ in range(62):
+            answers = {
+                name: " ".join([word] * chance.randrange(1, 6))
+                for name, word in (("chosen", "yes"), ("rejected", "no"))
+            }
+            file.write(
+                json.dumps({"prompt": " ".join(chance.choices(WORDS, k=chance.randrange(1, 6))), **answers}) + "\n"
+            )
+    (directory / "tiny.toml").write_text(RECIPE)
+    return directory
+
+
+def copied(place: Path, to: Path, change: tuple[str, str] = ("", "")) -> Path:
+    shutil.copy(place / "pairs.jsonl", to)
+    (to / "tiny.toml").write_text(RECIPE.replace(*change) if change[0] else RECIPE)
+    return to
+
+
+def run_of(place: Path, *arguments: str, devices: int = 1) -> Path:
+    done = trainkit(place, "run", "tiny.toml", "--plain", *arguments, devices=devices)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return place / "runs" / "tiny"
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(place: Path) -> Path:
+    return run_of(place)
+
+
+def said(run: Path) -> list[str]:
+    return [event["message"] for event in read(run) if event["type"] == "log"]
+
+
+def evaluations(run: Path) -> dict[int, dict[str, float]]:
+    return {event["step"]: event["metrics"] for event in read(run) if event["type"] == "evaluated"}
+
+
+def references(place: Path) -> list[bytes]:
+    return sorted(path.read_bytes() for path in (place / "cache" / "reference").glob("*.f32"))
+
+
+def test_the_loss_falls_from_that_of_the_reference_and_held_out_pairs_are_ranked_right(uninterrupted: Path) -> None:
+    found = losses(uninterrupted)
+    assert found[1] == pytest.approx(np.log(2), abs=1e-5), "the model begins as its own reference"
+    assert found[12] < 0.5
+    last = evaluations(uninterrupted)[12]
+    assert last["validation/held-out/reward_accuracy"] == 1
+    margin = last["validation/held-out/chosen_reward"] - last["validation/held-out/rejected_reward"]
+    assert last["validation/held-out/reward_margin"] == pytest.approx(margin, abs=1e-4)
+    (first, *_) = (event["metrics"] for event in read(uninterrupted) if event["type"] == "step")
+    assert first["train/reward_margin"] == pytest.approx(0, abs=1e-4)
+
+
+def test_the_cached_reference_is_what_the_initial_model_says(place: Path, uninterrupted: Path, monkeypatch) -> None:
+    monkeypatch.chdir(place)
+    recipe = recipe_of(uninterrupted).recipe
+    cache = caches.build(recipe)
+    data = TrainSet(cache, recipe)
+    plan = make_plan(recipe, devices=local("cpu"), vocab_size=cache.tokenizer.vocab_size, data=data.size())
+    built = build(recipe, plan)
+    model = new_state(built, jax.random.key(recipe.run.seed), None).params
+    files = {path.stat().st_size: path for path in (place / "cache" / "reference").glob("*.f32")}
+    kept = np.fromfile(files[8 * data.examples], "<f4").reshape(-1, 2)
+    for step in range(3):
+        batch = data.batch(step)
+        direct = built.task.reference(model, {name: jnp.asarray(array) for name, array in batch.items()})["reference"]
+        np.testing.assert_allclose(kept[batch["example"]], direct, rtol=1e-5, atol=1e-4)
+
+
+def test_a_run_that_was_killed_ends_bit_for_bit_as_one_that_was_not_with_and_without_the_reference_in_the_cache(
+    place: Path, uninterrupted: Path, tmp_path: Path
+) -> None:
+    copied(place, tmp_path)
+    with Trainer(tmp_path, "run", "tiny.toml", "--plain") as trainer:
+        assert trainer.until(lambda e: e["type"] == "log" and "computing what the frozen" in e["message"])
+        trainer.kill()  # before any step: what is half done is done again
+    with Trainer(tmp_path, "resume", "tiny", "--plain") as trainer:
+        assert trainer.until(lambda e: e["type"] == "checkpoint_saved" and e["step"] == 4)
+        trainer.kill()
+    (whole, *others) = sorted((tmp_path / "cache" / "reference").glob("*.f32"))
+    whole.write_bytes(whole.read_bytes()[:-4] + b"\0\0\0\0")  # damaged: its checksum is another one
+    for other in others:
+        other.unlink()
+    done = trainkit(tmp_path, "resume", "tiny", "--plain")
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs" / "tiny"
+    assert sum("missing from the cache, or damaged" in message for message in said(run)) == 1 + len(others)
+    assert references(tmp_path) == references(place), "made again by the parameters that the run began with"
+    assert arrays(run, 12) == arrays(uninterrupted, 12)
+    assert evaluations(run) == evaluations(uninterrupted)
+
+
+def test_eight_devices_and_other_micro_batches_train_as_one(place: Path, uninterrupted: Path, tmp_path: Path) -> None:
+    run = run_of(copied(place, tmp_path), "--set", "train.micro_batch_size=1", devices=8)
+    for step, loss in losses(run).items():
+        assert loss == pytest.approx(losses(uninterrupted)[step], abs=2e-4)
+    for name, value in evaluations(run)[12].items():
+        assert value == pytest.approx(evaluations(uninterrupted)[12][name], abs=5e-3), name
+
+
+def test_beside_an_adapter_the_reference_is_the_base_alone(place: Path, tmp_path: Path) -> None:
+    copied(place, tmp_path, ("[data]", '[adapter]\ntype = "lora"\nrank = 4\n[data]'))
+    run = run_of(tmp_path, "--set", "optimizer.learning_rate=1e-2")
+    assert losses(run)[1] == pytest.approx(np.log(2), abs=1e-5)
+    assert losses(run)[12] < 0.6
+    before = references(tmp_path)
+    shutil.rmtree(tmp_path / "cache" / "reference")
+    done = trainkit(tmp_path, "resume", "tiny", "--plain", "--set", "train.steps=16", "--raise-rate")
+    assert done.returncode == 0, done.stderr
+    assert references(tmp_path) == before
+
+
+def test_a_loss_without_a_reference_computes_none(place: Path, tmp_path: Path) -> None:
+    copied(place, tmp_path, ("beta = 0.2", 'loss = "simpo"\nbeta = 2.0\nmargin = 0.5'))
+    run = run_of(tmp_path)
+    assert not (tmp_path / "cache" / "reference").exists() and not (run / "reference.json").exists()
+    assert losses(run)[12] < losses(run)[1]
