@@ -5,6 +5,7 @@
     CACHE/tokenizers/  those that were trained or fetched
     CACHE/shards/      tokens, by the hash of what they were made from
     CACHE/frames/      where in the shards examples begin and end
+    CACHE/reference/   what frozen reference models say of examples: see `run/reference.py`
     CACHE/ledgers/     which shards, in which order, make up a source
     CACHE/hub/         which commits the Hugging Face hub's datasets were first seen at
     CACHE/rejected/    lists of the documents that could not be used
