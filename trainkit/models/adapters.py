@@ -134,7 +134,7 @@ def merge(model: PyTree) -> PyTree:
 
 def without_adapters(model: PyTree) -> PyTree:
     """Return the base that the adapters of a model are put on."""
-    return _with_linears(model, lambda _, linear: linear.base if isinstance(linear, Adapted) else linear)
+    return _replace_linears(model, lambda _, linear: linear.base if isinstance(linear, Adapted) else linear)
 
 
 def trainable(model: PyTree) -> PyTree[bool]:

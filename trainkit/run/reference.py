@@ -37,7 +37,7 @@ from trainkit.events.log import EventLog
 from trainkit.hub.pretrained import load_base
 from trainkit.models.adapters import without_adapters
 from trainkit.models.casting import cast
-from trainkit.parallel.mesh import batch_sharding, replicated
+from trainkit.parallel.mesh import batch_sharding, replicated_sharding
 from trainkit.plan import Plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.source import Source
@@ -167,7 +167,7 @@ def _computed(
         rows = {name: array[0] for name, array in batch.items()}
         return built.task.reference(cast(model, built.compute), rows)
 
-    compiled = jax.jit(compute, out_shardings=replicated(built.mesh))
+    compiled = jax.jit(compute, out_shardings=replicated_sharding(built.mesh))
     sharding, started = batch_sharding(built.mesh), time.perf_counter()
     _tell(log, f"reference: computing what the frozen model says of {total:,} examples of {name}")
     reported, done = started, 0
