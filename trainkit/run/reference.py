@@ -117,8 +117,9 @@ class Reference:
             return self.recorded
         found = digest(self.model)
         assert found is not None, "a model has parameters"
-        with writing(self.directory / FILE) as out:
-            out.write(json.dumps({"format": FORMAT, "parameters": found}).encode())
+        draft = self.directory / f".{FILE}.tmp"
+        draft.write_text(json.dumps({"format": FORMAT, "parameters": found}))
+        draft.replace(self.directory / FILE)
         return found
 
     @cached_property
