@@ -172,7 +172,7 @@ def test_a_run_without_memory_goes_on_as_one_that_was_resumed_by_hand_with_the_s
     assert told == [("run_started", 0), ("planned", 0), ("compiled", 0), *restart, ("checkpoint_saved", 12)]
     (alert,) = [event for event in events if event["type"] == "alert"]
     assert alert["kind"] == "out of memory" and alert["message"].endswith(
-        "micro-batch 4 x accumulation 1: going on with micro-batch 2 x accumulation 2 and the same batches"
+        "micro-batch 4 x accumulation 1: continuing with micro-batch 2 x accumulation 2 and the same batches"
     )
     assert [e["step"] for e in events if e["type"] == "step"] == list(range(1, 13)), "no step is done twice"
 

@@ -1,4 +1,4 @@
-"""The state with which an attempt begins."""
+"""The state at the start of an attempt."""
 
 from __future__ import annotations
 
@@ -36,18 +36,16 @@ def initial_state(
     cache: Cache,
     log: EventLog,
 ) -> State:
-    """A new state, or that of the checkpoint from which to go on; what differs since then is told in the log.
+    """Return the state at the start of an attempt: a new one, or that of a checkpoint. Log what has changed since then.
 
     Raises:
-        TrainkitError: no checkpoint is whole, none has this step, or it was trained on other data or on top of another
-            base.
+        TrainkitError: no checkpoint is intact, none has this step, or it was trained on other data or another base.
     """
-
     damaged: list[Path] = []
 
     def on_damaged(path: Path, error: TrainkitError) -> None:
         damaged.append(path)
-        message = f"the checkpoint {path.name} is damaged and was passed over: {error.problem}"
+        message = f"the checkpoint {path.name} is damaged and was skipped: {error.problem}"
         log.write("alert", step=log.step, kind="checkpoint", message=message)
 
     key = jax.random.key(loaded.recipe.run.seed)
@@ -72,7 +70,7 @@ def initial_state(
         new: dict[str, Any] = {"frozen": fresh("frozen")}
         if start.reset_optimizer:
             new["optimizer"] = fresh("optimizer")
-        if not has_live:  # from before a run could be changed while it goes on: nobody has
+        if not has_live:  # an early version saved it, in which nothing could change during a run
             new["live"] = jax.device_put(initial_live(), shardings.live)
         if template.loss_scale is None or not is_scaled:  # only float16 has one
             new["loss_scale"] = template.loss_scale and jax.device_put(loss_scale.initial(), shardings.loss_scale)
@@ -92,7 +90,7 @@ def initial_state(
     state, manifest = restored
     check_same_base(manifest, state.frozen, where=directory)
     check_same_data(cache, loaded.recipe, manifest.data, where=directory)
-    _tell_devices(manifest, jax.tree.leaves(shardings)[0].mesh, log)
+    _log_devices(manifest, jax.tree.leaves(shardings)[0].mesh, log)
     if manifest.step != log.step:
         announce(log, loaded, start, resumed_from=manifest.step)
     # also damaged ones that were passed over: kept beside whole ones they would push these out
@@ -101,11 +99,11 @@ def initial_state(
     return state
 
 
-def _tell_devices(manifest: Manifest, mesh: Mesh, log: EventLog) -> None:
+def _log_devices(manifest: Manifest, mesh: Mesh, log: EventLog) -> None:
     now = sorted(device.device_kind for device in mesh.devices.flat)
     if (manifest.devices, manifest.mesh) != (now, dict(mesh.shape)):
         before, after = _devices(manifest.devices, manifest.mesh), _devices(now, dict(mesh.shape))
-        message = f"devices: {before} -> {after}; the same to rounding, not bit for bit"
+        message = f"devices: {before} -> {after}; results agree to rounding, not bit for bit"
         log.write("log", step=log.step, level="warning", message=message)
 
 

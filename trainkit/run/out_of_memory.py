@@ -25,9 +25,9 @@ from trainkit.train.program import Layouts, Program, compile_program
 
 @dataclass(frozen=True)
 class Restart:
-    """How the same process continues where a step of `failed` found no memory after `step` steps had been dispatched.
+    """How a process continues after a step of the plan `failed` ran out of memory, with `step` steps dispatched.
 
-    It starts as any attempt that resumes does, from the newest checkpoint or from the beginning, and with `plan`.
+    It starts with `plan` as any resumed attempt does, from the newest checkpoint or from the beginning.
     """
 
     failed: Plan
@@ -36,12 +36,10 @@ class Restart:
 
     def report(self, *, first: int, log: EventLog) -> None:
         """Write the alert. `first` is the step from which training continues."""
-        told = (
-            f"a step found no memory for {_split(self.failed)}: going on with {_split(self.plan)} and the same batches"
-        )
+        message = f"out of memory with {_split(self.failed)}: continuing with {_split(self.plan)} and the same batches"
         if first < self.step:
-            told += f", from step {first} again: the state after it was lost"
-        log.write("alert", step=first, kind="out of memory", message=told)
+            message += f", again from step {first}, because the state after it was lost"
+        log.write("alert", step=first, kind="out of memory", message=message)
 
 
 def start_again(directory: Path, start: Start, *, log: EventLog) -> Start:

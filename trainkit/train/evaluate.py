@@ -127,17 +127,18 @@ class Evaluator:
         return found
 
     def _split(self, step: int) -> None:
-        """Take fewer rows at once from now on; raises TrainkitError where that cannot be."""
+        """Take fewer rows at once from now on. Raises TrainkitError where one row per device is too much."""
         devices = self._mesh.size
         more = [n for n in divisors(self._rows) if n > self._parts and self._rows // n % devices == 0]
         if not more:
             raise TrainkitError(
                 f"there is no memory to evaluate {self._rows // self._parts} sequences at once",
                 where="evaluate.batch_size",
-                hint="shorter sequences, a smaller model, or more devices",
+                hint="use shorter sequences, a smaller model, or more devices",
                 exit_code=FAILED,
             )
         self._parts = more[0]
-        told = f"no memory to evaluate so many sequences at once: going on with {self._rows // self._parts}"
-        told += f"; evaluate.batch_size = {self._rows // self._parts} would begin so"
-        self._log.write("alert", step=step, kind="out of memory", message=told)
+        fewer = self._rows // self._parts
+        message = f"no memory to evaluate so many sequences at once: continuing with {fewer};"
+        message += f" to start with that number: evaluate.batch_size = {fewer}"
+        self._log.write("alert", step=step, kind="out of memory", message=message)

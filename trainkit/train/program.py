@@ -130,13 +130,13 @@ def log_plan(plan: Plan, built: BuiltStep, *, total_steps: int, log: EventLog) -
 
 
 def log_program(program: Program, *, guessed: Plan, total_steps: int, log: EventLog) -> None:
-    """What was compiled, what it needs, and, where the first guess did not fit, what runs instead."""
+    """Log what was compiled, the memory that it needs, and what runs instead of a first guess that does not fit."""
     plan, memory = program.plan, program.memory
     fields = {"memory": memory.by_category} if memory else {}
     log.write("compiled", step=log.step, what="train step", seconds=round(program.seconds, 3), **fields)
     if plan.choice != guessed.choice:
         log_plan(plan, program.built, total_steps=total_steps, log=log)
-        message = f"{_told(guessed)} did not fit: going on with {_told(plan)}"
+        message = f"{_described(guessed)} does not fit: continuing with {_described(plan)}"
         log.write("log", step=log.step, level="info", message=message)
     limit = plan.devices.memory_bytes
     if memory and limit is not None and memory.peak > limit:
@@ -145,5 +145,5 @@ def log_program(program: Program, *, guessed: Plan, total_steps: int, log: Event
         log.write("alert", step=log.step, kind="memory", message=message)
 
 
-def _told(plan: Plan) -> str:
+def _described(plan: Plan) -> str:
     return f"micro_batch_size = {plan.batch.micro}, remat = {plan.remat}"
