@@ -72,7 +72,7 @@ def test_why_there_is_no_gpu_is_told_with_the_way_out(wrong: str) -> None:
 def test_doctor_says_the_same_of_a_gpu_that_cannot_be_used_and_that_it_is_bad(wrong: str) -> None:
     facts, problem, hint = NO_GPU[wrong]
     (found,) = [one for one in diagnose(replace(WELL, gpu=facts)) if one.what == "gpu"]
-    assert found.level == "bad" and problem in found.told and hint in found.fix
+    assert found.level == "bad" and problem in found.message and hint in found.fix
 
 
 def bad_or_doubtful(facts: MachineReport) -> list[Diagnosis]:
@@ -96,10 +96,10 @@ SICK = {
     "plugin without a GPU": (
         replace(WELL, gpu=Gpu(packages=CUDA13 | {"jaxlib": "0.10.1"})), "warn", "plugin", "uv sync",
     ),
-    "little memory": (replace(WELL, memory=(2 * 10**9, 64 * 10**9)), "warn", "memory", "end what else"),
-    "no memory": (replace(WELL, memory=(10**8, 64 * 10**9)), "bad", "memory", "end what else"),
-    "a full disk": (replace(WELL, disks={"runs": 10**8}), "bad", "disk", "make room"),
-    "a disk that is not ours": (replace(WELL, disks={"runs": None}), "bad", "disk", "permit"),
+    "little memory": (replace(WELL, memory=(2 * 10**9, 64 * 10**9)), "warn", "memory", "close other programs"),
+    "no memory": (replace(WELL, memory=(10**8, 64 * 10**9)), "bad", "memory", "close other programs"),
+    "a full disk": (replace(WELL, disks={"runs": 10**8}), "bad", "disk", "free some space"),
+    "a disk that is not ours": (replace(WELL, disks={"runs": None}), "bad", "disk", "allow writing"),
     "Docker's shared memory": (
         replace(WITH_GPU, seen=Seen(devices=("gpu:0 a", "gpu:1 a")), shm=64 << 20), "warn", "/dev/shm", "--shm-size",
     ),
@@ -158,7 +158,7 @@ def test_what_went_wrong_in_a_question_is_its_last_line() -> None:
     question = doctor.Question("import sys; print('1', flush=True); sys.exit('first\\nno such driver')")
     assert question.answer(time.monotonic() + 60) == ("1\n", "no such driver")
     silent = doctor.Question("import os; os._exit(3)")
-    assert silent.answer(time.monotonic() + 60) == ("", "it ended with 3")
+    assert silent.answer(time.monotonic() + 60) == ("", "the check ended with exit code 3")
 
 
 def test_a_place_that_may_not_even_be_searched_is_one_that_is_not_ours(
@@ -187,14 +187,14 @@ def test_the_command_tells_of_this_machine_as_lines_and_as_json(tmp_path: Path) 
     levels = {finding["level"] for finding in findings}
     assert told.returncode == ("bad" in levels), told.stdout
     (devices,) = [finding for finding in findings if finding["what"] == "devices"]
-    assert devices["told"] == "cpu:0 cpu" and list(tmp_path.iterdir()) == []
+    assert devices["message"] == "cpu:0 cpu" and list(tmp_path.iterdir()) == []
 
 
 def test_the_command_ends_with_1_where_something_is_bad(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(doctor, "look", lambda: replace(WELL, gpu=replace(H200, packages=JAX)))
-    text, code = doctor.doctor(as_json=False)
+    text, code = doctor.doctor()
     assert code == 1 and "bad   gpu" in text and "fix: uv sync --extra cuda13" in text
     monkeypatch.setattr(doctor, "look", lambda: WITH_GPU)
-    assert doctor.doctor(as_json=True)[1] == 0
+    assert doctor.doctor(json=True)[1] == 0

@@ -42,7 +42,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def shown(what: object, *overrides: str) -> list[str]:
-    return list(inspect(str(what), overrides, step=3, first=1, rows=8, as_json=True))
+    return list(inspect(str(what), overrides, step=3, first=1, rows=8, json=True))
 
 
 def test_a_source_that_has_changed_is_refused_by_its_name(run, tmp_path):

@@ -68,7 +68,7 @@ def line_of(path: Path, part: str) -> int:
 def told(err: str) -> None:
     """One error, with a hint, and no traceback."""
     assert err.startswith("error: ") and "\nhint: " in err, err
-    assert "Traceback" not in err and "fault of trainkit" not in err
+    assert "Traceback" not in err and "bug in trainkit" not in err
 
 
 # the data

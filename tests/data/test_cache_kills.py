@@ -197,7 +197,7 @@ KILLER = """
 import os, random, runpy, signal, sys, time
 sys.path.insert(0, {tests!r})
 import data_room as room
-import trainkit.cli, trainkit.cli.cache, trainkit.data.cache.build
+import trainkit.cli, trainkit.cli.cache_data, trainkit.data.cache.build
 from trainkit.data.cache import encode
 from trainkit.data.sources import digests
 room.small_units()

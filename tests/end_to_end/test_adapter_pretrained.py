@@ -21,8 +21,8 @@ from trainer import RECIPE, arrays, environment, trainkit, workplace
 
 from trainkit import models
 from trainkit.cli import run as running
-from trainkit.cli.export import export
-from trainkit.cli.recipes import check as check_recipe
+from trainkit.cli.check import check as check_recipe
+from trainkit.cli.export import ExportFormat, export
 from trainkit.errors import TrainkitError
 from trainkit.export.adapter import export_adapter
 from trainkit.hub import adapter_config, peft, pretrained
@@ -164,14 +164,14 @@ def test_of_an_adapter_for_another_model_check_and_run_say_so(
     assert check_recipe(Path("on.toml"), ['adapter.pretrained="other"']).splitlines()[1:] == [note]
     for own in ("adapter", "moved"):
         assert "note" not in check_recipe(Path("on.toml"), [f'adapter.pretrained="{own}"'])
-    monkeypatch.setattr(running, "follow", lambda *_: 0)
-    running.run(Path("on.toml"), ['adapter.pretrained="other"'], "noted", "plain", False, False, None)
+    monkeypatch.setattr(running, "follow", lambda *_, **__: 0)
+    running.run(Path("on.toml"), ['adapter.pretrained="other"'], "noted", plain=True)
     assert capsys.readouterr().err == f"{note}\n"
 
 
 def test_check_needs_nothing_that_trains(place: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from trainkit.cli.recipes import check\n"
+        "import sys; from pathlib import Path; from trainkit.cli.check import check\n"
         "print(check(Path('on.toml'), []))\n"
         "assert not {'jax', 'numpy', 'huggingface_hub'} & set(sys.modules)"
     )
@@ -306,7 +306,7 @@ def test_beside_an_adapter_with_the_base_s_vocabulary_lies_a_card_and_no_tokeniz
 
 def test_an_adapter_whose_base_is_a_directory_of_this_machine_is_not_uploaded(here: Path) -> None:
     with pytest.raises(TrainkitError, match="a directory of this machine") as raised:
-        export("first", here / "pushed", adapter=True, dtype=None, push="me/it", private=False, as_json=False)
+        export("first", here / "pushed", ExportFormat.PEFT, push="me/it")
     assert "hf upload me/it OUT" in raised.value.hint and not (here / "pushed").exists()
 
 

@@ -29,7 +29,7 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 from trainkit.cli.run import run
-assert run(Path("tiny.toml"), [], None, "plain", False, True, None) == 0
+assert run(Path("tiny.toml"), smoke=True) == 0
 print(json.dumps(sorted(sys.modules)), file=sys.stderr)
 """
 

@@ -130,7 +130,7 @@ def test_what_is_wrong_is_told_with_its_place(place, monkeypatch, recipe, words)
 
 def test_check_needs_nothing_that_trains(place):
     code = (
-        "import sys; from pathlib import Path; from trainkit.cli.recipes import check\n"
+        "import sys; from pathlib import Path; from trainkit.cli.check import check\n"
         "print(check(Path('fine.toml'), []))\n"
         "assert not {'jax', 'numpy', 'huggingface_hub'} & set(sys.modules)"
     )

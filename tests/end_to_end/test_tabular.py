@@ -14,9 +14,9 @@ import numpy as np
 import optax
 import pytest
 from trainer import Trainer, arrays, trainkit
+from trainkit.cli.recipes import explain, schema
 
 from trainkit import models
-from trainkit.cli.recipes import explain, schema
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.batches.evaluation_set import EvalSet
 from trainkit.data.batches.layout import longest_layout

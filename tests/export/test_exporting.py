@@ -384,10 +384,10 @@ def test_a_trial_exports_once_where_the_recipe_exports(tmp_path: Path, monkeypat
         tried.append(loaded.recipe)
         raise TrainkitError("enough")
 
-    monkeypatch.setattr(cli_run, "create", create)
+    monkeypatch.setattr("trainkit.rundir.directory.create", create)
     for overrides in ([], ["export.every=1"], ['export.dtype="bfloat16"']):
         with pytest.raises(TrainkitError, match="enough"):
-            cli_run.run(write(tmp_path), overrides, None, None, False, True, None)
+            cli_run.run(write(tmp_path), overrides, smoke=True)
     assert [each.export and each.export.every for each in tried] == [None, 2, 2]
     assert {each.train.steps for each in tried} == {2}
 

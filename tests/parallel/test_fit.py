@@ -358,12 +358,12 @@ def test_a_plan_that_does_not_fit_ends_in_a_diff_with_which_it_does(tmp_path):
     trainer.workplace(tmp_path, trainer.RECIPE.replace("micro_batch_size = 1", whole_batch))
     whole = trainer.trainkit(tmp_path, "plan", "tiny.toml", "--devices", "1")
     assert whole.returncode == 0, whole.stderr
-    ((peak, unit),) = re.findall(r"memory +([\d.]+) (kB|MB) a device, compiled", whole.stdout)
+    ((peak, unit),) = re.findall(r"memory +([\d.]+) (kB|MB) per device, compiled", whole.stdout)
     assert unit == "MB", "of which most is the runtime's: no change makes less of it"
     supposed = ("--devices", "1", "--memory", f"{(float(peak) - 0.2) / USABLE:.3f}MB")
     done = trainer.trainkit(tmp_path, "plan", "tiny.toml", *supposed)
     assert done.returncode == 0, done.stderr
-    table, _, way_out = done.stdout.partition("it does not fit; with this it does")
+    table, _, way_out = done.stdout.partition("it does not fit. With these changes it does")
     assert "DOES NOT FIT" in table and "COMPILED" in table and "attention" in table and "n/a" in table
     _, section, *changes = way_out.rstrip().splitlines()
     assert section.startswith(" [train]") and changes[0] == "-micro_batch_size = 8"
@@ -380,7 +380,7 @@ def test_the_speed_is_told_where_the_peak_is_known(tmp_path):
     done = trainer.trainkit(tmp_path, "plan", "tiny.toml", *arguments)
     assert done.returncode == 0, done.stderr
     (flops,) = re.findall(r"FLOPs +([\d.]+)k a token", done.stdout)
-    (rate,) = re.findall(r"speed +(\d+) tokens/s at 50% MFU: .* to the end", done.stdout)
+    (rate,) = re.findall(r"speed +(\d+) tokens/s at 50% MFU: .* for the whole run", done.stdout)
     assert int(rate) == pytest.approx(0.5 * 2 * 1e6 / (float(flops) * 1e3), abs=1.0)
 
 

@@ -12,7 +12,9 @@ from imports import HEAVY, command, loaded
 from sample_recipe import changed, line_of, write
 from trainer import RECIPE, arrays, losses, trainkit, workplace
 
-from trainkit.cli.recipes import check, explain, schema
+from trainkit.cli.check import check
+from trainkit.cli.explain import explain
+from trainkit.cli.schema import schema
 from trainkit.errors import TrainkitError
 from trainkit.events.log import read
 from trainkit.recipe import Recipe

@@ -23,7 +23,7 @@ from trainkit.events.attempts import current_events
 from trainkit.events.log import NAME, Tail
 from trainkit.events.schema import Event
 from trainkit.recipe.sections.track import Track
-from trainkit.track import mapping, progress, tail
+from trainkit.track import mapping, projections, tail
 from trainkit.track.projections import NAMES
 from trainkit.track.sidecar import Sidecar, Sidecars
 
@@ -172,7 +172,7 @@ def test_a_killed_sidecar_is_continued_without_gaps_or_doubles_and_ends_with_its
     sidecar = Sidecar.start(run, "aim", spec)
     assert sidecar._process is not None
     deadline = time.monotonic() + 120
-    while (found := progress.read(run, "aim")) is None or found.offset == 0:
+    while (found := projections.read_progress(run, "aim")) is None or found.offset == 0:
         assert time.monotonic() < deadline and sidecar.poll() is None
         time.sleep(0.01)
     os.kill(sidecar._process.pid, signal.SIGKILL)
@@ -319,15 +319,15 @@ def test_read_in_pieces_or_at_once_a_log_has_the_same_course(
 
 
 def test_progress_is_written_whole_and_a_torn_one_is_none(tmp_path: Path) -> None:
-    assert progress.read(tmp_path, "aim") is None
-    known = progress.TrackerProgress(run="abc", repository="/r", offset=12, pid=3, process_started=4.5)
-    progress.write(tmp_path, "aim", known)
-    assert progress.read(tmp_path, "aim") == known and progress.read(tmp_path, "wandb") is None
+    assert projections.read_progress(tmp_path, "aim") is None
+    known = projections.TrackerProgress(run="abc", repository="/r", offset=12, pid=3, process_started=4.5)
+    projections.write_progress(tmp_path, "aim", known)
+    assert projections.read_progress(tmp_path, "aim") == known and projections.read_progress(tmp_path, "wandb") is None
     path = tmp_path / "aim.json"
     path.write_text(path.read_text()[:-5])
-    assert progress.read(tmp_path, "aim") is None
+    assert projections.read_progress(tmp_path, "aim") is None
     path.write_text('{"something": "else"}')
-    assert progress.read(tmp_path, "aim") is None
+    assert projections.read_progress(tmp_path, "aim") is None
 
 
 ALL = """
@@ -349,4 +349,4 @@ def test_all_trackers_at_once_are_processes_of_their_own_and_the_trainers_side_i
 ) -> None:
     run = two_attempts(tmp_path, "all")
     subprocess.run([sys.executable, "-c", ALL, run, repository], check=True)
-    assert {progress.read(run, name).last_step for name in NAMES} == {25}  # type: ignore[union-attr]
+    assert {projections.read_progress(run, name).last_step for name in NAMES} == {25}  # type: ignore[union-attr]

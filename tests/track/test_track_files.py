@@ -27,12 +27,12 @@ from track_run import (
     wandb_records,
 )
 
-from trainkit.cli.observe import Tracker
+from trainkit.cli.track import Tracker
 from trainkit.errors import TrainkitError
 from trainkit.events.log import NAME
 from trainkit.events.series import LIMIT
 from trainkit.recipe.sections.track import Track, WandB
-from trainkit.track import progress, projections, table, tail
+from trainkit.track import projections, table, tail
 from trainkit.track.projections import Name
 from trainkit.track.sidecar import Sidecar
 
@@ -141,7 +141,7 @@ def test_a_course_that_is_given_up_while_it_is_followed_is_told_anew(tmp_path: P
     train(log, range(1, 31))
     sidecar = Sidecar.start(run, name, SPEC)
     try:
-        while (found := progress.read(run, name)) is None or found.last_step < 30:
+        while (found := projections.read_progress(run, name)) is None or found.last_step < 30:
             assert sidecar.poll() is None, (run / f"{name}.log").read_text()
         log = began(run, 2, resumed_from=20, pid=trainer.pid)
         train(log, range(21, 26), factor=3.0)
@@ -184,9 +184,9 @@ def test_a_missing_package_is_told_with_the_extra_that_brings_it(monkeypatch: py
     with pytest.raises(TrainkitError, match="TensorBoard needs not_here") as caught:
         projections.require("tensorboard")
     assert caught.value.where == "track.tensorboard" and "trainkit[tensorboard]" in caught.value.hint
-    assert projections.asked(Track(aim=False)) == []
+    assert projections.enabled(Track(aim=False)) == []
     assert tuple(Tracker) == projections.NAMES
-    assert projections.asked(Track(wandb=WandB(project="p"), tensorboard=True)) == ["aim", "tensorboard", "wandb"]
+    assert projections.enabled(Track(wandb=WandB(project="p"), tensorboard=True)) == ["aim", "tensorboard", "wandb"]
 
 
 def test_a_run_that_cannot_be_written_to_is_an_error_in_words(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 
 from trainkit.events.log import read
-from trainkit.track import progress
+from trainkit.track import projections
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SECONDS = 45.0
@@ -143,7 +143,7 @@ def test_the_loss_of_a_run_is_drawn_in_aims_web_interface_and_its_checkpoints_ar
     place: Path, aim: str, page: Page, tmp_path: Path
 ) -> None:
     run = place / "runs" / "tiny"
-    known = progress.read(run, "aim")
+    known = projections.read_progress(run, "aim")
     assert known is not None
     page.call("Page.navigate", url=f"{aim}/runs/{known.run}/metrics")
     try:

@@ -1,4 +1,4 @@
-"""The command line. `main` turns what goes wrong into stderr and an exit code; `program` is the console script."""
+"""The command line. `main` turns errors into stderr and an exit code; `program` is the console script."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import NoReturn
 from trainkit.errors import DONE, FAILED, INTERRUPTED, TrainkitError
 from trainkit.text import neutralise
 
-#: Open files: far more than a run needs, and few enough for what goes through all of them when it starts a process.
+#: Limit of open files: far more than a run needs, and few enough for programs that close all of them one by one.
 DESCRIPTORS = 1 << 16
 
 
 def program() -> NoReturn:
-    """`main`, and then the end of this process."""
+    """Run `main` and end the process, quickly where nothing heavy is loaded."""
     try:
         main()
     except SystemExit as end:
         if "numpy" in sys.modules:
             raise
-        # a command that loaded nothing heavy has no thread and no file to wait for; taking apart every imported
-        # module one by one is a tenth of the time `check` takes
+        # a command that loaded nothing heavy has no thread and no file to wait for, and tearing down every imported
+        # module would be a tenth of the time of `check`
         sys.stderr.flush()
         os._exit(end.code if isinstance(end.code, int) else FAILED)
 
@@ -30,7 +30,7 @@ def program() -> NoReturn:
 def main() -> NoReturn:
     """Run the command in `sys.argv` and leave with its exit code (see `trainkit.errors`).
 
-    Only results go to stdout. With `--debug` or `TRAINKIT_DEBUG=1` errors come with their traceback.
+    Only results go to stdout. With `--debug` or `TRAINKIT_DEBUG=1` errors show their traceback.
     """
     # looking for pydantic's plugins reads the metadata of every installed package; a recipe needs none
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
@@ -39,19 +39,19 @@ def main() -> NoReturn:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        # whoever read our results has seen enough; without this the interpreter complains when it flushes at exit
+        # the reader of our results has gone; without this the interpreter complains when it flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 
 
 def _raise_descriptor_limit() -> None:
-    """Permit this process and its children as many open files as the system lets it have, up to `DESCRIPTORS`."""
+    """Raise the limit of open files of this process and its children as far as allowed, up to `DESCRIPTORS`."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        # macOS permits fewer than it says
+        # macOS permits fewer than its hard limit
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
@@ -68,15 +68,17 @@ def _run() -> int:
     except BrokenPipeError:
         return FAILED
     except TrainkitError as error:
-        _tell(str(error))
+        _print_error(str(error))
         return error.exit_code
     except Exception as error:
-        _tell(f"{type(error).__name__}: {error}\nhint: this is a fault of trainkit; trainkit --debug … shows where")
+        _print_error(
+            f"{type(error).__name__}: {error}\nhint: this is a bug in trainkit; to see where: trainkit --debug …"
+        )
         return FAILED
     return DONE
 
 
-def _tell(message: str) -> None:
+def _print_error(message: str) -> None:
     if os.environ.get("TRAINKIT_DEBUG", "") not in ("", "0"):
         import traceback
 

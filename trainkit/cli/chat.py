@@ -1,4 +1,4 @@
-"""`trainkit chat`: a conversation in the terminal, or through pipes: a line in, an answer out."""
+"""`trainkit chat`: a conversation in the terminal, or through pipes: one line in, one answer out."""
 
 from __future__ import annotations
 
@@ -6,34 +6,45 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Annotated, Protocol
 
-from trainkit.cli.generate import check, new_seed, open_model, settled, telling
+import typer
+
+from trainkit.cli.generation import (
+    Model,
+    Options,
+    check,
+    new_seed,
+    open_model,
+    settle_options,
+    stream_printable,
+    with_options,
+)  # fmt: skip
 from trainkit.cli.interrupts import ask, interruptible
 from trainkit.errors import TrainkitError
 from trainkit.text import neutralise
 
 if TYPE_CHECKING:
-    from trainkit.cli.use import Options
     from trainkit.infer.chat import Conversation
     from trainkit.infer.generator import Generator
     from trainkit.infer.settings import GenerationSettings
     from trainkit.infer.trained_model import TrainedModel
 
-#: Of an answer, where neither a person nor the model's maker says how many.
+EXCLUSIVE = [("--system", "--raw", "without a chat template there is no system message")]
+#: Of an answer, where neither a person nor the model's files say how many.
 MAX_TOKENS = 500
 HELP = """\
-/reset          forget what was said
-/system [TEXT]  begin anew, with TEXT as the system's message, or without one
-/save FILE      add the conversation to FILE as a line of JSON, as a recipe's data may be
-/help           this
-/quit           end, as Ctrl-D does
-//TEXT          say what begins with a slash
-A line that ends with a backslash goes on in the next one. Ctrl-C stops an answer."""
+/reset          start a new conversation
+/system [TEXT]  start a new conversation with TEXT as the system message, or without one
+/save FILE      append the conversation to FILE as a line of JSON, which a recipe can train on
+/help           show this list
+/quit           quit, as Ctrl-D does
+//TEXT          say something that starts with a slash
+A line that ends with a backslash continues on the next line. Ctrl-C stops an answer."""
 
 
 class Talk(Protocol):
-    """What is said in turn, and how it becomes a prompt."""
+    """A conversation: what was said so far, and how it becomes a prompt."""
 
     def prompt(self, said: str) -> list[int]: ...
     def add(self, said: str, answer: str) -> None: ...
@@ -67,10 +78,10 @@ class Templated:
 
 
 class Raw:
-    """One text, which the person and the model go on with in turn."""
+    """One text that the person and the model continue in turn."""
 
-    def __init__(self, served: TrainedModel) -> None:
-        self._prompt, self._text = served.prompt, ""
+    def __init__(self, trained: TrainedModel) -> None:
+        self._prompt, self._text = trained.prompt, ""
 
     def prompt(self, said: str) -> list[int]:
         return self._prompt(self._text + said)
@@ -82,43 +93,49 @@ class Raw:
         self._text = ""
 
     def instruct(self, text: str) -> None:
-        raise TrainkitError("--raw knows no system's message: it goes on with a text")
+        raise TrainkitError("with --raw there is no system message: the model continues a text")
 
     def saved(self) -> dict[str, object]:
         return {"text": self._text}
 
 
-def chat(what: str, *, system: str | None, raw: bool, options: Options) -> None:
-    """Converse until the person ends it.
+@with_options
+def chat(
+    model: Model,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system message.", show_default=False)] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue one text, without a chat template.")] = False,
+    *,
+    options: Options,
+) -> None:
+    """Chat with a model in the terminal; /help lists the commands.
 
-    Raises:
-        TrainkitError: there is no such model, or it has no chat template that can be used.
+    Options that are not given follow the model's generation_config.json, where it has one.
     """
     from trainkit.infer.chat import Conversation, closing
     from trainkit.infer.generator import Generator
 
     check(options)
-    served, stop = open_model(what), options.stop or []
+    trained, stop = open_model(model), options.stop or []
     talk: Talk
     if raw:
-        talk = Raw(served)
+        talk = Raw(trained)
     else:
-        template = served.template()
-        talk = Templated(Conversation(template, served.codec, served.begin))
-        stop = [*stop, *closing(template, served.codec)[1]]
+        template = trained.template()
+        talk = Templated(Conversation(template, trained.codec, trained.begin))
+        stop = [*stop, *closing(template, trained.codec)[1]]
     if system is not None:
         talk.instruct(system)
-    settings = settled(options, served, max_tokens=MAX_TOKENS)
-    generator = Generator(served.model, served.codec, served.ends, served.mesh, remembers=True)
+    settings = settle_options(options, trained, max_tokens=MAX_TOKENS)
+    generator = Generator(trained.model, trained.codec, trained.ends, trained.mesh, remembers=True)
     session = Session(talk, generator, settings, stop=stop, seed=options.seed)
-    session.greet(what)
+    session.greet(model)
     for line in session.lines():
         if not session.take(line):
             return
 
 
 class Session:
-    """What is typed, and what is printed: answers on stdout, all else on stderr where there is no terminal."""
+    """Reads what a person types and prints answers on stdout; without a terminal, all else goes to stderr."""
 
     def __init__(
         self, talk: Talk, generator: Generator, settings: GenerationSettings, *, stop: Sequence[str], seed: int | None
@@ -132,10 +149,10 @@ class Session:
 
     def greet(self, what: str) -> None:
         if self._terminal:
-            self.tell(f"{what}: /help says what there is, Ctrl-D ends")
+            self.tell(f"{what}: /help lists the commands, Ctrl-D quits")
 
     def lines(self) -> Iterator[str]:
-        """What the person says, until there is no more."""
+        """Yield what the person types, until the input ends."""
         if self._terminal:
             import readline  # noqa: F401 (keys and a history for input)
         said: list[str] = []
@@ -150,7 +167,7 @@ class Session:
                 if not self._terminal:
                     raise
                 said.clear()
-                self.tell("\nCtrl-D or /quit ends")
+                self.tell("\nCtrl-D or /quit quits")
                 continue
             said.append(line.removesuffix("\\"))
             if not line.endswith("\\"):
@@ -158,7 +175,7 @@ class Session:
                 said = []
 
     def take(self, line: str) -> bool:
-        """Do what a line asks for; whether the conversation goes on after it."""
+        """Do what a line asks for, and return whether the conversation continues."""
         try:
             if line.startswith("/") and not line.startswith("//"):
                 return self._command(line)
@@ -180,40 +197,42 @@ class Session:
                 return False
             case "/reset":
                 self._talk.reset()
-                self.tell("what was said is forgotten")
+                self.tell("new conversation")
             case "/system":
                 self._talk.instruct(rest)
-                self.tell("begun anew, with this message of the system" if rest else "begun anew, without a system")
+                self.tell(
+                    "new conversation with this system message" if rest else "new conversation without a system message"
+                )
             case "/save":
                 self._save(rest)
             case "/help":
                 self.tell(HELP)
             case _:
-                self.tell(f"there is no {word}; there are:\n{HELP}")
+                self.tell(f"there is no command {word}; the commands are:\n{HELP}")
         return True
 
     def _save(self, name: str) -> None:
         if not name:
-            raise TrainkitError("/save wants the name of a file", hint="/save chat.jsonl")
+            raise TrainkitError("/save needs the name of a file", hint="/save chat.jsonl")
         path = Path(name).expanduser()
         try:
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(self._talk.saved(), ensure_ascii=False) + "\n")
         except OSError as error:
-            raise TrainkitError(f"cannot be written: {error.strerror}", where=str(path)) from error
+            raise TrainkitError(f"the conversation cannot be saved: {error.strerror}", where=str(path)) from error
         self.tell(f"added to {path}")
 
     def _answer(self, said: str) -> None:
         from trainkit.infer.generator import Request
 
         request = Request(self._talk.prompt(said), new_seed() if self._seed is None else self._seed)
-        reason, text, tell = None, "", telling()
+        reason, text, show = None, "", stream_printable()
         most, sampling = self._settings.max_tokens, self._settings.sampling
         streaming = self._generator.stream([request], max_tokens=most, sampling=sampling, stop=self._stop)
         with interruptible() as stopped:
             for news in streaming:
                 text, reason = news.answer.text, news.answer.reason
-                print(tell(news.text), end="", flush=True)
+                print(show(news.text), end="", flush=True)
                 if stopped():
                     break
         print(flush=True)

@@ -1,26 +1,28 @@
-"""`trainkit compare`: what differs between runs, in their recipes and in what came of it."""
+"""`trainkit compare`: what differs between runs, in their recipes and in their results."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
-from trainkit.cli.where import run_directory
-from trainkit.events.reducer import view_of
-from trainkit.recipe import Recipe
-from trainkit.recipe.toml.positions import dotted
-from trainkit.recipe.toml.values import flat, toml_value
-from trainkit.rundir.compare import results
-from trainkit.rundir.directory import recipe_of
-from trainkit.rundir.recipes import differing
+import typer
+
+from trainkit.errors import TrainkitError
 from trainkit.text import align, neutralise
 
+if TYPE_CHECKING:
+    from trainkit.recipe import Recipe
 
-def compare(runs: Sequence[str]) -> str:
-    """Two tables with a column a run: the keys of the recipe that differ, and the losses and pace.
 
-    Raises:
-        TrainkitError: there is no such run, or its recipe cannot be read.
-    """
+def compare(runs: Annotated[list[str], typer.Argument(metavar="RUN RUN…", help="Two or more runs.")]) -> str:
+    """Show how the recipes and the results of runs differ."""
+    from trainkit.cli.where import run_directory
+    from trainkit.events.reducer import view_of
+    from trainkit.rundir.compare import results
+    from trainkit.rundir.directory import recipe_of
+    from trainkit.rundir.recipes import differing
+
+    if len(runs) < 2:
+        raise TrainkitError("one run is nothing to compare", hint=f"name another: trainkit compare {runs[0]} RUN")
     directories = [run_directory(run) for run in runs]
     recipes = [_values(recipe_of(directory).recipe) for directory in directories]
     views = [view_of(directory) for directory in directories]
@@ -34,4 +36,7 @@ def compare(runs: Sequence[str]) -> str:
 
 
 def _values(recipe: Recipe) -> dict[str, str]:
+    from trainkit.recipe.toml.positions import dotted
+    from trainkit.recipe.toml.values import flat, toml_value
+
     return {dotted(key): toml_value(value) for key, value in flat(recipe).items() if value is not None}

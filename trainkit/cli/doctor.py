@@ -1,11 +1,11 @@
 """`trainkit doctor`: what is installed, what this machine has, and what is wrong with it.
 
-What may hang or crash, drivers above all, is asked in processes that are ended after a while.
+Checks that may hang or crash, above all those of drivers, run in processes of their own with a time limit.
 """
 
 from __future__ import annotations
 
-import json
+import json as json_format
 import locale
 import os
 import shutil
@@ -13,6 +13,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from trainkit.cli.diagnosis import Diagnosis, MachineReport, Seen, diagnose
 from trainkit.errors import DONE, FAILED
@@ -20,7 +23,7 @@ from trainkit.parallel import reasons
 from trainkit.parallel.host import available_memory, whole_memory
 from trainkit.text import neutralise
 
-#: Seconds for all that is asked in processes of their own. A cold start of JAX on many GPUs takes half of it.
+#: Seconds for all checks in processes of their own. A cold start of JAX on many GPUs takes half of it.
 PATIENCE = 60.0
 
 DEVICES = """
@@ -31,34 +34,34 @@ AIM = "import aim"
 NVML = "import pynvml; pynvml.nvmlInit(); pynvml.nvmlDeviceGetCount()"
 
 
-def doctor(*, as_json: bool) -> tuple[str, int]:
-    """What was found, as lines or as one JSON object, and the exit code: `FAILED` where something is bad."""
+def doctor(json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> tuple[str, int]:
+    """Find problems of this machine, and show how to fix them."""
     findings = diagnose(look())
     code = FAILED if any(finding.level == "bad" for finding in findings) else DONE
-    if as_json:
-        return json.dumps({"findings": [finding._asdict() for finding in findings]}, indent=2), code
+    if json:
+        return json_format.dumps({"findings": [finding._asdict() for finding in findings]}, indent=2), code
     return "\n".join(lines(findings)), code
 
 
 def lines(findings: list[Diagnosis]) -> list[str]:
-    """One for each, with its fix below; nothing that is told can move the cursor."""
+    """Return a line for each finding, with its fix below. None of them can move the cursor."""
     width = max(len(finding.what) for finding in findings)
-    told = []
-    for level, what, words, fix in findings:
-        told.append(f"{level:<4}  {what:<{width}}  {neutralise(words)}")
+    rows = []
+    for level, what, message, fix in findings:
+        rows.append(f"{level:<4}  {what:<{width}}  {neutralise(message)}")
         if fix:
-            told.append(f"{'':<4}  {'':<{width}}  fix: {neutralise(fix)}")
-    return told
+            rows.append(f"{'':<4}  {'':<{width}}  fix: {neutralise(fix)}")
+    return rows
 
 
 def look() -> MachineReport:
-    """The facts of this machine, in `PATIENCE` seconds at most and what `nvidia-smi` may take."""
-    asked = {name: Question(code) for name, code in (("devices", DEVICES), ("aim", AIM))}
+    """Return the facts of this machine, in at most `PATIENCE` seconds plus the time limit of `nvidia-smi`."""
+    questions = {name: Question(code) for name, code in (("devices", DEVICES), ("aim", AIM))}
     gpu = reasons.gpu_facts()
     if gpu.driver:
-        asked["nvml"] = Question(NVML)
+        questions["nvml"] = Question(NVML)
     deadline = time.monotonic() + PATIENCE
-    answers = {name: question.answer(deadline) for name, question in asked.items()}
+    answers = {name: question.answer(deadline) for name, question in questions.items()}
     version = sys.version_info
     return MachineReport(
         python=(version.major, version.minor, version.micro),
@@ -78,7 +81,7 @@ def look() -> MachineReport:
 
 
 class Question:
-    """Python code in a process of its own, which begins at once and can be waited for later."""
+    """Python code that runs in a process of its own from now on; its answer can be awaited later."""
 
     def __init__(self, code: str) -> None:
         self._child = subprocess.Popen(
@@ -91,18 +94,18 @@ class Question:
             # a process that waits for a driver in the kernel cannot be killed: it must not keep our terminal
             start_new_session=True,
         )
-        self._began = time.monotonic()
+        self._start = time.monotonic()
 
     def answer(self, deadline: float) -> tuple[str, str] | float:
-        """(what it printed, the last line of what went wrong or ""), or the seconds after which it was given up."""
+        """Return (its stdout, the last line of its error or ""), or the seconds after which it was abandoned."""
         try:
             out, err = self._child.communicate(timeout=max(0.1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             self._child.kill()
-            return time.monotonic() - self._began
+            return time.monotonic() - self._start
         if self._child.returncode == 0:
             return out, ""
-        ended = f"it ended with {self._child.returncode}"
+        ended = f"the check ended with exit code {self._child.returncode}"
         return out, next((line.strip() for line in reversed(err.splitlines()) if line.strip()), ended)
 
 
@@ -110,17 +113,17 @@ def _seen(answer: tuple[str, str] | float) -> Seen:
     if isinstance(answer, float):
         return Seen(waited=answer)
     out, error = answer
-    return Seen(error=error) if error else Seen(devices=tuple(json.loads(out.splitlines()[-1])))
+    return Seen(error=error) if error else Seen(devices=tuple(json_format.loads(out.splitlines()[-1])))
 
 
 def _complaint(answer: tuple[str, str] | float) -> str | None:
     if isinstance(answer, float):
-        return f"it did not answer in {answer:.0f} s"
+        return f"no answer within {answer:.0f} s"
     return answer[1] or None
 
 
 def _memory() -> tuple[int, int] | None:
-    """(available, all) bytes, as trainers plan with them; None where the system does not tell."""
+    """Return (available, total) bytes, as trainers plan with them; None where the system does not report them."""
     available, whole = available_memory(), whole_memory()
     return None if available is None or whole is None else (available, whole)
 
@@ -131,7 +134,7 @@ def _places() -> dict[str, Path]:
 
 
 def _free(path: Path) -> int | None:
-    """Bytes free where `path` is or is to be made; None where it may not be written, or not even looked for."""
+    """Return the bytes free where `path` is or would be; None where it cannot be written or not even looked up."""
     try:
         there = next(parent for parent in (path, *path.parents) if parent.exists())
         return shutil.disk_usage(there).free if os.access(there, os.W_OK) else None

@@ -2,90 +2,125 @@
 
 from __future__ import annotations
 
-import json
+import json as json_format
 import sys
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from trainkit.cli.where import find_run
+import typer
+
+from trainkit.cli.options import RunOrStep
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.text import format_bytes, plural
 
+NEEDS = [("--private", "--push")]
+
+
+class ExportFormat(StrEnum):
+    """What an export is for."""
+
+    HF = "hf"
+    PEFT = "peft"
+
+
+class ExportDtype(StrEnum):
+    """The dtype of exported weights."""
+
+    BFLOAT16 = "bfloat16"
+    FLOAT32 = "float32"
+
 
 def export(
-    run: str, out: Path, *, adapter: bool, dtype: str | None, push: str | None, private: bool, as_json: bool
+    run: RunOrStep,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="A directory that does not exist yet.")],
+    format: Annotated[
+        ExportFormat,
+        typer.Option(help="hf: a model for transformers, with the adapter, if any, merged; peft: the adapter alone."),
+    ] = ExportFormat.HF,
+    dtype: Annotated[
+        ExportDtype | None, typer.Option(help="Of the weights; by default that of training.", show_default=False)
+    ] = None,
+    push: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REPO", help="Also upload it to this Hugging Face repository, such as me/model.", show_default=False
+        ),
+    ] = None,
+    private: Annotated[
+        bool, typer.Option("--private", help="If --push creates the repository, make it private.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print a JSON object instead of text.")] = False,
 ) -> str:
-    """Write the model, or its adapter alone, into `out`, and upload it to the repository `push`; what was done.
+    """Write a run's model for transformers or PEFT.
 
-    That is in words, or with `as_json` a JSON object.
-
-    Raises:
-        TrainkitError: it cannot be exported, or not be uploaded.
+    Writes weights, config, tokenizer and model card, reads the weights back and compares them.
     """
-    done, told = _adapter(run, out, dtype=dtype, push=push) if adapter else _model(run, out, dtype=dtype)
+    write = _adapter if format is ExportFormat.PEFT else _model
+    fields, message = write(run, out, dtype=dtype.value if dtype else None, push=push)
     if push is not None:
-        done["uploaded"] = _push(out, push, private=private, step=done["step"])
-        told += f"\nuploaded to {done['uploaded']}"
-    return json.dumps(done, ensure_ascii=False) if as_json else told
+        fields["uploaded"] = _push(out, push, private=private, step=fields["step"])
+        message += f"\nuploaded to {fields['uploaded']}"
+    return json_format.dumps(fields, ensure_ascii=False) if json else message
 
 
-def _model(run: str, out: Path, *, dtype: str | None) -> tuple[dict[str, Any], str]:
-    """What was written, and the same in words."""
-    directory, step = _found(run)
+def _model(run: str, out: Path, *, dtype: str | None, push: str | None) -> tuple[dict[str, Any], str]:
+    """Write the model, and return what was written as fields and in words."""
+    directory, step = _find(run)
     from trainkit.export.model import export as write
     from trainkit.rundir.directory import recipe_of
 
     done = write(directory, step, out, dtype=dtype or recipe_of(directory).recipe.precision.params)
-    told = (
+    message = (
         f"exported step {done.step} of {directory.name} to {out}:"
         f" {format_bytes(done.bytes)} in {plural(len(done.files), 'file')}\n"
-        f"read back, its logits are those of the checkpoint: they differ by {done.difference:.1e} of the largest"
+        f"read back: its logits differ from the checkpoint's by at most {done.difference:.1e} of the largest"
     )
     if done.rounding:
-        told += f"; rounding the weights changed them by {done.rounding:.1e}"
-    return asdict(done) | {"directory": str(out)}, told
+        message += f"; rounding the weights changed the logits by {done.rounding:.1e}"
+    return asdict(done) | {"directory": str(out)}, message
 
 
 def _adapter(run: str, out: Path, *, dtype: str | None, push: str | None) -> tuple[dict[str, Any], str]:
     if dtype not in (None, "float32"):
-        raise TrainkitError("an adapter is float32, as it was trained", where="--dtype", hint="leave it out")
-    directory, step = _found(run)
+        raise TrainkitError(f"an adapter is exported in float32 only, not in {dtype}", hint="omit --dtype")
+    directory, step = _find(run)
     from trainkit.rundir.directory import recipe_of
 
     if push is not None and Path(recipe_of(directory).recipe.base_checkpoint or "").is_absolute():
         raise TrainkitError(
-            "the adapter's base is a directory of this machine, which is nobody's business and of no use elsewhere",
+            "the adapter's base is a directory of this machine: others could not load it, and would see its path",
             where="--push",
-            hint="leave it out, write the base's hub id as base_model_name_or_path into OUT/adapter_config.json, and"
-            f" upload that: hf upload {push} OUT",
+            hint="omit --push, set base_model_name_or_path in OUT/adapter_config.json to the base's hub id, and upload"
+            f" that: hf upload {push} OUT",
         )
     from trainkit.export.adapter import export_adapter as write
 
     step, files = write(directory, step, out)
     size = sum(file.stat().st_size for file in files)
-    told = (
+    message = (
         f"exported the adapter of step {step} of {directory.name} to {out}:"
         f" {format_bytes(size)} in {plural(len(files), 'file')}"
     )
     done = {"directory": str(out), "files": [file.name for file in files], "bytes": size, "step": step}
-    told += ", read back to the last bit"
+    message += ", read back bit for bit"
     adapter = recipe_of(directory).recipe.adapter
     if adapter is not None and adapter.base == "nf4":
-        told += (
-            "\nit was trained on its base in 4 bit (nf4), and answers as in training on that only: on the base in full"
-            f" it answers differently. For a model without quantisation that answers as in training, merge it into the"
-            f" dequantised base: trainkit export {run} OUT --format hf"
+        message += (
+            "\nit was trained on its base in 4 bit (nf4) and gives other answers on the unquantised base. For an"
+            " unquantised model with the answers of training, merge it into the dequantised base:"
+            f" trainkit export {run} OUT --format hf"
         )
-    return done | {"difference": 0.0}, told
+    return done | {"difference": 0.0}, message
 
 
-def _found(run: str) -> tuple[Path, int | None]:
-    directory, step = find_run(run)
+def _find(run: str) -> tuple[Path, int | None]:
+    from trainkit.cli.where import find_run
     from trainkit.parallel.compile_cache import use_compile_cache
 
     use_compile_cache()
-    return directory, step
+    return find_run(run)
 
 
 def _push(directory: Path, repository: str, *, private: bool, step: int) -> str:
@@ -100,9 +135,9 @@ def _push(directory: Path, repository: str, *, private: bool, step: int) -> str:
     except Exception as error:
         said = str(error).strip().splitlines() or [type(error).__name__]
         raise TrainkitError(
-            f"it is exported, and could not be uploaded to '{repository}': {said[0]}",
+            f"the export is written, but cannot be uploaded to '{repository}': {said[0]}",
             where=str(directory),
-            hint="look at the network, the name, and your token (HF_TOKEN, which may write)",
+            hint="check the network, the repository's name, and that your token (HF_TOKEN) may write to it",
             exit_code=FAILED,
         ) from error
     return str(done)

@@ -3,58 +3,69 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import json as json_format
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from trainkit.cli.cache import shown
+import typer
+
+from trainkit.cli.options import Overrides
+from trainkit.cli.progress import show_progress
 from trainkit.errors import TrainkitError
-from trainkit.hub.recipe import load
-from trainkit.recipe import Recipe
-from trainkit.recipe.toml.load import Loaded, locate_error
 
 if TYPE_CHECKING:
     from trainkit.data.cache.build import Cache
     from trainkit.data.checks.show import ShownRow
     from trainkit.data.progress import Tell
+    from trainkit.recipe import Recipe
+    from trainkit.recipe.toml.load import Loaded
 
-#: Rows of a batch that are printed where nothing else is asked for.
+EXCLUSIVE = [("--step", "--first", "one names a step, the other the first N")]
+
+#: Rows of a batch that are printed by default.
 ROWS = 4
 _DIM, _LEARNED, _PLAIN = "\x1b[2m", "\x1b[32m", "\x1b[0m"
 
 
 def inspect(
-    what: str, overrides: Sequence[str], *, step: int | None, first: int, rows: int | None, as_json: bool
+    what: Annotated[str, typer.Argument(metavar="RUN|RECIPE", help="A run, or a recipe file.")],
+    overrides: Overrides = None,
+    step: Annotated[int | None, typer.Option(min=0, help="Show the batch of this step.", show_default=False)] = None,
+    first: Annotated[int, typer.Option(metavar="N", min=1, help="Show the batches of the first N steps.")] = 1,
+    rows: Annotated[
+        int | None,
+        typer.Option(min=1, help="Rows of each batch to show; by default 4, with --json all.", show_default=False),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object per row.")] = False,
 ) -> Iterator[str]:
-    """The lines that show the batch of `step`, or of the `first` steps.
+    """Print the exact batch of any step, past or future.
 
-    What is not cached yet is tokenised: all of it, or with `data.shuffle` of a window or false what these batches need.
-
-    Raises:
-        TrainkitError: there is no such run or recipe, its data cannot be used, or is not what the run was trained on.
+    Shows the text of each row, which of it is learned, and where it comes from.
     """
-    loaded, run = _loaded(what, overrides)
     from trainkit.data.batches.dataset import TrainSet
     from trainkit.data.checks.show import show
+    from trainkit.recipe.toml.load import locate_error
 
+    loaded, run = _loaded(what, overrides or [])
     recipe = loaded.recipe
     steps = range(first) if step is None else range(step, step + 1)
     try:
-        with shown(sys.stderr.isatty()) as progress:
+        # what is not cached yet is tokenised: all of it, or, unless the whole is shuffled, what these batches need
+        with show_progress() as progress:
             cache = _cache(recipe, run, progress)
         data = TrainSet(cache, recipe)
         for number in steps:
-            yield from _lines(list(show(cache, data, number)), recipe, rows, as_json)
+            yield from _lines(list(show(cache, data, number)), recipe, rows, json)
         cache.close()
     except TrainkitError as error:
         raise locate_error(error, loaded) from error
 
 
 def _cache(recipe: Recipe, run: Path | None, progress: Tell) -> Cache:
-    """The recipe's data; of a run that of its training, and no other. Raises TrainkitError."""
+    """Return the recipe's data; for a run, exactly the data that it was trained on. Raises TrainkitError."""
     from trainkit.data.cache.build import begin, build, may_start_early
     from trainkit.data.cache.recorded import open_again, read, with_own_tokenizer
     from trainkit.data.checks.earlier_format import check_same_data
@@ -71,7 +82,7 @@ def _cache(recipe: Recipe, run: Path | None, progress: Tell) -> Cache:
 
 
 def _of_checkpoint(run: Path) -> str | None:
-    """The fingerprint of a run's data by a checkpoint, where an earlier version of trainkit began the run."""
+    """Return the data fingerprint in a run's checkpoints, for runs of an earlier version; None where there is none."""
     from trainkit.checkpoint import manifest
 
     for path in sorted((run / "checkpoints").glob("[0-9]*")):
@@ -81,8 +92,10 @@ def _of_checkpoint(run: Path) -> str | None:
 
 
 def _loaded(what: str, overrides: Sequence[str]) -> tuple[Loaded, Path | None]:
-    """The recipe at a path, or that of a run and the run's directory."""
+    """Return the recipe at a path, or a run's recipe and the run's directory."""
     if Path(what).is_file() or what.endswith(".toml"):
+        from trainkit.hub.recipe import load
+
         return load(Path(what), overrides), None
     from trainkit.cli.where import run_directory
     from trainkit.rundir.directory import recipe_of
@@ -93,7 +106,7 @@ def _loaded(what: str, overrides: Sequence[str]) -> tuple[Loaded, Path | None]:
 
 def _lines(batch: list[ShownRow], recipe: Recipe, rows: int | None, as_json: bool) -> Iterator[str]:
     if as_json:
-        yield from (json.dumps(asdict(row), ensure_ascii=False) for row in batch[:rows])
+        yield from (json_format.dumps(asdict(row), ensure_ascii=False) for row in batch[:rows])
         return
     of = f" of {recipe.data.sequence_length} positions" if recipe.data.sequence_length else ""
     step, most = batch[0].step, rows or ROWS
@@ -102,7 +115,7 @@ def _lines(batch: list[ShownRow], recipe: Recipe, rows: int | None, as_json: boo
         yield ""
         yield from row_lines(row, colour=sys.stdout.isatty())
     if len(batch) > most:
-        yield f"\n{len(batch) - most} more rows: --rows {len(batch)}"
+        yield f"\n{len(batch) - most} more rows; to show all: --rows {len(batch)}"
 
 
 def row_lines(row: ShownRow, *, colour: bool) -> Iterator[str]:

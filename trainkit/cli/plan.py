@@ -3,93 +3,110 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from trainkit.cli.options import Overrides, RecipePath
 from trainkit.errors import TrainkitError
-from trainkit.hub.recipe import load
-from trainkit.parallel.peaks import peak_of
-from trainkit.plan import COMPUTE_OPTIMAL, SUPPOSED, WITHIN_STEP, DataSize, Devices, Plan, make_plan, proposal
-from trainkit.recipe import Recipe
-from trainkit.recipe.toml.load import locate_error
 from trainkit.text import format_bytes, format_count, format_duration, plural
-from trainkit.train.forecast import Forecast, forecast, forecast_supposed
 
 if TYPE_CHECKING:
     from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
+    from trainkit.plan import DataSize, Devices, Plan
+    from trainkit.recipe import Recipe
+    from trainkit.train.forecast import Forecast
 
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What is known beyond arithmetic."""
+    """What the compiler and a person add to the arithmetic of a plan."""
 
     forecast: Forecast
     peak_flops: float | None
-    """Of all devices that train, a second."""
+    """FLOP/s of all devices together; None where unknown."""
     mfu: float
 
 
-def plan(path: Path, overrides: Sequence[str], *, devices: int | None, memory: str | None, mfu: float) -> str:
-    """The plan on this machine's devices, or on `devices` supposed ones, each with `memory` if that is given.
+def plan(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    devices: Annotated[
+        int | None, typer.Option(min=1, help="Plan for this many devices instead of this machine's.")
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Plan for devices with this much memory, such as 8GB.", show_default=False),
+    ] = None,
+    mfu: Annotated[
+        float, typer.Option(min=0.01, max=1.0, help="The share of the devices' peak FLOP/s to expect.")
+    ] = 0.4,
+) -> str:
+    """Show what a recipe needs: steps, FLOPs, time and memory.
 
-    Tokenises nothing and allocates nothing; compiles the step, and, if it does not fit, what would.
-
-    Raises:
-        TrainkitError: the recipe is wrong or does not suit the devices, or it needs data that is not cached yet.
+    Compiles the step to measure its memory, and says whether it fits. Trains nothing.
     """
-    loaded = load(path, overrides)
-    recipe = loaded.recipe
-    supposed = None if memory is None else parsed_bytes(memory)
-    codec, vocab_size, data = _vocabulary_and_data(recipe)
+    from trainkit.hub.recipe import load
+    from trainkit.parallel.peaks import peak_of
+    from trainkit.plan import make_plan, proposal
+    from trainkit.recipe.toml.load import locate_error
+    from trainkit.train.forecast import forecast, forecast_supposed
+
+    loaded = load(recipe, overrides or [])
+    parsed = loaded.recipe
+    memory_bytes = None if memory is None else parsed_bytes(memory)
+    codec, vocab_size, data = _vocabulary_and_data(parsed)
     try:
-        there = _devices(devices, recipe)
-        if supposed is not None:
-            there = replace(there, memory_bytes=supposed)
-        made = make_plan(recipe, devices=there, vocab_size=vocab_size, data=data)
-        compiled = forecast_supposed(recipe, made) if devices is not None else forecast(recipe, made)
-        made = make_plan(recipe, devices=there, vocab_size=vocab_size, data=data, choice=compiled.choice)
+        available = _devices(devices, parsed)
+        if memory_bytes is not None:
+            available = replace(available, memory_bytes=memory_bytes)
+        planned = make_plan(parsed, devices=available, vocab_size=vocab_size, data=data)
+        compiled = forecast_supposed(parsed, planned) if devices is not None else forecast(parsed, planned)
+        planned = make_plan(parsed, devices=available, vocab_size=vocab_size, data=data, choice=compiled.choice)
     except TrainkitError as error:
         raise locate_error(error, loaded) from error
-    peak = peak_of(made, tflops=recipe.parallel.peak_tflops)
+    peak = peak_of(planned, tflops=parsed.parallel.peak_tflops)
     found = Measured(forecast=compiled, peak_flops=peak, mfu=mfu)
-    told = lines(
-        made, name=str(recipe.run.name), data=data, found=found, texts=None if codec is None else texts(recipe, codec)
-    )
-    if compiled.fits(there) is False:
-        told += ["", *_way_out(compiled)]
+    documents = None if codec is None else texts(parsed, codec)
+    table = lines(planned, name=str(parsed.run.name), data=data, found=found, texts=documents)
+    if compiled.fits(available) is False:
+        table += ["", *_way_out(compiled)]
         if compiled.proposal:
-            told += proposal.diff(loaded, compiled.proposal.changes)
-    return "\n".join(told)
+            table += proposal.diff(loaded, compiled.proposal.changes)
+    return "\n".join(table)
 
 
 def parsed_bytes(text: str) -> int:
-    """`8GB`, `80 GiB` or `500M` in bytes. Raises TrainkitError."""
-    told = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]?I?)B?", text.strip().upper())
-    if told is None or told[2] not in UNITS or float(told[1]) == 0:
-        raise TrainkitError(f"'{text}' is no size of memory", where="--memory", hint="such as 8GB, 80GiB or 500MB")
-    return int(float(told[1]) * UNITS[told[2]])
+    """Return `8GB`, `80 GiB` or `500M` in bytes. Raises TrainkitError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]?I?)B?", text.strip().upper())
+    if found is None or found[2] not in UNITS or float(found[1]) == 0:
+        raise TrainkitError(
+            f"'{text}' is not a size of memory",
+            where="--memory",
+            hint="a number and a unit, such as 8GB, 80GiB or 500MB",
+        )
+    return int(float(found[1]) * UNITS[found[2]])
 
 
 def texts(recipe: Recipe, codec: LoadedTokenizer) -> str:
-    """How documents begin and end, and what decides whether a token begins them."""
+    """Return which tokens begin and end a document, and what decides the first."""
     from trainkit.data.tokenizer.load import begins
 
-    begin = codec.name(codec.beginning_of_text or 0) if begins(recipe, codec) else "no token of its own"
-    end = codec.name(codec.end_of_text) if recipe.data.encoding.eos else "none"
-    why = "as data.encoding.bos says"
+    begin = codec.name(codec.beginning_of_text or 0) if begins(recipe, codec) else "no special token"
+    end = codec.name(codec.end_of_text) if recipe.data.encoding.eos else "no special token"
+    reason = "set by data.encoding.bos"
     if recipe.data.encoding.bos == "auto":
-        why = "as with a new model" if recipe.base_checkpoint is None else "as the tokenizer does by itself"
-    return f"begin with {begin} ({why}), end with {end}"
+        reason = "the default for a new model" if recipe.base_checkpoint is None else "as the tokenizer itself does"
+    return f"begin with {begin} ({reason}), end with {end}"
 
 
 def lines(
     plan: Plan, *, name: str, data: DataSize | None, found: Measured | None = None, texts: str | None = None
 ) -> list[str]:
-    """A plan as aligned lines of text."""
+    """Return a plan as aligned lines of text."""
     batch, devices = plan.batch, plan.devices
     epochs = f" = {plan.epochs:.2f} epochs" if plan.epochs is not None else ""
     split = f"micro-batch {batch.micro} x accumulation {batch.accumulation} x {plural(batch.replicas, 'device')}"
@@ -116,11 +133,13 @@ def lines(
 
 
 def _work(plan: Plan) -> list[tuple[str, str]]:
+    from trainkit.plan import COMPUTE_OPTIMAL
+
     if plan.sequence_length is None:
-        return [("examples", f"{format_count(plan.total_tokens)} = {plan.tokens_per_step:,} a step")]
+        return [("examples", f"{format_count(plan.total_tokens)} = {plan.tokens_per_step:,} per step")]
     return [
-        ("tokens", f"{format_count(plan.total_tokens)} = {plan.tokens_per_step:,} a step"),
-        ("", f"{plan.tokens_per_parameter:.3g} a parameter (compute-optimal is about {COMPUTE_OPTIMAL})"),
+        ("tokens", f"{format_count(plan.total_tokens)} = {plan.tokens_per_step:,} per step"),
+        ("", f"{plan.tokens_per_parameter:.3g} per parameter (compute-optimal is about {COMPUTE_OPTIMAL})"),
     ]
 
 
@@ -130,23 +149,24 @@ def _rows(plan: Plan) -> str:
 
 def _unit(plan: Plan) -> str:
     if plan.sequence_length is None:
-        return f"an example, {plan.total_flops:.2e} in all"
-    return f"a token, {plan.total_flops:.2e} in all (causal attention)"
+        return f"per example, {plan.total_flops:.2e} in total"
+    return f"per token, {plan.total_flops:.2e} in total (causal attention)"
 
 
 def _supposed(plan: Plan) -> list[tuple[str, str]]:
     if not plan.devices.supposed:
         return []
     return [
-        ("", "which are not here: it is compiled for as many CPUs. GPUs and TPUs keep less of"),
-        ("", 'attention and more for their kernels; "auto" may choose another compute and remat there'),
+        ("", "not the devices of this machine: the step is compiled for this many CPUs. GPUs and TPUs"),
+        ("", 'need less memory for attention and more for their kernels, and "auto" may choose another'),
+        ("", "compute dtype and another remat there"),
     ]
 
 
 def _trained(plan: Plan) -> list[tuple[str, str]]:
     if plan.trainable == plan.parameters:
         return []
-    return [("", f"{plan.trainable:,} of them are trained ({plan.trainable / plan.parameters:.2%}), the others frozen")]
+    return [("", f"{plan.trainable:,} are trained ({plan.trainable / plan.parameters:.2%}); the others are frozen")]
 
 
 def _attention(found: Measured | None) -> list[tuple[str, str]]:
@@ -159,18 +179,20 @@ def _time(plan: Plan, found: Measured | None) -> list[tuple[str, str]]:
     if found is None:
         return []
     if found.peak_flops is None:
-        peak = f"the peak of '{plan.devices.kind}' in {plan.compute} is not known: parallel.peak_tflops says it"
-        return [("speed", f"n/a: {peak}")]
+        peak = f"trainkit does not know the peak FLOP/s of '{plan.devices.kind}' in {plan.compute}"
+        return [("speed", f"unknown: {peak}; set parallel.peak_tflops")]
     rate = found.mfu * found.peak_flops / plan.flops_per_token
     left = format_duration(plan.total_tokens / rate)
-    return [("speed", f"{format_count(int(rate))} tokens/s at {found.mfu:.0%} MFU: {left} to the end")]
+    return [("speed", f"{format_count(int(rate))} tokens/s at {found.mfu:.0%} MFU: {left} for the whole run")]
 
 
 def _memory(plan: Plan, found: Measured | None) -> list[tuple[str, str]]:
-    """Of each device, by category: compiled, where it was, and estimated."""
+    """Return the memory of each device by category: compiled, where it was compiled, and estimated."""
+    from trainkit.plan import WITHIN_STEP
+
     memory = found.forecast.memory if found else None
     if memory is None or found is None:
-        rows = [("memory", f"{format_bytes(plan.total_bytes)} a device, estimated{_of(plan, plan.fits)}")]
+        rows = [("memory", f"{format_bytes(plan.total_bytes)} per device, estimated{_of(plan, plan.fits)}")]
         parts = ((part.replace("_", " "), format_bytes(size)) for part, size in plan.bytes.items())
         return [*rows, *((f"  {part}", f"{size:>14}") for part, size in parts)]
     fits = found.forecast.fits(plan.devices)
@@ -178,23 +200,23 @@ def _memory(plan: Plan, found: Measured | None) -> list[tuple[str, str]]:
     within = format_bytes(sum(memory.temporary.values()))
     needed, guess = format_bytes(memory.peak), format_bytes(plan.total_bytes)
     rows = [
-        ("memory", f"{needed} a device, compiled{_of(plan, fits)}; {guess} estimated"),
+        ("memory", f"{needed} per device, compiled{_of(plan, fits)}; {guess} estimated"),
         ("", f"{'COMPILED':>14}{'ESTIMATED':>14}"),
     ]
     for part in dict.fromkeys([*compiled, *estimated]):
         sizes = [f"{format_bytes(of[part]) if part in of else '-':>14}" for of in (compiled, estimated)]
-        share = "  a share, by the estimate" if part in compiled and part in WITHIN_STEP else ""
+        share = "  (a share, split as in the estimate)" if part in compiled and part in WITHIN_STEP else ""
         rows.append((f"  {part.replace('_', ' ')}", "".join(sizes) + share))
     shares = ", ".join(memory.temporary)
-    rows.append(("", f"of what lives within a step ({shares}) XLA tells the sum only: {within}"))
+    rows.append(("", f"XLA reports only the sum, {within}, of what exists during a step: {shares}"))
     return rows
 
 
 def _way_out(forecast: Forecast) -> list[str]:
     if forecast.proposal is None:
-        return ["it does not fit, and no micro-batch, remat, fsdp or moments were found with which it would"]
+        return ["it does not fit, and neither would any other micro-batch, remat, fsdp or dtype of the moments"]
     needed = format_bytes(forecast.proposal.memory.peak)
-    return [f"it does not fit; with this it does (compiled: {needed} a device):"]
+    return [f"it does not fit. With these changes it does (compiled: {needed} per device):"]
 
 
 def _vocabulary_and_data(recipe: Recipe) -> tuple[LoadedTokenizer | None, int, DataSize | None]:
@@ -207,15 +229,17 @@ def _vocabulary_and_data(recipe: Recipe) -> tuple[LoadedTokenizer | None, int, D
     vocab_size = peek_vocab_size(recipe)
     if vocab_size is None:
         raise TrainkitError(
-            f"the size of the vocabulary of '{recipe.text_tokenizer.path}' is not known before it is fetched",
+            f"the vocabulary size of '{recipe.text_tokenizer.path}' is unknown until the tokenizer is downloaded",
             where="tokenizer.path",
-            hint="fetch it, and count the data: trainkit cache-data RECIPE",
+            hint="download it and count the data: trainkit cache-data RECIPE",
         )
     return peek(recipe), vocab_size, None
 
 
 def _devices(supposed: int | None, recipe: Recipe) -> Devices:
     if supposed is not None:
+        from trainkit.plan import SUPPOSED, Devices
+
         return Devices(count=supposed, kind=SUPPOSED)
     from trainkit.parallel.devices import local
 
@@ -224,7 +248,7 @@ def _devices(supposed: int | None, recipe: Recipe) -> Devices:
 
 def _data(data: DataSize | None) -> str:
     if data is None:
-        return "not cached yet: trainkit cache-data counts it"
+        return "not cached yet; to count it: trainkit cache-data RECIPE"
     text = f"{format_bytes(data.bytes)}, {format_count(data.tokens)} tokens, " if data.tokens else ""
     return f"{plural(data.documents, 'document')}, {text}{plural(data.examples, 'example')}"
 

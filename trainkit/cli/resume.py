@@ -1,38 +1,55 @@
-"""`trainkit resume`: says what differs, refuses what would be wrong, and goes on."""
+"""`trainkit resume`: continue a run after showing what differs and refusing what would be wrong."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
+from typing import Annotated
 
-from trainkit.cli.run import Output, follow
-from trainkit.cli.where import find_run
-from trainkit.run.resume import prepare
-from trainkit.run.start import steps_of
+import typer
+
+from trainkit.cli.options import EXCLUSIVE_OUTPUTS, Detach, Json, Overrides, Plain, Profile, RunOrStep
+
+EXCLUSIVE = EXCLUSIVE_OUTPUTS
 
 
 def resume(
-    run: str,
-    overrides: Sequence[str],
-    reset_optimizer: bool,
-    forget_orders: bool,
-    raise_rate: bool,
-    output: Output | None,
-    detach: bool,
-    profile: str | None,
+    run: RunOrStep,
+    overrides: Overrides = None,
+    reset_optimizer: Annotated[
+        bool, typer.Option("--reset-optimizer", help="Start with a fresh optimizer state.")
+    ] = False,
+    forget_orders: Annotated[
+        bool,
+        typer.Option(
+            "--forget-orders", help="Do not repeat the rate and decay commands that were sent after the checkpoint."
+        ),
+    ] = False,
+    raise_rate: Annotated[
+        bool, typer.Option("--raise-rate", help="Allow a changed schedule to raise the learning rate.")
+    ] = False,
+    plain: Plain = False,
+    json: Json = False,
+    detach: Detach = False,
+    profile: Profile = None,
 ) -> int:
-    """Go on with a run; the exit code."""
+    """Continue a run from its newest checkpoint, or from STEP."""
+    from trainkit.cli.run import follow
+    from trainkit.cli.where import find_run
+    from trainkit.run.resume import prepare
+    from trainkit.run.start import steps_of
+
     steps = steps_of(profile) if profile is not None else None
     directory, step = find_run(run)
     resumption = prepare(
         directory,
         step=step,
-        overrides=overrides,
+        overrides=overrides or [],
         reset_optimizer=reset_optimizer,
         forget_orders=forget_orders,
         raise_rate=raise_rate,
     )
     for note in resumption.notes:
         print(note, file=sys.stderr)
-    return follow(directory, replace(resumption.start, profile=steps), resumption.loaded, output, detach)
+    start = replace(resumption.start, profile=steps)
+    return follow(directory, start, resumption.loaded, plain=plain, json=json, detach=detach)

@@ -1,61 +1,74 @@
-"""`trainkit run`: a recipe becomes a run, and the run is trained and followed."""
+"""`trainkit run`: make a run from a recipe, train it and show it."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Self
 
-from trainkit.dashboard import terminal
+import typer
+
+from trainkit.cli.options import EXCLUSIVE_OUTPUTS, Detach, Json, Overrides, Plain, Profile, RecipePath
 from trainkit.errors import DONE, WRONG_INPUT, TrainkitError
-from trainkit.events.log import read
-from trainkit.hub.recipe import load, notes
-from trainkit.recipe import Recipe
-from trainkit.recipe.toml.load import Loaded
-from trainkit.recipe.toml.values import toml_value
-from trainkit.run.attempt import attempt
-from trainkit.run.start import Start, steps_of
-from trainkit.rundir.directory import as_typed, create, discard
-from trainkit.track.projections import NAMES
 
-Output = Literal["dashboard", "plain", "json"]
+if TYPE_CHECKING:
+    from trainkit.events.schema import Event
+    from trainkit.recipe import Recipe
+    from trainkit.recipe.toml.load import Loaded
+    from trainkit.run.start import Start
 
-#: What `--smoke` puts over a recipe: every part once, nothing kept.
-SMOKE = ("train.steps=2", *(f"track.{name}=false" for name in NAMES))
+EXCLUSIVE = [
+    *EXCLUSIVE_OUTPUTS,
+    ("--smoke", "--detach", "a smoke test runs in this process"),
+    ("--smoke", "--profile", "a smoke test keeps no files"),
+]
 
 
 def run(
-    recipe: Path,
-    overrides: Sequence[str],
-    name: str | None,
-    output: Output | None,
-    detach: bool,
-    smoke: bool,
-    profile: str | None,
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run; by default the recipe's.")] = None,
+    plain: Plain = False,
+    json: Json = False,
+    detach: Detach = False,
+    smoke: Annotated[
+        bool,
+        typer.Option(
+            "--smoke", help="Try the recipe: 2 steps, an evaluation and a checkpoint in a temporary directory."
+        ),
+    ] = False,
+    profile: Profile = None,
 ) -> int:
-    """Make the run and train it; the exit code."""
+    """Train a recipe and show the run in the terminal."""
+    from trainkit.hub.recipe import load, notes
+    from trainkit.recipe.toml.values import toml_value
+    from trainkit.run.start import Start, steps_of
+    from trainkit.rundir.directory import create, discard
+    from trainkit.track.projections import NAMES
+
     start = Start(profile=steps_of(profile) if profile is not None else None)
-    given = [*overrides, *([f"run.name={toml_value(name)}"] if name is not None else [])]
+    settings = [*(overrides or []), *([f"run.name={toml_value(name)}"] if name is not None else [])]
     with contextlib.ExitStack() as stack:
         if smoke:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="trainkit-smoke-"))
-            given += [*SMOKE, f"run.directory={toml_value(directory)}"]
-            output, detach = output or "plain", False
-        loaded = load(recipe, given)
+            settings += ["train.steps=2", *(f"track.{tracker}=false" for tracker in NAMES)]
+            settings += [f"run.directory={toml_value(directory)}"]
+            plain = not json
+        loaded = load(recipe, settings)
         if smoke:
             loaded = replace(loaded, recipe=_shortened(loaded.recipe))
         for note in notes(loaded.recipe):
             print(f"note: {note}", file=sys.stderr)
-        made = create(loaded)
+        run_directory = create(loaded)
         try:
-            return follow(made, start, loaded, output, detach)
+            return follow(run_directory, start, loaded, plain=plain, json=json, detach=detach)
         except TrainkitError as error:
             if error.exit_code == WRONG_INPUT:
-                discard(made)
+                discard(run_directory)
             raise
 
 
@@ -67,24 +80,69 @@ def _shortened(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"evaluate": evaluate, "sample": sample, "export": export})
 
 
-def follow(directory: Path, start: Start, loaded: Loaded, output: Output | None, detach: bool) -> int:
-    """Train the run in `directory` and show it: in a process of its own under the dashboard, or here as lines, which is
-    what is done by itself where the dashboard cannot be drawn."""
-    if not detach and (output or ("plain" if terminal.lacking() else "dashboard")) != "dashboard":
-        from trainkit.cli.lines import EventPrinter
+def follow(directory: Path, start: Start, loaded: Loaded, *, plain: bool, json: bool, detach: bool) -> int:
+    """Train the run in `directory`, show it, and return the exit code.
 
-        with EventPrinter(directory, as_json=output == "json") as lines:
-            return attempt(directory, start, loaded=loaded, echo=lines)
+    With the dashboard, or in the background, the trainer is a process of its own. With lines, which are also the
+    output where no dashboard can be drawn, it is this process.
+    """
+    from trainkit.dashboard import terminal
+
+    if not detach and (plain or json or terminal.lacking()):
+        from trainkit.run.attempt import attempt
+
+        with EventPrinter(directory, as_json=json) as printer:
+            return attempt(directory, start, loaded=loaded, echo=printer)
     from trainkit.run.process import spawn
+    from trainkit.rundir.directory import as_typed
 
     trainer = spawn(directory, start)
     if detach:
         how = f"trainkit watch {as_typed(directory)}"
-        print(f"{directory.name} is training as process {trainer.pid}; look at it: {how}", file=sys.stderr)
+        print(f"{directory.name} is training as process {trainer.pid}; to watch it: {how}", file=sys.stderr)
         return DONE
     terminal.watch(directory)
     code = trainer.poll()
     if code == WRONG_INPUT:
-        # where it was and how to mend it are in the message
+        from trainkit.events.log import read
+
+        # the message has the place and the fix
         raise TrainkitError(next(e["message"] for e in reversed(read(directory)) if e["type"] == "run_finished"))
     return DONE if code is None else code
+
+
+class EventPrinter:
+    """Prints each event that it is called with as lines for people or as JSON, and adds them to `trainer.log`.
+
+    A reader of stdout that goes away does not end the run.
+    """
+
+    def __init__(self, directory: Path, *, as_json: bool) -> None:
+        from trainkit.events.plain_log import PlainLog
+        from trainkit.run.process import LOG
+
+        self._plain = None if as_json else PlainLog()
+        self._path = directory / LOG
+        self._has_reader = True
+
+    def __enter__(self) -> Self:
+        # unbuffered: a full disk would refuse what is left in a buffer a second time, at exit
+        self._file = self._path.open("ab", buffering=0)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def __call__(self, event: Event) -> None:
+        from trainkit.events.plain_log import as_json
+
+        for line in self._plain.feed(event) if self._plain else [as_json(event)]:
+            self._file.write(f"{line}\n".encode(errors="replace"))
+            if self._has_reader:
+                try:
+                    print(line, flush=True)
+                except BrokenPipeError:
+                    self._has_reader = False
+                    sys.stdout = open("/dev/null", "w")  # noqa: SIM115 - the interpreter flushes stdout when it exits

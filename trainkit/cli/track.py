@@ -1,53 +1,71 @@
-"""`trainkit track`: a run's log to its trackers, or as a table, also long after."""
+"""`trainkit track`: copy a run's log to its trackers, or write it as a table, during the run or after it."""
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
-from trainkit.cli.where import run_directory
-from trainkit.rundir.directory import as_typed, recipe_of
+import typer
+
+from trainkit.cli.options import RunName
 from trainkit.text import neutralise
-from trainkit.track.projections import Name, asked, require
+
+EXCLUSIVE = [("--to", "--table", "a table goes to a file, not to a tracker")]
 
 
-def track(run: str, *, to: Name | None, table: Path | None) -> str:
-    """Bring trackers up to date with a run, or write its numbers to `table`; what was done, a line each.
+class Tracker(StrEnum):
+    """Where a run can be tracked."""
 
-    Without `to`, the trackers that the run's recipe asks for; Aim where it asks for none. Doing it again changes
-    nothing: each goes on as the same run there.
+    AIM = "aim"
+    TENSORBOARD = "tensorboard"
+    WANDB = "wandb"
 
-    Raises:
-        TrainkitError: there is no such run, the tracker is not installed or cannot be written, or the table cannot.
+
+def track(
+    run: RunName,
+    to: Annotated[
+        Tracker | None, typer.Option(help="The tracker; by default those of the run's recipe.", show_default=False)
+    ] = None,
+    table: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the metrics to a .csv or .parquet file instead.", show_default=False),
+    ] = None,
+) -> str:
+    """Copy a run's log to its trackers, or to a table.
+
+    During the run or after it. Copying again changes nothing.
     """
+    from trainkit.cli.where import run_directory
+    from trainkit.rundir.directory import recipe_of
+    from trainkit.track.projections import Name, enabled, require
+
     directory = run_directory(run)
     if table is not None:
         from trainkit.track.table import write
 
         return f"{write(directory, table):,} steps in {table}"
     spec = recipe_of(directory).recipe.track
-    names: list[Name] = [to] if to else asked(spec) or ["aim"]
+    names: list[Name] = [to.value] if to else enabled(spec) or ["aim"]
     for name in names:
         require(name)
     from trainkit.track.tail import follow
 
-    told = []
+    lines = []
     for name in names:
-        done = follow(directory.resolve(), name, spec)
-        told.append(f"{_where(name, done.run, done.repository, directory)} has steps up to {done.last_step:,}")
-    return neutralise("\n".join(told))
+        progress = follow(directory.resolve(), name, spec)
+        where = _where(name, progress.run, progress.repository, directory)
+        lines.append(f"{where} has steps up to {progress.last_step:,}")
+    return neutralise("\n".join(lines))
 
 
-def _where(name: Name, run: str, repository: str, directory: Path) -> str:
-    match name:
-        case "aim":
-            return f"Aim run {run} in {repository}/.aim"
-        case "tensorboard":
-            runs = as_typed(directory.parent)
-            return f"TensorBoard's {as_typed(directory / 'tensorboard')} (tensorboard --logdir {runs})"
-        case "wandb":
-            sync = (
-                f" (wandb sync {as_typed(directory / 'wandb')}/offline-run-*)"
-                if repository.startswith("offline")
-                else ""
-            )
-            return f"W&B run {run}{sync}"
+def _where(name: str, run: str, repository: str, directory: Path) -> str:
+    from trainkit.rundir.directory import as_typed
+
+    if name == "aim":
+        return f"Aim run {run} in {repository}/.aim"
+    if name == "tensorboard":
+        how = f"tensorboard --logdir {as_typed(directory.parent)}"
+        return f"TensorBoard's {as_typed(directory / 'tensorboard')} ({how})"
+    sync = f" (wandb sync {as_typed(directory / 'wandb')}/offline-run-*)" if repository.startswith("offline") else ""
+    return f"W&B run {run}{sync}"

@@ -1,4 +1,4 @@
-"""What a person means by RUN and RUN/STEP."""
+"""Find what a person means by RUN, RUN/STEP or a directory of runs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ RUNS = Path("runs")
 
 
 def find_run(text: str) -> tuple[Path, int | None]:
-    """(directory of the run, step) of RUN, RUN/STEP or RUN/checkpoints/STEP; the step is None where none is named.
+    """Return (the run's directory, the step) of RUN, RUN/STEP or RUN/checkpoints/STEP; without a step, None.
 
-    RUN is a path or a name below `runs/`. Whether there is a checkpoint of that step is not looked at. A run that has
-    a number for a name comes first.
+    RUN is a path or a name in `runs/`. A run whose name is a number takes precedence over a step. Does not check
+    whether that step has a checkpoint.
 
     Raises:
-        TrainkitError: there is no such run; names the nearest that there are.
+        TrainkitError: there is no such run; suggests similar names.
     """
     for path in (Path(text), RUNS / text):
         if is_run(path):
@@ -30,23 +30,23 @@ def find_run(text: str) -> tuple[Path, int | None]:
 
 
 def run_directory(text: str) -> Path:
-    """The directory of a RUN that must not name a step. Raises TrainkitError."""
+    """Return the directory of a RUN, which must not name a step. Raises TrainkitError."""
     directory, step = find_run(text)
     if step is not None:
-        raise TrainkitError(f"'{text}' is a checkpoint, where a run is asked for", hint=f"say {directory}")
+        raise TrainkitError(f"'{text}' is a checkpoint, but this command takes a run", hint=f"write {directory}")
     return directory
 
 
 def directory_of_runs(text: str | None) -> Path | None:
-    """The directory of many runs that is meant, `runs/` where none is named; None where a run is.
+    """Return the directory of runs that `text` names, by default `runs/`; None where it names a run.
 
     Raises:
-        TrainkitError: none is named, and there is no `runs/`.
+        TrainkitError: `text` is None, and there is no `runs/` here.
     """
     path = RUNS if text is None else Path(text)
     if text is None and not path.is_dir():
         raise TrainkitError(
-            f"there is no directory {RUNS}/ here", hint="begin a run: trainkit run RECIPE   or name a directory of runs"
+            f"there is no directory {RUNS}/ here", hint="start a run: trainkit run RECIPE   or name a directory of runs"
         )
     if is_run(path) or (text is not None and (is_run(RUNS / text) or not runs_in(path))):
         return None
@@ -54,7 +54,7 @@ def directory_of_runs(text: str | None) -> Path | None:
 
 
 def runs_in(directory: Path) -> list[Path]:
-    """The runs directly below a directory, by name; drafts, whose names begin with a dot, are none."""
+    """Return the runs directly in a directory, by name, without drafts, whose names begin with a dot."""
     try:
         return sorted(path for path in directory.iterdir() if not path.name.startswith(".") and is_run(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -69,4 +69,4 @@ def _nearest(text: str) -> str:
         return f"did you mean {' or '.join(near)}?"
     if names:
         return f"runs here: {', '.join(names[:8])}{' …' if len(names) > 8 else ''}"
-    return f"no runs in {RUNS.absolute()}; begin one: trainkit run RECIPE"
+    return f"there are no runs in {RUNS.absolute()}; start one: trainkit run RECIPE"

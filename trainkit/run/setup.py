@@ -30,7 +30,7 @@ from trainkit.run.out_of_memory import Restart, smaller_plan, start_again
 from trainkit.run.prepare import prepare_training
 from trainkit.run.start import Start
 from trainkit.tasks import check_tokenizer
-from trainkit.track.projections import asked, require
+from trainkit.track.projections import enabled, require
 from trainkit.train.build import build, model_shapes
 from trainkit.train.profile import check_steps
 from trainkit.train.signals import Signals
@@ -99,7 +99,7 @@ def train(
 
 def check_before_data(recipe: Recipe, start: Start, *, done: int) -> None:
     """Raise TrainkitError for what is wrong with a run and can be known before anything is tokenised."""
-    for tracker in asked(recipe.track):
+    for tracker in enabled(recipe.track):
         if tracker != "aim":  # Aim is installed with trainkit; an alert reports it if it is missing nevertheless
             require(tracker)
     recipe.task.check_documents(recipe.data.train)

@@ -12,7 +12,7 @@ from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.schema import Event
 from trainkit.recipe.sections.track import Track
 from trainkit.track import mapping
-from trainkit.track.progress import TrackerProgress
+from trainkit.track.projections import TrackerProgress
 
 T = TypeVar("T")
 

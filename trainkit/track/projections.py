@@ -1,16 +1,17 @@
-"""Which trackers there are, and what each needs. Imports none of them."""
+"""Which trackers exist, what each needs, and `aim.json` and its like: how far a run has been copied. Imports none of
+them."""
 
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from trainkit.errors import TrainkitError
 from trainkit.events.schema import Event
 from trainkit.recipe.sections.track import Track
-
-if TYPE_CHECKING:
-    from trainkit.track.progress import TrackerProgress
 
 Name = Literal["aim", "tensorboard", "wandb"]
 NAMES: tuple[Name, ...] = get_args(Name)
@@ -27,6 +28,29 @@ ABOUT: dict[Name, About] = {
     "tensorboard": About("TensorBoard", "tensorboardX"),
     "wandb": About("W&B", "wandb"),
 }
+
+
+@dataclass
+class TrackerProgress:
+    """Which run of a tracker a run is, and how much of its log the tracker has."""
+
+    run: str
+    """What the tracker calls the run, the same for every attempt: of Aim the hash, of W&B the id."""
+    repository: str
+    """Where it is kept: of Aim the directory that holds `.aim`, of W&B the mode and the project."""
+    offset: int = 0
+    """Bytes of the event log whose events have been copied."""
+    last_step: int = 0
+    """The furthest step among them, messages not counted: what a course that is given up leaves to be forgotten."""
+    messages: int = 0
+    """Alerts, commands and log lines among them: their steps in Aim, as several may happen at one step of training."""
+    attempt: int = 0
+    """The newest attempt seen."""
+    pid: int | None = None
+    process_started: float | None = None
+    """Of the trainer of that attempt."""
+    finished: bool = False
+    """Whether that attempt has ended and said so."""
 
 
 class Projection(Protocol):
@@ -51,13 +75,13 @@ class Projection(Protocol):
         """Let others see all that was written."""
 
 
-def asked(spec: Track) -> list[Name]:
-    """The trackers that a recipe asks for."""
+def enabled(spec: Track) -> list[Name]:
+    """Return the trackers that a recipe turns on."""
     return [name for name in NAMES if getattr(spec, name)]
 
 
 def installed(name: Name) -> bool:
-    """Whether its package is here. A directory of the same name, as W&B makes them, is none."""
+    """Return whether a tracker's package is installed. A directory of that name, such as W&B makes, does not count."""
     found = importlib.util.find_spec(ABOUT[name].package)
     return found is not None and found.origin is not None
 
@@ -68,3 +92,19 @@ def require(name: Name) -> None:
         title, package = ABOUT[name]
         how = f"uv sync --extra {name}   or   pip install 'trainkit[{name}]'" if name != "aim" else "pip install aim"
         raise TrainkitError(f"{title} needs {package}, which is not installed", where=f"track.{name}", hint=how)
+
+
+def read_progress(run_directory: Path, name: Name) -> TrackerProgress | None:
+    """Return how far a tracker has been brought; None where it never was, or another version wrote the file."""
+    try:
+        found: Any = json.loads((run_directory / f"{name}.json").read_text(encoding="utf-8"))
+        return TrackerProgress(**found)
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
+
+
+def write_progress(run_directory: Path, name: Name, progress: TrackerProgress) -> None:
+    """Replace the file of the tracker's progress in one go."""
+    fresh = run_directory / f".{name}.json"
+    fresh.write_text(json.dumps(asdict(progress)), encoding="utf-8")
+    fresh.replace(run_directory / f"{name}.json")

@@ -8,8 +8,7 @@ import time
 from pathlib import Path
 
 from trainkit.recipe.sections.track import Track
-from trainkit.track import progress
-from trainkit.track.projections import ABOUT, Name, asked, installed
+from trainkit.track.projections import ABOUT, Name, enabled, installed, read_progress
 
 
 class Sidecar:
@@ -56,7 +55,7 @@ class Sidecar:
         """What the tracker calls the run; None where the sidecar has not opened it within `patience` seconds, or died
         before."""
         deadline = time.monotonic() + patience
-        while (found := progress.read(self._run, self.name)) is None and time.monotonic() < deadline:
+        while (found := read_progress(self._run, self.name)) is None and time.monotonic() < deadline:
             if self._process is None or self._process.poll() is not None:
                 break
             time.sleep(0.05)
@@ -92,7 +91,7 @@ class Sidecars:
 
     @classmethod
     def start(cls, run_directory: Path, spec: Track) -> Sidecars:
-        return cls([Sidecar.start(run_directory, name, spec) for name in asked(spec)])
+        return cls([Sidecar.start(run_directory, name, spec) for name in enabled(spec)])
 
     def poll(self) -> list[tuple[str, str]]:
         """(tracker, what went wrong there), each once. Does not wait."""

@@ -16,9 +16,7 @@ from trainkit.events.log import Tail
 from trainkit.events.process import process_alive
 from trainkit.events.schema import FOREIGN, Event
 from trainkit.recipe.sections.track import Track
-from trainkit.track import progress as progress_file
-from trainkit.track.progress import TrackerProgress
-from trainkit.track.projections import ABOUT, Name, Projection
+from trainkit.track.projections import ABOUT, Name, Projection, TrackerProgress, read_progress, write_progress
 
 #: Kinds of events that a tracker keeps whatever later attempts do again: commands are messages to it.
 STAYS = MESSAGES | {"control"}
@@ -47,7 +45,7 @@ def follow(run_directory: Path, name: Name, spec: Track) -> TrackerProgress:
             hint=f"once that is mended: trainkit track {run_directory} goes on where it ended",
             exit_code=FAILED,
         ) from error
-    done = progress_file.read(run_directory, name)
+    done = read_progress(run_directory, name)
     assert done is not None
     return done
 
@@ -72,7 +70,7 @@ def _copied(run_directory: Path, name: Name, spec: Track) -> bool:
 
 
 def _open(run_directory: Path, name: Name, spec: Track) -> Projection:
-    known = progress_file.read(run_directory, name)
+    known = read_progress(run_directory, name)
     match name:
         case "aim":
             from trainkit.track.aim_run import AimRun
@@ -94,7 +92,7 @@ class _Copy:
     def __init__(self, run_directory: Path, name: Name, projection: Projection) -> None:
         self._run, self._name, self._projection = run_directory, name, projection
         self._progress = projection.progress
-        progress_file.write(run_directory, name, self._progress)
+        write_progress(run_directory, name, self._progress)
         self.problems: list[str] = []
 
     def to_the_end(self) -> bool:
@@ -111,7 +109,7 @@ class _Copy:
                     self.problems.append(f"{type(error).__name__}: {error}, in an event of step {event['step']!r}")
             if events:
                 self._progress.offset = tail.offset
-                progress_file.write(self._run, self._name, self._progress)
+                write_progress(self._run, self._name, self._progress)
             elif over:
                 return True
             else:

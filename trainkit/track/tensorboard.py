@@ -26,7 +26,7 @@ from tensorboardX.record_writer import RecordWriter
 from trainkit.events.schema import Event
 from trainkit.track import mapping
 from trainkit.track.mapping import Distribution
-from trainkit.track.progress import TrackerProgress
+from trainkit.track.projections import TrackerProgress
 
 #: In the run's directory, so that `tensorboard --logdir runs` lists every run by its name.
 DIRECTORY = "tensorboard"

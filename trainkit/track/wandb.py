@@ -22,7 +22,7 @@ from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.schema import Event
 from trainkit.recipe.sections.track import Track, WandB
 from trainkit.track import mapping
-from trainkit.track.progress import TrackerProgress
+from trainkit.track.projections import TrackerProgress
 
 #: In the run's directory; W&B gives it that name.
 DIRECTORY = "wandb"

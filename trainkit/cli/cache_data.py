@@ -1,0 +1,163 @@
+"""`trainkit cache-data`: tokenise ahead of time, and verify, repair, show or export what is tokenised."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trainkit.cli.options import Overrides, RecipePath
+from trainkit.cli.progress import show_progress
+from trainkit.errors import DONE, FAILED, TrainkitError
+from trainkit.text import format_bytes, format_duration, plural
+
+if TYPE_CHECKING:
+    from trainkit.data.cache.build import Cache
+    from trainkit.data.cache.engine import Engine
+    from trainkit.recipe import Recipe
+
+_ONLY_COMPARES = "--verify only compares shards with their checksums"
+EXCLUSIVE = [
+    ("--rebuild", "--repair", "--rebuild deletes what --repair would repair"),
+    ("--verify", "--repair", "--repair verifies too"),
+    *(
+        ("--verify", option, _ONLY_COMPARES)
+        for option in ("--rebuild", "--show", "--export", "--workers", "--engine", "--address")
+    ),
+]
+NEEDS = [("--address", "--engine")]
+
+
+class EngineName(StrEnum):
+    """Who tokenises."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
+def cache_data(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Number of workers that tokenise.")] = None,
+    engine: Annotated[
+        EngineName,
+        typer.Option(
+            help="What tokenises: threads of this process, or a Ray cluster. All hosts of the cluster must see the"
+            " sources and the cache directory (data.cache) at the same paths."
+        ),
+    ] = EngineName.LOCAL,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="Address of the Ray cluster, HOST:PORT or auto. Default: RAY_ADDRESS, or a cluster started here.",
+            show_default=False,
+        ),
+    ] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Only compare the shards with their checksums.")] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Compare the shards with their checksums and rewrite damaged ones.")
+    ] = False,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Delete the whole cache directory first.")] = False,
+    show: Annotated[int, typer.Option(metavar="N", min=0, help="Print the first N examples.")] = 0,
+    export: Annotated[
+        Path | None,
+        typer.Option(metavar="DIRECTORY", help="Also write the tokens as Parquet files.", show_default=False),
+    ] = None,
+) -> str | tuple[str, int]:
+    """Tokenise the data of a recipe ahead of time."""
+    from trainkit.hub.recipe import load
+
+    parsed = load(recipe, overrides or []).recipe
+    directory = Path(parsed.data.cache)
+    if verify:
+        return _verify(directory)
+    from trainkit.data import storage
+    from trainkit.data.cache.build import build
+
+    with _engine(engine, address, workers) as tokenise:
+        if rebuild:
+            storage.remove(directory)
+        lines = _repair(directory) if repair else []
+        start = time.monotonic()
+        with show_progress() as progress:
+            cache = build(parsed, engine=tokenise, progress=progress)
+    lines += _summary(cache, parsed, time.monotonic() - start)
+    if export is not None:
+        from trainkit.data.export import export as write
+
+        lines.append(f"exported {plural(len(write(cache, export)), 'file')} to {export}")
+    return "\n".join([*lines, *_examples(cache, parsed, show)])
+
+
+@contextmanager
+def _engine(name: EngineName, address: str | None, workers: int | None) -> Iterator[Engine]:
+    if name is EngineName.RAY:
+        from trainkit.data.cache.ray_engine import cluster
+
+        with cluster(address, workers=workers) as engine:
+            yield engine
+        return
+    if address is not None:
+        raise TrainkitError("--address is the address of a Ray cluster", hint="add --engine ray, or omit --address")
+    from trainkit.data.cache.engine import threads
+
+    yield threads(workers)
+
+
+def _verify(directory: Path) -> tuple[str, int]:
+    """Compare all shards of a cache with their checksums, and return what to print and the exit code."""
+    from trainkit.data.cache.verify import verify
+
+    with show_progress() as progress:
+        found = verify(directory, progress)
+    lines = [f"{file}: {problem}" for file, problem in found.damaged]
+    if lines:
+        lines.append(f"{len(lines)} of {plural(found.shards, 'shard')} are damaged; to rewrite them: --repair")
+        return "\n".join(lines), FAILED
+    return f"{plural(found.shards, 'shard')}, {format_bytes(found.bytes)}: undamaged", DONE
+
+
+def _repair(directory: Path) -> list[str]:
+    from trainkit.data.cache.verify import remove, verify
+
+    with show_progress() as progress:
+        found = verify(directory, progress)
+    remove(directory, found)
+    return [f"{file}: {problem}; rewritten" for file, problem in found.damaged]
+
+
+def _examples(cache: Cache, recipe: Recipe, number: int) -> Iterator[str]:
+    if not number:
+        return
+    from trainkit.cli.inspect import row_lines
+    from trainkit.data.batches.dataset import TrainSet
+    from trainkit.data.checks.show import show
+
+    data = TrainSet(cache, recipe)
+    rows = (row for step in itertools.count() for row in show(cache, data, step))
+    for row in itertools.islice(rows, number):
+        yield ""
+        yield from row_lines(row, colour=sys.stdout.isatty())
+
+
+def _summary(cache: Cache, recipe: Recipe, seconds: float) -> list[str]:
+    from trainkit.data.checks.supervision import find_problems
+
+    rows = [("SET", "DOCUMENTS", "BYTES", "TOKENS")]
+    for name, stream in {"train": cache.train, **cache.validation}.items():
+        size, tokens = (stream.bytes, f"{stream.tokens:,}") if cache.tokenizer else (stream.tokens, "-")
+        rows.append((name, f"{stream.documents:,}", format_bytes(size), tokens))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    table = [f"{row[0]:<{widths[0]}}  " + "  ".join(map(str.rjust, row[1:], widths[1:])) for row in rows]
+    table += [f"{finding.level}: {finding.message}" for finding in find_problems(cache, recipe)]
+    if cache.left_out.refused:
+        table.append(f"skipped documents are listed in {cache.list_rejected()}")
+    vocabulary = f"vocabulary {cache.vocab_size:,}, " if cache.tokenizer else ""
+    return [*table, f"{vocabulary}{format_duration(seconds)}, in {cache.directory}"]

@@ -1,0 +1,44 @@
+"""`trainkit check`: everything that is wrong with a recipe, without training anything. Imports no numpy and no jax."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainkit.cli.options import Overrides, RecipePath
+from trainkit.errors import TrainkitError
+
+if TYPE_CHECKING:
+    from trainkit.recipe.toml.load import Loaded
+
+
+def check(recipe: RecipePath, overrides: Overrides = None) -> str:
+    """Report everything that is wrong with a recipe."""
+    from trainkit.hub.recipe import load, notes
+    from trainkit.plan import Devices, make_plan, steps_need_data
+    from trainkit.recipe.toml.load import locate_error
+
+    loaded = load(recipe, overrides or [])
+    parsed = loaded.recipe
+    summary = [f"{parsed.model.type}"]
+    trained = parsed.tokenizer.train if parsed.tokenizer else None
+    if (trained is not None or not parsed.data.is_text) and not steps_need_data(parsed):
+        vocab_size = trained.vocab_size if trained else 0
+        try:
+            # for one device; `trainkit plan`, which knows the devices, says whether the batch divides over more
+            plan = make_plan(parsed, devices=Devices(count=parsed.parallel.fsdp), vocab_size=vocab_size, data=None)
+        except TrainkitError as error:
+            raise locate_error(error, loaded) from error
+        unit = "examples" if plan.sequence_length is None else "tokens"
+        summary += [f"{plan.parameters:,} parameters", f"{plan.steps:,} steps of {plan.tokens_per_step:,} {unit}"]
+    else:
+        summary.append(_length(loaded))
+    lines = [f"ok: {parsed.run.name}: {', '.join(summary)}", *(f"note: {note}" for note in notes(parsed))]
+    return "\n".join(lines)
+
+
+def _length(loaded: Loaded) -> str:
+    train = loaded.recipe.train
+    for unit, number in (("steps", train.steps), ("tokens", train.tokens)):
+        if number is not None:
+            return f"{number:,} {unit}"
+    return f"{train.epochs:g} epochs"

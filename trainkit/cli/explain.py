@@ -1,0 +1,75 @@
+"""`trainkit explain`: what a key of a recipe means. Imports no numpy and no jax."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trainkit.cli.options import Overrides, RecipePath
+from trainkit.errors import TrainkitError
+
+if TYPE_CHECKING:
+    from trainkit.recipe.toml.load import Loaded
+    from trainkit.recipe.toml.positions import Key
+
+
+def explain(
+    recipe: RecipePath,
+    key: Annotated[str, typer.Argument(metavar="KEY", help="A key such as train.batch_size, or a section.")],
+    overrides: Overrides = None,
+) -> str:
+    """Show a key's meaning, allowed values, value and origin."""
+    from trainkit.hub.recipe import load
+    from trainkit.recipe.toml import schema
+    from trainkit.recipe.toml.positions import dotted
+
+    loaded = load(recipe, overrides or [])
+    language = type(loaded.recipe)
+    values = loaded.recipe.model_dump(by_alias=True)
+    parts: Key = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
+    node = schema.node_at(parts, values, language)
+    if node is None:
+        known = [dotted(leaf) for leaf in schema.leaves(language)]
+        near = difflib.get_close_matches(key, known, n=3) or [
+            k for k in known if k.split(".")[-1] == key.split(".")[-1]
+        ]
+        raise TrainkitError(
+            f"a recipe has no key '{key}'",
+            hint=f"did you mean {' or '.join(near)}?" if near else "trainkit schema lists all keys",
+        )
+    value = _value(values, parts)
+    lines = [_line(key, value, loaded)]
+    if meaning := schema.meaning(node):
+        lines.append(f"  {meaning}")
+    lines.append(f"  allowed: {schema.describe(node)}")
+    if "default" in node and node["default"] is not None and not isinstance(node["default"], dict):
+        lines.append(f"  default: {json.dumps(node['default'])}")
+    for name, child in schema.keys_of(node, value).items():
+        inner = f"{key}.{name}"
+        lines += ["", "  " + _line(inner, _value(values, (*parts, name)), loaded)]
+        lines.append(f"    {schema.meaning(child)}".rstrip() or f"    {schema.describe(child)}")
+    return "\n".join(lines)
+
+
+def _line(key: str, value: Any, loaded: Loaded) -> str:
+    from trainkit.recipe.toml.values import toml_value
+
+    if isinstance(value, dict) or (isinstance(value, tuple) and value and isinstance(value[0], dict)):
+        return f"[{key}]"
+    said = "not given" if value is None else toml_value(value)
+    origin = loaded.origins.get(key)
+    return f"{key} = {said}" + (f"  ({origin})" if origin and value is not None else "")
+
+
+def _value(values: Any, key: Key) -> Any:
+    for part in key:
+        if isinstance(values, dict):
+            values = values.get(part)
+        elif isinstance(values, tuple) and isinstance(part, int) and part < len(values):
+            values = values[part]
+        else:
+            return None
+    return values

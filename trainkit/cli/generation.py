@@ -1,0 +1,160 @@
+"""What `generate` and `chat` share: the options of sampling, opening a model, and printing what it writes."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+
+import typer
+
+from trainkit.errors import TrainkitError
+from trainkit.text import NeutralStream, neutralise
+
+if TYPE_CHECKING:
+    from trainkit.infer.settings import GenerationSettings
+    from trainkit.infer.trained_model import TrainedModel
+
+T = TypeVar("T")
+
+#: Of a text, where neither a person nor the model's files say how many.
+MAX_TOKENS = 100
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN[/STEP]",
+        help="A run, one of its checkpoints, or a directory with a Hugging Face checkpoint or PEFT adapter.",
+        show_default=False,
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of `generate` and `chat` that control sampling; None where one is not given."""
+
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="The most tokens to generate; the model's context is the other limit.",
+            show_default="100; 500 in chat",
+        ),
+    ] = None
+    temperature: Annotated[
+        float | None,
+        typer.Option(help="Divide the logits by this; 0 always takes the most likely token.", show_default="0.8"),
+    ] = None
+    top_k: Annotated[
+        int | None,
+        typer.Option(min=0, help="Sample from this many most likely tokens; 0: from all.", show_default=False),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Sample from the most likely tokens with this total probability.", show_default=False),
+    ] = None
+    min_p: Annotated[
+        float | None,
+        typer.Option(
+            help="Sample from tokens at least this fraction as likely as the best.",
+            show_default=False,
+        ),
+    ] = None
+    repetition_penalty: Annotated[
+        float | None,
+        typer.Option(help="Above 1, makes tokens that already occurred less likely.", show_default="1"),
+    ] = None
+    stop: Annotated[
+        list[str] | None, typer.Option(help="End the text at this string; may be repeated.", show_default=False)
+    ] = None
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=2**32 - 1,
+            help="The same seed gives the same text; random if omitted.",
+            show_default=False,
+        ),
+    ] = None
+
+    def settings(self) -> dict[str, Any]:
+        """Return the options that were given, for `trainkit.infer.settings`."""
+        return {name: value for name, value in vars(self).items() if name not in ("stop", "seed") and value is not None}
+
+
+def with_options(command: Callable[..., T]) -> Callable[..., T]:
+    """Return the command with an option for each field of `Options`; it receives them together as `options`."""
+    hints = get_type_hints(Options, include_extras=True)
+    added = [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=hint) for name, hint in hints.items()]
+    own = [p for p in signature(command, eval_str=True).parameters.values() if p.name != "options"]
+
+    @wraps(command)
+    def wrapper(**given: Any) -> T:
+        options = Options(**{name: given.pop(name) for name in hints})
+        return command(**given, options=options)
+
+    wrapper.__signature__ = Signature([*own, *added])  # type: ignore[attr-defined]
+    return wrapper
+
+
+def open_model(what: str) -> TrainedModel:
+    """Return the model of RUN or RUN/STEP, or of a directory with a Hugging Face checkpoint or a PEFT adapter.
+
+    Raises TrainkitError.
+    """
+    from trainkit.cli.where import find_run
+    from trainkit.rundir.summary import is_run
+
+    path = Path(what)
+    configs = (path / "config.json", path / "adapter_config.json")
+    pretrained = any(config.is_file() for config in configs) and not is_run(path)
+    directory, step = (path, None) if pretrained else find_run(what)
+    from trainkit.infer.trained_model import open_pretrained, open_run
+    from trainkit.parallel.compile_cache import use_compile_cache
+
+    use_compile_cache()
+    return open_pretrained(directory) if pretrained else open_run(directory, step)
+
+
+def new_seed() -> int:
+    """Return a random seed."""
+    return secrets.randbits(32)
+
+
+def check(options: Options) -> None:
+    """Raise TrainkitError where an option is out of range, before a model is loaded."""
+    from trainkit.infer.settings import settle
+
+    if "" in (options.stop or ()):
+        raise TrainkitError(
+            "an empty stop string would end every text before it begins", where="--stop", hint="omit it"
+        )
+    settle(options.settings(), None, max_tokens=MAX_TOKENS)
+
+
+def settle_options(options: Options, trained: TrainedModel, *, max_tokens: int) -> GenerationSettings:
+    """Return the options, with the rest from the model's files, which is noted on stderr. Raises TrainkitError."""
+    from trainkit.hub.generation import generation
+    from trainkit.infer.settings import settle
+
+    config = generation(trained.directories)
+    settings = settle(options.settings(), config, max_tokens=max_tokens)
+    for note in settings.notes:
+        print(neutralise(note), file=sys.stderr)
+    return settings
+
+
+def printable(text: str) -> str:
+    """Return a model's text for stdout: on a terminal it must not move the cursor."""
+    return neutralise(text, flowing=True) if sys.stdout.isatty() else text
+
+
+def stream_printable() -> Callable[[str], str]:
+    """Return a function that does the same for a text that comes in pieces."""
+    return NeutralStream().add if sys.stdout.isatty() else str

@@ -1,0 +1,29 @@
+"""`trainkit verify`: whether checkpoints are as they were written."""
+
+from __future__ import annotations
+
+from trainkit.cli.options import RunOrStep
+from trainkit.errors import DONE, FAILED, TrainkitError
+from trainkit.text import neutralise
+
+
+def verify(run: RunOrStep) -> int:
+    """Compare every byte of checkpoints with their checksums."""
+    from trainkit.checkpoint import store
+    from trainkit.cli.where import find_run
+
+    directory, step = find_run(run)
+    found = store.step_directories(directory) if step is None else [store.directory_of(directory) / str(step)]
+    if not found or not all(path.is_dir() for path in found):
+        steps = ", ".join(path.name for path in store.step_directories(directory)) or "none"
+        problem = "the run has no checkpoint yet" if step is None else f"there is no checkpoint of step {step}"
+        raise TrainkitError(f"{problem}; there are: {steps}", where=str(directory))
+    damaged = 0
+    for path in found:
+        problems = store.verify(path)
+        damaged += bool(problems)
+        # at once: reading a large checkpoint takes minutes
+        print(f"{path}: {'damaged' if problems else 'ok'}", flush=True)
+        for problem in problems:
+            print(f"  {neutralise(problem)}", flush=True)
+    return FAILED if damaged else DONE
