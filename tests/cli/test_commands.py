@@ -101,7 +101,6 @@ def test_an_option_that_does_nothing_without_another_is_refused(
     [
         (["watch", ".", "--page", "data"], "--page shows one run, and . is a directory of runs"),
         (["watch", ".", "--once", "--size", "80x24"], "--size is for the picture of one run"),
-        (["generate", "x", "a", "--count", "3", "--temperature", "0"], "would print the same text 3 times"),
         (["export", "x", "out", "--format", "peft", "--dtype", "bfloat16"], "omit --dtype"),
         (["cache-data", "sample.toml", "--engine", "local", "--address", "auto"], "add --engine ray"),
     ],

@@ -108,11 +108,11 @@ def test_what_is_not_typed_is_as_the_model_s_own_generation_config_says_which_is
         (["generate", "tny", "x"], "there is no run 'tny'\nhint: did you mean tiny?"),
         (["generate", "tiny/5", "x"], "there is no checkpoint of step 5; there are: 3, 6"),
         (["generate", "tiny", "x", "--top-p", "2"], "top_p must be above 0 and at most 1, found 2.0"),
-        (["generate", "tiny", "x", "--stop", ""], "a stop string is empty"),
-        (["generate", "tiny", "--file", "none.txt"], "none.txt: cannot read the prompts: No such file or directory"),
+        (["generate", "tiny", "x", "--stop", ""], "an empty stop string"),
+        (["generate", "tiny", "--file", "none.txt"], "none.txt: the prompts cannot be read: No such file or directory"),
         (["generate", "tiny", *["a dog"] * 16, "the cat " * 5000], "prompt 17 of 17 has "),
         (["chat", "tiny"], "or continue plain text with --raw"),
-        (["chat", "tiny", "--raw", "--system", "be kind"], "--raw knows no system's message"),
+        (["chat", "tiny", "--raw", "--system", "be kind"], "--system and --raw exclude each other"),
     ],
     ids=["no run", "no step", "top-p", "empty stop", "no file", "too long", "no template", "raw system"],
 )
@@ -133,7 +133,10 @@ def test_through_pipes_a_line_is_a_turn_and_only_answers_are_on_stdout(templated
     first, second = (m["content"] for m in messages[1::2])
     # what was forgotten changes nothing; what was not does
     assert done.stdout.startswith(f"{first}\n{second}\n{first}\n")
-    assert "chats/new.jsonl: cannot be written: No such file" in done.stderr and "there is no /nonsense" in done.stderr
+    assert (
+        "chats/new.jsonl: the conversation cannot be saved: No such file" in done.stderr
+        and "there is no command /nonsense" in done.stderr
+    )
 
 
 def test_what_is_told_beside_a_conversation_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,9 +151,9 @@ def test_in_a_terminal_ctrl_c_stops_an_answer_and_ctrl_d_ends(templated: Path) -
     around = environment() | {"TERM": "xterm"}
     terminal = Terminal(words, around, directory=templated, cells=(30, 200), controls=True, limit=LIMIT)
     try:
-        terminal.until(rb"/help says what there is.*> ")
+        terminal.until(rb"/help lists the commands.*> ")
         terminal.type(b"/help\n")
-        terminal.until(rb"forget what was said.*> ")
+        terminal.until(rb"start a new conversation.*> ")
         terminal.type(b"hello\n")
         terminal.until(rb"hello\r\n.*  ")
         terminal.type(b"\x03")
@@ -158,9 +161,9 @@ def test_in_a_terminal_ctrl_c_stops_an_answer_and_ctrl_d_ends(templated: Path) -
         # at any moment: readline alone hears one that comes before it waits for keys only with the next key
         for _ in range(20):
             terminal.type(b"half a li\x03")
-            terminal.until(rb"Ctrl-D or /quit ends.*> ")
+            terminal.until(rb"Ctrl-D or /quit quits.*> ")
         terminal.type(b"/system be kind\n")
-        terminal.until(rb"begun anew, with this message.*> ")
+        terminal.until(rb"new conversation with this.*> ")
         terminal.type(b"\x04")
         assert terminal.end() == DONE
     finally:

@@ -51,11 +51,6 @@ def generate(
     from trainkit.infer.generator import Generator, Request
 
     check(options)
-    if count > 1 and options.temperature == 0:
-        raise TrainkitError(
-            f"--count {count} with --temperature 0 would print the same text {count} times",
-            hint="omit --count, or choose a temperature above 0",
-        )
     texts = [text for text in _prompts(prompts or [], file) for _ in range(count)]
     trained = open_model(model)
     settings = settle_options(options, trained, max_tokens=MAX_TOKENS)
