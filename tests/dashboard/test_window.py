@@ -191,9 +191,9 @@ def test_one_frame_of_any_page_in_any_size_goes_through_a_pipe(run: Path) -> Non
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--size", "wide"), "'wide' is no size"),
-        (("--size", "0x9"), "'0x9' is no size"),
-        (("--size", "9x99999"), "'9x99999' is no size"),
+        (("--size", "wide"), "'wide' is not a size"),
+        (("--size", "0x9"), "'0x9' is not a size"),
+        (("--size", "9x99999"), "'9x99999' is not a size"),
         (("--page", "nowhere"), "there is no page 'nowhere'; there are overview, metrics"),
     ],
 )

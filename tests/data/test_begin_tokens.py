@@ -82,7 +82,7 @@ def test_the_plan_says_how_documents_begin_and_end_and_who_said_so(tmp_path):
         for how, options in {"own": {}, "new": {"pretrained": False}, "said": {"bos": False, "eos": False}}.items()
     }
     assert told == {
-        "own": "begin with <s> (as the tokenizer does by itself), end with </s>",
-        "new": "begin with no token of its own (as with a new model), end with </s>",
-        "said": "begin with no token of its own (as data.encoding.bos says), end with none",
+        "own": "begin with <s> (as the tokenizer itself does), end with </s>",
+        "new": "begin with no special token (the default for a new model), end with </s>",
+        "said": "begin with no special token (set by data.encoding.bos), end with no special token",
     }

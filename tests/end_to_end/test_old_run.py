@@ -106,7 +106,7 @@ def test_every_command_reads_an_old_run(resumed: Path, tmp_path: Path) -> None:
     ):
         done = trainkit(tmp_path, *arguments)
         assert done.returncode == 0 and shown in done.stdout + done.stderr, (arguments, done.stdout, done.stderr)
-    lines = "\n".join(inspect(str(run), (), step=2, first=1, rows=None, as_json=False))
+    lines = "\n".join(inspect(str(run), (), step=2, first=1, rows=None, json=False))
     assert "step 2 -> 3: 4 rows of 32 positions" in lines and "stories.jsonl" in lines
 
 

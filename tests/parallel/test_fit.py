@@ -329,7 +329,7 @@ def test_a_size_of_memory_is_read_as_it_is_written(text, size):
 
 @pytest.mark.parametrize("text", ["", "GB", "8 apples", "-1GB", "0GB", "1e9", "8IB"])
 def test_what_is_no_size_of_memory_is_refused(text):
-    with pytest.raises(TrainkitError, match="is no size of memory"):
+    with pytest.raises(TrainkitError, match="is not a size of memory"):
         parsed_bytes(text)
 
 
