@@ -314,9 +314,7 @@ def test_cached_data_is_counted_and_then_planned_with(call, tmp_path):
     assert head.split() == ["SET", "DOCUMENTS", "BYTES", "TOKENS"]
     assert train.split()[0] == "train" and held_out.split()[0] == "held-out"
     assert int(train.split()[1]) + int(held_out.split()[1]) == 30
-    assert skipped.startswith(
-        "warning: 1 document (3.2% of all, 0.0% of the bytes) was skipped, which cannot be read: "
-    )
+    assert skipped.startswith("warning: 1 document (3.2% of all, 0.0% of the bytes) was skipped as unreadable: ")
     assert "broken.txt:byte 3: is not UTF-8" in skipped
     assert where.endswith("/rejected.jsonl")
     assert last.startswith("vocabulary 300, ") and last.endswith(f" in {tmp_path}/cache")

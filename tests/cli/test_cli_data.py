@@ -90,7 +90,7 @@ def test_a_damaged_shard_is_named_and_made_again(place: Path) -> None:
 def test_an_exported_cache_is_read_as_one(place: Path) -> None:
     assert trainkit(place, "cache-data", "tiny.toml", "--export", "out").returncode == 0
     again = trainkit(place, "cache-data", "tiny.toml", "--export", "out")
-    assert again.returncode == 2 and "there is such a file already" in again.stderr
+    assert again.returncode == 2 and "a file of this name exists" in again.stderr
     tokenizer = next((place / "cache" / "tokenizers").rglob("tokenizer.json"))
     override = [
         *("--set", 'data.train=[{type="tokens", path="out/train-*.parquet"}]', "--set", "data.held_out=0.0"),
@@ -123,7 +123,7 @@ def test_what_was_skipped_is_listed(place: Path) -> None:
     assert done.returncode == 2 and "qa.jsonl:61" in done.stderr
     done = trainkit(place, "cache-data", "tiny.toml", "--set", 'data.on_error="skip"')
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("1 document (") == done.stdout.count("skipped, which cannot be read: qa.jsonl:6") == 2
+    assert done.stdout.count("1 document (") == done.stdout.count("skipped as unreadable: qa.jsonl:6") == 2
     path = re.search(r"listed in (\S+rejected\.jsonl)", done.stdout)
     assert path
     listed = [json.loads(line) for line in (place / path[1]).read_text().splitlines()]

@@ -132,14 +132,12 @@ def test_data_that_cannot_be_used_is_told_with_its_place_and_leaves_no_run(
 
 def test_what_was_skipped_is_counted_and_named_in_the_log_and_by_cache_data(trained: Path) -> None:
     (warning,) = [e for e in read(trained / "runs/tiny") if e["type"] == "log" and e["level"] == "warning"]
-    assert re.fullmatch(
-        r"1 document .*skipped, which cannot be read: latin.txt:byte 3: is not UTF-8.*", warning["message"]
-    )
+    assert re.fullmatch(r"1 document .*skipped as unreadable: latin.txt:byte 3: is not UTF-8.*", warning["message"])
     assert f"WARNING {warning['message']}" in (trained / "stdout").read_text()
     assert "1 document has no text and was left out" in (trained / "stdout").read_text()
     done = trainkit(trained, "cache-data", "tiny.toml")
     assert done.returncode == 0
-    assert re.search(r"1 document .*skipped, which cannot be read: latin.txt:byte 3", done.stdout)
+    assert re.search(r"1 document .*skipped as unreadable: latin.txt:byte 3", done.stdout)
     assert "latin.txt:byte 3: is not UTF-8" in done.stdout
 
 

@@ -385,7 +385,7 @@ def test_abandoned_temporary_files_are_swept_and_fresh_ones_are_not(tmp_path):
 
 def test_holding_out_nothing_or_everything_is_told(tmp_path):
     (tmp_path / "a.txt").write_text("one document", encoding="utf-8")
-    with pytest.raises(TrainkitError, match="holds none out") as caught:
+    with pytest.raises(TrainkitError, match="holds out none") as caught:
         caches.build(room.recipe(tmp_path, tmp_path / "a.txt", held_out=0.001))
     assert caught.value.where == "data.held_out"
     with pytest.raises(TrainkitError, match="the training data holds no text"):

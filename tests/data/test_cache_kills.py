@@ -160,11 +160,11 @@ def test_the_claim_of_a_dead_process_keeps_nobody_waiting(tmp_path):
 
 
 def test_only_one_at_a_time_has_a_claim(tmp_path):
-    with storage.claimed(tmp_path / "locks/a") as mine, storage.claimed(tmp_path / "locks/a") as theirs:
+    with storage.claim(tmp_path / "locks/a") as mine, storage.claim(tmp_path / "locks/a") as theirs:
         assert (mine, theirs) == (True, False)
-        with storage.claimed(tmp_path / "locks/b") as another:
+        with storage.claim(tmp_path / "locks/b") as another:
             assert another
-    with storage.claimed(tmp_path / "locks/a") as mine:
+    with storage.claim(tmp_path / "locks/a") as mine:
         assert mine
     assert not list((tmp_path / "locks").iterdir())
 

@@ -127,7 +127,7 @@ def test_a_little_that_is_cut_off_is_worth_a_line_and_no_warning(tmp_path):
 def test_duplicates_are_counted_with_two_places_where_one_is(tmp_path):
     path = room.write_jsonl(tmp_path / "a.jsonl", [*DISTINCT[:7], "twice", *DISTINCT[7:90], "twice", "twice"])
     message = the_one(room.recipe(tmp_path, path), "warning")
-    assert message == f"train: 2 of 93 documents (2.2%) are there already, such as {path}:8 and {path}:92"
+    assert message == f"train: 2 of 93 documents (2.2%) repeat an earlier one, such as {path}:8 and {path}:92"
 
 
 def test_documents_of_a_validation_set_that_are_trained_on_are_counted_with_a_place(tmp_path):
@@ -136,7 +136,7 @@ def test_documents_of_a_validation_set_that_are_trained_on_are_counted_with_a_pl
         csv.writer(file).writerows([["text"], ["another"], [DISTINCT[3]]])
     recipe = room.recipe(tmp_path, train, validation=({"path": str(tmp_path / "own.csv"), "name": "own"},))
     message = the_one(recipe, "warning")
-    assert message.startswith("own: 1 of 2 documents are in the training data too, such as ")
+    assert message.startswith("own: 1 of 2 documents are also in the training data, such as ")
     assert message.endswith(f"{tmp_path / 'own.csv'}:row 1")
 
 
@@ -153,7 +153,9 @@ def test_of_very_many_documents_a_part_is_compared_and_it_is_the_same_part_in_ev
     assert 0 < len(trained) < 60
     assert np.isin(validated, trained).all()
     (finding,) = supervision._duplicates(cache)
-    assert f"validation: {len(validated)} of {len(validated)} documents are in the training data" in finding.message
+    assert (
+        f"validation: {len(validated)} of {len(validated)} documents are also in the training data" in finding.message
+    )
 
 
 def test_documents_beyond_a_limit_are_no_duplicates(tmp_path):
@@ -180,7 +182,7 @@ def test_what_was_left_out_is_counted(tmp_path):
     source = {"path": str(path), "min_characters": 1}
     messages = [(f.level, f.message) for f in findings(room.recipe(tmp_path, source, on_error="skip"))]
     assert messages[0][0] == "warning"
-    told = r"1 document \(0.8% of all, 0.\d% of the bytes\) was skipped, which cannot be read: a.jsonl:124: is not JSON"
+    told = r"1 document \(0.8% of all, 0.\d% of the bytes\) was skipped as unreadable: a.jsonl:124: is not JSON"
     assert re.match(told, messages[0][1]), messages[0][1]
     longer = source | {"min_characters": 20}
     messages = [(f.level, f.message) for f in findings(room.recipe(tmp_path, longer, on_error="skip"))]
@@ -188,9 +190,7 @@ def test_what_was_left_out_is_counted(tmp_path):
     with path.open("a", encoding="utf-8") as file:
         file.write("{broken too\n")
     messages = [(f.level, f.message) for f in findings(room.recipe(tmp_path, {"path": str(path)}, on_error="skip"))]
-    told = (
-        r"2 documents \(1.6% of all, 0.\d% of the bytes\) were skipped, which cannot be read: such as a.jsonl:124: is"
-    )
+    told = r"2 documents \(1.6% of all, 0.\d% of the bytes\) were skipped as unreadable: such as a.jsonl:124: is"
     assert re.match(told, messages[0][1]), messages[0][1]
     assert ("info", "1 document has no text and was left out") in messages
 

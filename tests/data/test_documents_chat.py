@@ -214,7 +214,7 @@ def test_a_template_whose_blocks_are_never_reached_is_refused():
         "{{ m.content }}{% endfor %}",
         turns("a", "b"),
     )
-    assert problem == "the template writes nothing that is to be learned"
+    assert problem == "the template writes nothing to learn"
     assert hint == "the template is here"
 
 
@@ -232,9 +232,9 @@ def test_a_template_whose_blocks_are_never_reached_is_refused():
         ({"messages": [{"role": "user", "content": 1}]}, "the content of messages[0] is a number", "look like"),
         ({"messages": [{"role": [], "content": "a"}]}, "the role of messages[0] is a list", "look like"),
         ({"messages": [{"from": "alien", "value": "a"}]}, "messages[0] is from 'alien'; known are human", "look"),
-        ({"messages": turns("a")}, "no turn of the assistant, so nothing to learn; roles found: 'user'", '"all"'),
+        ({"messages": turns("a")}, "no turn of the assistant, and so nothing to learn; roles found: 'user'", '"all"'),
         ({"messages": turns("a", "\ud800")}, "half of a surrogate pair", ""),
-        ({"messages": turns("a", "b"), "tools": "{"}, "'tools' is a string that is no JSON", ""),
+        ({"messages": turns("a", "b"), "tools": "{"}, "'tools' is a string that is not JSON", ""),
     ],
 )
 @pytest.mark.parametrize("text", [CHATML, plain(CHATML)])
@@ -248,7 +248,7 @@ def test_a_row_that_is_no_conversation_is_told(text, row, problem, hint):
 def test_what_a_template_says_against_a_conversation_is_passed_on():
     text = "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('No tools!') }}{% endif %}{% endfor %}"
     problem, hint = made(text, [*turns("a", "b"), {"role": "tool", "content": "c"}])
-    assert problem == "the chat template cannot write it: No tools!"
+    assert problem == "the chat template fails on the conversation: No tools!"
     assert hint == "the template is here"
     problem, _ = made("{{ messages[7].content.x }}", turns("a", "b"))
     assert "has no element 7" in problem
@@ -289,7 +289,7 @@ def test_parts_are_for_templates_that_take_them_and_joined_for_those_that_do_not
     problem, _ = made(CHATML, in_parts)
     assert "takes no content in parts" in problem
     problem, _ = made(plain(LLAMA).replace("| trim", ""), in_parts)
-    assert "cannot write it" in problem
+    assert "fails on the conversation" in problem
 
 
 def test_other_keys_of_the_row_and_of_messages_reach_the_template():
@@ -381,10 +381,10 @@ def test_without_any_template_one_is_shown_that_works(tmp_path):
 @pytest.mark.parametrize(
     ("template", "problem", "where"),
     [
-        ("\n{{ messages }}\n{% if %}", "no Jinja: ", "document.template:3"),
-        ("{% for m in messages %}", "no Jinja: Unexpected end of template", "document.template:1"),
+        ("\n{{ messages }}\n{% if %}", "not valid Jinja: ", "document.template:3"),
+        ("{% for m in messages %}", "not valid Jinja: Unexpected end of template", "document.template:1"),
         ("\n{{ messages | nonsense }}", "No filter named 'nonsense'", "document.template:2"),
-        ("{% generation %}{{ messages }}", "no Jinja: Unexpected end of template", "document.template:1"),
+        ("{% generation %}{{ messages }}", "not valid Jinja: Unexpected end of template", "document.template:1"),
         ("{{ text }}", "does not use 'messages'", "document.template"),
         ("missing.jinja", "cannot read the chat template: No such file", "missing.jinja"),
     ],
@@ -398,7 +398,7 @@ def test_a_template_that_cannot_be_used_is_told_at_once(tmp_path, template, prob
 
 @pytest.mark.parametrize(
     ("content", "problem"),
-    [("{", "is no JSON"), ("[]", "is a list, not an object")],
+    [("{", "is not JSON"), ("[]", "is a list, not an object")],
 )
 def test_a_damaged_configuration_is_told(tmp_path, content, problem):
     (tmp_path / "tokenizer_config.json").write_text(content, encoding="utf-8")
@@ -443,7 +443,7 @@ def test_a_turn_that_is_marked_so_is_not_learned_and_its_mark_is_not_for_the_tem
         ({1: {"weight": 0.5}}, "assistant", "the weight of messages[1] is 0.5; it may be 0 or 1"),
         ({1: {"train": "no"}}, "assistant", "the train of messages[1] is 'no'; it may be true or false"),
         ({1: {"train": True, "weight": 0}}, "assistant", "messages[1] says both train = True and weight = 0"),
-        ({0: {"train": True}}, "assistant", "messages[0] is to be learned, but it is of the role 'user'"),
+        ({0: {"train": True}}, "assistant", "messages[0] is marked as learned, but has the role 'user'"),
         ({1: {"train": False}}, "all", 'messages[1] is not to be learned, but document.learn = "all"'),
         ({1: {"train": False}}, "assistant", "'messages' has nothing to learn: train = false or weight = 0 on each"),
         ({1: {"weight": 0}}, "last", "'messages' has nothing to learn: train = false or weight = 0 on each"),

@@ -20,9 +20,9 @@ def test_an_object_is_read_and_a_missing_one_is_empty_where_it_may_be_missing(tm
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"{", "is no JSON"),
-        (b"\xff{}", "is no JSON"),
-        (b"[" * 100_000, "is no JSON"),
+        (b"{", "is not JSON"),
+        (b"\xff{}", "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
         (b"3", "is a number, not an obj"),
     ],
 )

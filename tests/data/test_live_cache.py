@@ -179,7 +179,7 @@ def test_an_error_is_raised_by_the_batch_that_needs_what_is_wrong_and_not_before
 def test_what_is_wrong_with_the_whole_is_raised_where_all_of_it_is_waited_for(tmp_path):
     (tmp_path / "a.txt").write_text("one document", encoding="utf-8")
     cache = caches.begin(room.recipe(tmp_path, tmp_path / "a.txt", held_out=0.001, shuffle=False))
-    with pytest.raises(TrainkitError, match="holds none out"):
+    with pytest.raises(TrainkitError, match="holds out none"):
         cache.wait()
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from trainkit.data.batches import packing
 from trainkit.data.batches.dataset import TrainSet
-from trainkit.data.batches.packing import PackedSpans, frame
+from trainkit.data.batches.packing import PackedSpans, find_spans
 from trainkit.data.cache import build as caches
 from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.encoding import Pack, Pad, Windows
@@ -26,8 +26,8 @@ too_long = st.sampled_from(["truncate", "split", "drop"])
 
 
 def framed(spec: Windows | Pack | Pad, length: int, documents: list[int]) -> PackedSpans:
-    """The frames of documents of so many tokens."""
-    return frame(spec, length, np.cumsum(documents).astype(np.uint32), sum(documents))
+    """The spans of documents of so many tokens."""
+    return find_spans(spec, length, np.cumsum(documents).astype(np.uint32), sum(documents))
 
 
 def spans_of(made: PackedSpans) -> list[list[tuple[int, int, int]]]:
@@ -140,11 +140,13 @@ def test_more_documents_than_are_packed_together_are_still_there_once(monkeypatc
 @pytest.mark.parametrize("spec", [Windows(type="windows"), Pack(type="pack"), Pad(type="pad", too_long="split")])
 def test_what_goes_on_in_the_next_shard_is_framed_like_a_document(spec):
     ends = np.array([3, 9], np.uint32)
-    assert spans_of(frame(spec, 5, ends, 17)) == spans_of(frame(spec, 5, np.append(ends, np.uint32(17)), 17))
-    assert spans_of(frame(spec, 5, np.zeros(0, np.uint32), 8)) == spans_of(frame(spec, 5, np.array([8], np.uint32), 8))
+    assert spans_of(find_spans(spec, 5, ends, 17)) == spans_of(find_spans(spec, 5, np.append(ends, np.uint32(17)), 17))
+    assert spans_of(find_spans(spec, 5, np.zeros(0, np.uint32), 8)) == spans_of(
+        find_spans(spec, 5, np.array([8], np.uint32), 8)
+    )
 
 
-def test_frames_that_are_damaged_are_told_with_their_path(tmp_path):
+def test_an_error_names_the_path_of_damaged_spans(tmp_path):
     path = room.write_jsonl(tmp_path / "a.jsonl", [room.text(i) for i in range(9)])
     recipe = room.recipe(tmp_path, path, encoding={"type": "pack"})
     cache = caches.build(recipe)

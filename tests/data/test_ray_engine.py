@@ -223,7 +223,7 @@ def test_a_unit_that_another_process_makes_is_waited_for_while_the_others_are_do
     lock = tmp_path / "cache/locks" / shards.key_of(work[0].unit, "all", work[0].encoding)
     came: list[int] = []
     with contextlib.ExitStack() as held:
-        assert held.enter_context(storage.claimed(lock))
+        assert held.enter_context(storage.claim(lock))
 
         def on_result(index: int, parts: object) -> None:
             came.append(index)
@@ -310,7 +310,7 @@ def test_ctrl_c_ends_the_command_with_the_cluster_that_it_started_and_what_was_f
     work = _work(tmp_path, text / "part0/*", text / "part1/*")
     started: dict[psutil.Process, str] = {}
     # the second unit is never done: this process makes it
-    with storage.claimed(tmp_path / "cache/locks" / shards.key_of(work[1].unit, "all", work[1].encoding)) as mine:
+    with storage.claim(tmp_path / "cache/locks" / shards.key_of(work[1].unit, "all", work[1].encoding)) as mine:
         assert mine
         process = _command(tmp_path, "--workers", "2")
         while not room.stored(tmp_path):

@@ -176,7 +176,7 @@ def test_files_of_a_store_have_the_order_and_names_of_the_same_files_here(tmp_pa
         ("memory://sources/b*.txt", "no file matches", "memory://sources/ holds a.txt"),
         ("memory://sources/part", "is a directory, not a file", "part/**/*.txt"),
         ("memory://else/a.txt", "no such file: memory://else/a.txt", "memory://else/ does not exist either"),
-        ("s4://bucket/a.txt", "s4:// is no kind of URL that is known", "s3://"),
+        ("s4://bucket/a.txt", "s4:// is not a supported kind of URL", "s3://"),
         ("zip://a.txt::memory://sources/a.zip", "is a chain of URLs", ""),
     ],
 )

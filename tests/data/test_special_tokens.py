@@ -96,7 +96,7 @@ def test_ids_that_a_config_has_for_a_larger_vocabulary_are_not_meant(tmp_path):
 def test_a_token_that_is_named_and_not_there_is_an_error_with_its_place(tmp_path):
     path = likeness.write("gpt2", tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
-    with pytest.raises(TrainkitError, match=r"'<.im_end.>', which is not in the tokenizer") as caught:
+    with pytest.raises(TrainkitError, match=r"'<.im_end.>', which the tokenizer does not have") as caught:
         load(path)
     assert caught.value.where == f"{tmp_path / 'tokenizer_config.json'}:eos_token"
 

@@ -184,6 +184,6 @@ def test_one_short_file_says_how_long_it_must_be(tmp_path):
     (tmp_path / "input.txt").write_text("too short", encoding="utf-8")
     with pytest.raises(TrainkitError) as caught:
         caches.build(room.recipe(tmp_path, tmp_path / "input.txt", held_out=0.01))
-    assert "of 1 document holds none out" in caught.value.problem
+    assert "of 1 document holds out none" in caught.value.problem
     assert "102,400 characters" in caught.value.problem
     assert "give more text" in caught.value.hint

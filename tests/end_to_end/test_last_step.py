@@ -69,7 +69,7 @@ def test_an_error_of_caching_in_the_background_ends_the_run_at_once_with_a_check
     rows = [json.dumps({"text": f"{number} {text}"}) for number in range(2000)]
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     done = trainkit(tmp_path, "run", "tiny.toml", "--plain")
-    assert done.returncode == 2 and "holds none out" in done.stderr, done.stderr
+    assert done.returncode == 2 and "holds out none" in done.stderr, done.stderr
     run = tmp_path / "runs" / "tiny"
     last = max(event["step"] for event in read(run) if event["type"] == "step")
     assert store.newest(run).step == last

@@ -34,7 +34,7 @@ def export(cache: Cache, directory: Path) -> list[Path]:
             for number, table in enumerate(_tables(cache, name, stream)):
                 path = directory / f"{name}-{number:05d}.parquet"
                 if path.exists():
-                    raise TrainkitError("there is such a file already", where=str(path), hint="name an empty directory")
+                    raise TrainkitError("a file of this name exists", where=str(path), hint="name an empty directory")
                 parquet.write_table(pyarrow.table(table), path)
                 written.append(path)
     except OSError as error:

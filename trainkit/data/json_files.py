@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trainkit.data.problems import called
+from trainkit.data.problems import kind_of
 from trainkit.errors import TrainkitError
 
 
@@ -26,7 +26,7 @@ def read_object(path: Path, *, missing_ok: bool = False, hint: str = "") -> dict
         raise TrainkitError(f"cannot be read: {error.strerror or error}", where=str(path)) from error
     # how deep JSON may be nested is Python's own limit
     except (ValueError, RecursionError) as error:
-        raise TrainkitError(f"is no JSON: {error}", where=str(path)) from error
+        raise TrainkitError(f"is not JSON: {error}", where=str(path)) from error
     if not isinstance(found, dict):
-        raise TrainkitError(f"is {called(found)}, not an object", where=str(path))
+        raise TrainkitError(f"is {kind_of(found)}, not an object", where=str(path))
     return found

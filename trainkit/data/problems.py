@@ -13,7 +13,7 @@ Problem = tuple[str, str]
 NO_TEXT = "has half of a surrogate pair, which is no text"
 
 
-def missing(key: str, found: Iterable[str], setting: str, *, usual: Iterable[str] = ()) -> Problem:
+def missing_key(key: str, found: Iterable[str], setting: str, *, usual: Iterable[str] = ()) -> Problem:
     """That a row or a table has no such key.
 
     Args:
@@ -23,10 +23,10 @@ def missing(key: str, found: Iterable[str], setting: str, *, usual: Iterable[str
     names = list(found)
     near = difflib.get_close_matches(key, names, n=1, cutoff=0.5) or [name for name in usual if name in names]
     guess = f'did you mean "{near[0]}"? ' if near else ""
-    return f"has no '{key}'; found: {listed(names)}", f"{guess}{setting} names it"
+    return f"has no '{key}'; found: {list_names(names)}", f"{guess}{setting} names it"
 
 
-def called(value: Any) -> str:
+def kind_of(value: Any) -> str:
     """What a value of a row is."""
     names = {str: "a string", bool: "a boolean", int: "a number", float: "a number", type(None): "null", bytes: "bytes"}
     if isinstance(value, Mapping):
@@ -36,7 +36,7 @@ def called(value: Any) -> str:
     return names.get(type(value), f"of type {type(value).__name__}")
 
 
-def listed(found: Iterable[str]) -> str:
+def list_names(found: Iterable[str]) -> str:
     """The first names of some, in quotes."""
     names = list(found)
     shown = ", ".join(f"'{name}'" for name in names[:8])

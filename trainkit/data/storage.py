@@ -21,7 +21,7 @@ from trainkit.errors import TrainkitError
 _TEMPORARY = ".tmp-"
 #: What a killed writer left is removed once nobody has written to it for so long (seconds).
 _ABANDONED = 24 * 3600
-_REBUILD = 'make it anew: trainkit cache-data RECIPE --rebuild; or use another: --set data.cache="DIRECTORY"'
+_REBUILD = 'rebuild it: trainkit cache-data RECIPE --rebuild; or use another directory: --set data.cache="DIRECTORY"'
 
 
 @contextlib.contextmanager
@@ -131,7 +131,7 @@ def sweep(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def claimed(path: Path) -> Iterator[bool]:
+def claim(path: Path) -> Iterator[bool]:
     """Whether this process, and this thread of it, is the only one here until the block ends. Never waits.
 
     Where the file system knows no locks everybody is told yes: what is done twice is still done right.

@@ -10,7 +10,7 @@ from trainkit.data.batches.order import ExampleOrder, Permutation
 
 
 class Buckets:
-    """Which examples make the batch of a step: all of one bucket, the buckets in an order drawn anew each epoch.
+    """Which examples make the batch of a step: all of one bucket, the buckets in an order drawn again each epoch.
 
     A pure function of (sizes of the examples, seed, step). The last batch of a bucket may be short.
 

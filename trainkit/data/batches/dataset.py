@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trainkit.data.batches.buckets import Buckets
-from trainkit.data.batches.examples import Examples, Framed, examples_of, lengths_of, longest, padded, read_rows
+from trainkit.data.batches.examples import Examples, SpanExamples, examples_of, lengths_of, longest, padded, read_rows
 from trainkit.data.batches.layout import Batch, Layout
 from trainkit.data.batches.order import ExampleOrder, Mixture
 from trainkit.data.batches.packing import PackingCounts
@@ -235,7 +235,7 @@ class _Source:
 def counts_of(stream: Stream, source: Source, recipe: Recipe, cache: Path) -> PackingCounts | None:
     """What the encoding leaves out of a stream that is complete; None where it leaves out nothing."""
     examples = examples_of(stream, source, recipe.data, cache, shifted=recipe.task.shifted)
-    if not isinstance(examples, Framed) or not examples.wait(None):
+    if not isinstance(examples, SpanExamples) or not examples.wait(None):
         return None
     return examples.counts
 

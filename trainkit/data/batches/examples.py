@@ -52,12 +52,12 @@ def examples_of(stream: Stream, source: Source, data: Data, cache: Path, *, shif
 
 def text_examples(
     stream: Stream, document: DocumentSpec | None, data: Data, cache: Path, *, shifted: bool = True
-) -> Chunks | Framed:
+) -> Chunks | SpanExamples:
     """Return the examples of texts, as the recipe's encoding divides them."""
     if isinstance(data.encoding, Concatenate):
         return Chunks(stream, data.positions, data.encoding, shifted=shifted)
     labelled = document is not None and document.labelled
-    return Framed(stream, data.encoding, data.positions, cache, labelled=labelled, shifted=shifted)
+    return SpanExamples(stream, data.encoding, data.positions, cache, labelled=labelled, shifted=shifted)
 
 
 def record_examples(
@@ -149,8 +149,8 @@ class Chunks:
         batch |= {"weights": weights, "segments": segments, "positions": positions}
 
 
-class Framed:
-    """Examples that the frames of each shard say: see `frames`."""
+class SpanExamples:
+    """Examples of the spans of documents that `packing` finds in each shard."""
 
     def __init__(
         self, stream: Stream, spec: Encoding, length: int, cache: Path, *, labelled: bool, shifted: bool = True

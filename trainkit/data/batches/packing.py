@@ -6,7 +6,7 @@ Where `shift` is 0, it takes n positions, and every token can be a target. An ex
 documents, one after the other: (start, positions, context), in tokens of the shard; the targets of the first `context`
 positions do not count, because another window has them.
 
-Frames follow from a shard's documents alone, so they are the same whether the rest of the cache is there or not.
+Spans follow from a shard's documents alone, so they are the same whether the rest of the cache is there or not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trainkit.data.storage import writing
 from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.encoding import Encoding, Pack, Pad, Windows
 
-#: Raise it when the same documents would give other frames than before.
+#: Raise it when the same documents would give other spans than before.
 FORMAT = 1
 #: Documents that are packed together; a shard has seldom more.
 _PACKED_TOGETHER = 1 << 16
@@ -64,8 +64,8 @@ class PackedSpans:
         return sums[self.offsets[1:]] - sums[self.offsets[:-1]]
 
 
-def frame(spec: Encoding, length: int, ends: np.ndarray, tokens: int, *, shift: int = 1) -> PackedSpans:
-    """The examples of a shard: `ends` are those of its documents, `length` the positions of an example.
+def find_spans(spec: Encoding, length: int, ends: np.ndarray, tokens: int, *, shift: int = 1) -> PackedSpans:
+    """Return the examples of a shard: `ends` are those of its documents, `length` the positions of an example.
 
     What follows the last end, of a document that goes on in the next shard, is treated as a document.
     """
@@ -161,24 +161,25 @@ def _best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarra
 def load(
     cache: Path, shard: Shard, spec: Encoding, length: int, ends: np.ndarray, tokens: int, *, shift: int = 1
 ) -> PackedSpans:
-    """The frames of a shard, mapped into memory; made and kept where they are not there. Raises TrainkitError."""
-    told = [FORMAT, spec.model_dump(mode="json"), length, shard.key, tokens]
-    key = of_value(told if shift else [*told, "not shifted"])
+    """Return the spans of a shard, mapped into memory; found and written where the cache lacks them. Raises
+    TrainkitError."""
+    parts = [FORMAT, spec.model_dump(mode="json"), length, shard.key, tokens]
+    key = of_value(parts if shift else [*parts, "not shifted"])
     path = cache / "frames" / f"{key}.npy"
     try:
         return _read(path)
     except FileNotFoundError:
-        made = frame(spec, length, ends, tokens, shift=shift)
-        _write(path, made)
+        found = find_spans(spec, length, ends, tokens, shift=shift)
+        _write(path, found)
         return _read(path)
     except (OSError, ValueError, EOFError) as error:
-        raise TrainkitError(f"cannot read it: {error}", where=str(path), hint="delete it: it is made again") from error
+        raise TrainkitError(f"cannot read it: {error}", where=str(path), hint="delete it: it is rebuilt") from error
 
 
-def _write(path: Path, frames: PackedSpans) -> None:
+def _write(path: Path, packed: PackedSpans) -> None:
     """One flat array of int64: examples, spans, the counts, and the arrays."""
-    head = [len(frames), len(frames.starts), *frames.counts]
-    arrays = (frames.offsets, frames.starts, frames.lengths, frames.contexts)
+    head = [len(packed), len(packed.starts), *packed.counts]
+    arrays = (packed.offsets, packed.starts, packed.lengths, packed.contexts)
     with writing(path) as out:
         out.write(np.concatenate([head, *arrays]).astype("<i8").tobytes())
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainkit.data.batches.examples import Framed
+from trainkit.data.batches.examples import SpanExamples
 from trainkit.data.batches.layout import Batch
 from trainkit.data.batches.packing import PackedSpans, PackingCounts
 from trainkit.data.cache.shards import LEARNED, SECOND
@@ -22,7 +22,7 @@ def pair_examples(stream: Stream, document: DocumentSpec, data: Data, cache: Pat
     return Pairs(stream, data.encoding, data.positions, cache, labelled=False)
 
 
-class Pairs(Framed):
+class Pairs(SpanExamples):
     """Example i has two spans: its chosen and its rejected sequence.
 
     A pair is left out where it is too short or too long for the encoding, or where nothing that is learned is left of

@@ -27,7 +27,7 @@ from trainkit.data import storage
 from trainkit.data.cache import held_out, shards
 from trainkit.data.cache.engine import CacheWork, Engine, threads
 from trainkit.data.cache.live_cache import LiveSource
-from trainkit.data.cache.sets import Set, check_not_empty, sets_of, usable
+from trainkit.data.cache.sets import Set, check_not_empty, find_usable, sets_of
 from trainkit.data.cache.shards import Parts
 from trainkit.data.cache.stream import Stream
 from trainkit.data.jobs import Stop
@@ -156,7 +156,7 @@ class Cache:
         return LeftOut(
             refused=sum(shard.refused for shard in there),
             examples=tuple(example for shard in there for example in shard.examples),
-            reasons=shards.together(reason for shard in there for reason in shard.reasons),
+            reasons=shards.group_reasons(reason for shard in there for reason in shard.reasons),
             filtered=sum(shard.filtered for shard in there),
             empty=sum(shard.empty for shard in there),
         )
@@ -208,7 +208,7 @@ def begin(recipe: Recipe, *, progress: Tell = None, check: Check | None = None) 
             if trained.apart is not None and not trained.apart.complete:
                 trained.apart.finish(error)
 
-    if all(usable(source, cache.directory, recipe.data.on_error) for source in trained.sources):
+    if all(find_usable(source, cache.directory, recipe.data.on_error) for source in trained.sources):
         _make(recipe.data, trained, cache, engine=engine, progress=progress)
     else:
         cache._thread = threading.Thread(target=work, name="cache", daemon=True)
@@ -240,7 +240,7 @@ def find(recipe: Recipe) -> Cache | None:
     sets = sets_of(recipe, listing, codec)
     for one in sets:
         for source in one.sources:
-            ledgers = usable(source, directory, recipe.data.on_error)
+            ledgers = find_usable(source, directory, recipe.data.on_error)
             if ledgers is None:
                 return None
             source.take(ledgers)
@@ -271,7 +271,7 @@ def _make(data: Data, one: Set, cache: Cache, *, engine: Engine, progress: Tell)
     reporter = Reporter(one.name, sum(unit.size for source in one.sources for unit in source.units), progress)
     todo: list[tuple[LiveSource, int]] = []
     for source in one.sources:
-        if (ledgers := usable(source, directory, data.on_error)) is not None:
+        if (ledgers := find_usable(source, directory, data.on_error)) is not None:
             source.take(ledgers)
             reporter.add_shards(source.shards)
             reporter.add_done(source.shards, source=sum(unit.size for unit in source.units))

@@ -52,7 +52,7 @@ def encode(
     """
     first = encoding.splits[0]
     made = shards.of_unit(cache, unit, encoding, on_error)
-    reporter.add_shards(shards.flat(made))
+    reporter.add_shards(shards.all_shards(made))
     if made and made[-1][first].last:
         return made
     refused: list[tuple[str, Refused]] = []
@@ -134,7 +134,7 @@ class _Part:
     def commit(self, refused: list[tuple[str, Refused]], *, pieces: int, last: bool) -> Mapping[Split, Shard]:
         """Say that the shards are there. What was refused is counted with the first of the splits."""
         unusable = [(place, found.problem) for place, found in refused if not found.filtered]
-        reasons = shards.together(
+        reasons = shards.group_reasons(
             Reason(found.reason, 1, min(found.bytes, self._unit.size), where)
             for where, found in refused
             if not found.filtered

@@ -38,9 +38,9 @@ class CacheWork:
         first = self.encoding.splits[0]
         there = shards.of_unit(self.cache, self.unit, self.encoding, self.on_error)
         if there and there[-1][first].last:
-            reporter.add_shards(shards.flat(there))
+            reporter.add_shards(shards.all_shards(there))
         else:
-            with storage.claimed(self.cache / "locks" / shards.key_of(self.unit, first, self.encoding)) as mine:
+            with storage.claim(self.cache / "locks" / shards.key_of(self.unit, first, self.encoding)) as mine:
                 if not mine:
                     raise Later
                 there = encode(
@@ -52,7 +52,7 @@ class CacheWork:
                     reporter=reporter,
                     stop=stop,
                 )
-        reporter.add_done(shards.flat(there), source=self.unit.size)
+        reporter.add_done(shards.all_shards(there), source=self.unit.size)
         return there
 
 

@@ -44,7 +44,7 @@ def find(cache: Path, one: Set) -> bool:
         raise TrainkitError(
             f"all {held_out.documents:,} documents that are held out are exact copies of training documents",
             where="data.held_out",
-            hint="give text that does not repeat itself, or a [[data.validation]] of its own; or set it to 0",
+            hint="give text that does not repeat itself, add a [[data.validation]], or set data.held_out = 0",
         )
     one.apart.extend(sections)
     one.apart.finish()
@@ -60,10 +60,10 @@ def make(cache: Path, one: Set, codec: LoadedTokenizer | None) -> None:
     if find(cache, one):
         return
     held_out = one.streams["held-out"].all
-    copies = _shared(one.streams["train"].all, held_out)
+    copies = _common_hashes(one.streams["train"].all, held_out)
     written: dict[str, Mapping[str, object]] = {}
     for number in range(len(held_out.sections)):
-        if (keep := _kept(held_out, number, copies)) is not None:
+        if (keep := _which_stay(held_out, number, copies)) is not None:
             written[str(number)] = asdict(_write(cache, held_out, number, keep, codec))
     with writing(_path(cache, one)) as out:
         out.write(json.dumps(written).encode())
@@ -81,7 +81,7 @@ def _hashes(stream: Stream, number: int) -> np.ndarray:
     return stream.arrays(number).documents["hash"][: stream.sections[number].entries]
 
 
-def _shared(trained: Stream, held_out: Stream) -> np.ndarray:
+def _common_hashes(trained: Stream, held_out: Stream) -> np.ndarray:
     """The hashes of documents that are in both, rising."""
     every = [np.zeros(0, np.uint64), *(_hashes(held_out, number) for number in range(len(held_out.sections)))]
     wanted = np.unique(np.concatenate(every))
@@ -94,7 +94,7 @@ def _shared(trained: Stream, held_out: Stream) -> np.ndarray:
     return wanted[seen[:-1]]
 
 
-def _kept(stream: Stream, number: int, copies: np.ndarray) -> np.ndarray | None:
+def _which_stay(stream: Stream, number: int, copies: np.ndarray) -> np.ndarray | None:
     """Which documents of a section stay, (entries,); None where all do."""
     keep = ~np.isin(_hashes(stream, number), copies)
     if len(keep) and number and _goes_on(stream, number - 1):

@@ -119,7 +119,7 @@ class LiveSource:
     def _add(self, part: Mapping[Split, Shard], unit: int) -> None:
         sections = {split: self._all_of(shard, unit) for split, shard in part.items()}
         if self.limit is not None:
-            sections |= self._limited(part, unit)
+            sections |= self._take_limited(part, unit)
         for split, section in sections.items():
             self._kept[split].append((part[split], unit))
             self._streams[split].extend(self.number, [section])
@@ -127,7 +127,7 @@ class LiveSource:
     def _all_of(self, shard: Shard, unit: int) -> Section:
         return Section(shard, self.number, unit, shard.tokens, shard.documents, shard.entries, shard.bytes)
 
-    def _limited(self, part: Mapping[Split, Shard], unit: int) -> dict[Split, Section]:
+    def _take_limited(self, part: Mapping[Split, Shard], unit: int) -> dict[Split, Section]:
         """What there is room for, where the limit is reached: it counts documents, in whichever split they are."""
         assert self.limit is not None
         places = {split: self._places(split, shard) for split, shard in part.items()}

@@ -228,8 +228,8 @@ def _run(
                     if parts is None:
                         waiting.append(index)
                     else:
-                        reporter.add_shards(shards.flat(parts))
-                        reporter.add_done(shards.flat(parts), source=work[index].unit.size)
+                        reporter.add_shards(shards.all_shards(parts))
+                        reporter.add_done(shards.all_shards(parts), source=work[index].unit.size)
                         on_result(index, parts)
                 reporter.tick()
         finally:

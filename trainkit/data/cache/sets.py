@@ -65,7 +65,7 @@ def _set(
     streams = {s: Streams(cache, encoding.dtype, len(specs), begins=encoding.bos) for s in encoding.splits}
     sources = []
     for number, (spec, its_files) in enumerate(zip(specs, files, strict=True)):
-        units = tuple(units_of(load.resolved(its_files, codec), listing.contents))
+        units = tuple(units_of(load.resolve_readings(its_files, codec), listing.contents))
         sources.append(LiveSource(number, units, encoding, spec.limit, streams))
     weights = [spec.weight[0][1] if isinstance(spec.weight, tuple) else spec.weight or 1.0 for spec in specs]
     apart = Stream(cache, encoding.dtype, begins=encoding.bos) if held_out else None
@@ -110,7 +110,7 @@ def _encoding(recipe: Recipe, codec: LoadedTokenizer | None, held_out: float) ->
     return Encoding(codec.fingerprint, codec.dtype, held_out, bos, recipe.data.encoding.eos)
 
 
-def usable(source: LiveSource, directory: Path, on_error: str) -> Mapping[Split, Ledger] | None:
+def find_usable(source: LiveSource, directory: Path, on_error: str) -> Mapping[Split, Ledger] | None:
     """The ledgers of a source, unless they leave out documents that may not be left out."""
     found = source.find(directory)
     if found is None:
@@ -133,29 +133,29 @@ def check_not_empty(data: Data, one: Set) -> None:
         empty, refused = sum(shard.empty for shard in there), sum(shard.refused for shard in there)
         raise TrainkitError(
             f"the training data holds no text: {empty:,} empty and {refused:,} unreadable documents"
-            + (f"; of the others each is held out by held_out = {data.held_out}" if data.held_out else ""),
+            + (f"; all others are held out by held_out = {data.held_out}" if data.held_out else ""),
             where="data.train",
             hint="give more text" + (", or a smaller data.held_out" if data.held_out else ""),
         )
     if data.held_out and one.name == "train" and not one.streams["held-out"].all.tokens:
         documents = plural(stream.documents, "document")
         raise TrainkitError(
-            f"held_out = {data.held_out} of {documents} holds none out: each is held out whole or not at all, but"
-            f" for text files of at least {splits.shortest_divided(data.held_out):,} characters",
+            f"held_out = {data.held_out} of {documents} holds out none: a document is held out whole or not at all,"
+            f" except text files of at least {splits.shortest_divided(data.held_out):,} characters",
             where="data.held_out",
-            hint="raise it, give more text, give a [[data.validation]] of its own instead, or set it to 0",
+            hint="raise it, give more text, add a [[data.validation]] instead, or set it to 0",
         )
 
 
 def _check_readable(data: Data, one: Set, source: LiveSource) -> None:
-    reasons = shards.together(reason for shard in source.shards for reason in shard.reasons)
+    reasons = shards.group_reasons(reason for shard in source.shards for reason in shard.reasons)
     if not reasons or any(streams.each[source.number].documents for streams in one.streams.values()):
         return
     number = f"train.{source.number}" if one.name == "train" else f"validation.{data.validation_names.index(one.name)}"
     documents = sum(reason.documents for reason in reasons)
     every = "its only document" if documents == 1 else f"all of its {documents:,} documents"
     raise TrainkitError(
-        f"{every} cannot be read, so that nothing is left of it: {reasons[0].where}: {reasons[0].why}",
+        f"{every} cannot be read, so nothing is left of the source: {reasons[0].where}: {reasons[0].why}",
         where=f"data.{number}",
-        hint='data.on_error = "skip" leaves out some documents, and not a whole source: mend it, or leave it out',
+        hint='data.on_error = "skip" leaves out documents, not a whole source: fix or remove the source',
     )

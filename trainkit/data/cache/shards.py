@@ -66,7 +66,7 @@ class Reason(NamedTuple):
     where: str
 
 
-def together(reasons: Iterable[Reason], most: int = REASONS) -> tuple[Reason, ...]:
+def group_reasons(reasons: Iterable[Reason], most: int = REASONS) -> tuple[Reason, ...]:
     """Those that are alike as one, those with the most bytes first; what is beyond `most` is one of its own."""
     found: dict[str, Reason] = {}
     for one in reasons:
@@ -147,7 +147,7 @@ Parts = Sequence[Mapping[Split, Shard]]
 """The shards of a unit, by part."""
 
 
-def flat(parts: Parts) -> list[Shard]:
+def all_shards(parts: Parts) -> list[Shard]:
     """All of them, part by part."""
     return [shard for part in parts for shard in part.values()]
 

@@ -91,7 +91,7 @@ class Stream:
     def wait(self, tokens: int | None, *, seconds: float | None = None) -> None:
         """Until there are so many tokens, or (also where it is None) all, or so many seconds have passed.
 
-        Raises what ended the growth before that.
+        Raises the error that ended it before that.
         """
         with self._changed:
             self._changed.wait_for(

@@ -67,7 +67,7 @@ def _left_out(cache: Cache) -> Iterator[DataProblem]:
         told = f"1 document ({of}) was" if number == 1 else f"{number:,} documents ({of}) were"
         example = f"{reason.where}" if number == 1 else f"such as {reason.where}"
         why = next((why for where, why in left_out.examples if where == reason.where), reason.why)
-        yield DataProblem("warning", f"{told} skipped, which cannot be read: {example}: {why}")
+        yield DataProblem("warning", f"{told} skipped as unreadable: {example}: {why}")
     if number := left_out.filtered:
         told = "1 document is" if number == 1 else f"{number:,} documents are"
         yield DataProblem("info", f"{told} shorter or longer than asked for and left out")
@@ -133,7 +133,7 @@ def _duplicates(cache: Cache) -> Iterator[DataProblem]:
         places = _places_of(cache, cache.train, example)
         yield DataProblem(
             "warning",
-            f"train: {repeated:,} of {len(hashes):,} documents ({repeated / len(hashes):.1%}) are there already,"
+            f"train: {repeated:,} of {len(hashes):,} documents ({repeated / len(hashes):.1%}) repeat an earlier one,"
             f" such as {' and '.join(places)}",
         )
     if copies := cache.copies:
@@ -149,13 +149,13 @@ def _duplicates(cache: Cache) -> Iterator[DataProblem]:
             (place, *_) = _places_of(cache, stream, theirs[shared][0], name)
             yield DataProblem(
                 "warning",
-                f"{name}: {int(shared.sum()):,} of {len(theirs):,} documents are in the training data too,"
+                f"{name}: {int(shared.sum()):,} of {len(theirs):,} documents are also in the training data,"
                 f" such as {place}",
             )
 
 
 def _hashes(stream: Stream, shift: int) -> np.ndarray:
-    """Those of the documents that begin with `shift` zeros: which ones hangs on the hash alone."""
+    """Those of the documents that begin with `shift` zeros: which ones depends on the hash alone."""
     found = [np.zeros(0, np.uint64)]
     for number, section in enumerate(stream.sections):
         hashes = stream.arrays(number).documents["hash"][: section.entries]

@@ -142,7 +142,7 @@ def _run(
     except Exception as error:
         reason = str(error) or type(error).__name__
         raise TrainkitError(
-            f"the chat template cannot write it: {reason}", hint=f"the template is {template.origin}"
+            f"the chat template fails on the conversation: {reason}", hint=f"the template is {template.origin}"
         ) from error
 
 
@@ -228,7 +228,7 @@ def _find(document: Chat, tokenizer_path: Path, config: Mapping[str, Any]) -> tu
             raise TrainkitError(
                 f"there are several chat templates, and none is named 'default': {', '.join(map(str, by_name))}",
                 where=origin,
-                hint="copy the right one into a file, and name that: document.template",
+                hint="copy the right one into a file, and set document.template to its path",
             )
     if isinstance(found, str):
         return found, origin
@@ -236,7 +236,7 @@ def _find(document: Chat, tokenizer_path: Path, config: Mapping[str, Any]) -> tu
         "there is no chat template: document.template is not given, and beside the tokenizer there is neither a"
         " chat_template.jinja nor a 'chat_template' in tokenizer_config.json",
         where=str(tokenizer_path),
-        hint=f'write one into a file, and name that (document.template = "chat.jinja"); such as:\n{EXAMPLE}',
+        hint=f'write one into a file, and name the file (document.template = "chat.jinja"); such as:\n{EXAMPLE}',
     )
 
 
@@ -247,7 +247,7 @@ def _check(template: ChatTemplate, named: set[str], map_path: Path) -> None:
         compiled = _compile(template.text)
     except TemplateSyntaxError as error:
         raise TrainkitError(
-            f"the chat template is no Jinja: {error.message}", where=f"{template.origin}:{error.lineno}"
+            f"the chat template is not valid Jinja: {error.message}", where=f"{template.origin}:{error.lineno}"
         ) from error
     if "messages" not in compiled.uses:
         raise TrainkitError(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from trainkit.data.documents.pieces import Piece, RowContext
-from trainkit.data.problems import Problem, called, missing
+from trainkit.data.problems import Problem, kind_of, missing_key
 from trainkit.recipe.sections.document import Columns
 
 _FLOAT = np.dtype("<f4")
@@ -22,12 +22,12 @@ def make(document: Columns, row: Mapping[str, Any], index: int, context: RowCont
     for key in document.keys:
         setting = "document.target" if key == document.target else "document.features"
         if key not in row:
-            return missing(key, row, setting)
+            return missing_key(key, row, setting)
         number = _number(row[key])
         if number is None:
-            return f"'{key}' is {_shown(row[key])}, not a number", f"{setting} names columns of numbers"
+            return f"'{key}' is {_show(row[key])}, not a number", f"{setting} names columns of numbers"
         if not abs(number) <= float(np.finfo(_FLOAT).max):
-            return f"'{key}' is {_shown(row[key])}, which is not finite as float32", ""
+            return f"'{key}' is {_show(row[key])}, which is not finite as float32", ""
         numbers.append(number)
     return [Piece(index=index, ids=np.array(numbers, _FLOAT).view(np.uint8))]
 
@@ -59,5 +59,5 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def _shown(value: Any) -> str:
-    return repr(value) if isinstance(value, int | float) and not isinstance(value, bool) else called(value)
+def _show(value: Any) -> str:
+    return repr(value) if isinstance(value, int | float) and not isinstance(value, bool) else kind_of(value)

@@ -14,7 +14,7 @@ from typing import Any
 
 from trainkit.data.documents.chat_template import BEGIN, END, ChatTemplate, has_generation_blocks, render, render_marked
 from trainkit.data.documents.pieces import Characters, Piece, RowContext, learned_in_part
-from trainkit.data.problems import Problem, called, listed, missing
+from trainkit.data.problems import Problem, kind_of, list_names, missing_key
 from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.document import Chat
 
@@ -54,9 +54,9 @@ def make_chat(
         trained = [_takes_part(message, f"{document.key}[{k}]") for k, message in enumerate(messages)]
         turns = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
         if not turns and document.learn != "all":
-            roles = listed(dict.fromkeys(message["role"] for message in messages))
+            roles = list_names(dict.fromkeys(message["role"] for message in messages))
             raise TrainkitError(
-                f"'{document.key}' has no turn of the assistant, so nothing to learn; roles found: {roles}",
+                f"'{document.key}' has no turn of the assistant, and so nothing to learn; roles found: {roles}",
                 hint='the assistant\'s turns have the role "assistant"; to learn the whole text: learn = "all"',
             )
         wanted = _wanted(document, messages, trained, turns)
@@ -77,9 +77,7 @@ def make_chat(
         else:
             learned = _added(document, template, messages, values, wanted, text)
         if not any(start < end for start, end in learned):
-            raise TrainkitError(
-                "the template writes nothing that is to be learned", hint=f"the template is {template.origin}"
-            )
+            raise TrainkitError("the template writes nothing to learn", hint=f"the template is {template.origin}")
     except TrainkitError as error:
         return error.problem, error.hint
     return [learned_in_part(index, text, learned)]
@@ -106,8 +104,8 @@ def _wanted(
         where = f"{document.key}[{k}]"
         if train and message["role"] != "assistant" and document.learn != "all":
             raise TrainkitError(
-                f"{where} is to be learned, but it is of the role '{message['role']}'",
-                hint='only turns of the assistant can be; to learn the whole text: learn = "all"',
+                f"{where} is marked as learned, but has the role '{message['role']}'",
+                hint='only turns of the assistant can be learned; to learn the whole text: learn = "all"',
             )
         if train is False and document.learn == "all":
             raise TrainkitError(
@@ -125,11 +123,13 @@ def _wanted(
 
 def _messages(row: Mapping[str, Any], key: str) -> list[Message]:
     if key not in row:
-        problem, hint = missing(key, row, "document.key", usual=("messages", "conversations", "conversation", "chat"))
+        problem, hint = missing_key(
+            key, row, "document.key", usual=("messages", "conversations", "conversation", "chat")
+        )
         raise TrainkitError(problem, hint=hint)
     found = row[key]
     if not isinstance(found, list | tuple):
-        raise TrainkitError(f"'{key}' is {called(found)}, not a list of messages", hint=_LOOKS)
+        raise TrainkitError(f"'{key}' is {kind_of(found)}, not a list of messages", hint=_LOOKS)
     if not found:
         raise TrainkitError(f"'{key}' is empty", hint=_LOOKS)
     return [_message(message, f"{key}[{k}]") for k, message in enumerate(found)]
@@ -141,7 +141,7 @@ _LOOKS = 'conversations look like [{"role": "user", "content": "…"}, {"role": 
 def _message(found: Any, where: str) -> Message:
     """A message with a role; its content is text or a list of parts, or is not there because it calls a tool."""
     if not isinstance(found, Mapping):
-        raise TrainkitError(f"{where} is {called(found)}, not an object", hint=_LOOKS)
+        raise TrainkitError(f"{where} is {kind_of(found)}, not an object", hint=_LOOKS)
     message = _without_nulls(found)
     if "role" not in message and isinstance(name := message.pop("from", None), str):
         if name not in _ROLES:
@@ -153,11 +153,11 @@ def _message(found: Any, where: str) -> Message:
             if key in found:
                 message[key] = None
         elif value is None:
-            raise TrainkitError(f"{where} has no {key}; keys found: {listed(found)}", hint=_LOOKS)
+            raise TrainkitError(f"{where} has no {key}; keys found: {list_names(found)}", hint=_LOOKS)
         elif key == "content" and isinstance(value, list | tuple):
             message[key] = [_without_nulls(part) if isinstance(part, Mapping) else part for part in value]
         elif not isinstance(value, str):
-            raise TrainkitError(f"the {key} of {where} is {called(value)}, not a string", hint=_LOOKS)
+            raise TrainkitError(f"the {key} of {where} is {kind_of(value)}, not a string", hint=_LOOKS)
     return message
 
 
@@ -187,7 +187,7 @@ def _values(row: Mapping[str, Any], key: str) -> dict[str, Any]:
         try:
             values["tools"] = json.loads(tools) if tools.strip() else None
         except ValueError as error:
-            raise TrainkitError(f"'tools' is a string that is no JSON: {error}") from error
+            raise TrainkitError(f"'tools' is a string that is not JSON: {error}") from error
     return values
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from trainkit.data.documents.labelled import find_label
 from trainkit.data.documents.pieces import Piece, RowContext
-from trainkit.data.problems import Problem, called, missing
+from trainkit.data.problems import Problem, kind_of, missing_key
 from trainkit.recipe.sections.document import Image
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ def make_image(document: Image, row: Mapping[str, Any], index: int, base: str) -
         base: the directory from which relative paths count.
     """
     if document.image not in row:
-        return missing(document.image, row, "document.image", usual=("image", "img", "picture", "path", "file_name"))
+        return missing_key(
+            document.image, row, "document.image", usual=("image", "img", "picture", "path", "file_name")
+        )
     label = -1 if not document.label else find_label(document.label, document.classes, row)
     if isinstance(label, tuple):
         return label
@@ -72,7 +74,7 @@ def _content(key: str, value: Any, base: str) -> tuple[bytes, str] | Problem:
         return value, f"the image {path}" if path else f"the image in '{key}'"
     if not isinstance(value, str):
         return (
-            f"'{key}' is {called(value)}, not an image",
+            f"'{key}' is {kind_of(value)}, not an image",
             'images are bytes, a path, or {"bytes": …, "path": …} as Hugging Face datasets stores them',
         )
     path = os.path.join(base, value)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainkit.data.documents.pieces import Piece, RowContext, as_document, text_pieces
-from trainkit.data.problems import Problem, called, listed, missing
+from trainkit.data.problems import Problem, kind_of, list_names, missing_key
 from trainkit.recipe.sections.document import Labelled
 
 #: One past the highest label that a shard can hold.
@@ -29,10 +29,10 @@ def make_labelled(document: Labelled, row: Mapping[str, Any], index: int) -> lis
     texts: list[str] = []
     for key in document.texts:
         if key not in row:
-            return missing(key, row, "document.texts", usual=("text", "sentence", "content"))
+            return missing_key(key, row, "document.texts", usual=("text", "sentence", "content"))
         found = row[key]
         if not isinstance(found, str):
-            return f"'{key}' is {called(found)}, not a string", "document.texts names the keys that hold text"
+            return f"'{key}' is {kind_of(found)}, not a string", "document.texts names the keys that hold text"
         texts.append(found)
     label = find_label(document.label, document.classes, row)
     if isinstance(label, tuple):
@@ -54,13 +54,13 @@ def find_label(key: str, classes: Sequence[str], row: Mapping[str, Any]) -> int 
     have them. A number in quotes is none, and neither is 1.0.
     """
     if key not in row:
-        return missing(key, row, "document.label", usual=("label", "labels", "class", "category"))
+        return missing_key(key, row, "document.label", usual=("label", "labels", "class", "category"))
     found = row[key]
     if isinstance(found, str):
         return _by_name(key, classes, found)
     if not isinstance(found, int):
         allowed = "neither a whole number nor one of the classes" if classes else "not a whole number"
-        return f"'{key}' is {_shown(found)}, {allowed}", ""
+        return f"'{key}' is {_show(found)}, {allowed}", ""
     if found < 0:
         return (
             f"'{key}' is {found}; labels count from 0",
@@ -68,7 +68,7 @@ def find_label(key: str, classes: Sequence[str], row: Mapping[str, Any]) -> int 
         )
     if classes and found >= len(classes):
         return (
-            f"'{key}' is {found}, but there are {len(classes)} classes: {listed(classes)}",
+            f"'{key}' is {found}, but there are {len(classes)} classes: {list_names(classes)}",
             f"labels are numbers from 0 to {len(classes) - 1}, or names; or add to document.classes",
         )
     if found >= _LABELS:
@@ -88,12 +88,12 @@ def _by_name(key: str, classes: Sequence[str], found: str) -> int | Problem:
         name for name in classes if name.casefold() == found.strip().casefold()
     ]
     return (
-        f"'{key}' is '{found}', which is none of the classes: {listed(classes)}",
+        f"'{key}' is '{found}', which is none of the classes: {list_names(classes)}",
         f"did you mean '{near[0]}'? Names are compared letter by letter"
         if near
         else "add it to document.classes, or leave these rows out",
     )
 
 
-def _shown(value: Any) -> str:
-    return repr(value) if isinstance(value, float) else called(value)
+def _show(value: Any) -> str:
+    return repr(value) if isinstance(value, float) else kind_of(value)

@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from trainkit.data.documents.pieces import Piece, Refused, RowContext, learned_in_part, text_pieces
-from trainkit.data.problems import NO_TEXT, Problem, called, missing
+from trainkit.data.problems import NO_TEXT, Problem, kind_of, missing_key
 from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.document import Chat, Document, PreferencePair, Prompt, Template
 from trainkit.recipe.sections.source import CustomRows, HuggingFace
@@ -125,7 +125,7 @@ def missing_column(reading: RowReading, names: Sequence[str]) -> Refused | None:
     for key in needed_keys(reading) or ():
         if key not in names and key not in optional:
             setting = "document" if reading.document else "text_key"
-            return Refused("", *missing(key, names, setting, usual=() if reading.document else _USUAL))
+            return Refused("", *missing_key(key, names, setting, usual=() if reading.document else _USUAL))
     return None
 
 
@@ -141,9 +141,9 @@ def _texts(keys: tuple[str, ...], row: Mapping[str, Any], index: int) -> list[Pi
     texts: list[str] = []
     for key in keys:
         if key not in row:
-            return missing(key, row, "text_key", usual=_USUAL)
+            return missing_key(key, row, "text_key", usual=_USUAL)
         if not isinstance(row[key], str):
-            return f"'{key}' is {called(row[key])}, not a string", "text_key names the key that holds text"
+            return f"'{key}' is {kind_of(row[key])}, not a string", "text_key names the key that holds text"
         texts.append(row[key])
     return list(text_pieces(index, ["\n\n".join(texts)]))
 
@@ -172,13 +172,13 @@ def fill(setting: str, template: str, row: Mapping[str, Any]) -> str | Problem:
         elif not is_key:
             text.append(part)
         elif part not in row:
-            return missing(part, row, setting)
+            return missing_key(part, row, setting)
         elif isinstance(value := row[part], str):
             text.append(value)
         elif isinstance(value, int | float | Decimal) and not isinstance(value, bool):
             text.append(str(value))
         else:
-            return f"'{part}' is {called(value)}, neither a string nor a number", ""
+            return f"'{part}' is {kind_of(value)}, neither a string nor a number", ""
     return "".join(text)
 
 

@@ -61,7 +61,7 @@ def store_of(url: str, *, listings: bool = True) -> Iterator[tuple[Any, str]]:
     except Exception as error:
         if scheme not in known_implementations:
             raise TrainkitError(
-                f"{scheme}:// is no kind of URL that is known",
+                f"{scheme}:// is not a supported kind of URL",
                 where=url,
                 hint="s3://, gs://, az://, hf:// and https:// are",
             ) from error

@@ -73,7 +73,7 @@ def check_unchanged(file: SourceFile) -> None:
         unchanged = False
     if not unchanged:
         raise TrainkitError(
-            "was changed while it was being read", where=file.path, hint="run again once nothing writes to it"
+            "was changed while it was being read", where=file.path, hint="run again when nothing writes to it"
         )
 
 
@@ -115,7 +115,7 @@ def list_matching(source: Files, cache: Path) -> tuple[SourceFile, ...]:
         kind = _kind(match, source.format)
         if kind == "text" and source.document:
             raise TrainkitError(
-                f"is one text without rows: it has no keys to make a document of type '{source.document.type}' of",
+                f"is one text without rows, so it has no keys for a document of type '{source.document.type}' of",
                 where=match.path,
                 hint=f"document = {{ … }} is for {', '.join(s for s, k in _BY_SUFFIX.items() if k != 'text')}",
             )
@@ -149,14 +149,14 @@ def _kind(match: Match, said: str) -> Kind:
         raise TrainkitError(
             f"a {kind} file cannot be read through {compression}",
             where=match.path,
-            hint="unpack it: it is compressed inside",
+            hint="decompress it: the format is compressed by itself",
         )
     if kind is None:
         raise TrainkitError(
             f"cannot tell the format of a '{suffix + compression or os.path.basename(match.path)}' file by its name",
             where=match.path,
-            hint=f"known are {', '.join(_BY_SUFFIX)} (all but the last two also with {', '.join(COMPRESSED)});"
-            ' or say it: format = "text", "jsonl", "json", "csv", "parquet" or "arrow"',
+            hint=f"known suffixes: {', '.join(_BY_SUFFIX)} (all but the last two also with {', '.join(COMPRESSED)});"
+            ' or set format = "text", "jsonl", "json", "csv", "parquet" or "arrow"',
         )
     return kind  # type: ignore[return-value]
 
@@ -167,7 +167,7 @@ def _array(match: Match) -> Kind:
         raise TrainkitError(
             f"cannot tell the format of a '{suffix + compression}' file of tokens",
             where=match.path,
-            hint=f'known are {", ".join(_ARRAYS)}; text is tokenised where it is of type = "files"',
+            hint=f'known suffixes: {", ".join(_ARRAYS)}; for text use type = "files"',
         )
     return "array"
 

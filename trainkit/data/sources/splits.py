@@ -55,7 +55,7 @@ def divide(pieces: Iterable[tuple[SourceFile, Piece]], share: float) -> Iterator
             yield "all", file, piece
         return
     waiting: tuple[Split, SourceFile, Piece] | None = None
-    for split, file, piece in _placed(pieces, share):
+    for split, file, piece in _place_pieces(pieces, share):
         if waiting:
             before, its_file, text = waiting
             yield before, its_file, text if before == split or text.last else replace(text, last=True, continued=False)
@@ -64,7 +64,9 @@ def divide(pieces: Iterable[tuple[SourceFile, Piece]], share: float) -> Iterator
         yield waiting
 
 
-def _placed(pieces: Iterable[tuple[SourceFile, Piece]], share: float) -> Iterator[tuple[Split, SourceFile, Piece]]:
+def _place_pieces(
+    pieces: Iterable[tuple[SourceFile, Piece]], share: float
+) -> Iterator[tuple[Split, SourceFile, Piece]]:
     parts: _Parts | None = None
     for file, piece in pieces:
         if piece.first:

@@ -43,7 +43,7 @@ def for_files(
         return None
     spec = recipe.text_tokenizer.train
     if spec is None:
-        return _given(recipe)
+        return _load_named(recipe)
     drawn, path = _to_train(recipe, spec, groups, contents)
     if not path.exists():
         reporter = Reporter("tokenizer", 0, progress)
@@ -78,9 +78,9 @@ def _to_train(
     return drawn, train.path_of(recipe.data, spec, drawn)
 
 
-def resolved(files: Sequence[SourceFile], codec: LoadedTokenizer | None) -> list[SourceFile]:
-    """The files, with what of their reading hangs on the tokenizer: the chat template, and where documents end in flat
-    arrays. Raises TrainkitError where there is no chat template for conversations, or it is none."""
+def resolve_readings(files: Sequence[SourceFile], codec: LoadedTokenizer | None) -> list[SourceFile]:
+    """Return the files, with what depends on the tokenizer in how they are read: the chat template, and where documents
+    end in flat arrays. Raises TrainkitError where there is no chat template for conversations, or it is none."""
     if codec is None:
         return list(files)
     ends = [
@@ -93,10 +93,10 @@ def resolved(files: Sequence[SourceFile], codec: LoadedTokenizer | None) -> list
 def _with_template(files: Sequence[SourceFile], path: Path) -> list[SourceFile]:
     """The files with the chat template with which their conversations are written, where they hold any: the recipe's,
     or what lies beside the tokenizer at `path`. Raises TrainkitError where there is none, or it is none."""
-    return [_resolved(file, path) for file in files]
+    return [_resolve_reading(file, path) for file in files]
 
 
-def _resolved(file: SourceFile, path: Path) -> SourceFile:
+def _resolve_reading(file: SourceFile, path: Path) -> SourceFile:
     document = file.reading.document
     if not isinstance(document, Chat):
         return file
@@ -114,7 +114,9 @@ def begins(recipe: Recipe, codec: LoadedTokenizer) -> bool:
         return (recipe.base_checkpoint is not None or recipe.model.kind == "encoder") and codec.begins
     if asked and codec.beginning_of_text is None:
         raise TrainkitError(
-            "the tokenizer has no beginning-of-text token", where="data.encoding.bos", hint="leave it away, or false"
+            "the tokenizer has no beginning-of-text token",
+            where="data.encoding.bos",
+            hint="remove it, or set it to false",
         )
     return asked
 
@@ -141,7 +143,7 @@ def peek(recipe: Recipe) -> LoadedTokenizer | None:
     return _open(recipe, path) if path.exists() else None
 
 
-def _given(recipe: Recipe) -> LoadedTokenizer:
+def _load_named(recipe: Recipe) -> LoadedTokenizer:
     if (local := _local(recipe)) is not None:
         return _open(recipe, local)
     name, revision = recipe.text_tokenizer.path, recipe.text_tokenizer.revision
@@ -223,7 +225,7 @@ def _fetch(name: str, revision: str | None) -> str:
 
 def _not_fetched(name: str, error: Exception) -> TrainkitError:
     return TrainkitError(
-        f"'{name}' is no local file, and could not be fetched from the Hugging Face hub: {str(error).strip()}",
+        f"'{name}' is not a local file, and fetching it from the Hugging Face hub failed: {str(error).strip()}",
         where="tokenizer.path",
         hint="give a local tokenizer.json or a directory that holds one, or train one on your own text:"
         " [tokenizer] train = { vocab_size = 4096 }",

@@ -86,9 +86,9 @@ def id_of(role: Role, tokenizer: Tokenizer, beside: Beside) -> int | None:
         if isinstance(said.token, str):
             if (id_ := tokenizer.token_to_id(said.token)) is None:
                 raise TrainkitError(
-                    f"names the token {said.token!r}, which is not in the tokenizer",
+                    f"names the token {said.token!r}, which the tokenizer does not have",
                     where=said.where,
-                    hint="name one that is in tokenizer.json, or add it there; null where there is none",
+                    hint="name a token of tokenizer.json, or add it there; write null where there is none",
                 )
             return id_
         if said.token is None:

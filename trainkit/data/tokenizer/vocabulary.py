@@ -124,7 +124,7 @@ class LoadedTokenizer:
         tokenizer = self._with_offsets[special_tokens]
         encodings = tokenizer.encode_batch([text for text, _ in texts], add_special_tokens=False)
         for encoding, (_, parts) in zip(encodings, texts, strict=True):
-            placed = _placed(encoding)
+            placed = _place(encoding)
             within = np.zeros(len(placed.ids), bool)
             for begin, end in parts:
                 among = np.flatnonzero((placed.begins < end) & (placed.ends > begin))
@@ -136,7 +136,7 @@ class LoadedTokenizer:
         """Return the ids of a text as `encode_batch` gives them, with their places."""
         # a batch is tokenised without holding Python's lock
         (encoding,) = self._with_offsets[special_tokens].encode_batch([text], add_special_tokens=False)
-        return _placed(encoding)
+        return _place(encoding)
 
     @cached_property
     def _with_offsets(self) -> dict[bool, Tokenizer]:
@@ -170,7 +170,7 @@ class LoadedTokenizer:
         return name
 
 
-def _placed(encoding: Encoding) -> PlacedTokens:
+def _place(encoding: Encoding) -> PlacedTokens:
     begins, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
     return PlacedTokens(np.array(encoding.ids, np.int64), begins, ends)
 
@@ -191,9 +191,9 @@ def _parse(path: Path, content: bytes) -> Tokenizer:
     # tokenizers raises ValueError here, and bare Exception elsewhere, for whatever is wrong with the content
     except Exception as error:
         raise TrainkitError(
-            f"is no tokenizer of the tokenizers library: {error}",
+            f"is not a tokenizer of the tokenizers library: {error}",
             where=str(path),
-            hint="a tokenizer.json is what Hugging Face's fast tokenizers save",
+            hint="give a tokenizer.json as Hugging Face's fast tokenizers save it",
         ) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -207,7 +207,7 @@ def _end_of_text(tokenizer: Tokenizer, beside: Beside, path: Path) -> int:
     raise TrainkitError(
         f"the tokenizer has no end-of-text token; looked for {', '.join(NAMES['eos'])}",
         where=str(path),
-        hint='say which it is in a tokenizer_config.json beside it: {"eos_token": "…"}; or train one:'
+        hint='name it in a tokenizer_config.json beside the tokenizer: {"eos_token": "…"}; or train one:'
         " [tokenizer] train = { vocab_size = 4096 }",
     )
 

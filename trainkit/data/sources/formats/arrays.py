@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainkit.data.documents.pieces import Piece, Refuse, Refused, Span
-from trainkit.data.problems import missing
+from trainkit.data.problems import missing_key
 from trainkit.data.sources.files import open_raw
 from trainkit.data.sources.formats.columns import batches_of
-from trainkit.data.sources.formats.rows import damaged
+from trainkit.data.sources.formats.rows import refuse_damaged
 from trainkit.data.sources.source_file import SourceFile
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def read(file: SourceFile, refuse: Refuse, span: Span | None) -> Iterator[Piece]
     if array.ndim == 2:
         for index, row in enumerate(array):
             if (row < 0).any():
-                refuse(Refused(f":row {index}", f"holds {row.min()}, which is no token id"))
+                refuse(Refused(f":row {index}", f"holds {row.min()}, which is not a token id"))
             else:
                 yield Piece(index=index, ids=np.asarray(row))
         return
@@ -46,7 +46,7 @@ def read(file: SourceFile, refuse: Refuse, span: Span | None) -> Iterator[Piece]
         array.dtype.kind == "i"
         and (least := min((array[s : s + IDS].min() for s in starts if len(array)), default=0)) < 0
     ):
-        return refuse(Refused("", f"holds {least}, which is no token id"))
+        return refuse(Refused("", f"holds {least}, which is not a token id"))
     index, first = 0, True
     for start in starts:
         ids = np.asarray(array[start : start + IDS])
@@ -65,7 +65,7 @@ def _flat(file: SourceFile) -> np.ndarray | Refused:
         content = stream.read()
     if len(content) % dtype.itemsize:
         hint = 'dtype = "…" is "uint16", "uint32", "int32" or "int64", as it was written'
-        return Refused("", f"has {len(content):,} bytes, which are no whole number of {file.reading.dtype}", hint)
+        return Refused("", f"has {len(content):,} bytes, which is not a multiple of {file.reading.dtype}", hint)
     return np.frombuffer(content, dtype)
 
 
@@ -77,7 +77,7 @@ def _numpy(file: SourceFile) -> np.ndarray | Refused:
             with open_raw(file.path) as stream:
                 array = np.load(stream, allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
-        return damaged(error)
+        return refuse_damaged(error)
     if not isinstance(array, np.ndarray):
         return Refused("", "is an archive of several arrays, not one array", "write it with numpy.save")
     if array.dtype.kind not in "iu":
@@ -95,7 +95,7 @@ def _table(file: SourceFile, refuse: Refuse, span: Span | None) -> Iterator[Piec
     try:
         for batch in batches_of(file, (key, _LEARNED), span):
             if key not in batch.schema.names:
-                return refuse(Refused("", *missing(key, _names(file), "tokens_key")))
+                return refuse(Refused("", *missing_key(key, _names(file), "tokens_key")))
             if problem := _wrong_columns(batch, key):
                 return refuse(Refused("", problem))
             for row in range(batch.num_rows):
@@ -106,7 +106,7 @@ def _table(file: SourceFile, refuse: Refuse, span: Span | None) -> Iterator[Piec
                     yield from _runs(index, *found)
                 index += 1
     except (pyarrow.ArrowException, OSError) as error:
-        refuse(damaged(error))
+        refuse(refuse_damaged(error))
 
 
 def _names(file: SourceFile) -> list[str]:
@@ -145,7 +145,7 @@ def _row(batch: pyarrow.RecordBatch, key: str, row: int) -> tuple[np.ndarray, np
         arrays.append(values.to_numpy(zero_copy_only=False))
     ids, *rest = arrays
     if len(ids) and ids.min() < 0:
-        return f"'{key}' holds {ids.min()}, which is no token id"
+        return f"'{key}' holds {ids.min()}, which is not a token id"
     if not rest:
         return ids, None
     (learned,) = rest

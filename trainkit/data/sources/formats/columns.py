@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trainkit.data.documents.pieces import Refuse, Refused, Span
 from trainkit.data.documents.templates import missing_column, needed_keys
 from trainkit.data.sources.files import open_raw
-from trainkit.data.sources.formats.rows import Rows, SourceRow, damaged
+from trainkit.data.sources.formats.rows import Rows, SourceRow, refuse_damaged
 from trainkit.data.sources.source_file import SourceFile
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def rows(file: SourceFile, refuse: Refuse, span: Span | None) -> Rows:
     needed = needed_keys(file.reading)
     index = span.first if span else 0
     try:
-        with _opened(file, needed, span) as (schema, batches):
+        with _open_batches(file, needed, span) as (schema, batches):
             if problem := missing_column(file.reading, schema.names):
                 return refuse(problem)
             if doubled := next((name for name in schema.names if schema.names.count(name) > 1), None):
@@ -42,12 +42,12 @@ def rows(file: SourceFile, refuse: Refuse, span: Span | None) -> Rows:
                         yield SourceRow(index, f":row {index}", values)
                     index += 1
     except (pyarrow.ArrowException, OSError) as error:
-        refuse(damaged(error))
+        refuse(refuse_damaged(error))
 
 
 def batches_of(file: SourceFile, columns: tuple[str, ...], span: Span | None) -> Iterator[pyarrow.RecordBatch]:
     """The record batches of those of the columns that a file has. Raises what pyarrow raises."""
-    with _opened(file, columns, span) as (_, batches):
+    with _open_batches(file, columns, span) as (_, batches):
         yield from batches
 
 
@@ -103,7 +103,7 @@ def _arrow_parts(file: SourceFile) -> list[tuple[int, int]]:
 
 
 @contextlib.contextmanager
-def _opened(
+def _open_batches(
     file: SourceFile, columns: Iterable[str] | None, span: Span | None
 ) -> Iterator[tuple[pyarrow.Schema, Iterator[pyarrow.RecordBatch]]]:
     """All columns' schema, and the batches of some of the columns."""

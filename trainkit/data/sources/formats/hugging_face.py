@@ -90,7 +90,9 @@ def rows(file: SourceFile, refuse: Refuse, span: Span | None) -> Rows:
             return refuse(problem)
         dataset = dataset.select_columns([name for name in needed if name in dataset.column_names])
     first = span.start if span else 0
-    read = _streamed(dataset) if file.reading.hub.streaming else _stored(dataset, first, span.end if span else None)
+    read = (
+        _stream_rows(dataset) if file.reading.hub.streaming else _read_rows(dataset, first, span.end if span else None)
+    )
     index = first
     try:
         for index, row in enumerate(read, first):
@@ -149,10 +151,10 @@ def _ask(source: HuggingFace) -> str:
         raise TrainkitError(f"has no revision '{source.revision}'", where=where) from error
     except errors.GatedRepoError as error:
         raise TrainkitError(
-            "is gated: its owner has to let you in", where=where, hint="ask on its page, then run: hf auth login"
+            "is gated: its owner must grant you access", where=where, hint="ask on its page, then run: hf auth login"
         ) from error
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
-        hint = f"look at its name again; if it is private, run: hf auth login; {_ELSEWHERE}"
+        hint = f"check the name; if it is private, run: hf auth login; {_ELSEWHERE}"
         raise TrainkitError("does not exist, or is private", where=where, hint=hint) from error
     # what the network does wrong comes as an error of the HTTP library that the hub's library has chosen
     except Exception as error:
@@ -194,7 +196,7 @@ def _load(spec: HuggingFace, state: str | Stat) -> Any:
         raise TrainkitError(
             f"cannot be loaded: {type(error).__name__}: {error}",
             where=f"dataset {spec.id}, split {spec.split}",
-            hint="look at id, config and split; a dataset that is a program of its own is not run"
+            hint="check id, config and split; datasets with a loading script are not supported"
             if not directory
             else "",
         ) from error
@@ -234,11 +236,11 @@ def _undecoded(datasets: Any, found: Any) -> Any:
     return found
 
 
-def _stored(dataset: Any, first: int, end: int | None) -> Iterator[dict[str, Any]]:
+def _read_rows(dataset: Any, first: int, end: int | None) -> Iterator[dict[str, Any]]:
     for start in range(first, len(dataset) if end is None else end, _BATCH):
         stop = min(start + _BATCH, len(dataset) if end is None else end)
         yield from dataset.select(range(start, stop)).with_format(None).to_list()
 
 
-def _streamed(dataset: Any) -> Iterator[dict[str, Any]]:
+def _stream_rows(dataset: Any) -> Iterator[dict[str, Any]]:
     yield from dataset

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from trainkit.data.documents.pieces import Refuse, Refused, Span
-from trainkit.data.problems import Problem, called
+from trainkit.data.problems import Problem, kind_of
 from trainkit.data.sources.files import DAMAGED, open_binary, open_raw
-from trainkit.data.sources.formats.rows import Rows, SourceRow, damaged
+from trainkit.data.sources.formats.rows import Rows, SourceRow, refuse_damaged
 from trainkit.data.sources.source_file import SourceFile
 
 
@@ -26,7 +26,7 @@ def jsonl(file: SourceFile, refuse: Refuse, span: Span | None) -> Rows:
             elif found is not None:
                 refuse(Refused(f":{number}", *found, bytes=len(line)))
     except DAMAGED as error:
-        refuse(damaged(error, f":{number + 1}"))
+        refuse(refuse_damaged(error, f":{number + 1}"))
 
 
 def _lines(file: SourceFile, span: Span | None) -> Iterator[bytes]:
@@ -57,8 +57,8 @@ def _line(line: bytes, shape: str) -> dict[str, Any] | Problem | None:
     except json.JSONDecodeError as error:
         return f"is not JSON: {error.msg} at column {error.colno}", ""
     except (ValueError, RecursionError) as error:
-        return f"is not JSON that can be read: {error}", ""
-    return row if isinstance(row, dict) else (f"is {called(row)}, not an object", shape)
+        return f"cannot be read as JSON: {error}", ""
+    return row if isinstance(row, dict) else (f"is {kind_of(row)}, not an object", shape)
 
 
 def document(file: SourceFile, refuse: Refuse) -> Rows:
@@ -75,26 +75,26 @@ def document(file: SourceFile, refuse: Refuse) -> Rows:
         lines = 'if each line is an object of its own, say so: format = "jsonl"' if error.msg == "Extra data" else ""
         return refuse(Refused(f":{error.lineno}", f"is not JSON: {error.msg} at column {error.colno}", lines))
     except DAMAGED as error:
-        return refuse(damaged(error))
+        return refuse(refuse_damaged(error))
     except (ValueError, RecursionError) as error:
-        return refuse(Refused("", f"is not JSON that can be read: {error}"))
+        return refuse(Refused("", f"cannot be read as JSON: {error}"))
     if isinstance(rows, tuple):
         return refuse(Refused("", *rows))
     for index, row in enumerate(rows):
         if isinstance(row, dict):
             yield SourceRow(index, f":row {index}", row)
         else:
-            refuse(Refused(f":row {index}", f"is {called(row)}, not an object", 'rows look like {"text": "…"}'))
+            refuse(Refused(f":row {index}", f"is {kind_of(row)}, not an object", 'rows look like {"text": "…"}'))
 
 
 def _list(content: Any) -> list[Any] | Problem:
     if isinstance(content, list):
         return content
-    hint = "it is to be a list of objects, or an object with one such list"
+    hint = "give a list of objects, or an object with one such list"
     if not isinstance(content, dict):
-        return f"is {called(content)}, not a list of objects", hint
+        return f"is {kind_of(content)}, not a list of objects", hint
     lists = {key: value for key, value in content.items() if isinstance(value, list)}
     if len(lists) == 1:
         return next(iter(lists.values()))
-    found = f"{len(lists)} lists: {', '.join(map(repr, list(lists)[:8]))}" if lists else "none"
-    return f"is an object whose rows cannot be told: of lists it has {found}", hint
+    found = f"{len(lists)} lists: {', '.join(map(repr, list(lists)[:8]))}" if lists else "no list"
+    return f"is an object with no single list of rows: it has {found}", hint

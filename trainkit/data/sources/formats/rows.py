@@ -21,6 +21,6 @@ class SourceRow(NamedTuple):
 Rows = Iterator[SourceRow]
 
 
-def damaged(error: Exception, place: str = "") -> Refused:
+def refuse_damaged(error: Exception, place: str = "") -> Refused:
     """That a file cannot be read from here on."""
     return Refused(place, f"is damaged or cut off: {error}", "fetch the file again")

@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from trainkit.data.documents.pieces import Refuse, Refused
 from trainkit.data.sources.files import DAMAGED, open_binary, suffixes
-from trainkit.data.sources.formats.rows import Rows, SourceRow, damaged
+from trainkit.data.sources.formats.rows import Rows, SourceRow, refuse_damaged
 from trainkit.data.sources.source_file import SourceFile
 
 #: The csv module's own limit is 128 KB, and one for the whole process.
@@ -67,7 +67,7 @@ def _records(file: SourceFile, refuse: Refuse) -> Iterator[tuple[int, list[str]]
                 else:
                     yield line, fields
     except DAMAGED as error:
-        refuse(damaged(error, f":{line}"))
+        refuse(refuse_damaged(error, f":{line}"))
 
 
 def _decoded(stream: BinaryIO) -> Iterator[str]:

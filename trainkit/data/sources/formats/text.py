@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from trainkit.data.documents.pieces import Piece, Refuse, Refused, text_pieces
 from trainkit.data.documents.templates import refused_length
 from trainkit.data.sources.files import DAMAGED, chunks, open_binary, open_raw
-from trainkit.data.sources.formats.rows import damaged
+from trainkit.data.sources.formats.rows import refuse_damaged
 from trainkit.data.sources.source_file import SourceFile
 
 
@@ -32,7 +32,7 @@ def text(file: SourceFile, refuse: Refuse) -> Iterator[Piece]:
     except UnicodeDecodeError as error:
         return refuse(Refused(f":byte {offset - waiting + error.start}", f"is not UTF-8: {error.reason}"))
     except DAMAGED as error:
-        return refuse(damaged(error))
+        return refuse(refuse_damaged(error))
     if wrong := refused_length(file.reading, characters - starts.startswith(codecs.BOM_UTF8)):
         return refuse(wrong)
     with open_binary(file.path) as stream:
