@@ -69,6 +69,18 @@ class Byte(DocumentSpec):
 
     def decode(self, rows):
         return {"byte": rows[:, 0]}
+
+
+class Digits(DocumentSpec):
+    """The digits of a whole number, as text."""
+
+    type: Literal["digits"]
+    key: str
+
+    def make(self, row, index, context):
+        from trainkit.data.documents.pieces import text_pieces
+
+        return list(text_pieces(index, [str(row[self.key])]))
 '''
 RECIPE = """
 schema = 1
@@ -116,6 +128,14 @@ def test_a_document_of_a_plugin_makes_its_own_batches_and_refuses_rows(tmp_path:
     assert batch["byte"].dtype == np.uint8
     with pytest.raises(TrainkitError, match=r"squares 20:row 16: .*256 is no byte"):
         caches.build(opened(tmp_path, text.replace("count = 12", "count = 20")))
+
+
+def test_every_task_that_learns_from_text_learns_from_a_text_document_of_a_plugin(tmp_path: Path) -> None:
+    text = RECIPE.replace('{ type = "columns", features = ["n"], target = "square" }', '{ type = "digits", key = "n" }')
+    text = text.replace("[data]", "[tokenizer]\ntrain = { vocab_size = 260 }\n[data]\nsequence_length = 2")
+    recipe = opened(tmp_path, text.replace("[model]", '[task]\ntype = "causal-lm"\n[model]'))
+    recipe.task.check_documents(recipe.data.train)
+    assert TrainSet(caches.build(recipe), recipe).batch(0)["tokens"].shape == (12, 2)
 
 
 def test_what_the_source_raises_names_it(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from trainkit.data.documents.pieces import Piece, Refused, RowContext, learned_in_part, text_pieces
 from trainkit.data.problems import NO_TEXT, Problem, kind_of, missing_key
 from trainkit.errors import TrainkitError
-from trainkit.recipe.sections.document import Chat, Document, PreferencePair, Prompt, Template
+from trainkit.recipe.sections.document import Chat, Document, Prompt, Template
 from trainkit.recipe.sections.source import CustomRows, HuggingFace
 from trainkit.recipe.spec import implementation_of
 
@@ -61,7 +61,7 @@ class RowReading:
         document = asked and asked.model_dump(mode="json")
         chat = self.chat and [self.chat.text, self.chat.special_tokens]
         found = [list(self.keys), document, self.shortest, self.longest, self.dtype, chat, self.end_of_text]
-        return [*found, _LEARNED_IN_PART] if isinstance(asked, Chat | Prompt | PreferencePair) else found
+        return [*found, _LEARNED_IN_PART] if asked is not None and asked.learned_in_part else found
 
     @property
     def has_special_tokens(self) -> bool:

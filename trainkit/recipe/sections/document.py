@@ -30,6 +30,8 @@ class DocumentSpec(Spec):
     """What the cache holds: `tokens`, or bytes of something else, by its name."""
     marked: ClassVar[bool] = False
     """Whether some of its tokens may be no targets, or in second texts."""
+    learned_in_part: ClassVar[bool] = False
+    """Whether a text may have parts that are no targets: it is tokenised as a whole."""
     sequences: ClassVar[int] = 1
     """Sequences of `data.sequence_length` in an example."""
     labelled: ClassVar[bool] = False
@@ -89,6 +91,7 @@ class Prompt(DocumentSpec):
     """Template of what is learned, such as `"{answer}"`."""
 
     implementation: ClassVar[str] = "trainkit.data.documents.templates"
+    learned_in_part: ClassVar[bool] = True
     marked: ClassVar[bool] = True
 
     @property
@@ -110,6 +113,7 @@ class Chat(DocumentSpec):
     """Which turns are learned: every one of the assistant, the assistant's last one, or the whole text."""
 
     implementation: ClassVar[str] = "trainkit.data.documents.conversations"
+    learned_in_part: ClassVar[bool] = True
     marked: ClassVar[bool] = True
 
     @property
@@ -136,6 +140,7 @@ class PreferencePair(DocumentSpec):
 
     implementation: ClassVar[str] = "trainkit.data.documents.preferences"
     examples: ClassVar[str] = "trainkit.data.batches.pairs:pair_examples"
+    learned_in_part: ClassVar[bool] = True
     marked: ClassVar[bool] = True
     sequences: ClassVar[int] = 2
 

@@ -19,6 +19,8 @@ class SourceSpec(Spec):
 
     listing: ClassVar[str]
     """The function that returns the files of a source, called as `data.sources.listing.list_matching` is."""
+    path_keys: ClassVar[tuple[str, ...]] = ()
+    """Its keys that hold a local path or URL, or several: they become absolute in the recipe of a run."""
 
     type: str
     name: str | None = None
@@ -86,6 +88,7 @@ class Files(RowSource):
     """Files by path or URL, `*`, `**` and `{a,b}` or `{000..127}`."""
 
     listing: ClassVar[str] = "trainkit.data.sources.listing:list_matching"
+    path_keys: ClassVar[tuple[str, ...]] = ("path",)
 
     type: Literal["files"] = "files"
     path: str | Annotated[tuple[str, ...], Field(min_length=1)]
@@ -119,6 +122,7 @@ class Tokens(SourceSpec):
     """Arrays that are tokenised already, with the recipe's tokenizer."""
 
     listing: ClassVar[str] = "trainkit.data.sources.listing:list_tokens"
+    path_keys: ClassVar[tuple[str, ...]] = ("path",)
 
     type: Literal["tokens"]
     path: str | Annotated[tuple[str, ...], Field(min_length=1)]

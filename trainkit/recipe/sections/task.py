@@ -29,7 +29,8 @@ class TaskSpec(Spec):
     implementation: ClassVar[str]
     """The module whose `build(spec, tokenizer)` returns the task."""
     documents: ClassVar[frozenset[str]]
-    """Types of documents that it learns from; rows without `document` are `text`."""
+    """Types of documents that it learns from; rows without `document` are `text`. With `text` in it, it also learns
+    from every other type of document that becomes one text."""
     models: ClassVar[frozenset[Kind]]
     """Kinds of models that it trains."""
     shifted: ClassVar[bool] = True
@@ -65,7 +66,8 @@ class TaskSpec(Spec):
         for number, source in enumerate(sources):
             document = document_of(source)
             kind = "text" if document is None else document.type
-            if kind not in self.documents:
+            form = "text" if document is None else document.form
+            if kind not in self.documents and not (form == "text" and "text" in self.documents):
                 raise TrainkitError(
                     f"the task {self.type} does not learn from documents of type {kind}",
                     where=f"data.train.{number}.document",

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.document import Chat
-from trainkit.recipe.sections.source import Files, HuggingFace, SourceSpec, Tokens, document_of
+from trainkit.recipe.sections.source import HuggingFace, SourceSpec, document_of
 from trainkit.recipe.spec import Spec
 
 #: What a URL begins with.
@@ -60,9 +60,9 @@ def with_values(spec: S, **values: Any) -> S:
 
 def _source(source: SourceSpec) -> SourceSpec:
     values: dict[str, Any] = {}
-    if isinstance(source, Files | Tokens):
-        paths = source.path
-        values["path"] = absolute(paths) if isinstance(paths, str) else tuple(map(absolute, paths))
+    for key in source.path_keys:
+        paths = getattr(source, key)
+        values[key] = absolute(paths) if isinstance(paths, str) else tuple(map(absolute, paths))
     if isinstance(source, HuggingFace) and os.path.isdir(os.path.expanduser(source.id)):
         values["id"] = absolute(source.id)
     document = document_of(source)
