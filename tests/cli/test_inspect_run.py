@@ -98,6 +98,6 @@ def test_a_run_of_an_earlier_version_is_compared_with_its_checkpoint(run, tmp_pa
     monkeypatch.setattr("trainkit.cli.inspect._of_checkpoint", lambda directory: known.fingerprint)
     before = shown(run)
     (tmp_path / "a.jsonl").write_text('{"text": "another"}\n')
-    with pytest.raises(TrainkitError, match="is not the data that the run was trained on"):
+    with pytest.raises(TrainkitError, match="the data is not what this run was trained on"):
         shown(run)
     assert before

@@ -184,7 +184,7 @@ def test_a_filter_shows_what_matches_and_a_wrong_pattern_is_said_in_its_border()
         assert page.has_focus and not page.query_one(Input).display and "3 that match NORM|^mem" in frame(page)
         await pilot.press("slash", *"nothing", "enter")
         await pilot.pause()
-        assert cells(page) == [] and "none of the 12 metrics matches nothing" in frame(page)
+        assert cells(page) == [] and "none of the 12 metrics match nothing" in frame(page)
         await pilot.press("escape")
         await pilot.pause()
         assert cells(page) == everything

@@ -278,11 +278,11 @@ def spoil(directory: Path) -> Iterator[tuple[str, str, bool]]:
 
 def test_what_is_no_run_or_a_broken_one_is_listed_with_what_is_wrong(tmp_path: Path) -> None:
     expected = list(spoil(tmp_path / "runs"))
-    listed = RunList(tmp_path / "runs")
-    listed.read()
-    assert listed.summaries.keys() == {name for name, _, _ in expected}
+    found = RunList(tmp_path / "runs")
+    found.read()
+    assert found.summaries.keys() == {name for name, _, _ in expected}
     for name, told, broken in expected:
-        facts = listed.summaries[name].facts
+        facts = found.summaries[name].facts
         assert facts and told in facts.problem and facts.broken == broken, name
 
     async def steps(pilot: Pilot[RunSelection], app: RunsApp) -> None:
@@ -292,7 +292,7 @@ def test_what_is_no_run_or_a_broken_one_is_listed_with_what_is_wrong(tmp_path: P
             assert len(listed(app)) == len(expected)
         for _ in expected:
             name = app.query_one(RowTable).chosen or ""
-            assert listed.summaries[name].facts.problem in frame(app)  # type: ignore[union-attr]
+            assert found.summaries[name].facts.problem in frame(app)  # type: ignore[union-attr]
             await pilot.press("j")
             await pilot.pause()
 
@@ -365,7 +365,7 @@ def test_the_filter_finds_names_states_and_values_of_the_recipe_and_escape_shows
             assert len(listed(app)) == 4 and not app.query_one(Input).display
         await pilot.press("slash", *"zzz", "enter")
         await pilot.pause()
-        assert "no run has “zzz” in it" in frame(app)
+        assert "no run matches “zzz”" in frame(app)
 
     browse(runs, steps)
 
@@ -620,7 +620,7 @@ def test_an_empty_directory_says_how_to_begin_and_its_keys_do_no_harm(tmp_path: 
     async def steps(pilot: Pilot[RunSelection], app: RunsApp) -> None:
         await until("no runs in", pilot)
         told = " ".join(frame(app).replace("│", " ").split())  # where the directory's name is long, it is wrapped
-        assert "begin one: trainkit run RECIPE" in told
+        assert "start one: trainkit run RECIPE" in told
         await pilot.press("enter", "space", "c", "x", "delete", "j", "k", "g", "G", "pagedown", "pageup", "escape")
         await pilot.press("s", "S", "r", "L", "m", "M", "slash", "escape", "T")
         await pilot.press("question_mark")

@@ -194,7 +194,7 @@ def test_one_frame_of_any_page_in_any_size_goes_through_a_pipe(run: Path) -> Non
         (("--size", "wide"), "'wide' is not a size"),
         (("--size", "0x9"), "'0x9' is not a size"),
         (("--size", "9x99999"), "'9x99999' is not a size"),
-        (("--page", "nowhere"), "there is no page 'nowhere'; there are overview, metrics"),
+        (("--page", "nowhere"), "there is no page 'nowhere'; the pages are overview, metrics"),
     ],
 )
 def test_a_size_or_page_that_is_none_is_an_error_in_words(run: Path, options: tuple[str, ...], told: str) -> None:

@@ -240,7 +240,7 @@ def _obeys(directory: Path, run: Path, trainer: Trainer) -> None:
     assert evaluated == paused
     assert trainer.until(lambda e: e["type"] == "evaluated" and e["step"] == paused)
     assert max(losses(run)) == paused
-    assert send("continue") == f"going on after step {paused}\n"
+    assert send("continue") == f"continuing after step {paused}\n"
     assert trainer.until(lambda e: e["type"] == "step" and e["step"] > paused)
     assert send("stop").startswith("stopping after step ")
     assert trainer.until(lambda e: e["type"] == "run_finished")

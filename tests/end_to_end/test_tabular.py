@@ -14,7 +14,8 @@ import numpy as np
 import optax
 import pytest
 from trainer import Trainer, arrays, trainkit
-from trainkit.cli.recipes import explain, schema
+from trainkit.cli.explain import explain
+from trainkit.cli.schema import schema
 
 from trainkit import models
 from trainkit.data.batches.dataset import TrainSet

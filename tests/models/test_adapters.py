@@ -293,7 +293,7 @@ def test_a_base_in_four_bit_is_known_by_what_it_was_packed_from_however_a_device
     # a difference so small that nothing of it is left in 4 bit
     other = {**base, "w": Linear(quantise(weights.at[1, 5, 7].multiply(1 + 1e-6)), None)}  # type: ignore[arg-type]
     assert np.array_equal(other["w"].weight.codes, packed.codes)
-    read, drawn = (SimpleNamespace(model=SimpleNamespace(pretrained=given)) for given in ("them/it", None))
+    read, drawn = (SimpleNamespace(base_checkpoint=given) for given in ("them/it", None))
     known, as_before = base_digest(base, read), base_digest(base, drawn)  # type: ignore[arg-type]
     assert known == base_digest(elsewhere, read) != base_digest(other, read)  # type: ignore[arg-type]
     assert as_before == digest(without_sources(base)) != base_digest(elsewhere, drawn)  # type: ignore[arg-type]

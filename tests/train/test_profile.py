@@ -154,7 +154,7 @@ def test_a_resumed_run_is_profiled_too_and_the_first_trace_is_kept(profiled: Pat
     [
         (["--profile", "5-7"], "--profile 20:25"),
         (["--profile", "20:30"], "--profile 20:24"),
-        (["--profile", "1:2", "--smoke"], "--smoke keeps nothing"),
+        (["--profile", "1:2", "--smoke"], "a smoke test keeps no files"),
     ],
 )
 def test_a_wrong_range_ends_the_run_before_its_first_step_and_leaves_nothing(
