@@ -118,7 +118,8 @@ def test_explain_tells_value_origin_meaning_and_what_is_allowed(call, tmp_path):
     out = call("explain", "sample.toml", "train.micro_batch_size")[1]
     assert out.splitlines() == [
         'train.micro_batch_size = "auto"  (default)',
-        "  Sequences that one device processes at once; the rest is accumulated. `auto` is the largest number that fits.",
+        "  Sequences that one device processes at once; the rest is accumulated."
+        " `auto` is the largest number that fits.",
         '  allowed: a whole number of at least 1 or "auto"',
         '  default: "auto"',
     ]

@@ -153,6 +153,9 @@ def run(tmp_path: Path) -> Iterator[Path]:
     """A run that goes on at seven steps a second, and obeys orders."""
     run = tmp_path / "runs" / "live"
     trainer = subprocess.Popen([sys.executable, fake_run.__file__, run, "100000", "0.14"])
+    while not (run / NAME).exists():
+        assert trainer.poll() is None
+        time.sleep(0.05)
     yield run
     trainer.kill()
     trainer.wait()

@@ -14,10 +14,10 @@ import numpy as np
 import optax
 import pytest
 from trainer import Trainer, arrays, trainkit
-from trainkit.cli.explain import explain
-from trainkit.cli.schema import schema
 
 from trainkit import models
+from trainkit.cli.explain import explain
+from trainkit.cli.schema import schema
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.batches.evaluation_set import EvalSet
 from trainkit.data.batches.layout import longest_layout
