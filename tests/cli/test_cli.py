@@ -100,6 +100,7 @@ def test_check_says_in_one_line_what_would_be_trained(call, tmp_path):
     assert (code, err) == (DONE, "")
     assert re.fullmatch(r"ok: sample: gpt2, [\d,]+ parameters, 20 steps of 512 tokens\n", out)
     assert call("check", "sample.toml", "--set", "train.epochs=1.5")[1] == "ok: sample: gpt2, 1.5 epochs\n"
+    assert call("check", "sample.toml", "--set", "train.epochs=1")[1] == "ok: sample: gpt2, 1 epoch\n"
     assert call("check", "sample.toml", "--set", "train.tokens=1000")[1].endswith(" 2 steps of 512 tokens\n")
     assert files(tmp_path) == {"sample.toml"}
 
@@ -129,6 +130,8 @@ def test_explain_tells_value_origin_meaning_and_what_is_allowed(call, tmp_path):
     assert f"  model.layers = 2  (sample.toml:{line_of(TEXT, 'layers')})\n    Number of transformer blocks." in out
     code, out, err = call("explain", "sample.toml", "model.lyers")
     assert (code, out) == (WRONG_INPUT, "") and "did you mean model.layers" in err
+    code, out, err = call("explain", "sample.toml", "optimizer.lr")
+    assert (code, out) == (WRONG_INPUT, "") and "it is called learning_rate here" in err
 
 
 def test_the_schema_is_json_that_knows_every_section(call):

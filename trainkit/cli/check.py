@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from trainkit.cli.options import Overrides, RecipePath
 from trainkit.errors import TrainkitError
+from trainkit.text import plural
 
 if TYPE_CHECKING:
     from trainkit.recipe.toml.load import Loaded
@@ -29,7 +30,10 @@ def check(recipe: RecipePath, overrides: Overrides = None) -> str:
         except TrainkitError as error:
             raise locate_error(error, loaded) from error
         unit = "examples" if plan.sequence_length is None else "tokens"
-        summary += [f"{plan.parameters:,} parameters", f"{plan.steps:,} steps of {plan.tokens_per_step:,} {unit}"]
+        summary += [
+            f"{plan.parameters:,} parameters",
+            f"{plural(plan.steps, 'step')} of {plan.tokens_per_step:,} {unit}",
+        ]
     else:
         summary.append(_length(loaded))
     lines = [f"ok: {parsed.run.name}: {', '.join(summary)}", *(f"note: {note}" for note in notes(parsed))]
@@ -40,5 +44,5 @@ def _length(loaded: Loaded) -> str:
     train = loaded.recipe.train
     for unit, number in (("steps", train.steps), ("tokens", train.tokens)):
         if number is not None:
-            return f"{number:,} {unit}"
-    return f"{train.epochs:g} epochs"
+            return plural(number, unit.removesuffix("s"))
+    return "1 epoch" if train.epochs == 1 else f"{train.epochs:g} epochs"

@@ -12,6 +12,7 @@ from trainkit.cli.options import Overrides, RecipePath
 from trainkit.errors import TrainkitError
 
 if TYPE_CHECKING:
+    from trainkit.recipe import Recipe
     from trainkit.recipe.toml.load import Loaded
     from trainkit.recipe.toml.positions import Key
 
@@ -24,7 +25,6 @@ def explain(
     """Show a key's meaning, allowed values, value and origin."""
     from trainkit.hub.recipe import load
     from trainkit.recipe.toml import schema
-    from trainkit.recipe.toml.positions import dotted
 
     loaded = load(recipe, overrides or [])
     language = type(loaded.recipe)
@@ -32,14 +32,7 @@ def explain(
     parts: Key = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
     node = schema.node_at(parts, values, language)
     if node is None:
-        known = [dotted(leaf) for leaf in schema.leaves(language)]
-        near = difflib.get_close_matches(key, known, n=3) or [
-            k for k in known if k.split(".")[-1] == key.split(".")[-1]
-        ]
-        raise TrainkitError(
-            f"a recipe has no key '{key}'",
-            hint=f"did you mean {' or '.join(near)}?" if near else "trainkit schema lists all keys",
-        )
+        raise TrainkitError(f"a recipe has no key '{key}'", hint=_hint(parts, language))
     value = _value(values, parts)
     lines = [_line(key, value, loaded)]
     if meaning := schema.meaning(node):
@@ -52,6 +45,20 @@ def explain(
         lines += ["", "  " + _line(inner, _value(values, (*parts, name)), loaded)]
         lines.append(f"    {schema.meaning(child)}".rstrip() or f"    {schema.describe(child)}")
     return "\n".join(lines)
+
+
+def _hint(key: Key, language: type[Recipe]) -> str:
+    """Return what to ask for instead of a key that no recipe has."""
+    from trainkit.recipe.toml import schema
+    from trainkit.recipe.toml.aliases import FOREIGN
+    from trainkit.recipe.toml.positions import dotted
+    from trainkit.recipe.toml.suggestions import suggest
+
+    name, known = str(key[-1]), [dotted(leaf) for leaf in schema.leaves(language)]
+    if name in FOREIGN:
+        return suggest(name, key[:-1], known, language)[0]
+    near = difflib.get_close_matches(dotted(key), known, n=3) or [k for k in known if k.split(".")[-1] == name]
+    return f"did you mean {' or '.join(near)}?" if near else "trainkit schema lists all keys"
 
 
 def _line(key: str, value: Any, loaded: Loaded) -> str:
