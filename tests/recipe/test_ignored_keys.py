@@ -84,13 +84,6 @@ USELESS = [
     (changed(("[sample]", "[sample]\ntop_k = 5\ntemperature = 0.0")), "top_k", "sample.top_k", "temperature"),
     (changed(("[sample]", "[sample]\ntemperature = 0.0\ntop_p = 0.5")), "top_p", "sample.top_p", "temperature"),
     (changed(("[sample]", "[sample]\ntemperature = 0.0\nmin_p = 0.5")), "min_p", "sample.min_p", "temperature"),
-    (
-        changed(("aim = false", 'aim = false\nrepository = "there"')),
-        "repository",
-        "track.repository",
-        "track.aim = true",
-    ),
-    (changed(("aim = false", 'aim = false\nexperiment = "one"')), "experiment", "track.experiment", "aim = true"),
     (changed() + '[precision]\nrounding = "nearest"\n', "rounding", "precision.rounding", "bfloat16"),
     (changed() + FROZEN, "weight_decay = 0.1", "optimizer.groups.0.weight_decay", "factor above 0"),
     (changed() + '[adapter]\n[precision]\nrounding = "nearest"\n', "rounding", "precision.rounding", "leave it out"),
@@ -126,13 +119,23 @@ def test_the_recipe_of_an_old_run_may_hold_useless_keys_but_none_may_be_added_wi
         load_resolved(path, ["evaluate.max_batches=3"])
 
 
+def test_the_weight_decay_of_a_frozen_group_is_refused_unless_a_later_group_unfreezes_parameters(tmp_path):
+    thawed = '[[optimizer.groups]]\nmatch = "blocks.attention*"\nlearning_rate_factor = 1.0\n'
+    rule = FROZEN + 'optimizer = { type = "adamw", learning_rate = 3e-4 }\n'
+    load(write(tmp_path, changed() + rule + thawed))
+    with pytest.raises(TrainkitError, match=r"optimizer\.groups\.1\.weight_decay has no effect"):
+        load(write(tmp_path, changed() + thawed + rule))
+
+
+def test_the_repository_of_aim_may_be_given_without_aim_since_a_run_can_be_copied_to_it_later(tmp_path):
+    load(write(tmp_path, changed(("aim = false", 'aim = false\nrepository = "there"\nexperiment = "one"'))))
+
+
 def test_all_useless_keys_are_reported_together(tmp_path):
-    text = changed(
-        ("[sample]", "[sample]\ntop_k = 5\ntemperature = 0.0"), ("aim = false", 'aim = false\nexperiment = "x"')
-    )
+    text = changed(("[sample]", "[sample]\ntop_k = 5\ntemperature = 0.0"), *NO_SETS)
     with pytest.raises(TrainkitError) as found:
         load(write(tmp_path, text))
-    assert "sample.top_k has no effect" in found.value.problem and "track.experiment has" in found.value.problem
+    assert "sample.top_k has no effect" in found.value.problem and "evaluate.max_batches has" in found.value.problem
 
 
 def test_every_key_of_the_language_is_read_somewhere():

@@ -71,13 +71,6 @@ def _ignored(recipe: Recipe) -> Iterator[Ignored]:
             "sample.temperature = 0 always takes the likeliest token",
             "leave it out, or give a temperature above 0",
         )
-    if not recipe.track.aim:
-        yield Ignored(
-            _keys("track", "repository", "experiment"),
-            (("track", "aim"),),
-            "track.aim = false, and only Aim reads it",
-            "leave it out, or write track.aim = true",
-        )
     if recipe.adapter is not None:
         yield Ignored(
             _keys("precision", "rounding"),
@@ -92,11 +85,13 @@ def _ignored(recipe: Recipe) -> Iterator[Ignored]:
             'precision.params = "float32" needs no rounding',
             'leave it out, or write precision.params = "bfloat16"',
         )
-    for number, group in enumerate(recipe.optimizer.groups):
-        if group.learning_rate_factor == 0:
+    groups = recipe.optimizer.groups
+    for number in range(len(groups)):
+        # a later group may match the same parameters, and its factor is the one that counts
+        if all(later.learning_rate_factor == 0 for later in groups[number:]):
             place: Key = ("optimizer", "groups", number)
             yield Ignored(
-                ((*place, "weight_decay"), (*place, "optimizer")),
+                ((*place, "weight_decay"),),
                 ((*place, "learning_rate_factor"),),
                 "learning_rate_factor = 0 freezes the parameters of this group",
                 "leave it out, or give a factor above 0",
