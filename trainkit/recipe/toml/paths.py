@@ -62,7 +62,8 @@ def _source(source: SourceSpec) -> SourceSpec:
     values: dict[str, Any] = {}
     for key in source.path_keys:
         paths = getattr(source, key)
-        values[key] = absolute(paths) if isinstance(paths, str) else tuple(map(absolute, paths))
+        if paths is not None:  # a key of a plugin need not be given
+            values[key] = absolute(paths) if isinstance(paths, str) else tuple(map(absolute, paths))
     if isinstance(source, HuggingFace) and os.path.isdir(os.path.expanduser(source.id)):
         values["id"] = absolute(source.id)
     document = document_of(source)
