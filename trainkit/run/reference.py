@@ -159,7 +159,9 @@ def _computed(
 ) -> dict[str, np.ndarray]:
     """Return the columns of a stream, `rows` examples at once, each device its own."""
     built, log = reference.built, reference.log
-    batches = EvalSet(stream, source, recipe.data, cache.directory, batch_size=rows, shifted=recipe.task.shifted)
+    batches = EvalSet(
+        stream, source, recipe.data, cache.directory, batch_size=rows, name=name, shifted=recipe.task.shifted
+    )
     parts = len(batches)
     total = sum(len(batches.examples(part)) for part in range(parts))
     columns = {name: np.zeros((total, *shape), np.float32) for name, shape in recipe.task.reference.items()}

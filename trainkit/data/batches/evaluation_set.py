@@ -39,11 +39,11 @@ class EvalSet:
         at_once: int | None = None,
         max_batches: int | None = None,
         seed: int = 0,
-        name: str = "validation",
+        name: str = "data.validation (validation)",
         shifted: bool = True,
     ) -> None:
         """`at_once` divides `batch_size`: each batch comes in parts of so many rows. What is evaluated depends on
-        `batch_size`, `max_batches` and `seed` only."""
+        `batch_size`, `max_batches` and `seed` only. `name` is where an error says the set is."""
         self._examples = examples_of(stream, source, data, cache, shifted=shifted)
         self._stream, self._data, self._name = stream, data, name
         self._batch_size, self._at_once = batch_size, at_once or batch_size
@@ -84,8 +84,8 @@ class EvalSet:
             count = self._examples.wait(None)
             assert count is not None
             if not count or self._stream.tokens < 2:
-                where = f"data.validation ({self._name})"
-                raise TrainkitError("a validation set makes no example: it holds no text", where=where)
+                hint = "add documents to it; what documents become: trainkit inspect RECIPE --first 3"
+                raise TrainkitError("the set makes no example", where=self._name, hint=hint)
             sizes = longest(self._examples.sizes()) if len(self._lengths) > 1 else np.full(count, self._lengths[-1])
             batches = self._sampled(sizes) or self._all(sizes)
             self._rows = [(some, length) for batch, length in batches for some in _cut(batch, self._at_once)]
@@ -125,7 +125,7 @@ def evaluation_sets(cache: Path, streams: Mapping[str, Stream], recipe: Recipe, 
             source,
             recipe.data,
             cache,
-            name=name,
+            name=f"data.validation ({name})",
             batch_size=recipe.evaluate.batch_size or recipe.train.batch_size,
             at_once=at_once,
             max_batches=recipe.evaluate.max_batches,
