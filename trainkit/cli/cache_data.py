@@ -78,6 +78,10 @@ def cache_data(
     directory = Path(parsed.data.cache)
     if verify:
         return _verify(directory)
+    if export is not None:
+        from trainkit.data.export import check_exportable
+
+        check_exportable(parsed.data)
     from trainkit.data import storage
     from trainkit.data.cache.build import build
 
@@ -92,7 +96,8 @@ def cache_data(
     if export is not None:
         from trainkit.data.export import export as write
 
-        lines.append(f"exported {plural(len(write(cache, export)), 'file')} to {export}")
+        files = write(cache, parsed.data, export)
+        lines.append(f"exported {plural(len(files), 'file')} to {export}")
     return "\n".join([*lines, *_examples(cache, parsed, show)])
 
 

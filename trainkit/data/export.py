@@ -13,20 +13,24 @@ from trainkit.data.cache.shards import LEARNED
 from trainkit.data.cache.stream import Stream
 from trainkit.data.checks.supervision import place_of
 from trainkit.errors import TrainkitError
+from trainkit.recipe.sections.data import Data
+from trainkit.recipe.sections.source import document_of
 
 
-def export(cache: Cache, directory: Path) -> list[Path]:
+def export(cache: Cache, data: Data, directory: Path) -> list[Path]:
     """Write every set of a cache as `SET-00000.parquet` …, a file a shard and a row a document; the files.
 
     Columns: `tokens` (list of uint16 or uint32, the end-of-text token included), `learned` (list of bool, where some
     tokens are no targets), `source` (file and line).
 
     Raises:
-        TrainkitError: the directory cannot be written, or holds such files already.
+        TrainkitError: the directory cannot be written, or holds such files already; a document of `data` is no text,
+            or has several sequences.
     """
     import pyarrow
     from pyarrow import parquet
 
+    check_exportable(data)
     written: list[Path] = []
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -40,6 +44,21 @@ def export(cache: Cache, directory: Path) -> list[Path]:
     except OSError as error:
         raise TrainkitError(f"cannot write it: {error.strerror or error}", where=str(directory)) from error
     return written
+
+
+def check_exportable(data: Data) -> None:
+    """Raise TrainkitError where a document cannot be written as one list of token ids."""
+    for name, sources in (("train", data.train), ("validation", data.validation)):
+        for number, source in enumerate(sources):
+            document = document_of(source)
+            if document is None or (document.is_text and document.sequences == 1):
+                continue
+            why = "its answers would become one text" if document.is_text else f"it is {document.stored_as}, not tokens"
+            raise TrainkitError(
+                f'--export cannot write documents of type "{document.type}" as token ids: {why}',
+                where=f"data.{name}.{number}.document",
+                hint="omit --export, or export a recipe whose documents are one text each",
+            )
 
 
 def _tables(cache: Cache, name: str, stream: Stream) -> Iterator[dict[str, Any]]:
