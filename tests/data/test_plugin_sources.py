@@ -28,6 +28,9 @@ class Squares(CustomRows):
     type: Literal["squares"]
     count: Count
     """How many."""
+    folder: str | None = None
+
+    path_keys: ClassVar[tuple[str, ...]] = ("folder",)
 
     def identity(self) -> str:
         return f"squares {self.count}"
@@ -104,8 +107,8 @@ learning_rate = 1e-3
 """
 
 
-def opened(directory: Path, recipe: str = RECIPE, *, cache: Path | None = None) -> Recipe:
-    (directory / "mine.py").write_text(PLUGIN)
+def opened(directory: Path, recipe: str = RECIPE, *, cache: Path | None = None, plugin: str = PLUGIN) -> Recipe:
+    (directory / "mine.py").write_text(plugin)
     (directory / "mine.toml").write_text(recipe)
     return load(directory / "mine.toml", (f"data.cache={cache or directory / 'cache'}",)).recipe
 
@@ -128,6 +131,21 @@ def test_a_document_of_a_plugin_makes_its_own_batches_and_refuses_rows(tmp_path:
     assert batch["byte"].dtype == np.uint8
     with pytest.raises(TrainkitError, match=r"squares 20:row 16: .*256 is no byte"):
         caches.build(opened(tmp_path, text.replace("count = 12", "count = 20")))
+
+
+def test_rows_are_made_again_after_the_plugin_that_makes_them_was_changed(tmp_path: Path) -> None:
+    text = RECIPE.replace(
+        '{ type = "columns", features = ["n"], target = "square" }', '{ type = "byte", key = "square" }'
+    )
+    caches.build(opened(tmp_path, text))
+    assert caches.find(opened(tmp_path, text)) is not None
+    recipe = opened(tmp_path, text, plugin=PLUGIN.replace("np.array([number]", "np.array([255 - number]"))
+    assert sorted(TrainSet(caches.build(recipe), recipe).batch(0)["byte"]) == sorted(255 - n * n for n in range(12))
+
+
+def test_the_cache_of_trainkits_own_documents_stays_after_a_plugin_was_changed(tmp_path: Path) -> None:
+    caches.build(opened(tmp_path))
+    assert caches.find(opened(tmp_path, plugin=PLUGIN + "\n# changed\n")) is not None
 
 
 def test_every_task_that_learns_from_text_learns_from_a_text_document_of_a_plugin(tmp_path: Path) -> None:

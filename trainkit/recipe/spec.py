@@ -6,12 +6,16 @@ when the class is made, but would read every source file a second time for it, a
 
 from __future__ import annotations
 
+import sys
 from functools import reduce
 from importlib import import_module
 from operator import or_
 from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+#: The name, in the module of a plugin, of its file's SHA-256.
+PLUGIN_DIGEST = "__trainkit_sha256__"
 
 
 class Spec(BaseModel):
@@ -87,6 +91,15 @@ def import_named(path: str) -> Any:
     module, _, name = path.partition(":")
     found = import_module(module)
     return getattr(found, name) if name else found
+
+
+def plugin_digest(spec: Spec) -> str | None:
+    """Return the SHA-256 of the plugin file that defines a spec, as it was imported; None for trainkit's own specs."""
+    for owner in type(spec).__mro__:
+        digest = getattr(sys.modules.get(owner.__module__), PLUGIN_DIGEST, None)
+        if digest is not None:
+            return str(digest)
+    return None
 
 
 def type_of(spec: type[Spec]) -> str:

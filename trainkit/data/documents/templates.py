@@ -15,7 +15,7 @@ from trainkit.data.problems import NO_TEXT, Problem, kind_of, missing_key
 from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.document import Chat, Document, Prompt, Template
 from trainkit.recipe.sections.source import CustomRows, HuggingFace
-from trainkit.recipe.spec import implementation_of
+from trainkit.recipe.spec import implementation_of, plugin_digest
 
 if TYPE_CHECKING:
     from trainkit.data.documents.chat_template import ChatTemplate
@@ -61,7 +61,10 @@ class RowReading:
         document = asked and asked.model_dump(mode="json")
         chat = self.chat and [self.chat.text, self.chat.special_tokens]
         found = [list(self.keys), document, self.shortest, self.longest, self.dtype, chat, self.end_of_text]
-        return [*found, _LEARNED_IN_PART] if asked is not None and asked.learned_in_part else found
+        if asked is not None and asked.learned_in_part:
+            found.append(_LEARNED_IN_PART)
+        code = asked and plugin_digest(asked)
+        return [*found, ["plugin", code]] if code else found
 
     @property
     def has_special_tokens(self) -> bool:

@@ -33,7 +33,7 @@ from trainkit.recipe.sections.optimizer import Optimizer, OptimizerSpec
 from trainkit.recipe.sections.schedule import Schedule, ScheduleSpec
 from trainkit.recipe.sections.source import Source, SourceSpec
 from trainkit.recipe.sections.task import Task, TaskSpec
-from trainkit.recipe.spec import Spec, members_of, type_of, widened
+from trainkit.recipe.spec import PLUGIN_DIGEST, Spec, members_of, type_of, widened
 from trainkit.recipe.toml.paths import as_shown
 
 
@@ -144,6 +144,7 @@ def _execute(name: str, path: Path, source: bytes) -> ModuleType:
     if spec is None:
         raise _Wrong("a plugin is a Python file", "give it a name that ends with .py")
     module = importlib.util.module_from_spec(spec)
+    setattr(module, PLUGIN_DIGEST, hashlib.sha256(source).hexdigest())
     sys.modules.setdefault("trainkit_plugins", ModuleType("trainkit_plugins"))  # pickle imports the package first
     sys.modules[name] = module
     linecache.checkcache(str(path))
