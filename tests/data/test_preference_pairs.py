@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from trainkit.data.batches.dataset import TrainSet, counts_of
+from trainkit.data.batches.evaluation_set import EvalSet
 from trainkit.data.batches.layout import longest_layout
 from trainkit.data.batches.pairs import pair_spans
 from trainkit.data.cache import build as caches
 from trainkit.data.cache.shards import LEARNED, SECOND
 from trainkit.data.checks.show import show
+from trainkit.data.export import export
 from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.encoding import Pad
 from trainkit.recipe.toml.load import load
@@ -115,6 +117,31 @@ def test_a_row_without_a_preference_is_told_with_its_place_or_skipped_and_counte
     assert cache.train.documents == 1 and cache.left_out.refused == 1
 
 
+def test_one_answer_may_be_the_same_in_every_pair(tmp_path: Path) -> None:
+    recipe = recipe_of(tmp_path, [row(seed) for seed in range(8)])
+    source = recipe.data.train[0]
+    constant = source.document.model_copy(update={"rejected": " I do not know"})
+    data = recipe.data.model_copy(update={"train": (source.model_copy(update={"document": constant}),)})
+    assert caches.build(recipe.model_copy(update={"data": data})).train.documents == 8
+
+
+def test_pairs_are_not_exported_as_plain_token_ids(tmp_path: Path) -> None:
+    recipe = recipe_of(tmp_path, [row(1)])
+    with pytest.raises(TrainkitError, match=r"--export.*preference.*answers") as told:
+        export(caches.build(recipe), recipe.data, tmp_path / "out")
+    assert told.value.where == "data.train.0.document" and not (tmp_path / "out").exists()
+
+
+def test_a_set_without_an_example_is_named_in_the_error(tmp_path: Path) -> None:
+    recipe = recipe_of(tmp_path, [row(1, prompt="alpha " * 90)], sequence_length=24)
+    cache = caches.build(recipe)
+    source = recipe.data.train[0]
+    pairs = EvalSet(cache.train, source, recipe.data, cache.directory, batch_size=2, name="data.train (pairs)")
+    with pytest.raises(TrainkitError, match="makes no example") as told:
+        len(pairs)
+    assert told.value.where == "data.train (pairs)"
+
+
 RECIPE = """
 schema = 1
 [model]
@@ -150,7 +177,10 @@ learning_rate = 1e-3
         (('{ type = "pad" }', '{ type = "pad", too_long = "split" }'), ["truncate", "drop"]),
         (('type = "preference"\n[data]', 'type = "preference"\nmargin = 1.0\n[data]'), ["margin", "dpo", "simpo"]),
         (('type = "preference"\n[data]', 'type = "preference"\nloss = "dop"\n[data]'), ["dop", "dpo"]),
-        (('{ type = "preference" }', '{ type = "preference", chosen = "x" }'), ["chosen", "braces"]),
+        (
+            ('{ type = "preference" }', '{ type = "preference", prompt = "p", chosen = "x", rejected = "y" }'),
+            ["prompt", "braces"],
+        ),
     ],
     ids=["documents", "task", "model", "encoding", "split", "margin", "loss", "template"],
 )

@@ -74,8 +74,13 @@ class RowReading:
 
 def check(document: Document | None) -> None:
     """Raises TrainkitError where a template cannot be understood."""
-    for name, template in (document.templates if document else {}).items():
-        _check_template(name, template, needs_key=name != "prompt")
+    templates = document.templates if document else {}
+    # of a preference pair one answer may be the same in every document
+    together = document is not None and document.sequences > 1
+    has_keys = [bool(_checked_keys(name, template)) for name, template in templates.items()]
+    for (name, template), has_key in zip(templates.items(), has_keys, strict=True):
+        if not (any(has_keys) if together else has_key or name == "prompt"):
+            raise _template_error(name, template, "it has no key in braces, so that every document would be the same")
 
 
 def needed_keys(reading: RowReading) -> tuple[str, ...] | None:
@@ -238,16 +243,15 @@ def _optional_keys(document: Document | None) -> set[str]:
     return optional - always
 
 
-def _check_template(name: str, template: str, *, needs_key: bool) -> None:
+def _checked_keys(name: str, template: str) -> tuple[str, ...]:
     try:
-        keys = _keys(template)
+        return _keys(template)
     except ValueError as error:
-        problem = str(error)
-    else:
-        if keys or not needs_key:
-            return
-        problem = "it has no key in braces, so that every document would be the same"
-    raise TrainkitError(
+        raise _template_error(name, template, str(error)) from None
+
+
+def _template_error(name: str, template: str, problem: str) -> TrainkitError:
+    return TrainkitError(
         f'document.{name} = "{template}": {problem}',
         where="data.train",
         hint='write a row\'s keys in braces, and braces twice: "{question} {{…}}"',
