@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 from sample_recipe import changed, write
 
 from trainkit.errors import TrainkitError
+from trainkit.events.log import EventLog
 from trainkit.recipe import Recipe
 from trainkit.recipe.toml.load import load
 from trainkit.recipe.toml.values import differences
@@ -58,3 +61,64 @@ def test_a_schedule_that_raises_the_rates_of_muon_s_adamw_alone_is_refused_unles
     assert "--raise-rate" in refused.value.hint
     model, rest = compared(tmp_path, text, *longer, step=19, raise_rate=True)
     assert "token_embedding" in rest and model.startswith("learning rate after step 19: ")
+
+
+PAD = ('type = "python-stdlib"', 'type = "python-stdlib"\n[data.encoding]\ntype = "pad"')
+
+
+def plan(directory: Path, **counted: float) -> None:
+    log = EventLog(directory, attempt=1)
+    log.write("planned", step=0, plan={"steps": 20, **counted}, devices=[], total_steps=20)
+    log.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [(changed(), "train.epochs=8"), (changed(PAD), "train.tokens=40000")],
+    ids=["epochs", "tokens of padded examples"],
+)
+def test_a_longer_run_raises_the_rate_in_whatever_unit_its_length_is_given(
+    tmp_path: Path, text: str, length: str
+) -> None:
+    with pytest.raises(TrainkitError, match="may raise the learning rate after step 15: its number of steps is unk"):
+        compared(tmp_path, text, length, step=15)
+    assert compared(tmp_path, text, length, step=15, raise_rate=True) == []
+    plan(tmp_path, epochs=2.0, total_tokens=10_000)
+    rates = re.compile(r"raises the learning rate after step 15: (\S+ -> [^ ,]+)")
+    with pytest.raises(TrainkitError, match=rates) as refused:
+        compared(tmp_path, text, length, step=15)
+    with pytest.raises(TrainkitError, match=rates) as as_steps:
+        compared(tmp_path, text, "train.steps=80", step=15)
+    assert refused.value.problem == as_steps.value.problem
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        changed(),
+        changed(MUON),
+        changed(MUON)
+        + '[[optimizer.groups]]\nmatch = "*.bias"\noptimizer = { type = "adamw", learning_rate = 3e-4 }\n',
+    ],
+    ids=["adamw", "muon", "muon and a group"],
+)
+def test_the_settings_that_are_said_to_keep_the_present_rate_do(tmp_path: Path, text: str) -> None:
+    with pytest.raises(TrainkitError) as refused:
+        compared(tmp_path, text, "train.steps=200", step=15)
+    allow, keep = refused.value.hint.split("   or to keep the present rate: ")
+    assert allow.endswith("--raise-rate")
+    settings = [word for word in shlex.split(keep) if word != "--set"]
+    for line in compared(tmp_path, text, "train.steps=200", *settings, step=15):
+        before, after = line.rpartition(": ")[2].split(" -> ")
+        assert float(after) == pytest.approx(float(before), rel=2e-3)
+
+
+def test_where_no_settings_keep_the_present_rate_only_the_option_that_allows_the_rise_is_named(tmp_path: Path) -> None:
+    ends_at_zero = ("min_ratio = 0.1", "min_ratio = 0.0")
+    for text, *overrides, step in (
+        (changed(ends_at_zero), "train.steps=200", 20),
+        (changed() + GROUPS, "train.steps=200", "optimizer.groups.0.learning_rate_factor=3.0", 15),
+    ):
+        with pytest.raises(TrainkitError, match="raises the learning rate") as refused:
+            compared(tmp_path, str(text), *map(str, overrides), step=int(step))
+        assert refused.value.hint == "to allow it: --raise-rate"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,8 @@ from trainkit.recipe import Recipe
 from trainkit.recipe.sections.encoding import is_padded
 from trainkit.recipe.sections.lora_targets import trained_shapes
 from trainkit.recipe.sections.schedule import NEVER, ScheduleSpec
-from trainkit.recipe.toml.values import Difference
+from trainkit.recipe.toml.positions import dotted
+from trainkit.recipe.toml.values import Difference, differences, flat
 
 #: The least ratio of a new rate to the old one that counts as a rise.
 RAISED = 1.01
@@ -33,16 +35,19 @@ def compare_rates(
 
     The first line is about `optimizer.learning_rate`. Another follows for each set of parameters whose rates a group,
     an inner optimizer or an adapter sets and the change alters. There are no lines where nothing changes the rates, or
-    where they are unknown until the data is counted.
+    where `raise_rate` is set and they are unknown until the data is counted.
 
     Raises:
-        TrainkitError: the new schedule raises a rate, and `raise_rate` does not allow it.
+        TrainkitError: the change raises a rate, or may raise one, and `raise_rate` does not allow it.
     """
     keys = [difference.key for difference in changed]
     if not step or not any(key.startswith((*_SCHEDULE, *_PEAKS)) for key in keys):
         return []
-    steps_before, steps_after = _total(directory, old, old), _total(directory, new, old)
+    plan = _newest_plan(directory)
+    steps_before, steps_after = _total(old, plan), _total(new, plan)
     if steps_before is None or steps_after is None:
+        if not raise_rate:
+            _refuse_unknown(directory, step)
         return []
     commands = [issued for issued in issued_commands(directory) if issued.step <= step]
     decay = min((issued.step for issued in commands if issued.order.command == "decay"), default=NEVER)
@@ -52,7 +57,8 @@ def compare_rates(
     peak = (old.optimizer.learning_rate, new.optimizer.learning_rate)
     others = _other_peaks(old, new, peak)
     if after > RAISED * before and not raise_rate:
-        _refuse_rise(directory, step, [(before * a, after * b) for a, b in (peak, *others)], factor)
+        kept = _settings_that_keep(old, new, before / factor) if factor else []
+        _refuse_rise(directory, step, [(before * a, after * b) for a, b in (peak, *others)], kept)
     lines = [f"learning rate after step {step}: {before * peak[0]:.3g} -> {after * peak[1]:.3g}"]
     if not any(key.startswith(_SCHEDULE) for key in keys):
         lines = []
@@ -78,17 +84,42 @@ def _peak_of(recipe: Recipe, name: str, shape: tuple[int, ...]) -> float:
     return recipe.optimizer.learning_rate * recipe.optimizer.rate_factor_of(name, shape) * ratio
 
 
-def _refuse_rise(directory: Path, step: int, rates: list[tuple[float, float]], factor: float) -> None:
-    """Raise TrainkitError for the first pair of rates that rises; the first pair is that of the whole model."""
+def _refuse_rise(directory: Path, step: int, rates: list[tuple[float, float]], kept: list[str]) -> None:
+    """Raise TrainkitError for the first pair of rates that rises; the first pair is that of the whole model.
+
+    `kept` are the settings that keep the present rates, none where no settings do.
+    """
     for before, after in rates:
         if after > RAISED * before:
             times = f", {after / before:.3g} times as much" if before else ""
+            keep = "   or to keep the present rate: " + " ".join(f"--set {setting}" for setting in kept)
             raise TrainkitError(
                 f"the changed recipe raises the learning rate after step {step}: {before:.3g} -> {after:.3g}{times}",
                 where=str(directory),
-                hint="to allow it: --raise-rate   or to keep the present rate: "
-                f"--set 'schedule={{type=\"constant\"}}' --set optimizer.learning_rate={rates[0][0] / factor:.6g}",
+                hint="to allow it: --raise-rate" + (keep if kept else ""),
             )
+
+
+def _refuse_unknown(directory: Path, step: int) -> None:
+    raise TrainkitError(
+        f"the changed recipe may raise the learning rate after step {step}: its number of steps is unknown until the"
+        " data is counted",
+        where=str(directory),
+        hint="give the length as train.steps   or to allow it: --raise-rate",
+    )
+
+
+def _settings_that_keep(old: Recipe, new: Recipe, share: float) -> list[str]:
+    """Return the settings that go on with the rates of `old`, whose schedule is at `share` of its peaks.
+
+    There are none where that share is 0, or where the change is also to other keys on which the rates depend.
+    """
+    before = {dotted(key): value for key, value in flat(old).items() if key[0] == "optimizer"}
+    other = [difference.key for difference in differences(old, new) if difference.key.startswith(_PEAKS)]
+    if share <= 0 or not all(key in before and key.endswith(".learning_rate") for key in other):
+        return []
+    rates = {key: value for key, value in before.items() if key.endswith(".learning_rate")}
+    return ["'schedule={type=\"constant\"}'", *(f"{key}={share * value:.6g}" for key, value in rates.items())]
 
 
 def _listed(names: list[str]) -> str:
@@ -101,18 +132,24 @@ def share(schedule: ScheduleSpec, steps: int, step: int, *, decay_start: int = N
     return float(schedule.rate(step, peak=1.0, steps=steps, decay_start=decay_start, xp=np))
 
 
-def _total(directory: Path, recipe: Recipe, old: Recipe) -> int | None:
+def _newest_plan(directory: Path) -> dict[str, Any]:
+    """Return the plan that the run last followed; empty where it has none."""
+    *_, plan = ({}, *(event["plan"] for event in of_kinds(directory, "planned")))
+    return plan
+
+
+def _total(recipe: Recipe, plan: Mapping[str, Any]) -> int | None:
     """Return the steps of the run by this recipe, or None where that is not known.
 
-    Epochs, and tokens where examples are padded, are turned into steps as the `old` recipe's plan counted them.
+    Epochs, and tokens where examples are padded, are turned into steps as the run's `plan` counted them.
     """
     train = recipe.train
     if train.steps is not None:
         return train.steps
     if train.tokens is not None and not is_padded(recipe.data.encoding):
         return math.ceil(train.tokens / (train.batch_size * recipe.data.positions))
-    planned = [event["plan"].get("steps") for event in of_kinds(directory, "planned")]
-    now, then = (train.epochs, old.train.epochs) if train.tokens is None else (train.tokens, old.train.tokens)
-    if not planned or planned[-1] is None or now is None or then is None:
+    wanted, counted = (train.epochs, "epochs") if train.tokens is None else (train.tokens, "total_tokens")
+    steps, amount = plan.get("steps"), plan.get(counted)
+    if wanted is None or not steps or not amount:
         return None
-    return math.ceil(planned[-1] * now / then)
+    return math.ceil(round(steps * wanted / amount, 6))
