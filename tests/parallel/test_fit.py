@@ -364,7 +364,7 @@ def test_a_plan_that_does_not_fit_ends_in_a_diff_with_which_it_does(tmp_path):
     done = trainer.trainkit(tmp_path, "plan", "tiny.toml", *supposed)
     assert done.returncode == 0, done.stderr
     table, _, way_out = done.stdout.partition("it does not fit. With these changes it does")
-    assert "DOES NOT FIT" in table and "COMPILED" in table and "attention" in table and " - " in table
+    assert "DOES NOT FIT" in table and "COMPILED" in table and "attention" in table and " -\n" in table
     _, section, *changes = way_out.rstrip().splitlines()
     assert section.startswith(" [train]") and changes[0] == "-micro_batch_size = 8"
     assert (tmp_path / "tiny.toml").read_text().count(changes[0][1:]) == 1, "the line is there to take out"
@@ -379,7 +379,7 @@ def test_the_speed_is_told_where_the_peak_is_known(tmp_path):
     arguments = ("--devices", "2", "--mfu", "0.5", "--set", "parallel.peak_tflops=1e-6")
     done = trainer.trainkit(tmp_path, "plan", "tiny.toml", *arguments)
     assert done.returncode == 0, done.stderr
-    (flops,) = re.findall(r"FLOPs +([\d.]+)k a token", done.stdout)
+    (flops,) = re.findall(r"FLOPs +([\d.]+)k per token", done.stdout)
     (rate,) = re.findall(r"speed +([\d,]+) tokens/s at 50% MFU: .* for the whole run", done.stdout)
     assert int(rate.replace(",", "")) == pytest.approx(0.5 * 2 * 1e6 / (float(flops) * 1e3), abs=1.0)
 
