@@ -147,8 +147,8 @@ def test_the_claim_of_a_dead_process_keeps_nobody_waiting(tmp_path):
     room.write_texts(tmp_path / "text", 10)
     recipe = room.recipe(tmp_path, tmp_path / "text/**/*.txt")
     script = (
-        "import os, sys; from pathlib import Path; from trainkit.data.storage import claimed\n"
-        "claims = [claimed(Path(path)) for path in sys.argv[1:]]\n"
+        "import os, sys; from pathlib import Path; from trainkit.data.storage import claim\n"
+        "claims = [claim(Path(path)) for path in sys.argv[1:]]\n"
         "assert all([claim.__enter__() for claim in claims])\nos._exit(9)"
     )
     cache, _ = caches._prepare(recipe, None)

@@ -78,8 +78,8 @@ def _wordlevel(vocabulary: dict[str, int]) -> dict:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("not json", "no tokenizer"),
-        ("{}", "no tokenizer"),
+        ("not json", "is not a tokenizer"),
+        ("{}", "is not a tokenizer"),
         (json.dumps(_wordlevel({"a": 0})), "no end-of-text token; looked for <|endoftext|>"),
     ],
 )
@@ -104,7 +104,7 @@ def test_a_tokenizer_that_is_not_there_is_told(tmp_path, monkeypatch, name, prob
 def test_a_hub_id_without_a_network_names_the_local_ways(tmp_path):
     recipe = room.recipe(tmp_path, "x", tokenizer={"path": "trainkit-tests/not-there"})
     assert peek_vocab_size(recipe) is None
-    with pytest.raises(TrainkitError, match="could not be fetched") as caught:
+    with pytest.raises(TrainkitError, match="fetching it from the Hugging Face hub failed") as caught:
         room.open_tokenizer(recipe)
     assert "local tokenizer.json" in caught.value.hint
     assert not list(tmp_path.glob("cache/tokenizers/*"))
