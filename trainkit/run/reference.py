@@ -2,10 +2,11 @@
 
     CACHE/reference/KEY.f32    the numbers of one stream's examples, in stored order: float32, little-endian
     CACHE/reference/KEY.json   their number and checksum, written last
-    RUN/reference.json         the digest of the parameters that they were computed with
+    RUN/reference.json         the digest of the parameters that they were computed with, and the model's settings
 
 The reference is the model that the run begins with, without its adapter. A run that resumes has other parameters, so it
-finds the file by the digest in its own directory; where the file is gone, the parameters are made again.
+finds the file by what its own directory has; where the file is gone, the parameters are made again. Before the first
+step nothing depends on the reference, so it is always that of the present model.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -35,19 +36,22 @@ from trainkit.data.storage import writing
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
 from trainkit.hub.pretrained import load_base
+from trainkit.infer.adapted import base_digest
 from trainkit.models.adapters import without_adapters
 from trainkit.models.casting import cast
+from trainkit.models.nf4 import sources, without_sources
 from trainkit.parallel.mesh import batch_sharding, replicated_sharding
 from trainkit.plan import Plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.source import Source
+from trainkit.recipe.spec import plugin_digest
 from trainkit.train.build import BuiltStep, new_state
 from trainkit.train.prefetch import to_device
 from trainkit.train.state import State
 
 #: Raise it when the same model and data would give other numbers than before.
-FORMAT = 1
-#: The digest of the reference's parameters, in the run directory.
+FORMAT = 2
+#: The identity of the reference, in the run directory.
 FILE = "reference.json"
 #: Seconds between two reports of progress.
 REPORT_SECONDS = 10.0
@@ -66,8 +70,9 @@ def attach_reference(
 ) -> None:
     """Give the streams of a run the columns that its task compares with, so that all batches have them.
 
-    Waits for the whole cache. What is not in the cache already is computed, set by set. Does nothing where the task
-    needs no reference, or where the streams have the columns already.
+    Waits for the whole cache. What is not in the
+    cache already is computed, set by set. Does nothing where the task needs no reference, or where the streams have the
+    columns already.
     """
     if not recipe.task.reference or cache.train.columns or cache.sources[0].columns:
         return
@@ -79,14 +84,23 @@ def attach_reference(
     validation = zip(cache.validation.items(), validation_sources(recipe), strict=True)
     sets += [(f"data.validation ({name})", stream, source) for (name, stream), source in validation]
     for name, stream, source in sets:
-        path = cache.directory / "reference" / f"{key_of(recipe, stream, plan.compute, model.digest)}.f32"
+        path = cache.directory / "reference" / f"{key_of(recipe, stream, plan.compute, model.identity)}.f32"
         columns = _read(path, recipe.task.reference)
         if columns is None:
-            if model.recorded is not None:
+            if model.recorded == model.identity:
                 _tell(log, f"reference: {path.name} is missing from the cache, or damaged: computing it again")
             columns = _computed(model, recipe, cache, stream, source, name, rows=plan.batch.micro * plan.batch.replicas)
             _write(path, columns)
         stream.columns.update(columns)
+
+
+class Identity(NamedTuple):
+    """What a reference is known by."""
+
+    parameters: str
+    """Digest of its arrays; of what is in 4 bit, of what that was packed from."""
+    settings: dict[str, Any]
+    """See `settings_of`."""
 
 
 @dataclass
@@ -100,58 +114,88 @@ class Reference:
     log: EventLog
 
     @cached_property
-    def recorded(self) -> str | None:
-        """Return the digest that the run directory has; None where it has none."""
+    def recorded(self) -> Identity | None:
+        """Return the identity that the run directory has; None where it has none."""
         try:
-            return str(json.loads((self.directory / FILE).read_bytes())["parameters"])
+            found = json.loads((self.directory / FILE).read_bytes())
+            # FORMAT 1 kept no settings
+            return Identity(str(found["parameters"]), dict(found.get("settings", settings_of(self.recipe))))
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError):
+        except (AttributeError, ValueError, KeyError, TypeError):
             _tell(self.log, f"{FILE} in the run directory is damaged: the reference is made again")
             return None
 
     @cached_property
-    def digest(self) -> str:
-        """Return the digest of the parameters: the one that the run directory has, or that of the model itself."""
-        if self.recorded is not None:
+    def identity(self) -> Identity:
+        """Return the identity that the run directory has; before the first step, and without one, the model's own."""
+        if self.recorded is not None and self.trained:
             return self.recorded
-        found = digest(self.model)
-        assert found is not None, "a model has parameters"
+        parameters = base_digest(self.model, self.recipe)
+        assert parameters is not None, "a model has parameters"
+        found = Identity(parameters, settings_of(self.recipe))
+        if self.recorded not in (None, found):
+            _tell(self.log, f"reference: the model is not the one in {FILE}; no step was trained, so it replaces that")
         draft = self.directory / f".{FILE}.tmp"
-        draft.write_text(json.dumps({"format": FORMAT, "parameters": found}))
+        draft.write_text(json.dumps({"format": FORMAT, **found._asdict()}))
         draft.replace(self.directory / FILE)
         return found
+
+    @cached_property
+    def trained(self) -> bool:
+        """Whether steps of this run were trained, so that its reference must stay as it is."""
+        return int(self.state.step) > 0
 
     @cached_property
     def model(self) -> PyTree:
         """Return the model that the run began with, in the dtype in which it is kept.
 
-        Raises TrainkitError where its pretrained weights are not those that the run began with."""
+        Raises TrainkitError where its settings or pretrained weights are not those that the run began with."""
         state = self.state
-        if self.recipe.adapter is None and int(state.step):
+        if self.recipe.adapter is None and self.trained:
             _tell(self.log, "making the parameters that the run began with again, for the reference")
             key = jax.random.key(self.recipe.run.seed)
             weights = load_base(self.recipe, self.built.base, on=self.built.mesh)
             # the whole state by the same program as at the start of the run, so that the bits are the same
             state = new_state(self.built, key, weights)
         model = without_adapters(eqx.combine(state.params, state.frozen))
-        if self.recorded is not None and self.recorded != digest(model):
-            if self.recipe.base_checkpoint is not None:
-                raise TrainkitError(
-                    "the reference is not the model that this run began with: its pretrained weights have changed",
-                    where=str(self.directory / FILE),
-                    hint="bring the weights back as they were, or begin a new run",
-                )
-            _tell(self.log, "the reference is the model that this run began with to rounding, not bit for bit")
+        if self.recorded is not None and self.trained:
+            self._check(model, self.recorded)
         return model
 
+    def _check(self, model: PyTree, recorded: Identity) -> None:
+        where, problem = str(self.directory / FILE), "the reference is not the model that this run began with"
+        # a key that a later version of trainkit added is in none of the earlier records
+        changed = [key for key, now in settings_of(self.recipe).items() if recorded.settings.get(key, now) != now]
+        if changed:
+            hint = "bring the settings back as they were, or begin a new run"
+            raise TrainkitError(f"{problem}: other values of {', '.join(changed)}", where=where, hint=hint)
+        # the second is what a random model in 4 bit is known by, and any was in FORMAT 1
+        if any(recorded.parameters == digest(tree) for tree in (sources(model), without_sources(model))):
+            return
+        if self.recipe.base_checkpoint is not None:
+            raise TrainkitError(
+                f"{problem}: its pretrained weights have changed",
+                where=where,
+                hint="bring the weights back as they were, or begin a new run",
+            )
+        _tell(self.log, "the reference is the model that this run began with to rounding, not bit for bit")
 
-def key_of(recipe: Recipe, stream: Stream, compute: str, parameters: str) -> str:
+
+def settings_of(recipe: Recipe) -> dict[str, Any]:
+    """Return what the numbers of a model depend on beside its arrays, by recipe key, as JSON keeps it."""
+    model = recipe.model.model_dump(mode="json", exclude={"pretrained", "revision"})
+    packed = recipe.adapter.base if recipe.adapter else "none"
+    return {**{f"model.{key}": value for key, value in model.items()}, "adapter.base": packed}
+
+
+def key_of(recipe: Recipe, stream: Stream, compute: str, identity: Identity) -> str:
     """Return the name of a stream's file: a hash of everything that its numbers depend on."""
     sections = [(section.shard.key, section.entries) for section in stream.sections]
     data = [recipe.data.positions, recipe.data.encoding.model_dump(mode="json"), sections]
     task = [recipe.task.type, {name: list(shape) for name, shape in recipe.task.reference.items()}]
-    return of_value([FORMAT, data, task, compute, parameters])
+    code = [plugin_digest(recipe.task), plugin_digest(recipe.model)]
+    return of_value([FORMAT, data, task, code, compute, identity.settings, identity.parameters])
 
 
 def _computed(
