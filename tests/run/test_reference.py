@@ -14,13 +14,14 @@ import jax.numpy as jnp
 import pytest
 
 from trainkit.checkpoint.digest import digest
+from trainkit.data.cache import build as caches
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
 from trainkit.models.nf4 import quantise
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.adapter import Lora
 from trainkit.recipe.sections.task import Preference
-from trainkit.run.reference import FILE, Reference, key_of, settings_of
+from trainkit.run.reference import FILE, Reference, attach_reference, key_of, settings_of
 
 
 def recipe_of(directory: Path, **model: Any) -> Recipe:
@@ -87,3 +88,17 @@ def test_a_record_of_the_first_format_is_still_known(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(json.dumps({"format": 1, "parameters": digest(WEIGHTS)}))
     found = reference_of(tmp_path, recipe, WEIGHTS, step=3)
     assert found.model and found.identity.settings == settings_of(recipe)
+
+
+def test_the_data_is_checked_before_a_reference_is_computed(tmp_path: Path) -> None:
+    recipe = recipe_of(tmp_path)
+    room.write_rows(tmp_path / "pairs.jsonl", [{"prompt": "alpha", "chosen": " beta", "rejected": " gamma"}])
+    cache, nothing = caches.build(recipe), SimpleNamespace()
+
+    def check() -> None:
+        raise TrainkitError("nothing is learned")
+
+    log = EventLog(tmp_path, attempt=1)
+    with pytest.raises(TrainkitError, match="nothing is learned"):
+        attach_reference(tmp_path, recipe, cache, nothing, nothing, nothing, nothing, check=check, log=log)  # type: ignore[arg-type]
+    assert not (tmp_path / FILE).exists()

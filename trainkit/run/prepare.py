@@ -19,6 +19,7 @@ from trainkit.parallel import devices
 from trainkit.plan import Choice, Devices, Plan, choices, make_plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.toml.load import Loaded
+from trainkit.run.health import DataHealth
 from trainkit.run.initial_state import initial_state
 from trainkit.run.out_of_memory import Restart, compile_smaller, explain_out_of_memory
 from trainkit.run.reference import attach_reference
@@ -48,6 +49,7 @@ def prepare_training(
     start: Start,
     cache: caches.Cache,
     data: TrainSet,
+    data_health: DataHealth,
     *,
     restart: Restart | None = None,
     log: EventLog,
@@ -83,7 +85,9 @@ def prepare_training(
     log_program(program, guessed=plan, total_steps=schedule.total_steps, log=log)
     state = program.adopt(state)
     with explain_out_of_memory("the reference model", program.plan, recipe):
-        attach_reference(directory, recipe, cache, data, program.built, program.plan, state, log=log)
+        attach_reference(
+            directory, recipe, cache, data, program.built, program.plan, state, check=data_health.check, log=log
+        )
     return Ready(program, state, schedule, repeats)
 
 

@@ -15,7 +15,7 @@ import json
 import math
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -66,11 +66,12 @@ def attach_reference(
     plan: Plan,
     state: State,
     *,
+    check: Callable[[], None],
     log: EventLog,
 ) -> None:
     """Give the streams of a run the columns that its task compares with, so that all batches have them.
 
-    Waits for the whole cache. What is not in the
+    Waits for the whole cache, then calls `check`, which raises where training would learn nothing. What is not in the
     cache already is computed, set by set. Does nothing where the task needs no reference, or where the streams have the
     columns already.
     """
@@ -79,6 +80,7 @@ def attach_reference(
     if not cache.train.complete:
         _tell(log, "waiting for the whole cache: the reference model has to see every example before the first step")
     cache.wait()
+    check()  # before the minutes that a reference may take
     model = Reference(directory, recipe, built, state, log)
     sets = [(f"data.train ({name})", stream, source) for name, stream, source in data.streams()]
     validation = zip(cache.validation.items(), validation_sources(recipe), strict=True)

@@ -59,12 +59,12 @@ def train(
     cache = _tokens(recorded.with_own_tokenizer(recipe, directory) if resumed else recipe, log, resumed=resumed)
     afterwards.callback(cache.close)
     data = TrainSet(cache, recipe)
-    ready = prepare_training(directory, loaded, start, cache, data, log=log)
+    data_health = DataHealth(cache, recipe, log)
+    ready = prepare_training(directory, loaded, start, cache, data, data_health, log=log)
 
     recorded.keep(cache, directory)
     first = int(ready.state.step)
     data.batch(first)  # waits for the first window of tokens, so that there is data to check
-    data_health = DataHealth(cache, recipe, log)
     data_health.check()
     disk = DiskSpace(directory, size_of(without_frozen(ready.state)), log, keep_last=recipe.checkpoint.keep_last)
     trackers = start_trackers(directory, recipe.track, log, afterwards)  # only now, to leave the CPU to the compiler
@@ -92,7 +92,7 @@ def train(
             del ready  # its state would take the memory that the next one needs
             restart = Restart(failed, smaller_plan(recipe, failed), end.step)
             start = start_again(directory, start, log=log)
-            ready = prepare_training(directory, loaded, start, cache, data, restart=restart, log=log)
+            ready = prepare_training(directory, loaded, start, cache, data, data_health, restart=restart, log=log)
             end = run_loop(ready, start, attempt, before=end.commands)
         return end.done
 
