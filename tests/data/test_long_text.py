@@ -10,6 +10,7 @@ import data_room as room
 import likeness
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models
 
 from trainkit.data.cache import build as caches
 from trainkit.data.cache import encode
@@ -106,6 +107,29 @@ def test_a_text_that_cannot_be_cut_is_held_to_its_end(tmp_path, small_pieces):
         assert not text.can_resume
     assert text.add("x", continued=False).tolist() == tokenizer.encode("x" * (4 * PIECE + 1))
     assert len(tokenizer.encode("x" * PIECE)) == 1, "a long word is one unknown token"
+
+
+def test_a_unigram_tokenizers_long_run_has_the_tokens_of_the_whole_text_wherever_it_ends(tmp_path):
+    vocab = [("<unk>", 0.0), *((letters, -1.0) for letters in ("<|endoftext|>", "a", "b", "aaaa", "abababab"))]
+    Tokenizer(models.Unigram(vocab, unk_id=0)).save(str(tmp_path / "tokenizer.json"))
+    tokenizer, size = vocabulary.load(tmp_path / "tokenizer.json"), 80_000
+    for pattern in ("a", "ab"):
+        whole = "b" * 9_000 + (pattern * 3 * size)[: 2 * size + 3]
+        text, ids = LongText(tokenizer), []
+        for begin in range(0, len(whole), size):
+            ids += text.add(whole[begin : begin + size], continued=begin + size < len(whole)).tolist()
+        assert ids == tokenizer.encode(whole), pattern
+
+
+def test_where_a_joint_has_other_tokens_after_all_no_character_is_lost_or_doubled(tmp_path, small_pieces, monkeypatch):
+    tokenizer, whole = loaded("gpt2", tmp_path), TEXTS["lines"]
+    placed = tokenizer.encode_placed
+    carried = next(n for n in range(500, 600) if whole[PIECE - n - 1 : PIECE - n + 1].isalpha())
+    text = LongText(tokenizer)
+    text.pass_over(whole[:PIECE], continued=True)
+    text.resume(carried)  # in the middle of a word: other tokens than an earlier version saw there
+    monkeypatch.setattr(text, "_place", lambda part: placed(part[1:] if len(part) < 1300 else part))
+    assert tokenizer.decode(text.add(whole[PIECE:], continued=False).tolist()) == whole[PIECE - carried :]
 
 
 @pytest.mark.parametrize(("name", "held_out"), [("llama-2", 0.0), ("llama-2", 0.3), ("gpt2", 0.0)])

@@ -15,8 +15,11 @@ import numpy as np
 
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer, PlacedTokens
 
-#: Characters of a joint, and of what follows it before the text may be cut.
-JOINT, AFTER = 24 << 10, 8 << 10
+#: Characters of a joint, and of what follows it before the text may be cut. They are prime: a Unigram tokenizer divides
+#: a repeated pattern from its end, so with multiples of a token's length two ends agree, and the real end may differ.
+JOINT, AFTER = 24_571, 8_191
+#: Characters of a pattern whose repetition cannot be cut: one token may hold several of shorter patterns.
+_PATTERN = 64
 #: So many tokens in the middle of a joint have to be the same at least.
 _SAME = 3
 
@@ -60,8 +63,8 @@ class LongText:
         if continued and size < max(self._enough, 2 * (JOINT + AFTER)):
             self._enough = max(self._enough, 1)
             return np.zeros(0, np.int64)
-        ids = np.array(self._encode(self._text), np.int64)
-        first, last, kept, border = self._first_new(ids), len(ids), size, size
+        ids = self._new_ids()
+        last, kept, border = len(ids), size, size
         if continued:
             kept = size - JOINT - AFTER
             found = self._find_border(ids, kept)
@@ -70,22 +73,31 @@ class LongText:
                 return np.zeros(0, np.int64)
             border, last = found
         self._text, self._returned, self._enough = self._text[kept:], border - kept, 0
-        return ids[first:last]
+        return ids[:last]
 
-    def _first_new(self, ids: np.ndarray) -> int:
-        """Return which of the text's ids is the first that has not been returned."""
+    def _new_ids(self) -> np.ndarray:
+        """Return the text's ids that have not been returned, (n,)."""
+        ids = np.array(self._encode(self._text), np.int64)
         if not self._returned:
-            return 0
+            return ids
         known = self._place(self._text[: JOINT + AFTER])
         first = int((known.begins < self._returned).sum())
-        assert np.array_equal(ids[: first + _SAME], known.ids[: first + _SAME]), "the joint's tokens stay what they are"
-        return first
+        if np.array_equal(ids[: first + _SAME], known.ids[: first + _SAME]):
+            return ids[first:]
+        # the joint's tokens are others now that more has come: no character may be lost or come twice
+        whole = self._place(self._text)
+        (at,) = np.nonzero(whole.borders() & (whole.begins == self._returned))
+        if len(at):
+            return ids[int(at[0]) :]
+        return np.array(self._encode(self._text[self._returned :]), np.int64)
 
     def _find_border(self, ids: np.ndarray, start: int) -> tuple[int, int] | None:
         """Return (character, token) at which the text can be cut in the middle of the joint, which begins at character
         `start`; None where its tokens differ with where it begins or ends."""
-        joint, longer = self._place(self._text[start : start + JOINT]), self._place(self._text[start:])
         low, high = JOINT // 3, 2 * JOINT // 3
+        if _repeats(self._text[start + high :]):
+            return None  # how a repeated pattern is divided depends on where it ends, and no end is known yet
+        joint, longer = self._place(self._text[start : start + JOINT]), self._place(self._text[start:])
         here, there = ((some.begins >= low) & (some.ends <= high) for some in (joint, longer))
         if here.sum() < _SAME or here.sum() != there.sum():
             return None
@@ -121,3 +133,10 @@ class LongText:
         assert carried <= len(self._text)
         self._text = self._text if carried else ""
         self._returned, self._enough = len(self._text) - carried, 0
+
+
+def _repeats(text: str) -> bool:
+    """Whether a text repeats one short pattern."""
+    half = text[: len(text) // 2]
+    period = text.find(half, 1, 1 + len(half) + _PATTERN)
+    return period > 0 and text[period:] == text[:-period]
