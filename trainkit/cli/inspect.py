@@ -68,13 +68,19 @@ def _cache(recipe: Recipe, run: Path | None, progress: Tell) -> Cache:
     """Return the recipe's data; for a run, exactly the data that it was trained on. Raises TrainkitError."""
     from trainkit.data.cache.build import begin, build, may_start_early
     from trainkit.data.cache.recorded import open_again, read, with_own_tokenizer
-    from trainkit.data.checks.earlier_format import check_same_data
+    from trainkit.data.checks.earlier_format import check_same_data, format_of
 
     kept = _of_checkpoint(run) if run else None
     if run and kept:
         recipe = with_own_tokenizer(recipe, run)
     if run and (recorded := read(run)):
-        return open_again(recipe, run, recorded, progress=progress)
+        # as `resume` does, accept a fingerprint of an earlier format where that gave the same tokens in the same order
+        known = recorded.fingerprint
+        cache = open_again(
+            recipe, run, recorded, accept=lambda now: format_of(now, known) is not None, progress=progress
+        )
+        check_same_data(cache, recipe, known, where=run)
+        return cache
     cache = (begin if may_start_early(recipe) else build)(recipe, progress=progress)
     if run and kept:
         check_same_data(cache, recipe, kept, where=run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -67,16 +68,26 @@ def read(run: Path) -> Recorded | None:
         return None
 
 
-def open_again(recipe: Recipe, run: Path, recorded: Recorded, *, progress: Tell = None) -> Cache:
+def open_again(
+    recipe: Recipe,
+    run: Path,
+    recorded: Recorded,
+    *,
+    accept: Callable[[Cache], bool] = lambda cache: False,
+    progress: Tell = None,
+) -> Cache:
     """The cache that a run was trained on. What is missing of it is tokenised again, as `begin` and `build` do; where
     sources are gone, but the cache is whole, it is used without them.
+
+    Args:
+        accept: whether to take a cache with another fingerprint than the recorded one.
 
     Raises:
         TrainkitError: the sources or the tokenizer have changed since, or they are gone and the cache is not whole.
     """
     make = begin if may_start_early(recipe) else build
     try:
-        return make(recipe, progress=progress, check=partial(_check_same, run, recorded))
+        return make(recipe, progress=progress, check=partial(_check_same, run, recorded, accept))
     except TrainkitError as error:
         there = None if isinstance(error, _OtherData) and not error.only_gone else _whole(recipe, run, recorded)
         if there is None:
@@ -84,8 +95,8 @@ def open_again(recipe: Recipe, run: Path, recorded: Recorded, *, progress: Tell 
         return there
 
 
-def _check_same(run: Path, recorded: Recorded, cache: Cache) -> None:
-    if cache.fingerprint != recorded.fingerprint:
+def _check_same(run: Path, recorded: Recorded, accept: Callable[[Cache], bool], cache: Cache) -> None:
+    if cache.fingerprint != recorded.fingerprint and not accept(cache):
         differences, only_gone = _differences(recorded, cache)
         raise _OtherData(
             differences or "the tokenizer, or how documents are read, has changed", run, only_gone=only_gone

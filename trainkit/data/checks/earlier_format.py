@@ -35,9 +35,8 @@ def check_same_data(cache: Cache, recipe: Recipe, recorded: str, *, where: Path)
     """
     if recorded == cache.fingerprint:
         return
-    earlier = (3, 2) if cache.tokenizer else ()  # an earlier format had no data without a tokenizer
-    format = next((format for format in earlier if recorded == _fingerprint(cache, format)), None)
-    changes = list(_changes_since_2(cache, recipe)) if earlier and format != 3 else []
+    format = format_of(cache, recorded)
+    changes = list(_changes_since_2(cache, recipe)) if cache.tokenizer and format != 3 else []
     if format is not None and _has_long_text(cache):
         changes.append(f"texts of more than {PIECE:,} characters are tokenised as a whole now, and were cut")
     if format is None and not changes:
@@ -54,6 +53,12 @@ def check_same_data(cache: Cache, recipe: Recipe, recorded: str, *, where: Path)
             where=str(where),
             hint="resume with the version of trainkit that began the run, or begin a new run",
         )
+
+
+def format_of(cache: Cache, recorded: str) -> int | None:
+    """Return the earlier format in which this data has the fingerprint `recorded`; None where it has it in none."""
+    earlier = (3, 2) if cache.tokenizer else ()  # an earlier format had no data without a tokenizer
+    return next((format for format in earlier if recorded == _fingerprint(cache, format)), None)
 
 
 def _fingerprint(cache: Cache, format: int) -> str:
