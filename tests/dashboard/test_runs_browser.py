@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import json
 import math
@@ -184,6 +185,22 @@ def test_a_run_that_grows_is_read_on_and_one_that_is_begun_anew_from_its_beginni
     fake_run.write(run, fake_run.events(3, total=9))
     summary.read()
     assert summary.facts and (summary.facts.step, summary.facts.total) == (3, 9)
+
+
+def test_a_log_that_could_not_be_opened_once_is_read_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summary = SummaryReader(fake_run.write(tmp_path / "run", ended(20)))
+    monkeypatch.setattr(summaries, "is_replaced", raise_too_many_files)
+    summary.read()
+    assert summary.facts and summary.facts.problem == "its log cannot be read: Too many open files"
+    monkeypatch.undo()
+    summary.read()
+    assert summary.facts and (summary.facts.problem, summary.facts.step) == ("", 20)
+
+
+def raise_too_many_files(*arguments: object) -> None:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 def test_a_run_whose_log_has_not_changed_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,7 @@ class SummaryReader:
                 self._fold(stop)
             facts = self._facts()
         except OSError as error:
-            facts = _without_log(self.directory, error)
+            facts, seen = _without_log(self.directory, error), None  # it may pass: the next reading tries again
         except FOREIGN:
             self._foreign = True
             facts = self._facts()
