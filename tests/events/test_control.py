@@ -203,6 +203,16 @@ def test_without_a_trainer_the_error_says_how_to_go_on(tmp_path: Path) -> None:
             send(directory, "save")
 
 
+def test_a_trainer_that_has_not_opened_its_socket_yet_is_named(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_text(str(os.getpid()))
+    with pytest.raises(TrainkitError) as raised:
+        send(tmp_path, "stop")
+    assert raised.value.problem == (
+        f"the trainer (process {os.getpid()}) takes no commands yet: it is caching or compiling"
+    )
+    assert f"kill {os.getpid()}" in raised.value.hint and "resume" not in raised.value.hint
+
+
 def test_an_order_to_a_finished_run_advises_what_resume_takes(tmp_path: Path) -> None:
     log = EventLog(tmp_path, attempt=1)
     log.write("run_finished", step=3, status="finished", exit_code=0, message="")

@@ -12,6 +12,7 @@ from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.commands import Command, order
 from trainkit.events.control import LONGEST_LINE, NAME, address
 from trainkit.events.log import last_end
+from trainkit.events.process import lock_holder
 
 
 def longer(run_directory: Path) -> str:
@@ -70,6 +71,13 @@ def send(run_directory: Path, command: str, argument: str | float | None = None,
 
 
 def _gone(run_directory: Path) -> TrainkitError:
+    """Return why nobody listens at the run's socket: its trainer has not opened it yet, or there is none."""
+    if (trainer := lock_holder(run_directory)) is not None:
+        return TrainkitError(
+            f"the trainer (process {trainer}) takes no commands yet: it is caching or compiling",
+            where=str(run_directory),
+            hint=f"try again once training begins, or stop the trainer: kill {trainer}",
+        )
     finished = last_end(run_directory) == "finished"
     return TrainkitError(
         "no trainer is at work on this run" + (", it is finished" if finished else ""),
