@@ -246,7 +246,14 @@ def test_before_training_no_command_is_offered_and_the_farewell_says_what_stops_
         await pilot.pause()
         assert len(dashboard.screen_stack) == 1 and len(dashboard._notifications) == 2
         assert "trainer" in notices(dashboard)
-        if state == "compiling":  # with the first step its commands are there
+        if state == "compiling":  # once the trainer listens its commands are there, though no step is in the log yet
+            with trainer(run) as taken:
+                await until(lambda: footer(dashboard) >= COMMANDS, pilot)
+                await pilot.press("c")
+                await until(lambda: taken == [Command("save")], pilot)
+                assert f"trainkit send {run} stop" in farewell(run, dashboard.state)
+            await until(lambda: not footer(dashboard) & COMMANDS, pilot)
+        if state == "compiling":  # and with the first step
             with (run / NAME).open("a") as file:
                 file.write(json.dumps({"type": "step", **where, "step": 1, "metrics": {"train/loss": 1.0}}) + "\n")
             await until(lambda: footer(dashboard) >= COMMANDS, pilot)

@@ -16,6 +16,7 @@ from trainkit.dashboard.themed import Themed
 from trainkit.errors import TrainkitError
 from trainkit.events.client import Reply, longer, send
 from trainkit.events.commands import Name, order
+from trainkit.events.control import NAME
 from trainkit.events.process import lock_holder
 from trainkit.events.view import State, View
 
@@ -182,12 +183,13 @@ class ControlKeys(Themed[None]):
 def without_trainer(state: State, run: Path) -> str:
     """Return why a run in this state takes no commands, and what to do instead; empty where its trainer takes them.
 
-    A trainer opens its control socket when training begins, after it has cached its data and compiled its step.
+    A trainer opens its control socket once it has cached its data and compiled its step, and takes commands from then
+    on: the log may not have a step yet, or the step may be compiled again.
     """
     match state:
         case "waiting":
             return "no trainer has written to this run's log yet"
-        case "starting" | "caching" | "compiling":
+        case "starting" | "caching" | "compiling" if not (run / NAME).exists():
             return f"the trainer is {state}: it takes commands once training begins"
         case "finished":
             return f"the run is finished; to train it longer: {longer(run)}"
@@ -202,8 +204,8 @@ def farewell(run: Path, state: State | Literal["replayed"]) -> str:
     match state:
         case "replayed":
             return f"left the replay of {run}\n  see it again:  trainkit watch {run} --replay"
-        case "waiting" | "starting" | "caching" | "compiling":
-            # there is no control socket yet, and the log may not know the process
+        case "waiting" | "starting" | "caching" | "compiling" if not (run / NAME).exists():
+            # the log may not know the process
             if (trainer := lock_holder(run)) is None:
                 return f"detached from {run}\n{back}"
             doing = "at work" if state == "waiting" else state
