@@ -100,6 +100,7 @@ def test_an_option_that_does_nothing_without_another_is_refused(
     ("arguments", "said"),
     [
         (["watch", ".", "--page", "data"], "--page shows one run, and . is a directory of runs"),
+        (["watch", ".", "--page", "data", "--once"], "trainkit watch RUN --page data --once   or omit --page"),
         (["watch", ".", "--once", "--size", "80x24"], "--size is for the picture of one run"),
         (["export", "x", "out", "--format", "peft", "--dtype", "bfloat16"], "omit --dtype"),
         (["cache-data", "sample.toml", "--engine", "local", "--address", "auto"], "add --engine ray"),

@@ -13,7 +13,6 @@ from trainkit.errors import TrainkitError
 EXCLUSIVE = [
     ("--once", "--replay", "a picture shows the newest state"),
     ("--once", "--serve", "a picture is text"),
-    ("--once", "--readonly", "a picture sends no commands anyway"),
     ("--allow-orders", "--readonly", "one allows commands, the other forbids them"),
     ("--allow-orders", "--replay", "a replay takes no commands"),
 ]
@@ -57,10 +56,12 @@ def watch(
     from trainkit.cli.where import directory_of_runs, run_directory
 
     if (directory := directory_of_runs(run)) is not None:
-        if unused := [name for name, on in (("--replay", replay), ("--serve", serve), ("--page", page)) if on]:
+        given = {"--replay": replay, "--serve": serve, "--page": page}
+        if unused := [name for name, value in given.items() if value]:
+            options = " ".join(f"{name} {page}" if name == "--page" else name for name in unused)
             raise TrainkitError(
                 f"{' and '.join(unused)} shows one run, and {directory} is a directory of runs",
-                hint=f"name a run: trainkit watch RUN {unused[0]}   or omit {' and '.join(unused)}",
+                hint=f"name a run: trainkit watch RUN {options}{' --once' * once}   or omit {' and '.join(unused)}",
             )
         if once:
             if size:
