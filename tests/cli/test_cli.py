@@ -105,6 +105,24 @@ def test_check_says_in_one_line_what_would_be_trained(call, tmp_path):
     assert files(tmp_path) == {"sample.toml"}
 
 
+@pytest.mark.parametrize(
+    ("document", "fix"),
+    [('"preference"', '[task] type = "preference"'), ('"labelled", texts = ["{prompt}"]', "add a task with a plugin")],
+)
+def test_documents_of_another_task_than_the_default_are_noted_by_check_and_refused_by_plan(
+    call, tmp_path, document, fix
+):
+    (tmp_path / "a.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c", "label": 0}\n' * 9)
+    source = f'path = "a.jsonl"\ndocument = {{ type = {document} }}\n[data.encoding]\ntype = "pad"'
+    write(tmp_path, changed(('type = "python-stdlib"', source)))
+    code, out, err = call("check", "sample.toml")
+    assert (code, err) == (DONE, "") and "note: the task causal-lm does not learn from documents of" in out
+    assert "cached and inspected" in out and fix in out
+    code, out, err = call("plan", "sample.toml")
+    assert (code, out) == (WRONG_INPUT, "") and "does not learn from documents of type" in err
+    assert err.startswith("error: sample.toml:")
+
+
 def test_check_knows_batches_that_no_device_can_split(call, tmp_path):
     write(tmp_path)
     code, _, err = call("check", "sample.toml", "--set", "train.micro_batch_size=3")

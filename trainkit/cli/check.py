@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from trainkit.cli.options import Overrides, RecipePath
 from trainkit.errors import TrainkitError
 from trainkit.text import plural
 
 if TYPE_CHECKING:
+    from trainkit.recipe import Recipe
     from trainkit.recipe.toml.load import Loaded
 
 
@@ -37,7 +38,27 @@ def check(recipe: RecipePath, overrides: Overrides = None) -> str:
     else:
         summary.append(_length(loaded))
     lines = [f"ok: {parsed.run.name}: {', '.join(summary)}", *(f"note: {note}" for note in notes(parsed))]
+    lines += [f"note: {note}" for note in _notes_on_documents(parsed)]
     return "\n".join(lines)
+
+
+def _notes_on_documents(recipe: Recipe) -> list[str]:
+    """Return a note where the default task, which nobody chose, does not learn from the training documents."""
+    from trainkit.recipe.spec import type_of
+
+    try:
+        recipe.task.check_documents(recipe.data.train)
+    except TrainkitError as error:
+        tasks = [get_args(tagged)[0] for tagged in get_args(type(recipe).model_fields["task"].annotation)]
+        able = [task for task in tasks if recipe.model.kind in task.models]  # those of plugins too
+        fitting = [type_of(task) for task in able if all(map(task.learns_from, recipe.data.train))]
+        named = " or ".join(f'[task] type = "{name}"' for name in fitting)
+        fix = f"write {named}" if named else "add a task with a plugin"
+        return [
+            f"{error.problem}, and is the default: these documents can be cached and inspected, but not trained with;"
+            f" to train with them, {fix}"
+        ]
+    return []
 
 
 def _length(loaded: Loaded) -> str:

@@ -58,8 +58,9 @@ def plan(
     loaded = load(recipe, overrides or [])
     parsed = loaded.recipe
     memory_bytes = None if memory is None else parsed_bytes(memory)
-    codec, vocab_size, data = _vocabulary_and_data(parsed)
     try:
+        parsed.task.check_documents(parsed.data.train)
+        codec, vocab_size, data = _vocabulary_and_data(parsed)
         available = _devices(devices, parsed)
         if memory_bytes is not None:
             available = replace(available, memory_bytes=memory_bytes)

@@ -61,13 +61,20 @@ class TaskSpec(Spec):
     def check_sizes(self, model: ModelSpec, data: Data) -> None:
         """Raise ValueError where the sizes of the model do not fit the documents, which a task may know."""
 
+    @classmethod
+    def learns_from(cls, source: Source) -> bool:
+        """Return whether it learns from the documents of a training source."""
+        document = document_of(source)
+        if document is None:
+            return "text" in cls.documents
+        return document.type in cls.documents or (document.form == "text" and "text" in cls.documents)
+
     def check_documents(self, sources: Iterable[Source]) -> None:
         """Raise TrainkitError where it does not learn from the documents of a training source."""
         for number, source in enumerate(sources):
-            document = document_of(source)
-            kind = "text" if document is None else document.type
-            form = "text" if document is None else document.form
-            if kind not in self.documents and not (form == "text" and "text" in self.documents):
+            if not self.learns_from(source):
+                document = document_of(source)
+                kind = "text" if document is None else document.type
                 raise TrainkitError(
                     f"the task {self.type} does not learn from documents of type {kind}",
                     where=f"data.train.{number}.document",
