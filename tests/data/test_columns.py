@@ -14,6 +14,7 @@ from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache import build as caches
 from trainkit.data.documents.columns import make
 from trainkit.data.documents.pieces import RowContext
+from trainkit.data.export import check_exportable
 from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.document import Columns
 
@@ -46,6 +47,14 @@ def test_an_epoch_has_each_row_once_as_float32_from_every_format(tmp_path: Path,
     }
     seen = sorted(np.column_stack([batch["features"], batch["target"]]).tolist())
     assert seen == [[row["a"], row["b"], row["y"]] for row in TABLE]
+
+
+def test_numbers_are_not_exported_as_token_ids(tmp_path: Path) -> None:
+    text, numbers = str(tmp_path / "a.txt"), {"path": str(tmp_path / "rows.csv"), "document": DOCUMENT}
+    check_exportable(room.recipe(tmp_path, text).data)
+    with pytest.raises(TrainkitError, match=r"--export.*columns, not tokens") as told:
+        check_exportable(room.recipe(tmp_path, numbers).data)
+    assert told.value.where == "data.train.0.document"
 
 
 REFUSED = {
