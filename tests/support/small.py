@@ -71,7 +71,8 @@ def state(seed: int = 0, spec: AdamW | None = None) -> State:
 @cache
 def _state(seed: int, spec: AdamW | None) -> State:
     initial = partial(init, model=model, optimizer=optimizer(spec), compute=jnp.dtype(jnp.float32))
-    return jax.jit(initial)(jax.random.key(seed))
+    with jax.ensure_compile_time_eval():  # what is kept must not be part of a trace in which it is first asked for
+        return jax.jit(initial)(jax.random.key(seed))
 
 
 def batch(seed: int, *, sequences: int = 8, accumulation: int = 1) -> dict[str, np.ndarray]:
