@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from trainer import LIMIT, RECIPE, command, environment, losses, trainkit, workplace
+from trainer import LIMIT, RECIPE, command, copied, environment, losses, trainkit, workplace
 
 from trainkit.cli import main
 from trainkit.errors import FAILED, WRONG_INPUT
-from trainkit.events.log import NAME, read
+from trainkit.events.log import NAME, last_end, read
+from trainkit.rundir.summary import SummaryReader
 
 Call = Callable[..., tuple[int, str, str]]
 SOURCE = 'path = "text/*.txt"'
@@ -202,6 +203,24 @@ def test_resume_says_which_runs_and_checkpoints_there_are(
     assert (code, out) == (WRONG_INPUT, "") and "Traceback" not in err
     assert err == "error: runs/tiny: there is no checkpoint of step 2; there are: 3\n"
     assert there(trained) == before
+
+
+def test_a_refused_resume_leaves_the_recipe_and_that_the_run_is_finished(trained: Path, tmp_path: Path) -> None:
+    run = copied(trained / "runs" / "tiny", tmp_path)
+    shutil.rmtree(tmp_path / "text")
+    recipe, recipes = (run / "recipe.toml").read_text(), set(run.glob("recipe*"))
+    shown = SummaryReader(run)
+    for attempt in (2, 3):
+        done = trainkit(tmp_path, "resume", "tiny", "--plain", "--set", "train.steps=5", "--raise-rate")
+        assert done.returncode == WRONG_INPUT and "text/*.txt" in done.stderr
+        assert (run / "recipe.toml").read_text() == recipe and set(run.glob("recipe*")) == recipes
+        shown.read()
+        assert shown.facts is not None and shown.facts.attempt == attempt
+        assert (shown.facts.state, shown.facts.step) == ("finished", 3) and last_end(run) == "finished"
+        assert shown.recipe is not None and shown.recipe["train.steps"] == "3"
+        end = read(run)[-1]
+        assert end["exit_code"] == WRONG_INPUT and "text/*.txt" in end["message"]
+    assert "finished" in trainkit(tmp_path, "resume", "tiny", "--plain").stderr
 
 
 def test_a_torn_last_line_of_the_log_and_a_damaged_recipe(trained: Path, tmp_path: Path) -> None:

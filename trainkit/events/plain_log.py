@@ -64,6 +64,8 @@ def text(event: Event) -> str | None:
             told = event["message"] if event["level"] == "info" else f"{event['level'].upper()} {event['message']}"
         case "run_finished":
             told = f"{event['status']} at step {event['step']}"
+            if event["status"] == "finished" and event["exit_code"]:
+                told = f"nothing was trained: the run is still {told}"
             told += f": {event['message']}" if event["message"] else ""
         case _:
             return None

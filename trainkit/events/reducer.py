@@ -185,7 +185,7 @@ def _tell(view: View, event: Event) -> None:
             level = event["level"]
         case "alert":
             level = "error"
-        case "run_finished" if event["status"] == "failed":
+        case "run_finished" if event["status"] == "failed" or (event["status"] == "finished" and event["exit_code"]):
             level = "error"
     view.log.append(LogLine(event["t"], level, told))
     view.told += 1

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import NoReturn
 
 from trainkit.checkpoint import store
-from trainkit.errors import DONE, FAILED, INTERRUPTED, STOPPED_EARLY, TrainkitError
+from trainkit.errors import DONE, FAILED, INTERRUPTED, STOPPED_EARLY, WRONG_INPUT, TrainkitError
 from trainkit.events.alerts import Watch
 from trainkit.events.commands import issued_commands
-from trainkit.events.log import EventLog, last_attempt
+from trainkit.events.log import EventLog, last_attempt, last_end
 from trainkit.events.schema import Event
 from trainkit.parallel.deterministic import make_deterministic
 from trainkit.recipe.toml.load import Loaded, locate_error
 from trainkit.run.start import Start, announce
-from trainkit.rundir.directory import disk_errors, hold_lock, recipe_of
+from trainkit.rundir.directory import disk_errors, hold_lock, recipe_of, restore_recipe
 from trainkit.train.signals import Signals, StopBeforeTraining
 
 
@@ -62,7 +62,15 @@ def _to_the_end(
             end("failed", code, message)
         raise error
 
+    def refuse(error: TrainkitError) -> NoReturn:
+        """Leave the run as it was before this attempt, which trained nothing: its recipe, and that it is finished."""
+        with contextlib.suppress(OSError):
+            restore_recipe(directory, attempt=log.attempt - 1)
+            end("finished" if was_finished else "failed", WRONG_INPUT, str(error))
+        raise error
+
     store.clean(directory)
+    was_finished = last_end(directory) == "finished"
     newest = store.newest(directory)
     start = replace(start, issued=tuple(issued_commands(directory)))
     resumed_from = start.step if start.step is not None else newest.step if newest else None
@@ -80,6 +88,8 @@ def _to_the_end(
     except TrainkitError as unplaced:
         placed = locate_error(unplaced, loaded)
         placed.__cause__ = unplaced
+        if placed.exit_code == WRONG_INPUT and not signal.training:
+            refuse(placed)
         fail(placed, placed.exit_code, str(placed))
     except KeyboardInterrupt:
         with contextlib.suppress(OSError):

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from trainkit.errors import FAILED, TrainkitError
@@ -72,8 +72,18 @@ def replace_recipe(directory: Path, loaded: Loaded, *, attempt: int) -> None:
     """Put a changed recipe in place; the one of the attempts before stays beside it as `recipe.before-ATTEMPT.toml`."""
     new = directory / f".{RECIPE}.new"
     new.write_text(dumps(loaded), encoding="utf-8")
-    shutil.copy2(directory / RECIPE, directory / f"recipe.before-{attempt}.toml")
+    shutil.copy2(directory / RECIPE, directory / _before(attempt))
     os.replace(new, directory / RECIPE)
+
+
+def restore_recipe(directory: Path, *, attempt: int) -> None:
+    """Put the recipe of the attempts up to `attempt` back, where `replace_recipe` put another in its place."""
+    with suppress(FileNotFoundError):
+        os.replace(directory / _before(attempt), directory / RECIPE)
+
+
+def _before(attempt: int) -> str:
+    return f"recipe.before-{attempt}.toml"
 
 
 def discard(directory: Path) -> None:

@@ -107,7 +107,9 @@ class SummaryReader:
             facts = self._facts()
         if stop():
             return
-        if (read_of := (self._view.attempt, self._view.started)) != self._read_of or self.facts is None:
+        # with how it ended, because an attempt that is refused puts the recipe before it back
+        read_of = (self._view.attempt, self._view.started, self._view.finished)
+        if read_of != self._read_of or self.facts is None:
             self._read_of, self.recipe = read_of, _recipe(self.directory)
         self.facts, self.kept = facts, tuple(sorted(kept(self.directory)))
         self._seen = seen

@@ -18,7 +18,8 @@ class Signals:
     def __init__(self) -> None:
         self.received: int | None = None
         self.count = 0
-        self._training = False
+        #: Whether the preparations are over, so that steps may have been trained.
+        self.training = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._receive)
 
@@ -28,7 +29,7 @@ class Signals:
         Raises:
             StopBeforeTraining: one has come already.
         """
-        self._training = True
+        self.training = True
         if self.received:
             raise StopBeforeTraining
 
@@ -42,5 +43,5 @@ class Signals:
         self.count += 1
         if again:
             signal.default_int_handler(number, _)
-        if not self._training:
+        if not self.training:
             raise StopBeforeTraining

@@ -56,8 +56,8 @@ class RecipePage(TablePage):
         yield from super().compose()
 
     def show_view(self, view: View, *, now: float) -> None:
-        # a run's recipe is replaced only before an attempt begins
-        if (wanted := (view.attempt, view.started)) != self._read_for:
+        # a run's recipe is replaced only before an attempt begins, and put back where that is refused
+        if (wanted := (view.attempt, view.started, view.finished)) != self._read_for:
             self._read_for = wanted
             self.work(self._read, group="recipe", only=True)
 
