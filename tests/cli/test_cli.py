@@ -353,4 +353,4 @@ def test_an_argument_of_an_order_may_begin_with_a_dash(call, tmp_path):
     code, _, err = call("send", "a", "rate", "-1")
     assert code == WRONG_INPUT and "a number above 0, such as 0.5, found '-1'" in err
     code, _, err = call("send", "a", "sample", "- an item")
-    assert code == WRONG_INPUT and "no trainer is at work on this run" in err
+    assert code == WRONG_INPUT and "no process is training this run" in err

@@ -536,12 +536,12 @@ def test_a_run_at_work_is_not_deleted_nor_what_is_no_run_nor_by_who_may_only_loo
     listed = RunList(runs)
     fake_run.write(runs / "lives", fake_run.events(3, total=9))
     (runs / "notes").mkdir()
-    for name, why in (("lives", "a trainer is at work"), ("notes", "this is no run")):
+    for name, why in (("lives", "it is being trained"), ("notes", "this is not a run")):
         with pytest.raises(TrainkitError, match=why):
             listed.delete(name)
     lock = os.open(runs / "best" / "lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    with pytest.raises(TrainkitError, match="a trainer is at work"):
+    with pytest.raises(TrainkitError, match="it is being trained"):
         listed.delete("best")
     os.close(lock)
     listed.delete("best")

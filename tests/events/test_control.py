@@ -131,7 +131,7 @@ def test_an_unknown_order_is_refused_at_once_and_the_loop_never_sees_it(server: 
 def test_a_misspelt_order_is_told_whether_or_not_a_trainer_lives(tmp_path: Path, command: str, hint: str) -> None:
     with pytest.raises(TrainkitError) as caught:
         send(tmp_path / "never-was", command)
-    assert caught.value.problem == f"'{command}' is no command; there are {ALL}"
+    assert caught.value.problem == f"there is no command '{command}'; the commands are {ALL}"
     assert caught.value.hint == hint
     assert caught.value.exit_code == WRONG_INPUT
 
@@ -175,12 +175,12 @@ def test_a_deep_run_directory_works(tmp_path: Path) -> None:
             reply = pool.submit(send, deep, "save", timeout=20)
             assert obey(server) == ["save"]
             assert reply.result().ok
-        with pytest.raises(TrainkitError, match="another trainer"):
+        with pytest.raises(TrainkitError, match="another process"):
             Server(deep)
     finally:
         server.close()
     assert not (deep / NAME).exists()
-    with pytest.raises(TrainkitError, match="no trainer"):
+    with pytest.raises(TrainkitError, match="no process"):
         send(deep, "save")
 
 
@@ -188,10 +188,10 @@ def test_the_socket_of_a_dead_trainer_is_replaced_and_that_of_a_living_one_is_no
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(tmp_path / NAME))
         dead.listen()
-    with pytest.raises(TrainkitError, match="no trainer"):
+    with pytest.raises(TrainkitError, match="no process"):
         send(tmp_path, "save")
     server = Server(tmp_path)
-    with pytest.raises(TrainkitError, match="another trainer"):
+    with pytest.raises(TrainkitError, match="another process"):
         Server(tmp_path)
     server.close()
     assert not (tmp_path / NAME).exists()
@@ -199,7 +199,7 @@ def test_the_socket_of_a_dead_trainer_is_replaced_and_that_of_a_living_one_is_no
 
 def test_without_a_trainer_the_error_says_how_to_go_on(tmp_path: Path) -> None:
     for directory in (tmp_path, tmp_path / "never-was"):
-        with pytest.raises(TrainkitError, match=r"no trainer(.|\n)*trainkit resume"):
+        with pytest.raises(TrainkitError, match=r"no process(.|\n)*trainkit resume"):
             send(directory, "save")
 
 
@@ -237,7 +237,7 @@ def test_orders_that_nobody_took_are_refused_at_the_end(tmp_path: Path) -> None:
         while not server._orders.qsize():
             time.sleep(0.01)
         server.close()
-        assert reply.result() == (False, "the trainer is ending")
+        assert reply.result() == (False, "the trainer is shutting down")
 
 
 def test_a_trainer_that_dies_before_it_answers_is_said_to_have(tmp_path: Path) -> None:

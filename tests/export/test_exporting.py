@@ -224,7 +224,7 @@ def test_a_checkpoint_stays_until_its_export_has_ended_however_it_ends(tmp_path:
     why = f"{run.directory}/recipe.toml: there is no such file (exit 2); "
     alerts = [e["message"] for e in events if e["type"] == "alert"]
     assert [alert.split("hint: ")[0] for alert in alerts] == [f"step {n} was not exported: {why}" for n in (10, 20)]
-    assert all(alert.endswith(f"; all that it said is in {as_typed(run.directory / OUTPUT)}") for alert in alerts)
+    assert all(alert.endswith(f"; its output is in {as_typed(run.directory / OUTPUT)}") for alert in alerts)
 
 
 def test_who_does_not_wait_any_longer_is_told_what_is_not_there_and_keeps_its_checkpoints(tmp_path: Path) -> None:
@@ -232,7 +232,9 @@ def test_who_does_not_wait_any_longer_is_told_what_is_not_there_and_keeps_its_ch
     for step in (10, 20, 30):
         run.save(step)
     (*_, told) = run.finish(interrupted=lambda: True)
-    assert told["level"] == "warning" and told["message"].startswith("not waited for: the export of steps 10, 20, 30;")
+    assert told["level"] == "warning" and told["message"].startswith(
+        "the run did not wait for the export of steps 10, 20, 30;"
+    )
     assert run.steps() == [10, 20, 30]
     # behind everything else on the machine, and away from its devices
     assert run.exporting._running

@@ -250,7 +250,7 @@ def test_a_sidecar_that_needs_too_long_is_left_to_end_by_itself(tmp_path: Path) 
 
 def test_a_sidecar_whose_run_has_been_deleted_is_a_message_too(tmp_path: Path) -> None:
     sidecar = Sidecar(tmp_path / "gone", "aim", subprocess.Popen(["false"]), None)
-    assert sidecar.finish(timeout=60) == "the Aim sidecar failed (exit 1): it said nothing"
+    assert sidecar.finish(timeout=60) == "the Aim sidecar failed (exit 1): it printed nothing"
 
 
 @pytest.mark.parametrize(

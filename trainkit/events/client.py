@@ -1,4 +1,4 @@
-"""Giving an order to a living trainer, over the socket of `control.py`."""
+"""Sending a command to a running trainer, over the socket of `control.py`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Reply(NamedTuple):
 
 
 def send(run_directory: Path, command: str, argument: str | float | None = None, *, timeout: float = 60.0) -> Reply:
-    """Give an order to the trainer of a run and wait up to `timeout` seconds for its answer.
+    """Send a command to the trainer of a run and wait up to `timeout` seconds for its answer.
 
     Raises:
         TrainkitError: there is no such command, its argument is not right, no trainer lives there, it belongs to
@@ -44,16 +44,16 @@ def send(run_directory: Path, command: str, argument: str | float | None = None,
             raise _gone(run_directory) from None
         except PermissionError:
             raise TrainkitError(
-                "this trainer takes orders from its owner only",
+                "only the user who started the run may send it commands",
                 where=str(run_directory / NAME),
-                hint="give it as the user who began the run",
+                hint="send the command as that user",
             ) from None
         except TimeoutError:
             raise TrainkitError(
                 f"no answer to '{command}' within {timeout:g} seconds",
                 where=str(run_directory),
-                hint="the trainer answers between steps: while it compiles, evaluates or is in a long step, that takes"
-                f" time; it still has the order. Look at it: trainkit watch {run_directory}",
+                hint="the trainer answers between steps: while it compiles, evaluates or takes a long step, you"
+                f" have to wait. It will still carry out the command. To watch it: trainkit watch {run_directory}",
                 exit_code=FAILED,
             ) from None
         except (ConnectionResetError, BrokenPipeError):
@@ -80,9 +80,13 @@ def _gone(run_directory: Path) -> TrainkitError:
         )
     finished = last_end(run_directory) == "finished"
     return TrainkitError(
-        "no trainer is at work on this run" + (", it is finished" if finished else ""),
+        "no process is training this run" + (": it is finished" if finished else ""),
         where=str(run_directory),
-        hint=f"make it longer: {longer(run_directory)}" if finished else f"go on: trainkit resume {run_directory}",
+        hint=(
+            f"to train it longer: {longer(run_directory)}"
+            if finished
+            else f"to continue it: trainkit resume {run_directory}"
+        ),
     )
 
 
@@ -99,12 +103,12 @@ def _receive(connection: socket.socket, *, until: float) -> bytes:
 
 
 def _line(order: Command) -> bytes:
-    """An order as it is sent; without what it has not."""
+    """Return a command as it is sent, without an argument where it has none."""
     told = {name: value for name, value in order._asdict().items() if value is not None}
     line = json.dumps(told, ensure_ascii=False).encode() + b"\n"
     if len(line) > LONGEST_LINE:
         raise TrainkitError(
-            f"the prompt is too long: as an order it has {len(line):,} bytes, of which {LONGEST_LINE:,} are taken",
-            hint="the model sees no more than its context length: send the end of it",
+            f"the prompt is too long: the command has {len(line):,} bytes, and the trainer accepts {LONGEST_LINE:,}",
+            hint="send only the end of the prompt: the model sees no more than its context length",
         )
     return line

@@ -60,7 +60,8 @@ def order(command: str, argument: object = None) -> Command:
     there_are = ", ".join(f"{name} {ARGUMENTS[name]}" if name in ARGUMENTS else name for name in COMMANDS)
     near = difflib.get_close_matches(command, COMMANDS, n=1)
     raise TrainkitError(
-        f"{command[:60]!r} is no command; there are {there_are}", hint=f"did you mean '{near[0]}'?" if near else ""
+        f"there is no command {command[:60]!r}; the commands are {there_are}",
+        hint=f"did you mean '{near[0]}'?" if near else "",
     )
 
 

@@ -2,8 +2,8 @@
 
 `{"command": "rate", "argument": 0.5}` is answered with `{"ok": true, "detail": "…"}`; `commands.py` lists them.
 
-Whoever may connect may command, so the socket belongs to its owner alone. The trainer, whose end this is, takes orders
-between steps; `client.py` waits for its answer.
+Whoever may connect may command, so the socket belongs to its owner alone. The trainer, whose end this is, takes
+commands between steps; `client.py` waits for its answer.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Server:
         self._waker.close()
         self._thread.join()
         for command in self.take():
-            command.reply(False, "the trainer is ending")
+            command.reply(False, "the trainer is shutting down")
 
     def _serve(self) -> None:
         """One thread, never blocked by a client: partial lines wait in `clients` until they are whole or too old."""
@@ -158,9 +158,9 @@ def _remove_stale(path: Path, there: str) -> None:
             path.unlink()
             return
     raise TrainkitError(
-        "another trainer is at work on this run",
+        "another process is training this run",
         where=str(path),
-        hint=f"look at it: trainkit watch {path.parent}   or end it: trainkit send {path.parent} stop",
+        hint=f"to watch it: trainkit watch {path.parent}   to stop it: trainkit send {path.parent} stop",
     )
 
 

@@ -121,8 +121,8 @@ class Exporting:
             pass  # training has ended, and ended well
         if self._pending:
             later = f"trainkit export {as_typed(self._directory)}/STEP OUT"
-            what = f"not waited for: the export of {_steps(self._pending)}"
-            self._log_message("warning", f"{what}; the next attempt makes it, or by hand: {later}")
+            what = f"the run did not wait for the export of {_steps(self._pending)}"
+            self._log_message("warning", f"{what}; the next attempt exports it; to do it by hand: {later}")
         if not self._here:
             return True
         with self._log_errors("checkpoints that were kept for their export"):
@@ -186,7 +186,7 @@ class Exporting:
         result = _result(said) if code == 0 else None
         if result is None:
             if not self._was_exported_elsewhere(ended.step):
-                why = f"{_problem(said, code)}; all that it said is in {as_typed(self._directory / OUTPUT)}"
+                why = f"{_problem(said, code)}; its output is in {as_typed(self._directory / OUTPUT)}"
                 self._report_failure(ended.step, why)
             return
         self._log.write(
@@ -241,7 +241,7 @@ def _problem(said: Sequence[str], code: int) -> str:
         told += ["hint: trainkit export makes it by hand where there is more"]
     else:
         begins = [i for i, line in enumerate(said) if line.startswith("error: ")]
-        told = list(said[begins[-1] :] if begins else said[-1:]) or ["it said nothing"]
+        told = list(said[begins[-1] :] if begins else said[-1:]) or ["it printed nothing"]
     first, *rest = told
     return "; ".join([f"{first.removeprefix('error: ')} (exit {code})", *rest])
 

@@ -33,7 +33,7 @@ def draft(out: Path) -> Iterator[Path]:
     out = out.resolve()
     there = out.exists()
     if there and not (out.is_dir() and not any(out.iterdir())):
-        raise TrainkitError("there is something already", where=str(out), hint="name a directory that does not exist")
+        raise TrainkitError("this path exists already", where=str(out), hint="name a directory that does not exist")
     around = out if there else out.parent
     with disk_errors(out, what="the export", then="export it again, or name another directory"):
         around.mkdir(parents=True, exist_ok=True)

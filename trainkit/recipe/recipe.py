@@ -136,13 +136,13 @@ class Recipe(Spec):
             return self
         if not isinstance(self.model, Transformer):
             raise ValueError(
-                f'[export] writes what transformers loads, and no model.type = "{self.model.type}"'
-                f" ({self.model.kind}); leave the section out"
+                f'[export] writes models for transformers, which cannot load model.type = "{self.model.type}"'
+                f" ({self.model.kind}): remove the section"
             )
         if self.export_format == "hf" and self.model.not_in_transformers:
             raise ValueError(
-                f"[export] writes what transformers loads, and not model.{self.model.not_in_transformers};"
-                " leave the section out"
+                f"[export] writes models for transformers, which cannot load model.{self.model.not_in_transformers}:"
+                " remove the section"
             )
         if self.export_format == "peft":
             if self.adapter is None:
@@ -172,7 +172,7 @@ class Recipe(Spec):
                     'precision.compute = "fp8" leaves experts, most of the work, as they are: write "bfloat16"'
                 )
             if self.adapter is not None and self.adapter.base == "nf4":
-                raise ValueError('precision.compute = "fp8" is for no matrix in 4 bit (adapter.base): write "bfloat16"')
+                raise ValueError('precision.compute = "fp8" does not work with adapter.base = "nf4": write "bfloat16"')
         return self
 
     @property

@@ -84,7 +84,8 @@ def prepare(
             raise TrainkitError(
                 f"the run is finished: its last step was {info.step}",
                 where=str(directory),
-                hint="make it longer: --set train.steps=… --raise-rate   or go on from an earlier checkpoint: RUN/STEP",
+                hint="to train it longer: --set train.steps=… --raise-rate"
+                "   to continue from an earlier checkpoint: RUN/STEP",
             )
         at = info.step if info else 0
         rates = compare_rates(directory, old.recipe, new.recipe, at, changed, raise_rate=raise_rate)

@@ -36,15 +36,15 @@ def create(loaded: Loaded) -> Path:
         raise TrainkitError(
             f"the run '{name}' exists already",
             where=str(directory),
-            hint=f"go on with it: trainkit resume {as_typed(directory)}"
-            f"   or begin another: --name {_free_name(runs, name)}",
+            hint=f"to continue it: trainkit resume {as_typed(directory)}"
+            f"   or start another: --name {_free_name(runs, name)}",
         )
     try:
         runs.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=runs))
     except OSError as error:
         raise TrainkitError(
-            f"the run's directory cannot be made: {error.strerror}",
+            f"cannot create the run's directory: {error.strerror}",
             where=str(directory),
             hint=f'{_MAKE_ROOM}, or choose another place: --set run.directory="DIRECTORY"',
         ) from error
@@ -127,8 +127,8 @@ def hold_lock(directory: Path) -> Iterator[None]:
             raise TrainkitError(
                 f"process {holder or '?'} is training this run",
                 where=str(directory),
-                hint=f"look at it: trainkit watch {as_typed(directory)}"
-                f"   or end it: trainkit send {as_typed(directory)} stop",
+                hint=f"to watch it: trainkit watch {as_typed(directory)}"
+                f"   to stop it: trainkit send {as_typed(directory)} stop",
             ) from None
         os.truncate(fd, 0)
         os.pwrite(fd, str(os.getpid()).encode(), 0)

@@ -41,7 +41,7 @@ class RunList:
         """Delete a run: of a link the link alone, of a directory all that is in it, nothing that links in it lead to.
 
         Raises:
-            TrainkitError: a trainer is at work on it, it is no run, or it cannot be deleted.
+            TrainkitError: it is being trained, it is not a run, or it cannot be deleted.
         """
         run = self.directory / name
         assert name == run.name and name not in ("", ".", ".."), "a run lies directly in the directory"
@@ -51,7 +51,7 @@ class RunList:
                 run.unlink()
                 return
             if not is_run(run):
-                raise TrainkitError("this is no run", where=where, hint="it has neither a log nor a recipe")
+                raise TrainkitError("this is not a run", where=where, hint="it has neither a log nor a recipe")
             summary = SummaryReader(run)
             summary.read()
             if summary.facts and summary.facts.state is not None and summary.facts.state not in ENDED:
@@ -101,7 +101,7 @@ class _Lock:
 
 
 def _at_work(where: str, name: str) -> TrainkitError:
-    return TrainkitError("a trainer is at work on it", where=where, hint=f"end it first: trainkit send {name} stop")
+    return TrainkitError("it is being trained now", where=where, hint=f"stop it first: trainkit send {name} stop")
 
 
 def _directories(directory: Path) -> list[str]:

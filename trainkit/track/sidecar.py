@@ -80,7 +80,7 @@ class Sidecar:
         except OSError:
             lines = []
         said = [line.strip() for line in lines if line.strip()]
-        return said[-1] if said else "it said nothing"
+        return said[-1] if said else "it printed nothing"
 
 
 class Sidecars:

@@ -137,7 +137,8 @@ def _directory(path: str) -> TrainkitError:
 
 def _missing(pattern: str, missing: list[str], hint: str) -> TrainkitError:
     shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-    return TrainkitError(f"no such file: {shown}", where=pattern, hint=hint)
+    problem = "no such file" if missing == [pattern] else f"no such file: {shown}"  # the pattern itself is `where`
+    return TrainkitError(problem, where=pattern, hint=hint)
 
 
 def _split(path: Path) -> tuple[Path, str]:
