@@ -66,8 +66,11 @@ def test_copying_takes_the_row_in_sight_with_where_it_is_from(run: Path) -> None
         first = page.copy_text() or ""
         assert first.startswith("step 4 row 0 · ") and "it is [b]" in first and "qa.jsonl:" in first
         dashboard.query_one("#batch").scroll_end(animate=False)
-        await pilot.pause()
-        last = page.copy_text() or ""
+        last = first
+        for _ in range(500):  # it scrolls after the next refresh
+            if not (last := page.copy_text() or "").startswith("step 4 row 0"):
+                break
+            await pilot.pause(0.02)
         assert last.startswith("step 4 row ") and not last.startswith("step 4 row 0")
 
     drive(run, steps, size=(60, 20))
