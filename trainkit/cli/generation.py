@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -124,6 +123,8 @@ def open_model(what: str) -> TrainedModel:
 
 def new_seed() -> int:
     """Return a random seed."""
+    import secrets  # it loads hashlib, base64 and random
+
     return secrets.randbits(32)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -54,6 +53,8 @@ def run(
     settings = [*(overrides or []), *([f"run.name={toml_value(name)}"] if name is not None else [])]
     with contextlib.ExitStack() as stack:
         if smoke:
+            import tempfile  # it loads hashlib and random
+
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="trainkit-smoke-"))
             settings += ["train.steps=2", *(f"track.{tracker}=false" for tracker in NAMES)]
             settings += [f"run.directory={toml_value(directory)}"]
