@@ -40,7 +40,7 @@ class NeutralStream:
     """Neutralises a flowing text that comes in pieces; the pieces add up to the whole text, neutralised."""
 
     def __init__(self) -> None:
-        #: The last character that was given back, and the end of which the next piece decides what it is.
+        #: The last character returned, and the end of the last piece, whose meaning the next piece decides.
         self._before = self._held = ""
 
     def add(self, piece: str) -> str:

@@ -11,28 +11,11 @@ import pytest
 from sample_recipe import TEXT, changed, line_of, write
 
 import trainkit
-from trainkit.cli import main
 from trainkit.cli.where import find_run, run_directory
 from trainkit.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, TrainkitError
 from trainkit.events.log import EventLog
 from trainkit.plan import DataSize, Devices, make_plan
 from trainkit.recipe.toml.load import load
-
-
-@pytest.fixture
-def call(monkeypatch, capsys, tmp_path):
-    """Run a command in an empty directory: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("TRAINKIT_DEBUG", raising=False)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["trainkit", *arguments])
-        with pytest.raises(SystemExit) as end:
-            main()
-        assert isinstance(end.value.code, int)
-        return end.value.code, *capsys.readouterr()
-
-    return call
 
 
 def files(directory: Path) -> set[str]:

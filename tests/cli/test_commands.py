@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import trainkit.cli
-from trainkit.cli import app, main
+from trainkit.cli import app
 from trainkit.errors import DONE, WRONG_INPUT
 
 Call = Callable[..., tuple[int, str, str]]
@@ -50,22 +50,6 @@ ARGUMENTS = {"export": ["run", "out"]}
 LOADED = {name: app.load_command(name) for name in app.COMMANDS}
 EXCLUSIVE = [(name, first, second) for name in LOADED for first, second, _ in LOADED[name].exclusive]
 NEEDS = [(name, option, needed) for name in LOADED for option, needed in LOADED[name].needs]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
-    """Run a command in an empty directory: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("TRAINKIT_DEBUG", raising=False)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["trainkit", *arguments])
-        with pytest.raises(SystemExit) as end:
-            main()
-        assert isinstance(end.value.code, int)
-        return end.value.code, *capsys.readouterr()
-
-    return call
 
 
 def given(*options: str) -> list[str]:

@@ -127,7 +127,7 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
             return LoopEnd(False, True, outcome.step, commands)
         last, stopped = outcome.step, outcome.stopped
         done = last >= schedule.total_steps and not (stopped and owed(directory, recipe, last, last=True))
-        if exporting:  # the server is still open: a person who does not want to wait can say so
+        if exporting:  # the control server is still open, so that a person can cancel the wait
             done &= exporting.finish(
                 interrupted=commands.until_stopped("waiting for exports", patience=TRACKER_SECONDS)
             )

@@ -147,7 +147,7 @@ def document_of(source: SourceSpec) -> DocumentSpec | None:
     return source.document if isinstance(source, RowSource) else None
 
 
-#: Every source of the recipe language. They are told apart by `type`; one that has only a `path` is files.
+#: Every source of the recipe language. `type` says which it is; without a `type` it is `files`.
 SOURCES = (Files, HuggingFace, Tokens, PythonStdlib)
 
 if TYPE_CHECKING:
