@@ -108,7 +108,7 @@ def test_a_new_command_is_one_file_and_one_line(call: Call, monkeypatch: pytest.
     text += '    """Greet somebody."""\n    return [f"hello {name}", "!" if loud else "."]\n'
     (tmp_path / "say_hello.py").write_text(text)
     monkeypatch.setattr(trainkit.cli, "__path__", [*trainkit.cli.__path__, str(tmp_path)])
-    monkeypatch.setattr(app, "COMMANDS", (*app.COMMANDS, "say-hello"))
+    monkeypatch.setitem(app.COMMANDS, "say-hello", "Greet somebody.")
     assert call("say-hello", "you", "--loud") == (DONE, "hello you\n!\n", "")
     assert call("say-hello", "you", "--loud", "--softly")[0] == WRONG_INPUT
     assert re.search(r"\n  say-hello +Greet somebody\.\n", call("--help")[1])
@@ -116,10 +116,15 @@ def test_a_new_command_is_one_file_and_one_line(call: Call, monkeypatch: pytest.
     del sys.modules["trainkit.cli.say_hello"]
 
 
+def test_the_list_shows_the_first_line_of_each_docstring() -> None:
+    assert {name: command.help.splitlines()[0] for name, command in LOADED.items()} == app.COMMANDS
+
+
 def test_only_the_command_that_is_called_is_loaded(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[str] = []
     load = app.load_command
     monkeypatch.setattr(app, "load_command", lambda name: loaded.append(name) or load(name))
+    call("--help")
     call("check", "none.toml")
     assert loaded == ["check"]
 

@@ -1,8 +1,8 @@
-"""The command line's list of commands. Each is a file of its name, which is imported only when it is called.
+"""The list of commands, and how a command's file becomes a command.
 
-The file `NAME.py` has a function of that name. Its signature gives the arguments and options, the first line of its
-docstring the help, and its result is the output: text, or lines of text, or an exit code, or text and an exit code. It
-imports what it needs within the function, so that `--help`, which imports all of these files, stays fast.
+The file `NAME.py` has a function of that name. Its signature gives the arguments and options, its docstring the help,
+and its result is the output: text, or lines of text, or an exit code, or text and an exit code. A file is imported only
+when its command is called, and imports what is slow to load within the function, so that `--help` stays fast.
 
 A file may also state which of its options do not go together:
 
@@ -25,11 +25,27 @@ from typer.core import TyperCommand, TyperGroup
 import trainkit
 from trainkit.errors import TrainkitError
 
-#: Every command, in the order of the help.
-COMMANDS = (
-    "run", "resume", "check", "explain", "schema", "plan", "cache-data", "inspect", "watch", "send", "runs", "compare",
-    "track", "verify", "doctor", "generate", "chat", "export",
-)  # fmt: skip
+#: Every command and the first line of its docstring, in the order of the help, which loads no command to show them.
+COMMANDS = {
+    "run": "Train a recipe and show the run in the terminal.",
+    "resume": "Continue a run from its newest checkpoint, or from STEP.",
+    "check": "Report everything that is wrong with a recipe.",
+    "explain": "Show a key's meaning, allowed values, value and origin.",
+    "schema": "Print the JSON schema of recipes, for editors.",
+    "plan": "Show what a recipe needs: steps, FLOPs, time and memory.",
+    "cache-data": "Tokenise the data of a recipe ahead of time.",
+    "inspect": "Print the exact batch of any step, past or future.",
+    "watch": "Show a run in the terminal, or all runs of a directory.",
+    "send": "Send a command to a running trainer.",
+    "runs": "List runs with their state, step and last training loss.",
+    "compare": "Show how the recipes and the results of runs differ.",
+    "track": "Copy a run's log to its trackers, or to a table.",
+    "verify": "Compare every byte of checkpoints with their checksums.",
+    "doctor": "Find problems of this machine, and show how to fix them.",
+    "generate": "Continue prompts with a model and print the texts.",
+    "chat": "Chat with a model in the terminal; /help lists the commands.",
+    "export": "Write a run's model for transformers or PEFT.",
+}
 
 Result = str | int | Iterable[str] | tuple[str, int] | None
 
@@ -57,7 +73,7 @@ class CheckedCommand(TyperCommand):
 
 
 class CommandGroup(TyperGroup):
-    """The commands, each loaded when it is asked for."""
+    """The commands, each loaded when it is called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -68,6 +84,10 @@ class CommandGroup(TyperGroup):
             if command not in self.commands:
                 self.commands[command] = load_command(command)
         return self.commands.get(name)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
 
 
 def load_command(name: str) -> Any:
