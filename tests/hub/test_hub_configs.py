@@ -29,11 +29,11 @@ from trainkit.recipe.families.mistral import Mistral
 from trainkit.recipe.families.mixtral import Mixtral
 from trainkit.recipe.families.mpt import Mpt
 from trainkit.recipe.families.olmo2 import Olmo2
-from trainkit.recipe.families.pretrained import Pretrained
 from trainkit.recipe.families.qwen2 import Qwen2
 from trainkit.recipe.families.qwen3 import Qwen3
 from trainkit.recipe.families.qwen3_moe import Qwen3Moe
 from trainkit.recipe.families.rope import Llama3
+from trainkit.recipe.families.transformer import Pretrained
 
 CONFIGS = FIXTURES / "configs"
 _7B: dict[str, Any] = {"layers": 32, "hidden": 4096, "heads": 32}

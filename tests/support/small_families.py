@@ -19,11 +19,11 @@ from trainkit.recipe.families.mistral import Mistral
 from trainkit.recipe.families.mixtral import Mixtral
 from trainkit.recipe.families.mpt import Mpt
 from trainkit.recipe.families.olmo2 import Olmo2
-from trainkit.recipe.families.pretrained import Pretrained
 from trainkit.recipe.families.qwen2 import Qwen2
 from trainkit.recipe.families.qwen3 import Qwen3
 from trainkit.recipe.families.qwen3_moe import Qwen3Moe
 from trainkit.recipe.families.rope import Llama3, Yarn
+from trainkit.recipe.families.transformer import Pretrained
 
 VOCAB, LENGTH = 320, 32
 _SIZES: dict[str, Any] = {"vocab_size": VOCAB, "layers": 3, "hidden": 32, "heads": 4, "context_length": 64}

@@ -18,7 +18,7 @@ from trainkit.data.json_files import read_object
 from trainkit.errors import TrainkitError
 from trainkit.recipe.families import FAMILIES
 from trainkit.recipe.families.hugging_face import Config, Family, Unsupported, means_nothing
-from trainkit.recipe.families.pretrained import Pretrained
+from trainkit.recipe.families.transformer import Pretrained
 from trainkit.recipe.spec import type_of, with_tuples
 
 #: Keys that ask for what is never done, and why. A family may have said of a value what it comes to.

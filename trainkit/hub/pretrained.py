@@ -14,7 +14,7 @@ from trainkit.models.adapters import Numbers, packed_leaves
 from trainkit.models.nf4 import quantise
 from trainkit.parallel import mesh
 from trainkit.recipe import Recipe
-from trainkit.recipe.families.pretrained import Pretrained
+from trainkit.recipe.families.transformer import Pretrained
 
 
 def load_base(recipe: Recipe, shapes: PyTree, *, on: Mesh) -> PyTree | None:

@@ -18,7 +18,7 @@ from trainkit.hub.config import Config, config_of, family_of_spec
 from trainkit.hub.safetensors import TensorEntry
 from trainkit.models.build import leaf_names
 from trainkit.recipe.families.hugging_face import TensorName
-from trainkit.recipe.families.pretrained import Pretrained
+from trainkit.recipe.families.transformer import Pretrained
 
 #: Of one file; what the hub recommends.
 SHARD_BYTES = 5_000_000_000

@@ -1,4 +1,4 @@
-"""GPT-2 (Radford et al. 2019) and families like it (`recipe/families/gpt_decoder.py`). Shapes as in `layers.py`."""
+"""GPT-2 (Radford et al. 2019) and families like it (`recipe/families/gpt2.py`). Shapes as in `layers.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainkit.models.layers import LayerNorm, Linear
 from trainkit.models.master_weights import add, lookup
 from trainkit.models.stack import LanguageModel, parts, positions, residual_scale
 from trainkit.parallel.devices import AttentionName
-from trainkit.recipe.families.gpt_decoder import GptDecoder
+from trainkit.recipe.families.gpt2 import GptDecoder
 from trainkit.recipe.families.sizes import Remat
 
 

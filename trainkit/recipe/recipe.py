@@ -8,8 +8,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field, field_validator, model_validator
 
 from trainkit.errors import TrainkitError
-from trainkit.recipe.families.pretrained import Pretrained
-from trainkit.recipe.families.transformer import Transformer
+from trainkit.recipe.families.transformer import Pretrained, Transformer
 from trainkit.recipe.sections.adapter import Adapter
 from trainkit.recipe.sections.checkpoint import Checkpoint
 from trainkit.recipe.sections.data import Data

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from trainkit.recipe.families.gelu_transformer import GeluTransformer
 from trainkit.recipe.families.hugging_face import Family, TensorName, linear_names, norm_names
 from trainkit.recipe.families.model import Kind
-from trainkit.recipe.families.pretrained import CHANGEABLE
 from trainkit.recipe.families.sizes import Shape, linear, norm, stack
+from trainkit.recipe.families.transformer import CHANGEABLE, GeluTransformer
 from trainkit.recipe.spec import Count, Positive
 
 

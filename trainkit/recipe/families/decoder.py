@@ -23,7 +23,7 @@ from trainkit.recipe.families.sizes import (
     visible,
 )
 from trainkit.recipe.families.transformer import Transformer
-from trainkit.recipe.spec import Count, Positive
+from trainkit.recipe.spec import Count, NotNegative, Positive
 
 Matrix = Literal["query", "key", "value", "output", "gate", "up", "down"]
 ATTENTION: tuple[Matrix, ...] = ("query", "key", "value", "output")
@@ -250,3 +250,47 @@ class Multiple(Decoder):
         if self.hidden % self.heads == 0:
             return None
         return f"hidden = {self.hidden} with heads = {self.heads}: transformers takes multiples of heads only"
+
+
+class Sparse(Decoder):
+    """A decoder whose MLPs are mixtures of experts, of which each token goes through a few (Shazeer et al. 2017)."""
+
+    has_experts: ClassVar[bool] = True
+
+    experts: Count
+    """MLPs in each block."""
+    experts_per_token: Count = 2
+    """How many of them a token goes through."""
+    router_loss: NotNegative = 0.001
+    """Coefficient of the loss that keeps experts evenly busy (Fedus et al. 2021); 0: none. They are counted within a
+    micro-batch, so with it a step is not quite the same in micro-batches of another size."""
+
+    @model_validator(mode="after")
+    def _enough_experts(self) -> Sparse:
+        if self.experts_per_token > self.experts:
+            raise ValueError(f"experts_per_token = {self.experts_per_token} is more than experts = {self.experts}")
+        return self
+
+    @property
+    def normalised(self) -> bool:
+        """Whether the weights of a token's experts are made to add up to 1."""
+        return True
+
+    def _mlp_shapes(self) -> dict[str, Shape]:
+        d, f, e = self.hidden, self.mlp_width, self.experts
+        experts: dict[str, Shape] = {"mlp.gate": (e, d, f), "mlp.up": (e, d, f), "mlp.down": (e, f, d)}
+        return linear("mlp.router", d, e) | experts
+
+    def _mlp_matrices(self) -> int:
+        return self.hidden * self.experts + self.experts * super()._mlp_matrices()
+
+    def _active_mlp_matrices(self) -> int:
+        return self.hidden * self.experts + self.experts_per_token * super()._mlp_matrices()
+
+    def _mlp_floats(self) -> int:
+        # what goes into each expert as well, in blocks of which a third may hold nothing; what comes out; the router
+        in_blocks = 3 * (super()._mlp_floats() + self.hidden) // 2
+        return self.experts_per_token * (in_blocks + self.hidden) + 2 * self.experts
+
+    def _mlp_dots(self) -> int:
+        return self.experts  # products of experts are no plain matrix products: they are made again

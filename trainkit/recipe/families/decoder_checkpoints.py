@@ -1,10 +1,11 @@
-"""What the Hugging Face checkpoints of rotary decoders share: keys, rotary positions, windows, names of tensors."""
+"""What Hugging Face checkpoints of rotary decoders share: keys, rotary positions, windows, experts, tensor names."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+from trainkit.recipe.families.decoder import Sparse
 from trainkit.recipe.families.hugging_face import (
     Config,
     Part,
@@ -185,3 +186,46 @@ def _write_late_window(values: dict[str, Any]) -> Config:
 LATE_WINDOW = Part(
     ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types"), _read_late_window, _write_late_window
 )
+
+
+def expert_names(block: str, gate: str, up: str, down: str) -> tuple[TensorName, ...]:
+    """Return the names of a router's tensor and of three for each expert."""
+    expert = f"{BLOCK}.{block}.experts.{{expert}}"
+    return (
+        TensorName("blocks.mlp.router.weight", f"{BLOCK}.{block}.gate.weight", transposed=True),
+        TensorName("blocks.mlp.gate", f"{expert}.{gate}.weight", transposed=True),
+        TensorName("blocks.mlp.up", f"{expert}.{up}.weight", transposed=True),
+        TensorName("blocks.mlp.down", f"{expert}.{down}.weight", transposed=True),
+    )
+
+
+ROUTER_DEFAULTS = {"router_aux_loss_coef": 0.001, "output_router_logits": False}
+
+
+def _read_router_loss(config: Config) -> dict[str, Any]:
+    """Their library adds the loss of the router only where it also returns the router's logits."""
+    coefficient, on = config["router_aux_loss_coef"], config["output_router_logits"]
+    if coefficient is None:
+        raise Unsupported("router_aux_loss_coef", None, "it must say something")
+    if not isinstance(on, bool):
+        raise Unsupported("output_router_logits", on, "it must be true or false")
+    return {"router_loss": coefficient if on else 0.0}
+
+
+def _write_router_loss(values: dict[str, Any]) -> Config:
+    # with the logits, transformers fails to generate from an attention mask
+    return {"router_aux_loss_coef": values["router_loss"], "output_router_logits": False}
+
+
+ROUTER_LOSS = Part(tuple(ROUTER_DEFAULTS), _read_router_loss, _write_router_loss)
+
+
+def router_notes(model: Sparse, config: Config) -> list[str]:
+    """Return a warning where training leaves out the router's loss because the checkpoint's config turns it off."""
+    coefficient = config["router_aux_loss_coef"]
+    if model.router_loss or not coefficient or config["output_router_logits"]:
+        return []
+    return [
+        "training does not balance experts: the checkpoint has output_router_logits = false, with which"
+        f" transformers does not either; [model] router_loss = {coefficient} does"
+    ]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from trainkit.recipe.families import decoder_checkpoints as shared
-from trainkit.recipe.families.decoder import Windowed
-from trainkit.recipe.families.experts import ROUTER_DEFAULTS, ROUTER_LOSS, Sparse, expert_names, router_notes
+from trainkit.recipe.families.decoder import Sparse, Windowed
 from trainkit.recipe.families.hugging_face import Family
 from trainkit.recipe.spec import Count, Positive
 
@@ -39,12 +38,17 @@ FAMILY = Family(
         "rope_theta": 1_000_000.0,
         "max_position_embeddings": 131_072,
         "num_key_value_heads": 8,
-        **ROUTER_DEFAULTS,
+        **shared.ROUTER_DEFAULTS,
     },
     fixed=shared.SILU,
     noise={**shared.NOISE, "router_jitter_noise": 0.0},
     # transformers does not compute the width itself where positions are scaled by yarn
-    parts=(shared.ROPE, shared.KV_HEADS, shared.ALWAYS_HEAD_WIDTH, shared.WINDOW, ROUTER_LOSS),
-    names=(*shared.OUTER, *shared.ATTENTION, *shared.NORMS_BEFORE, *expert_names("block_sparse_moe", "w1", "w3", "w2")),
-    notes=router_notes,
+    parts=(shared.ROPE, shared.KV_HEADS, shared.ALWAYS_HEAD_WIDTH, shared.WINDOW, shared.ROUTER_LOSS),
+    names=(
+        *shared.OUTER,
+        *shared.ATTENTION,
+        *shared.NORMS_BEFORE,
+        *shared.expert_names("block_sparse_moe", "w1", "w3", "w2"),
+    ),
+    notes=shared.router_notes,
 )

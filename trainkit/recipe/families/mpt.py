@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from trainkit.recipe.families.gpt_decoder import GptDecoder
+from trainkit.recipe.families.gpt2 import GptDecoder
 from trainkit.recipe.families.hugging_face import (
     Config,
     Family,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from trainkit.recipe.families import decoder_checkpoints as shared
-from trainkit.recipe.families.decoder import Biased, Windowed
-from trainkit.recipe.families.experts import ROUTER_DEFAULTS, ROUTER_LOSS, Sparse, expert_names, router_notes
+from trainkit.recipe.families.decoder import Biased, Sparse, Windowed
 from trainkit.recipe.families.hugging_face import Config, Family, Part, Unsupported
 from trainkit.recipe.spec import Count, Positive
 
@@ -70,7 +69,7 @@ FAMILY = Family(
         "max_position_embeddings": 32_768,
         "num_key_value_heads": 4,
         "norm_topk_prob": False,
-        **ROUTER_DEFAULTS,
+        **shared.ROUTER_DEFAULTS,
     },
     fixed={**shared.SILU, "decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},
     noise=shared.NOISE,
@@ -81,14 +80,14 @@ FAMILY = Family(
         Part(("num_experts", "num_local_experts"), _read_experts, lambda values: {"num_experts": values["experts"]}),
         Part(("use_sliding_window", "sliding_window", "max_window_layers"), _read_window, _write_window),
         _DENSE,
-        ROUTER_LOSS,
+        shared.ROUTER_LOSS,
     ),
     names=(
         *shared.OUTER,
         *shared.ATTENTION,
         *shared.QK_NORM,
         *shared.NORMS_BEFORE,
-        *expert_names("mlp", "gate_proj", "up_proj", "down_proj"),
+        *shared.expert_names("mlp", "gate_proj", "up_proj", "down_proj"),
     ),
-    notes=router_notes,
+    notes=shared.router_notes,
 )

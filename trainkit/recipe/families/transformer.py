@@ -1,13 +1,71 @@
-"""What every family of transformers is asked, so that a plan needs neither jax nor the model itself."""
+"""What families of transformers have in common: where the first weights come from, sizes, and blocks with a GELU.
+
+Everything is in closed form, so that a plan needs neither jax nor the model itself.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from trainkit.recipe.families.model import Kind
-from trainkit.recipe.families.pretrained import Pretrained
+from pydantic import model_validator
+
+from trainkit.errors import TrainkitError
+from trainkit.recipe.families.model import Kind, ModelSpec
+from trainkit.recipe.families.sizes import Remat, check_heads, kept_numbers
 from trainkit.recipe.spec import Count, NotNegative
+
+#: What a recipe may say otherwise than the checkpoint that its model begins with, where no shape depends on it.
+CHANGEABLE = frozenset(
+    {"context_length", "rope_theta", "rope_scaling", "local_theta", "window", "router_loss", "pad_token_id"}
+)
+
+
+class Pretrained(ModelSpec):
+    """Where a model's first weights come from, and how many tokens it knows."""
+
+    pretrained: str | None = None
+    """A directory with a Hugging Face checkpoint, or a hub id, to begin with; random weights where not given. The
+    family and its sizes are read from its config.json, and what is said here besides goes before that."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub; a run keeps the commit that it found."""
+    resize_vocabulary: bool = False
+    """Cut or widen the embedding of `pretrained` to the tokenizer; new rows are the mean of the old ones."""
+    vocab_size: Count | None = None
+    """Rows of the embedding; as many as the tokenizer has entries where not given. More are padding."""
+    pad_token_id: int | None = None
+    """The token that transformers pads an export with. Training ignores it: padding is known by its place."""
+
+    changeable: ClassVar[frozenset[str]] = CHANGEABLE
+    """What may be said otherwise than the checkpoint says it."""
+
+    @model_validator(mode="after")
+    def _goes_with_pretrained(self) -> Pretrained:
+        if self.pretrained is None and (self.revision is not None or self.resize_vocabulary):
+            key = "revision" if self.revision is not None else "resize_vocabulary"
+            raise ValueError(f'{key} goes with pretrained = "…"')
+        if self.resize_vocabulary and self.vocab_size is not None:
+            raise ValueError("resize_vocabulary makes vocab_size that of the tokenizer: give one of them")
+        return self
+
+    @property
+    def not_in_transformers(self) -> str | None:
+        """The key for which transformers loads no such model, its value, and why; None where it loads it."""
+        return None
+
+    def rows(self, tokens: int) -> int:
+        """Rows of the embedding for a tokenizer of so many entries. Raises TrainkitError where that has more."""
+        if self.vocab_size is None or tokens <= self.vocab_size:
+            return self.vocab_size or tokens
+        if self.pretrained is None:
+            hint = "make model.vocab_size larger, or leave it out"
+        else:
+            hint = "take the tokenizer of the checkpoint, or widen the embedding: [model] resize_vocabulary = true"
+        raise TrainkitError(
+            f"the tokenizer has {tokens:,} entries, and the embedding {self.vocab_size:,} rows",
+            where="model.vocab_size",
+            hint=hint,
+        )
 
 
 class Transformer(Pretrained):
@@ -50,3 +108,35 @@ class Transformer(Pretrained):
     @abstractmethod
     def special_attention(self) -> str | None:
         """What of its attention no flash attention has, in the plural; None where any will do."""
+
+
+class GeluTransformer(Transformer):
+    """A stack of blocks with four attention matrices of (hidden, hidden) and an MLP of two, each with a layer norm."""
+
+    @model_validator(mode="after")
+    def _heads_divide_hidden(self) -> GeluTransformer:
+        check_heads(self.heads, self.hidden)
+        return self
+
+    @property
+    def key_width(self) -> int:
+        return self.hidden // self.heads
+
+    @property
+    def special_attention(self) -> str | None:
+        return None
+
+    def matmul_parameters(self, *, vocab_size: int) -> int:
+        blocks = self.layers * (4 * self.hidden**2 + 2 * self.hidden * self.mlp_width)
+        return blocks + vocab_size * self.hidden
+
+    def activation_floats_per_token(
+        self, *, sequence_length: int, remat: Remat | Literal["auto"], flash: bool = False
+    ) -> int:
+        d = self.hidden
+        probabilities = 0 if flash and self.special_attention is None else self.heads * sequence_length
+        # two norms and what they scaled, q, k, v, attention output in two shapes; GELU and its slope
+        everything = 9 * d + 2 * self.mlp_width + probabilities
+        # residual, q, k, v, what attention and MLP add to it, MLP before GELU
+        dots = 6 * d + self.mlp_width
+        return kept_numbers(layers=self.layers, hidden=d, everything=everything, dots=dots, remat=remat)

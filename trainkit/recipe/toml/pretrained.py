@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from trainkit.errors import TrainkitError
-from trainkit.recipe.families.pretrained import CHANGEABLE
+from trainkit.recipe.families.transformer import CHANGEABLE
 from trainkit.recipe.toml.layers import Layer, all_keys, table_at
 from trainkit.recipe.toml.positions import Key, Origin, dotted
 from trainkit.recipe.toml.values import toml_value
