@@ -28,7 +28,7 @@ from trainkit.checkpoint.names import named_leaves
 from trainkit.checkpoint.restore import restore, restore_newest
 from trainkit.checkpoint.saver import Saved, Saver
 from trainkit.errors import FAILED, TrainkitError
-from trainkit.recipe.sections.checkpoint import Checkpoint
+from trainkit.recipe.sections.outputs import Checkpoint
 from trainkit.rundir import marks
 
 CHILD = SUPPORT / "checkpoint_child.py"

@@ -17,7 +17,7 @@ from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.batches.packing import PackedSpans, find_spans
 from trainkit.data.cache import build as caches
 from trainkit.errors import TrainkitError
-from trainkit.recipe.sections.encoding import Pack, Pad, Windows
+from trainkit.recipe.sections.data import Pack, Pad, Windows
 
 many = settings(max_examples=150, deadline=None)
 sizes = st.lists(st.integers(1, 40), min_size=1, max_size=30)

@@ -19,7 +19,7 @@ from trainkit.data.cache.shards import LEARNED, SECOND
 from trainkit.data.checks.show import show
 from trainkit.data.export import export
 from trainkit.errors import TrainkitError
-from trainkit.recipe.sections.encoding import Pad
+from trainkit.recipe.sections.data import Pad
 from trainkit.recipe.toml.load import load
 
 DOCUMENT = {"type": "preference", "chosen": " {chosen}", "rejected": " {rejected}"}

@@ -31,7 +31,7 @@ from trainkit.export.draft import made_by
 from trainkit.hub import peft
 from trainkit.hub.load import read_spec
 from trainkit.recipe import Recipe
-from trainkit.recipe.sections.checkpoint import Checkpoint
+from trainkit.recipe.sections.outputs import Checkpoint
 from trainkit.recipe.toml.load import Loaded, load
 from trainkit.rundir.directory import EXPORTS, as_typed, recipe_of
 from trainkit.train.checkpointing import Checkpointing

@@ -20,7 +20,7 @@ from trainkit.events.log import EventLog, read
 from trainkit.infer.sampler import Sampler
 from trainkit.infer.sampling import Sampling
 from trainkit.parallel.mesh import make_mesh
-from trainkit.recipe.sections.sample import Sample
+from trainkit.recipe.sections.outputs import Sample
 
 
 class Letters:

@@ -24,8 +24,9 @@ from trainkit.infer.adapted import base_digest, check_same_base
 from trainkit.models.adapters import Adapted, merge, trainable
 from trainkit.models.layers import Linear
 from trainkit.models.nf4 import LEVELS, Nf4, nf4_product, quantise, without_sources
-from trainkit.recipe.sections.adapter import Adapter, Lora
-from trainkit.recipe.sections.lora_targets import (
+from trainkit.recipe.sections.adapter import (
+    Adapter,
+    Lora,
     adapter_parameters,
     linear_shapes,
     quantised_bytes,

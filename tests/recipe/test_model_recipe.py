@@ -13,8 +13,7 @@ from trainkit.recipe import Recipe
 from trainkit.recipe.families.gpt2 import Gpt2
 from trainkit.recipe.families.llama import Llama
 from trainkit.recipe.families.qwen3 import Qwen3
-from trainkit.recipe.sections.adapter import Lora
-from trainkit.recipe.sections.lora_targets import adapter_parameters, linear_shapes, targeted_layers
+from trainkit.recipe.sections.adapter import Lora, adapter_parameters, linear_shapes, targeted_layers
 from trainkit.recipe.toml.pretrained import PretrainedCheckpoint
 
 RECIPE: dict[str, Any] = {

@@ -20,7 +20,6 @@ from trainkit.events.log import read
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.schedule import NEVER
 from trainkit.recipe.toml.load import Loaded, load, load_resolved
-from trainkit.recipe.toml.write import dumps
 from trainkit.rundir import recipes
 
 PLUGIN = '''\
@@ -80,6 +79,10 @@ TRAINED = (
     .replace("steps = 24", "steps = 8")
     .replace("keep_every = 6", "keep_every = 4")
 )
+
+
+def resolved(found: Loaded) -> str:
+    return dumps(found.recipe, found.origins, found.path)
 
 
 def place(directory: Path, plugin: str = PLUGIN, recipe: str = TRAINED) -> Path:
@@ -143,14 +146,14 @@ def test_the_resolved_recipe_finds_its_plugins_from_anywhere(tmp_path: Path, mon
     place(tmp_path / "below")
     written = load(extending)
     assert written.recipe.plugins and written.recipe.plugins.files == (str(tmp_path / "below/mine/rules.py"),)
-    copy = write(tmp_path / "elsewhere", dumps(written))
+    copy = write(tmp_path / "elsewhere", resolved(written))
     monkeypatch.chdir("/")
     assert load_resolved(copy).recipe == written.recipe
 
 
 @pytest.mark.parametrize("plugin", [PLUGIN, "raise KeyboardInterrupt", None], ids=["good", "hostile", "gone"])
 def test_reading_the_recipe_of_a_run_imports_none_of_its_plugins(tmp_path: Path, plugin: str | None) -> None:
-    copy = write(tmp_path / "run", dumps(load(place(tmp_path))))
+    copy = write(tmp_path / "run", resolved(load(place(tmp_path))))
     file = tmp_path / "mine" / "rules.py"
     file.unlink() if plugin is None else file.write_text(
         f"import pathlib\npathlib.Path({str(tmp_path / 'ran')!r}).touch()\n{plugin}"
@@ -162,7 +165,7 @@ def test_reading_the_recipe_of_a_run_imports_none_of_its_plugins(tmp_path: Path,
 
 
 def test_an_edited_plugin_is_imported_again_and_known_to_be_edited(tmp_path: Path) -> None:
-    copy = write(tmp_path / "run", dumps(load(place(tmp_path))))
+    copy = write(tmp_path / "run", resolved(load(place(tmp_path))))
     assert load_resolved(copy).changed_plugins == ()
     place(tmp_path, PLUGIN.replace("offset: Count = 10", "offset: Count = 11"))
     again: Loaded = load_resolved(copy)

@@ -15,12 +15,11 @@ from sample_recipe import TEXT, changed, line_of, write
 from trainkit.errors import WRONG_INPUT, TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.toml import schema
-from trainkit.recipe.toml.aliases import FOREIGN
 from trainkit.recipe.toml.layers import TYPES
 from trainkit.recipe.toml.load import Loaded, load, load_resolved
 from trainkit.recipe.toml.positions import Key, dotted, locate
-from trainkit.recipe.toml.values import differences, toml_value
-from trainkit.recipe.toml.write import dumps
+from trainkit.recipe.toml.suggestions import FOREIGN
+from trainkit.recipe.toml.values import differences, dumps, toml_value
 
 modest = settings(max_examples=100, deadline=None)
 
@@ -575,7 +574,7 @@ def test_a_written_recipe_says_where_each_value_came_from_and_reads_back_equal(t
         "schedule={type = 'linear', warmup = 1.0}",
     ]
     loaded = load(write(tmp_path), overrides)
-    text = dumps(loaded)
+    text = dumps(loaded.recipe, loaded.origins, loaded.path)
     for line in text.splitlines():
         assert re.fullmatch(r"# resolved by .*|\[.*\]||\S+ = .*  # (.*sample\.toml:\d+|--set|default)", line), line
     copy = write(tmp_path, text, "copy/recipe.toml")

@@ -22,7 +22,7 @@ from trainkit.errors import TrainkitError
 from trainkit.events.attempts import current_events
 from trainkit.events.log import NAME, Tail
 from trainkit.events.schema import Event
-from trainkit.recipe.sections.track import Track
+from trainkit.recipe.sections.outputs import Track
 from trainkit.track import mapping, projections, tail
 from trainkit.track.projections import NAMES
 from trainkit.track.sidecar import Sidecar, Sidecars
@@ -333,7 +333,7 @@ def test_progress_is_written_whole_and_a_torn_one_is_none(tmp_path: Path) -> Non
 ALL = """
 import sys
 from pathlib import Path
-from trainkit.recipe.sections.track import Track
+from trainkit.recipe.sections.outputs import Track
 from trainkit.track.projections import NAMES
 from trainkit.track.sidecar import Sidecars
 run = Path(sys.argv[1])

@@ -31,7 +31,7 @@ from trainkit.cli.track import Tracker
 from trainkit.errors import TrainkitError
 from trainkit.events.log import NAME
 from trainkit.events.series import LIMIT
-from trainkit.recipe.sections.track import Track, WandB
+from trainkit.recipe.sections.outputs import Track, WandB
 from trainkit.track import projections, table, tail
 from trainkit.track.projections import Name
 from trainkit.track.sidecar import Sidecar

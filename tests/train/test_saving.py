@@ -14,7 +14,7 @@ from checkpoint_child import FACTS
 from trainkit.checkpoint import store
 from trainkit.errors import FAILED
 from trainkit.events.log import EventLog, read
-from trainkit.recipe.sections.checkpoint import Checkpoint
+from trainkit.recipe.sections.outputs import Checkpoint
 from trainkit.train import checkpointing
 from trainkit.train.checkpointing import Checkpointing, CheckpointNotWritten
 from trainkit.train.state import State, initial_live

@@ -11,7 +11,7 @@ from pathlib import Path
 from trainkit.checkpoint import manifest as manifests
 from trainkit.checkpoint.manifest import DamagedCheckpoint, Kind, Manifest, sync_directory
 from trainkit.errors import TrainkitError
-from trainkit.recipe.sections.checkpoint import Checkpoint
+from trainkit.recipe.sections.outputs import Checkpoint
 from trainkit.rundir import marks
 from trainkit.rundir.directory import as_typed
 

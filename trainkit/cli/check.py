@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from trainkit.cli.options import Overrides, RecipePath
 from trainkit.errors import TrainkitError
@@ -44,13 +44,12 @@ def check(recipe: RecipePath, overrides: Overrides = None) -> str:
 
 def _notes_on_documents(recipe: Recipe) -> list[str]:
     """Return a note where the default task, which nobody chose, does not learn from the training documents."""
-    from trainkit.recipe.spec import type_of
+    from trainkit.recipe.spec import members_at, type_of
 
     try:
         recipe.task.check_documents(recipe.data.train)
     except TrainkitError as error:
-        tasks = [get_args(tagged)[0] for tagged in get_args(type(recipe).model_fields["task"].annotation)]
-        able = [task for task in tasks if recipe.model.kind in task.models]  # those of plugins too
+        able = [task for task in members_at(type(recipe), "task") if recipe.model.kind in task.models]
         fitting = [type_of(task) for task in able if all(map(task.learns_from, recipe.data.train))]
         named = " or ".join(f'[task] type = "{name}"' for name in fitting)
         fix = f"write {named}" if named else "add a task with a plugin"

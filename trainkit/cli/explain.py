@@ -50,9 +50,8 @@ def explain(
 def _hint(key: Key, language: type[Recipe]) -> str:
     """Return what to ask for instead of a key that no recipe has."""
     from trainkit.recipe.toml import schema
-    from trainkit.recipe.toml.aliases import FOREIGN
     from trainkit.recipe.toml.positions import dotted
-    from trainkit.recipe.toml.suggestions import suggest
+    from trainkit.recipe.toml.suggestions import FOREIGN, suggest
 
     name, known = str(key[-1]), [dotted(leaf) for leaf in schema.leaves(language)]
     if name in FOREIGN:

@@ -20,8 +20,7 @@ from trainkit.hub import find
 from trainkit.hub.config import family_of_spec
 from trainkit.recipe.families.hugging_face import TensorName
 from trainkit.recipe.families.transformer import Transformer
-from trainkit.recipe.sections.adapter import Lora
-from trainkit.recipe.sections.lora_targets import linear_shapes, targeted_layers
+from trainkit.recipe.sections.adapter import Lora, linear_shapes, targeted_layers
 from trainkit.recipe.sections.model import Model
 from trainkit.recipe.spec import with_tuples
 from trainkit.recipe.toml.pretrained import PretrainedCheckpoint

@@ -9,7 +9,7 @@ from pathlib import PurePath
 import trainkit
 from trainkit.recipe.sections.adapter import Lora
 from trainkit.recipe.toml.load import Loaded
-from trainkit.recipe.toml.write import dumps
+from trainkit.recipe.toml.values import dumps
 
 #: In a URL of a file on this machine: there is no host between these slashes.
 NO_HOST = ":///"
@@ -37,7 +37,7 @@ def as_told(loaded: Loaded) -> str:
     def show(text: str) -> str:
         return f"…/{PurePath(text).name}" if text.startswith("/") or NO_HOST in text else text
 
-    return dumps(loaded, shown=show)
+    return dumps(loaded.recipe, loaded.origins, loaded.path, shown=show)
 
 
 #: By the kind of a model, the class that loads it and what the hub lists it under.

@@ -26,7 +26,7 @@ from trainkit.infer.text_format import chat_of, template_of, text_format_of, usa
 from trainkit.models.casting import cast
 from trainkit.parallel.mesh import replicated_sharding
 from trainkit.recipe import Recipe
-from trainkit.recipe.sections.sample import ChatMessage, Sample
+from trainkit.recipe.sections.outputs import ChatMessage, Sample
 
 
 class SampleCodec(TextCodec, ChatCodec, Protocol):

@@ -19,8 +19,7 @@ from trainkit.models.casting import Exact
 from trainkit.models.layers import Linear
 from trainkit.models.master_weights import add, exact, product
 from trainkit.models.nf4 import Nf4, quantise
-from trainkit.recipe.sections.adapter import Adapter
-from trainkit.recipe.sections.lora_targets import targeted_layers
+from trainkit.recipe.sections.adapter import Adapter, targeted_layers
 
 #: The purpose that the key of a fresh adapter is folded with.
 ADAPTER = 0x10A

@@ -15,13 +15,13 @@ from trainkit.plan.types import BatchSplit, Choice, Compute, DataSize, Devices, 
 from trainkit.recipe import Recipe
 from trainkit.recipe.families.sizes import tokens_in_block
 from trainkit.recipe.families.transformer import Transformer
-from trainkit.recipe.sections.encoding import is_padded
-from trainkit.recipe.sections.lora_targets import (
+from trainkit.recipe.sections.adapter import (
     adapter_parameters,
     quantised_bytes,
     quantised_parameters,
     trained_shapes,
 )
+from trainkit.recipe.sections.data import is_padded
 
 #: Of a number; with fp8 what is kept is bfloat16.
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 2}

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from trainkit.errors import TrainkitError
 from trainkit.recipe.families.transformer import Pretrained, Transformer
-from trainkit.recipe.sections.adapter import Adapter
-from trainkit.recipe.sections.checkpoint import Checkpoint
+from trainkit.recipe.sections.adapter import Adapter, check_adapter, trained_shapes
 from trainkit.recipe.sections.data import Data
 from trainkit.recipe.sections.evaluate import Evaluate
-from trainkit.recipe.sections.export import Export
-from trainkit.recipe.sections.hardware import Parallel, Precision
-from trainkit.recipe.sections.lora_targets import check_adapter, trained_shapes
 from trainkit.recipe.sections.model import Model
 from trainkit.recipe.sections.optimizer import Optimizer
-from trainkit.recipe.sections.plugins import Plugins
-from trainkit.recipe.sections.sample import Sample
+from trainkit.recipe.sections.outputs import Checkpoint, Export, Sample, Statistics, Track
 from trainkit.recipe.sections.schedule import Cosine, Schedule
-from trainkit.recipe.sections.statistics import Statistics
 from trainkit.recipe.sections.task import CausalLM, Task
 from trainkit.recipe.sections.tokenizer import Tokenizer
-from trainkit.recipe.sections.track import Track
-from trainkit.recipe.sections.train import Train
-from trainkit.recipe.spec import MissingKey, Spec, type_of
+from trainkit.recipe.sections.train import Parallel, Precision, Train
+from trainkit.recipe.spec import MissingKey, Spec, members_at, type_of
 
 
 class Run(Spec):
@@ -45,6 +38,19 @@ class Run(Spec):
         if name is not None and (name.strip(".") == "" or any(c in "/\\" or not c.isprintable() for c in name)):
             raise ValueError("the name of a run is the name of its directory: no slash, not empty, not only dots")
         return name
+
+
+class Plugins(Spec):
+    """Python files that add optimizers, schedules, models and other types to the recipe language.
+
+    They are imported, which runs them: name only files that you trust.
+    """
+
+    files: tuple[str, ...] = ()
+    """Paths, relative to the recipe that names them. Nothing else is imported."""
+    digests: tuple[str, ...] = ()
+    """SHA-256 of each file at the last start of the run. trainkit fills them in; on resume it reports the files that
+    have changed."""
 
 
 class Recipe(Spec):
@@ -101,8 +107,7 @@ class Recipe(Spec):
 
     @model_validator(mode="after")
     def _the_task_fits(self) -> Recipe:
-        models = [get_args(tagged)[0] for tagged in get_args(type(self).model_fields["model"].annotation)]
-        kinds = {type_of(model): model.kind for model in models}  # those of plugins too
+        kinds = {type_of(model): model.kind for model in members_at(type(self), "model")}
         self.task.check_model(self.model.type, self.model.kind, kinds)
         if self.task.masks and self.tokenizer is not None and self.tokenizer.train is not None:
             raise ValueError(

@@ -15,7 +15,7 @@ from trainkit.errors import TrainkitError
 from trainkit.events.alerts import disk_alert
 from trainkit.events.log import EventLog
 from trainkit.recipe import Recipe
-from trainkit.recipe.sections.track import Track
+from trainkit.recipe.sections.outputs import Track
 from trainkit.track.sidecar import Sidecars
 
 #: Seconds that the end of a run waits for its trackers, and after a SIGTERM for its exports.

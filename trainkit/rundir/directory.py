@@ -14,7 +14,7 @@ from pathlib import Path
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.log import read
 from trainkit.recipe.toml.load import Loaded, load_resolved
-from trainkit.recipe.toml.write import dumps
+from trainkit.recipe.toml.values import dumps
 
 RECIPE = "recipe.toml"
 #: Where exports are, each named by its step.
@@ -50,7 +50,7 @@ def create(loaded: Loaded) -> Path:
         ) from error
     try:
         draft.chmod(0o755)
-        (draft / RECIPE).write_text(dumps(loaded), encoding="utf-8")
+        (draft / RECIPE).write_text(dumps(loaded.recipe, loaded.origins, loaded.path), encoding="utf-8")
         draft.rename(directory)
     except OSError as error:
         raise TrainkitError(
@@ -71,7 +71,7 @@ def recipe_of(directory: Path, overrides: Sequence[str] = ()) -> Loaded:
 def replace_recipe(directory: Path, loaded: Loaded, *, attempt: int) -> None:
     """Put a changed recipe in place; the one of the attempts before stays beside it as `recipe.before-ATTEMPT.toml`."""
     new = directory / f".{RECIPE}.new"
-    new.write_text(dumps(loaded), encoding="utf-8")
+    new.write_text(dumps(loaded.recipe, loaded.origins, loaded.path), encoding="utf-8")
     shutil.copy2(directory / RECIPE, directory / _before(attempt))
     os.replace(new, directory / RECIPE)
 

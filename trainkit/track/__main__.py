@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from trainkit.errors import TrainkitError
-from trainkit.recipe.sections.track import Track
+from trainkit.recipe.sections.outputs import Track
 from trainkit.track.projections import NAMES
 from trainkit.track.tail import follow
 

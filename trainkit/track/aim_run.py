@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.schema import Event
-from trainkit.recipe.sections.track import Track
+from trainkit.recipe.sections.outputs import Track
 from trainkit.track import mapping
 from trainkit.track.projections import TrackerProgress
 

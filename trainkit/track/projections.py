@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from trainkit.errors import TrainkitError
 from trainkit.events.schema import Event
-from trainkit.recipe.sections.track import Track
+from trainkit.recipe.sections.outputs import Track
 
 Name = Literal["aim", "tensorboard", "wandb"]
 NAMES: tuple[Name, ...] = get_args(Name)

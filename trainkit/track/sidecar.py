@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from trainkit.recipe.sections.track import Track
+from trainkit.recipe.sections.outputs import Track
 from trainkit.track.projections import ABOUT, Name, enabled, installed, read_progress
 
 

@@ -15,7 +15,7 @@ from trainkit.events.attempts import MESSAGES, CurrentEvents, resumed_step
 from trainkit.events.log import Tail
 from trainkit.events.process import process_alive
 from trainkit.events.schema import FOREIGN, Event
-from trainkit.recipe.sections.track import Track
+from trainkit.recipe.sections.outputs import Track
 from trainkit.track.projections import ABOUT, Name, Projection, TrackerProgress, read_progress, write_progress
 
 #: Kinds of events that a tracker keeps whatever later attempts do again: commands are messages to it.

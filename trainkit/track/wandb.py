@@ -20,7 +20,7 @@ import numpy as np
 
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.schema import Event
-from trainkit.recipe.sections.track import Track, WandB
+from trainkit.recipe.sections.outputs import Track, WandB
 from trainkit.track import mapping
 from trainkit.track.projections import TrackerProgress
 

@@ -13,7 +13,7 @@ from trainkit.checkpoint.manifest import KINDS, Kind
 from trainkit.checkpoint.saver import Provenance, Saved, Saver
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
-from trainkit.recipe.sections.checkpoint import Checkpoint
+from trainkit.recipe.sections.outputs import Checkpoint
 from trainkit.train.state import State, without_frozen
 
 

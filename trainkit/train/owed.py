@@ -9,7 +9,7 @@ from trainkit.events.attempts import resumed_step
 from trainkit.events.log import of_kinds
 from trainkit.events.schema import Event
 from trainkit.recipe import Recipe
-from trainkit.recipe.sections.sample import Sample
+from trainkit.recipe.sections.outputs import Sample
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,7 @@ from trainkit.data.cache.stream import SourceSpan, Stream
 from trainkit.errors import TrainkitError
 from trainkit.plan import DataSize
 from trainkit.recipe import Recipe
-from trainkit.recipe.sections.data import Window
-from trainkit.recipe.sections.encoding import is_padded
+from trainkit.recipe.sections.data import Window, is_padded
 from trainkit.recipe.sections.source import Source
 
 

@@ -14,9 +14,8 @@ from trainkit.data.batches.layout import Batch
 from trainkit.data.batches.packing import PackedSpans
 from trainkit.data.cache.shards import LEARNED, SECOND
 from trainkit.data.cache.stream import SourceSpan, Stream
-from trainkit.recipe.sections.data import Data
+from trainkit.recipe.sections.data import Concatenate, Data, Encoding, Pack, Pad
 from trainkit.recipe.sections.document import DocumentSpec
-from trainkit.recipe.sections.encoding import Concatenate, Encoding, Pack, Pad
 from trainkit.recipe.sections.source import Source, document_of
 from trainkit.recipe.spec import implementation_of, import_named
 

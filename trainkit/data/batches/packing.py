@@ -22,7 +22,7 @@ from trainkit.data.cache.shards import Shard
 from trainkit.data.sources.digests import of_value
 from trainkit.data.storage import writing
 from trainkit.errors import TrainkitError
-from trainkit.recipe.sections.encoding import Encoding, Pack, Pad, Windows
+from trainkit.recipe.sections.data import Encoding, Pack, Pad, Windows
 
 #: Raise it when the same documents would give other spans than before.
 FORMAT = 1

@@ -11,9 +11,8 @@ from trainkit.data.batches.layout import Batch
 from trainkit.data.batches.packing import PackedSpans, PackingCounts
 from trainkit.data.cache.shards import LEARNED, SECOND
 from trainkit.data.cache.stream import Stream
-from trainkit.recipe.sections.data import Data
+from trainkit.recipe.sections.data import Data, Pad
 from trainkit.recipe.sections.document import DocumentSpec
-from trainkit.recipe.sections.encoding import Pad
 
 
 def pair_examples(stream: Stream, document: DocumentSpec, data: Data, cache: Path, *, shifted: bool = True) -> Pairs:

@@ -1,1 +1,19 @@
-"""The tables of a recipe: one file per table."""
+"""The tables of a recipe.
+
+| file | tables |
+|---|---|
+| `adapter.py` | `[adapter]` |
+| `data.py` | `[data]`, `[data.encoding]` |
+| `document.py` | `document = { … }` of a source |
+| `evaluate.py` | `[evaluate]` |
+| `model.py` | `[model]`: the families of `recipe/families/` |
+| `optimizer.py` | `[optimizer]`, `[[optimizer.groups]]` |
+| `outputs.py` | `[checkpoint]`, `[export]`, `[sample]`, `[statistics]`, `[track]` |
+| `schedule.py` | `[schedule]` |
+| `source.py` | `[[data.train]]`, `[[data.validation]]` |
+| `task.py` | `[task]` |
+| `tokenizer.py` | `[tokenizer]` |
+| `train.py` | `[train]`, `[precision]`, `[parallel]` |
+
+`[run]` and `[plugins]` are in `recipe/recipe.py`.
+"""

@@ -1,11 +1,18 @@
-"""[adapter]: a few numbers beside each matrix are trained instead of the matrix."""
+"""[adapter]: a few numbers beside each matrix are trained instead of the matrix; which layers of a model have some."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from trainkit.errors import TrainkitError
+from trainkit.recipe.families.sizes import Shape
+from trainkit.recipe.families.transformer import Transformer
+from trainkit.recipe.sections.model import Model
 from trainkit.recipe.spec import Count, Positive, Spec
 
 
@@ -49,3 +56,101 @@ class Lora(Spec):
 
 
 Adapter = Lora
+
+
+#: What Hugging Face calls them, of the families together.
+_FOREIGN = {
+    "q_proj": ("query",), "k_proj": ("key",), "v_proj": ("value",), "o_proj": ("output",), "gate_proj": ("gate",),
+    "up_proj": ("up", "mlp_in"), "down_proj": ("down", "mlp_out"), "c_attn": ("qkv",), "Wqkv": ("qkv",),
+    "out_proj": ("output",), "c_fc": ("mlp_in",), "c_proj": ("output", "mlp_out"),
+}  # fmt: skip
+
+
+def linear_shapes(model: Model) -> dict[str, tuple[int, int]]:
+    """Return (inputs, outputs) of the linear layers of one block by name within it, but for those of experts."""
+    shapes = model.leaf_shapes(vocab_size=1, sequence_length=1)
+    layers = {name: shape for name, shape in shapes.items() if name.startswith("blocks.") and name.endswith(".weight")}
+    return {
+        name.removeprefix("blocks.").removesuffix(".weight"): (shape[1], shape[2])
+        for name, shape in layers.items()
+        if len(shape) == 3 and "router" not in name
+    }
+
+
+def check_adapter(adapter: Adapter, model: Model) -> None:
+    """Raises ValueError where the adapter is for no such model."""
+    if model.kind != "causal":
+        raise ValueError(
+            f'[adapter] is for causal models, and model.type = "{model.type}" is of kind {model.kind}: leave it out'
+        )
+    if adapter.base == "nf4" and isinstance(model, Transformer) and model.has_experts:
+        raise ValueError('adapter.base = "nf4" leaves experts, which are most of the model, as they are: write "none"')
+    try:
+        targeted_layers(adapter, list(linear_shapes(model)))
+    except TrainkitError as error:
+        raise ValueError(f"adapter.targets: {error.problem}; {error.hint}") from None
+
+
+def targeted_layers(adapter: Adapter, names: Sequence[str]) -> list[str]:
+    """Those of `names` that the adapter's targets mean; never a router of experts.
+
+    Raises TrainkitError for a target that means none.
+    """
+    names = [name for name in names if "router" not in name]
+    if adapter.targets == "all-linear":
+        return names
+    for target in adapter.targets:
+        if not any(_means(target, name) for name in names):
+            ours = [own for own in _FOREIGN.get(target, ()) if any(_means(own, name) for name in names)]
+            called = f"it is called {' and '.join(map(repr, ours))} here; " if ours else ""
+            raise TrainkitError(
+                f"{target!r} is the name of no linear layer of this model",
+                where="adapter.targets",
+                hint=f'{called}there are {", ".join(names)}; or targets = "all-linear"',
+            )
+    return [name for name in names if any(_means(target, name) for target in adapter.targets)]
+
+
+def adapter_shapes(adapter: Adapter, model: Model) -> dict[str, Shape]:
+    """Return the shape of every trained parameter of the adapter by its path."""
+    layers = linear_shapes(model)
+    shapes: dict[str, Shape] = {}
+    for name in targeted_layers(adapter, list(layers)):
+        inputs, outputs = layers[name]
+        shapes[f"blocks.{name}.a"] = (_blocks(model), inputs, adapter.rank)
+        shapes[f"blocks.{name}.b"] = (_blocks(model), adapter.rank, outputs)
+        if adapter.variant == "dora":
+            shapes[f"blocks.{name}.magnitude.value"] = (_blocks(model), outputs)
+    return shapes
+
+
+def adapter_parameters(adapter: Adapter, model: Model) -> int:
+    """Return how many numbers are trained."""
+    return sum(map(math.prod, adapter_shapes(adapter, model).values()))
+
+
+def trained_shapes(model: Model, adapter: Adapter | None, *, vocab_size: int, sequence_length: int) -> dict[str, Shape]:
+    """Return the shape of every trained parameter by its path: the adapter's where there is one, else the model's."""
+    if adapter is not None:
+        return adapter_shapes(adapter, model)
+    return model.leaf_shapes(vocab_size=vocab_size, sequence_length=sequence_length)
+
+
+def quantised_parameters(model: Model) -> int:
+    """How many numbers of the model are in 4 bit where the base is."""
+    return _blocks(model) * sum(inputs * outputs for inputs, outputs in linear_shapes(model).values())
+
+
+def quantised_bytes(model: Model) -> int:
+    """Of these numbers: half a byte each, a byte for each block of 64, four for 256 of these, twelve for a matrix."""
+    blocks = [math.ceil(inputs * outputs / 64) for inputs, outputs in linear_shapes(model).values()]
+    return _blocks(model) * sum(33 * count + 4 * math.ceil(count / 256) + 12 for count in blocks)
+
+
+def _blocks(model: Model) -> int:
+    assert isinstance(model, Transformer), "an adapter is for causal models: see `check_adapter`"
+    return model.layers
+
+
+def _means(target: str, name: str) -> bool:
+    return fnmatchcase(name, target) or fnmatchcase(name, f"*.{target}")

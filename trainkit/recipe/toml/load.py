@@ -1,28 +1,25 @@
-"""Reading a recipe: its layers are merged, then checked once; every value keeps its origin."""
+"""Loading a recipe: its layers are merged, then checked once; a key without any effect is refused."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, NamedTuple
 
-import tomli
 from pydantic import ValidationError
 
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.data import Data, HuggingFace
 from trainkit.recipe.spec import with_tuples
-from trainkit.recipe.toml.ignored import check_ignored_keys
-from trainkit.recipe.toml.layers import DEFAULT, SET, Layer, table_at
-from trainkit.recipe.toml.overrides import put_override
+from trainkit.recipe.toml.files import are_texts, read_file
+from trainkit.recipe.toml.layers import DEFAULT, SET, Layer, put_override, table_at
 from trainkit.recipe.toml.paths import as_shown, with_absolute_paths, with_values
-from trainkit.recipe.toml.positions import Origin, dotted, locate
+from trainkit.recipe.toml.positions import Key, dotted
 from trainkit.recipe.toml.pretrained import LookUp, LookUpAdapter, hub_only, put_below
-from trainkit.recipe.toml.syntax import not_toml, unreadable
 from trainkit.recipe.toml.values import flat
 
 if TYPE_CHECKING:
@@ -61,7 +58,7 @@ def load(
     Raises:
         TrainkitError: a file is missing or not TOML, or the recipe is wrong; then all errors are reported together.
     """
-    return _check(_read(path), path, overrides, look_up=look_up, look_up_adapter=look_up_adapter)
+    return _check(read_file(path), path, overrides, look_up=look_up, look_up_adapter=look_up_adapter)
 
 
 def _check(
@@ -100,7 +97,7 @@ def _check(
 def _language(layer: Layer) -> tuple[type[Recipe], tuple[Plugin, ...]]:
     """Return the class of recipes with what the layer's plugins add, and the plugins. Raises TrainkitError."""
     files = table_at(layer.table, "plugins").get("files")
-    if not _are_texts(files) or not files:  # a wrong value is for the diagnosis
+    if not are_texts(files) or not files:  # a wrong value is for the diagnosis
         return Recipe, ()
     from trainkit.recipe.toml import plugins
 
@@ -117,10 +114,6 @@ def _changed_plugins(recipe: Recipe, plugins: tuple[Plugin, ...], layer: Layer) 
     return tuple(str(p.path) for p in plugins if digests.get(str(p.path), p.digest) != p.digest)
 
 
-def _are_texts(value: Any) -> TypeGuard[list[str]]:
-    return isinstance(value, list) and all(isinstance(inner, str) and inner for inner in value)
-
-
 def _check_directories(data: Data, layer: Layer) -> None:
     """Raise TrainkitError where a dataset in a directory is given keys that only a dataset on the hub has."""
     for section, sources in (("train", data.train), ("validation", data.validation)):
@@ -132,44 +125,6 @@ def _check_directories(data: Data, layer: Layer) -> None:
             saved = any((path / name).is_file() for name in ("dataset_dict.json", "state.json"))
             if source.config is not None and saved:
                 raise hub_only(("data", section, number, "config"), source.id, layer)
-
-
-def _read(path: Path, chain: tuple[Path, ...] = ()) -> Layer:
-    """Return a file merged over what it extends; `chain` are the files that led here."""
-    shown = as_shown(path)
-    led_here = " -> ".join([*map(as_shown, chain), shown])
-    resolved = path.resolve()
-    if resolved in [known.resolve() for known in chain]:
-        raise TrainkitError("a recipe extends itself", where=led_here, hint="take one of these out of an extends")
-    try:
-        text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise unreadable(path, error, where=led_here) from error
-    try:
-        table = tomli.loads(text)
-    except (tomli.TOMLDecodeError, RecursionError) as error:
-        raise not_toml(text, error, shown) from error
-    lines = {key: Origin(shown, line) for key, line in locate(text).items()}
-    if _are_texts(files := table_at(table, "plugins").get("files")):
-        files[:] = [os.path.abspath(path.parent / os.path.expanduser(file)) for file in files]
-    own = Layer(table, lines, Origin(shown))
-    merged = Layer({}, {}, Origin(shown), text=text)
-    for base in _extends(own):
-        merged.put(_read(path.parent / base, (*chain, path)))
-    merged.put(own)
-    return merged
-
-
-def _extends(layer: Layer) -> list[str]:
-    value = layer.table.pop("extends", [])
-    bases = [value] if isinstance(value, str) else value
-    if not _are_texts(bases):
-        raise TrainkitError(
-            "extends takes a path or a list of paths, relative to this file",
-            where=str(layer.origin(("extends",))),
-            hint='extends = ["base/small-gpt.toml"]',
-        )
-    return bases
 
 
 def _completed(recipe: Recipe, path: Path, plugins: tuple[Plugin, ...]) -> Recipe:
@@ -188,7 +143,7 @@ def load_resolved(path: Path, overrides: Sequence[str] = ()) -> Loaded:
     Raises:
         TrainkitError: the file is missing, or is not a valid recipe for this version.
     """
-    layer = _read(path)
+    layer = read_file(path)
     loaded = _check(layer, path, overrides, resolved=True)
     lines = layer.text.splitlines()
 
@@ -206,3 +161,94 @@ def locate_error(error: TrainkitError, loaded: Loaded) -> TrainkitError:
     origin = loaded.origins.get(error.where) or next(written, None)
     where = error.where if origin in (None, str(DEFAULT)) else f"{origin}: {error.where}"
     return TrainkitError(error.problem, where=where, hint=error.hint, exit_code=error.exit_code)
+
+
+class Ignored(NamedTuple):
+    """Keys that have no effect, and why."""
+
+    keys: tuple[Key, ...]
+    causes: tuple[Key, ...]
+    """The keys whose values, or absence, make the others useless."""
+    why: str
+    hint: str
+
+
+def check_ignored_keys(recipe: Recipe, layer: Layer, *, top: str | None) -> None:
+    """Check that every key of a recipe has an effect.
+
+    A key in an extended file is not refused if the recipe that extends it makes it useless, because that recipe could
+    not remove it.
+
+    Args:
+        top: the file that the recipe was read from; None to check only what `--set` gives, as of a run's own recipe,
+            which holds every default.
+
+    Raises:
+        TrainkitError: some have none; all of them are reported together.
+    """
+
+    def rank(key: Key) -> int:
+        """Return how late a key was written: 0 never, 1 in an extended file, 2 in the file itself, 3 with --set."""
+        origin = layer.leaf_origin(key)
+        return 0 if origin == DEFAULT else 3 if origin == SET else 2 if origin.file == top else 1
+
+    least = 1 if top is not None else 3
+
+    def is_refused(key: Key, case: Ignored) -> bool:
+        written = max(map(rank, case.causes)) or 2  # nothing that an extended file could have known
+        return rank(key) >= max(least, written)
+
+    found = [(key, case) for case in _ignored(recipe) for key in case.keys if is_refused(key, case)]
+    if not found:
+        return
+    problems = [f"{dotted(key)} has no effect: {case.why}" for key, case in found]
+    places = [str(layer.origin(key)) for key, _ in found]
+    hint = "; or ".join(dict.fromkeys(case.hint for _, case in found))
+    more = "".join(f"\n{place}: {problem}" for place, problem in zip(places[1:], problems[1:], strict=True))
+    raise TrainkitError(problems[0] + more, where=places[0], hint=hint)
+
+
+def _ignored(recipe: Recipe) -> Iterator[Ignored]:
+    if not recipe.data.validation_names:
+        yield Ignored(
+            _keys("evaluate", "every", "batch_size", "max_batches"),
+            (("data", "validation"), ("data", "held_out")),
+            "there is no validation set",
+            "leave it out, or add [[data.validation]] or data.held_out",
+        )
+    if recipe.sample is not None and recipe.sample.temperature == 0:
+        yield Ignored(
+            _keys("sample", "top_k", "top_p", "min_p"),
+            (("sample", "temperature"),),
+            "sample.temperature = 0 always takes the likeliest token",
+            "leave it out, or give a temperature above 0",
+        )
+    if recipe.adapter is not None:
+        yield Ignored(
+            _keys("precision", "rounding"),
+            (("adapter",),),
+            "an adapter is trained in float32, which needs no rounding",
+            "leave it out",
+        )
+    elif recipe.precision.params == "float32":
+        yield Ignored(
+            _keys("precision", "rounding"),
+            (("precision", "params"),),
+            'precision.params = "float32" needs no rounding',
+            'leave it out, or write precision.params = "bfloat16"',
+        )
+    groups = recipe.optimizer.groups
+    for number in range(len(groups)):
+        # a later group may match the same parameters, and its factor is the one that counts
+        if all(later.learning_rate_factor == 0 for later in groups[number:]):
+            place: Key = ("optimizer", "groups", number)
+            yield Ignored(
+                ((*place, "weight_decay"),),
+                ((*place, "learning_rate_factor"),),
+                "learning_rate_factor = 0 freezes the parameters of this group",
+                "leave it out, or give a factor above 0",
+            )
+
+
+def _keys(section: str, *names: str) -> tuple[Key, ...]:
+    return tuple((section, name) for name in names)

@@ -15,13 +15,11 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, reduce
-from operator import or_
+from functools import cache
 from pathlib import Path
-from types import ModuleType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from types import ModuleType
+from typing import Any, NamedTuple, get_args, get_type_hints
 
-from pydantic import create_model
 from pydantic.errors import PydanticUserError
 
 from trainkit.errors import TrainkitError
@@ -33,7 +31,7 @@ from trainkit.recipe.sections.optimizer import Optimizer, OptimizerSpec
 from trainkit.recipe.sections.schedule import Schedule, ScheduleSpec
 from trainkit.recipe.sections.source import Source, SourceSpec
 from trainkit.recipe.sections.task import Task, TaskSpec
-from trainkit.recipe.spec import PLUGIN_DIGEST, Spec, members_of, type_of, widened
+from trainkit.recipe.spec import PLUGIN_DIGEST, Spec, members_of, type_of, widen
 from trainkit.recipe.toml.paths import as_shown
 
 
@@ -235,82 +233,5 @@ def _take(taken: dict[tuple[str, str], str], spec: type[Spec], plugin: Plugin) -
 
 @cache
 def _recipe_class(specs: tuple[type[Spec], ...]) -> type[Recipe]:
-    unions = {}
-    for _, base, union, _ in EXTENSIBLE:
-        added = [spec for spec in specs if issubclass(spec, base)]
-        if added:
-            unions[id(get_args(union)[1])] = widened(union, *added)
-    widener = _Widener(unions)
-    made: type[Recipe] = widener.spec(Recipe)
-    return made
-
-
-class _Widener:
-    """Makes subclasses of specs in which some unions have more members, however deep in a recipe the unions stand."""
-
-    def __init__(self, unions: dict[int, Any]) -> None:
-        #: The `id` of a union's discriminator -> the wider union. (Unions that are equal may be different objects.)
-        self._unions = unions
-        #: Unions whose members are being made: the optimizer of a group is not widened again inside.
-        self._open: frozenset[int] = frozenset()
-        self._made: dict[tuple[type[Spec], frozenset[int]], type[Spec]] = {}
-
-    def spec(self, spec: Any) -> Any:
-        """Return the subclass of a spec, with its name; the spec itself where nothing in it changes."""
-        key = (spec, self._open)
-        if key not in self._made:
-            self._made[key] = spec  # for specs that lead back to this one: an optimizer has groups with optimizers
-            hints = get_type_hints(spec, include_extras=True)
-            wider = {name: (hints[name], self._annotation(hints[name])) for name in spec.model_fields}
-            fields = {
-                name: (new, field.default if not (field := spec.model_fields[name]).is_required() else ...)
-                for name, (old, new) in wider.items()
-                if new is not old
-            }
-            self._made[key] = _subclass(spec, fields) if fields else spec
-        return self._made[key]
-
-    def _annotation(self, annotation: Any) -> Any:
-        if isinstance(annotation, type) and issubclass(annotation, Spec):
-            return self.spec(annotation)
-        if get_origin(annotation) is Annotated:
-            return self._annotated(annotation)
-        if get_origin(annotation) is Literal or not get_args(annotation):
-            return annotation
-        arguments = get_args(annotation)
-        wider = tuple(map(self._annotation, arguments))
-        if all(new is old for new, old in zip(wider, arguments, strict=True)):
-            return annotation
-        if get_origin(annotation) in (Union, UnionType):
-            return reduce(or_, wider)
-        return get_origin(annotation)[wider]
-
-    def _annotated(self, annotation: Any) -> Any:
-        inside, *marks = get_args(annotation)
-        union = next((id(mark) for mark in marks if id(mark) in self._unions), None)
-        if union is not None:
-            annotation = self._unions[union]
-            if union in self._open:
-                return annotation
-            inside = get_args(annotation)[0]
-            self._open |= {union}
-        wider = self._annotation(inside)
-        self._open -= {union}
-        return annotation if wider is get_args(annotation)[0] else Annotated[wider, *marks]
-
-
-def _subclass(spec: type[Spec], fields: dict[str, Any]) -> type[Spec]:
-    made = create_model(
-        spec.__name__,
-        __base__=spec,
-        __module__=spec.__module__,
-        __doc__=spec.__doc__,
-        **fields,
-    )
-    # another process has no such class: there it is one of the class that this widens, which differs in types alone
-    made.__reduce__ = lambda self: (_restored, (spec, self.__dict__))  # type: ignore[method-assign]
-    return made
-
-
-def _restored(spec: type[Spec], values: dict[str, Any]) -> Spec:
-    return spec.model_construct(**values)
+    added = ((row.union, [spec for spec in specs if issubclass(spec, row.base)]) for row in EXTENSIBLE)
+    return widen(Recipe, [(union, joining) for union, joining in added if joining])

@@ -1,17 +1,134 @@
-"""What a person probably meant, and what they wrote, in words."""
+"""What a person probably meant: keys by the names of other trainers, misspelt keys and values, values in words."""
 
 from __future__ import annotations
 
 import difflib
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from trainkit.recipe import Recipe
-from trainkit.recipe.toml.aliases import FOREIGN
 from trainkit.recipe.toml.positions import Key, dotted
 from trainkit.recipe.toml.schema import Node, branches, has_list, leaves, table
 from trainkit.recipe.toml.values import toml_value
 from trainkit.text import shorten
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """`key` is ours, dotted, empty where there is none; `note` says what differs."""
+
+    key: str = ""
+    note: str = ""
+
+
+_SAME = {
+    "optimizer.learning_rate": "lr max_lr peak_lr base_lr learning_rate",
+    "optimizer.betas": "adam_betas",
+    "optimizer.eps": "adam_epsilon adam_eps epsilon",
+    "optimizer.weight_decay": "weight_decay decay wd",
+    "optimizer.type": "optim optimizer_type optimizer_name",
+    "schedule.type": "lr_scheduler_type lr_scheduler lr_schedule scheduler_type scheduler",
+    "schedule.warmup": "warmup_steps num_warmup_steps warmup_iters lr_warmup_steps warmup_ratio warmup_fraction",
+    "train.steps": "num_train_steps max_steps max_iters num_steps total_steps n_steps max_train_steps iterations",
+    "train.epochs": "num_epochs num_train_epochs max_epochs n_epochs",
+    "train.tokens": "max_tokens_total total_tokens num_tokens train_tokens",
+    "train.batch_size": "train_batch_size global_batch_size total_batch_size",
+    "train.max_grad_norm": "grad_clip gradient_clip_val clip_grad_norm gradient_clipping max_norm",
+    "data.sequence_length": "seq_length seq_len block_size max_seq_len max_seq_length sequence_len max_length",
+    "model.layers": "n_layer n_layers num_layers num_hidden_layers depth",
+    "model.heads": "n_head n_heads num_heads num_attention_heads",
+    "model.hidden": "n_embd d_model hidden_size hidden_dim embed_dim dim width",
+    "model.intermediate": "intermediate_size d_ff n_inner ffn_dim intermediate_dim mlp_dim",
+    "model.context_length": "n_positions max_position_embeddings n_ctx",
+    "model.pretrained": "model_name_or_path pretrained_model_name_or_path base_model model_id init_from hf_model",
+    "model.revision": "model_revision",
+    "model.resize_vocabulary": "resize_token_embeddings resize_vocab",
+    "model.tied": "tie_word_embeddings tie_embeddings weight_tying",
+    "model.type": "model_type architecture arch",
+    "tokenizer.path": "tokenizer_name tokenizer_path tokenizer_name_or_path",
+    "tokenizer.train.vocab_size": "vocab_size",
+    "run.seed": "random_seed data_seed",
+    "run.name": "run_name name",
+    "run.directory": "output_dir out_dir log_dir logging_dir run_dir",
+    "data.train.0.text_key": "text_column text_field dataset_text_field content_field",
+    "data.cache": "cache_dir dataset_prepared_path",
+    "data.held_out": "val_set_size validation_split test_size val_split",
+    "evaluate.every": "eval_steps eval_interval eval_every steps_per_eval evaluation_steps val_every",
+    "evaluate.max_batches": "eval_iters max_eval_batches",
+    "evaluate.batch_size": "eval_batch_size per_device_eval_batch_size",
+    "checkpoint.every_minutes": "save_interval_minutes",
+    "sample.max_tokens": "max_new_tokens",
+    "parallel.fsdp": "fsdp_size fsdp_axis_size",
+    "precision.params": "param_dtype params_dtype",
+    "precision.compute": "compute_dtype dtype",
+    "adapter.pretrained": "adapter_name_or_path lora_model_dir lora_name_or_path adapter_path lora_path",
+    "adapter.rank": "lora_r lora_rank r",
+    "adapter.alpha": "lora_alpha",
+    "adapter.learning_rate_ratio": "loraplus_lr_ratio",
+    # whole sections
+    "adapter": "lora peft peft_config lora_config",
+    "train": "training trainer training_arguments",
+    "data": "dataset datasets",
+    "optimizer": "optim",
+    "evaluate": "eval evaluation evaluator",
+    "checkpoint": "checkpointer checkpointing save",
+    "track": "tracker logging logger wandb tensorboard aim",
+    "parallel": "mesh distributed sharding",
+    "sample": "sampling generate generation",
+}
+
+_TARGETS = "layers are query, key, value, output, gate, up, down; in GPT-2 and MPT qkv, output, mlp_in, mlp_out"
+_DIFFERENT = {
+    "per_device_train_batch_size": Foreign(
+        "train.batch_size",
+        "that one counts sequences of one device in one pass; batch_size is global: per device x devices x accumulation"
+        " (train.micro_batch_size is per device and pass)",
+    ),
+    "gradient_accumulation_steps": Foreign(
+        "train.micro_batch_size",
+        "accumulation is not written down: it follows from batch_size / (micro_batch_size x devices)",
+    ),
+    "save_steps": Foreign(
+        "checkpoint.keep_every",
+        "keep_every keeps all of them; what the run resumes from is saved by the clock: checkpoint.every_minutes",
+    ),
+    "save_total_limit": Foreign(
+        "checkpoint.keep_last", "so many rolling checkpoints stay; those of checkpoint.keep_every all do"
+    ),
+    "bf16": Foreign("precision.compute", 'write compute = "bfloat16"'),
+    "fp16": Foreign("precision.compute", 'write compute = "float16", or "bfloat16", which needs no loss scale'),
+    "mixed_precision": Foreign("precision.compute", 'write compute = "bfloat16" or "float32"'),
+    "dropout": Foreign("", "there is no dropout"),
+    "lora_dropout": Foreign("", "there is no dropout"),
+    "target_modules": Foreign("adapter.targets", _TARGETS),
+    "lora_target_modules": Foreign("adapter.targets", _TARGETS),
+    "lora_target_linear": Foreign("adapter.targets", 'write targets = "all-linear"'),
+    "use_rslora": Foreign("adapter.variant", 'write variant = "rslora"'),
+    "use_dora": Foreign("adapter.variant", 'write variant = "dora"'),
+    "load_in_4bit": Foreign("adapter.base", 'write base = "nf4"'),
+    "load_in_8bit": Foreign("adapter.base", 'there is no base in 8 bit, only in 4: base = "nf4"'),
+    "bnb_4bit_quant_type": Foreign("adapter.base", 'write base = "nf4"; its scales are always quantised twice'),
+    "bnb_4bit_use_double_quant": Foreign("adapter.base", 'write base = "nf4"; its scales are always quantised twice'),
+    "logging_steps": Foreign("", "every step is logged"),
+    "log_interval": Foreign("", "every step is logged"),
+    "report_to": Foreign("track.aim", "write aim = true or false; so too tensorboard, wandb"),
+    "min_lr": Foreign("schedule.min_ratio", "min_ratio is a share of the peak: min_lr / learning_rate"),
+    "adam_beta1": Foreign("optimizer.betas", "both in one list: betas = [0.9, 0.95]"),
+    "adam_beta2": Foreign("optimizer.betas", "both in one list: betas = [0.9, 0.95]"),
+    "beta1": Foreign("optimizer.betas", "both in one list: betas = [0.9, 0.95]"),
+    "beta2": Foreign("optimizer.betas", "both in one list: betas = [0.9, 0.95]"),
+    "resume_from_checkpoint": Foreign("", "resuming is a command: trainkit resume RUN"),
+    "num_workers": Foreign("", "batches need no worker processes; trainkit cache-data has --workers"),
+    "trust_remote_code": Foreign("", "code that comes with a checkpoint is never run"),
+    "train_file": Foreign("data.train", 'write [[data.train]] with path = "…"'),
+    "validation_file": Foreign("data.validation", 'write [[data.validation]] with path = "…"'),
+    "dataset_name": Foreign("data.train", 'write [[data.train]] with path = "…"'),
+}
+#: Their name -> ours. `warmup_steps` and `warmup_ratio` both fit `warmup`, which takes steps as an integer and a
+#: fraction as a float.
+FOREIGN: dict[str, Foreign] = {name: Foreign(key) for key, names in _SAME.items() for name in names.split()}
+FOREIGN.update(_DIFFERENT)
 
 
 def fit(node: Node, value: dict[str, Any], kind: str) -> int:

@@ -1,12 +1,14 @@
-"""The values of a recipe by their keys, as TOML writes them, and how two recipes differ."""
+"""The values of a recipe: by their keys, how those of two recipes differ, and as TOML, one value or a whole recipe."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import trainkit
 from trainkit.recipe.recipe import Recipe
 from trainkit.recipe.toml.positions import Key, dotted
 
@@ -46,7 +48,7 @@ def toml_value(value: Any) -> str:
         case list() | tuple():
             return f"[{', '.join(map(toml_value, value))}]"
         case dict():
-            inner = ", ".join(f"{key_name(k)} = {toml_value(v)}" for k, v in value.items())
+            inner = ", ".join(f"{_key_name(k)} = {toml_value(v)}" for k, v in value.items())
             return f"{{ {inner} }}" if inner else "{}"
         case _:
             # int, float ("1e-08", "inf", "nan") and TOML's dates and times read back as they are printed
@@ -54,27 +56,27 @@ def toml_value(value: Any) -> str:
 
 
 def _leaves(value: Any, key: Key) -> Iterator[tuple[Key, Any]]:
-    if is_table(value):
+    if _is_table(value):
         for name, inner in value.items():
             yield from _leaves(inner, (*key, name))
-    elif is_tables(value):
+    elif _is_tables(value):
         for index, inner in enumerate(value):
             yield from _leaves(inner, (*key, index))
     else:
         yield key, value
 
 
-def is_table(value: Any) -> bool:
+def _is_table(value: Any) -> bool:
     """Return whether a value is written as a table."""
     return isinstance(value, dict)
 
 
-def is_tables(value: Any) -> bool:
+def _is_tables(value: Any) -> bool:
     """Return whether a value is written as a list of tables."""
     return isinstance(value, list | tuple) and bool(value) and all(isinstance(v, dict) for v in value)
 
 
-def key_name(name: str) -> str:
+def _key_name(name: str) -> str:
     """Return a key as it is written in TOML, in quotes where it needs them."""
     bare = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
     return name if bare else toml_value(name)
@@ -82,3 +84,52 @@ def key_name(name: str) -> str:
 
 def _said(value: Any) -> str:
     return "not given" if value is None else toml_value(value)
+
+
+def dumps(recipe: Recipe, origins: Mapping[str, str], path: Path, *, shown: Callable[[str], str] = str) -> str:
+    """Return a resolved recipe as TOML; loading it gives an equal `Recipe`. Keys without a value are omitted.
+
+    Args:
+        origins: where each value came from, by dotted key; a comment on its line says so.
+        path: the file that the recipe was read from.
+        shown: returns what is written instead of a text of the recipe, an origin or the path.
+    """
+
+    def origin(key: Key) -> str:
+        return _printable(shown(origins[dotted(key)]))
+
+    lines = [f"# resolved by trainkit {trainkit.__version__} from {_printable(shown(str(path)))}"]
+    lines += _table_lines(_shown(recipe.model_dump(by_alias=True), shown), (), origin)
+    return "\n".join(lines) + "\n"
+
+
+def _shown(value: Any, shown: Callable[[str], str]) -> Any:
+    match value:
+        case str():
+            return shown(value)
+        case dict():
+            return {name: _shown(inner, shown) for name, inner in value.items()}
+        case list() | tuple():
+            return tuple(_shown(inner, shown) for inner in value)
+    return value
+
+
+def _table_lines(values: dict[str, Any], key: Key, origin: Callable[[Key], str]) -> Iterator[str]:
+    values = {"type": values["type"], **values} if "type" in values else values
+    inner = {name: value for name, value in values.items() if _is_table(value) or _is_tables(value)}
+    for name, value in values.items():
+        if name not in inner and value is not None:
+            yield f"{_key_name(name)} = {toml_value(value)}  # {origin((*key, name))}"
+    for name, value in inner.items():
+        path = (*key, name)
+        header = ".".join(_key_name(part) for part in path if isinstance(part, str))
+        if _is_table(value):
+            implied = bool(value) and all(_is_table(v) for v in value.values() if v is not None)
+            yield from (*(() if implied else ("", f"[{header}]")), *_table_lines(value, path, origin))
+        else:
+            for index, element in enumerate(value):
+                yield from ("", f"[[{header}]]", *_table_lines(element, (*path, index), origin))
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)

@@ -1,17 +1,64 @@
-"""Files that cannot be read at all: missing, not text, not TOML."""
+"""Recipe files: each is read and put over the files that it extends; what is wrong where one cannot be read."""
 
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from pathlib import Path
+from typing import Any, TypeGuard
 
 import tomli
 
 from trainkit.errors import TrainkitError
+from trainkit.recipe.toml.layers import Layer, table_at
+from trainkit.recipe.toml.paths import as_shown
+from trainkit.recipe.toml.positions import Origin, locate
 
 
-def unreadable(path: Path, error: OSError | UnicodeDecodeError, *, where: str) -> TrainkitError:
+def read_file(path: Path, chain: tuple[Path, ...] = ()) -> Layer:
+    """Return a file merged over what it extends; `chain` are the files that led here."""
+    shown = as_shown(path)
+    led_here = " -> ".join([*map(as_shown, chain), shown])
+    resolved = path.resolve()
+    if resolved in [known.resolve() for known in chain]:
+        raise TrainkitError("a recipe extends itself", where=led_here, hint="take one of these out of an extends")
+    try:
+        text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, error, where=led_here) from error
+    try:
+        table = tomli.loads(text)
+    except (tomli.TOMLDecodeError, RecursionError) as error:
+        raise _not_toml(text, error, shown) from error
+    lines = {key: Origin(shown, line) for key, line in locate(text).items()}
+    if are_texts(files := table_at(table, "plugins").get("files")):
+        files[:] = [os.path.abspath(path.parent / os.path.expanduser(file)) for file in files]
+    own = Layer(table, lines, Origin(shown))
+    merged = Layer({}, {}, Origin(shown), text=text)
+    for base in _extends(own):
+        merged.put(read_file(path.parent / base, (*chain, path)))
+    merged.put(own)
+    return merged
+
+
+def _extends(layer: Layer) -> list[str]:
+    value = layer.table.pop("extends", [])
+    bases = [value] if isinstance(value, str) else value
+    if not are_texts(bases):
+        raise TrainkitError(
+            "extends takes a path or a list of paths, relative to this file",
+            where=str(layer.origin(("extends",))),
+            hint='extends = ["base/small-gpt.toml"]',
+        )
+    return bases
+
+
+def are_texts(value: Any) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(inner, str) and inner for inner in value)
+
+
+def _unreadable(path: Path, error: OSError | UnicodeDecodeError, *, where: str) -> TrainkitError:
     """Why a recipe file cannot be read; `where` names it and the files that led to it."""
     if isinstance(error, UnicodeDecodeError):
         line = error.object.count(b"\n", 0, error.start) + 1
@@ -25,7 +72,7 @@ def unreadable(path: Path, error: OSError | UnicodeDecodeError, *, where: str) -
     return TrainkitError(f"cannot be read: {error.strerror}", where=where)
 
 
-def not_toml(text: str, error: tomli.TOMLDecodeError | RecursionError, shown: str) -> TrainkitError:
+def _not_toml(text: str, error: tomli.TOMLDecodeError | RecursionError, shown: str) -> TrainkitError:
     """A syntax error with its line and what probably was meant; `shown` is the file's name."""
     if isinstance(error, RecursionError):
         return TrainkitError("nested too deeply", where=shown)

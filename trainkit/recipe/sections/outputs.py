@@ -1,0 +1,106 @@
+"""What a run writes while it trains: [checkpoint], [export], [sample], [statistics] and [track]."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from trainkit.recipe.spec import Count, Fraction, NotNegative, Positive, Spec
+
+
+class Checkpoint(Spec):
+    """When checkpoints are saved and how many are kept. The end of a run and a stop always save one."""
+
+    every_minutes: Positive | None = 10.0
+    """Minutes between rolling checkpoints; only the newest `keep_last` of them are kept."""
+    keep_last: Count = 2
+    """How many rolling checkpoints to keep. With 1, a single bad block on the disk can lose the whole run."""
+    keep_every: Count | tuple[Count, ...] | None = None
+    """Steps between permanent checkpoints, or a list of steps to save them at. If absent, no rolling checkpoint becomes
+    permanent."""
+
+
+class ChatMessage(Spec):
+    role: str
+    """Who speaks: `"user"`, `"system"`, `"assistant"` or another role that the chat template knows."""
+    content: str
+    """The text. The name of a special token in it becomes that token, as in training."""
+
+
+class Sample(Spec):
+    """Texts that the current model writes during training."""
+
+    every: Count | None = None
+    """Steps between samples; there are always some at the end. If absent, there are no others."""
+    prompts: Annotated[
+        tuple[str | Annotated[tuple[ChatMessage, ...], Field(min_length=1)], ...], Field(min_length=1)
+    ] = ("\n",)
+    """Prompts to continue. Each is a text, or a conversation `[{ role = "user", content = "…" }]`, which the chat
+    template writes as in training, up to the assistant's answer. The name of a special token becomes that token."""
+    chat: bool = False
+    """Whether texts, also those typed in the dashboard, are what the user says in a conversation."""
+    max_tokens: Count = 100
+    """Largest number of tokens to write after a prompt."""
+    temperature: NotNegative = 0.8
+    """What the logits are divided by. Higher is more varied; 0 always takes the likeliest token."""
+    top_k: Count | None = 50
+    """Draw only from this many of the likeliest tokens."""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Draw only from the likeliest tokens whose probabilities together reach this share. If absent, from all."""
+    min_p: Fraction | None = None
+    """Draw only from tokens at least this many times as likely as the likeliest. If absent, from all."""
+    repetition_penalty: Positive = 1.0
+    """Above 1, tokens that already occur in the text become less likely; 1 changes nothing."""
+
+    @property
+    def has_conversations(self) -> bool:
+        """Whether a chat template is needed to write its prompts."""
+        return self.chat or not all(isinstance(prompt, str) for prompt in self.prompts)
+
+
+class Export(Spec):
+    """Write the model for other programs during training, as `trainkit export` does, into the run's `exports/STEP`.
+
+    A separate process makes each export from a checkpoint; if it fails, an alert says so and training continues.
+    """
+
+    every: Count | None = None
+    """Steps between exports; there is always one at the end. If absent, there is no other."""
+    format: Literal["auto", "hf", "peft"] = "auto"
+    """`hf` is the whole model for transformers, with an adapter merged into its base; `peft` is the adapter alone.
+    `auto` is `peft` if the recipe has an adapter, and otherwise `hf`."""
+    dtype: Literal["bfloat16", "float32"] | None = None
+    """Dtype of the exported weights. If absent, it is that of training. An adapter alone is always float32."""
+
+
+class Statistics(Spec):
+    """Histograms of the parameters, layer by layer, in the log and the trackers."""
+
+    every: Count | None = None
+    """Steps between histograms. If absent, there are none."""
+
+
+class WandB(Spec):
+    mode: Literal["offline", "online"] = "offline"
+    """`"offline"` writes files into the run's directory, for `wandb sync`; `"online"` sends them during training."""
+    project: str = "trainkit"
+    """The W&B project that lists the run."""
+    entity: str | None = None
+    """The user or team that owns the project. If absent, it is your own account."""
+
+
+class Track(Spec):
+    """Experiment trackers. A separate process feeds each; if it fails, an alert says so and training continues."""
+
+    aim: bool = True
+    """Whether to copy the run's events to Aim."""
+    repository: str = "."
+    """Directory that holds the Aim repository, `.aim`."""
+    experiment: str = "trainkit"
+    """The Aim experiment that lists the run."""
+    tensorboard: bool = False
+    """Whether to write them for TensorBoard into the run's `tensorboard/`. Needs the extra `tensorboard`."""
+    wandb: bool | WandB = False
+    """Whether to write them for W&B: a boolean, or a table such as `{ mode = "online", project = "mine" }`. Needs the
+    extra `wandb`."""
