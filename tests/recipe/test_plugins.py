@@ -20,6 +20,7 @@ from trainkit.events.log import read
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.schedule import NEVER
 from trainkit.recipe.toml.load import Loaded, load, load_resolved
+from trainkit.recipe.toml.values import dumps
 from trainkit.rundir import recipes
 
 PLUGIN = '''\

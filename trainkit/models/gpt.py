@@ -14,8 +14,8 @@ from trainkit.models.layers import LayerNorm, Linear
 from trainkit.models.master_weights import add, lookup
 from trainkit.models.stack import LanguageModel, parts, positions, residual_scale
 from trainkit.parallel.devices import AttentionName
-from trainkit.recipe.families.gpt2 import GptDecoder
 from trainkit.recipe.families.sizes import Remat
+from trainkit.recipe.families.transformer import GptDecoder
 
 
 def slopes(heads: int) -> Float[np.ndarray, " H"]:

@@ -14,7 +14,7 @@ from textual.content import Content
 from trainkit.dashboard import theme
 from trainkit.dashboard.panels.rows import Column, TableRow, cell, coarse
 from trainkit.events.view import SavedCheckpoint, View
-from trainkit.recipe.toml.paths import as_shown
+from trainkit.recipe.toml.files import as_shown
 from trainkit.text import format_bytes, format_quantity, format_time, one_line
 
 #: The commands that are about one checkpoint, each with the key that is about it.

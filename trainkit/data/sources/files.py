@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
 
 from trainkit.errors import TrainkitError
-from trainkit.recipe.toml.paths import SCHEME
+from trainkit.recipe.toml.files import SCHEME
 
 #: Suffixes of what is decompressed while it is read.
 COMPRESSED = (".gz", ".zst", ".bz2", ".xz")

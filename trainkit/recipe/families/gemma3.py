@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from trainkit.recipe.families import decoder_checkpoints as shared
-from trainkit.recipe.families import gemma2
-from trainkit.recipe.families.gemma2 import Gemma
+from trainkit.recipe.families import gemma
+from trainkit.recipe.families.gemma import Gemma
 from trainkit.recipe.families.hugging_face import Config, Family, Part, Unsupported, table
 from trainkit.recipe.families.rope import Rope
 from trainkit.recipe.spec import Count, Positive
@@ -57,23 +57,23 @@ FAMILY = Family(
     spec=Gemma3,
     model_type="gemma3_text",
     architecture="Gemma3ForCausalLM",
-    keys=gemma2.KEYS,
+    keys=gemma.KEYS,
     defaults={
-        **gemma2.DEFAULTS,
+        **gemma.DEFAULTS,
         "max_position_embeddings": 131_072,
         "rope_theta": 1_000_000.0,
         "rope_local_base_freq": 10000.0,
     },
-    fixed={**gemma2.FIXED, "attn_logit_softcapping": (None,)},
+    fixed={**gemma.FIXED, "attn_logit_softcapping": (None,)},
     noise=shared.NOISE,
     base="Gemma3TextModel",
     parts=(
         ROPES,
         shared.KV_HEADS,
         shared.ALWAYS_HEAD_WIDTH,
-        gemma2.QUERY_SCALE,
-        gemma2.softcap("final_logit_softcapping", "final_softcap", None),
-        gemma2.pattern(6),
+        gemma.QUERY_SCALE,
+        gemma.softcap("final_logit_softcapping", "final_softcap", None),
+        gemma.pattern(6),
     ),
-    names=(*gemma2.NAMES, *shared.QK_NORM),
+    names=(*gemma.NAMES, *shared.QK_NORM),
 )

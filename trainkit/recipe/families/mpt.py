@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from trainkit.recipe.families.gpt2 import GptDecoder
 from trainkit.recipe.families.hugging_face import (
     Config,
     Family,
@@ -16,6 +15,7 @@ from trainkit.recipe.families.hugging_face import (
     norm_names,
     table,
 )
+from trainkit.recipe.families.transformer import GptDecoder
 from trainkit.recipe.spec import Count, Positive
 
 

@@ -1,6 +1,7 @@
 """What families of transformers have in common: where the first weights come from, sizes, and blocks with a GELU.
 
-Everything is in closed form, so that a plan needs neither jax nor the model itself.
+A family states what is its own with fields, with the class variables of its base, and with the properties that it
+overrides. Everything is in closed form, so that a plan needs neither jax nor the model itself.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pydantic import model_validator
 
 from trainkit.errors import TrainkitError
 from trainkit.recipe.families.model import Kind, ModelSpec
-from trainkit.recipe.families.sizes import Remat, check_heads, kept_numbers
+from trainkit.recipe.families.sizes import Remat, Shape, check_heads, kept_numbers, linear, norm, stack, visible
 from trainkit.recipe.spec import Count, NotNegative
 
 #: What a recipe may say otherwise than the checkpoint that its model begins with, where no shape depends on it.
@@ -140,3 +141,57 @@ class GeluTransformer(Transformer):
         # residual, q, k, v, what attention and MLP add to it, MLP before GELU
         dots = 6 * d + self.mlp_width
         return kept_numbers(layers=self.layers, hidden=d, everything=everything, dots=dots, remat=remat)
+
+
+class GptDecoder(GeluTransformer):
+    """A decoder with layer norms, one matrix for queries, keys and values, and GELU."""
+
+    tied: bool = True
+
+    implementation: ClassVar[str] = "trainkit.models.gpt"
+
+    learned_positions: ClassVar[bool] = True
+    """Whether each of `context_length` positions has an embedding; scores have ALiBi's slopes otherwise."""
+    biased: ClassVar[bool] = True
+    """Whether matrices and norms have biases."""
+    exact_gelu: ClassVar[bool] = False
+    """Whether GELU is by the error function, and not by a hyperbolic tangent."""
+
+    @property
+    def norm_epsilon(self) -> float:
+        """Added to the variance in the norms."""
+        return 1e-5
+
+    @property
+    def clip(self) -> float | None:
+        """Queries, keys and values are cut off at this size; None: they are not."""
+        return None
+
+    @property
+    def special_attention(self) -> str | None:
+        return None if self.learned_positions else "ALiBi's slopes"
+
+    def leaf_shapes(self, *, vocab_size: int, sequence_length: int) -> dict[str, Shape]:
+        d, f, bias = self.hidden, self.mlp_width, self.biased
+        block = {
+            **norm("attention_norm", d, bias=bias),
+            **linear("attention.qkv", d, 3 * d, bias=bias),
+            **linear("attention.output", d, d, bias=bias),
+            **norm("mlp_norm", d, bias=bias),
+            **linear("mlp_in", d, f, bias=bias),
+            **linear("mlp_out", f, d, bias=bias),
+        }
+        positions: dict[str, Shape] = {"position_embedding": (self.context_length or sequence_length, d)}
+        output: dict[str, Shape] = {} if self.tied else {"output": (vocab_size, d)}
+        return {
+            "token_embedding": (vocab_size, d),
+            **(positions if self.learned_positions else {}),
+            **stack(self.layers, block),
+            **norm("final_norm", d, bias=bias),
+            **output,
+        }
+
+    def attention_flops_per_token(self, *, sequence_length: int) -> int:
+        # two products of 2 x hidden FLOPs with each visible position, in every layer
+        seen = visible(sequence_length=sequence_length, window=None)
+        return self.layers * 2 * 2 * self.hidden * seen // sequence_length

@@ -1,4 +1,4 @@
-"""[data] and [data.encoding]: where documents come from, how they become examples, and in which order these are seen."""
+"""[data] and [data.encoding]: where documents come from, how they become examples, and in which order."""
 
 from __future__ import annotations
 

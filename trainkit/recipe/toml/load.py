@@ -15,9 +15,8 @@ from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.data import Data, HuggingFace
 from trainkit.recipe.spec import with_tuples
-from trainkit.recipe.toml.files import are_texts, read_file
+from trainkit.recipe.toml.files import are_texts, as_shown, read_file, with_absolute_paths, with_values
 from trainkit.recipe.toml.layers import DEFAULT, SET, Layer, put_override, table_at
-from trainkit.recipe.toml.paths import as_shown, with_absolute_paths, with_values
 from trainkit.recipe.toml.positions import Key, dotted
 from trainkit.recipe.toml.pretrained import LookUp, LookUpAdapter, hub_only, put_below
 from trainkit.recipe.toml.values import flat
@@ -138,7 +137,7 @@ def _completed(recipe: Recipe, path: Path, plugins: tuple[Plugin, ...]) -> Recip
 
 
 def load_resolved(path: Path, overrides: Sequence[str] = ()) -> Loaded:
-    """Read a recipe that `write.dumps` wrote. The origins are those in its comments, not the lines of this file.
+    """Read a recipe that `values.dumps` wrote. The origins are those in its comments, not the lines of this file.
 
     Raises:
         TrainkitError: the file is missing, or is not a valid recipe for this version.

@@ -32,7 +32,7 @@ from trainkit.recipe.sections.schedule import Schedule, ScheduleSpec
 from trainkit.recipe.sections.source import Source, SourceSpec
 from trainkit.recipe.sections.task import Task, TaskSpec
 from trainkit.recipe.spec import PLUGIN_DIGEST, Spec, members_of, type_of, widen
-from trainkit.recipe.toml.paths import as_shown
+from trainkit.recipe.toml.files import as_shown
 
 
 class Extensible(NamedTuple):
