@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainkit.optim.schedules import learning_rate
+from trainkit.optim import learning_rate
 from trainkit.recipe.sections.schedule import NEVER, Constant, Cosine, LinearDecay, Schedule, Wsd
 from trainkit.run.rates import share
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainkit import models, optim
-from trainkit.optim.schedules import LearningRate
+from trainkit.optim import LearningRate
 from trainkit.recipe.families.gpt2 import Gpt2
 from trainkit.recipe.sections.optimizer import AdamW
 from trainkit.recipe.sections.schedule import Cosine

@@ -1,16 +1,28 @@
-"""From [optimizer] to one gradient transformation over all trained parameters."""
+"""From [optimizer] and [schedule] to a gradient transformation over all trained parameters, and its learning rate."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import optax
-from jaxtyping import PyTree
+from jaxtyping import ArrayLike, PyTree
 
 from trainkit.recipe.sections.adapter import Adapter
 from trainkit.recipe.sections.optimizer import OptimizerSpec
+from trainkit.recipe.sections.schedule import NEVER, ScheduleSpec
 from trainkit.recipe.spec import implementation_of
+
+
+class LearningRate(Protocol):
+    def __call__(self, step: ArrayLike, decay_start: ArrayLike = NEVER, /) -> ArrayLike:
+        """Return the rate of the update after `step` others; `decay_start` is where a command began the decay."""
+
+
+def learning_rate(schedule: ScheduleSpec, *, peak: float, steps: int) -> LearningRate:
+    """Return the learning rate as a function of the step (updates done, from 0), for a run of `steps`."""
+    return lambda step, decay_start=NEVER: schedule.rate(step, peak=peak, steps=steps, decay_start=decay_start, xp=jnp)
 
 
 def build(

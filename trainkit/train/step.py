@@ -18,7 +18,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from trainkit.models.casting import cast
 from trainkit.models.master_weights import in_compute_dtype
-from trainkit.optim.schedules import LearningRate
+from trainkit.optim import LearningRate
 from trainkit.parallel.precision import random_bits, to_bfloat16
 from trainkit.tasks import Loss, Task
 from trainkit.train import loss_scale
