@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 from places import SUPPORT
 
 from trainkit.checkpoint import arrays, manifest, store
+from trainkit.checkpoint.leaves import named_leaves
 from trainkit.checkpoint.manifest import DamagedCheckpoint
-from trainkit.checkpoint.names import named_leaves
 from trainkit.checkpoint.restore import restore, restore_newest
 from trainkit.checkpoint.saver import Saved, Saver
 from trainkit.errors import FAILED, TrainkitError
@@ -197,7 +197,7 @@ def test_an_array_that_the_manifest_does_not_know_is_found_by_verify(tmp_path: P
     save(tmp_path, 1)
     root = at(tmp_path, 1) / "arrays"
     shutil.copytree(root / "step", root / "stray")
-    assert store.verify(at(tmp_path, 1)) == ["stray: the manifest does not know it"]
+    assert store.verify(at(tmp_path, 1)) == ["stray: the manifest does not list it"]
 
 
 def test_a_state_that_does_not_fit_is_refused_with_every_leaf_in_one_message(tmp_path: Path) -> None:
@@ -417,10 +417,10 @@ def test_a_step_that_an_earlier_attempt_saved_is_replaced_by_what_this_one_has(t
 
 def test_what_came_after_a_step_can_be_set_aside_and_is_not_lost(tmp_path: Path) -> None:
     save(tmp_path, 1, 2, 3)
-    assert store.set_aside(tmp_path, beyond=1) == [2, 3]
+    assert store.set_aside(store.directory_of(tmp_path), beyond=1) == [2, 3]
     save(tmp_path, 2)
-    assert store.set_aside(tmp_path, beyond=1) == [2]
-    assert store.set_aside(tmp_path, beyond=1) == []
+    assert store.set_aside(store.directory_of(tmp_path), beyond=1) == [2]
+    assert store.set_aside(store.directory_of(tmp_path), beyond=1) == []
     assert [info.step for info in store.checkpoints(tmp_path)] == [1]
     aside = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("checkpoints/set-aside-*/*"))
     assert aside == ["checkpoints/set-aside-1/2", "checkpoints/set-aside-1/3", "checkpoints/set-aside-2/2"]

@@ -1,4 +1,4 @@
-"""A run that trains an adapter: what it saves, how it goes on, and what it refuses."""
+"""A run that trains an adapter: what it saves, how it continues, and what it refuses."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_it_does_not_go_on_on_top_of_another_base(place: Path) -> None:
     kept.write_text(kept.read_text().replace("seed = 0", "seed = 1"))
     done = trainkit(place, "resume", f"runs/copy/{BEFORE}", "--plain")
     assert done.returncode == WRONG_INPUT, done.stdout + done.stderr
-    assert "the adapter was trained on top of another model: its checkpoint knows the base" in done.stderr
+    assert "the adapter was trained on top of another model: its checkpoint records the base" in done.stderr
 
 
 def test_what_an_adapter_is_cannot_change_within_a_run_and_how_fast_it_learns_can(place: Path) -> None:

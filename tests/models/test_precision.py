@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit import models, optim
-from trainkit.checkpoint.names import named_leaves
+from trainkit.checkpoint.leaves import named_leaves
 from trainkit.checkpoint.restore import restore
 from trainkit.checkpoint.saver import Provenance, Saver
 from trainkit.errors import TrainkitError

@@ -89,7 +89,7 @@ def test_the_singular_values_of_muon_s_updates_are_near_one() -> None:
 
 
 def test_one_rule_keeps_the_paths_of_its_state_where_they_always_were() -> None:
-    from trainkit.checkpoint.names import named_leaves
+    from trainkit.checkpoint.leaves import named_leaves
 
     assert {name.rpartition(".")[0] for name in named_leaves(built(AdamW(learning_rate=1.0)).init(params()))} >= {
         "0.mu"

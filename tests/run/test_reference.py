@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from trainkit.checkpoint.digest import digest
+from trainkit.checkpoint.leaves import digest
 from trainkit.data.cache import build as caches
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog

@@ -1,4 +1,4 @@
-"""Arrays on disk: zarr3 through TensorStore, one directory an array, crc32c in every chunk. Knows no jax.
+"""Arrays on disk: zarr3 through TensorStore, a directory for each array, crc32c in every chunk. Imports no jax.
 
 TensorStore is imported where it is used: it takes half a second that the first step need not wait for.
 """
@@ -21,18 +21,18 @@ from trainkit.checkpoint.manifest import Leaf, sync_directory
 #: start and stop along each axis
 Box: TypeAlias = tuple[tuple[int, int], ...]
 
-#: What TensorStore may use while a training step needs the processors.
+#: Limits of TensorStore while a training step needs the processors.
 GENTLY = {"file_io_concurrency": {"limit": 4}, "data_copy_concurrency": {"limit": 1}}
-#: Larger shards are cut, so that memory stays bounded and a reader on another mesh need not read all of them.
+#: Larger shards are cut into chunks: memory stays bounded, and a reader on another mesh reads only what it needs.
 CHUNK_BYTES = 64 << 20
-#: What may be on its way to or from the disk at once.
+#: Bytes that may be on their way to or from the disk at once.
 IN_FLIGHT_BYTES = 256 << 20
 
 
 class WriteWindow:
-    """Futures on their way, oldest first, bounded by the bytes that they hold. Leaving it waits for all of them.
+    """Pending reads or writes, bounded by the bytes that they hold. Leaving the `with` block waits for all of them.
 
-    On an error it still waits: what a write refers to must outlive it, and its directory can be removed only after it.
+    It waits after an exception too: the data of a write must outlive it, and its directory can be removed only then.
     """
 
     def __init__(self, done: Callable[[Any, Any], None] | None = None) -> None:
@@ -41,7 +41,7 @@ class WriteWindow:
         self._done = done
 
     def add(self, future: Any, size: int, label: Any = None) -> None:
-        """Raises what the oldest futures raise, where there is no room before they are done."""
+        """Add a future of `size` bytes. While there are too many, wait for the oldest and raise what it raises."""
         self._waiting.append((future, label, size))
         self._bytes += size
         while self._bytes > IN_FLIGHT_BYTES:
@@ -67,7 +67,7 @@ class WriteWindow:
 
 
 def chunk_shape(shard: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """The shard, or an even part of it of at most CHUNK_BYTES where cutting one axis gives such a part.
+    """Return the shape of a chunk: the shard, or an equal part of it of at most CHUNK_BYTES if one axis can be cut so.
 
     It divides the shard, so that no two devices write to one chunk.
     """
@@ -79,17 +79,17 @@ def chunk_shape(shard: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 
 
 def create(root: Path, leaves: dict[str, tuple[Leaf, tuple[int, ...]]]) -> dict[str, Any]:
-    """New arrays, by name, from (what it is, shape of a shard). Raises ValueError or OSError of TensorStore."""
+    """Create arrays and return them by name. `leaves` holds (leaf, shape of a shard). Raises ValueError or OSError."""
     import tensorstore as ts
 
-    # A context of its own each time: one that lives on grows.
+    # a new context each time, because one that is kept grows
     context = ts.Context(GENTLY)
     opening = {}
     with WriteWindow() as window:
         for name, (leaf, shard) in leaves.items():
             chunk = chunk_shape(shard, ts.dtype(leaf.dtype).numpy_dtype.itemsize)
             spec = {**_spec(root / name), "metadata": _metadata(leaf, chunk)}
-            # Without these two a chunk that was deleted reads as zeros.
+            # without these two settings a deleted chunk reads as zeros
             spec |= {"store_data_equal_to_fill_value": True, "fill_missing_data_reads": False}
             opening[name] = ts.open(spec, create=True, open=False, context=context)
             window.add(opening[name], 0)
@@ -97,22 +97,22 @@ def create(root: Path, leaves: dict[str, tuple[Leaf, tuple[int, ...]]]) -> dict[
 
 
 def write(root: Path, arrays: dict[str, Any], parts: Iterable[tuple[str, Box, np.ndarray]]) -> None:
-    """Write parts into arrays made by `create`, and make all of it durable.
+    """Write parts into arrays made by `create`, and flush everything to the disk.
 
-    The parts must not change before this returns; they are not copied, and not held afterwards.
+    The parts must not change before this returns: they are not copied.
     """
     with WriteWindow() as window:
         for name, box, part in parts:
             if part.size:
                 target = _at(arrays[name], box)
                 window.add(target.write(part, can_reference_source_data_indefinitely=True), part.nbytes)
-    # TensorStore syncs the files; that they are there at all is the directories' business
+    # TensorStore syncs the files, but not the directories that list them
     for directory in (*(root / name for name in arrays), root):
         sync_directory(directory)
 
 
 def forget_cached(root: Path) -> None:
-    """Have the system drop its copies in memory of what `write` has made durable: who reads it next reads the disk."""
+    """Drop what `write` wrote from the page cache, so that the next reader reads the disk."""
     if sys.platform != "linux":
         return
     for path in root.glob("*/*"):
@@ -124,10 +124,10 @@ def forget_cached(root: Path) -> None:
 
 
 def open_all(root: Path, leaves: dict[str, Leaf], *, gently: bool = False) -> tuple[dict[str, Any], list[str]]:
-    """Existing arrays by name, and what is wrong with the others, one sentence each."""
+    """Return the arrays that can be opened, by name, and the problems of the others, a sentence each."""
     import tensorstore as ts
 
-    # the cache lets several parts of one chunk be cut from one read of it; who is gentle reads each chunk once
+    # the cache serves several parts of a chunk from one read of it; `gently` is for readers of whole chunks
     context = ts.Context(GENTLY if gently else {"cache_pool": {"total_bytes_limit": IN_FLIGHT_BYTES}})
     opening = {
         name: ts.open({**_spec(root / name), "fill_missing_data_reads": False}, read=True, context=context)
@@ -137,7 +137,7 @@ def open_all(root: Path, leaves: dict[str, Leaf], *, gently: bool = False) -> tu
     for name, future in opening.items():
         leaf = leaves[name]
         if error := future.exception():
-            problems.append(f"{name}: {said(error)}")
+            problems.append(f"{name}: {message_of(error)}")
             continue
         array = future.result()
         if (array.shape, array.dtype.name) == (leaf.shape, leaf.dtype):
@@ -149,12 +149,12 @@ def open_all(root: Path, leaves: dict[str, Leaf], *, gently: bool = False) -> tu
 
 
 def read_part(array: Any, box: Box) -> Any:
-    """A future of the numpy array in a box; its `result()` raises ValueError where a chunk is missing or damaged."""
+    """Return a future of the numpy array in a box; `result()` raises ValueError if a chunk is missing or damaged."""
     return _at(array, box).read(order="C")
 
 
 def damage(array: Any) -> list[str]:
-    """Read every chunk, a few at a time; one sentence for each that is missing or damaged."""
+    """Read every chunk, and return a sentence for each that is missing or damaged."""
     found: list[str] = []
     waiting: deque[Any] = deque()
     for box in _chunks(array.shape, array.chunk_layout.read_chunk.shape or ()):
@@ -167,17 +167,18 @@ def damage(array: Any) -> list[str]:
 
 
 def describe(shape: tuple[int, ...], dtype: str) -> str:
+    """Return dtype and shape in words, such as `float32[8, 16]`."""
     return f"{dtype}[{', '.join(map(str, shape))}]"
 
 
-def said(error: BaseException) -> str:
-    """What TensorStore said, without the spec and the source locations that it appends."""
+def message_of(error: BaseException) -> str:
+    """Return the message of a TensorStore error without the spec and source locations that follow it."""
     return str(error).split(" [", 1)[0]
 
 
 def _failed(future: Any) -> list[str]:
     error = future.exception()
-    return [said(error)] if error else []
+    return [message_of(error)] if error else []
 
 
 def _chunks(shape: tuple[int, ...], chunk: tuple[int, ...]) -> Iterator[Box]:

@@ -1,4 +1,4 @@
-"""`manifest.json`: what a checkpoint holds and what it was made from. A directory without one is no checkpoint."""
+"""`manifest.json`: what a checkpoint holds and where it came from. A directory without one is not a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from trainkit.errors import FAILED, TrainkitError
 NAME = "manifest.json"
 FORMAT = 1
 
-#: In ascending order of how much a person wants to keep it. `requested` was asked for by a command or a signal.
+#: In ascending order of how long it is kept. A command or a signal asks for a `requested` checkpoint.
 KINDS = ("rolling", "requested", "permanent", "final")
 Kind = Literal["rolling", "requested", "permanent", "final"]
 
 
 class DamagedCheckpoint(TrainkitError):
-    """What is on disk is not what was written. An older checkpoint may be whole."""
+    """A checkpoint has lost or changed data on the disk. An older checkpoint may be whole."""
 
     def __init__(self, problem: str, *, where: str) -> None:
         hint = "the checkpoint before it may be whole: `trainkit verify RUN` checks them all"
@@ -27,7 +27,7 @@ class DamagedCheckpoint(TrainkitError):
 
 
 class Leaf(BaseModel):
-    """One array on disk. A PRNG key is kept as its key data (these shape and dtype) and the name of its PRNG."""
+    """An array on disk. A PRNG key is stored as its key data, of this shape and dtype, and the name of its PRNG."""
 
     model_config = ConfigDict(frozen=True)
     shape: tuple[int, ...]
@@ -37,11 +37,13 @@ class Leaf(BaseModel):
 
 
 class Manifest(BaseModel):
-    # metrics that are not finite are written as "NaN" and "Infinity", which JSON has no numbers for
+    """What a checkpoint holds and where it came from."""
+
+    # metrics that are not finite become "NaN" and "Infinity", because JSON has no such numbers
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="strings")
     format: int
     step: int
-    """Updates done."""
+    """Completed updates."""
     kind: Kind
     created: float
     """Unix seconds."""
@@ -51,12 +53,12 @@ class Manifest(BaseModel):
     data: str
     """Fingerprint of the ledger."""
     base: str | None = None
-    """Digest of the frozen parameters, which are not in it; None where there are none."""
+    """Digest of the frozen parameters, which are not saved; None where there are none."""
     aim_run: str | None
     metrics: dict[str, float]
     versions: dict[str, str]
     devices: list[str]
-    """Kind of every device that held a part of it."""
+    """The kind of each device that held a part of the state."""
     mesh: dict[str, int]
     """Axis name to size; empty where the state lay on one device without a mesh."""
     bytes: int
@@ -64,7 +66,12 @@ class Manifest(BaseModel):
 
 
 def read(directory: Path) -> Manifest:
-    """The manifest of a checkpoint. Raises DamagedCheckpoint where it is missing or unreadable."""
+    """Return the manifest of a checkpoint.
+
+    Raises:
+        DamagedCheckpoint: it is missing or unreadable.
+        TrainkitError: another version of trainkit wrote it in another format.
+    """
     path = directory / NAME
     try:
         text = path.read_text(encoding="utf-8")
@@ -85,7 +92,7 @@ def read(directory: Path) -> Manifest:
 
 
 def write(directory: Path, manifest: Manifest) -> None:
-    """Write or replace it, durably and at once. Raises OSError."""
+    """Write or replace the manifest atomically, and flush it to the disk. Raises OSError."""
     path, fresh = directory / NAME, directory / f".{NAME}"
     with fresh.open("w", encoding="utf-8") as file:
         file.write(manifest.model_dump_json(indent=1) + "\n")
@@ -96,7 +103,7 @@ def write(directory: Path, manifest: Manifest) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names in a directory survive a power cut, as fsync does for the contents of a file."""
+    """Flush the names in a directory to the disk, as fsync does with the contents of a file."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

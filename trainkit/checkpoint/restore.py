@@ -1,10 +1,10 @@
-"""From disk to the devices: leaves are found by name and laid out as the template says, whatever mesh wrote them."""
+"""Restoring: leaves are found by name and sharded as the template says, whatever mesh wrote them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -13,27 +13,24 @@ from jax.sharding import Sharding, SingleDeviceSharding
 from trainkit.checkpoint import arrays, store
 from trainkit.checkpoint import manifest as manifests
 from trainkit.checkpoint.arrays import Box, describe
+from trainkit.checkpoint.leaves import Template, leaf_of, named_leaves
 from trainkit.checkpoint.manifest import DamagedCheckpoint, Leaf, Manifest
-from trainkit.checkpoint.names import named_leaves
 from trainkit.errors import FAILED, TrainkitError
 
 T = TypeVar("T")
-#: An array as it should be: its shape, dtype and sharding count, its contents do not.
-Template: TypeAlias = jax.Array | jax.ShapeDtypeStruct
 
 
 def restore(directory: Path, template: Any, *, under: str = "") -> Any:
-    """The state in a checkpoint, in the shape of `template`.
+    """Return the state in a checkpoint, in the structure of `template`.
 
     Args:
         directory: `runs/NAME/checkpoints/STEP`.
-        template: a pytree of arrays or `jax.ShapeDtypeStruct`; each leaf goes where its sharding says, to the first
-            device where it has none.
-        under: restores a part, `params` for example: `template` is then that part, and the rest is not read.
+        template: a pytree of arrays or `jax.ShapeDtypeStruct`. A leaf without a sharding goes to the first device.
+        under: the part to restore, such as `params`; `template` is then that part, and the rest is not read.
 
     Raises:
-        TrainkitError: the template has other leaves, shapes, dtypes or PRNGs than the checkpoint; names all of them.
-        DamagedCheckpoint: something is missing or fails its checksum.
+        TrainkitError: leaves, shapes, dtypes or PRNGs differ from the template's; the message names all of them.
+        DamagedCheckpoint: a file is missing or fails its checksum.
     """
     manifest = manifests.read(directory)
     targets = named_leaves(template, under=under)
@@ -45,17 +42,19 @@ def restore(directory: Path, template: Any, *, under: str = "") -> Any:
     try:
         restored = _read(opened, targets, stored)
     except ValueError as error:
-        raise DamagedCheckpoint(arrays.said(error), where=str(directory)) from error
+        raise DamagedCheckpoint(arrays.message_of(error), where=str(directory)) from error
     return jax.tree.unflatten(jax.tree.structure(template), [restored[name] for name in targets])
 
 
 def restore_newest(
     run_directory: Path, read: Callable[[Path], T], *, on_damaged: Callable[[Path, TrainkitError], None]
 ) -> tuple[T, Manifest] | None:
-    """What `read` makes of the newest checkpoint that is whole, with its manifest; None where the run has none.
+    """Return what `read` restores from the newest whole checkpoint, and its manifest; None if the run has none.
 
-    `read` is `restore` with a template, or several of them. `on_damaged` is told of every directory from which it
-    raises DamagedCheckpoint, newest first. Raises TrainkitError where none is whole, and what else `read` raises.
+    `on_damaged` is called for each directory from which `read` raises DamagedCheckpoint, the newest first.
+
+    Raises:
+        TrainkitError: every checkpoint is damaged; and whatever else `read` raises.
     """
     directories = store.step_directories(run_directory)
     for directory in reversed(directories):
@@ -68,28 +67,14 @@ def restore_newest(
         raise TrainkitError(
             f"no checkpoint is whole; all are damaged: {steps}",
             where=str(run_directory),
-            hint="start anew under another name: trainkit run RECIPE --name NAME",
+            hint="start again under another name: trainkit run RECIPE --name NAME",
             exit_code=FAILED,
         )
     return None
 
 
-def leaf_of(template: Template) -> Leaf:
-    """What a leaf is on disk."""
-    if jax.dtypes.issubdtype(template.dtype, jax.dtypes.prng_key):
-        impl = []
-
-        def trace(key: jax.Array) -> jax.Array:
-            impl.append(str(jax.random.key_impl(key)))  # says so of a tracer, not of a ShapeDtypeStruct
-            return jax.random.key_data(key)
-
-        data = jax.eval_shape(trace, template)
-        return Leaf(shape=data.shape, dtype=str(data.dtype), kind="key", impl=impl[0])
-    return Leaf(shape=template.shape, dtype=str(template.dtype))
-
-
 def box_of(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
-    """The part of an array that an index of `jax.sharding` means."""
+    """Return the part of an array that an index of `jax.sharding` selects."""
     return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
 
 
@@ -119,26 +104,26 @@ def _show(leaf: Leaf) -> str:
 
 
 def _read(opened: dict[str, Any], targets: dict[str, Template], stored: dict[str, Leaf]) -> dict[str, jax.Array]:
-    """Read each distinct part once, however many devices hold it; hand each leaf to the devices when it is complete."""
+    """Read each distinct part once, however many devices hold it, and place each leaf once all its parts are read."""
     parts: dict[str, dict[Box, np.ndarray]] = {}
     restored: dict[str, jax.Array] = {}
 
-    def arrived(label: tuple[str, Box, bool], part: np.ndarray) -> None:
+    def place_if_complete(label: tuple[str, Box, bool], part: np.ndarray) -> None:
         name, box, last = label
         parts.setdefault(name, {})[box] = part
         if last:
             restored[name] = _place(parts.pop(name), targets[name], stored[name])
 
-    with arrays.WriteWindow(arrived) as window:
+    with arrays.WriteWindow(place_if_complete) as window:
         for name, leaf in stored.items():
             boxes = _boxes(targets[name], leaf)
             for i, box in enumerate(boxes):
-                size = leaf_bytes(opened[name], box)
+                size = _part_bytes(opened[name], box)
                 window.add(arrays.read_part(opened[name], box), size, (name, box, i == len(boxes) - 1))
     return restored
 
 
-def leaf_bytes(array: Any, box: Box) -> int:
+def _part_bytes(array: Any, box: Box) -> int:
     return int(np.prod([stop - start for start, stop in box], dtype=np.int64)) * array.dtype.numpy_dtype.itemsize
 
 
@@ -156,7 +141,7 @@ def _place(parts: dict[Box, np.ndarray], template: Template, leaf: Leaf) -> jax.
         return jax.device_put(jax.random.wrap_key_data(jax.numpy.asarray(data), impl=leaf.impl), sharding)
 
     def part(index: tuple[slice, ...] | None) -> np.ndarray:
-        assert index is not None, "a device of this process holds no part"
+        assert index is not None, "every device of this process holds a part"
         return parts[box_of(index, leaf.shape)]
 
     return jax.make_array_from_callback(leaf.shape, sharding, part)

@@ -1,4 +1,4 @@
-"""Saving while training goes on: a copy on the devices at once, its way to the disk in a thread, one at a time."""
+"""Saving while training continues: the state is copied on the devices, and a thread writes the copy to the disk."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from trainkit import __version__
 from trainkit.checkpoint import arrays, store
 from trainkit.checkpoint import manifest as manifests
 from trainkit.checkpoint.arrays import Box
+from trainkit.checkpoint.leaves import leaf_of, named_leaves
 from trainkit.checkpoint.manifest import FORMAT, KINDS, Kind, Leaf, Manifest
-from trainkit.checkpoint.names import named_leaves
-from trainkit.checkpoint.restore import box_of, leaf_of
+from trainkit.checkpoint.restore import box_of
 from trainkit.errors import FAILED, TrainkitError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """What the manifest says beside the state."""
+    """What a manifest records besides the state."""
 
     recipe: str
     """Fingerprint of the recipe."""
@@ -37,14 +37,14 @@ class Provenance:
     """Fingerprint of the ledger."""
     attempt: int
     base: str | None = None
-    """Digest of what the state is trained on top of and does not hold; None where it holds all."""
+    """Digest of the frozen parameters, which are not saved; None where there are none."""
     aim_run: str | None = None
     metrics: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint that is on disk, whole."""
+    """A checkpoint that is on disk in full."""
 
     step: int
     kind: Kind
@@ -56,11 +56,9 @@ class Saved:
 
 
 class Saver:
-    """The writer of a run's checkpoints; there is one, and it holds the run's lock.
+    """The only writer of a run's checkpoints; its process holds the run's lock.
 
-    Make it before restoring: it first tidies what a killed writer left. `on_saved` is called from `poll`, `save` and
-    `wait`, in the thread that calls those. `held` are the steps whose checkpoints somebody reads: none of them is
-    removed; it is called from another thread. Of the rolling ones the newest `keep_last` stay.
+    Create it before restoring: it first removes what a killed writer left.
     """
 
     def __init__(
@@ -71,6 +69,10 @@ class Saver:
         held: Callable[[], Collection[int]] = frozenset,
         keep_last: int = 2,
     ) -> None:
+        """`on_saved` is called from `poll`, `save` and `wait`, in their thread. `held`, which another thread calls,
+        returns the steps whose checkpoints are being read and must stay. The newest `keep_last` rolling checkpoints
+        stay too.
+        """
         self._run = run_directory
         self._on_saved, self._held, self._keep_last = on_saved, held, keep_last
         self._thread = ThreadPoolExecutor(1, "checkpoint")
@@ -87,9 +89,11 @@ class Saver:
     def save(self, state: Any, *, step: int, kind: Kind, provenance: Provenance) -> None:
         """Copy `state`, a pytree of `jax.Array`, and write the copy in the background.
 
-        Returns once the copy is under way: the caller may donate `state` to the next step. Waits for the save before
-        it. A step that this saver has written already is not written again, only kept as the more precious kind.
-        Raises TrainkitError where the save before it failed.
+        Waits for the previous save. The caller may donate `state` to the next step once this returns. A step that
+        this saver has already written is not written again: its kind becomes the one that is kept longer.
+
+        Raises:
+            TrainkitError: the previous save failed.
         """
         self.wait()
         started = time.monotonic()
@@ -108,12 +112,12 @@ class Saver:
         self._in_flight = self._thread.submit(self._write, manifest, started)
 
     def poll(self) -> None:
-        """Hand a finished save to `on_saved`; raises TrainkitError where it failed. Does not wait."""
+        """Call `on_saved` if a save has finished. Does not wait. Raises TrainkitError if the save failed."""
         if self._in_flight and self._in_flight.done():
             self.wait()
 
     def wait(self) -> None:
-        """Return once everything is on disk; raises TrainkitError where that failed."""
+        """Return once everything is on disk. Raises TrainkitError if the save failed."""
         if self._in_flight:
             in_flight, self._in_flight = self._in_flight, None
             saved = in_flight.result()
@@ -121,7 +125,7 @@ class Saver:
             self._on_saved(saved)
 
     def close(self) -> None:
-        """Wait, end the thread, and give back the memory of the copy."""
+        """Wait for the save, end the thread, and free the memory of the copy."""
         try:
             self.wait()
         finally:
@@ -129,26 +133,26 @@ class Saver:
             self._snapshot = {}
 
     def _save_in_place(self, leaves: dict[str, jax.Array], manifest: Manifest, started: float) -> None:
-        """Without room for a copy on the devices, training waits for the disk."""
+        """Write the state itself, where the devices have no memory for a copy: training waits for the disk."""
         self._snapshot = {name: _plain(leaf) for name, leaf in leaves.items()}
         try:
             self._in_flight = self._thread.submit(self._write, manifest, started)
             self.wait()
         finally:
-            self._snapshot = {}  # they are the state's own buffers, not ours to reuse
+            self._snapshot = {}  # these are the state's own buffers, which must not be reused
 
     def _write(self, manifest: Manifest, started: float) -> Saved:
         written = store.temporary(self._run, manifest.step)
         final = store.directory_of(self._run) / str(manifest.step)
         try:
             if not self._has_room(manifest.bytes):
-                # an older one goes first rather than that there is no newer one
+                # better to remove an older checkpoint first than to have no newer one
                 store.retain(self._run, saved=manifest.step, keep_last=1, held=self._held())
             if not self._has_room(manifest.bytes):
                 raise OSError(f"it needs {_size(manifest.bytes)}")
             self._write_arrays(written / "arrays", manifest.leaves)
             manifests.write(written, manifest)
-            # it is read back from the disk before it gets its name, and before an older one goes for it
+            # read back from the disk before it gets its name, and before an older checkpoint is removed
             arrays.forget_cached(written / "arrays")
             if problems := store.verify(written, gently=True):
                 raise OSError(f"what was written cannot be read back: {'; '.join(problems)}")
@@ -159,7 +163,7 @@ class Saver:
             raise _cannot_write(final, error) from error
         (device, *_) = next(iter(self._snapshot.values())).devices()
         if device.platform != "cpu":
-            # Reusing the buffers saves the CPU its page faults; device memory is better given back.
+            # reusing the buffers saves page faults on a CPU; the memory of other devices is better freed
             self._snapshot = {}
         return self._saved(manifest, started)
 
@@ -190,7 +194,7 @@ class Saver:
 
 
 def size_of(state: Any) -> int:
-    """Bytes that a checkpoint of a pytree of arrays takes, however they are shared among devices."""
+    """Return the bytes of a checkpoint of a pytree of arrays, however they are sharded."""
     return sum(_plain(leaf).nbytes for leaf in jax.tree.leaves(state))
 
 
@@ -207,22 +211,22 @@ def _recopied(old: dict[str, jax.Array], leaves: dict[str, jax.Array]) -> dict[s
     return _copied(leaves)
 
 
-# `old` is only donated: XLA writes the copy into its buffers
+# XLA writes the copy into the buffers of `old`, which is donated
 _recopied_jit = jax.jit(_recopied, donate_argnums=0, keep_unused=True)
 
 
 def _copy(leaves: dict[str, jax.Array], old: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """A copy that shares no buffer with `leaves`, keys as their data, in the buffers of `old` where they fit."""
-    fits = leaves.keys() == old.keys() and all(_alike(_plain(leaves[name]), old[name]) for name in old)
+    """Return a copy, with keys as their data, that reuses the buffers of `old` if all of them fit."""
+    fits = leaves.keys() == old.keys() and all(_is_alike(_plain(leaves[name]), old[name]) for name in old)
     return _recopied_jit(old, leaves) if fits else _copied(leaves)
 
 
-def _alike(a: jax.Array, b: jax.Array) -> bool:
+def _is_alike(a: jax.Array, b: jax.Array) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and a.sharding.is_equivalent_to(b.sharding, a.ndim)
 
 
 def _parts(snapshot: dict[str, jax.Array]) -> Iterator[tuple[str, Box, np.ndarray]]:
-    """Each part of each leaf once, on the host. On CPU these are views, which the caller must let go of."""
+    """Yield each part of each leaf once, on the host. On a CPU these are views, which the caller must not keep."""
     for name, leaf in snapshot.items():
         for shard in leaf.addressable_shards:
             if shard.replica_id == 0:
@@ -230,7 +234,7 @@ def _parts(snapshot: dict[str, jax.Array]) -> Iterator[tuple[str, Box, np.ndarra
 
 
 def _manifest(leaves: dict[str, jax.Array], *, step: int, kind: Kind, provenance: Provenance) -> Manifest:
-    assert leaves, "there is nothing to save"
+    assert leaves, "the state has leaves"
     strange = [name for name, leaf in leaves.items() if not isinstance(leaf, jax.Array)]
     assert not strange, f"not arrays: {strange}"
     stored = {name: leaf_of(leaf) for name, leaf in leaves.items()}
@@ -267,7 +271,7 @@ def _cannot_write(path: Path, error: Exception) -> TrainkitError:
     except OSError:
         free = "the space left there is unknown"
     return TrainkitError(
-        f"the checkpoint cannot be written: {arrays.said(error)}; {free}",
+        f"the checkpoint cannot be written: {arrays.message_of(error)}; {free}",
         where=str(path),
         hint="make room or make it writable, then: trainkit resume RUN; earlier checkpoints are untouched",
         exit_code=FAILED,

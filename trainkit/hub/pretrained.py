@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
+from trainkit.checkpoint.leaves import digest
+from trainkit.checkpoint.manifest import Manifest
+from trainkit.errors import TrainkitError
 from trainkit.hub import find, peft
 from trainkit.hub.load import check, load_params
 from trainkit.models.adapters import Numbers, packed_leaves
-from trainkit.models.nf4 import quantise
+from trainkit.models.nf4 import quantise, sources, without_sources
 from trainkit.parallel import mesh
 from trainkit.recipe import Recipe
 from trainkit.recipe.families.transformer import Pretrained
@@ -76,6 +80,29 @@ def check_weights(recipe: Recipe, base: PyTree, shapes: PyTree, *, resumed: bool
         load_adapter(recipe, shapes)
     if isinstance(model, Pretrained) and model.pretrained is not None and (recipe.adapter is not None or not resumed):
         check(find.weights(model.pretrained, model.revision), base, resize=model.resize_vocabulary)
+
+
+def base_digest(frozen: PyTree, recipe: Recipe) -> str | None:
+    """Return the digest by which a checkpoint of an adapter knows its base; None where the whole model is trained.
+
+    For arrays in 4 bit it is that of the arrays they were packed from, so that an adapter trained on a GPU can be used
+    without one. A random base is known by the packed arrays: its numbers are drawn again, and another program may round
+    them differently in the last bit.
+    """
+    return digest(without_sources(frozen) if recipe.base_checkpoint is None else sources(frozen))
+
+
+def check_same_base(manifest: Manifest, frozen: PyTree, *, where: Path) -> None:
+    """Raise TrainkitError if the adapter in a checkpoint was trained on another base than `frozen`."""
+    ours = digest(sources(frozen))
+    # a random base, and any base in earlier versions, is known by its packed arrays
+    if manifest.base not in (ours, digest(without_sources(frozen))):
+        raise TrainkitError(
+            "the adapter was trained on top of another model: its checkpoint records the base"
+            f" {manifest.base or 'none'}, found {ours or 'none'}",
+            where=str(where),
+            hint="bring the pretrained weights back as they were, or begin a new run",
+        )
 
 
 def _packed(leaf: jax.Array, on: Mesh) -> Any:

@@ -16,14 +16,11 @@ from jaxtyping import PyTree
 
 from trainkit import models
 from trainkit.checkpoint import restore
-from trainkit.checkpoint.digest import check_base, digest
-from trainkit.checkpoint.manifest import Manifest
 from trainkit.checkpoint.store import Info
 from trainkit.errors import TrainkitError
 from trainkit.hub import adapter_config, find, peft
-from trainkit.hub.pretrained import load_base
+from trainkit.hub.pretrained import check_same_base, load_base
 from trainkit.models.adapters import Numbers, adapt, merge, trainable, with_adapter, with_numbers
-from trainkit.models.nf4 import sources, without_sources
 from trainkit.models.stack import LanguageModel
 from trainkit.parallel import mesh
 from trainkit.recipe import Recipe
@@ -95,23 +92,6 @@ def open_adapted(info: Info, recipe: Recipe, *, vocab_size: int, on: Mesh) -> La
     frozen = _run_donating(without_adapter, _shardings(frozen), weights)
     check_same_base(info.manifest, frozen, where=info.directory)
     return eqx.combine(restore.restore(info.directory, params, under="params"), frozen)
-
-
-def base_digest(frozen: PyTree, recipe: Recipe) -> str | None:
-    """What a checkpoint of an adapter knows its base by; None where all of the model is trained.
-
-    Of what is in 4 bit this is what it was packed from, so that an adapter trained on a GPU is used without one. Not of
-    a random base: its numbers are drawn anew, and another program rounds them otherwise in the last bit.
-    """
-    return digest(without_sources(frozen) if recipe.base_checkpoint is None else sources(frozen))
-
-
-def check_same_base(manifest: Manifest, frozen: PyTree, *, where: Path) -> None:
-    """Raises TrainkitError where a checkpoint belongs on top of another base than this."""
-    found = digest(sources(frozen))
-    # what has come of packing it is what a random base is known by, and any was in earlier versions
-    if manifest.base != found and manifest.base != digest(without_sources(frozen)):
-        check_base(manifest, found, where=where)
 
 
 def _base(recipe: Recipe, key: jax.Array, *, vocab_size: int) -> LanguageModel:

@@ -15,7 +15,7 @@ from jaxtyping import PyTree
 
 from trainkit import models
 from trainkit.checkpoint import restore
-from trainkit.checkpoint.names import named_leaves
+from trainkit.checkpoint.leaves import named_leaves
 from trainkit.checkpoint.store import Info, checkpoint_of
 from trainkit.data.documents.chat_template import ChatTemplate
 from trainkit.data.tokenizer import vocabulary

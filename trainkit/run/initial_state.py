@@ -94,7 +94,11 @@ def initial_state(
     if manifest.step != log.step:
         announce(log, loaded, start, resumed_from=manifest.step)
     # also damaged ones that were passed over: kept beside whole ones they would push these out
-    for step in store.set_aside(directory, beyond=manifest.step) if start.step is not None or damaged else []:
+    for step in (
+        store.set_aside(store.directory_of(directory), beyond=manifest.step)
+        if start.step is not None or damaged
+        else []
+    ):
         log.write("log", step=log.step, level="info", message=f"the checkpoint of step {step} was set aside")
     return state
 

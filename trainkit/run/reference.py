@@ -26,7 +26,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from trainkit.checkpoint.digest import digest
+from trainkit.checkpoint.leaves import digest
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.batches.evaluation_set import EvalSet, validation_sources
 from trainkit.data.cache.build import Cache
@@ -35,8 +35,7 @@ from trainkit.data.sources.digests import of_value
 from trainkit.data.storage import writing
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
-from trainkit.hub.pretrained import load_base
-from trainkit.infer.adapted import base_digest
+from trainkit.hub.pretrained import base_digest, load_base
 from trainkit.models.adapters import without_adapters
 from trainkit.models.casting import cast
 from trainkit.models.nf4 import sources, without_sources

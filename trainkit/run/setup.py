@@ -16,8 +16,7 @@ from trainkit.data.tokenizer.load import peek
 from trainkit.events.control import Server
 from trainkit.events.log import EventLog
 from trainkit.export.background import Exporting
-from trainkit.hub.pretrained import check_weights
-from trainkit.infer.adapted import base_digest
+from trainkit.hub.pretrained import base_digest, check_weights
 from trainkit.infer.text_format import check_texts
 from trainkit.parallel import devices
 from trainkit.parallel.compile_cache import use_compile_cache
