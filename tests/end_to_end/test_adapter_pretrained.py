@@ -320,7 +320,7 @@ def test_of_a_run_with_another_vocabulary_than_its_base_the_adapter_alone_is_not
     assert "vocab_size = 320" in text and "resize_vocabulary = false" in text
     lines = [line for line in text.splitlines() if not line.startswith("vocab_size = 320")]
     (run / "recipe.toml").write_text("\n".join(lines).replace("resize_vocabulary = false", "resize_vocabulary = true"))
-    with pytest.raises(TrainkitError, match="another vocabulary than its base") as raised:
+    with pytest.raises(TrainkitError, match="changed the vocabulary of its base") as raised:
         export_adapter(run, None, here / "resized")
     assert "--format hf" in raised.value.hint and not (here / "resized").exists()
 

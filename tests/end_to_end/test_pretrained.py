@@ -373,7 +373,7 @@ def test_a_disk_that_takes_no_more_is_told_as_such(place, run):
         text=True,
         check=False,
     )
-    assert done.returncode == FAILED and "fault of trainkit" not in done.stderr
+    assert done.returncode == FAILED and "bug in trainkit" not in done.stderr
     assert f"{place}/full: the export cannot be written: File too large" in done.stderr
     assert not (place / "full").exists() and not list(place.glob(".full*"))
 

@@ -26,8 +26,8 @@ from trainkit.events.log import EventLog, read
 from trainkit.events.plain_log import text
 from trainkit.events.reducer import view_of
 from trainkit.events.schema import Event
-from trainkit.export.background import BEHIND, OUTPUT, Exporting, _result
-from trainkit.export.draft import made_by
+from trainkit.export.background import MOST_WAITING, OUTPUT, Exporting, _result
+from trainkit.export.model import made_by
 from trainkit.hub import peft
 from trainkit.hub.load import read_spec
 from trainkit.recipe import Recipe
@@ -162,7 +162,7 @@ def test_an_export_that_fails_is_an_alert_with_what_it_said_and_the_next_one_is_
 
 def test_what_was_given_up_is_set_aside_and_exported_again(place: Path) -> None:
     run = shutil.copytree(place / "runs" / "tiny", place / "runs" / "given-up")
-    store.set_aside(run, beyond=18)
+    store.set_aside(store.directory_of(run), beyond=18)
     log = EventLog(run, attempt=2)
     ours = exporting(run, first=18, log=log)
     log.close()
@@ -281,17 +281,17 @@ def test_the_wait_for_exports_ends_by_a_further_signal_an_order_to_stop_or_soon_
 
 def test_of_exports_that_cannot_keep_up_the_oldest_is_left_out_with_its_checkpoint(tmp_path: Path) -> None:
     run = Run(tmp_path, "export.every=1")
-    for step in range(1, BEHIND + 2):
+    for step in range(1, MOST_WAITING + 2):
         run.save(step)
     (told,) = [event["message"] for event in read(run.directory) if event["type"] == "log"]
-    assert told.startswith(f"step 1 is not exported: {BEHIND} others wait") and "make it larger" in told
-    assert run.exporting.held() == tuple(range(2, BEHIND + 2))
-    run.save(BEHIND + 2)
-    assert 1 not in run.steps() and {*range(2, BEHIND + 3)} <= {*run.steps()}
+    assert told.startswith(f"step 1 is not exported: {MOST_WAITING} others wait") and "make it larger" in told
+    assert run.exporting.held() == tuple(range(2, MOST_WAITING + 2))
+    run.save(MOST_WAITING + 2)
+    assert 1 not in run.steps() and {*range(2, MOST_WAITING + 3)} <= {*run.steps()}
     # what an attempt finds is not what it made too much of
     events = len(read(run.directory))
-    again = Exporting(run.directory, recipe(tmp_path, "export.every=1"), first=BEHIND + 2, log=run.log)
-    assert len(again.held()) == BEHIND + 1 and len(read(run.directory)) == events
+    again = Exporting(run.directory, recipe(tmp_path, "export.every=1"), first=MOST_WAITING + 2, log=run.log)
+    assert len(again.held()) == MOST_WAITING + 1 and len(read(run.directory)) == events
     run.checkpointing.close()
     run.log.close()
 
@@ -337,7 +337,7 @@ def test_what_the_disk_refuses_is_an_alert_and_training_goes_on(
         raise OSError("read-only")
 
     with monkeypatch.context() as patch:
-        patch.setattr("trainkit.export.background._set_aside", refused)
+        patch.setattr("trainkit.checkpoint.store.set_aside", refused)
         patch.setattr(store, "retain", refused)
         Exporting(run.directory, recipe(tmp_path, "export.every=10"), first=11, log=run.log)
         events = run.finish(interrupted=lambda: True)

@@ -1,4 +1,4 @@
-"""From a run to an adapter that PEFT loads, which is read back and compared before it is there."""
+"""Exports a run's adapter for PEFT, and reads it back before the export gets its name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from trainkit.checkpoint.store import checkpoint_of
 from trainkit.data.tokenizer import vocabulary
 from trainkit.errors import FAILED, TrainkitError
-from trainkit.export.draft import draft, made_by
+from trainkit.export.model import draft, made_by
 from trainkit.hub import adapter_config, peft, tokenizer
 from trainkit.hub.card import adapter_card
 from trainkit.infer.adapted import open_adapted
@@ -26,12 +26,12 @@ from trainkit.rundir.directory import recipe_of
 def export_adapter(directory: Path, step: int | None, out: Path) -> tuple[int, list[Path]]:
     """Write the adapter of a run, as it was at `step` (None: the newest checkpoint), into the new directory `out`.
 
-    Beside it lie a model card and, where that of its base is another one or begins texts otherwise, or conversations
-    were learned, the tokenizer. Returns the step that it is of, and the files.
+    A model card is written beside it. So is the tokenizer, unless the base has the same one and begins texts in the
+    same way. Returns the step and the paths of the files.
 
     Raises:
-        TrainkitError: the run trains more of its model, there is something at `out`, it cannot be written, there is
-            no such checkpoint, its base is not available, or what was written is not what is read back.
+        TrainkitError: the run has no adapter, `out` exists or cannot be written, the checkpoint is missing, its base is
+            not available, or the adapter that is read back differs.
     """
     loaded = recipe_of(directory)
     recipe = loaded.recipe
@@ -42,7 +42,7 @@ def export_adapter(directory: Path, step: int | None, out: Path) -> tuple[int, l
     spec = recipe.language_model
     if spec.resize_vocabulary:
         raise TrainkitError(
-            "the run has another vocabulary than its base (resize_vocabulary), which an adapter alone does not tell",
+            "the run changed the vocabulary of its base (resize_vocabulary), which an adapter alone does not record",
             where=str(directory),
             hint="export it merged into its base: --format hf",
         )
@@ -83,9 +83,9 @@ def export_adapter(directory: Path, step: int | None, out: Path) -> tuple[int, l
 
 
 def _compare(written: Path, model: LanguageModel, spec: Transformer) -> None:
-    """Raises TrainkitError where what is read back is not, to the last bit, the adapter of the model."""
-    found = adapter_config.read(written, spec)
-    shapes = jax.eval_shape(lambda model: adapt(merge(model), found, key=jax.random.key(0)), model)
+    """Raise TrainkitError unless the adapter that is read back is the model's, bit for bit."""
+    config = adapter_config.read(written, spec)
+    shapes = jax.eval_shape(lambda model: adapt(merge(model), config, key=jax.random.key(0)), model)
     back, ours = adapted_layers(with_numbers(shapes, peft.read(written, shapes, spec))), adapted_layers(model)
     parts = [(x.a, x.b, x.magnitude) for x in (*back.values(), *ours.values())]
     half = len(parts) // 2
@@ -93,8 +93,8 @@ def _compare(written: Path, model: LanguageModel, spec: Transformer) -> None:
     scales = [{layer.scale for layer in layers.values()} for layers in (back, ours)]
     if list(back) != list(ours) or not all(same) or scales[0] != scales[1]:
         raise TrainkitError(
-            "what was exported is not what is read back",
+            "the exported adapter is not the one that is read back",
             where=str(written),
-            hint="this is a fault of trainkit; nothing was exported",
+            hint="this is a bug in trainkit; nothing was exported",
             exit_code=FAILED,
         )

@@ -1,6 +1,6 @@
-"""Exports while training continues: each by a process of its own, from a checkpoint that is on disk, one at a time.
+"""Exports while training continues, one at a time: a process of its own reads a checkpoint from the disk.
 
-So neither a step nor the devices' memory is disturbed. The processes run on the CPU with what of it nobody else wants.
+The process runs on the CPU at the lowest priority, so it takes neither time from a step nor memory from the devices.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ from trainkit.events.log import EventLog
 from trainkit.recipe import Recipe
 from trainkit.rundir.directory import EXPORTS, as_typed
 
-#: In the run's directory: what the processes printed that export.
+#: The output of the exporting processes, in the run's directory.
 OUTPUT = "export.log"
-#: Seconds between two words about what the end of a run waits for.
-WORD = 30.0
-#: More than so many that wait are too many: each has its checkpoint on the disk.
-BEHIND = 4
+#: Seconds between two messages that the end of a run waits for exports.
+MESSAGE_SECONDS = 30.0
+#: How many exports may wait. Each keeps its checkpoint on the disk.
+MOST_WAITING = 4
 
 
 @dataclass(frozen=True)
 class _Process:
-    """One that exports a step."""
+    """A process that exports a step."""
 
     step: int
     process: subprocess.Popen[bytes]
     started: float
     output: int
-    """Where in the run's `export.log` begins what it printed."""
+    """The byte of the run's `export.log` at which its output begins."""
 
 
 class Exporting:
-    """Exports the model as the recipe's `[export]` asks. What goes wrong with an export is an alert, and not raised."""
+    """Exports the model as the recipe's `[export]` asks. A failed export is an alert; training continues."""
 
     def __init__(self, directory: Path, recipe: Recipe, *, first: int, log: EventLog) -> None:
-        """Of a run that continues from step `first`: what is missing up to there is exported as well.
+        """`first` is the step from which the run continues; exports that are missing up to there are queued.
 
-        Make it before anything is saved in this attempt, so that no checkpoint is removed that it needs.
+        Create it before this attempt saves anything, so that no checkpoint that it needs is removed.
         """
         assert recipe.export
         self._directory, self._first, self._log = directory, first, log
         self._every, self._format = recipe.export.every, recipe.export_format
         self._dtype, self._keep_last = recipe.export.dtype, recipe.checkpoint.keep_last
-        #: Steps to be exported, the one that is being exported first. Replaced, never changed: two threads read it.
+        #: The steps to export; the first one may be running. Two threads read it, so it is replaced and never changed.
         self._pending: tuple[int, ...] = ()
         self._seen: set[int] = set()
         self._running: _Process | None = None
@@ -65,64 +65,65 @@ class Exporting:
         aside: list[int] = []
         with self._log_errors("exports of earlier attempts"):
             _remove_drafts(directory / EXPORTS)
-            _begin_anew(directory / OUTPUT)
-            aside = _set_aside(directory / EXPORTS, beyond=first)
+            _start_new_file(directory / OUTPUT)
+            aside = store.set_aside(directory / EXPORTS, beyond=first)
         if aside:
             self._log_message("info", f"set aside: the export of {_steps(aside)}")
         for info in store.checkpoints(directory):
-            # one beyond is damaged, and is written again
+            # a checkpoint beyond is damaged, and will be written again
             if info.step <= first and (info.manifest.kind == "final" or self.wants(info.step)):
                 self._queue(info.step)
 
     def wants(self, step: int, /) -> bool:
-        """Whether a checkpoint of this step is to be written, because it is to be exported."""
+        """Return whether the recipe asks for an export of this step, and so for its checkpoint."""
         return self._every is not None and step % self._every == 0 and step not in self._seen
 
     def take(self, step: int, /, *, last: bool) -> None:
-        """The checkpoint of this step is on disk, whole; `last` of those at the end of a run."""
+        """Queue the export of this step, whose whole checkpoint is on disk; `last` of the run's last checkpoint."""
         if not (last or self.wants(step)):
             return
         self._queue(step)
-        made = self._running and self._running.step
-        waiting = [each for each in self._pending if each > self._first and each != made]
-        if len(waiting) > BEHIND:
-            self._pending = tuple(each for each in self._pending if each != waiting[0])
-            told = f"step {waiting[0]} is not exported: {BEHIND} others wait, each with its checkpoint on the disk"
-            self._log_message("warning", f"{told}; exports take longer than export.every allows: make it larger")
+        running = self._running and self._running.step
+        waiting = [each for each in self._pending if each > self._first and each != running]
+        if len(waiting) > MOST_WAITING:
+            self._remove(waiting[0])
+            message = f"step {waiting[0]} is not exported: {MOST_WAITING} others wait, each with its checkpoint on the"
+            message += " disk; exports take longer than export.every allows: make it larger"
+            self._log_message("warning", message)
 
     def held(self) -> tuple[int, ...]:
-        """Steps whose checkpoints are still to be exported."""
+        """Return the steps whose checkpoints are still to be exported."""
         return self._pending
 
     def poll(self) -> None:
-        """Tell of an export that has ended, and begin the next one. Does not wait."""
+        """Log an export that has ended, and start the next one. Does not wait."""
         if self._running is not None and self._running.process.poll() is not None:
             ended, self._running = self._running, None
             self._report(ended)
-            self._done_with(ended.step)
+            self._remove(ended.step)
         while self._running is None and self._pending:
-            self._begin(self._pending[0])
+            self._start(self._pending[0])
 
     def finish(self, *, interrupted: Callable[[], bool]) -> bool:
-        """Return once all is exported (True), or once it is `interrupted`: a running export ends by itself.
+        """Wait for all exports and return True; or return False once `interrupted`, and leave the running one alone.
 
-        Call it when nothing is saved any more: checkpoints that were only kept for their export are removed.
+        Call it after the last save: checkpoints that were kept only for their export are removed.
         """
-        told = -WORD
+        reported = -MESSAGE_SECONDS
         try:
             self.poll()
             while self._pending and not interrupted():
-                if time.monotonic() - told >= WORD:
-                    told = time.monotonic()
+                if time.monotonic() - reported >= MESSAGE_SECONDS:
+                    reported = time.monotonic()
                     self._log_message("info", f"waiting for the export of {_steps(self._pending)}")
                 time.sleep(0.05)
                 self.poll()
         except KeyboardInterrupt:
-            pass  # training has ended, and ended well
+            pass  # the run is complete: only the wait ends
         if self._pending:
-            later = f"trainkit export {as_typed(self._directory)}/STEP OUT"
-            what = f"the run did not wait for the export of {_steps(self._pending)}"
-            self._log_message("warning", f"{what}; the next attempt exports it; to do it by hand: {later}")
+            message = f"the run did not wait for the export of {_steps(self._pending)}; the next attempt exports it"
+            by_hand = f"trainkit export {as_typed(self._directory)}/STEP OUT"
+            self._log_message("warning", f"{message}; to do it by hand: {by_hand}")
         if not self._here:
             return True
         with self._log_errors("checkpoints that were kept for their export"):
@@ -138,19 +139,19 @@ class Exporting:
         if self._here and step not in self._pending and not self._output_directory(step).exists():
             self._pending = (*self._pending, step)
 
-    def _done_with(self, step: int) -> None:
+    def _remove(self, step: int) -> None:
         self._pending = tuple(each for each in self._pending if each != step)
 
     def _was_exported_elsewhere(self, step: int) -> bool:
-        """Whether an export that outlived its attempt has been there before."""
-        there = self._output_directory(step).exists()
-        if there:
+        """Return whether a process that outlived an earlier attempt has exported the step, and log it."""
+        exists = self._output_directory(step).exists()
+        if exists:
             self._log_message("info", f"step {step} has been exported by a process of an earlier attempt")
-        return there
+        return exists
 
-    def _begin(self, step: int) -> None:
+    def _start(self, step: int) -> None:
         if self._was_exported_elsewhere(step):
-            self._done_with(step)
+            self._remove(step)
             return
         command = [
             sys.executable,
@@ -170,23 +171,23 @@ class Exporting:
                     stdout=output,
                     stderr=output,
                     env=os.environ | {"JAX_PLATFORMS": "cpu"},
-                    # what interrupts the trainer must not cut it off
+                    # a signal to the trainer's process group must not end it
                     start_new_session=True,
                 )
         except OSError as error:
-            self._done_with(step)
+            self._remove(step)
             self._report_failure(step, f"its process could not be started: {error}")
             return
-        _put_last(process.pid)
+        _lower_priority(process.pid)
         self._running = _Process(step, process, time.monotonic(), begin)
 
     def _report(self, ended: _Process) -> None:
-        """Write to the log what has come of an export."""
-        said, code = self._last_output(ended.output), ended.process.returncode
-        result = _result(said) if code == 0 else None
+        """Log the result of an export."""
+        lines, code = self._output_from(ended.output), ended.process.returncode
+        result = _result(lines) if code == 0 else None
         if result is None:
             if not self._was_exported_elsewhere(ended.step):
-                why = f"{_problem(said, code)}; its output is in {as_typed(self._directory / OUTPUT)}"
+                why = f"{_problem(lines, code)}; its output is in {as_typed(self._directory / OUTPUT)}"
                 self._report_failure(ended.step, why)
             return
         self._log.write(
@@ -199,17 +200,17 @@ class Exporting:
             seconds=round(time.monotonic() - ended.started, 3),
         )
 
-    def _last_output(self, begin: int) -> list[str]:
-        """The lines printed from there on by the process that was the last to begin."""
+    def _output_from(self, begin: int) -> list[str]:
+        """Return the lines of `export.log` from this byte on, without empty ones."""
         try:
-            printed = (self._directory / OUTPUT).read_bytes()[begin:].decode(errors="replace")
+            output = (self._directory / OUTPUT).read_bytes()[begin:].decode(errors="replace")
         except OSError:
             return []
-        return [line.strip() for line in printed.split("\n") if line.strip()]
+        return [line.strip() for line in output.split("\n") if line.strip()]
 
     @contextlib.contextmanager
     def _log_errors(self, what: str) -> Iterator[None]:
-        """What a disk refuses to do for `what` is an alert: training has no need of it."""
+        """Turn errors of the disk into an alert about `what`, which training does not need."""
         try:
             yield
         except (OSError, ValueError) as error:
@@ -225,58 +226,48 @@ class Exporting:
         self._log.write("log", step=self._log.step, level=level, message=message)
 
 
-def _result(said: Sequence[str]) -> tuple[int, float] | None:
-    """(bytes, difference), as an export that has ended well says them in its last line of JSON."""
-    for line in reversed(said):
+def _result(lines: Sequence[str]) -> tuple[int, float] | None:
+    """Return (bytes, difference) from the line of JSON that a successful export prints last; None without one."""
+    for line in reversed(lines):
         with contextlib.suppress(ValueError, TypeError, KeyError):
-            found = json.loads(line)
-            return int(found["bytes"]), float(found["difference"])
+            result = json.loads(line)
+            return int(result["bytes"]), float(result["difference"])
     return None
 
 
-def _problem(said: Sequence[str], code: int) -> str:
-    """Why an export that ended with this code is none, and what to do."""
+def _problem(lines: Sequence[str], code: int) -> str:
+    """Return why an export that ended with this exit code failed, and what to do."""
     if code == -signal.SIGKILL:
-        told = ["it was killed, as systems do that run out of memory", "it holds the model once or twice"]
-        told += ["hint: trainkit export makes it by hand where there is more"]
+        error = ["it was killed, as systems do that run out of memory", "it holds the model once or twice"]
+        error += ["hint: run trainkit export where there is more memory"]
     else:
-        begins = [i for i, line in enumerate(said) if line.startswith("error: ")]
-        told = list(said[begins[-1] :] if begins else said[-1:]) or ["it printed nothing"]
-    first, *rest = told
+        starts = [i for i, line in enumerate(lines) if line.startswith("error: ")]
+        error = list(lines[starts[-1] :] if starts else lines[-1:]) or ["it printed nothing"]
+    first, *rest = error
     return "; ".join([f"{first.removeprefix('error: ')} (exit {code})", *rest])
 
 
-def _put_last(process: int) -> None:
-    """Everything else on this machine goes first; where memory runs out, this process is the one to be ended."""
+def _lower_priority(process: int) -> None:
+    """Let everything else on this machine run first, and the kernel end this process first where memory runs out."""
     with contextlib.suppress(OSError):  # it may have ended already
         os.setpriority(os.PRIO_PROCESS, process, 19)
-    with contextlib.suppress(OSError):  # there is no such file but on Linux
+    with contextlib.suppress(OSError):  # only Linux has this file
         Path(f"/proc/{process}/oom_score_adj").write_text("1000")
 
 
 def _remove_drafts(exports: Path) -> None:
-    """Those of attempts that were killed."""
+    """Remove the drafts of attempts that were killed."""
     for draft in exports.glob(".*"):
-        # first out of the way: an export that outlived its attempt then cannot put it in place half removed
+        # renamed first: an export that outlived its attempt then cannot move a half-removed draft into place
         shutil.rmtree(draft.rename(draft.with_name(f".removed{draft.name}")), ignore_errors=True)
 
 
-def _begin_anew(output: Path) -> None:
-    """Go on in a copy: what an export that outlived its attempt says is not taken for that of another."""
+def _start_new_file(output: Path) -> None:
+    """Replace the file by a copy: a process that outlived its attempt keeps writing to the old one, unread."""
     if output.exists():
         copy = output.with_name(f".{output.name}")
         shutil.copyfile(output, copy)
         copy.replace(output)
-
-
-def _set_aside(exports: Path, *, beyond: int) -> list[int]:
-    """Move those after step `beyond` out of the way, and return their steps: they are of a course that was given up."""
-    later = sorted(int(path.name) for path in exports.glob("*") if path.name.isdecimal() and int(path.name) > beyond)
-    aside = exports / f"{store.ASIDE}{len(list(exports.glob(f'{store.ASIDE}*'))) + 1}"
-    for step in later:
-        aside.mkdir(exist_ok=True)
-        (exports / str(step)).rename(aside / str(step))
-    return later
 
 
 def _steps(steps: Sequence[int]) -> str:

@@ -1,7 +1,11 @@
-"""From a run to a directory that `transformers` loads, which is read back and compared before it is there."""
+"""Exports a run's model for `transformers`, and reads it back before the export gets its name."""
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,9 +23,11 @@ from trainkit.checkpoint.store import Info, checkpoint_of
 from trainkit.data.tokenizer import vocabulary
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import FAILED, TrainkitError
-from trainkit.export.draft import draft, made_by
+from trainkit.events.attempts import current_events
+from trainkit.events.commands import issued_commands
+from trainkit.events.log import of_kinds
 from trainkit.hub import tokenizer
-from trainkit.hub.card import card
+from trainkit.hub.card import Made, as_told, card
 from trainkit.hub.config import check_loads
 from trainkit.hub.load import load_params, read_spec
 from trainkit.hub.save import save
@@ -33,17 +39,19 @@ from trainkit.parallel import mesh
 from trainkit.recipe import Recipe
 from trainkit.recipe.families.transformer import Transformer
 from trainkit.recipe.toml.load import Loaded
-from trainkit.rundir.directory import recipe_of
+from trainkit.rundir.directory import disk_errors, recipe_of
 
-#: Random tokens on which an export is compared with the model that was exported: rows, and positions of each at most.
+#: Random tokens on which an export is compared with the exported model: rows, and at most so many positions in each.
 ROWS, POSITIONS = 2, 64
-#: Share of the largest logit that they may differ by. Weights are the same to the last bit, and so is the program.
+#: The largest difference of a logit, as a share of the largest logit. Both models have the same weights and program.
 TOLERANCE = 1e-5
+#: The commands that changed what was learned, as a model card describes them.
+COMMANDS = {"rate": "learning rate {} times the schedule's", "decay": "the decay of the schedule began"}
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """What an export wrote."""
 
     directory: Path
     files: tuple[str, ...]
@@ -52,21 +60,21 @@ class Exported:
     difference: float
     """The largest difference of a logit, as a share of the largest logit."""
     rounding: float
-    """The same to the logits of the weights before they were rounded to the export's dtype."""
+    """The largest change of a logit by rounding the weights to the export's dtype, as a share of the largest logit."""
 
 
 def export(directory: Path, step: int | None, out: Path, *, dtype: str) -> Exported:
     """Write the model of a run, as it was at `step` (None: the newest checkpoint), into the new directory `out`.
 
     Raises:
-        TrainkitError: there is something at `out`, it cannot be written, there is no such checkpoint, the model is of
-            no family that `transformers` knows so, or what was written does not give the same logits.
+        TrainkitError: `out` exists or cannot be written, the checkpoint is missing, transformers has no such model, or
+            the export does not give the model's logits.
     """
     loaded = recipe_of(directory)
     recipe, info = loaded.recipe, checkpoint_of(directory, step)
     if not isinstance(recipe.model, Transformer):
         raise TrainkitError(
-            f'a model of type = "{recipe.model.type}" ({recipe.model.kind}) is none that transformers loads',
+            f'transformers cannot load a model of type = "{recipe.model.type}" ({recipe.model.kind})',
             where=str(directory),
             hint="its checkpoints are TensorStore arrays: see checkpoints/STEP/manifest.json",
         )
@@ -80,6 +88,58 @@ def export(directory: Path, step: int | None, out: Path, *, dtype: str) -> Expor
         written = sorted(made.iterdir())
         size = sum(file.stat().st_size for file in written)
     return Exported(out, tuple(file.name for file in written), size, info.step, difference, rounding)
+
+
+@contextmanager
+def draft(out: Path) -> Iterator[Path]:
+    """Yield a new directory, and move it to `out` at the end; after an exception nothing of it is left.
+
+    An empty directory at `out` is kept and receives the files: a process may have it as its working directory, or it
+    may be a mount point.
+
+    Raises:
+        TrainkitError: `out` exists and is not an empty directory, or it cannot be written.
+    """
+    out = out.resolve()
+    existed = out.exists()
+    if existed and not (out.is_dir() and not any(out.iterdir())):
+        raise TrainkitError("this path exists already", where=str(out), hint="name a directory that does not exist")
+    parent = out if existed else out.parent
+    with disk_errors(out, what="the export", then="export it again, or name another directory"):
+        parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=parent))
+        try:
+            temporary.chmod(0o755)
+            yield temporary
+            if existed:
+                for path in list(temporary.iterdir()):
+                    path.replace(out / path.name)
+            else:
+                temporary.replace(out)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def made_by(directory: Path, loaded: Loaded, step: int) -> Made:
+    """Return what the model card says about how a run reached its model of `step`."""
+    base = loaded.recipe.base_checkpoint
+    return Made(
+        name=str(loaded.recipe.run.name),
+        step=step,
+        recipe=as_told(loaded),
+        # a resolved recipe has the whole path of a local directory, which a card cannot link to
+        base=None if base is None or Path(base).is_absolute() else base,
+        evaluations={
+            event["name"]: {path.rpartition("/")[2]: value for path, value in event["metrics"].items()}
+            for event in current_events(list(of_kinds(directory, "run_started", "evaluated")))
+            if event["type"] == "evaluated" and event["step"] <= step
+        },
+        orders=[
+            f"after step {issued.step:,}: {COMMANDS[issued.order.command].format(issued.order.argument)}"
+            for issued in issued_commands(directory)
+            if issued.step < step
+        ],
+    )
 
 
 def _write(
@@ -113,7 +173,7 @@ def _write(
 
 
 def _model(info: Info, recipe: Recipe, codec: LoadedTokenizer, *, on: Mesh) -> LanguageModel:
-    """The model in a checkpoint in the dtype in which it is kept, an adapter merged into its base."""
+    """Return the model of a checkpoint in the dtype of its parameters, with an adapter merged into its base."""
     kept = jnp.dtype(recipe.precision.params)
     if recipe.adapter is not None:
         return merge_adapter(info, recipe, vocab_size=recipe.model.rows(codec.vocab_size), on=on, dtype=kept)
@@ -121,49 +181,49 @@ def _model(info: Info, recipe: Recipe, codec: LoadedTokenizer, *, on: Mesh) -> L
 
 
 def _compare(out: Path, model: LanguageModel, *, on: Mesh, dtype: str) -> tuple[float, float]:
-    """`Exported.difference` and `rounding`. The model is gone after, so that at no time there are two of them.
+    """Return `Exported.difference` and `rounding`. Deletes the model, so that only one model is in memory at a time.
 
     Raises:
-        TrainkitError: the difference is more than `TOLERANCE`.
+        TrainkitError: the difference exceeds `TOLERANCE`.
     """
     vocab, length = model.unembedding().shape[0], min(POSITIONS, model.context_length)
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, vocab, (ROWS, length)), jnp.int32)
     kept = {leaf.dtype for leaf in jax.tree.leaves(model) if eqx.is_inexact_array(leaf)}
     whole, written = jnp.dtype("float32"), jnp.dtype(dtype)
-    model = _as(model, whole)
-    exact = wanted = np.asarray(_logits(model, tokens))
+    model = _convert(model, whole)
+    unrounded = expected = np.asarray(_logits(model, tokens))
     if any(jnp.promote_types(each, written) != written for each in kept):
-        model = _as(_as(model, written), whole)
-        wanted = np.asarray(_logits(model, tokens))
+        model = _convert(_convert(model, written), whole)
+        expected = np.asarray(_logits(model, tokens))
     for leaf in filter(eqx.is_array, jax.tree.leaves(model)):
         leaf.delete()
-    found = np.asarray(_logits(_read_back(out, vocab, length, on), tokens))
-    difference = _apart(found, wanted)
+    exported = np.asarray(_logits(_read_back(out, vocab, length, on), tokens))
+    difference = _relative_difference(exported, expected)
     if not difference <= TOLERANCE:
         raise TrainkitError(
-            f"what was exported does not give the model's logits: they differ by {difference:.1e} of the largest",
+            f"the export does not give the model's logits: they differ by {difference:.1e} of the largest",
             where=str(out),
-            hint="this is a fault of trainkit; nothing was exported",
+            hint="this is a bug in trainkit; nothing was exported",
             exit_code=FAILED,
         )
-    return difference, _apart(wanted, exact)
+    return difference, _relative_difference(expected, unrounded)
 
 
-def _as(model: LanguageModel, dtype: jnp.dtype) -> LanguageModel:
-    """The model in another dtype, leaf by leaf; the one before is gone."""
+def _convert(model: LanguageModel, dtype: jnp.dtype) -> LanguageModel:
+    """Return the model in another dtype. Each leaf is deleted once it is converted."""
 
     def converted(leaf: Any) -> Any:
         if not eqx.is_inexact_array(leaf) or leaf.dtype == dtype:
             return leaf
-        made = leaf.astype(dtype).block_until_ready()
+        new = leaf.astype(dtype).block_until_ready()
         leaf.delete()
-        return made
+        return new
 
     return jax.tree.map(converted, model)
 
 
 def _read_back(out: Path, vocab: int, length: int, on: Mesh) -> LanguageModel:
-    """The model that the files say, in float32."""
+    """Return the model in the exported files, in float32."""
     build = partial(models.build, read_spec(out), vocab_size=vocab, sequence_length=length, implementation="xla")
     shapes = jax.eval_shape(lambda key: build(key=key), jax.random.key(0))
     return load_params(out, shapes, mesh.shardings(on, shapes), np.float32)
@@ -171,9 +231,9 @@ def _read_back(out: Path, vocab: int, length: int, on: Mesh) -> LanguageModel:
 
 @eqx.filter_jit
 def _logits(model: LanguageModel, tokens_BT: Array) -> Array:
-    found = model.hidden(tokens_BT)
-    return model.logits(found[0] if isinstance(found, tuple) else found)  # a causal model also returns its cache
+    hidden = model.hidden(tokens_BT)
+    return model.logits(hidden[0] if isinstance(hidden, tuple) else hidden)  # a causal model also returns its cache
 
 
-def _apart(found: np.ndarray, wanted: np.ndarray) -> float:
-    return float(np.abs(found - wanted).max() / max(float(np.abs(wanted).max()), 1e-30))
+def _relative_difference(actual: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.abs(actual - expected).max() / max(float(np.abs(expected).max()), 1e-30))
