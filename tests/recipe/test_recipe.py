@@ -179,6 +179,7 @@ def test_every_union_that_plugins_extend_starts_anew_when_its_type_changes() -> 
     from trainkit.recipe.toml.plugins import EXTENSIBLE
 
     tables = {"source": ("data", "train", "*"), "document": ("data", "train", "*", "document")}
+    tables["metric"] = ("evaluate", "metrics", "*")
     assert {tables.get(row.kind, (row.kind,)) for row in EXTENSIBLE} <= TYPES.keys()
 
 

@@ -128,6 +128,11 @@ class Recipe(Spec):
         return self
 
     @model_validator(mode="after")
+    def _metrics_fit_the_task(self) -> Recipe:
+        self.evaluate.check_metrics(self.task, self.data)
+        return self
+
+    @model_validator(mode="after")
     def _groups_match_parameters(self) -> Recipe:
         if self.optimizer.groups:
             names = trained_shapes(self.model, self.adapter, vocab_size=1, sequence_length=self.data.positions)

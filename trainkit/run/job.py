@@ -140,6 +140,7 @@ def _evaluator(attempt: Attempt, built: BuiltStep, plan: Plan, *, commands: Comm
         evaluation_sets(attempt.cache.directory, attempt.cache.validation, attempt.recipe, at_once=at_once),
         batch_size=at_once,
         task=built.task,
+        metrics=built.metrics,
         compute=built.compute,
         mesh=built.mesh,
         log=attempt.log,

@@ -40,6 +40,15 @@ class Task(ABC):
         is drawn for a row must come from `row_keys`.
         """
 
+    def predict(self, model: Any, batch: Mapping[str, Array], *, key: PRNGKeyArray) -> tuple[Loss, Mapping[str, Array]]:
+        """Return what `loss` does, and the predictions by name: those that the spec's `predictions` gives.
+
+        Each is an array (N, …) of the items that are predicted, such as examples or tokens. Where there are any,
+        `weights`, float32 (N,), is among them: 0 for items of padding and without a label. An evaluation calls this
+        in place of `loss`, so that a task with predictions needs one forward pass for both.
+        """
+        return self.loss(model, batch, key=key), {}
+
     def report(self, *, loss: float, metrics: Mapping[str, Statistic], targets: int, bytes: int) -> dict[str, float]:
         """Return what an evaluation shows, by the last part of the metric's name.
 

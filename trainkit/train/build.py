@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from trainkit.recipe import Recipe
 from trainkit.recipe.families.transformer import Transformer
 from trainkit.tasks import Task
 from trainkit.tasks import build as build_task
+from trainkit.tasks.metric import Metric, build_metrics
 from trainkit.train.state import State, init
 from trainkit.train.step import Step, make_step
 
@@ -34,6 +35,8 @@ class BuiltStep(NamedTuple):
 
     mesh: Mesh
     task: Task
+    metrics: Mapping[str, Metric]
+    """Of evaluations, by label."""
     compute: jnp.dtype
     step: Step
     initial: Callable[..., State]
@@ -93,7 +96,8 @@ def build(recipe: Recipe, plan: Plan, *, task: Task | None = None) -> BuiltStep:
     shardings = mesh.state_shardings(device_mesh, jax.eval_shape(initial, jax.random.key(0)), zero1=zero1)
     arrays = eqx.filter_eval_shape(lambda key: eqx.filter(base(key), eqx.is_array), jax.random.key(0))
     placed = _with_shardings(arrays, mesh.shardings(device_mesh, arrays))
-    return BuiltStep(device_mesh, task, compute, step, initial, placed, shardings, attention)
+    metrics = build_metrics(recipe.evaluate.metrics, recipe.task.class_names(recipe.data))
+    return BuiltStep(device_mesh, task, metrics, compute, step, initial, placed, shardings, attention)
 
 
 def state_shapes(built: BuiltStep) -> State:

@@ -1,10 +1,10 @@
-"""Token-weighted loss over a whole set."""
+"""The loss and the metrics of a model over whole sets."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 from zlib import crc32
 
 import equinox as eqx
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array
+from jaxtyping import Array, PyTree
 
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.log import EventLog
@@ -20,6 +20,7 @@ from trainkit.models.casting import cast
 from trainkit.parallel.mesh import batch_sharding, replicated_sharding
 from trainkit.plan import divisors
 from trainkit.tasks import Loss, Task
+from trainkit.tasks.metric import Metric
 from trainkit.train.memory import is_out_of_memory
 from trainkit.train.prefetch import PATIENCE, HostBatch, to_device
 from trainkit.train.state import State
@@ -42,6 +43,14 @@ class EvaluationSet(Protocol):
     def batch(self, index: int, /) -> HostBatch: ...
 
 
+class Sums(NamedTuple):
+    """What was added up over a set."""
+
+    loss: Loss
+    metrics: Mapping[str, Any]
+    """Those of the recipe's metrics, by label."""
+
+
 class Evaluator:
     """Evaluates every set and writes one `evaluated` event for each."""
 
@@ -55,19 +64,21 @@ class Evaluator:
         mesh: Mesh,
         log: EventLog,
         interrupted: Callable[[], bool],
+        metrics: Mapping[str, Metric] = {},
     ) -> None:
         self._sets = sets
-        self._task = task
+        self._task, self._metrics = task, metrics
         self._mesh, self._sharding, self._whole = mesh, batch_sharding(mesh), replicated_sharding(mesh)
         self._log = log
         self._interrupted = interrupted
 
-        def add(sums: Loss, state: State, batch: Mapping[str, Array], number: Array) -> Loss:
+        def add(sums: Sums, lost: Sums, state: State, batch: Mapping[str, Array], number: Array) -> tuple[Sums, Sums]:
             # of the set alone: the same is drawn at every step, after a resume and on any devices
             key = jax.random.fold_in(jax.random.fold_in(state.key, EVALUATION), number)
             model = eqx.combine(cast(state.params, compute), cast(state.frozen, compute))
-            loss = task.loss(model, {name: array[0] for name, array in batch.items()}, key=key)
-            return jax.tree.map(jnp.add, sums, loss)
+            loss, predictions = task.predict(model, {name: array[0] for name, array in batch.items()}, key=key)
+            found = Sums(loss, {label: metric.statistics(predictions) for label, metric in metrics.items()})
+            return add_compensated(sums, lost, found)
 
         # the sums lie there before as well: otherwise it would be compiled for where they begin and for where they end
         self._add = jax.jit(add, out_shardings=self._whole)
@@ -92,9 +103,12 @@ class Evaluator:
             if self._interrupted():
                 return
             report: dict[str, float] = {}
-            if weight := float(sums.weight):
-                mean = float(sums.sum) / weight
-                report = self._task.report(loss=mean, metrics=sums.metrics, targets=data.targets, bytes=data.bytes)
+            loss = sums.loss
+            if weight := float(loss.weight):
+                mean = float(loss.sum) / weight
+                report = self._task.report(loss=mean, metrics=loss.metrics, targets=data.targets, bytes=data.bytes)
+                for label, metric in self._metrics.items():
+                    report |= metric.values(sums.metrics[label])
             else:
                 message = f"the validation set {name} has nothing to predict, so there is no loss to report"
                 self._log.write("alert", step=step, kind="evaluation", message=message)
@@ -106,25 +120,27 @@ class Evaluator:
                 seconds=round(time.perf_counter() - started, 3),
             )
 
-    def _summed(self, state: State, data: EvaluationSet, number: np.uint32) -> Loss | None:
+    def _summed(self, state: State, data: EvaluationSet, number: np.uint32) -> Sums | None:
         """Return the sums on the host, of what there was before an interruption; None where there was no memory."""
         try:
-            sums: Loss = jax.device_put(no_loss(self._task), self._whole)
+            zero = Sums(no_loss(self._task), {label: metric.zero for label, metric in self._metrics.items()})
+            sums, lost = (jax.device_put(zero, self._whole) for _ in range(2))
             for index in range(len(data)):
                 batch = data.batch(index)
                 for part in range(self._parts):
                     rows = {name: np.array_split(array, self._parts)[part] for name, array in batch.items()}
                     arrays = to_device(rows, accumulation=1, sharding=self._sharding)
                     with jax.set_mesh(self._mesh):  # as in a step, by the mesh each device knows its rows
-                        sums = self._add(sums, state, arrays, number)
+                        sums, lost = self._add(sums, lost, state, arrays, number)
                 if self._interrupted():
                     break
-            found: Loss = jax.device_get(sums)
+            found, error_of_rounding = jax.device_get((sums, lost))
         except jax.errors.JaxRuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             return None
-        return found
+        exact: Sums = jax.tree.map(_without_error, found, error_of_rounding)
+        return exact
 
     def _split(self, step: int) -> None:
         """Take fewer rows at once from now on. Raises TrainkitError where one row per device is too much."""
@@ -142,3 +158,27 @@ class Evaluator:
         message = f"no memory to evaluate so many sequences at once: continuing with {fewer};"
         message += f" to start with that number: evaluate.batch_size = {fewer}"
         self._log.write("alert", step=step, kind="out of memory", message=message)
+
+
+def _without_error(total: np.ndarray, error: np.ndarray) -> np.ndarray:
+    return np.float64(total) - error if np.issubdtype(total.dtype, np.floating) else total
+
+
+def add_compensated(sums: PyTree, lost: PyTree, more: PyTree) -> tuple[PyTree, PyTree]:
+    """Return `sums` + `more`, leaf by leaf, and what rounding added to them, which the next sum takes off again.
+
+    So a float32 sum of a million batches is as exact as one of two, and counts beyond 2^24 (Kahan 1965). Whole numbers
+    are added as they are.
+    """
+
+    def add(total: Array, error: Array, part: Array) -> tuple[Array, Array]:
+        if not jnp.issubdtype(part.dtype, jnp.floating):
+            return total + part, error
+        part = part - error
+        after = total + part
+        # infinite sums have no error
+        return after, jnp.where(jnp.isfinite(after), (after - total) - part, 0)
+
+    leaves, structure = jax.tree.flatten(sums)
+    pairs = [add(*parts) for parts in zip(leaves, jax.tree.leaves(lost), jax.tree.leaves(more), strict=True)]
+    return jax.tree.unflatten(structure, [a for a, _ in pairs]), jax.tree.unflatten(structure, [b for _, b in pairs])

@@ -1,8 +1,18 @@
-"""[evaluate]: when and on how much of the validation sets the model is evaluated."""
+"""[evaluate]: when and on how much of the validation sets the model is evaluated, and by which metrics."""
 
 from __future__ import annotations
 
-from trainkit.recipe.spec import Count, Spec
+import re
+from typing import Any, get_args
+
+from pydantic import field_validator
+
+from trainkit.recipe.sections.data import Data
+from trainkit.recipe.sections.metric import Metric
+from trainkit.recipe.sections.task import TaskSpec
+from trainkit.recipe.spec import Count, Spec, members_of, type_of
+
+_NAME = re.compile(r"[A-Za-z0-9_.@-]+")
 
 
 class Evaluate(Spec):
@@ -15,3 +25,38 @@ class Evaluate(Spec):
     max_batches: Count | None = None
     """Largest number of batches of each set to evaluate: a random sample drawn with `run.seed`, the same throughout the
     run and after a resume. If absent, the whole set is evaluated."""
+    metrics: tuple[Metric, ...] = ()
+    """What is computed beside what the task reports: `validation/SET/NAME`."""
+
+    @field_validator("metrics")
+    @classmethod
+    def _names_differ(cls, metrics: tuple[Metric, ...]) -> tuple[Metric, ...]:
+        names = [metric.label for metric in metrics]
+        for number, (metric, name) in enumerate(zip(metrics, names, strict=True)):
+            if not _NAME.fullmatch(name):
+                raise ValueError(f'metrics.{number}.name = "{name}": use letters, digits and _ . @ - alone')
+            if name in names[:number]:
+                raise ValueError(f'two metrics are named "{name}": give one {metric.type} another name')
+        return metrics
+
+    def check_metrics(self, task: TaskSpec, data: Data) -> None:
+        """Raise ValueError where a metric needs what the task does not predict, or has a name that the task reports."""
+        classes = task.class_names(data)
+        for number, metric in enumerate(self.metrics):
+            key = f'evaluate.metrics.{number}.type = "{metric.type}"'
+            if not metric.predictions <= task.predictions:
+                known: list[Any] = members_of(get_args(type(self).model_fields["metrics"].annotation)[0])
+                fitting = ", ".join(f'"{type_of(one)}"' for one in known if one.predictions <= task.predictions)
+                raise ValueError(
+                    f'{key} needs {" and ".join(sorted(metric.predictions))}, which task.type = "{task.type}" does not'
+                    f" predict: metrics that fit are {fitting or 'none'}"
+                )
+            if metric.label in task.reports:
+                raise ValueError(
+                    f'{key}: task.type = "{task.type}" reports {metric.label} already: remove the metric,'
+                    " or give it another name"
+                )
+            try:
+                metric.check_classes(classes)
+            except ValueError as error:
+                raise ValueError(f"{key}: {error}") from None

@@ -37,6 +37,11 @@ class TaskSpec(Spec):
     """Whether the targets are the next tokens, which batches then hold. Without, a batch has the tokens alone."""
     masks: ClassVar[bool] = False
     """Whether it needs a tokenizer with a mask token."""
+    predictions: ClassVar[frozenset[str]] = frozenset()
+    """What it predicts of each item, beside `weights`: the names of `Task.predict`. Of classes, `label`, `predicted`
+    (int32, -1 without a label) and `scores` (float32, one for each class); of numbers, `target` and `predicted`."""
+    reports: ClassVar[frozenset[str]] = frozenset({"loss"})
+    """Names of the values that `Task.report` gives of each validation set."""
 
     @property
     def reference(self) -> Mapping[str, tuple[int, ...]]:
@@ -45,6 +50,10 @@ class TaskSpec(Spec):
         It is computed once, before the first step, with the parameters that the run begins with, by `Task.reference`,
         and kept in the cache; see `run/reference.py`."""
         return {}
+
+    def class_names(self, data: Data) -> tuple[str, ...]:
+        """Return the names of the classes that it predicts, in the order of their numbers; none where it has none."""
+        return ()
 
     def check_model(self, model: str, kind: Kind, kinds: Mapping[str, Kind]) -> None:
         """Raise ValueError where it does not train models of this type and kind.
@@ -90,6 +99,7 @@ class CausalLM(TaskSpec):
     implementation: ClassVar[str] = "trainkit.tasks.causal_lm"
     documents: ClassVar[frozenset[str]] = TEXTS
     models: ClassVar[frozenset[Kind]] = frozenset({"causal"})
+    reports: ClassVar[frozenset[str]] = frozenset({"loss", "perplexity", "bits_per_byte"})
 
 
 class MaskedLM(TaskSpec):
@@ -109,6 +119,7 @@ class MaskedLM(TaskSpec):
     implementation: ClassVar[str] = "trainkit.tasks.masked_lm"
     documents: ClassVar[frozenset[str]] = TEXTS
     models: ClassVar[frozenset[Kind]] = frozenset({"encoder"})
+    reports: ClassVar[frozenset[str]] = frozenset({"loss", "accuracy"})
     shifted: ClassVar[bool] = False
     masks: ClassVar[bool] = True
 
@@ -145,6 +156,17 @@ class Preference(TaskSpec):
     implementation: ClassVar[str] = "trainkit.tasks.preference"
     documents: ClassVar[frozenset[str]] = frozenset({"preference"})
     models: ClassVar[frozenset[Kind]] = frozenset({"causal"})
+    reports: ClassVar[frozenset[str]] = frozenset(
+        {
+            "loss",
+            "reward_accuracy",
+            "reward_margin",
+            "chosen_reward",
+            "rejected_reward",
+            "chosen_log_likelihood",
+            "rejected_log_likelihood",
+        }
+    )
 
     @property
     def reference(self) -> Mapping[str, tuple[int, ...]]:

@@ -37,6 +37,7 @@ TYPES: dict[Key, str] = {
     ("data", "train", "*", "document"): "",
     ("data", "validation", "*"): "files",
     ("data", "validation", "*", "document"): "",
+    ("evaluate", "metrics", "*"): "",
 }
 
 

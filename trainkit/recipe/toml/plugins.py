@@ -26,6 +26,7 @@ from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.families.model import ModelSpec
 from trainkit.recipe.sections.document import Document, DocumentSpec
+from trainkit.recipe.sections.metric import Metric, MetricSpec
 from trainkit.recipe.sections.model import Model
 from trainkit.recipe.sections.optimizer import Optimizer, OptimizerSpec
 from trainkit.recipe.sections.schedule import Schedule, ScheduleSpec
@@ -56,6 +57,7 @@ EXTENSIBLE = (
     Extensible("task", TaskSpec, Task),
     Extensible("source", SourceSpec, Source),
     Extensible("document", DocumentSpec, Document, "make"),
+    Extensible("metric", MetricSpec, Metric),
 )
 
 

@@ -1,0 +1,40 @@
+"""`[[evaluate.metrics]]`: a metric that does not fit the task is refused before anything is tokenised."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sample_recipe import TEXT, write
+
+from trainkit.errors import TrainkitError
+from trainkit.recipe.sections.task import TASKS
+from trainkit.recipe.spec import type_of
+from trainkit.recipe.toml.load import load
+from trainkit.tasks import build
+from trainkit.tasks.statistics import Ratio
+
+WRONG = {
+    'type = "f1"': 'type = "f1" needs label and predicted, which task.type = "causal-lm" does not predict: metrics'
+    " that fit are none",
+    'type = "f2"': 'expected "accuracy"',
+    'average = "macro"': 'metrics.0.type = None: expected "accuracy"',
+    'type = "mcc"\nname = "a/b"': 'metrics.0.name = "a/b": use letters',
+    'type = "mcc"\n[[evaluate.metrics]]\ntype = "f1"\nname = "mcc"': 'two metrics are named "mcc"',
+}
+
+
+@pytest.mark.parametrize("keys", WRONG)
+def test_a_metric_that_cannot_be_computed_is_an_error_of_its_line(tmp_path: Path, keys: str) -> None:
+    with pytest.raises(TrainkitError) as raised:
+        load(write(tmp_path, f"{TEXT}\n[[evaluate.metrics]]\n{keys}\n"))
+    assert WRONG[keys] in str(raised.value), raised.value
+    assert "sample.toml:" in str(raised.value)
+
+
+@pytest.mark.parametrize("spec", TASKS, ids=type_of)
+def test_a_task_s_spec_names_what_an_evaluation_reports(spec: type) -> None:
+    task = build(spec.model_validate({"type": type_of(spec)}))
+    metrics = {name: Ratio(np.float32(1), np.float32(1)) for name in task.metrics}
+    assert set(task.report(loss=1.0, metrics=metrics, targets=1, bytes=1)) == spec.reports
