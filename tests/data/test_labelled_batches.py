@@ -9,11 +9,13 @@ import data_room as room
 import numpy as np
 import pytest
 from PIL import Image
+from pyarrow import parquet
 
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.batches.layout import Batch
 from trainkit.data.cache import build as caches
 from trainkit.data.checks.show import show
+from trainkit.data.export import export
 from trainkit.errors import TrainkitError
 
 
@@ -30,7 +32,6 @@ def encoded(pixels: np.ndarray) -> bytes:
 @pytest.mark.parametrize("stored", ["bytes", "path"])
 def test_an_epoch_of_images_has_each_once_with_its_label(tmp_path: Path, stored: str) -> None:
     import pyarrow
-    from pyarrow import parquet
 
     pictures = [picture(seed) for seed in range(11)]
     labels = [("cat", "dog", "owl")[number % 3] for number in range(11)]
@@ -90,6 +91,14 @@ def test_a_pair_of_texts_has_its_label_and_says_which_is_the_second(tmp_path: Pa
         first, other = (cache.tokenizer.decode(tokens[part].tolist()) for part in (~second, second))
         found.add((first, other, int(batch["labels"][row])))
     assert found == {(row["a"], row["b"], ["no", "yes"].index(row["label"])) for row in rows}
+    (written,) = export(cache, recipe.data, tmp_path / "out")
+    table, exported = parquet.read_table(written).to_pydict(), set()
+    for tokens, second, label in zip(table["tokens"], table["second"], table["label"], strict=True):
+        texts = (
+            [token for token, mark in zip(tokens[:-1], second, strict=False) if mark is side] for side in (False, True)
+        )
+        exported.add((*map(cache.tokenizer.decode, texts), label))
+    assert exported == found, "an export has the label of each document, and says which text is the second"
 
 
 @pytest.mark.parametrize(

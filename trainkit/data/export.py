@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trainkit.data.cache.build import Cache
-from trainkit.data.cache.shards import LEARNED
+from trainkit.data.cache.shards import LEARNED, SECOND
 from trainkit.data.cache.stream import Stream
 from trainkit.data.checks.supervision import place_of
 from trainkit.errors import TrainkitError
@@ -21,7 +21,8 @@ def export(cache: Cache, data: Data, directory: Path) -> list[Path]:
     """Write every set of a cache as `SET-00000.parquet` …, a file a shard and a row a document; the files.
 
     Columns: `tokens` (list of uint16 or uint32, the end-of-text token included), `learned` (list of bool, where some
-    tokens are no targets), `source` (file and line).
+    tokens are no targets), `source` (file and line). Of labelled texts also `label` (int32, -1 where there is none) and
+    `second` (list of bool: whether the token is in the second text of a pair).
 
     Raises:
         TrainkitError: the directory cannot be written, or holds such files already; a document of `data` is no text,
@@ -31,11 +32,13 @@ def export(cache: Cache, data: Data, directory: Path) -> list[Path]:
     from pyarrow import parquet
 
     check_exportable(data)
+    document = document_of(data.train[0])
+    labelled = document is not None and document.labelled
     written: list[Path] = []
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, stream in {"train": cache.train, **cache.validation}.items():
-            for number, table in enumerate(_tables(cache, name, stream)):
+            for number, table in enumerate(_tables(cache, name, stream, labelled=labelled)):
                 path = directory / f"{name}-{number:05d}.parquet"
                 if path.exists():
                     raise TrainkitError("a file of this name exists", where=str(path), hint="name an empty directory")
@@ -61,8 +64,8 @@ def check_exportable(data: Data) -> None:
             )
 
 
-def _tables(cache: Cache, name: str, stream: Stream) -> Iterator[dict[str, Any]]:
-    """The columns of each section's documents. A document that goes on in the next section is written with that."""
+def _tables(cache: Cache, name: str, stream: Stream, *, labelled: bool) -> Iterator[dict[str, Any]]:
+    """Yield the columns of each section's documents. A document that continues in the next section is written there."""
     import pyarrow
 
     waiting: list[np.ndarray] = []
@@ -79,14 +82,19 @@ def _tables(cache: Cache, name: str, stream: Stream) -> Iterator[dict[str, Any]]
         last = int(ends[-1])
         offsets = np.concatenate([[0], ends + before]).astype(np.int64)
         columns = {"tokens": np.concatenate([*waiting, tokens[:last]])}
+        marks_of = np.concatenate([*waiting_marks, marks[:last]])
         if stream.marked:
-            columns["learned"] = (np.concatenate([*waiting_marks, marks[:last]]) & LEARNED).astype(bool)
+            columns["learned"] = marks_of & LEARNED > 0
+        if labelled:
+            columns["second"] = marks_of & SECOND > 0
         waiting, waiting_marks = ([tokens[last:]], [marks[last:]]) if last < len(tokens) else ([], [])
         table: dict[str, Any] = {
             column: pyarrow.LargeListArray.from_arrays(offsets, pyarrow.array(values))
             for column, values in columns.items()
         }
         records = arrays.documents[:documents]
+        if labelled:
+            table["label"] = pyarrow.array(records["label"])
         table["source"] = [
             place_of(cache, name, section.source, section.unit, int(file), int(index))
             for file, index in zip(records["file"].tolist(), records["index"].tolist(), strict=True)
