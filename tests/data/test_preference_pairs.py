@@ -90,6 +90,16 @@ def test_a_pair_of_which_nothing_learned_is_left_is_dropped_and_counted() -> Non
     assert whole.lengths.tolist() == [4, 3] and whole.counts.dropped == 3
 
 
+def test_a_limit_of_characters_counts_the_prompt_of_a_pair_once(tmp_path: Path) -> None:
+    lengths = [(10, 3, 4), (1, 2, 3), (30, 1, 2)]  # 19, 8 and 35 characters, with the spaces before the answers
+    rows = [{"prompt": "p" * p, "chosen": "c" * c, "rejected": "r" * r} for p, c, r in lengths]
+    path = room.write_rows(tmp_path / "pairs.jsonl", rows)
+    for limit, documents in (({"max_characters": 19}, 2), ({"max_characters": 18}, 1), ({"min_characters": 20}, 1)):
+        source = {"path": str(path), "document": DOCUMENT, **limit}
+        cache = caches.build(room.recipe(tmp_path, source, encoding={"type": "pad"}))
+        assert (cache.train.documents, cache.left_out.filtered) == (documents, 3 - documents)
+
+
 def test_what_is_cut_off_or_dropped_is_counted_for_a_whole_set(tmp_path: Path) -> None:
     rows = [row(0), row(1, prompt="alpha " * 40), row(2, rejected="gamma " * 40)]
     recipe = recipe_of(tmp_path, rows, sequence_length=24)

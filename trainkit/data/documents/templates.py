@@ -27,6 +27,8 @@ _IF, _UNLESS, _END = "?", "!", "/"
 #: How documents that are learned in part become tokens. Change it when the same rows would give other tokens, or
 #: learn other ones, so that no cache made before is taken for it.
 _LEARNED_IN_PART = "tokenised as a whole"
+#: How long a preference pair is, as caches tell by it from those of versions that counted the prompt twice.
+_PROMPT_COUNTS_ONCE = "the prompt counts once"
 #: What a key that holds text is called in many sets.
 _USUAL = ("text", "content", "body")
 
@@ -63,6 +65,8 @@ class RowReading:
         found = [list(self.keys), document, self.shortest, self.longest, self.dtype, chat, self.end_of_text]
         if asked is not None and asked.learned_in_part:
             found.append(_LEARNED_IN_PART)
+        if asked is not None and asked.sequences > 1 and (self.shortest or self.longest):
+            found.append(_PROMPT_COUNTS_ONCE)
         code = asked and plugin_digest(asked)
         return [*found, ["plugin", code]] if code else found
 
@@ -113,7 +117,15 @@ def make_document(
         return Refused("", *pieces)
     if pieces and pieces[0].ids is not None:
         return pieces
-    return refused_length(reading, sum(len(piece.text) for piece in pieces)) or pieces
+    return refused_length(reading, _characters(pieces)) or pieces
+
+
+def _characters(pieces: Sequence[Piece]) -> int:
+    """Return the characters of a document; the prompt of a preference pair counts once."""
+    return sum(
+        sum(end - begin for begin, end in piece.learned or ()) if piece.second and piece.complete else len(piece.text)
+        for piece in pieces
+    )
 
 
 def refused_length(reading: RowReading, characters: int) -> Refused | None:
