@@ -26,6 +26,8 @@ ENCODING = '[data.encoding]\ntype = "windows"\nstride = 65\n'
 VALIDATION = '[[data.validation]]\npath = "b.txt"\nweight = 2.0\n'
 DOCUMENT = 'path = "a.jsonl"\ntext_key = "body"\ndocument = { type = "template", template = "{a}" }'
 IMAGE = 'path = "a.jsonl"\nmin_characters = 3\ndocument = { type = "image" }'
+COLUMNS = 'path = "a.csv"\ndocument = { type = "columns", features = ["x"], target = "y" }'
+PACKED = '[data.encoding]\ntype = "pack"\n'
 CLASSES = 'path = "a.jsonl"\ndocument = { type = "image", label = false, classes = ["a"] }'
 
 
@@ -42,6 +44,7 @@ CLASSES = 'path = "a.jsonl"\ndocument = { type = "image", label = false, classes
         (changed((SOURCE, DOCUMENT)), "text_key", "text_key is not read beside document"),
         (changed((SOURCE, IMAGE)), "min_characters", "min_characters is for texts"),
         (changed((SOURCE, CLASSES)), "classes", "classes names labels"),
+        (changed((SOURCE, COLUMNS)) + PACKED, "[data.encoding]", "data.encoding divides texts into examples"),
     ],
 )
 def test_a_key_that_nothing_reads_is_refused_at_its_line_with_what_to_do(tmp_path, monkeypatch, text, line, told):

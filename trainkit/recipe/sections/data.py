@@ -118,6 +118,13 @@ class Data(Spec):
             raise ValueError("all sources make documents of one kind: give all the same document, or none")
         if self.is_text and self.sequence_length is None:
             raise MissingKey("sequence_length", "the documents are text")
+        # the recipe of a run holds every default
+        if not self.is_text and self.encoding != Concatenate():
+            kind = next(document.type for source in self.train if (document := document_of(source)))
+            raise ValueError(
+                f"data.encoding divides texts into examples, and a document of type '{kind}' is an example as it is:"
+                " leave it out"
+            )
         if self.sequences > 1 and not (isinstance(self.encoding, Pad) and self.encoding.too_long != "split"):
             raise ValueError(
                 "the sequences of a document with several, such as two answers, are rows of their own, cut off or left"
