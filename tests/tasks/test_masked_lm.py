@@ -319,6 +319,20 @@ def test_batches_have_every_token_at_its_own_position_with_what_begins_and_ends_
         assert counted == tokens < whole
 
 
+def test_examples_of_two_sources_have_different_random_keys(tmp_path) -> None:
+    one = prepared(tmp_path, {"type": "pad"})
+    (source,) = one.data.train
+    weighted = tuple(source.model_copy(update={"weight": 1.0, "name": name}) for name in ("a", "b"))
+    mixed = one.model_copy(update={"data": one.data.model_copy(update={"train": weighted, "shuffle": False})})
+    data = TrainSet(caches.build(mixed), mixed)
+    keys: dict[str, list[int]] = {"a": [], "b": []}
+    for step in range(6):
+        for row, key in zip(data.rows(step), data.batch(step)["example"].tolist(), strict=True):
+            keys[row.source].append(key)
+            assert row.source == "b" or key == row.example, "runs that began with one source keep their keys"
+    assert keys["a"] and keys["b"] and not set(keys["a"]) & set(keys["b"])
+
+
 @pytest.mark.parametrize("encoding", ENCODINGS[2:5], ids=str)
 def test_an_evaluation_over_eight_devices_and_ragged_batches_is_that_of_one(tmp_path, encoding) -> None:
     recipe = prepared(tmp_path, encoding)

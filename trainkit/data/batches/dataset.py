@@ -22,6 +22,10 @@ from trainkit.recipe import Recipe
 from trainkit.recipe.sections.data import Window, is_padded
 from trainkit.recipe.sections.source import Source
 
+#: How far apart the random keys of two sources begin, which both number their examples from 0: what is drawn for
+#: examples of one number, such as which tokens are masked, is independent. (2 ** 32 over the golden ratio.)
+_KEYS_APART = 0x9E3779B1
+
 
 class BatchRow(NamedTuple):
     """One row of a batch: which example of which source it is, and where each of its spans of tokens comes from."""
@@ -103,6 +107,8 @@ class TrainSet:
         for source in np.unique(sources).tolist():
             here = np.flatnonzero(sources == source)
             for name, part in self._sources[source].read(ranks[here], length).items():
+                if name == "example":
+                    part = part + np.uint32(source * _KEYS_APART % (1 << 32))
                 if name not in batch:
                     batch[name] = np.empty((len(index), *part.shape[1:]), part.dtype)
                 batch[name][here] = part
