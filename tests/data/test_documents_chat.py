@@ -25,7 +25,7 @@ from trainkit.data.documents.conversations import make_chat
 from trainkit.data.documents.pieces import Piece
 from trainkit.data.documents.templates import RowReading
 from trainkit.data.sources.listing import list_files
-from trainkit.data.sources.read import read
+from trainkit.data.sources.source_file import read
 from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.document import Chat
 from trainkit.recipe.sections.source import Files

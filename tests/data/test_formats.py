@@ -27,11 +27,11 @@ from trainkit.data.documents.pieces import PIECE, Piece, Refused, Span
 from trainkit.data.sources.files import DAMAGED, open_binary
 from trainkit.data.sources.formats.arrays import IDS
 from trainkit.data.sources.listing import list_files
-from trainkit.data.sources.read import read, read_all, row_spans
-from trainkit.data.sources.source_file import SourceFile
+from trainkit.data.sources.source_file import SourceFile, read, read_all, row_spans
 from trainkit.errors import WRONG_INPUT, TrainkitError
 from trainkit.recipe.sections.document import Chat
-from trainkit.recipe.sections.source import Files, Tokens
+from trainkit.recipe.sections.source import FILE_FORMATS, Files, Tokens
+from trainkit.recipe.spec import import_named
 
 TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=30), min_size=1, max_size=8)
 
@@ -570,3 +570,16 @@ def test_conversations_are_read_from_every_format_alike(tmp_path):
         pieces = list(read(replace(file, reading=replace(file.reading, chat=chat)), room.never))
         assert pieces[0].text.startswith("<user>q0<assistant>a") and pieces[0].learned == ((19, 20),), name
         assert len(pieces) == 3
+
+
+def test_each_suffix_belongs_to_one_format_and_each_format_has_a_reader() -> None:
+    suffixes = [suffix for each in FILE_FORMATS for suffix in each.suffixes]
+    assert len(suffixes) == len(set(suffixes)) and len({each.name for each in FILE_FORMATS}) == len(FILE_FORMATS)
+    for each in FILE_FORMATS:
+        for name in filter(None, (each.reader, each.spans)):
+            assert callable(import_named(f"trainkit.data.sources.{name}"))
+        if each.suffixes:
+            assert Files(path="a", format=each.name).format == each.name
+        else:
+            with pytest.raises(ValueError, match="Input should be 'auto'"):
+                Files(path="a", format=each.name)

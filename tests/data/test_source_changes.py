@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit.data.cache import build as caches
-from trainkit.data.sources import contents, digests, read
-from trainkit.data.sources.read import read_all
+from trainkit.data.sources import contents, digests, source_file
+from trainkit.data.sources.source_file import read_all
 from trainkit.data.sources.units import Unit
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
@@ -207,13 +207,13 @@ def test_a_remote_file_that_is_replaced_while_it_is_read_is_an_error_that_names_
         plain = digests._read
         monkeypatch.setattr(digests, "_read", lambda *given: (plain(*given), replace()))
     else:
-        plain_pieces = read.read
+        plain_pieces = source_file.read
 
         def read_then_replace(*given: Any) -> Iterator[Any]:
             yield from plain_pieces(*given)
             replace()
 
-        monkeypatch.setattr(read, "read", read_then_replace)
+        monkeypatch.setattr(source_file, "read", read_then_replace)
     with pytest.raises(TrainkitError, match="was changed while it was being read") as caught:
         caches.build(room.recipe(tmp_path, "memory://changing/a.txt"))
     assert caught.value.where.endswith("/changing/a.txt")

@@ -19,7 +19,7 @@ from trainkit.data.documents.pieces import Refused
 from trainkit.data.documents.templates import RowReading
 from trainkit.data.sources import contents, digests, units
 from trainkit.data.sources.listing import list_files
-from trainkit.data.sources.source_file import Kind, SourceFile
+from trainkit.data.sources.source_file import SourceFile
 from trainkit.data.sources.units import Unit
 from trainkit.data.tokenizer import load
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
@@ -160,7 +160,7 @@ def never(found: Refused) -> None:
     raise AssertionError(found)
 
 
-def a_file(name: str, kind: Kind = "text") -> SourceFile:
+def a_file(name: str, kind: str = "text") -> SourceFile:
     """A file that is not there, for what hangs on its name and kind alone."""
     return SourceFile(name, name, kind, RowReading(), (0, 0, 0, 0))
 

@@ -19,8 +19,7 @@ from trainkit.data.cache.shards import DOCUMENT, LEARNED, SECOND, Encoding, Reas
 from trainkit.data.documents.pieces import Piece, Refused
 from trainkit.data.jobs import Stop
 from trainkit.data.progress import Reporter
-from trainkit.data.sources.read import read_all
-from trainkit.data.sources.source_file import SourceFile
+from trainkit.data.sources.source_file import SourceFile, read_all
 from trainkit.data.sources.splits import Split, divide
 from trainkit.data.sources.units import Unit
 from trainkit.data.storage import writing

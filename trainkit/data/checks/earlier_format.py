@@ -97,7 +97,7 @@ def _has_long_text(cache: Cache) -> bool:
         files = {file for unit in source.units for file in unit.files}
         # where part of a file is held out, its documents are shorter than the file
         size = sum(shard.bytes for shard in source.shards)
-        texts = [file for file in files if file.kind in ("text", "python")]
+        texts = [file for file in files if file.format.one_document]
         if any((size if file.compressed else file.size) > PIECE for file in texts):
             return True
         if any(file.kind == "array" for file in files) or not stream.tokens:

@@ -46,13 +46,9 @@ def place_of(cache: Cache, set_name: str, source: int, unit: int, file: int, ind
     """Where a document is, as a person would look for it: the file, with its line or row where it has several."""
     its_file = cache.units[set_name][source][unit].files[file]
     path = its_file.path.removeprefix(os.path.join(os.getcwd(), ""))
-    match its_file.kind:
-        case "jsonl":
-            return f"{path}:{index + 1}"
-        case "text" | "python":
-            return path
-        case _:
-            return f"{path}:row {index}"
+    if its_file.format.one_document:
+        return path
+    return f"{path}:{index + 1}" if its_file.format.by_line else f"{path}:row {index}"
 
 
 def _left_out(cache: Cache) -> Iterator[DataProblem]:

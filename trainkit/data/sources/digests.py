@@ -23,9 +23,7 @@ from pathlib import Path
 from trainkit.data.documents.pieces import Span
 from trainkit.data.jobs import Stop, run
 from trainkit.data.sources.files import chunks, is_remote, open_raw
-from trainkit.data.sources.listing import check_unchanged
-from trainkit.data.sources.read import row_spans
-from trainkit.data.sources.source_file import SourceFile
+from trainkit.data.sources.source_file import SourceFile, check_unchanged, row_spans
 from trainkit.data.storage import writing
 from trainkit.errors import TrainkitError
 
@@ -123,7 +121,7 @@ def _content(file: SourceFile, stop: Stop, progress: Callable[[int], None]) -> C
         return Content(of_value(file.identity), row_spans(file))
     if file.kind == "huggingface":
         return _content_of_directory(file, stop, progress)
-    lines = _Lines() if file.kind == "jsonl" and not file.compressed else None
+    lines = _Lines() if file.format.by_line and not file.compressed else None
     hasher = hashlib.blake2b(digest_size=16)
     _read(file.path, lines.add if lines else hasher.update, stop, progress)
     check_unchanged(file)

@@ -9,29 +9,27 @@ from dataclasses import replace
 from pathlib import Path
 
 from trainkit.data.documents import templates
+from trainkit.data.documents.pieces import Refuse, Span
 from trainkit.data.documents.templates import RowReading
-from trainkit.data.sources.files import COMPRESSED, is_remote, suffixes
-from trainkit.data.sources.patterns import Match, Stat, local_file, look_again, match_files, stat_of
-from trainkit.data.sources.source_file import Kind, SourceFile
+from trainkit.data.sources.files import COMPRESSED, suffixes
+from trainkit.data.sources.patterns import Match, local_file, match_files
+from trainkit.data.sources.source_file import FORMATS, Rows, SourceFile, SourceRow
 from trainkit.errors import TrainkitError
-from trainkit.recipe.sections.source import CustomRows, Files, HuggingFace, PythonStdlib, RowSource, Source, Tokens
+from trainkit.recipe.sections.source import (
+    FILE_FORMATS,
+    CustomRows,
+    Files,
+    HuggingFace,
+    PythonStdlib,
+    RowSource,
+    Source,
+    Tokens,
+)
 from trainkit.recipe.spec import import_named
 
-_BY_SUFFIX: dict[str, Kind] = {
-    ".txt": "text",
-    ".md": "text",
-    ".py": "text",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "json",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-}
+#: The name of the format of each suffix, in the order of the registry.
+_BY_SUFFIX = {suffix: each.name for each in FILE_FORMATS for suffix in each.suffixes}
 _ARRAYS = (".npy", ".bin", ".parquet")
-#: They are compressed inside, and read in parts: from the outside they cannot be.
-_SEEKING: tuple[Kind, ...] = ("parquet", "arrow", "array")
 _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 
@@ -62,29 +60,18 @@ def list_custom(source: CustomRows, cache: Path) -> tuple[SourceFile, ...]:
     return (SourceFile(f"{source.type} {identity}", source.type, "custom", reading, (0, 0, 0, 0), identity),)
 
 
-def check_unchanged(file: SourceFile) -> None:
-    """Raises TrainkitError where a file has changed since it was listed: a local file, a directory that holds a
-    dataset, or a remote file as far as its store reports. A commit of the hub never changes."""
-    if file.kind in ("huggingface", "custom") and file.identity is not None:
-        return
+def read_custom(file: SourceFile, refuse: Refuse, span: Span | None = None) -> Rows:
+    """Yield the rows that a source makes itself. Raises TrainkitError for whatever the source raises."""
+    assert file.reading.source is not None
     try:
-        unchanged = _look_again(file) == (file.stat, file.identity)
-    except FileNotFoundError:
-        unchanged = False
-    if not unchanged:
-        raise TrainkitError(
-            "was changed while it was being read", where=file.path, hint="run again when nothing writes to it"
-        )
-
-
-def _look_again(file: SourceFile) -> tuple[Stat, str | None]:
-    """The `stat` and `identity` of a file now. Raises FileNotFoundError."""
-    if file.kind == "huggingface":
-        from trainkit.data.sources.formats.hugging_face import stat_of_directory
-
-        assert file.reading.hub is not None
-        return stat_of_directory(file.reading.hub), None
-    return look_again(file.path) if is_remote(file.path) else (stat_of(file.path), None)
+        for number, values in enumerate(file.reading.source.rows()):
+            yield SourceRow(number, f":row {number}", values)
+    except TrainkitError:
+        raise
+    # the code is a plugin's, and may raise anything
+    except Exception as error:
+        problem = f"the source cannot make its rows: {type(error).__name__}: {error}"
+        raise TrainkitError(problem, where=file.path) from error
 
 
 def _reading(source: RowSource) -> RowReading:
@@ -110,19 +97,20 @@ def list_matching(source: Files, cache: Path) -> tuple[SourceFile, ...]:
     """Return the files that match the patterns of a source."""
     of_rows = _reading(source)
     of_texts = replace(of_rows, keys=(), document=None)
+    with_rows = [suffix for suffix, name in _BY_SUFFIX.items() if not FORMATS[name].one_document]
     files = []
     for match in _matches(source.path):
         kind = _kind(match, source.format)
-        if kind == "text" and source.document:
+        has_rows = not FORMATS[kind].one_document
+        if source.document and not has_rows:
             raise TrainkitError(
-                f"is one text without rows, so it has no keys for a document of type '{source.document.type}' of",
+                f"is one text without rows, so it has no keys for a document of type '{source.document.type}'",
                 where=match.path,
-                hint=f"document = {{ … }} is for {', '.join(s for s, k in _BY_SUFFIX.items() if k != 'text')}",
+                hint=f"document = {{ … }} is for {', '.join(with_rows)}",
             )
-        files.append(_file(match, kind, of_texts if kind == "text" else of_rows))
-    if source.text_key != "text" and all(file.kind == "text" for file in files):
-        rows = [suffix for suffix, kind in _BY_SUFFIX.items() if kind != "text"]
-        raise _not_read("text_key", rows, files[0])
+        files.append(_file(match, kind, of_rows if has_rows else of_texts))
+    if source.text_key != "text" and all(file.format.one_document for file in files):
+        raise _not_read("text_key", with_rows, files[0])
     return tuple(files)
 
 
@@ -138,30 +126,32 @@ def _not_read(key: str, suffixes: Sequence[str], file: SourceFile) -> TrainkitEr
     )
 
 
-def _file(match: Match, kind: Kind, reading: RowReading) -> SourceFile:
+def _file(match: Match, kind: str, reading: RowReading) -> SourceFile:
     return SourceFile(match.path, match.name, kind, reading, match.stat, match.identity)
 
 
-def _kind(match: Match, said: str) -> Kind:
+def _kind(match: Match, said: str) -> str:
     suffix, compression = suffixes(match.path)
     kind = _BY_SUFFIX.get(suffix) if said == "auto" else said
-    if kind in _SEEKING and compression:
+    if kind is not None and FORMATS[kind].seeks and compression:
         raise TrainkitError(
             f"a {kind} file cannot be read through {compression}",
             where=match.path,
             hint="decompress it: the format is compressed by itself",
         )
     if kind is None:
+        seeking = " and ".join(suffix for suffix, name in _BY_SUFFIX.items() if FORMATS[name].seeks)
+        names = ", ".join(f'"{name}"' for name in dict.fromkeys(_BY_SUFFIX.values()))
         raise TrainkitError(
             f"cannot tell the format of a '{suffix + compression or os.path.basename(match.path)}' file by its name",
             where=match.path,
-            hint=f"known suffixes: {', '.join(_BY_SUFFIX)} (all but the last two also with {', '.join(COMPRESSED)});"
-            ' or set format = "text", "jsonl", "json", "csv", "parquet" or "arrow"',
+            hint=f"known suffixes: {', '.join(_BY_SUFFIX)} ({', '.join(COMPRESSED)} behind all but {seeking});"
+            f" or set format = {names}",
         )
-    return kind  # type: ignore[return-value]
+    return kind
 
 
-def _array(match: Match) -> Kind:
+def _array(match: Match) -> str:
     suffix, compression = suffixes(match.path)
     if suffix not in _ARRAYS or compression:
         raise TrainkitError(

@@ -1,52 +1,174 @@
-"""One file of a source: where it is, and how it is read.
+"""One file of a source: where it is, and how its documents are read, a piece at a time.
 
-A document is known by its file's name below the source's root and its place in that file. Both stay what they are when
-files are added, so that what is held out once stays held out.
+A document is known by its file's name below the source's root and its place in that file. Neither changes when files
+are added, so a document that is held out once stays held out.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
+from trainkit.data.documents import templates
+from trainkit.data.documents.pieces import Piece, Refuse, Refused, Span
 from trainkit.data.documents.templates import RowReading
 from trainkit.data.sources.files import is_remote, suffixes
-from trainkit.data.sources.patterns import Stat
+from trainkit.data.sources.patterns import Stat, look_again, stat_of
+from trainkit.errors import TrainkitError
+from trainkit.recipe.sections.source import FILE_FORMATS, FileFormat
+from trainkit.recipe.spec import import_named
 
-Kind = Literal["text", "python", "jsonl", "json", "csv", "parquet", "arrow", "array", "huggingface", "custom"]
+#: The formats of files by their names.
+FORMATS = {each.name: each for each in FILE_FORMATS}
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file of a source, or a dataset of the Hugging Face hub."""
+    """One file of a source, or a dataset of the Hugging Face hub, or all rows of a source that makes them itself."""
 
     path: str
-    """Absolute, or a URL; of a dataset of the hub, what it is called."""
+    """Absolute, or a URL; of a dataset of the hub, its name."""
     name: str
     """Below the source's root, with slashes."""
-    kind: Kind
+    kind: str
+    """The name of its format, one of `FORMATS`."""
     reading: RowReading
     stat: Stat
     identity: str | None = None
-    """What changes with its content; None where it has to be read to know."""
+    """What changes with its content; None where the content must be read to know."""
+
+    @property
+    def format(self) -> FileFormat:
+        """How its content is read."""
+        return FORMATS[self.kind]
 
     @property
     def key(self) -> str:
-        """Tells readings apart: where a file can be divided depends on its format, and the same file may be read in
-        two formats."""
+        """A name that differs between formats: the format decides how a file can be divided, and the same file may be
+        read in two formats."""
         return f"{self.kind}:{self.path}"
 
     @property
     def size(self) -> int:
-        """Bytes as stored; 0 where it is unknown."""
+        """Bytes as stored; 0 where unknown."""
         return self.stat[0]
 
     @property
     def local(self) -> bool:
         """Whether it is a file of this machine."""
-        return self.kind not in ("huggingface", "custom") and not is_remote(self.path)
+        return self.format.is_file and not is_remote(self.path)
 
     @property
     def compressed(self) -> bool:
-        """Whether its bytes have to be decompressed from the first on."""
-        return self.kind not in ("huggingface", "custom") and bool(suffixes(self.path)[1])
+        """Whether its bytes must be decompressed from the first on."""
+        return self.format.is_file and bool(suffixes(self.path)[1])
+
+
+class SourceRow(NamedTuple):
+    """A row of a file, before it becomes a document."""
+
+    number: int
+    """Of the document in its file."""
+    place: str
+    """As in `Refused`."""
+    values: Mapping[str, Any]
+
+
+#: What the readers of formats with rows yield.
+Rows = Iterator[SourceRow]
+
+
+def refuse_damaged(error: Exception, place: str = "") -> Refused:
+    """Return that a file cannot be read from `place` on."""
+    return Refused(place, f"is damaged or cut off: {error}", "fetch the file again")
+
+
+def read(file: SourceFile, refuse: Refuse, span: Span | None = None) -> Iterator[Piece]:
+    """Yield the documents of a file, or of a span of it, in order; an empty document is a piece without text.
+
+    Raises:
+        TrainkitError: the file cannot be opened, or the disk or the network fails.
+        whatever `refuse` raises.
+    """
+    base = os.path.dirname(file.path)
+    for row in _function(file.format.reader)(file, refuse, span):
+        if isinstance(row, Piece):
+            yield row
+            continue
+        found = templates.make_document(file.reading, row.values, row.number, base, columns=file.format.by_column)
+        if isinstance(found, Refused):
+            texts = (value for value in row.values.values() if isinstance(value, str))
+            lost = sum(len(text.encode(errors="replace")) for text in texts)
+            refuse(replace(found, place=row.place, bytes=lost))
+        else:
+            yield from found
+
+
+def row_spans(file: SourceFile, size: int = 8 << 20) -> tuple[Span, ...]:
+    """Return the parts of a file of rows that can be read by themselves, of about `size` bytes each; none where there
+    is only one, and none in formats without such parts. (`digests` divides files of lines.)
+
+    Raises:
+        TrainkitError: the file cannot be opened; a dataset of the hub cannot be loaded.
+    """
+    spans: tuple[Span, ...] = _function(file.format.spans)(file, size) if file.format.spans else ()
+    return spans
+
+
+def _function(name: str) -> Any:
+    return import_named(f"trainkit.data.sources.{name}")
+
+
+def read_all(
+    files: Iterable[tuple[SourceFile, Span | None]], *, on_error: str, refused: list[tuple[str, Refused]]
+) -> Iterator[tuple[SourceFile, Piece]]:
+    """Yield the documents of several files or spans. Those that cannot be used are added to `refused` with their place.
+
+    Raises:
+        TrainkitError: a file cannot be read or was changed; or a document cannot be read and `on_error` is "stop".
+            Files of the standard library are always skipped: some exist only to test how Python fails to read them.
+    """
+    for file, span in files:
+
+        def refuse(found: Refused, file: SourceFile = file) -> None:
+            if on_error == "stop" and file.kind != "python" and not found.filtered:
+                raise _error(file, found)
+            if file.format.one_document or not found.place:  # nothing of the file can be used
+                found = replace(found, bytes=file.size)
+            refused.append((f"{file.name}{found.place}", found))
+
+        for piece in read(file, refuse, span):
+            yield file, piece
+        check_unchanged(file)
+
+
+def _error(file: SourceFile, found: Refused) -> TrainkitError:
+    skip = 'or leave out what cannot be read: data.on_error = "skip"'
+    where = f"{file.path}{found.place}"
+    return TrainkitError(found.problem, where=where, hint=f"{found.hint}; {skip}" if found.hint else skip)
+
+
+def check_unchanged(file: SourceFile) -> None:
+    """Raise TrainkitError where a file has changed since it was listed: a local file, a directory that holds a
+    dataset, or a remote file as far as its store reports. A commit of the hub never changes."""
+    if not file.format.is_file and file.identity is not None:
+        return
+    try:
+        unchanged = _look_again(file) == (file.stat, file.identity)
+    except FileNotFoundError:
+        unchanged = False
+    if not unchanged:
+        raise TrainkitError(
+            "was changed while it was being read", where=file.path, hint="run again when nothing writes to it"
+        )
+
+
+def _look_again(file: SourceFile) -> tuple[Stat, str | None]:
+    """Return the `stat` and `identity` of a file as they are now. Raises FileNotFoundError."""
+    if file.reading.hub is not None:
+        from trainkit.data.sources.formats.hugging_face import stat_of_directory
+
+        return stat_of_directory(file.reading.hub), None
+    return look_again(file.path) if is_remote(file.path) else (stat_of(file.path), None)

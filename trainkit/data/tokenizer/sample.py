@@ -15,8 +15,7 @@ from dataclasses import astuple, dataclass
 from trainkit.data.jobs import Stop
 from trainkit.data.progress import Reporter
 from trainkit.data.sources.digests import Contents
-from trainkit.data.sources.read import read_all
-from trainkit.data.sources.source_file import SourceFile
+from trainkit.data.sources.source_file import SourceFile, read_all
 from trainkit.data.sources.splits import divide, treatment
 from trainkit.data.sources.units import Unit, units_of
 from trainkit.recipe.sections.data import Data

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -12,6 +12,61 @@ from trainkit.recipe.sections.document import Document, DocumentSpec, Keys
 from trainkit.recipe.spec import Count, NotNegative, Positive, Spec, union_of
 
 Stages = Annotated[tuple[tuple[Annotated[int, Field(ge=0)], NotNegative], ...], Field(min_length=1)]
+
+
+class FileFormat(NamedTuple):
+    """How the files of one format are read: a line of `FILE_FORMATS`."""
+
+    name: str
+    reader: str
+    """The function in `data/sources/` that yields the rows of a file, or the pieces of its documents, called as
+    `read_lines` in `data/sources/formats/lines.py` is."""
+    suffixes: tuple[str, ...] = ()
+    """Of the files that `format = "auto"` reads so; without any, recipes cannot ask for the format."""
+    spans: str = ""
+    """The function in `data/sources/` that returns the parts of a file that can be read by themselves, where there are
+    such parts, called as `row_spans` in `data/sources/formats/columns.py` is."""
+    one_document: bool = False
+    """Whether a file is one document, without rows."""
+    by_line: bool = False
+    """Whether each line is a row: then a large file is divided at line ends."""
+    by_column: bool = False
+    """Whether objects in rows have all keys of their column, with null for a key that an object does not have."""
+    seeks: bool = False
+    """Whether reading jumps within a file, which therefore cannot be compressed as a whole."""
+    is_file: bool = True
+    """Whether it is read from one file."""
+
+
+#: Every format that sources are read in. Messages list the suffixes in this order.
+FILE_FORMATS = (
+    FileFormat("text", "formats.text:read_text", (".txt", ".md", ".py"), one_document=True),
+    FileFormat("jsonl", "formats.lines:read_lines", (".jsonl", ".ndjson"), by_line=True),
+    FileFormat("json", "formats.lines:read_list", (".json",)),
+    FileFormat("csv", "formats.tables:read_table", (".csv", ".tsv")),
+    FileFormat(
+        "parquet", "formats.columns:read_rows", (".parquet",), "formats.columns:row_spans", by_column=True, seeks=True
+    ),
+    FileFormat(
+        "arrow", "formats.columns:read_rows", (".arrow",), "formats.columns:row_spans", by_column=True, seeks=True
+    ),
+    # what sources with a type of their own are read in
+    FileFormat("python", "formats.text:read_python", one_document=True),
+    FileFormat("array", "formats.arrays:read_array", spans="formats.arrays:row_spans", seeks=True),
+    FileFormat(
+        "huggingface",
+        "formats.hugging_face:read_rows",
+        spans="formats.hugging_face:row_spans",
+        by_column=True,
+        is_file=False,
+    ),
+    FileFormat("custom", "listing:read_custom", is_file=False),
+)
+
+if TYPE_CHECKING:
+    FormatName: TypeAlias = str
+else:
+    FormatName = Literal[("auto", *(each.name for each in FILE_FORMATS if each.suffixes))]
 
 
 class SourceSpec(Spec):
@@ -49,7 +104,8 @@ class RowSource(SourceSpec):
     """What a row becomes where it is more than one text: `{ type = "template", … }`, or of type `"prompt"`, `"chat"`,
     `"labelled"`, `"image"` or `"columns"`."""
     min_characters: Count | None = None
-    """Documents with fewer characters are left out, and counted."""
+    """Documents with fewer characters are left out, and counted. The prompt of a preference pair counts once, and both
+    of its answers count."""
     max_characters: Count | None = None
     """Documents with more characters are left out, and counted."""
 
@@ -94,7 +150,7 @@ class Files(RowSource):
     path: str | Annotated[tuple[str, ...], Field(min_length=1)]
     """One pattern or several; relative ones count from the working directory. URLs are those of fsspec: `s3://`,
     `gs://`, `https://` … with the package that it names installed."""
-    format: Literal["auto", "text", "jsonl", "json", "csv", "parquet", "arrow"] = "auto"
+    format: FormatName = "auto"
     """`auto` goes by the suffix: `.txt`, `.md` and `.py` are one document a file; `.jsonl`, `.csv` and `.tsv` one a
     row, `.json` one an element of its list, `.parquet` and `.arrow` one a row. All but the last two also with `.gz`,
     `.zst`, `.bz2` or `.xz`."""

@@ -11,9 +11,8 @@ import numpy as np
 from trainkit.data.documents.pieces import Piece, Refuse, Refused, Span
 from trainkit.data.problems import missing_key
 from trainkit.data.sources.files import open_raw
-from trainkit.data.sources.formats.columns import batches_of
-from trainkit.data.sources.formats.rows import refuse_damaged
-from trainkit.data.sources.source_file import SourceFile
+from trainkit.data.sources.formats import columns
+from trainkit.data.sources.source_file import SourceFile, refuse_damaged
 
 if TYPE_CHECKING:
     import pyarrow
@@ -23,10 +22,13 @@ IDS = 1 << 20
 _LEARNED = "learned"
 
 
-def read(file: SourceFile, refuse: Refuse, span: Span | None) -> Iterator[Piece]:
-    """The rows of a table or of a two-dimensional array are a document each; in a flat array one ends with each
-    end-of-text id. Pieces have at most `IDS` ids, and no table's row is cut. Local arrays are mapped into memory;
-    remote ones are read whole."""
+def read_array(file: SourceFile, refuse: Refuse, span: Span | None = None) -> Iterator[Piece]:
+    """Yield the documents of a file of token ids.
+
+    Each row of a table or of a two-dimensional array is a document; in a flat array a document ends with each
+    end-of-text id. A piece has at most `IDS` ids, except that a table's row is never divided. Local arrays are mapped
+    into memory; remote arrays are read whole.
+    """
     if file.path.endswith(".parquet"):
         yield from _table(file, refuse, span)
         return
@@ -55,6 +57,11 @@ def read(file: SourceFile, refuse: Refuse, span: Span | None) -> Iterator[Piece]
             last = end in ends[-1:] or end < len(ids) or start + IDS >= len(array)
             yield Piece(index=index, ids=ids[begin:end], first=first, last=last)
             index, first = index + last, last
+
+
+def row_spans(file: SourceFile, size: int) -> tuple[Span, ...]:
+    """Return the parts of a table as `columns.row_spans` does; none of an array."""
+    return columns.row_spans(file, size) if file.path.endswith(".parquet") else ()
 
 
 def _flat(file: SourceFile) -> np.ndarray | Refused:
@@ -93,7 +100,7 @@ def _table(file: SourceFile, refuse: Refuse, span: Span | None) -> Iterator[Piec
     (key,) = file.reading.keys
     index = span.first if span else 0
     try:
-        for batch in batches_of(file, (key, _LEARNED), span):
+        for batch in columns.batches_of(file, (key, _LEARNED), span):
             if key not in batch.schema.names:
                 return refuse(Refused("", *missing_key(key, _names(file), "tokens_key")))
             if problem := _wrong_columns(batch, key):

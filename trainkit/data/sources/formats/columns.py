@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trainkit.data.documents.pieces import Refuse, Refused, Span
 from trainkit.data.documents.templates import missing_column, needed_keys
 from trainkit.data.sources.files import open_raw
-from trainkit.data.sources.formats.rows import Rows, SourceRow, refuse_damaged
-from trainkit.data.sources.source_file import SourceFile
+from trainkit.data.sources.source_file import Rows, SourceFile, SourceRow, refuse_damaged
 
 if TYPE_CHECKING:
     import pyarrow
@@ -19,8 +18,8 @@ _BATCH = 256
 _ARROW_FILE = b"ARROW1"
 
 
-def rows(file: SourceFile, refuse: Refuse, span: Span | None) -> Rows:
-    """One row a row of the table, or of a span of it."""
+def read_rows(file: SourceFile, refuse: Refuse, span: Span | None = None) -> Rows:
+    """Yield each row of a table, or of a span of its row groups or record batches."""
     import pyarrow
 
     needed = needed_keys(file.reading)

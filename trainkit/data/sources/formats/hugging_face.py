@@ -14,9 +14,8 @@ from typing import Any
 
 from trainkit.data.documents.pieces import Refuse, Span
 from trainkit.data.documents.templates import missing_column, needed_keys
-from trainkit.data.sources.formats.rows import Rows, SourceRow
 from trainkit.data.sources.patterns import Stat, stat_of
-from trainkit.data.sources.source_file import SourceFile
+from trainkit.data.sources.source_file import Rows, SourceFile, SourceRow
 from trainkit.data.storage import writing
 from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.source import HuggingFace
@@ -77,8 +76,8 @@ def stat_of_directory(source: HuggingFace) -> Stat:
     return size, modified, changed, int.from_bytes(every, "little")
 
 
-def rows(file: SourceFile, refuse: Refuse, span: Span | None) -> Rows:
-    """One row a row of the dataset; images and audio undecoded.
+def read_rows(file: SourceFile, refuse: Refuse, span: Span | None = None) -> Rows:
+    """Yield each row of a dataset, or of a span of its rows; images and audio are not decoded.
 
     Raises:
         TrainkitError: it cannot be loaded.
@@ -90,9 +89,7 @@ def rows(file: SourceFile, refuse: Refuse, span: Span | None) -> Rows:
             return refuse(problem)
         dataset = dataset.select_columns([name for name in needed if name in dataset.column_names])
     first = span.start if span else 0
-    read = (
-        _stream_rows(dataset) if file.reading.hub.streaming else _read_rows(dataset, first, span.end if span else None)
-    )
+    read = _stream_rows(dataset) if file.reading.hub.streaming else _rows_of(dataset, first, span.end if span else None)
     index = first
     try:
         for index, row in enumerate(read, first):
@@ -236,7 +233,7 @@ def _undecoded(datasets: Any, found: Any) -> Any:
     return found
 
 
-def _read_rows(dataset: Any, first: int, end: int | None) -> Iterator[dict[str, Any]]:
+def _rows_of(dataset: Any, first: int, end: int | None) -> Iterator[dict[str, Any]]:
     for start in range(first, len(dataset) if end is None else end, _BATCH):
         stop = min(start + _BATCH, len(dataset) if end is None else end)
         yield from dataset.select(range(start, stop)).with_format(None).to_list()

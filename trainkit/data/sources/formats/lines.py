@@ -10,12 +10,12 @@ from typing import Any, BinaryIO
 from trainkit.data.documents.pieces import Refuse, Refused, Span
 from trainkit.data.problems import Problem, kind_of
 from trainkit.data.sources.files import DAMAGED, open_binary, open_raw
-from trainkit.data.sources.formats.rows import Rows, SourceRow, refuse_damaged
-from trainkit.data.sources.source_file import SourceFile
+from trainkit.data.sources.source_file import Rows, SourceFile, SourceRow, refuse_damaged
 
 
-def jsonl(file: SourceFile, refuse: Refuse, span: Span | None) -> Rows:
-    """One row a line; blank lines are none, but count. Of a span, only the lines in its bytes: it begins with one."""
+def read_lines(file: SourceFile, refuse: Refuse, span: Span | None = None) -> Rows:
+    """Yield a row for each line of a file, or of a span of its bytes, which begins at the start of a line. Blank lines
+    are skipped, but count in the numbers of rows."""
     shape = f'lines look like {{"{(file.reading.keys or ("text",))[0]}": "…"}}'
     number = first = span.first if span else 0
     try:
@@ -61,19 +61,20 @@ def _line(line: bytes, shape: str) -> dict[str, Any] | Problem | None:
     return row if isinstance(row, dict) else (f"is {kind_of(row)}, not an object", shape)
 
 
-def document(file: SourceFile, refuse: Refuse) -> Rows:
-    """One row an element of the list that the file is; or of the one list among the values of the object that it is.
+def read_list(file: SourceFile, refuse: Refuse, span: Span | None = None) -> Rows:
+    """Yield a row for each element of the list in a file, or of the only list among the values of its object.
 
-    The file is held in memory whole, and so are its rows: of some gigabytes, better write lines.
+    The whole file and all its rows are held in memory.
     """
     try:
         with open_binary(file.path) as stream:
             rows = _list(json.loads(stream.read().decode("utf-8-sig")))
     except UnicodeDecodeError as error:
-        return refuse(Refused(f":byte {error.start}", f"is not UTF-8: {error.reason}"))
+        return refuse(Refused(f":byte {error.start}", f"is not UTF-8: {error.reason}", bytes=file.size))
     except json.JSONDecodeError as error:
         lines = 'if each line is an object of its own, say so: format = "jsonl"' if error.msg == "Extra data" else ""
-        return refuse(Refused(f":{error.lineno}", f"is not JSON: {error.msg} at column {error.colno}", lines))
+        problem = f"is not JSON: {error.msg} at column {error.colno}"
+        return refuse(Refused(f":{error.lineno}", problem, lines, bytes=file.size))
     except DAMAGED as error:
         return refuse(refuse_damaged(error))
     except (ValueError, RecursionError) as error:

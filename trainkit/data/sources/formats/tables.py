@@ -7,17 +7,16 @@ import csv
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from trainkit.data.documents.pieces import Refuse, Refused
+from trainkit.data.documents.pieces import Refuse, Refused, Span
 from trainkit.data.sources.files import DAMAGED, open_binary, suffixes
-from trainkit.data.sources.formats.rows import Rows, SourceRow, refuse_damaged
-from trainkit.data.sources.source_file import SourceFile
+from trainkit.data.sources.source_file import Rows, SourceFile, SourceRow, refuse_damaged
 
 #: The csv module's own limit is 128 KB, and one for the whole process.
 _LONGEST = (1 << 31) - 1
 
 
-def read(file: SourceFile, refuse: Refuse) -> Rows:
-    """One row a row below the header; quoted fields may hold line ends. Blank lines are none, and do not count."""
+def read_table(file: SourceFile, refuse: Refuse, span: Span | None = None) -> Rows:
+    """Yield each row below the header; quoted fields may hold line ends. Blank lines are skipped, and do not count."""
     csv.field_size_limit(_LONGEST)
     document = file.reading.document
     numbers = document.number_keys if document else ()

@@ -7,16 +7,17 @@ import io
 import tokenize
 from collections.abc import Iterator
 
-from trainkit.data.documents.pieces import Piece, Refuse, Refused, text_pieces
+from trainkit.data.documents.pieces import Piece, Refuse, Refused, Span, text_pieces
 from trainkit.data.documents.templates import refused_length
 from trainkit.data.sources.files import DAMAGED, chunks, open_binary, open_raw
-from trainkit.data.sources.formats.rows import refuse_damaged
-from trainkit.data.sources.source_file import SourceFile
+from trainkit.data.sources.source_file import SourceFile, refuse_damaged
 
 
-def text(file: SourceFile, refuse: Refuse) -> Iterator[Piece]:
-    """One document, byte for byte (a byte order mark aside). It is checked first, so that it is taken whole or not;
-    hence it is read twice."""
+def read_text(file: SourceFile, refuse: Refuse, span: Span | None = None) -> Iterator[Piece]:
+    """Yield the one document of a file, byte for byte but for a byte order mark.
+
+    The file is read twice, the first time to check it, so that a document is used whole or not at all.
+    """
     offset = characters = 0
     decoder = codecs.getincrementaldecoder("utf-8")()
     starts = b""
@@ -39,8 +40,8 @@ def text(file: SourceFile, refuse: Refuse) -> Iterator[Piece]:
         yield from text_pieces(0, codecs.iterdecode(chunks(stream), "utf-8-sig"))
 
 
-def python(file: SourceFile, refuse: Refuse) -> Iterator[Piece]:
-    """One document, decoded as its coding cookie says (PEP 263)."""
+def read_python(file: SourceFile, refuse: Refuse, span: Span | None = None) -> Iterator[Piece]:
+    """Yield the one document of a Python file, decoded as its encoding declaration says (PEP 263)."""
     with open_raw(file.path) as stream:
         source = stream.read()
     try:
