@@ -23,6 +23,7 @@ from pathlib import Path
 from trainkit.data.documents.pieces import Span
 from trainkit.data.jobs import Stop, run
 from trainkit.data.sources.files import chunks, is_remote, open_raw
+from trainkit.data.sources.patterns import files_below
 from trainkit.data.sources.source_file import SourceFile, check_unchanged, row_spans
 from trainkit.data.storage import writing
 from trainkit.errors import TrainkitError
@@ -132,11 +133,9 @@ def _content(file: SourceFile, stop: Stop, progress: Callable[[int], None]) -> C
 
 
 def _content_of_directory(file: SourceFile, stop: Stop, progress: Callable[[int], None]) -> Content:
-    from trainkit.data.sources.formats.hugging_face import files_of
-
     assert file.reading.hub is not None
     found = []
-    for name, path in files_of(file.reading.hub):
+    for name, path in files_below(file.reading.hub.id):
         hasher = hashlib.blake2b(digest_size=16)
         _read(str(path), hasher.update, stop, progress)
         found.append([name, hasher.hexdigest()])

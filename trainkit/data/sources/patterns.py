@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import itertools
+import json
 import os
 import re
 from dataclasses import dataclass
@@ -88,6 +89,35 @@ def stat_of(path: str) -> Stat:
     """What identifies the content of a local file without reading it. Raises OSError."""
     status = os.stat(path)
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+
+
+def files_below(directory: str) -> list[tuple[str, Path]]:
+    """Return (name below the directory, path) of every file in a directory, by name, without hidden ones.
+
+    Raises:
+        FileNotFoundError: the directory is gone.
+    """
+    root = Path(directory).expanduser().absolute()
+    if not root.is_dir():
+        raise FileNotFoundError(root)
+    found = []
+    for above, below, names in os.walk(root):
+        below[:] = [name for name in below if not name.startswith(".")]
+        found += [Path(above, name) for name in names if not name.startswith(".")]
+    return sorted((path.relative_to(root).as_posix(), path) for path in found)
+
+
+def stat_of_directory(directory: str) -> Stat:
+    """Return the bytes of all files, their latest times, and as inode a hash of their names, sizes, times and inodes.
+
+    Raises:
+        FileNotFoundError: the directory, or a file that it links to, is gone.
+    """
+    stats = [(name, stat_of(str(path))) for name, path in files_below(directory)]
+    every = hashlib.blake2b(json.dumps(stats).encode(), digest_size=7).digest()
+    size = sum(stat[0] for _, stat in stats)
+    modified, changed = (max((stat[i] for _, stat in stats), default=0) for i in (1, 2))
+    return size, modified, changed, int.from_bytes(every, "little")
 
 
 def match_files(pattern: str) -> list[Match]:

@@ -15,7 +15,7 @@ from trainkit.data.documents import templates
 from trainkit.data.documents.pieces import Piece, Refuse, Refused, Span
 from trainkit.data.documents.templates import RowReading
 from trainkit.data.sources.files import is_remote, suffixes
-from trainkit.data.sources.patterns import Stat, look_again, stat_of
+from trainkit.data.sources.patterns import Stat, look_again, stat_of, stat_of_directory
 from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.source import FILE_FORMATS, FileFormat
 from trainkit.recipe.spec import import_named
@@ -168,7 +168,5 @@ def check_unchanged(file: SourceFile) -> None:
 def _look_again(file: SourceFile) -> tuple[Stat, str | None]:
     """Return the `stat` and `identity` of a file as they are now. Raises FileNotFoundError."""
     if file.reading.hub is not None:
-        from trainkit.data.sources.formats.hugging_face import stat_of_directory
-
-        return stat_of_directory(file.reading.hub), None
+        return stat_of_directory(file.reading.hub.id), None
     return look_again(file.path) if is_remote(file.path) else (stat_of(file.path), None)

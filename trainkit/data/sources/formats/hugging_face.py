@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 import re
 import threading
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from typing import Any
 
 from trainkit.data.documents.pieces import Refuse, Span
 from trainkit.data.documents.templates import missing_column, needed_keys
-from trainkit.data.sources.patterns import Stat, stat_of
+from trainkit.data.sources.patterns import Stat, stat_of_directory
 from trainkit.data.sources.source_file import Rows, SourceFile, SourceRow
 from trainkit.data.storage import writing
 from trainkit.errors import TrainkitError
@@ -39,41 +38,12 @@ def pin(source: HuggingFace, cache: Path) -> tuple[HuggingFace, Stat, str | None
     """
     if _directory(source):
         try:
-            return source.model_copy(update={"revision": None}), stat_of_directory(source), None
+            return source.model_copy(update={"revision": None}), stat_of_directory(source.id), None
         except OSError as error:
             raise TrainkitError(f"cannot read it: {error.strerror or error}", where=str(error.filename)) from error
     commit = _commit(source, cache)
     pinned = source.model_copy(update={"revision": commit})
     return pinned, (0, 0, 0, 0), json.dumps([f"{source.id} {commit}", source.config, source.split])
-
-
-def files_of(source: HuggingFace) -> list[tuple[str, Path]]:
-    """(name below the directory, path) of every file of a dataset in a directory, by name; hidden ones are none.
-
-    Raises:
-        FileNotFoundError: the directory is gone.
-    """
-    root = Path(source.id).expanduser().absolute()
-    if not root.is_dir():
-        raise FileNotFoundError(root)
-    found = []
-    for above, below, names in os.walk(root):
-        below[:] = [name for name in below if not name.startswith(".")]
-        found += [Path(above, name) for name in names if not name.startswith(".")]
-    return sorted((path.relative_to(root).as_posix(), path) for path in found)
-
-
-def stat_of_directory(source: HuggingFace) -> Stat:
-    """All bytes, the latest times, and for an inode a hash of every file's name, size, times and inode.
-
-    Raises:
-        FileNotFoundError: the directory, or a file that it links to, is gone.
-    """
-    stats = [(name, stat_of(str(path))) for name, path in files_of(source)]
-    every = hashlib.blake2b(json.dumps(stats).encode(), digest_size=7).digest()
-    size = sum(stat[0] for _, stat in stats)
-    modified, changed = (max((stat[i] for _, stat in stats), default=0) for i in (1, 2))
-    return size, modified, changed, int.from_bytes(every, "little")
 
 
 def read_rows(file: SourceFile, refuse: Refuse, span: Span | None = None) -> Rows:
