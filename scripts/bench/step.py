@@ -175,7 +175,7 @@ def entries_of(arguments: argparse.Namespace) -> list[Entry]:
 
 def probe(*, compute: str) -> Limits:
     """What the device can do: its peak where that is known, else what it reaches when measured; told at once."""
-    from trainkit.parallel import peaks
+    from trainkit.parallel import hardware
 
     command = [sys.executable, str(DIRECTORY / "step_jax.py"), "probe"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -183,7 +183,7 @@ def probe(*, compute: str) -> Limits:
         raise SystemExit(f"the device could not be measured:\n{done.stderr}")
     measured = json.loads(done.stdout.splitlines()[-1])
     kind = measured["kind"]
-    flops, bandwidth = peaks.peak_flops(kind, compute), peaks.peak_bandwidth(kind)
+    flops, bandwidth = hardware.peak_flops(kind, compute), hardware.peak_bandwidth(kind)
     print(
         f"{kind}: a matrix product reaches {_giga(measured['flops'])}FLOP/s of {_giga(flops)}FLOP/s at most,"
         f" a copy {_giga(measured['bytes'])}B/s of {_giga(bandwidth)}B/s.\n",

@@ -38,7 +38,7 @@ from trainkit.data.batches.layout import Layout
 from trainkit.events.log import EventLog
 from trainkit.events.schema import Event
 from trainkit.parallel import devices, mesh
-from trainkit.parallel.compile_cache import use_compile_cache
+from trainkit.parallel.xla import use_compile_cache
 from trainkit.plan import DataSize, make_plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.families.sizes import tokens_in_block

@@ -35,26 +35,26 @@ WITH_GPU = replace(WELL, gpu=H200, seen=Seen(devices=("gpu:0 NVIDIA H200",)))
 
 #: What is wrong -> the machine, what is said of it, and what to do about it.
 NO_GPU = {
-    "there is none": (NOTHING, "shows no NVIDIA GPU", "--gpus all"),
-    "another system": (replace(NOTHING, system="Darwin"), "this is Darwin", "WSL2"),
+    "there is none": (NOTHING, "has no NVIDIA GPU", "--gpus all"),
+    "another system": (replace(NOTHING, system="Darwin"), "found Darwin", "WSL2"),
     "no plugin": (replace(H200, packages=JAX), "plugin is not installed", "uv sync --extra cuda13"),
     "no plugin, older driver": (replace(H200, packages=JAX, driver="550.54.15"), "not installed", "--extra cuda12"),
     "no plugin, Volta": (replace(H200, packages=JAX, cards=("Tesla V100-SXM2-16GB",)), "V100", "--extra cuda12"),
     "no plugin, ancient driver": (replace(H200, packages=JAX, driver="470.82.01"), "too old", "update the driver"),
     "plugin of another version": (
         replace(H200, packages=CUDA13 | {"jax-cuda13-plugin": "0.11.0"}),
-        "jax-cuda13-plugin 0.11.0, which does not go with jaxlib 0.10.2",
+        "jax-cuda13-plugin 0.11.0, which does not match jaxlib 0.10.2",
         'pip install --upgrade "trainkit[cuda13]"',
     ),
     "half a plugin of another version": (
         replace(H200, packages=CUDA13 | {"jax-cuda13-pjrt": "0.9.0"}),
         "jax-cuda13-pjrt 0.9.0",
-        "install them together again",
+        "install them together",
     ),
     "driver too old for this plugin": (replace(H200, driver="550.54.15"), "needs 580", "--extra cuda12"),
     "driver too old for any plugin": (replace(H200, driver="470.82.01"), "too old", "update the driver"),
     "card without a driver": (replace(H200, driver=None, nodes=False), "no NVIDIA driver is loaded", "at least 580"),
-    "driver without device nodes": (replace(H200, nodes=False), "no /dev/nvidia*", "nvidia-modprobe"),
+    "driver without device nodes": (replace(H200, nodes=False), "/dev/nvidia* is missing", "nvidia-modprobe"),
     "hidden from JAX": (replace(H200, environment={"JAX_PLATFORMS": "cpu"}), "JAX_PLATFORMS=cpu", "unset JAX_PLAT"),
     "hidden from CUDA": (replace(H200, environment={"CUDA_VISIBLE_DEVICES": ""}), "hides every GPU", "unset CUDA"),
     "nothing that we know of": (H200, "could not start", "jax.devices()"),

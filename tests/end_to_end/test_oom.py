@@ -112,7 +112,7 @@ def test_one_sequence_that_does_not_fit_is_an_error_that_says_what_would(place):
     (place / "long.toml").write_text(re.sub(rf"(batch_size = ){SIZE}\b", r"\g<1>1", long))
     done = starved(place, "hopeless", recipe="long.toml", megabytes=120, step=0)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "one sequence at a time" in done.stderr and "trainkit plan RECIPE says more" in done.stderr
+    assert "one sequence at a time" in done.stderr and "for details: trainkit plan RECIPE" in done.stderr
     assert "Traceback" not in done.stderr
     assert read(place / "runs" / "hopeless")[-1]["status"] == "failed"
 

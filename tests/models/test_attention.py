@@ -312,14 +312,14 @@ def test_splash_as_the_interpreter_runs_it_equals_jax_attention(packed: bool, wi
         ("gpu", jnp.bfloat16, 64, 1024, True, "cudnn", "mask"),
         ("gpu", jnp.float16, 128, None, True, "cudnn", "mask"),
         ("gpu", jnp.bfloat16, 64, 1023, False, "cudnn", "flash attention"),
-        ("gpu", jnp.bfloat16, 64, 1023, True, "xla", "even length"),
+        ("gpu", jnp.bfloat16, 64, 1023, True, "xla", "even sequence length"),
         ("gpu", jnp.float32, 64, 1024, False, "xla", "float32"),
         ("gpu", jnp.bfloat16, 136, 1024, False, "xla", "at most 128"),
-        ("gpu", jnp.bfloat16, 60, 1024, False, "xla", "60 wide"),
+        ("gpu", jnp.bfloat16, 60, 1024, False, "xla", "multiple of 8, found 60"),
         ("tpu", jnp.bfloat16, 128, 1024, True, "splash", "flash attention"),
-        ("tpu", jnp.bfloat16, 64, 1024, True, "xla", "64 wide"),
+        ("tpu", jnp.bfloat16, 64, 1024, True, "xla", "multiple of 128, found 64"),
         ("tpu", jnp.bfloat16, 128, 1000, True, "xla", "1000"),
-        ("tpu", jnp.bfloat16, 128, None, True, "xla", "not always the same"),
+        ("tpu", jnp.bfloat16, 128, None, True, "xla", "several"),
         ("cpu", jnp.float32, 64, 1024, True, "blockwise", "no flash attention for cpu"),
     ],
 )
@@ -334,7 +334,7 @@ def test_the_fastest_attention_is_chosen_and_it_is_said_why_no_faster_one(
 
 @pytest.mark.parametrize(
     ("kind", "capability", "because"),
-    [("Tesla V100", (7, 0), "8.0, and Tesla V100 has 7.0"), ("MI300X", None, "an NVIDIA GPU, and this is MI300X")],
+    [("Tesla V100", (7, 0), "8.0, Tesla V100 has 7.0"), ("MI300X", None, "an NVIDIA GPU, found MI300X")],
 )
 def test_a_gpu_for_which_cudnn_has_no_flash_attention_is_given_none(
     kind: str, capability: tuple[int, int] | None, because: str
@@ -353,7 +353,7 @@ def test_fp8_is_refused_where_there_are_no_units_for_it() -> None:
         require_precision("fp8", ampere)
     assert caught.value.where == "precision.compute"
     cpu = Capabilities(platform="cpu", kind="cpu", compute_capability=None)
-    with pytest.raises(TrainkitError, match="none of these units"):
+    with pytest.raises(TrainkitError, match="no units for it"):
         require_precision("fp8", cpu)
     for compute in ("float32", "bfloat16", "float16"):
         require_precision(compute, cpu)

@@ -24,7 +24,7 @@ from trainkit.data.jobs import Stop, Stopped
 from trainkit.errors import TrainkitError
 from trainkit.events.log import read
 from trainkit.parallel import devices
-from trainkit.parallel.host import available_memory, whole_memory
+from trainkit.parallel.hardware import available_memory, whole_memory
 from trainkit.plan import SUPPOSED, USABLE, Choice, Devices, Memory, make_plan, proposal
 from trainkit.recipe import Recipe
 from trainkit.recipe.toml.load import load
@@ -259,7 +259,7 @@ def test_a_proposal_changes_one_key_before_two_and_the_batch_before_the_optimize
     assert found.fits(plan.devices) is False
     assert found.proposal is not None
     assert list(found.proposal.changes) == ["train.micro_batch_size"]
-    changed = proposal.changed(made, found.proposal.changes)
+    changed = proposal.with_changes(made, found.proposal.changes)
     again = forecast(changed, planned(changed, plan.devices))
     assert again.fits(plan.devices) is True, "what is proposed fits"
     assert again.memory == found.proposal.memory

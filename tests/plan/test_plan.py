@@ -112,7 +112,7 @@ def test_where_examples_are_padded_tokens_are_counted_without_padding_and_need_t
     size = replace(DATA, tokens_per_batch=100.5)  # of 8 x 64 positions
     assert plan(made, data=size).steps == 100  # 99.5, rounded up
     assert plan(made, data=size).total_tokens == 10_050
-    with pytest.raises(TrainkitError, match="tokens = 10000 cannot be turned into steps before the data is counted"):
+    with pytest.raises(TrainkitError, match="tokens = 10000 cannot be converted to steps before the data is counted"):
         plan(made)
 
 

@@ -20,7 +20,7 @@ import typer
 from trainkit.cli.diagnosis import Diagnosis, MachineReport, Seen, diagnose
 from trainkit.errors import DONE, FAILED
 from trainkit.parallel import reasons
-from trainkit.parallel.host import available_memory, whole_memory
+from trainkit.parallel.hardware import available_memory, whole_memory
 from trainkit.text import neutralise
 
 #: Seconds for all checks in processes of their own. A cold start of JAX on many GPUs takes half of it.

@@ -117,7 +117,7 @@ def _adapter(run: str, out: Path, *, dtype: str | None, push: str | None) -> tup
 
 def _find(run: str) -> tuple[Path, int | None]:
     from trainkit.cli.where import find_run
-    from trainkit.parallel.compile_cache import use_compile_cache
+    from trainkit.parallel.xla import use_compile_cache
 
     use_compile_cache()
     return find_run(run)

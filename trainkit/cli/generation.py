@@ -115,7 +115,7 @@ def open_model(what: str) -> TrainedModel:
     pretrained = any(config.is_file() for config in configs) and not is_run(path)
     directory, step = (path, None) if pretrained else find_run(what)
     from trainkit.infer.trained_model import open_pretrained, open_run
-    from trainkit.parallel.compile_cache import use_compile_cache
+    from trainkit.parallel.xla import use_compile_cache
 
     use_compile_cache()
     return open_pretrained(directory) if pretrained else open_run(directory, step)

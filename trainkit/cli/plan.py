@@ -50,7 +50,7 @@ def plan(
     Compiles the step to measure its memory, and says whether it fits. Trains nothing.
     """
     from trainkit.hub.recipe import load
-    from trainkit.parallel.peaks import peak_of
+    from trainkit.parallel.hardware import peak_of
     from trainkit.plan import make_plan, proposal
     from trainkit.recipe.toml.load import locate_error
     from trainkit.train.forecast import forecast, forecast_supposed

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from trainkit.models import blockwise_attention
 from trainkit.parallel.devices import AttentionName
-from trainkit.parallel.rows import on_own_rows
+from trainkit.parallel.mesh import on_own_rows
 
 Window: TypeAlias = Int[Array, ""] | int | None
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from trainkit.models.master_weights import Weight
-from trainkit.parallel.rows import on_own_rows
+from trainkit.parallel.mesh import on_own_rows
 from trainkit.recipe.families.sizes import tokens_in_block
 
 Sums = TypeVar("Sums")

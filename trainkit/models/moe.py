@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from trainkit.models.custom_vjps import gated_silu
 from trainkit.models.layers import Linear
 from trainkit.models.master_weights import Weight, exact
-from trainkit.parallel.rows import on_own_rows
+from trainkit.parallel.mesh import on_own_rows
 from trainkit.recipe.families.decoder import Sparse
 
 #: Rows of a block: with fewer its expert's matrix is read for too little, with more too many places are left over.

@@ -16,7 +16,7 @@ from trainkit.models.loss import (
     target_logits,
 )
 from trainkit.models.master_weights import Weight
-from trainkit.parallel.rows import on_own_rows
+from trainkit.parallel.mesh import on_own_rows
 from trainkit.recipe.families.sizes import tokens_in_block
 
 

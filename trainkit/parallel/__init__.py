@@ -1,1 +1,1 @@
-"""The devices: a mesh over them, how arrays lie on it, and what they compute best."""
+"""The devices: what they can do, the mesh over them, how arrays are sharded, and number formats."""

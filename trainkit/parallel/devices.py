@@ -1,4 +1,4 @@
-"""What this process has to compute on, and the best way to compute on it."""
+"""The devices of this process, and the best way to compute on them."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import jax
 import jax.numpy as jnp
 
 from trainkit.errors import TrainkitError
-from trainkit.parallel.host import available_memory
+from trainkit.parallel.hardware import available_memory
 from trainkit.parallel.reasons import why_no_gpu
 from trainkit.plan import Devices
 
 #: See `models.attention.causal_attention`.
 AttentionName: TypeAlias = Literal["blockwise", "xla", "cudnn", "splash"]
-#: Ada and Hopper are the first with units for 8-bit floating point, Ampere for which cuDNN has flash attention.
+#: The first architectures with units for 8-bit floating point (Ada, Hopper) and cuDNN flash attention (Ampere).
 FP8_CAPABILITY, FLASH_CAPABILITY = (8, 9), (8, 0)
-#: Positions that Splash takes at once; the widths of its heads are in these too.
+#: Splash takes so many positions at once; its sequence lengths and head widths are multiples of it.
 FLASH_BLOCK = 128
 
 
 class AttentionChoice(NamedTuple):
-    """An implementation, and why no faster one; `reason` is for people."""
+    """An implementation of attention, and for people the reason why no faster one was chosen."""
 
     name: AttentionName
     reason: str
 
 
 class Capabilities(NamedTuple):
-    """What depends on the kind of a device; `compute_capability` is NVIDIA's, None elsewhere."""
+    """What a device can do. `compute_capability` is NVIDIA's, and None for other devices."""
 
     platform: str
     kind: str
@@ -36,17 +36,16 @@ class Capabilities(NamedTuple):
 
 
 def local(platform: str = "auto") -> Devices:
-    """The devices of this machine as the plan wants to know them; memory in bytes where the device tells. That of a CPU
-    is what the host has left.
+    """Return this machine's devices for the plan. The memory of a CPU is what the host has available.
 
     Raises:
-        TrainkitError: they are not of the `platform` that the recipe asks for.
+        TrainkitError: there are no devices of the `platform` that the recipe asks for.
     """
     if platform == "cpu":
-        jax.config.update("jax_platforms", "cpu")  # a GPU is not even opened: its memory is somebody else's
+        jax.config.update("jax_platforms", "cpu")  # does not open a GPU, which would take its memory
     try:
         devices = jax.devices()
-    except RuntimeError as error:  # of a platform that JAX_PLATFORMS names
+    except RuntimeError as error:  # JAX_PLATFORMS names a platform without devices
         raise _unavailable(platform, str(error)) from error
     if platform not in ("auto", devices[0].platform):
         raise _unavailable(platform, f"JAX found {devices[0].device_kind} only")
@@ -61,8 +60,8 @@ def local(platform: str = "auto") -> Devices:
     )
 
 
-def _unavailable(platform: str, found: str) -> TrainkitError:
-    problem, hint = why_no_gpu() if platform == "gpu" else (found, "")
+def _unavailable(platform: str, why: str) -> TrainkitError:
+    problem, hint = why_no_gpu() if platform == "gpu" else (why, "")
     return TrainkitError(
         f"there is no {'device' if platform == 'auto' else platform.upper()} to train on: {problem}",
         where="parallel.platform",
@@ -78,45 +77,48 @@ def choose_attention(
     segments: bool,
     special: str | None = None,
 ) -> AttentionChoice:
-    """The fastest attention that this device has for these shapes; `sequence_length` None where it varies.
+    """Return the fastest attention on this device for these shapes. `sequence_length` is None if it varies.
 
-    `special` names what of the model's attention no kernel has, in the plural: see `models.attention.causal_attention`.
+    `special` names, in the plural, features of the model's attention that no kernel has: see
+    `models.attention.causal_attention`.
 
-    The conditions are those of jax 0.10 to 0.12: `jax.nn.dot_product_attention` with cuDNN wants an NVIDIA GPU from
-    Ampere on, 16 bit, heads of at most 128 in eights, and, where there are segments, rows of an even number of
-    positions. Segments reach cuDNN as a
-    bias of one (T, T) matrix for each row: it takes packed rows by offsets as well, but JAX offers that in no public
-    function, wants the number of documents of a row beforehand, and had it read wrong keys for grouped queries
-    (jax-ml/jax#39521).
+    The conditions are those of jax 0.10 to 0.12. `jax.nn.dot_product_attention` with cuDNN needs an NVIDIA GPU from
+    Ampere on, 16 bit, head widths of at most 128 that are multiples of 8 and, with segments, an even sequence length.
+    Segments are passed to cuDNN as a bias of one (T, T) matrix for each row. It also takes packed rows by offsets, but
+    JAX offers that in no public function, needs the number of documents of a row in advance, and let it read wrong keys
+    for grouped queries (jax-ml/jax#39521).
     """
     if special and device.platform in ("gpu", "tpu"):
-        return AttentionChoice("blockwise", f"no flash attention that is used here has {special}")
+        return AttentionChoice("blockwise", f"no flash attention that trainkit uses has {special}")
     match device.platform:
         case "gpu":
             capability = device.compute_capability
             half = compute in (jnp.bfloat16, jnp.float16)
             odd = segments and sequence_length is not None and sequence_length % 2
             if why := _first(
-                (capability is None, f"cuDNN's needs an NVIDIA GPU, and this is {device.kind}"),
+                (capability is None, f"cuDNN attention needs an NVIDIA GPU, found {device.kind}"),
                 (
                     capability and capability < FLASH_CAPABILITY,
-                    f"cuDNN's needs compute capability {_dotted(FLASH_CAPABILITY)}, and {device.kind} has "
+                    f"cuDNN attention needs compute capability {_dotted(FLASH_CAPABILITY)}, {device.kind} has "
                     f"{_dotted(capability)}",
                 ),
-                (not half, f"cuDNN's needs 16 bit, and the products are in {jnp.dtype(compute).name}"),
-                (head_width % 8, f"cuDNN's needs heads in eights, and these are {head_width} wide"),
-                (head_width > 128, f"cuDNN's needs heads of at most 128, and these are {head_width} wide"),
-                (odd, f"cuDNN's needs an even length for packed rows, and this is {sequence_length}"),
+                (not half, f"cuDNN attention needs 16 bit, the products are in {jnp.dtype(compute).name}"),
+                (head_width % 8, f"cuDNN attention needs a head width that is a multiple of 8, found {head_width}"),
+                (head_width > 128, f"cuDNN attention needs a head width of at most 128, found {head_width}"),
+                (odd, f"cuDNN attention needs an even sequence length for packed rows, found {sequence_length}"),
             ):
                 return AttentionChoice("xla", why)
-            mask = "; segments cost it a mask of length x length for each row" if segments else ""
+            mask = "; segments cost a mask of length x length for each row" if segments else ""
             return AttentionChoice("cudnn", f"flash attention{mask}")
         case "tpu":
             if why := _first(
-                (head_width % FLASH_BLOCK, f"Splash needs heads in 128s, and these are {head_width} wide"),
+                (
+                    head_width % FLASH_BLOCK,
+                    f"Splash needs a head width that is a multiple of {FLASH_BLOCK}, found {head_width}",
+                ),
                 (
                     sequence_length is None or sequence_length % FLASH_BLOCK,
-                    f"Splash needs a length in 128s, and this is {sequence_length or 'not always the same'}",
+                    f"Splash needs lengths that are multiples of {FLASH_BLOCK}, found {sequence_length or 'several'}",
                 ),
             ):
                 return AttentionChoice("xla", why)
@@ -130,28 +132,28 @@ def _dotted(capability: tuple[int, int] | None) -> str:
 
 
 def _first(*reasons: tuple[object, str]) -> str | None:
-    """The first reason that holds."""
+    """Return the first reason that holds."""
     return next((why for holds, why in reasons if holds), None)
 
 
 def require_precision(compute: str, device: Capabilities) -> None:
-    """Raises TrainkitError where the device cannot multiply in `compute`, telling what it has."""
+    """Raise TrainkitError if the device cannot multiply in `compute`."""
     capability = device.compute_capability
     if compute == "fp8" and (device.platform != "gpu" or capability is None or capability < FP8_CAPABILITY):
-        has = f"compute capability {_dotted(capability)}" if capability else "none of these units"
+        has = f"compute capability {_dotted(capability)}" if capability else "no units for it"
         least = _dotted(FP8_CAPABILITY)
         raise TrainkitError(
             f"fp8 needs an NVIDIA GPU of compute capability {least} or later; {device.kind} has {has}",
             where="precision.compute",
-            hint='precision.compute = "auto" takes the fastest that this device has',
+            hint='precision.compute = "auto" uses the fastest dtype of this device',
         )
 
 
 def capabilities() -> Capabilities:
-    """Those of the first device."""
+    """Return what the first device can do."""
     device = jax.devices()[0]
-    told = str(device.compute_capability).split(".") if device.platform == "gpu" else []
+    parts = str(device.compute_capability).split(".") if device.platform == "gpu" else []
     # NVIDIA's is a pair of numbers, AMD's the name of an architecture
-    numbers = [int(part) for part in told if part.isdecimal()]
+    numbers = [int(part) for part in parts if part.isdecimal()]
     capability = (numbers[0], numbers[1]) if len(numbers) == 2 else None
     return Capabilities(platform=device.platform, kind=device.device_kind, compute_capability=capability)

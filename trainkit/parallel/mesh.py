@@ -1,4 +1,4 @@
-"""The mesh and how state and batches lie on it.
+"""The mesh, and how state and batches are sharded over it.
 
 Two axes, both of which split the batch: over `data` parameters are replicated, over `fsdp` parameters, gradients and
 optimiser state are sharded (ZeRO-3, Rajbhandari et al. 2020). Over `data` the optimiser state may be sharded too
@@ -8,14 +8,14 @@ optimiser state are sharded (ZeRO-3, Rajbhandari et al. 2020). Over `data` the o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import equinox as eqx
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from jaxtyping import PyTree
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, get_abstract_mesh
+from jaxtyping import Array, PyTree
 
 from trainkit.errors import TrainkitError
 from trainkit.parallel.precision import Blocks
@@ -26,7 +26,7 @@ SMALLEST_SHARDED = 1024
 
 
 def make_mesh(*, data: int, fsdp: int) -> Mesh:
-    """A mesh of data x fsdp over the first devices."""
+    """Return a mesh of data x fsdp over the first devices."""
     devices = np.asarray(jax.devices()[: data * fsdp]).reshape(data, fsdp)
     return Mesh(devices, (DATA, FSDP), axis_types=(AxisType.Auto, AxisType.Auto))
 
@@ -37,22 +37,24 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def replicated_sharding(mesh: Mesh) -> NamedSharding:
-    """Return the sharding of arrays of which every device has all."""
+    """Return the sharding of arrays that every device holds in full."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def state_shardings(mesh: Mesh, shapes: PyTree[jax.ShapeDtypeStruct], *, zero1: bool = False) -> PyTree[NamedSharding]:
-    """Return the sharding of each array of the state. It depends on shapes only, so moments are sharded as their
+    """Return the sharding of each array of the state. It depends on shapes only, so that moments are sharded as their
     parameters are.
 
-    With `zero1` the arrays of `shapes.optimizer` are shared out over `data` too (ZeRO-1).
+    With `zero1` the arrays of `shapes.optimizer` are sharded over `data` too (ZeRO-1).
     """
-    lie = shardings(mesh, shapes)
-    return eqx.tree_at(lambda s: s.optimizer, lie, shardings(mesh, shapes.optimizer, over_data=True)) if zero1 else lie
+    over_fsdp = shardings(mesh, shapes)
+    if not zero1:
+        return over_fsdp
+    return eqx.tree_at(lambda s: s.optimizer, over_fsdp, shardings(mesh, shapes.optimizer, over_data=True))
 
 
 def shardings(mesh: Mesh, shapes: PyTree[jax.ShapeDtypeStruct], *, over_data: bool = False) -> PyTree[NamedSharding]:
-    """Return a sharding of each array over `fsdp`, with `over_data` over `data` too."""
+    """Return the sharding of each array over `fsdp`, and with `over_data` over `data` too."""
     data = mesh.shape[DATA] if over_data else 1
 
     def sharding_of(leaf: jax.ShapeDtypeStruct | Blocks) -> NamedSharding | Blocks:
@@ -70,16 +72,16 @@ def shardings(mesh: Mesh, shapes: PyTree[jax.ShapeDtypeStruct], *, over_data: bo
 
 
 def partition(shape: tuple[int, ...], fsdp: int, data: int = 1) -> PartitionSpec:
-    """Shard the largest dimension that `fsdp` divides, the later of equals; none of a small array.
+    """Return the sharding of an array: `fsdp` divides its largest divisible dimension, the later of equal ones.
 
-    Then the largest that `data` divides, of those that one device has left.
+    Then `data` divides the largest divisible dimension of what one device holds. Small arrays stay whole.
     """
     names: list[tuple[str, ...]] = [()] * len(shape)
     left = list(shape)
     for name, count in ((FSDP, fsdp), (DATA, data)):
-        fitting = [(size, axis) for axis, size in enumerate(left) if size % count == 0]
-        if count > 1 and fitting and math.prod(shape) >= SMALLEST_SHARDED:
-            _, axis = max(fitting)
+        divisible = [(size, axis) for axis, size in enumerate(left) if size % count == 0]
+        if count > 1 and divisible and math.prod(shape) >= SMALLEST_SHARDED:
+            _, axis = max(divisible)
             names[axis] += (name,)
             left[axis] //= count
     while names and not names[-1]:
@@ -87,14 +89,33 @@ def partition(shape: tuple[int, ...], fsdp: int, data: int = 1) -> PartitionSpec
     return PartitionSpec(*((part[0] if len(part) == 1 else part or None) for part in names))
 
 
+def on_own_rows(function: Callable[..., Array], *arguments: Any, whole: tuple[int, ...] = ()) -> Array:
+    """Return `function(*arguments)`, computed by each device on its own rows, where XLA would move the batch around.
+
+    Rows are the first axis of the arguments and of the result. The mesh is that of `jax.set_mesh`; without one, or if
+    the rows cannot be divided equally among its devices, the function is called as it is.
+
+    Args:
+        arguments: arrays, or None.
+        whole: the indices of arguments, which may be pytrees, that each device receives in full.
+    """
+    mesh = get_abstract_mesh()
+    rows = next(x.shape[0] for i, x in enumerate(arguments) if x is not None and i not in whole)
+    if mesh.empty or mesh.size == 1 or rows % mesh.size:
+        return function(*arguments)
+    split = PartitionSpec(mesh.axis_names)
+    specs = tuple(PartitionSpec() if i in whole else split for i in range(len(arguments)))
+    return jax.shard_map(function, in_specs=specs, out_specs=split, check_vma=False)(*arguments)
+
+
 def check_layout(params: PyTree[jax.ShapeDtypeStruct], *, fsdp: int) -> None:
-    """Raise `TrainkitError` where so much cannot be sharded that it is more than a device's share of the whole."""
+    """Raise `TrainkitError` if the arrays that cannot be sharded are more than a device's share of all parameters."""
     sizes = {jax.tree_util.keystr(path, simple=True, separator="."): leaf.shape for path, leaf in _leaves(params)}
     if _shards(sizes.values(), fsdp):
         return
     name, shape = max(
         ((name, shape) for name, shape in sizes.items() if not partition(shape, fsdp)),
-        key=lambda found: math.prod(found[1]),
+        key=lambda named: math.prod(named[1]),
     )
     fitting = [count for count in range(1, 2 * fsdp) if _shards(sizes.values(), count)]
     nearest = sorted(sorted(fitting, key=lambda count: abs(count - fsdp))[:3])

@@ -1,8 +1,8 @@
-"""Numbers of few bits: what is computed in, and how float32 becomes less without being lost.
+"""Number formats: the dtype of computation, stochastic rounding to bfloat16 and to 8 bit, and fingerprints of arrays.
 
-Stochastic rounding (Gupta et al. 2015) rounds up with the probability that makes the average right. What is added in
-small amounts to a number of few bits then counts on average, where rounding to the nearest would lose it every time
-(for bfloat16 weights: Zamirai et al. 2020).
+Stochastic rounding (Gupta et al. 2015) rounds up with the probability that makes the average right. Small updates of a
+number in few bits then count on average, where rounding to the nearest would lose each one (for bfloat16 weights:
+Zamirai et al. 2020).
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt
 
 #: Numbers along the last axis that share a power of two.
 BLOCK = 32
-#: Bits of mantissa; what they drop of float32's; and the exponent of float32 that is 0 in signed codes and in unsigned
-#: ones, which have 4 and 5 bits of exponent: the greatest of a block is just below 1.
+#: Bits of mantissa, and the bits of float32's mantissa that are dropped; then the exponent of float32 that is 0 in
+#: signed and in unsigned codes, with 4 and 5 bits of exponent. The greatest number of a block is just below 1.
 MANTISSA, DROPPED = 3, 20
 LEAST_SIGNED, LEAST_UNSIGNED = 127 - 16, 127 - 32
-#: Between the numbers of a signed block next to zero.
+#: The distance of the numbers next to zero in a signed block.
 LEAST_STEP = 2.0 ** (LEAST_SIGNED - 127 + 1 - MANTISSA)
-#: Exponents of blocks, so that their inverse too is a number that no device takes for zero.
+#: The exponents of blocks. No device treats their powers of two, or the inverses, as zero.
 LEAST_SCALE, GREATEST_SCALE = -126, 126
-#: What the two hashes of an array begin with: any two odd numbers do.
+#: The seeds of the two hashes of an array: any two odd numbers.
 _SEEDS = (0x9E3779B1, 0x7FEB352D)
 _UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 
 
 class Blocks(eqx.Module):
-    """Numbers in 8 bit and blocks of them, along the last axis, with a power of two each.
+    """Numbers in 8 bit, in blocks along the last axis that share a power of two.
 
     int8 codes are E4M3, as in the microscaling formats (Rouhani et al. 2023). uint8 codes have a fifth bit of exponent
-    where those have a sign, and no zero, as a second moment must not become one: what is divided by its root would
-    explode (Li et al. 2023, section 4.1). Both are of even relative precision, to 2^-15 and 2^-32 of the greatest; that
-    linear steps are not good enough for moments is known from Dettmers et al. 2022. All blocks have the same levels, so
-    that a number is not rounded again when its block is.
+    instead of the sign, and no zero, because a second moment must not become zero: the update, which is divided by its
+    root, would explode (Li et al. 2023, section 4.1). Both have an even relative precision, down to 2^-15 and 2^-32 of
+    the greatest number; linear steps are not good enough for moments (Dettmers et al. 2022). All blocks have the same
+    levels, so that a number is not rounded again when the scale of its block changes.
     """
 
     codes: Int[Array, ...] | UInt[Array, ...]
@@ -44,21 +44,21 @@ class Blocks(eqx.Module):
 
 
 def compute_dtype(compute: str) -> jnp.dtype:
-    """That of a plan's `compute`: with fp8, all that is no product of a linear layer is bfloat16."""
+    """Return the dtype of a plan's `compute`. With fp8 it is bfloat16: only products of linear layers are in fp8."""
     return jnp.dtype("bfloat16" if compute == "fp8" else compute)
 
 
 def random_bits(key: PRNGKeyArray, shape: tuple[int, ...]) -> UInt[Array, ...]:
-    """32 random bits for each number: a hash of its place (the finaliser of MurmurHash3, Appleby 2011) under `key`.
+    """Return 32 random bits for each element: a hash of its place and `key` (MurmurHash3's finaliser, Appleby 2011).
 
-    Good enough to round with; unlike jax's generators it fuses into what uses it, so that it costs no memory.
+    They are good enough for rounding. Unlike jax's generators the hash fuses into its user, so it takes no memory.
     """
     first, second = jax.random.bits(key, (2,))
     return mix(mix(places(shape) ^ first) ^ second)
 
 
 def places(shape: tuple[int, ...]) -> UInt[Array, ...]:
-    """Return the number of each element of an array, row by row, modulo 2^32."""
+    """Return the index of each element of an array in row-major order, modulo 2^32."""
     place = jnp.zeros(shape, jnp.uint32)
     for axis in range(len(shape)):
         stride = math.prod(shape[axis + 1 :]) % (1 << 32)
@@ -67,17 +67,17 @@ def places(shape: tuple[int, ...]) -> UInt[Array, ...]:
 
 
 def mix(h: UInt[Array, ...]) -> UInt[Array, ...]:
-    """Return other 32 bits for each, every bit of which depends on all bits of the input (Appleby 2011)."""
+    """Return a hash of each element; each of its 32 bits depends on all bits of the input (Appleby 2011)."""
     h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
     h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
     return h ^ (h >> 16)
 
 
 def fingerprint(x: Array) -> UInt[Array, 2]:
-    """Two hashes of all numbers at their places, which tell one array from another and not how it is shared out.
+    """Return two hashes of an array's numbers and their places.
 
-    What the numbers' hashes add up to is the same on every device, and on any number of them. It is no protection
-    against somebody who means harm.
+    Each is a sum of hashes, so it does not depend on the number of devices or on the sharding. It does not protect
+    against an attacker.
     """
     bits = jax.lax.bitcast_convert_type(x, _UNSIGNED[x.dtype.itemsize]).astype(jnp.uint32)
     sums = (mix(mix(places(x.shape) ^ jnp.uint32(seed)) ^ bits).sum(dtype=jnp.uint32) for seed in _SEEDS)
@@ -85,19 +85,21 @@ def fingerprint(x: Array) -> UInt[Array, 2]:
 
 
 def to_bfloat16(x: Float[Array, ...], bits: UInt[Array, ...]) -> Float[Array, ...]:
-    """float32 rounded stochastically to bfloat16 by the lower 16 of `bits`; what is not finite stays as it is."""
+    """Return float32 numbers rounded stochastically to bfloat16 by the lower 16 `bits`. Infinities and NaN stay."""
     raw = jax.lax.bitcast_convert_type(x, jnp.uint32)
     rounded = jax.lax.bitcast_convert_type((raw + (bits & 0xFFFF)) & jnp.uint32(0xFFFF0000), jnp.float32)
     return jnp.where(jnp.isfinite(x), rounded, x).astype(jnp.bfloat16)
 
 
 def to_blocks(x: Float[Array, ...], bits: UInt[Array, ...], bounds: Float[Array, ...], *, signed: bool) -> Blocks:
-    """float32 rounded stochastically to 8 bit by the lower 16 of `bits`; all of `x` is >= 0 where not `signed`.
+    """Return float32 numbers rounded stochastically to 8 bit by the lower 16 `bits`.
 
-    `bounds` says of each block what no number in it exceeds. (To look for the greatest here, all of `x` would have to
-    be in memory; as it is, it need only be computed.) Unsigned, what is less than 2^-32 of it becomes that.
+    Args:
+        bounds: for each block, a bound of its magnitudes. (To find the greatest here, all of `x` would have to be in
+            memory; with the bound it is only computed.)
+        signed: if False, all of `x` is >= 0, and what is less than 2^-32 of the bound becomes that.
     """
-    # one sixteenth more: so the greatest is not above the greatest code
+    # one sixteenth more, so that the greatest number does not exceed the greatest code
     scales = jnp.clip(_exponent_above(bounds * (16 / 15)), LEAST_SCALE, GREATEST_SCALE)
     small = jnp.abs(x) * _power_of_two(-_spread(scales, x.shape))
     chance = bits & 0xFFFF
@@ -105,26 +107,26 @@ def to_blocks(x: Float[Array, ...], bits: UInt[Array, ...], bounds: Float[Array,
     codes = raw.astype(jnp.int32) - ((LEAST_SIGNED if signed else LEAST_UNSIGNED) << MANTISSA)
     if not signed:
         return Blocks(jnp.clip(codes, 0, 255).astype(jnp.uint8), scales.astype(jnp.int8))
-    # below the least exponent levels are equally far apart, down to zero
+    # below the least exponent the levels are evenly spaced, down to zero
     near_zero = jnp.floor(small / LEAST_STEP + (chance.astype(jnp.float32) + 0.5) / (1 << 16)).astype(jnp.int32)
     codes = jnp.where(codes < 1 << MANTISSA, near_zero, jnp.minimum(codes, 127))
     return Blocks((jnp.sign(x).astype(jnp.int32) * codes).astype(jnp.int8), scales.astype(jnp.int8))
 
 
 def from_blocks(blocks: Blocks) -> Float[Array, ...]:
-    """The float32 numbers that `to_blocks` rounded to."""
+    """Return the float32 numbers that the blocks hold."""
     return _value(blocks.codes, _spread(blocks.scales, blocks.codes.shape))
 
 
 def greatest_in(x: Float[Array, ...] | Blocks) -> Float[Array, ...]:
-    """The greatest magnitude in each block."""
+    """Return the greatest magnitude in each block."""
     if not isinstance(x, Blocks):
         return _greatest(jnp.abs(x))
     return jnp.abs(_value(_greatest(jnp.abs(x.codes)), x.scales))
 
 
 def zero_blocks(shape: tuple[int, ...], *, signed: bool) -> Blocks:
-    """Nothing but zeros, or, unsigned, numbers next to it."""
+    """Return blocks of zeros or, if unsigned, of the numbers next to zero."""
     scales = (*shape[:-1], -(-shape[-1] // BLOCK))
     return Blocks(jnp.zeros(shape, jnp.int8 if signed else jnp.uint8), jnp.full(scales, LEAST_SCALE, jnp.int8))
 
@@ -143,7 +145,7 @@ def _power_of_two(exponents: Array) -> Float[Array, ...]:
 
 
 def _greatest(x: Array) -> Array:
-    """Of each block; the last one of a row may be short."""
+    """Return the greatest number of each block; the last block of a row may be short."""
     short = -x.shape[-1] % BLOCK
     if short:
         x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, short)])
@@ -151,12 +153,12 @@ def _greatest(x: Array) -> Array:
 
 
 def _spread(scales: Int[Array, ...], shape: tuple[int, ...]) -> Int[Array, ...]:
-    """The scale of its block for each number."""
+    """Return, for each number, the scale of its block."""
     spread = jnp.broadcast_to(scales[..., None], (*scales.shape, BLOCK)).reshape(*scales.shape[:-1], -1)
     return spread[..., : shape[-1]]
 
 
 def _exponent_above(x: Float[Array, ...]) -> Int[Array, ...]:
-    """The least e for which x < 2^e; of numbers below 2^-126 that is -126."""
+    """Return the least e for which x < 2^e; -126 for numbers below 2^-126."""
     raw = jax.lax.bitcast_convert_type(x, jnp.uint32)
     return ((raw >> 23) & 0xFF).astype(jnp.int32) - 126

@@ -1,19 +1,17 @@
-"""The plan: everything that follows from a recipe, the devices and the data, by arithmetic alone."""
+"""The plan: everything that follows from a recipe, the devices and the data by arithmetic."""
 
-from trainkit.plan.plan import count_in_steps, make_plan, replan, steps_need_data
-from trainkit.plan.split import ENOUGH_TOKENS, choices, divisors
-from trainkit.plan.types import (
-    SUPPOSED,
-    USABLE,
+from trainkit.plan.plan import (
     WITHIN_STEP,
-    BatchSplit,
-    Choice,
     Compute,
     DataSize,
-    Devices,
     Memory,
     Plan,
+    count_in_steps,
+    make_plan,
+    replan,
+    steps_need_data,
 )
+from trainkit.plan.split import ENOUGH_TOKENS, SUPPOSED, USABLE, BatchSplit, Choice, Devices, choices, divisors
 
 #: Tokens for each parameter at which a budget of FLOPs gives the lowest loss (Hoffmann et al. 2022, table 3).
 COMPUTE_OPTIMAL = 20

@@ -7,32 +7,143 @@ no time, and needs neither jax nor a device.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 from trainkit.errors import TrainkitError
-from trainkit.plan.split import check_split, choices, mesh_axes
-from trainkit.plan.types import BatchSplit, Choice, Compute, DataSize, Devices, Plan
-from trainkit.recipe import Recipe
-from trainkit.recipe.families.sizes import tokens_in_block
-from trainkit.recipe.families.transformer import Transformer
-from trainkit.recipe.sections.adapter import (
-    adapter_parameters,
-    quantised_bytes,
-    quantised_parameters,
-    trained_shapes,
+from trainkit.plan.split import (
+    BatchSplit,
+    Choice,
+    Devices,
+    activation_bytes,
+    check_split,
+    choices,
+    has_flash,
+    mesh_axes,
+    room_for_activations,
+    state_bytes,
 )
+from trainkit.recipe import Recipe
+from trainkit.recipe.families.sizes import Remat
+from trainkit.recipe.sections.adapter import adapter_parameters, trained_shapes
 from trainkit.recipe.sections.data import is_padded
 
-#: Of a number; with fp8 what is kept is bfloat16.
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 2}
-#: What activations may take where the memory of a device is not known.
-UNKNOWN_MEMORY_ACTIVATIONS = 4 << 30
+Compute = Literal["float32", "bfloat16", "float16", "fp8"]
+#: Categories of the estimate that exist only within a step.
+WITHIN_STEP = ("gradients", "cast_parameters", "activations", "logits")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSize:
+    """One epoch of the training data, from the cache's ledger.
+
+    `batches` is set if no batch spans two epochs; `tokens_per_batch`, the mean without padding, if there is padding.
+    """
+
+    examples: int
+    batches: int | None = None
+    tokens: int
+    documents: int
+    bytes: int
+    tokens_per_batch: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """What one device holds while a compiled step runs, in bytes.
+
+    `parameters` (trained ones), `frozen`, `optimizer` and `snapshot` (the copy from which a checkpoint is written) are
+    exact. `rest` (other inputs: the batch, keys), `batches` (waiting ones), `program` and the sum of `temporary` are
+    XLA's, from `memory_analysis`. `temporary` is all that lives within a step. XLA does not divide it: its `gradients`,
+    `activations` and `logits` are estimates, cut to the sum, and `workspace` is the remainder.
+    """
+
+    parameters: int
+    frozen: int = 0
+    optimizer: int
+    snapshot: int
+    rest: int
+    batches: int
+    program: int
+    temporary: dict[str, int]
+
+    @property
+    def by_category(self) -> dict[str, int]:
+        """The bytes by category, for the log."""
+        exact = {name: size for name, size in asdict(self).items() if name != "temporary"}
+        if not self.frozen:
+            del exact["frozen"]
+        return {**exact, **self.temporary}
+
+    @property
+    def peak(self) -> int:
+        """The sum of all categories: a checkpoint may be saved while a step runs."""
+        return sum(self.by_category.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a run will do. Tokens do not include padding; before the data is counted, every position is a token.
+
+    `bytes` are estimates for one device. `parameters` (trained ones), `frozen`, `gradients` (always float32),
+    `optimizer` and `snapshot` (the copy from which a checkpoint is written) are divided by the fsdp axis.
+    `cast_parameters` (in the compute dtype), `activations` and `logits` are those of one micro-batch, undivided.
+    """
+
+    steps: int
+    epochs: float | None
+    batch: BatchSplit
+    sequence_length: int | None
+    """None if documents are not text: an example then counts as one token."""
+    tokens_per_step: int
+    total_tokens: int
+    parameters: int
+    trainable: int
+    """The number of trained parameters: all, or those of the adapter."""
+    parameters_by_part: dict[str, int]
+    flops_per_token: int
+    total_flops: int
+    bytes: dict[str, int]
+    compute: Compute
+    remat: Remat
+    data_axis: int
+    fsdp_axis: int
+    vocab_size: int
+    devices: Devices
+
+    @property
+    def total_bytes(self) -> int:
+        """The estimate for one device, in all categories."""
+        return sum(self.bytes.values())
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the estimate is within the usable memory of a device; None if that is unknown."""
+        return self.devices.have_room_for(self.total_bytes)
+
+    @property
+    def step_bytes(self) -> int:
+        """The estimate of what exists only within a step."""
+        return sum(size for what, size in self.bytes.items() if what in WITHIN_STEP)
+
+    @property
+    def choice(self) -> Choice:
+        """The micro-batch and remat of the plan."""
+        return Choice(micro=self.batch.micro, remat=self.remat)
+
+    @property
+    def tokens_per_parameter(self) -> float:
+        return self.total_tokens / self.parameters
+
+    def summary(self) -> dict[str, Any]:
+        """Return the plan as plain JSON, for the `planned` event."""
+        return {**asdict(self), "total_bytes": self.total_bytes, "fits": self.fits}
 
 
 def make_plan(
     recipe: Recipe, *, devices: Devices, vocab_size: int, data: DataSize | None, choice: Choice | None = None
 ) -> Plan:
-    """Derive the plan; `choice` goes before what the recipe says of micro-batch and remat, and before the estimate.
+    """Return the plan. `choice` overrides the micro-batch and remat of the recipe and of the estimate.
 
     FLOPs per token count a multiplication and an addition as two, the backward pass as twice the forward one:
     6 for every parameter in a matrix product (Kaplan et al. 2020, section 2.1), plus 3 times the forward attention,
@@ -55,7 +166,7 @@ def make_plan(
     trainable = by_part.get("adapter", parameters)
     trained = trained_shapes(recipe.model, recipe.adapter, vocab_size=vocab_size, sequence_length=length)
     optimizer_bytes = recipe.optimizer.total_state_bytes(trained)
-    state = _state_bytes(
+    state = state_bytes(
         recipe,
         trainable,
         optimizer_bytes,
@@ -67,9 +178,9 @@ def make_plan(
     replicas = data_axis * fsdp_axis
     check_split(recipe, replicas)
     possible = [choice] if choice else list(choices(recipe, replicas=replicas, platform=devices.platform))
-    flash = _has_flash(recipe, devices, compute)
-    needed = [_activation_bytes(recipe, c, vocab_size=vocab_size, compute=compute, flash=flash) for c in possible]
-    room = _room(devices, sum(state.values()))
+    flash = has_flash(recipe, devices, compute)
+    needed = [activation_bytes(recipe, c, vocab_size=vocab_size, compute=compute, flash=flash) for c in possible]
+    room = room_for_activations(devices, sum(state.values()))
     fits = (index for index, sizes in enumerate(needed) if sum(sizes.values()) <= room)
     least = min(range(len(needed)), key=lambda index: sum(needed[index].values()))
     chosen = next(fits, least)
@@ -106,16 +217,16 @@ def make_plan(
 
 def replan(recipe: Recipe, plan: Plan, choice: Choice | None = None) -> Plan:
     """Return a plan of a changed recipe, or with another choice, for the same devices, vocabulary and steps."""
-    made = make_plan(
+    new = make_plan(
         count_in_steps(recipe, plan), devices=plan.devices, vocab_size=plan.vocab_size, data=None, choice=choice
     )
     # these depend on the data, which is not counted again here
     return replace(
-        made,
+        new,
         epochs=plan.epochs,
         tokens_per_step=plan.tokens_per_step,
         total_tokens=plan.total_tokens,
-        total_flops=made.flops_per_token * plan.total_tokens,
+        total_flops=new.flops_per_token * plan.total_tokens,
     )
 
 
@@ -125,17 +236,8 @@ def count_in_steps(recipe: Recipe, plan: Plan) -> Recipe:
     return recipe.model_copy(update={"train": recipe.train.model_copy(update=length)})
 
 
-def _room(devices: Devices, taken: int) -> int:
-    """What activations may take. A CPU is no faster for more than its caches hold, and its memory is not ours alone."""
-    room = UNKNOWN_MEMORY_ACTIVATIONS
-    if devices.usable_bytes is not None:
-        left = devices.usable_bytes - taken
-        room = min(room, left) if devices.platform == "cpu" else left
-    return room
-
-
 def steps_need_data(recipe: Recipe) -> bool:
-    """Whether the number of steps is known only once the data is counted."""
+    """Return whether the number of steps is unknown until the data is counted."""
     train = recipe.train
     return train.epochs is not None or (train.tokens is not None and is_padded(recipe.data.encoding))
 
@@ -153,12 +255,12 @@ def _steps(recipe: Recipe, data: DataSize | None, tokens_per_step: float) -> int
     unit = "epochs" if train.epochs is not None else "tokens"
     if data is None and steps_need_data(recipe):
         raise TrainkitError(
-            f"{unit} = {getattr(train, unit)} cannot be turned into steps before the data is counted",
+            f"{unit} = {getattr(train, unit)} cannot be converted to steps before the data is counted",
             where=f"train.{unit}",
             hint="count it first: trainkit cache-data RECIPE; or give train.steps",
         )
     if train.tokens is not None:
-        # rounded, since the mean of so many steps, times as many, need not be what it was the mean of
+        # rounded, because a mean times its count need not give back the exact sum
         return math.ceil(round(train.tokens / tokens_per_step, 6))
     assert train.epochs is not None and data is not None
     return math.ceil(train.epochs * (data.batches or data.examples / train.batch_size))
@@ -173,45 +275,3 @@ def _compute(recipe: Recipe, devices: Devices) -> Compute:
 def _matmul_flops_per_token(recipe: Recipe, *, vocab_size: int) -> int:
     base = recipe.model.matmul_parameters(vocab_size=vocab_size)
     return 4 * base + 6 * adapter_parameters(recipe.adapter, recipe.model) if recipe.adapter else 6 * base
-
-
-def _state_bytes(
-    recipe: Recipe, trainable: int, optimizer_bytes: int, *, frozen: int, data: int, fsdp: int, compute: str
-) -> dict[str, int]:
-    # an adapter is float32 whatever its base is
-    copy = math.ceil(trainable * BYTES["float32" if recipe.adapter else recipe.precision.params] / fsdp)
-    gradients = math.ceil(trainable * BYTES["float32"] / fsdp)  # in which a step sums them
-    sharing = fsdp * data if recipe.parallel.zero1 else fsdp
-    optimizer = math.ceil(optimizer_bytes / sharing)
-    state = {"parameters": copy, "gradients": gradients, "optimizer": optimizer, "snapshot": copy + optimizer}
-    cast = 0
-    if recipe.adapter:
-        packed = quantised_parameters(recipe.model) if recipe.adapter.base == "nf4" else 0
-        size = (frozen - packed) * BYTES[recipe.precision.params] + (packed and quantised_bytes(recipe.model))
-        state["frozen"] = math.ceil(size / fsdp)
-        cast, frozen = trainable * (compute != "float32"), frozen - packed
-    if ("bfloat16" if compute == "fp8" else compute) != recipe.precision.params:
-        cast += frozen if recipe.adapter else trainable
-    return state | ({"cast_parameters": cast * BYTES[compute]} if cast else {})
-
-
-def _has_flash(recipe: Recipe, devices: Devices, compute: str) -> bool:
-    """What `parallel.devices.choose_attention` says of most devices of this platform; it knows more of each."""
-    if not isinstance(recipe.model, Transformer):
-        return False
-    width = recipe.model.key_width
-    if devices.platform == "tpu":  # Splash
-        return width % 128 == 0 and recipe.data.positions % 128 == 0
-    return devices.platform == "gpu" and compute != "float32" and width % 8 == 0 and width <= 128
-
-
-def _activation_bytes(recipe: Recipe, choice: Choice, *, vocab_size: int, compute: str, flash: bool) -> dict[str, int]:
-    """For one micro-batch. Logits are float32 whatever the compute dtype is, and there is one block of them at once."""
-    model, length = recipe.model, recipe.data.positions
-    tokens = choice.micro * length * recipe.data.sequences
-    floats = model.activation_floats_per_token(sequence_length=length, remat=choice.remat, flash=flash)
-    activations = {"activations": tokens * floats * BYTES[compute]}
-    if not isinstance(model, Transformer):
-        return activations
-    logits = tokens_in_block(tokens=tokens, hidden=model.hidden, vocab_size=vocab_size) * vocab_size
-    return {**activations, "logits": logits * BYTES["float32"]}

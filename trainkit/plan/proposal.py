@@ -1,4 +1,4 @@
-"""The smallest change to a recipe that makes it fit."""
+"""Changes that need less memory: the smallest change to a recipe that fits, and the next smaller micro-batch."""
 
 from __future__ import annotations
 
@@ -7,30 +7,31 @@ from dataclasses import dataclass
 from itertools import combinations, product
 from typing import Any, get_args
 
-from trainkit.plan.plan import replan
-from trainkit.plan.split import divisors
-from trainkit.plan.types import Memory, Plan
+from trainkit.errors import FAILED, TrainkitError
+from trainkit.plan.plan import Memory, Plan, replan
+from trainkit.plan.split import Choice, divisors
 from trainkit.recipe import Recipe
 from trainkit.recipe.families.sizes import Remat
 from trainkit.recipe.spec import with_tuples
 from trainkit.recipe.toml.load import Loaded
 from trainkit.recipe.toml.values import flat, toml_value
+from trainkit.text import plural
 
 #: Changes to a recipe: dotted key -> new value.
 Changes = Mapping[str, Any]
-#: How many proposals are compiled before the search gives up.
+#: The search gives up after compiling so many proposals.
 COMPILED_AT_MOST = 6
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """Changes with which the recipe fits, and what the step then needs: compiled, not estimated."""
+    """Changes with which the recipe fits, and the memory of the step as compiled."""
 
     changes: Changes
     memory: Memory
 
 
-def changed(recipe: Recipe, changes: Changes) -> Recipe:
+def with_changes(recipe: Recipe, changes: Changes) -> Recipe:
     """Return the recipe with these values in place of its own."""
     values = recipe.model_dump(by_alias=True)
     for dotted, value in changes.items():
@@ -70,11 +71,11 @@ def _ladders(recipe: Recipe, plan: Plan) -> list[list[Changes]]:
 
 
 def likely(recipe: Recipe, plan: Plan, memory: Memory | None) -> Iterator[Changes]:
-    """The candidates that fit by the estimate, put right by what was compiled, if anything was."""
+    """Yield the candidates that fit by the estimate, corrected by the `memory` of a compiled step if given."""
     assert plan.devices.memory_bytes is not None
     error = memory.peak / plan.total_bytes if memory else 1.0
     for changes in candidates(recipe, plan):
-        other = replan(changed(recipe, changes), plan)
+        other = replan(with_changes(recipe, changes), plan)
         if plan.devices.have_room_for(error * other.total_bytes):
             yield changes
 
@@ -82,31 +83,52 @@ def likely(recipe: Recipe, plan: Plan, memory: Memory | None) -> Iterator[Change
 def find(
     recipe: Recipe, plan: Plan, memory: Memory | None, *, compiled: Callable[[Recipe, Plan], Memory | None]
 ) -> Proposal | None:
-    """The first candidate that fits when it is compiled; None where none was found.
+    """Return the first candidate that fits when compiled; None if there is none.
 
-    `compiled` says what the step needs, None where it cannot be laid out or compiled.
+    `compiled` returns the memory of a recipe's step, or None if it cannot be sharded or compiled.
     """
     for _, changes in zip(range(COMPILED_AT_MOST), likely(recipe, plan, memory), strict=False):
-        other = changed(recipe, changes)
+        other = with_changes(recipe, changes)
         needed = compiled(other, replan(other, plan))
         if needed is not None and plan.devices.have_room_for(needed.peak):
             return Proposal(changes, needed)
     return None
 
 
+def smaller_plan(recipe: Recipe, plan: Plan) -> Plan:
+    """Return the plan with the largest micro-batch of at most half the size.
+
+    Raises:
+        TrainkitError: the micro-batch is one sequence.
+    """
+    fewer = [n for n in divisors(plan.batch.global_size // plan.batch.replicas) if 2 * n <= plan.batch.micro]
+    if not fewer:
+        raise no_memory("a step of one sequence at a time", plan, recipe)
+    return replan(recipe, plan, Choice(micro=fewer[-1], remat=plan.remat))
+
+
+def no_memory(what: str, plan: Plan, recipe: Recipe) -> TrainkitError:
+    """Return the error that `what` does not fit in the memory of the plan's devices, with a change that would."""
+    return TrainkitError(
+        f"{what} does not fit in the memory of the {plural(plan.devices.count, 'device')} ({plan.devices.kind})",
+        hint=hint(recipe, plan),
+        exit_code=FAILED,
+    )
+
+
 def hint(recipe: Recipe, plan: Plan) -> str:
-    """What would fit by the estimate, in words."""
-    tell = "trainkit plan RECIPE says more"
+    """Return in words what would fit by the estimate."""
+    more = "for details: trainkit plan RECIPE"
     if plan.devices.memory_bytes is None:
-        return f'a smaller train.micro_batch_size, train.remat = "blocks" or a smaller model; {tell}'
-    found = next(likely(recipe, plan, None), None)
-    if found is None:
-        return f"a smaller model, or more devices and parallel.fsdp; {tell}"
-    return " and ".join(f"{key} = {toml_value(value)}" for key, value in found.items()) + f"; {tell}"
+        return f'a smaller train.micro_batch_size, train.remat = "blocks" or a smaller model; {more}'
+    changes = next(likely(recipe, plan, None), None)
+    if changes is None:
+        return f"a smaller model, or more devices and parallel.fsdp; {more}"
+    return " and ".join(f"{key} = {toml_value(value)}" for key, value in changes.items()) + f"; {more}"
 
 
 def diff(loaded: Loaded, changes: Changes) -> list[str]:
-    """The changes as lines of TOML to take out (-) and to put in (+), below their section."""
+    """Return the changes as lines of TOML to remove (-) and to add (+), below their section."""
     values, lines, section = flat(loaded.recipe), [], ""
     for dotted, new in changes.items():
         table, _, key = dotted.rpartition(".")

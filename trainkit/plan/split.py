@@ -1,32 +1,84 @@
-"""How the batch is divided: over a mesh of devices, and into micro-batches."""
+"""How a plan divides its work: the batch over devices and micro-batches, and an estimate of the memory of a device."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import product
 from typing import get_args
 
 from trainkit.errors import TrainkitError
-from trainkit.plan.types import Choice, Devices
 from trainkit.recipe import Recipe
-from trainkit.recipe.families.sizes import Remat
+from trainkit.recipe.families.sizes import Remat, tokens_in_block
+from trainkit.recipe.families.transformer import Transformer
+from trainkit.recipe.sections.adapter import quantised_bytes, quantised_parameters
 from trainkit.text import plural
 
+#: The share of a device's memory that a plan uses; the rest is for fragmentation and what the estimate omits.
+USABLE = 0.9
+#: The kind of supposed devices: a plan for them is compiled for as many CPUs.
+SUPPOSED = "supposed device"
+#: Bytes of a number by compute dtype; with fp8 activations are kept in bfloat16.
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 2}
+#: Bytes for activations where the memory of a device is unknown.
+UNKNOWN_MEMORY_ACTIVATIONS = 4 << 30
 #: Tokens in a micro-batch from which on a larger one is hardly faster: before it falls below, less is kept (`remat`).
 ENOUGH_TOKENS = 4096
 
 
+@dataclass(frozen=True, kw_only=True)
+class Devices:
+    """The devices that train. `memory_bytes` is the memory of one device, None if unknown."""
+
+    count: int
+    platform: str = "cpu"
+    kind: str = "cpu"
+    memory_bytes: int | None = None
+
+    @property
+    def supposed(self) -> bool:
+        """Whether the plan is for devices that this machine does not have."""
+        return self.kind == SUPPOSED
+
+    @property
+    def usable_bytes(self) -> int | None:
+        """The bytes of one device that a plan may use; None if its memory is unknown."""
+        return None if self.memory_bytes is None else int(USABLE * self.memory_bytes)
+
+    def have_room_for(self, size: float) -> bool | None:
+        """Return whether so many bytes per device are usable; None if the memory is unknown."""
+        return None if self.usable_bytes is None else size <= self.usable_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSplit:
+    """`micro * accumulation * replicas == global_size`, in sequences."""
+
+    global_size: int
+    micro: int
+    accumulation: int
+    replicas: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What a recipe may leave open: the sequences that a device processes at once, and what a step keeps (`remat`)."""
+
+    micro: int
+    remat: Remat
+
+
 def mesh_axes(recipe: Recipe, devices: Devices) -> tuple[int, int]:
-    """(data, fsdp). A given `parallel.data` may leave devices unused; more devices than there are is an error."""
+    """Return (data, fsdp). A given `parallel.data` may leave devices unused. Raises TrainkitError if it needs more."""
     fsdp, count = recipe.parallel.fsdp, devices.count
     if recipe.parallel.data == "auto":
         if count % fsdp:
-            fits = _nearest([n for n in range(1, count + 1) if count % n == 0], fsdp)
+            nearest = _nearest([n for n in range(1, count + 1) if count % n == 0], fsdp)
             raise TrainkitError(
                 f"{_devices(count)} cannot be divided by fsdp = {fsdp}",
                 where="parallel.fsdp",
-                hint=f"parallel.fsdp = {_either(fits)}",
+                hint=f"parallel.fsdp = {_either(nearest)}",
             )
         return count // fsdp, fsdp
     if recipe.parallel.data * fsdp > count:
@@ -40,9 +92,9 @@ def mesh_axes(recipe: Recipe, devices: Devices) -> tuple[int, int]:
 
 
 def choices(recipe: Recipe, *, replicas: int, platform: str) -> Iterator[Choice]:
-    """All ways to run the recipe's batch, the best first: as much at once as goes, and nothing computed twice.
+    """Yield all ways to run the recipe's batch, the best first: large micro-batches that recompute nothing.
 
-    What is kept is cut down before the micro-batch falls below `ENOUGH_TOKENS`, and only then the micro-batch.
+    Recomputation (`remat`) comes before a micro-batch of fewer than `ENOUGH_TOKENS`.
     """
     train = recipe.train
     micros = divisors(train.batch_size // replicas)[::-1]
@@ -59,7 +111,7 @@ def choices(recipe: Recipe, *, replicas: int, platform: str) -> Iterator[Choice]
 
 
 def check_split(recipe: Recipe, replicas: int) -> None:
-    """Raises TrainkitError where a batch cannot be divided over the devices, or that of a step over micro-batches."""
+    """Raise TrainkitError if a batch cannot be divided over the devices, or a step's batch into micro-batches."""
     size, wanted = recipe.train.batch_size, recipe.train.micro_batch_size
     at_once = recipe.evaluate.batch_size
     if at_once is not None and at_once % replicas:
@@ -88,12 +140,13 @@ def check_split(recipe: Recipe, replicas: int) -> None:
 
 
 def divisors(number: int) -> list[int]:
+    """Return all divisors of a number in ascending order."""
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     return sorted({*small, *(number // n for n in small)})
 
 
 def _multiples(of: int, near: int) -> list[int]:
-    """The multiples on either side, without 0."""
+    """Return the nearest multiples below and above, without 0."""
     below = near // of * of
     return [n for n in (below, below + of) if n > 0]
 
@@ -109,3 +162,55 @@ def _either(values: list[int]) -> str:
 
 def _devices(count: int) -> str:
     return plural(count, "device")
+
+
+def state_bytes(
+    recipe: Recipe, trainable: int, optimizer_bytes: int, *, frozen: int, data: int, fsdp: int, compute: str
+) -> dict[str, int]:
+    """Return the estimated bytes of one device by category: the state, a step's gradients and cast parameters."""
+    # an adapter is float32 whatever its base is
+    copy = math.ceil(trainable * BYTES["float32" if recipe.adapter else recipe.precision.params] / fsdp)
+    gradients = math.ceil(trainable * BYTES["float32"] / fsdp)
+    sharing = fsdp * data if recipe.parallel.zero1 else fsdp
+    optimizer = math.ceil(optimizer_bytes / sharing)
+    state = {"parameters": copy, "gradients": gradients, "optimizer": optimizer, "snapshot": copy + optimizer}
+    cast = 0
+    if recipe.adapter:
+        packed = quantised_parameters(recipe.model) if recipe.adapter.base == "nf4" else 0
+        size = (frozen - packed) * BYTES[recipe.precision.params] + (packed and quantised_bytes(recipe.model))
+        state["frozen"] = math.ceil(size / fsdp)
+        cast, frozen = trainable * (compute != "float32"), frozen - packed
+    if ("bfloat16" if compute == "fp8" else compute) != recipe.precision.params:
+        cast += frozen if recipe.adapter else trainable
+    return state | ({"cast_parameters": cast * BYTES[compute]} if cast else {})
+
+
+def has_flash(recipe: Recipe, devices: Devices, compute: str) -> bool:
+    """Return whether most devices of this platform have flash attention: see `parallel.devices.choose_attention`."""
+    if not isinstance(recipe.model, Transformer):
+        return False
+    width = recipe.model.key_width
+    if devices.platform == "tpu":  # Splash
+        return width % 128 == 0 and recipe.data.positions % 128 == 0
+    return devices.platform == "gpu" and compute != "float32" and width % 8 == 0 and width <= 128
+
+
+def activation_bytes(recipe: Recipe, choice: Choice, *, vocab_size: int, compute: str, flash: bool) -> dict[str, int]:
+    """Return the estimated bytes of one micro-batch. Logits are float32, and one block of them exists at a time."""
+    model, length = recipe.model, recipe.data.positions
+    tokens = choice.micro * length * recipe.data.sequences
+    floats = model.activation_floats_per_token(sequence_length=length, remat=choice.remat, flash=flash)
+    activations = {"activations": tokens * floats * BYTES[compute]}
+    if not isinstance(model, Transformer):
+        return activations
+    logits = tokens_in_block(tokens=tokens, hidden=model.hidden, vocab_size=vocab_size) * vocab_size
+    return {**activations, "logits": logits * BYTES["float32"]}
+
+
+def room_for_activations(devices: Devices, taken: int) -> int:
+    """Return the bytes for activations. A CPU gets a limit: more is no faster, and others use its memory too."""
+    room = UNKNOWN_MEMORY_ACTIVATIONS
+    if devices.usable_bytes is not None:
+        left = devices.usable_bytes - taken
+        room = min(room, left) if devices.platform == "cpu" else left
+    return room

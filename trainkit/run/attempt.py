@@ -14,7 +14,7 @@ from trainkit.events.alerts import Watch
 from trainkit.events.commands import issued_commands
 from trainkit.events.log import EventLog, last_attempt, last_end
 from trainkit.events.schema import Event
-from trainkit.parallel.deterministic import make_deterministic
+from trainkit.parallel.xla import make_deterministic
 from trainkit.recipe.toml.load import Loaded, locate_error
 from trainkit.run.start import Start, announce
 from trainkit.rundir.directory import disk_errors, hold_lock, recipe_of, restore_recipe

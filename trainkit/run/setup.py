@@ -19,7 +19,7 @@ from trainkit.export.background import Exporting
 from trainkit.hub.pretrained import base_digest, check_weights
 from trainkit.infer.text_format import check_texts
 from trainkit.parallel import devices
-from trainkit.parallel.compile_cache import use_compile_cache
+from trainkit.parallel.xla import use_compile_cache
 from trainkit.plan import DataSize, make_plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.toml.load import Loaded

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 
 from trainkit.events.log import EventLog
-from trainkit.parallel.peaks import peak_of
+from trainkit.parallel.hardware import peak_of
 from trainkit.plan import Plan
 from trainkit.train.guard import check_finite
 from trainkit.train.step import WEIGHT, Metrics

@@ -64,7 +64,7 @@ def compile_program(built: BuiltStep, plan: Plan, layouts: Layouts) -> Program:
     most: Memory | None = None
     for layout in layouts.values():
         batch = _batch(layout, plan, built)
-        # by the mesh the cross-entropy knows which rows each device has: see `parallel/rows.py`
+        # by the mesh the cross-entropy knows which rows each device has: see `parallel/mesh.py`
         with jax.set_mesh(built.mesh):
             by_shapes[_shapes(batch)] = done = step.lower(state, batch).compile()
         needed = memory.memory_of(done, state, batch, plan)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainkit.parallel.peaks import PEAKS, peak_bandwidth, peak_flops, peak_of_all
+from trainkit.parallel.hardware import PEAKS, peak_bandwidth, peak_flops, peak_of_all
 
 #: As JAX calls them.
 KINDS = {
