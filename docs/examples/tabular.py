@@ -1,4 +1,4 @@
-"""A trainkit plugin: regression on tables, by a multilayer perceptron.
+"""A trainkit plugin: regression on tables, by a multilayer perceptron, and a metric of it.
 
 The recipe beside this file, `tabular.toml`, names it. Shapes: B rows of a batch, F features, H units.
 """
@@ -13,9 +13,10 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from trainkit.recipe.families.model import Kind, ModelSpec
 from trainkit.recipe.sections.data import Data
 from trainkit.recipe.sections.document import Columns
+from trainkit.recipe.sections.metric import MetricSpec
 from trainkit.recipe.sections.source import document_of
 from trainkit.recipe.sections.task import TaskSpec
-from trainkit.recipe.spec import Count
+from trainkit.recipe.spec import Count, Positive
 
 
 class Regression(TaskSpec):
@@ -26,6 +27,8 @@ class Regression(TaskSpec):
     documents: ClassVar[frozenset[str]] = frozenset({"columns"})
     models: ClassVar[frozenset[Kind]] = frozenset({"plain"})
     shifted: ClassVar[bool] = False
+    predictions: ClassVar[frozenset[str]] = frozenset({"target", "predicted"})
+    reports: ClassVar[frozenset[str]] = frozenset({"loss", "mean_absolute_error"})
 
     def check_sizes(self, model: ModelSpec, data: Data) -> None:
         document = document_of(data.train[0])
@@ -37,6 +40,20 @@ class Regression(TaskSpec):
     def build(self, tokenizer: None) -> Any:
         """Return the task."""
         return _code().task()
+
+
+class Within(MetricSpec):
+    """The share of the rows whose prediction is near the target."""
+
+    type: Literal["within"]
+    tolerance: Positive
+    """How far a prediction may be from its target, in the unit of the target."""
+
+    predictions: ClassVar[frozenset[str]] = frozenset({"target", "predicted"})
+
+    def build(self, classes: tuple[str, ...]) -> Any:
+        """Return the metric."""
+        return _code().metric(self)
 
 
 class MLP(ModelSpec):
@@ -81,6 +98,7 @@ class _Code(NamedTuple):
     layer: Any
     model: Any
     task: Any
+    metric: Any
 
 
 @cache
@@ -92,6 +110,7 @@ def _code() -> _Code:
     import numpy as np
 
     from trainkit.tasks import Loss, Task
+    from trainkit.tasks.metric import Metric, count, counted_items
     from trainkit.tasks.statistics import Ratio
 
     class Layer(eqx.Module):
@@ -108,29 +127,33 @@ def _code() -> _Code:
             output_B1 = hidden_BH @ self.layers[-1].weight + self.layers[-1].bias
             return output_B1[:, 0].astype(jnp.float32)
 
-    class RSquared(NamedTuple):
-        """The share of the target's variance that is explained. Its four sums are those of any part of the data, and
-        add up; for a target whose mean is large they lose digits, so centre it."""
-
-        weight: Any
-        target: Any
-        square: Any
-        residual: Any
-
-        def value(self) -> float | None:
-            weight, target, square, residual = map(float, self)
-            total = square - target * target / weight if weight else 0.0
-            return 1 - residual / total if total > 0 else None
-
     class RegressionTask(Task):
-        metrics: ClassVar = {"r_squared": RSquared(*[np.float32(0)] * 4), "mean_absolute_error": Ratio.zero()}
+        metrics: ClassVar = {"mean_absolute_error": Ratio.zero()}
 
         def loss(self, model: Any, batch: Mapping[str, Any], *, key: Any = None) -> Loss:
-            target_B, weights_B = batch["target"], batch["weights"]
-            error_B = model(batch["features"]) - target_B
-            weight, residual = weights_B.sum(), (weights_B * error_B**2).sum()
-            explained = RSquared(weight, (weights_B * target_B).sum(), (weights_B * target_B**2).sum(), residual)
-            absolute = Ratio((weights_B * jnp.abs(error_B)).sum(), weight)
-            return Loss(residual, weight, {"r_squared": explained, "mean_absolute_error": absolute})
+            return self.predict(model, batch)[0]
 
-    return _Code(Layer, Perceptron, RegressionTask)
+        def predict(self, model: Any, batch: Mapping[str, Any], *, key: Any = None) -> tuple[Loss, Mapping[str, Any]]:
+            target_B, weights_B = batch["target"], batch["weights"]
+            predicted_B = model(batch["features"])
+            error_B, weight = predicted_B - target_B, weights_B.sum()
+            absolute = Ratio((weights_B * jnp.abs(error_B)).sum(), weight)
+            loss = Loss((weights_B * error_B**2).sum(), weight, {"mean_absolute_error": absolute})
+            return loss, {"target": target_B, "predicted": predicted_B, "weights": weights_B}
+
+    class WithinMetric(Metric):
+        zero = np.zeros(2, np.int32)
+
+        def __init__(self, spec: Within) -> None:
+            self._spec = spec
+
+        def statistics(self, predictions: Mapping[str, Any]) -> Any:
+            counted_N = counted_items(predictions)
+            near_N = jnp.abs(predictions["predicted"] - predictions["target"]) <= self._spec.tolerance
+            return jnp.stack([count(counted_N & near_N), count(counted_N)])
+
+        def values(self, sums: Any) -> Mapping[str, float]:
+            near, rows = map(int, sums)
+            return {self._spec.label: near / rows} if rows else {}
+
+    return _Code(Layer, Perceptron, RegressionTask, WithinMetric)

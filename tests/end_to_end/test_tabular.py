@@ -1,4 +1,4 @@
-"""trainkit trains what is not text: a plugin adds a task of regression on tables, and a multilayer perceptron."""
+"""trainkit trains what is not text: a plugin adds a task of regression on tables, a multilayer perceptron, a metric."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from trainkit.parallel import mesh
 from trainkit.recipe import Recipe
 from trainkit.recipe.toml.load import load
 from trainkit.tasks import build as build_task
+from trainkit.tasks.metric import build_metrics
 from trainkit.train.evaluate import Evaluator
 from trainkit.train.state import init
 
@@ -58,6 +59,11 @@ learning_rate = 3e-2
 keep_every = 40
 [evaluate]
 every = 60
+[[evaluate.metrics]]
+type = "r-squared"
+[[evaluate.metrics]]
+type = "within"
+tolerance = 0.3
 [track]
 aim = false
 """
@@ -97,7 +103,8 @@ def test_a_run_explains_a_linear_function_and_reports_the_task_s_metrics_by_name
     last = [event["metrics"] for event in events if event["type"] == "evaluated"][-1]
     assert last["validation/held-out/r_squared"] > 0.95 and last["validation/held-out/mean_absolute_error"] < 0.5
     steps = [event["metrics"] for event in events if event["type"] == "step"]
-    assert steps[-1]["train/r_squared"] > 0.95 > steps[0]["train/r_squared"]
+    assert last["validation/held-out/within"] > 0.5
+    assert steps[-1]["train/mean_absolute_error"] < 0.5 < steps[0]["train/mean_absolute_error"]
     assert "throughput/samples_per_second" in steps[-1] and "throughput/tokens_per_second" not in steps[-1]
     assert "r squared" in output and "mean absolute error" in output and "steps of 32 examples" in output
 
@@ -150,7 +157,7 @@ def test_the_spec_counts_the_parameters_of_the_model_and_the_layout_is_that_of_b
 
 def test_an_evaluation_over_eight_devices_and_a_ragged_last_batch_is_that_of_one(tmp_path: Path) -> None:
     recipe = opened(tmp_path, RECIPE.replace("held_out = 0.1\n", "").replace("[evaluate]\nevery = 60\n", ""), count=45)
-    cache, task = caches.build(recipe), build_task(recipe.task)
+    cache, task, metrics = caches.build(recipe), build_task(recipe.task), build_metrics(recipe.evaluate.metrics, ())
     identity, compute = optax.identity(), jnp.dtype("float32")
     state = init(jax.random.key(0), model=partial(built, recipe), optimizer=identity, compute=compute)
     reports = []
@@ -158,9 +165,8 @@ def test_an_evaluation_over_eight_devices_and_a_ragged_last_batch_is_that_of_one
         (tmp_path / str(devices)).mkdir()
         log, on = EventLog(tmp_path / str(devices), attempt=1), mesh.make_mesh(data=devices, fsdp=1)
         data = EvalSet(cache.train, recipe.data.train[0], recipe.data, cache.directory, batch_size=16, at_once=8)
-        evaluate = Evaluator(
-            {"all": data}, batch_size=8, task=task, compute=compute, mesh=on, log=log, interrupted=lambda: False
-        )
+        settings: dict[str, Any] = {"batch_size": 8, "task": task, "metrics": metrics, "compute": compute, "mesh": on}
+        evaluate = Evaluator({"all": data}, log=log, interrupted=lambda: False, **settings)
         evaluate(jax.device_put(state, mesh.replicated_sharding(on)), 1)
         log.close()
         reports += [event["metrics"] for event in read(tmp_path / str(devices)) if event["type"] == "evaluated"]
@@ -171,6 +177,7 @@ def test_an_evaluation_over_eight_devices_and_a_ragged_last_batch_is_that_of_one
         "loss": np.mean(error**2),
         "r_squared": 1 - np.mean(error**2) / np.var(table[:, 3]),
         "mean_absolute_error": np.mean(np.abs(error)),
+        "within": np.mean(np.abs(error) <= 0.3),
     }
     for report in reports:
         assert report == pytest.approx({f"validation/all/{name}": x for name, x in by_hand.items()}, rel=1e-4)
@@ -184,6 +191,17 @@ WRONG = {
         'does not train model.type = "gpt2", whose kind is causal: models that fit are mlp',
     ),
     "sizes": ("inputs = 3", "inputs = 4", "model.inputs = 4, but document.features are 3"),
+    "metric": (
+        'type = "within"',
+        'type = "f1"',
+        'needs label and predicted, which task.type = "regression" does not predict: metrics that fit are'
+        ' "mean-absolute-error", "mean-squared-error", "r-squared", "pearson", "within"',
+    ),
+    "metric's name": (
+        'type = "r-squared"',
+        'type = "mean-absolute-error"',
+        'task.type = "regression" reports mean_absolute_error already',
+    ),
     "twice": ('features = ["a", "b", "c"]', 'features = ["a", "y", "c"]', "'y' is named twice"),
     "tokens": ("steps = 120", "tokens = 1000", "train.tokens counts tokens, and the documents have none"),
     "adapter": ("[task]", '[adapter]\ntype = "lora"\n[task]', "[adapter] is for causal models"),
