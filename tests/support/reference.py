@@ -71,6 +71,11 @@ class Reference:
         )["found"]
         return found
 
+    def tagged(self, directory: Path, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The ids and labels of the words of each row: see `torch_worker.tagged`."""
+        found: list[dict[str, Any]] = self._ask(do="tagged", directory=str(directory), rows=list(rows))["found"]
+        return found
+
     def prefer(self, directory: Path, **asked: Any) -> dict[str, np.ndarray]:
         """What trl makes of pairs with the checkpoint in `directory`: see `torch_worker.prefer`."""
         self._ask(do="prefer", directory=str(directory), **asked)

@@ -300,6 +300,20 @@ def learned(request: dict[str, Any]) -> dict[str, Any]:
     return {"found": found}
 
 
+def tagged(request: dict[str, Any]) -> dict[str, Any]:
+    """The ids of each row's words, and their labels: of a word's first token, and -100 elsewhere."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(request["directory"])
+    if hasattr(tokenizer.backend_tokenizer.pre_tokenizer, "add_prefix_space"):  # what AutoTokenizer is asked for
+        tokenizer.backend_tokenizer.pre_tokenizer.add_prefix_space = True
+    found = []
+    for row in request["rows"]:
+        encoded = tokenizer(row["words"], is_split_into_words=True, add_special_tokens=False)
+        words = encoded.word_ids()
+        labels = [row["labels"][word] if k == 0 or words[k - 1] != word else -100 for k, word in enumerate(words)]
+        found.append({"ids": encoded["input_ids"], "labels": labels})
+    return {"found": found}
+
+
 def added(tokenizer: Any, messages: list[dict[str, str]], given: Any) -> list[int]:
     mask = [0] * len(given["input_ids"])
     for k, message in enumerate(messages):
@@ -325,6 +339,7 @@ def main() -> None:
         "inert": inert,
         "loads": loads,
         "learned": learned,
+        "tagged": tagged,
         "prefer": prefer,
     }
     for line in sys.stdin:

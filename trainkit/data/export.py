@@ -87,6 +87,8 @@ def _tables(cache: Cache, name: str, stream: Stream, *, labelled: bool) -> Itera
             columns["learned"] = marks_of & LEARNED > 0
         if labelled:
             columns["second"] = marks_of & SECOND > 0
+        if arrays.labels is not None:  # such a document never continues
+            columns["labels"] = arrays.labels[:last]
         waiting, waiting_marks = ([tokens[last:]], [marks[last:]]) if last < len(tokens) else ([], [])
         table: dict[str, Any] = {
             column: pyarrow.LargeListArray.from_arrays(offsets, pyarrow.array(values))

@@ -10,10 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from trainkit.data.batches.buckets import Buckets
-from trainkit.data.batches.examples import Examples, SpanExamples, examples_of, lengths_of, longest, padded, read_rows
+from trainkit.data.batches.examples import Examples, examples_of, lengths_of, longest, padded, read_rows
 from trainkit.data.batches.layout import Batch, Layout
 from trainkit.data.batches.order import ExampleOrder, Mixture
 from trainkit.data.batches.packing import PackingCounts
+from trainkit.data.batches.spans import SpanExamples
 from trainkit.data.cache.build import Cache
 from trainkit.data.cache.stream import SourceSpan, Stream
 from trainkit.errors import TrainkitError

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from trainkit.data.batches.buckets import Buckets
-from trainkit.data.batches.examples import Chunks, examples_of, lengths_of, longest, padded
+from trainkit.data.batches.chunks import Chunks
+from trainkit.data.batches.examples import examples_of, lengths_of, longest, padded
 from trainkit.data.batches.layout import Batch
 from trainkit.data.cache.stream import Stream
 from trainkit.errors import TrainkitError

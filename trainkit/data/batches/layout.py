@@ -18,7 +18,9 @@ documents it is two, the chosen answer and the rejected one, and (B, T) is (B, 2
 | `positions` | (B, T)       | int32                       | with `segments`: position within the document, from 0     |
 | `filled`    | (B,)         | int32                       | without `segments`: positions that are no padding         |
 | `labels`    | (B,)         | int32                       | of labelled documents and images; -1 where there is none  |
-| `second`    | (B, T)       | uint8                       | of labelled documents: 1 in the second text of a pair     |
+| `labels`    | (B, T)       | int32                       | of documents whose tokens have labels: that of the token  |
+|             |              |                             | in `tokens`, -1 where it has none                         |
+| `second`    | (B, T)       | uint8                       | with `labels` of texts: 1 in the second text of a pair    |
 | `images`    | (B, H, W, 3) | uint8                       | of images, which have no tokens; RGB                      |
 | `features`  | (B, F)       | float32                     | of columns, which have no tokens: the numbers given       |
 | `target`    | (B,)         | float32                     | of columns: the number to predict                         |
@@ -73,6 +75,11 @@ def longest_layout(
         layout["targets"] = shape, token
     if not shifted or data.sequences > 1:
         layout["example"] = (batch_size,), np.dtype(np.uint32)
+    document = document_of(data.train[0])
+    labelled = document is not None and (document.labelled or document.token_labels)
+    if labelled and not isinstance(data.encoding, Concatenate):
+        layout["labels"] = shape if document and document.token_labels else (batch_size,), whole
+        layout["second"] = shape, np.dtype(np.uint8)
     if has_segments(data.encoding):
         return layout | {"segments": (shape, whole), "positions": (shape, whole)}
     return layout | {"filled": (rows, whole)}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from trainkit.data.batches.examples import SpanExamples
 from trainkit.data.batches.layout import Batch
 from trainkit.data.batches.packing import PackedSpans, PackingCounts
+from trainkit.data.batches.spans import SpanExamples
 from trainkit.data.cache.shards import LEARNED, SECOND
 from trainkit.data.cache.stream import Stream
 from trainkit.recipe.sections.data import Data, Pad
@@ -18,7 +18,7 @@ from trainkit.recipe.sections.document import DocumentSpec
 def pair_examples(stream: Stream, document: DocumentSpec, data: Data, cache: Path, *, shifted: bool = True) -> Pairs:
     """Return the examples of preference documents."""
     assert shifted, "the targets of an answer are the next tokens"
-    return Pairs(stream, data.encoding, data.positions, cache, labelled=False)
+    return Pairs(stream, document, data.encoding, data.positions, cache)
 
 
 class Pairs(SpanExamples):
@@ -33,14 +33,10 @@ class Pairs(SpanExamples):
         batch |= {"weights": np.zeros(shape, np.float32), "filled": np.zeros(shape[:2], np.int32)}
         batch["example"] = which.astype(np.uint32)
         for row, example in enumerate(which.tolist()):
-            for side, (section, start, count, _) in enumerate(self._spans(example)):
-                arrays = self._stream.arrays(section)
-                inputs, targets = slice(start, start + count), slice(start + 1, start + count + 1)
-                batch["tokens"][row, side, :count] = arrays.tokens[inputs]
-                batch["targets"][row, side, :count] = arrays.tokens[targets]
-                assert arrays.marks is not None
-                batch["weights"][row, side, :count] = arrays.marks[targets] & LEARNED
-                batch["filled"][row, side] = count
+            for side, span in enumerate(self._spans(example)):
+                place = {name: batch[name][row, side, : span.length] for name in ("tokens", "targets", "weights")}
+                self._fill(place, 1, span)
+                batch["filled"][row, side] = span.length
         return batch
 
     def sizes(self) -> np.ndarray:

@@ -8,14 +8,14 @@ import json
 import zlib
 from array import array
 from collections.abc import Iterator, Mapping
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
 from trainkit.data.cache import shards
-from trainkit.data.cache.shards import DOCUMENT, LEARNED, SECOND, Encoding, Reason, Shard
+from trainkit.data.cache.shards import DOCUMENT, LEARNED, SECOND, TOKEN_LABEL, Encoding, LabelledShard, Reason, Shard
 from trainkit.data.documents.pieces import Piece, Refused
 from trainkit.data.jobs import Stop
 from trainkit.data.progress import Reporter
@@ -145,7 +145,7 @@ class _Part:
                 with writing(shards.rejected_path(self._cache, self._keys[split])) as out:
                     for where, why in reports:
                         out.write(json.dumps({"where": where, "why": why}, ensure_ascii=False).encode() + b"\n")
-            made[split] = Shard(
+            made[split] = (LabelledShard if self._unit.token_labels else Shard)(
                 key=self._keys[split],
                 dtype=self._encoding.dtype,
                 tokens=output.tokens,
@@ -196,6 +196,14 @@ class _Row:
         return np.frombuffer(self._ids, self._dtype.newbyteorder("=")).astype(self._dtype, copy=False)
 
 
+class _Tokens(NamedTuple):
+    """The tokens of a piece, as many as there are so far; all (n,)."""
+
+    ids: list[int] | np.ndarray
+    learned: np.ndarray
+    labels: np.ndarray | None = None
+
+
 class _Output:
     """A shard as it grows."""
 
@@ -216,6 +224,7 @@ class _Output:
         self._pieces: list[Piece] = []
         self._documents: list[tuple[int, int, int, int]] = []
         self._marks: list[np.ndarray] = []
+        self._labels: list[np.ndarray] = []
         self._hash = hashlib.blake2b(digest_size=8)
         self._label = -1
         self._begins = False
@@ -255,15 +264,19 @@ class _Output:
     def flush(self) -> None:
         """Encode what waits, and write it."""
         row = _Row(self._dtype)
-        for piece, (ids, learned) in zip(self._pieces, self._encoded(), strict=True):
+        for piece, (ids, learned, labels) in zip(self._pieces, self._encoded(), strict=True):
             before, after = self._around(piece, ids)
             for part in (before, ids, after):
                 row.add(part)
             if self._unit.marked:
-                # what goes around a document is learned where the token next to it is
-                around = np.pad(learned, (len(before), len(after)), "edge" if len(learned) else "constant")
+                # what goes around a document is learned where the token next to it is, but has no label
+                same = len(learned) and labels is None
+                around = np.pad(learned, (len(before), len(after)), "edge" if same else "constant")
                 self._marks.append((around * LEARNED | piece.second * SECOND).astype(np.uint8))
                 self.learned += int(around.sum())
+            if labels is not None:
+                labels = np.pad(labels, (len(before), len(after)), constant_values=-1)
+                self._labels.append(labels.astype(TOKEN_LABEL, copy=False))
             if piece.last:
                 self.ends.append(self.tokens + row.length)
         self._write(row.joined())
@@ -272,24 +285,30 @@ class _Output:
         self._reporter.add(documents=sum(p.last for p in self._pieces), bytes=self.waiting, tokens=row.length)
         self._pieces, self.waiting = [], 0
 
-    def _encoded(self) -> Iterator[tuple[list[int] | np.ndarray, np.ndarray]]:
-        """Yield the ids of each piece that waits, and which of them are learned. A text that is continued may have some
-        of its ids with the next piece."""
+    def _encoded(self) -> Iterator[_Tokens]:
+        """Yield the tokens of each piece that waits. A text that is continued may have some of its ids with the next
+        piece."""
         if self._tokenizer is None:
-            yield from ((piece.ids, np.full(len(piece.ids), True)) for piece in self._pieces if piece.ids is not None)
+            for piece in self._pieces:
+                if piece.ids is not None:
+                    yield _Tokens(piece.ids, np.full(len(piece.ids), True))
             return
         in_pieces = self._are_in_pieces()
         texts = [
             piece.text
             for piece, several in zip(self._pieces, in_pieces, strict=True)
-            if piece.ids is None and piece.learned is None and not several
+            if piece.ids is None and piece.learned is None and piece.token_labels is None and not several
         ]
         whole = iter(self._tokenizer.encode_batch(texts, special_tokens=self._specials))
         parts = [(piece.text, piece.learned) for piece in self._pieces if piece.learned is not None]
         in_part = self._tokenizer.encode_parts(parts, special_tokens=self._specials)
+        labelled = self._labelled()
         for piece, several in zip(self._pieces, in_pieces, strict=True):
+            if piece.token_labels is not None:
+                yield next(labelled)
+                continue
             if piece.learned is not None:
-                yield next(in_part)
+                yield _Tokens(*next(in_part))
                 continue
             ids: list[int] | np.ndarray
             if piece.ids is not None:
@@ -298,7 +317,15 @@ class _Output:
                 ids = self._text.add(piece.text, continued=piece.continued)
             else:
                 ids = next(whole)
-            yield ids, np.full(len(ids), piece.learn)
+            yield _Tokens(ids, np.full(len(ids), piece.learn))
+
+    def _labelled(self) -> Iterator[_Tokens]:
+        """Yield the tokens of each piece that waits and has labels."""
+        assert self._tokenizer is not None
+        for words, group in groupby((p for p in self._pieces if p.token_labels is not None), lambda p: p.words):
+            texts = [(piece.text, piece.token_labels or ()) for piece in group]
+            for ids, labels in self._tokenizer.encode_labelled(texts, words=words):
+                yield _Tokens(ids, labels >= 0, labels)
 
     def _are_in_pieces(self) -> list[bool]:
         """Of each piece that waits, whether its text has others."""
@@ -337,6 +364,8 @@ class _Output:
         self._append(np.array(self._documents, DOCUMENT).tobytes())
         if self._unit.marked:
             self._append(b"".join(mark.tobytes() for mark in self._marks))
+        if self._unit.token_labels:
+            self._append(b"".join(labels.tobytes() for labels in self._labels))
 
     def _append(self, data: bytes) -> None:
         self._file.write(data)

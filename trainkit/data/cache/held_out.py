@@ -116,8 +116,9 @@ def _write(cache: Path, stream: Stream, number: int, keep: np.ndarray, codec: Lo
     stays = np.append(np.repeat(keep, lengths), np.ones(section.tokens - int(lengths.sum()), bool))
     tokens, documents = arrays.tokens[: section.tokens][stays], arrays.documents[: section.entries][keep]
     marks = None if arrays.marks is None else arrays.marks[: section.tokens][stays]
-    parts = [tokens.tobytes(), np.cumsum(lengths[keep]).astype("<u4").tobytes(), documents.tobytes()]
-    content = b"".join(parts if marks is None else [*parts, marks.tobytes()])
+    labels = None if arrays.labels is None else arrays.labels[: section.tokens][stays]
+    parts = [tokens, np.cumsum(lengths[keep]).astype("<u4"), documents, marks, labels]
+    content = b"".join(part.tobytes() for part in parts if part is not None)
     key = of_value([shards.FORMAT, _FORMAT, section.shard.key, section.tokens, np.flatnonzero(~keep).tolist()])
     shard = replace(
         section.shard,

@@ -10,6 +10,7 @@ to date, and two processes that make the same shard make the same file. Its arra
 | ends      | uint32                     | document | where in the shard it ends (a long one may go on in the next)  |
 | documents | `DOCUMENT`                 | document | where it comes from, a hash of its content, its label          |
 | marks     | uint8, if `marked`         | token    | `LEARNED` is set where it is a target, `SECOND` in second texts|
+| labels    | int16, of a `LabelledShard`| token    | its label, -1 where it has none                                |
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ EXAMPLES = 20
 REASONS, OTHER = 16, "has another problem"
 #: Of each document: which file of the unit, which document of that file, a hash of its content, its label or -1.
 DOCUMENT = np.dtype([("file", "<u4"), ("index", "<u4"), ("hash", "<u8"), ("label", "<i4")])
+#: The type of the labels of tokens.
+TOKEN_LABEL = np.dtype("<i2")
 #: Bits of the marks.
 LEARNED, SECOND = 1, 2
 
@@ -124,7 +127,8 @@ class Shard:
     def from_json(value: dict[str, Any]) -> Shard:
         """Raises KeyError, TypeError or ValueError where it is none."""
         examples = tuple((where, why) for where, why in value["examples"])
-        return Shard(**{**value, "examples": examples, "reasons": tuple(Reason(*r) for r in value["reasons"])})
+        kind = LabelledShard if "label_dtype" in value else Shard
+        return kind(**{**value, "examples": examples, "reasons": tuple(Reason(*r) for r in value["reasons"])})
 
     @property
     def size(self) -> int:
@@ -133,14 +137,28 @@ class Shard:
         return self.tokens * (width + self.marked) + self.entries * (4 + DOCUMENT.itemsize)
 
 
+@dataclass(frozen=True, kw_only=True)
+class LabelledShard(Shard):
+    """A shard whose tokens may have labels. The files of other shards have none of its fields."""
+
+    label_dtype: str = "int16"
+
+    @property
+    def size(self) -> int:
+        return super().size + self.tokens * np.dtype(self.label_dtype).itemsize
+
+
 @dataclass(frozen=True)
 class Arrays:
-    """The arrays of a shard, mapped into memory; see the table above. `marks` is None where everything is learned."""
+    """The arrays of a shard, mapped into memory; see the table above.
+
+    `marks` is None where everything is learned, `labels` where tokens have none."""
 
     tokens: np.ndarray
     ends: np.ndarray
     documents: np.ndarray
     marks: np.ndarray | None
+    labels: np.ndarray | None = None
 
 
 Parts = Sequence[Mapping[Split, Shard]]
@@ -209,19 +227,21 @@ def commit(cache: Path, shard: Shard) -> None:
 
 def open_arrays(cache: Path, shard: Shard) -> Arrays:
     """Map a shard into memory. Raises OSError or ValueError where its file is gone or too short."""
+    labelled = isinstance(shard, LabelledShard)
     types = [
         (np.dtype(shard.dtype).newbyteorder("<"), shard.tokens),
         (np.dtype("<u4"), shard.entries),
         (DOCUMENT, shard.entries),
         (np.dtype("u1"), shard.tokens if shard.marked else 0),
+        (TOKEN_LABEL, shard.tokens if labelled else 0),
     ]
     if not shard.size:
-        tokens, ends, documents, _ = (np.empty(0, kind) for kind, _ in types)
+        tokens, ends, documents, _, _ = (np.empty(0, kind) for kind, _ in types)
         return Arrays(tokens, ends, documents, None)
     whole = map_file(path_of(cache, shard.key), shard.size)
     arrays, start = [], 0
     for kind, length in types:
         arrays.append(np.ndarray((length,), kind, buffer=whole, offset=start))
         start += length * kind.itemsize
-    tokens, ends, documents, marks = arrays
-    return Arrays(tokens, ends, documents, marks if shard.marked else None)
+    tokens, ends, documents, marks, labels = arrays
+    return Arrays(tokens, ends, documents, marks if shard.marked else None, labels if labelled else None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -13,13 +13,15 @@ from trainkit.data.batches.layout import Batch
 from trainkit.data.cache.build import Cache
 from trainkit.data.cache.stream import SourceSpan
 from trainkit.data.checks.supervision import place_of
+from trainkit.recipe.sections.source import document_of
 
 
 @dataclass(frozen=True)
 class ShownPiece:
     """A part of a row: tokens `first` … `end - 1` of the document at `where`.
 
-    `runs` are (text, whether it is learned), in order; together all of it.
+    `runs` are (text, whether it is learned), in order; together all of it. Behind a token with a label the text has the
+    label in brackets.
     """
 
     where: str
@@ -43,10 +45,12 @@ class ShownRow:
 def show(cache: Cache, data: TrainSet, step: int) -> Iterator[ShownRow]:
     """The rows of the batch of the update from `step` to `step` + 1, exactly as training sees them."""
     batch = data.batch(step)
+    document = document_of(data.streams()[0][2])
+    classes: Sequence[str] = getattr(document, "classes", ())
     for number, row in enumerate(data.rows(step)):
         is_text = "tokens" in batch
-        pieces = tuple(_pieces(cache, row, batch, number) if is_text else _record(cache, row, batch, number))
-        label = int(batch["labels"][number]) if "labels" in batch else None
+        pieces = tuple(_pieces(cache, row, batch, number, classes) if is_text else _record(cache, row, batch, number))
+        label = int(batch["labels"][number]) if "labels" in batch and batch["labels"].ndim == 1 else None
         yield ShownRow(step, number, row.source, row.example, label, pieces)
 
 
@@ -58,8 +62,9 @@ def _record(cache: Cache, row: BatchRow, batch: Batch, number: int) -> Iterator[
     yield from (ShownPiece(_where(cache, place), 0, 0, runs) for places in row.spans for place in places)
 
 
-def _pieces(cache: Cache, row: BatchRow, batch: Batch, number: int) -> Iterator[ShownPiece]:
+def _pieces(cache: Cache, row: BatchRow, batch: Batch, number: int, classes: Sequence[str]) -> Iterator[ShownPiece]:
     position, pairs = 0, batch["tokens"].ndim == 3
+    labels_T = _label_names(batch, number, classes)
     for span, places in enumerate(row.spans):
         tokens_T, weights_T, targets_T = (
             batch[name][number, span] if pairs else batch[name][number]
@@ -73,27 +78,39 @@ def _pieces(cache: Cache, row: BatchRow, batch: Batch, number: int) -> Iterator[
         if shift:  # the last target is no input
             tokens = np.append(tokens, targets_T[here][-1:])
             learned = np.append([False], learned)
+        labels = [*labels_T[here], ""]
         position += positions
         start = 0
         for place in places:
             end = start + place.end - place.first
-            runs = tuple(_runs(cache, tokens[start:end], learned[start:end]))
+            runs = tuple(_runs(cache, tokens[start:end], learned[start:end], labels[start:end]))
             yield ShownPiece(_where(cache, place), place.first, place.end, runs)
             start = end
 
 
-def _runs(cache: Cache, tokens: np.ndarray, learned: np.ndarray) -> Iterator[tuple[str, bool]]:
-    """The text of all tokens together, cut where tokens that are learned begin or end: a part that is decoded by
-    itself may be another text, as many tokenizers leave out the first space."""
-    ids, begin = tokens.tolist(), 0
+def _label_names(batch: Batch, number: int, classes: Sequence[str]) -> list[str]:
+    """Return the label of each token of a row, by its name or number; empty where it has none."""
+    labels = batch.get("labels")
+    if labels is None or labels.ndim == 1:
+        return [""] * batch["tokens"].shape[-1]
+    return [
+        "" if label < 0 else classes[label] if label < len(classes) else str(label) for label in labels[number].tolist()
+    ]
+
+
+def _runs(cache: Cache, tokens: np.ndarray, learned: np.ndarray, labels: Sequence[str]) -> Iterator[tuple[str, bool]]:
+    """The text of all tokens together, cut where tokens that are learned begin or end, and around those with a label: a
+    part that is decoded by itself may be another text, as many tokenizers leave out the first space."""
+    ids, begin, waiting = tokens.tolist(), 0, ""
     text = cache.text_tokenizer.decode(ids)
-    cuts = [0, *(np.flatnonzero(learned[1:] != learned[:-1]) + 1).tolist(), len(ids)]
-    for start, end in pairwise(cuts):
+    cut = [learned[i] != learned[i - 1] or bool(labels[i] or labels[i - 1]) for i in range(1, len(ids))]
+    for start, end in pairwise([0, *(np.flatnonzero(cut) + 1).tolist(), len(ids)]):
+        waiting = labels[start] or waiting
         # a character whose bytes are on both sides is shown with the latter
         until = _alike(cache.text_tokenizer.decode(ids[:end]), text) if end < len(ids) else len(text)
         if until > begin:
-            yield text[begin:until], bool(learned[start])
-            begin = until
+            yield text[begin:until] + (f"[{waiting}]" if waiting else ""), bool(learned[start] or waiting)
+            begin, waiting = until, ""
 
 
 def _alike(one: str, other: str) -> int:

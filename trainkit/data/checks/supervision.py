@@ -4,7 +4,7 @@ off, duplicates. (Ids that the tokenizer does not have are refused when they are
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +16,7 @@ from trainkit.data.cache.build import Cache
 from trainkit.data.cache.shards import LEARNED
 from trainkit.data.cache.stream import Stream
 from trainkit.recipe import Recipe
+from trainkit.recipe.sections.source import document_of
 
 #: Shares above which a person should know.
 UNKNOWN, CUT_OFF, DUPLICATES, SHARED = 0.001, 0.05, 0.01, 0.001
@@ -37,7 +38,7 @@ def find_problems(cache: Cache, recipe: Recipe) -> list[DataProblem]:
     """All that is suspicious about what is in the cache so far; errors first."""
     found = [*_left_out(cache), *_learned(cache), *_unknown(cache)]
     if cache.train.complete:
-        found += [*_cut_off(cache, recipe), *_duplicates(cache)]
+        found += [*_cut_off(cache, recipe), *_duplicates(cache), *_one_class(cache, recipe)]
     order = ("error", "warning", "info")
     return sorted(found, key=lambda finding: order.index(finding.level))
 
@@ -115,6 +116,22 @@ def _cut_off(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
             f"{name}: of {counts.documents:,} documents {' and '.join(what) or 'the ends of some are left out'};"
             f" {counts.lost:,} of {counts.targets:,} targets ({share:.1%}) are lost",
         )
+
+
+def _one_class(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
+    document = document_of(recipe.data.train[0])
+    seen: set[int] = set()
+    for number, section in enumerate(cache.train.sections):
+        arrays = cache.train.arrays(number)
+        labels = arrays.documents["label"][: section.entries] if arrays.labels is None else arrays.labels
+        seen.update(np.unique(labels[labels >= 0]).tolist())
+        if len(seen) > 1:
+            return
+    if seen:
+        (label,) = seen
+        classes: Sequence[str] = getattr(document, "classes", ())
+        name = f"{label} ({classes[label]})" if label < len(classes) else str(label)
+        yield DataProblem("error", f"train: every label is {name}: with one class there is nothing to learn")
 
 
 def _duplicates(cache: Cache) -> Iterator[DataProblem]:

@@ -55,40 +55,44 @@ def find_label(key: str, classes: Sequence[str], row: Mapping[str, Any]) -> int 
     """
     if key not in row:
         return missing_key(key, row, "document.label", usual=("label", "labels", "class", "category"))
-    found = row[key]
+    return label_number(f"'{key}'", row[key], classes)
+
+
+def label_number(name: str, found: Any, classes: Sequence[str]) -> int | Problem:
+    """Return the number of the class that a value stands for, see `find_label`; `name` is what errors call it."""
     if isinstance(found, str):
-        return _by_name(key, classes, found)
+        return _by_name(name, classes, found)
     if not isinstance(found, int):
         allowed = "neither a whole number nor one of the classes" if classes else "not a whole number"
-        return f"'{key}' is {_show(found)}, {allowed}", ""
+        return f"{name} is {_show(found)}, {allowed}", ""
     if found < 0:
         return (
-            f"'{key}' is {found}; labels count from 0",
+            f"{name} is {found}; labels count from 0",
             "many data sets write -1 where there is no label: use a split that has labels, or leave these rows out",
         )
     if classes and found >= len(classes):
         return (
-            f"'{key}' is {found}, but there are {len(classes)} classes: {list_names(classes)}",
+            f"{name} is {found}, but there are {len(classes)} classes: {list_names(classes)}",
             f"labels are numbers from 0 to {len(classes) - 1}, or names; or add to document.classes",
         )
     if found >= _LABELS:
-        return f"'{key}' is {found}; labels are less than {_LABELS}", ""
+        return f"{name} is {found}; labels are less than {_LABELS}", ""
     return int(found)
 
 
-def _by_name(key: str, classes: Sequence[str], found: str) -> int | Problem:
+def _by_name(name: str, classes: Sequence[str], found: str) -> int | Problem:
     if found in classes:
         return classes.index(found)
     if not classes:
         return (
-            f"'{key}' is '{found}', not a number",
+            f"{name} is '{found}', not a number",
             f'name the labels in the order of their numbers: classes = ["{found}", …]',
         )
     near = difflib.get_close_matches(found, classes, n=1, cutoff=0.5) or [
-        name for name in classes if name.casefold() == found.strip().casefold()
+        each for each in classes if each.casefold() == found.strip().casefold()
     ]
     return (
-        f"'{key}' is '{found}', which is none of the classes: {list_names(classes)}",
+        f"{name} is '{found}', which is none of the classes: {list_names(classes)}",
         f"did you mean '{near[0]}'? Names are compared letter by letter"
         if near
         else "add it to document.classes, or leave these rows out",

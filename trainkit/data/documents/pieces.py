@@ -19,6 +19,18 @@ PIECE = 1 << 20
 Characters = tuple[int, int]
 
 
+class LabelledSpan(NamedTuple):
+    """A part of a text whose tokens have a label."""
+
+    begin: int
+    """Its first character."""
+    end: int
+    """One past its last character."""
+    label: int
+    every: bool = True
+    """Whether each of its tokens has the label, also one that holds characters around it; else the first only."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Piece:
     """A document, or a part of one: of one so long that it comes in parts, or that has several texts.
@@ -44,6 +56,12 @@ class Piece:
     """Whether its tokens are targets."""
     learned: tuple[Characters, ...] | None = None
     """Which parts of `text` are targets, in order; None where `learn` says it of all."""
+    token_labels: tuple[LabelledSpan, ...] | None = None
+    """Labels of the tokens of `text`, which is tokenised as a whole; where spans overlap the later one counts. Tokens
+    with a label are targets, and no others. None where tokens have no labels."""
+    words: bool = False
+    """Whether a text with `token_labels` is words and spaces: a byte-level tokenizer sees a space before the first too.
+    """
     second: bool = False
     """Whether it is the second text of a pair."""
     complete: bool = False

@@ -43,6 +43,12 @@ class Unit:
             any(file.kind == "array" and file.path.endswith(".parquet") for file in self.files)
         )
 
+    @property
+    def token_labels(self) -> bool:
+        """Whether its tokens may have labels."""
+        document = self.files[0].reading.document
+        return document is not None and document.token_labels
+
 
 def units_of(files: Iterable[SourceFile], contents: Contents) -> Iterator[Unit]:
     """Yield groups of consecutive small files, 1 to 8 MB together; a larger file is one of its own, or several."""

@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Encoding, Tokenizer, models
+from tokenizers import Encoding, Tokenizer, models, pre_tokenizers
 
-from trainkit.data.documents.pieces import Characters
+from trainkit.data.documents.pieces import Characters, LabelledSpan
 from trainkit.data.sources.digests import of_bytes
 from trainkit.data.tokenizer.special_tokens import (
     NAMES,
@@ -132,6 +132,25 @@ class LoadedTokenizer:
                     within[among[0] : among[-1] + 1] = True
             yield encoding.ids, within
 
+    def encode_labelled(
+        self, texts: Sequence[tuple[str, Sequence[LabelledSpan]]], *, words: bool = False
+    ) -> Iterator[tuple[list[int], np.ndarray]]:
+        """The ids of each text as `encode_batch` gives them, and the label of each token, (n,) int16: -1 where no span
+        gives it one, else that of the last span that does.
+
+        Args:
+            words: whether the texts are words and spaces. A byte-level tokenizer then sees a space before the first.
+        """
+        tokenizer = self._of_words if words else self._with_offsets[False]
+        encodings = tokenizer.encode_batch([text for text, _ in texts], add_special_tokens=False)
+        for encoding, (_, spans) in zip(encodings, texts, strict=True):
+            placed = _place(encoding)
+            labels = np.full(len(placed.ids), -1, np.int16)
+            for span in spans:
+                among = np.flatnonzero((placed.begins < span.end) & (placed.ends > span.begin))
+                labels[among if span.every else among[:1]] = span.label
+            yield encoding.ids, labels
+
     def encode_placed(self, text: str, *, special_tokens: bool = False) -> PlacedTokens:
         """Return the ids of a text as `encode_batch` gives them, with their places."""
         # a batch is tokenised without holding Python's lock
@@ -148,6 +167,14 @@ class LoadedTokenizer:
             # where no special tokens are added all it does is to leave spaces out of the places of tokens
             tokenizer.post_processor = None  # type: ignore[assignment]
         return made
+
+    @cached_property
+    def _of_words(self) -> Tokenizer:
+        tokenizer = _parse(self.path, self._content)
+        tokenizer.post_processor = None  # type: ignore[assignment]
+        if isinstance(tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel):
+            tokenizer.pre_tokenizer.add_prefix_space = True
+        return tokenizer
 
     @cached_property
     def _with_special_tokens(self) -> Tokenizer:

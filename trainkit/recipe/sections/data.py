@@ -130,6 +130,11 @@ class Data(Spec):
                 "the sequences of a document with several, such as two answers, are rows of their own, cut off or left"
                 ' out where they are too long: data.encoding = { type = "pad" } (too_long = "truncate" or "drop")'
             )
+        if self.has_token_labels and isinstance(self.encoding, Concatenate):
+            raise ValueError(
+                "documents whose tokens have labels are examples by themselves, which data.encoding.type ="
+                ' "concatenate" does not make of them: use "pad", "pack" or "windows"'
+            )
         if isinstance(self.encoding, Pad) and self.encoding.buckets:
             if max(self.encoding.buckets) > self.positions:
                 raise ValueError(f"encoding.buckets are at most sequence_length = {self.sequence_length}")
@@ -175,6 +180,12 @@ class Data(Spec):
         """Sequences of `sequence_length` in an example."""
         document = document_of(self.train[0])
         return 1 if document is None else document.sequences
+
+    @property
+    def has_token_labels(self) -> bool:
+        """Whether the tokens of the documents may have labels."""
+        document = document_of(self.train[0])
+        return document is not None and document.token_labels
 
     @property
     def validation_names(self) -> list[str]:

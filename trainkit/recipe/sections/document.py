@@ -1,5 +1,5 @@
 """What a row of a source becomes: plain text, a template, a prompt with its answer, a conversation, a pair of answers,
-labelled text, an image, columns of numbers.
+labelled text, labelled words, an image, columns of numbers.
 
 Everything that differs between types of documents stands in its spec and in the module that the spec names as its
 `implementation`; nothing else knows a type by name.
@@ -36,6 +36,8 @@ class DocumentSpec(Spec):
     """Sequences of `data.sequence_length` in an example."""
     labelled: ClassVar[bool] = False
     """Whether it may have a label, which batches then hold as `labels`."""
+    token_labels: ClassVar[bool] = False
+    """Whether its tokens may have a label each, which batches then hold as `labels`."""
 
     @property
     def is_text(self) -> bool:
@@ -181,6 +183,37 @@ class Labelled(DocumentSpec):
         return () if self.classes else (self.label,)
 
 
+class Tagged(DocumentSpec):
+    """Words with a label each, such as parts of speech or the entities that they name.
+
+    The words are tokenised as one text, with spaces between them; a byte-level tokenizer sees one before the first word
+    too, as `add_prefix_space=True` of transformers has it. Blank words are left out."""
+
+    type: Literal["tagged"]
+    words: str = "words"
+    """Key of the words, a list of strings."""
+    labels: str = "labels"
+    """Key of their labels: a list of as many numbers from 0 on, or of names in `classes`. A word whose label is null
+    or -100 has none."""
+    classes: tuple[str, ...] = ()
+    """The labels by name, in the order of their numbers; empty where labels are numbers."""
+    subwords: Literal["first", "all"] = "first"
+    """Which tokens of a word have its label. The others have none, and are not learned."""
+
+    implementation: ClassVar[str] = "trainkit.data.documents.tagged"
+    learned_in_part: ClassVar[bool] = True
+    marked: ClassVar[bool] = True
+    token_labels: ClassVar[bool] = True
+
+    @property
+    def form(self) -> str:
+        return "tagged"
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.words, self.labels)
+
+
 class Image(DocumentSpec):
     """An image, with a label or without; scaled so that it covers `size`, and cut to it at the centre."""
 
@@ -248,7 +281,7 @@ class Columns(DocumentSpec):
 
 
 #: Every type of document of the recipe language.
-DOCUMENTS = (Template, Prompt, Chat, PreferencePair, Labelled, Image, Columns)
+DOCUMENTS = (Template, Prompt, Chat, PreferencePair, Labelled, Tagged, Image, Columns)
 
 if TYPE_CHECKING:
     Document: TypeAlias = DocumentSpec
