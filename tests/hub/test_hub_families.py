@@ -312,8 +312,8 @@ def test_another_architecture_is_named_with_those_that_are_supported(tmp_path, c
 
 def test_another_head_is_refused(tmp_path):
     saved(tmp_path)
-    said(tmp_path, architectures=["LlamaForSequenceClassification"])
-    assert "LlamaForSequenceClassification" in refused(tmp_path)
+    said(tmp_path, architectures=["LlamaForQuestionAnswering"])
+    assert "LlamaForQuestionAnswering" in refused(tmp_path)
 
 
 def test_newer_configs_say_rotary_positions_in_one_table(tmp_path):

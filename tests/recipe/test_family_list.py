@@ -10,6 +10,7 @@ import trainkit
 from trainkit.recipe import families
 from trainkit.recipe.families import FAMILIES
 from trainkit.recipe.families.hugging_face import Family
+from trainkit.recipe.families.model import Head
 from trainkit.recipe.sections.model import MODELS
 
 PACKAGE = Path(trainkit.__file__).parent
@@ -75,5 +76,13 @@ def test_every_parameter_of_a_family_has_a_tensor_name() -> None:
     }
     for family in FAMILIES:
         given = {key: value for key, value in sizes.items() if key in family.spec.model_fields}
-        leaves = family.spec.model_validate(given).leaf_shapes(vocab_size=5, sequence_length=4)
+        spec = family.spec.model_validate(given)
+        leaves = spec.leaf_shapes(vocab_size=5, sequence_length=4)
         assert leaves.keys() <= {name.ours for name in family.names}, family.type
+        assert spec.class_heads.keys() == family.heads.keys(), family.type
+        for kind in spec.class_heads:
+            leaves = spec.with_head(Head(kind, 2)).leaf_shapes(vocab_size=5, sequence_length=4)
+            assert leaves.keys() <= family.names_of(kind).keys(), family.type
+            assert {name for name in family.names_of(kind) if name.startswith("classifier.")} <= leaves.keys() | {
+                "classifier.output.bias"
+            }

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array
 
 from trainkit import models
-from trainkit.hub.config import family_of, read_config
+from trainkit.hub.config import family_of, head_of, read_config
 from trainkit.hub.load import load_params, read_spec
 from trainkit.infer.generate import generate
 from trainkit.infer.sampling import Sampling
@@ -74,7 +74,7 @@ def _read(directory: Path) -> Any:
         ),
         jax.random.key(0),
     )  # fmt: skip
-    return load_params(directory, shapes, dtype=jnp.float32)
+    return load_params(directory, shapes, dtype=jnp.float32, head=spec.head)
 
 
 @_compiled
@@ -100,10 +100,11 @@ def _greedy(model: Any, prompts: Array, lengths: Array, count: int) -> Array:
 
 def _as_tensors(directory: Path, model: Any, gradients: Any) -> Found:
     """Gradients, cut into the tensors of the checkpoint."""
-    family = family_of(read_config(directory), where="")
+    config = read_config(directory)
+    family = family_of(config, where="")
     leaves = dict(zip(jax.tree.leaves(models.leaf_names(model)), jax.tree.leaves(gradients), strict=True))
     found = {}
-    for name in family.names:
+    for name in family.names_of(head_of(config, family).kind).values():
         if name.ours in leaves:
             leaf = np.asarray(leaves[name.ours])
             for at, tensor in name.places(leaf.shape):

@@ -46,6 +46,15 @@ class Reference:
         self._ask(do="make_encoder", directory=str(directory), config=config, **asked)
         return dict(np.load(directory / "reference.npz"))
 
+    def make_classifier(self, directory: Path, config: dict[str, Any], **asked: Any) -> dict[str, np.ndarray]:
+        """As `make`, of a model with a head of classes: see `torch_worker.make_classifier`."""
+        self._ask(do="make_classifier", directory=str(directory), config=config, **asked)
+        return dict(np.load(directory / "reference.npz"))
+
+    def classify(self, directory: Path, texts: Sequence[Any], *, head: str) -> dict[str, Any]:
+        """Return what the checkpoint in `directory` makes of texts: see `torch_worker.classify`."""
+        return self._ask(do="classify", directory=str(directory), texts=list(texts), head=head)
+
     def answer(self, directory: Path, prompts: Sequence[Prompt], *, tokens: int) -> dict[str, Any]:
         """How the checkpoint in `directory` goes on with each prompt: see `torch_worker.answer`."""
         return self._ask(do="answer", directory=str(directory), prompts=list(prompts), tokens=tokens)

@@ -25,6 +25,8 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     AutoTokenizer,
     PreTrainedTokenizerFast,
 )
@@ -104,6 +106,51 @@ def make_encoder(request: dict[str, Any]) -> dict[str, Any]:
     arrays = {"logits": found.logits.detach().numpy(), "loss": found.loss.detach().numpy(), "tokens": tokens}
     np.savez(directory / "reference.npz", **arrays, **gradients(model))
     return {"tensors": shapes}
+
+
+HEADS = {"sequence": AutoModelForSequenceClassification, "token": AutoModelForTokenClassification}
+
+
+def make_classifier(request: dict[str, Any]) -> dict[str, Any]:
+    """A model of this configuration with a `head` of classes, and what it makes of texts, the first padded at the end.
+
+    With `pairs` the second half of each is a second text. `labels` are of each text or token; -1 for none.
+    """
+    seed, directory, kind = request["seed"], Path(request["directory"]), HEADS[request["head"]]
+    config = AutoConfig.for_model(**request["config"], num_labels=request["classes"])
+    kind.from_config(config).save_pretrained(directory)
+    shapes = {name: list(tensor.shape) for name, tensor in load_file(directory / WEIGHTS).items()}
+    weights = {name: parity_rule.weight(seed, name, shape) for name, shape in shapes.items()}
+    save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
+    model = kind.from_pretrained(directory, dtype=torch.float32).eval()
+    tokens = parity_rule.tokens(seed, request["size"], config.vocab_size)
+    tokens[0, -request["padded"] :] = config.pad_token_id
+    ids = torch.tensor(tokens)
+    mask = torch.ones_like(ids)
+    mask[0, -request["padded"] :] = 0
+    given = {"input_ids": ids, "attention_mask": mask}
+    if request["pairs"]:
+        given["token_type_ids"] = (torch.arange(ids.shape[1]) >= ids.shape[1] // 2).long().expand(ids.shape)
+    labels = torch.tensor(request["labels"])
+    found = model(**given, labels=torch.where(labels < 0, -100, labels))
+    found.loss.backward()
+    arrays = {"logits": found.logits.detach().numpy(), "loss": found.loss.detach().numpy(), "tokens": tokens}
+    np.savez(directory / "reference.npz", **arrays, **gradients(model))
+    return {"tensors": shapes}
+
+
+def classify(request: dict[str, Any]) -> dict[str, Any]:
+    """What the tokenizer and the model in a directory make of texts, or pairs, in one batch: scores and names."""
+    directory = Path(request["directory"])
+    model = HEADS[request["head"]].from_pretrained(directory, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    texts = [text if isinstance(text, str) else tuple(text) for text in request["texts"]]
+    given = tokenizer(texts, return_tensors="pt", padding=len(texts) > 1)
+    if model.config.model_type not in ("bert", "roberta"):
+        given.pop("token_type_ids", None)
+    scores = model(**given).logits.detach()
+    names = [model.config.id2label[number] for number in range(scores.shape[-1])]
+    return {"scores": scores.tolist(), "names": names, "ids": given["input_ids"].tolist()}
 
 
 def prefer(request: dict[str, Any]) -> dict[str, Any]:
@@ -334,6 +381,8 @@ def main() -> None:
         "has": has,
         "make": make,
         "make_encoder": make_encoder,
+        "make_classifier": make_classifier,
+        "classify": classify,
         "answer": answer,
         "keys": keys,
         "inert": inert,

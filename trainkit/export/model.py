@@ -168,7 +168,8 @@ def _write(
     )
     save(out, model, spec, dtype=dtype, sequence_length=length, tokens=tokens)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(eqx.filter(model, eqx.is_array)))
-    text = card(made_by(directory, loaded, info.step), family=spec.type, parameters=parameters, kind=spec.kind)
+    kind = spec.kind if spec.predicts_tokens else spec.head.kind
+    text = card(made_by(directory, loaded, info.step), family=spec.type, parameters=parameters, kind=kind)
     (out / "README.md").write_text(text, encoding="utf-8")
 
 
@@ -186,7 +187,7 @@ def _compare(out: Path, model: LanguageModel, *, on: Mesh, dtype: str) -> tuple[
     Raises:
         TrainkitError: the difference exceeds `TOLERANCE`.
     """
-    vocab, length = model.unembedding().shape[0], min(POSITIONS, model.context_length)
+    vocab, length = model.token_embedding.shape[0], min(POSITIONS, model.context_length)
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, vocab, (ROWS, length)), jnp.int32)
     kept = {leaf.dtype for leaf in jax.tree.leaves(model) if eqx.is_inexact_array(leaf)}
     whole, written = jnp.dtype("float32"), jnp.dtype(dtype)
@@ -223,16 +224,19 @@ def _convert(model: LanguageModel, dtype: jnp.dtype) -> LanguageModel:
 
 
 def _read_back(out: Path, vocab: int, length: int, on: Mesh) -> LanguageModel:
-    """Return the model in the exported files, in float32."""
-    build = partial(models.build, read_spec(out), vocab_size=vocab, sequence_length=length, implementation="xla")
+    """The model that the files say, in float32."""
+    spec = read_spec(out)
+    build = partial(models.build, spec, vocab_size=vocab, sequence_length=length, implementation="xla")
     shapes = jax.eval_shape(lambda key: build(key=key), jax.random.key(0))
-    return load_params(out, shapes, mesh.shardings(on, shapes), np.float32)
+    return load_params(out, shapes, mesh.shardings(on, shapes), np.float32, head=spec.head)
 
 
 @eqx.filter_jit
 def _logits(model: LanguageModel, tokens_BT: Array) -> Array:
-    hidden = model.hidden(tokens_BT)
-    return model.logits(hidden[0] if isinstance(hidden, tuple) else hidden)  # a causal model also returns its cache
+    hidden_BTD, _ = model.hidden_and_penalty(tokens_BT)
+    if model.classifier is None:
+        return model.logits(hidden_BTD)
+    return model.scores(hidden_BTD, jnp.ones_like(tokens_BT))
 
 
 def _relative_difference(actual: np.ndarray, expected: np.ndarray) -> float:

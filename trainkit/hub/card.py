@@ -40,15 +40,17 @@ def as_told(loaded: Loaded) -> str:
     return dumps(loaded.recipe, loaded.origins, loaded.path, shown=show)
 
 
-#: By the kind of a model, the class that loads it and what the hub lists it under.
+#: By the kind of a model, or of its head with classes, the class that loads it and what the hub lists it under.
 _LOADED_BY = {
     "causal": ("AutoModelForCausalLM", "text-generation"),
     "encoder": ("AutoModelForMaskedLM", "fill-mask"),
+    "sequence": ("AutoModelForSequenceClassification", "text-classification"),
+    "token": ("AutoModelForTokenClassification", "token-classification"),
 }
 
 
 def card(made: Made, *, family: str, parameters: int, kind: str = "causal") -> str:
-    """README.md of a model, as the hub reads it."""
+    """README.md of a model, as the hub reads it; `kind` is that of the model, or of its head with classes."""
     loaded_by, pipeline = _LOADED_BY[kind]
     return _card(
         made,

@@ -18,6 +18,7 @@ from trainkit.data.json_files import read_object
 from trainkit.errors import TrainkitError
 from trainkit.recipe.families import FAMILIES
 from trainkit.recipe.families.hugging_face import Config, Family, Unsupported, means_nothing
+from trainkit.recipe.families.model import TOKENS, Head
 from trainkit.recipe.families.transformer import Pretrained
 from trainkit.recipe.spec import type_of, with_tuples
 
@@ -139,15 +140,46 @@ def config_of(model: Pretrained, *, vocab_size: int, sequence_length: int, dtype
     family = family_of_spec(model)
     values = {**model.model_dump(), "vocab_size": vocab_size}
     values["context_length"] = values["context_length"] or sequence_length
-    config: Config = {"architectures": [family.architecture], "model_type": family.model_type, "torch_dtype": dtype}
+    architecture = family.architecture_of(model.head.kind)
+    config: Config = {"architectures": [architecture], "model_type": family.model_type, "torch_dtype": dtype}
     config |= {theirs: values[ours] for theirs, ours in family.keys.items()}
     config |= {theirs: possible[0] for theirs, possible in family.fixed.items()}
     # what was trained; absent, some libraries take 0.1
     config |= {key: 0.0 for key in family.noise if "." not in key}
     for part in family.parts:
         config |= part.write(values)
+    config |= _classes_of(model.head)
     # their libraries do not all take null for what is not given
     return {key: value for key, value in config.items() if value is not None or key in _WRITTEN_NULL}
+
+
+def _classes_of(head: Head) -> Config:
+    """Return the keys of a head with classes, which are named by their numbers where they have no names."""
+    if head.kind == "tokens":
+        return {}
+    names = head.names or tuple(f"LABEL_{number}" for number in range(head.width))
+    said = {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
+    return said | ({"problem_type": "single_label_classification"} if head.kind == "sequence" else {})
+
+
+def head_of(config: Config, family: Family) -> Head:
+    """Return the head that the checkpoint of a config.json has; one that predicts tokens where it does not say."""
+    said = {name.lower() for name in config.get("architectures") or []}
+    for kind, table in family.heads.items():
+        if table.architecture.lower() in said:
+            names = config.get("id2label") or {}
+            # transformers leaves two classes without names out
+            return Head(kind, len(names) or int(config.get("num_labels", 2)), tuple(map(str, names.values())))
+    return TOKENS
+
+
+def other_width(found: int, wanted: int, where: str) -> TrainkitError:
+    """Return the error of a head that has other classes than the task."""
+    return TrainkitError(
+        f"the head of the checkpoint has {found} classes, and the task has {wanted}",
+        where=where,
+        hint="begin with a new last layer, [task] new_head = true, or give the classes that the checkpoint has",
+    )
 
 
 #: Absent, these would be what the library has for a default.
@@ -184,12 +216,12 @@ def _architectures(config: Config, where: str) -> list[str]:
 
 
 def _check_architecture(said: list[str], family: Family, where: str) -> None:
-    base = family.base or family.architecture.removesuffix("ForCausalLM").removesuffix("LMHeadModel") + "Model"
+    tables = family.heads.values()
+    known = {family.architecture, family.base_architecture, *(table.architecture for table in tables)}
     # MPT's own files write it in capitals
-    known = {family.architecture.lower(), base.lower()}
-    if said and not known & {name.lower() for name in said}:
+    if said and not {name.lower() for name in known} & {name.lower() for name in said}:
         raise TrainkitError(
-            f"its architecture is {', '.join(said)}; only {family.architecture} is supported",
+            f"its architecture is {', '.join(said)}; it is not supported",
             where=where,
-            hint="a head for something else than the next token cannot be read",
+            hint=f"a head of another kind cannot be read; supported are {', '.join(sorted(known))}",
         )

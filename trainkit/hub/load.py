@@ -13,10 +13,11 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 from jaxtyping import PyTree
 
-from trainkit.hub.config import family_of, read_config, spec_of
+from trainkit.hub.config import family_of, head_of, read_config, spec_of
 from trainkit.hub.copying import Scratch, fresh
 from trainkit.hub.source import TensorSource
 from trainkit.models.build import leaf_names
+from trainkit.recipe.families.model import TOKENS, Head
 from trainkit.recipe.families.sizes import Shape
 from trainkit.recipe.families.transformer import Transformer
 
@@ -26,18 +27,19 @@ _ARRAYS = (jax.ShapeDtypeStruct, jax.Array, np.ndarray)
 
 
 def read_spec(directory: Path) -> Transformer:
-    """The spec of the model in a checkpoint's directory. Raises TrainkitError."""
+    """The spec of the model in a checkpoint's directory, with its head. Raises TrainkitError."""
     config, where = read_config(directory), str(directory / "config.json")
-    return cast(Transformer, spec_of(config, family_of(config, where=where), where=where))
+    family = family_of(config, where=where)
+    return cast(Transformer, spec_of(config, family, where=where)).with_head(head_of(config, family))
 
 
-def check(directory: Path, shapes: PyTree, *, resize: bool = False) -> None:
+def check(directory: Path, shapes: PyTree, *, resize: bool = False, head: Head = TOKENS) -> None:
     """Whether `load_params` finds what it needs. Of the weights nothing is read but what they are.
 
     Raises:
         TrainkitError: as there, but for a tied embedding that is there in two versions.
     """
-    TensorSource(directory).check(_arrays(shapes), resize=resize)
+    TensorSource(directory, head).check(_arrays(shapes), resize=resize)
 
 
 def load_params(
@@ -49,6 +51,8 @@ def load_params(
     resize: bool = False,
     owned: bool = False,
     made: Callable[[str, jax.Array], Any] = lambda _, leaf: leaf,
+    head: Head = TOKENS,
+    fresh_leaf: Callable[[str, Shape], np.ndarray] | None = None,
 ) -> PyTree:
     """The weights of a checkpoint in the structure of `shapes`, a model or the arrays of one.
 
@@ -63,6 +67,9 @@ def load_params(
         owned: whether they are to be donated. Where not, jax on a CPU takes over the memory that a leaf was put
             together in, which cannot be donated, and is spared a copy.
         made: what stands in the place of a leaf, of its name and itself; made before the next leaf is read.
+        head: that of the model.
+        fresh_leaf: what a leaf of a head that the checkpoint does not have begins as, of its name and shape; where
+            None, it must be there.
 
     Raises:
         TrainkitError: the checkpoint is damaged, of another family, or its tensors are not those of `shapes`.
@@ -70,7 +77,7 @@ def load_params(
     leaves, structure = jax.tree.flatten(shapes)
     where = jax.tree.leaves(shardings) if shardings is not None else [None] * len(leaves)
     names = jax.tree.leaves(leaf_names(shapes))
-    source = TensorSource(directory)
+    source = TensorSource(directory, head)
     source.check(_arrays(shapes), resize=resize)
     source.check_tied()
     asked = [i for i, leaf in enumerate(leaves) if isinstance(leaf, _ARRAYS)]
@@ -81,6 +88,11 @@ def load_params(
         for i in asked:
             to = where[i] or getattr(leaves[i], "sharding", None) or SingleDeviceSharding(jax.devices()[0])
             kept = not owned and next(iter(to.device_set)).platform == "cpu"
+            if source.begins_at_random(names[i]):
+                assert fresh_leaf is not None, names[i]
+                new = fresh_leaf(names[i], leaves[i].shape).astype(kinds[i])
+                leaves[i] = made(names[i], _place(new.__getitem__, leaves[i].shape, to))
+                continue
             read = source.reader(names[i], leaves[i].shape, kinds[i], pool, fresh if kept else scratch)
             leaves[i] = made(names[i], _place(read, leaves[i].shape, to))
             scratch.clear()

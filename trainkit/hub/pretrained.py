@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
@@ -18,6 +21,7 @@ from trainkit.models.adapters import Numbers, packed_leaves
 from trainkit.models.nf4 import quantise, sources, without_sources
 from trainkit.parallel import mesh
 from trainkit.recipe import Recipe
+from trainkit.recipe.families.sizes import Shape
 from trainkit.recipe.families.transformer import Pretrained
 
 
@@ -43,6 +47,8 @@ def load_base(recipe: Recipe, shapes: PyTree, *, on: Mesh) -> PyTree | None:
         resize=model.resize_vocabulary,
         owned=True,
         made=lambda name, leaf: _packed(leaf, on) if name in packed else leaf,
+        head=model.head,
+        fresh_leaf=partial(_fresh_leaf, seed=recipe.run.seed, scale=recipe.language_model.initializer_range),
     )
 
 
@@ -79,7 +85,14 @@ def check_weights(recipe: Recipe, base: PyTree, shapes: PyTree, *, resumed: bool
     if not resumed:
         load_adapter(recipe, shapes)
     if isinstance(model, Pretrained) and model.pretrained is not None and (recipe.adapter is not None or not resumed):
-        check(find.weights(model.pretrained, model.revision), base, resize=model.resize_vocabulary)
+        check(find.weights(model.pretrained, model.revision), base, resize=model.resize_vocabulary, head=model.head)
+
+
+def _fresh_leaf(name: str, shape: Shape, *, seed: int, scale: float) -> np.ndarray:
+    """Return what a part of a head begins as: zero biases, and matrices that are drawn from seed and name alone."""
+    if name.endswith(".bias"):
+        return np.zeros(shape, np.float32)
+    return scale * np.random.default_rng([seed, crc32(name.encode())]).standard_normal(shape, np.float32)
 
 
 def base_digest(frozen: PyTree, recipe: Recipe) -> str | None:

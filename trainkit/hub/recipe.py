@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
+from trainkit.recipe.families.hugging_face import Config, Family
 from trainkit.recipe.families.transformer import Transformer
 from trainkit.recipe.toml import load as recipes
 from trainkit.recipe.toml.load import Loaded
@@ -19,9 +21,45 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Loaded:
     `[adapter] pretrained` says of the adapter from its adapter_config.json.
 
     Raises:
-        TrainkitError: as there, and where the checkpoint cannot be found or asks for what is not supported.
+        TrainkitError: as there, and where the checkpoint cannot be found, asks for what is not supported, or has a head
+            that the task cannot begin with.
     """
-    return recipes.load(path, overrides, look_up=look_up, look_up_adapter=look_up_adapter)
+    loaded = recipes.load(path, overrides, look_up=look_up, look_up_adapter=look_up_adapter)
+    check_head(loaded.recipe)
+    return loaded
+
+
+def check_head(recipe: Recipe) -> None:
+    """Raise TrainkitError where the checkpoint that the model begins with has a head for another purpose, which would
+    be missing, or one for another number of classes."""
+    if (found := _config_of(recipe)) is None:
+        return
+    from trainkit.hub.config import head_of, other_width
+
+    config, family, where = found
+    head, wanted = head_of(config, family), recipe.model.head
+    if wanted.kind == "tokens" and head.kind != "tokens":
+        raise TrainkitError(
+            f"its architecture is {family.architecture_of(head.kind)}, whose head gives scores of classes, and the task"
+            f" {recipe.task.type} predicts tokens",
+            where=where,
+            hint=f"take a checkpoint of {family.architecture}, or a task with classes",
+        )
+    if head.kind == wanted.kind and head.width != wanted.width and not wanted.new:
+        raise other_width(head.width, wanted.width, where)
+
+
+def _config_of(recipe: Recipe) -> tuple[Config, Family, str] | None:
+    """Return the config.json that the model begins with, its family and its path; None where it begins at random."""
+    model = recipe.model
+    if not isinstance(model, Transformer) or model.pretrained is None:
+        return None
+    from trainkit.hub import find
+    from trainkit.hub.config import family_of, read_config
+
+    directory, _ = find.config(model.pretrained, model.revision)
+    config, where = read_config(directory), str(directory / "config.json")
+    return config, family_of(config, where=where), where
 
 
 def notes(recipe: Recipe) -> list[str]:
@@ -36,18 +74,24 @@ def notes(recipe: Recipe) -> list[str]:
 
 def _notes_on_model(recipe: Recipe) -> list[str]:
     """What the checkpoint that the model begins with asks of training and trainkit does not do."""
-    model = recipe.model
-    if not isinstance(model, Transformer) or model.pretrained is None:
+    if (found := _config_of(recipe)) is None:
         return []
-    from trainkit.hub import find
-    from trainkit.hub.config import family_of, read_config, untrained
+    from trainkit.hub.config import head_of, untrained
 
-    directory, _ = find.config(model.pretrained, model.revision)
-    config = read_config(directory)
-    family = family_of(config, where=str(directory))
+    config, family, _ = found
     noise = untrained(config, family)
     notes = [f"the checkpoint asks for {', '.join(noise)}; trainkit trains without noise"] if noise else []
-    return [*notes, *family.notes(model, {**family.defaults, **config})]
+    head, wanted = head_of(config, family), recipe.model.head
+    if wanted.kind != "tokens" and head.kind != wanted.kind:
+        said = ", ".join(config.get("architectures") or []) or "of no architecture that it names"
+        notes.append(
+            f"the checkpoint is {said}: what it lacks of {family.architecture_of(wanted.kind)} begins at random"
+        )
+    elif wanted.new:
+        notes.append(
+            f"the head of the checkpoint, which has {head.width} classes, is left out: a new one begins at random"
+        )
+    return [*notes, *family.notes(recipe.model, {**family.defaults, **config})]
 
 
 def _notes_on_adapter(recipe: Recipe) -> list[str]:

@@ -45,7 +45,7 @@ def save(
 
     Raises OSError, and TrainkitError as `config_of`.
     """
-    names = {name.ours: name for name in family_of_spec(spec).names}
+    names = family_of_spec(spec).names_of(spec.head.kind)
     arrays = eqx.filter(model, eqx.is_array)
     leaves = dict(zip(jax.tree.leaves(leaf_names(arrays)), jax.tree.leaves(arrays), strict=True))
     fetch = _Fetched()

@@ -10,12 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from trainkit.errors import TrainkitError
-from trainkit.hub.config import family_of, read_config
+from trainkit.hub.config import family_of, other_width, read_config
 from trainkit.hub.copying import Memory, copy
 from trainkit.hub.safetensors import open_directory
 from trainkit.hub.tensors import compare, expected
 from trainkit.recipe.families.hugging_face import TensorName
+from trainkit.recipe.families.model import TOKENS, Head
 from trainkit.recipe.families.sizes import Shape
+from trainkit.recipe.families.transformer import CLASSIFIER
 
 #: Leaves with a row for each entry of the vocabulary.
 EMBEDDINGS = ("token_embedding", "output")
@@ -27,15 +29,15 @@ Bounds = tuple[tuple[int, int], ...]
 
 
 class TensorSource:
-    """The tensors in a directory."""
+    """The tensors in a directory, for a model with such a head."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, head: Head = TOKENS) -> None:
         """Raises TrainkitError where it holds no checkpoint of a family that is known, or a damaged one."""
         self.where = str(directory)
         config = read_config(directory)
         self.family = family_of(config, where=self.where)
         self.tensors = open_directory(directory)
-        self.names = {name.ours: name for name in self.family.names}
+        self.head, self.names = head, self.family.names_of(head.kind)
         said = config.get("tie_word_embeddings", self.family.defaults.get("tie_word_embeddings"))
         self.tied = bool(said)
         bare = not any(name.startswith(self.family.prefix) for name in self.tensors)
@@ -43,7 +45,12 @@ class TensorSource:
         self.called = {
             self.family.prefix + name if bare and not name.startswith("lm_head") else name: name
             for name in self.tensors
-            if not re.fullmatch(self.family.ignored, name)
+        }
+        own = {name.theirs for leaf, name in self.names.items() if leaf.startswith(CLASSIFIER)}
+        self.called = {
+            name: called
+            for name, called in self.called.items()
+            if name in own or not re.fullmatch(self.family.ignored, called)
         }
         # TensorFlow's names of a norm, which checkpoints of before 2020 have and transformers renames as well
         for old, new in (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")):
@@ -52,8 +59,16 @@ class TensorSource:
         if self.tied and embedding not in self.called and output in self.called:
             self.called[embedding] = self.called[output]
 
+    def begins_at_random(self, leaf: str) -> bool:
+        """Whether a leaf is of a layer of the classifier that the checkpoint has not, or that is to be a new one."""
+        layer, is_output = leaf.rpartition(".")[0], leaf.startswith(f"{CLASSIFIER}.output.")
+        if not leaf.startswith(f"{CLASSIFIER}."):
+            return False
+        return (is_output and self.head.new) or self.names[f"{layer}.weight"].theirs not in self.called
+
     def check(self, leaves: Mapping[str, Shape], *, resize: bool) -> None:
-        """Raises TrainkitError where these leaves cannot be made of the tensors."""
+        """Raises TrainkitError where these leaves cannot be made of the tensors. Those of which `begins_at_random` is
+        true need none."""
         if unknown := [leaf for leaf in leaves if leaf not in self.names]:
             raise TrainkitError(
                 f"a model of the family {self.family.type} has no {', '.join(unknown[:3])}",
@@ -61,6 +76,11 @@ class TensorSource:
                 hint="the model is of another family than the checkpoint",
             )
         found = {name: self.tensors[called].shape for name, called in self.called.items()}
+        if self.head.kind != "tokens":
+            self._check_classes(found)
+            leaves = {leaf: shape for leaf, shape in leaves.items() if not self.begins_at_random(leaf)}
+            for name in self._of_heads(leaves):
+                found.pop(name, None)
         wanted = expected(self.names, leaves)
         for leaf in EMBEDDINGS:
             name = self.names[leaf].theirs
@@ -75,6 +95,18 @@ class TensorSource:
             kind = self.tensors[self.called[name]].dtype
             if not (np.issubdtype(kind, np.floating) or kind.name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")):
                 raise TrainkitError(f"the tensor {name} is of {kind}: no numbers to train", where=self.where)
+
+    def _check_classes(self, found: Mapping[str, Shape]) -> None:
+        """Raise TrainkitError where the checkpoint has a classifier of another width and no new one is asked for."""
+        name = self.names[f"{CLASSIFIER}.output.weight"].theirs
+        if name in found and found[name][0] != self.head.width and not self.head.new:
+            raise other_width(found[name][0], self.head.width, self.where)
+
+    def _of_heads(self, leaves: Mapping[str, Shape]) -> set[str]:
+        """Return the tensors of heads, that of this model and others, that none of these leaves is made of."""
+        heads = (*self.family.names, *(name for table in self.family.heads.values() for name in table.names))
+        ours = {self.names[leaf].theirs for leaf in leaves}
+        return {name.theirs for name in heads if not name.stacked} - ours
 
     def check_tied(self) -> None:
         """A tied checkpoint may hold its embedding twice; twice the same, or it is not tied. Raises TrainkitError."""

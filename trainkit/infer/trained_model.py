@@ -165,7 +165,13 @@ def open_pretrained(directory: Path) -> TrainedModel:
 
 
 def check_generates(spec: Model, where: Path) -> None:
-    """Raise TrainkitError where a model of this family continues no text."""
+    """Raise TrainkitError where a model continues no text."""
+    if spec.head.kind != "tokens":
+        raise TrainkitError(
+            f"the model gives scores of {spec.head.width} classes and generates no text",
+            where=str(where),
+            hint="trainkit export RUN OUT writes it for transformers, whose pipelines classify texts with it",
+        )
     if spec.kind != "causal":
         raise TrainkitError(
             f'a model of type = "{spec.type}" ({spec.kind}) generates no text',

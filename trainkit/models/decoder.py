@@ -232,6 +232,7 @@ class DecoderModel(LanguageModel):
         positions_BT: Int[Array, "B T"] | None = None,
         segments_BT: Int[Array, "B T"] | None = None,
         counted_BT: Bool[Array, "B T"] | None = None,
+        types_BT: Int[Array, "B T"] | None = None,
     ) -> tuple[Float[Array, "B T D"], Float[Array, ""]]:
         """As `LanguageModel.hidden_and_penalty`: how unevenly the experts were busy with these tokens."""
         hidden_BTD, _, routing = self._run(tokens_BT, positions_BT, segments_BT, None, counted_BT)

@@ -10,9 +10,10 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from trainkit.models.attention import AttentionSpec, causal_attention
+from trainkit.models.classifier import Classifier
 from trainkit.models.custom_vjps import exact_gelu
 from trainkit.models.layers import LayerNorm, Linear
 from trainkit.models.master_weights import Weight, lookup
@@ -67,7 +68,7 @@ class EncoderBlock(eqx.Module):
 
 
 class EncoderModel(eqx.Module):
-    """An encoder whose head predicts tokens at any position."""
+    """An encoder with a head that predicts tokens at any position, or one that gives scores of classes."""
 
     token_embedding: Float[Array, "V D"]
     position_embedding: Float[Array, "P D"]
@@ -75,9 +76,11 @@ class EncoderModel(eqx.Module):
     embedding_norm: LayerNorm
     blocks: EncoderBlock
     """All blocks in one, every leaf with a leading axis of layers."""
-    head: Linear
-    head_norm: LayerNorm
-    output_bias: Float[Array, " V"]
+    head: Linear | None
+    head_norm: LayerNorm | None
+    output_bias: Float[Array, " V"] | None
+    """These three predict tokens; None where there is a classifier."""
+    classifier: Classifier | None
     remat: Remat = eqx.field(static=True)
 
     @property
@@ -112,9 +115,10 @@ class EncoderModel(eqx.Module):
             type_embedding=table(types, spec.token_types),
             embedding_norm=_norm(spec),
             blocks=jax.vmap(block)(jax.random.split(blocks, spec.layers)),
-            head=Linear.init(head, d, d, scale=spec.initializer_range, fp8=fp8),
-            head_norm=_norm(spec),
-            output_bias=jnp.zeros(vocab_size),
+            head=Linear.init(head, d, d, scale=spec.initializer_range, fp8=fp8) if spec.predicts_tokens else None,
+            head_norm=_norm(spec) if spec.predicts_tokens else None,
+            output_bias=jnp.zeros(vocab_size) if spec.predicts_tokens else None,
+            classifier=Classifier.init(spec, head),
             remat=remat,
         )
 
@@ -142,8 +146,27 @@ class EncoderModel(eqx.Module):
 
         return jax.lax.scan(rematerialise(layer, self.remat), x_BTD, self.blocks)[0]
 
+    def hidden_and_penalty(
+        self,
+        tokens_BT: Int[Array, "B T"],
+        *,
+        positions_BT: Int[Array, "B T"] | None = None,
+        segments_BT: Int[Array, "B T"] | None = None,
+        counted_BT: Bool[Array, "B T"] | None = None,
+        types_BT: Int[Array, "B T"] | None = None,
+    ) -> tuple[Float[Array, "B T D"], Float[Array, ""]]:
+        """Return the last hidden states and, as language models do, what is added to the loss: 0."""
+        hidden_BTD = self.hidden(tokens_BT, positions_BT=positions_BT, segments_BT=segments_BT, types_BT=types_BT)
+        return hidden_BTD, jnp.float32(0)
+
+    def scores(self, hidden_BTD: Float[Array, "B T D"], segments_BT: Int[Array, "B T"]) -> Float[Array, "B *T C"]:
+        """Return the scores of classes, as `Classifier` gives them."""
+        assert self.classifier is not None, "the head of this model predicts tokens"
+        return self.classifier(hidden_BTD, segments_BT)
+
     def prediction_states(self, hidden_BTD: Float[Array, "*n D"]) -> Float[Array, "*n D+1"]:
         """Return what the rows of `unembedding` are multiplied with to give logits: the head's states and a 1."""
+        assert self.head is not None and self.head_norm is not None, "the head of this model gives scores of classes"
         states = self.head_norm(exact_gelu(self.head(hidden_BTD)))
         return jnp.concatenate([states, jnp.ones_like(states[..., :1])], -1)
 

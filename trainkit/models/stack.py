@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from trainkit.models.attention import KeyValues
+from trainkit.models.classifier import Classifier
 from trainkit.models.layers import logits
 from trainkit.models.remat import block_input, rematerialise
 from trainkit.recipe.families.sizes import Remat
@@ -46,6 +47,7 @@ class Parts(TypedDict):
     token_embedding: Array
     blocks: Any
     output: Array | None
+    classifier: Classifier | None
     context_length: int
     remat: Remat
 
@@ -58,7 +60,10 @@ class LanguageModel(eqx.Module):
     """All blocks in one, every leaf with a leading axis of layers: compiled once, run by scan."""
     final_norm: Norm
     output: Float[Array, "V D"] | None
-    """None where it is the token embedding: a tied weight is stored once, so it cannot come apart."""
+    """None where it is the token embedding: a tied weight is stored once, so it cannot come apart; and where there is
+    a classifier in its place."""
+    classifier: Classifier | None
+    """None where tokens are predicted."""
     context_length: int = eqx.field(static=True)
     """The longest text that it is meant for, in tokens."""
     final_softcap: float | None = eqx.field(static=True)
@@ -87,10 +92,12 @@ class LanguageModel(eqx.Module):
         positions_BT: Int[Array, "B T"] | None = None,
         segments_BT: Int[Array, "B T"] | None = None,
         counted_BT: Bool[Array, "B T"] | None = None,
+        types_BT: Int[Array, "B T"] | None = None,
     ) -> tuple[Float[Array, "B T D"], Float[Array, ""]]:
         """Final hidden states, and what training is to make smaller beside the loss of a token; 0 for most families.
 
-        `counted_BT` says which tokens are no padding; where it is None, those of segments above 0, or all.
+        `counted_BT` says which tokens are no padding; where it is None, those of segments above 0, or all. `types_BT`,
+        which tell the texts of a pair apart, mean something to encoders only.
         """
         hidden_BTD, _ = self.hidden(tokens_BT, positions_BT=positions_BT, segments_BT=segments_BT)
         return hidden_BTD, jnp.float32(0)
@@ -102,6 +109,11 @@ class LanguageModel(eqx.Module):
     def logits(self, hidden_BTD: Float[Array, "*n D"]) -> Float[Array, "*n V"]:
         """Of every entry of the vocabulary, in float32."""
         return logits(hidden_BTD, self.unembedding(), softcap=self.final_softcap)
+
+    def scores(self, hidden_BTD: Float[Array, "B T D"], segments_BT: Int[Array, "B T"]) -> Float[Array, "B *T C"]:
+        """Return the scores of classes, as `Classifier` gives them."""
+        assert self.classifier is not None, "the head of this model predicts tokens"
+        return self.classifier(hidden_BTD, segments_BT)
 
     def empty_cache(self, batch: int, length: int) -> KeyValues:
         """Room for `length` positions of `batch` sequences, in the dtype of the embeddings."""
@@ -136,7 +148,10 @@ def parts(
     return Parts(
         token_embedding=jax.random.normal(tokens, embeddings) * spec.initializer_range,
         blocks=jax.vmap(block)(jax.random.split(blocks, spec.layers)),
-        output=None if spec.tied else jax.random.normal(output, embeddings) * spec.initializer_range,
+        output=None
+        if spec.tied or not spec.predicts_tokens
+        else jax.random.normal(output, embeddings) * spec.initializer_range,
+        classifier=Classifier.init(spec, output),
         context_length=spec.context_length or sequence_length,
         remat=remat,
     )

@@ -201,7 +201,7 @@ def activation_bytes(recipe: Recipe, choice: Choice, *, vocab_size: int, compute
     tokens = choice.micro * length * recipe.data.sequences
     floats = model.activation_floats_per_token(sequence_length=length, remat=choice.remat, flash=flash)
     activations = {"activations": tokens * floats * BYTES[compute]}
-    if not isinstance(model, Transformer):
+    if not isinstance(model, Transformer) or not model.predicts_tokens:
         return activations
     logits = tokens_in_block(tokens=tokens, hidden=model.hidden, vocab_size=vocab_size) * vocab_size
     return {**activations, "logits": logits * BYTES["float32"]}

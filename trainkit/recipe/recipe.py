@@ -114,17 +114,27 @@ class Recipe(Spec):
                 f'tokenizer.train makes a tokenizer without the mask token that task.type = "{self.task.type}" needs:'
                 " give tokenizer.path instead"
             )
-        if self.sample is not None and self.model.kind != "causal":
-            raise ValueError(
-                f'sample.prompts are continued, which model.type = "{self.model.type}" ({self.model.kind}) cannot do:'
-                " leave [sample] out"
-            )
         if "task" in self.model_fields_set:  # without the section, documents for another task can still be cached
             try:
                 self.task.check_documents(self.data.train)
             except TrainkitError as error:
                 raise ValueError(f"{error.where}: {error.problem}; {error.hint}") from None
             self.task.check_sizes(self.model, self.data)
+        head = self.task.head(self.data)
+        if head.kind != "tokens" and head.kind not in self.model.class_heads:
+            fitting = ", ".join(
+                type_of(model) for model in members_at(type(self), "model") if head.kind in model.class_heads
+            )
+            raise ValueError(
+                f'task.type = "{self.task.type}" needs a head that gives scores of classes, which'
+                f' model.type = "{self.model.type}" cannot have: models that fit are {fitting or "none"}'
+            )
+        if self.sample is not None and (self.model.kind != "causal" or head.kind != "tokens"):
+            raise ValueError(
+                f'sample.prompts are continued, which model.type = "{self.model.type}" ({self.model.kind}) with'
+                f' task.type = "{self.task.type}" cannot do: leave [sample] out'
+            )
+        self.__dict__["model"] = self.model.with_head(head)  # a part of no recipe, and so not set by anybody else
         return self
 
     @model_validator(mode="after")

@@ -81,8 +81,13 @@ def longest_layout(
         layout["labels"] = shape if document and document.token_labels else (batch_size,), whole
         layout["second"] = shape, np.dtype(np.uint8)
     if has_segments(data.encoding):
-        return layout | {"segments": (shape, whole), "positions": (shape, whole)}
-    return layout | {"filled": (rows, whole)}
+        layout |= {"segments": (shape, whole), "positions": (shape, whole)}
+    else:
+        layout["filled"] = rows, whole
+    document = document_of(data.train[0])
+    if document is not None and document.labelled:
+        layout |= {"labels": ((batch_size,), whole), "second": (shape, np.dtype(np.uint8))}
+    return layout
 
 
 def _record_layout(document: DocumentSpec | None, batch_size: int) -> Layout:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from trainkit.recipe.families.hugging_face import Family, TensorName, linear_names, norm_names
-from trainkit.recipe.families.model import Kind
+from trainkit.recipe.families.hugging_face import Family, HeadTable, TensorName, linear_names, norm_names
+from trainkit.recipe.families.model import HeadKind, HeadLayers, Kind
 from trainkit.recipe.families.sizes import Shape, linear, norm, stack
 from trainkit.recipe.families.transformer import CHANGEABLE, GeluTransformer
 from trainkit.recipe.spec import Count, Positive
@@ -16,6 +17,10 @@ class Bert(GeluTransformer):
 
     kind: ClassVar[Kind] = "encoder"
     implementation: ClassVar[str] = "trainkit.models.encoder"
+    class_heads: ClassVar[Mapping[HeadKind, HeadLayers]] = {
+        "sequence": HeadLayers("first", dense="tanh"),
+        "token": HeadLayers("each"),
+    }
 
     type: Literal["bert"] = "bert"
     intermediate: Count | None = None
@@ -48,19 +53,23 @@ class Bert(GeluTransformer):
             **linear("mlp_out", f, d, bias=True),
             **norm("mlp_norm", d, bias=True),
         }
+        predictions = {
+            **linear("head", d, d, bias=True),
+            **norm("head_norm", d, bias=True),
+            "output_bias": (vocab_size,),
+        }
         return {
             "token_embedding": (vocab_size, d),
             "position_embedding": (self.context_length or sequence_length, d),
             "type_embedding": (self.token_types, d),
             **norm("embedding_norm", d, bias=True),
             **stack(self.layers, block),
-            **linear("head", d, d, bias=True),
-            **norm("head_norm", d, bias=True),
-            "output_bias": (vocab_size,),
+            **(predictions if self.predicts_tokens else self.head_shapes()),
         }
 
     def matmul_parameters(self, *, vocab_size: int) -> int:
-        return super().matmul_parameters(vocab_size=vocab_size) + self.hidden**2  # of the head
+        transform = self.hidden**2 if self.predicts_tokens else 0
+        return super().matmul_parameters(vocab_size=vocab_size) + transform
 
     def attention_flops_per_token(self, *, sequence_length: int) -> int:
         # two products of 2 x hidden FLOPs with every position, in every layer
@@ -120,6 +129,16 @@ FAMILY = Family(
         TensorName("output", "cls.predictions.decoder.weight"),
         TensorName("output_bias", "cls.predictions.bias"),
     ),
+    heads={
+        "sequence": HeadTable(
+            "BertForSequenceClassification",
+            (
+                *linear_names("classifier.dense", "bert.pooler.dense", bias=True),
+                *linear_names("classifier.output", "classifier", bias=True),
+            ),
+        ),
+        "token": HeadTable("BertForTokenClassification", linear_names("classifier.output", "classifier", bias=True)),
+    },
     prefix="bert.",
     # what masked-token prediction does not use: the pooler, the head of BERT's second task, and copies of tied tensors
     ignored=r"(bert\.)?(pooler\..*|embeddings\.position_ids)|cls\.seq_relationship\..*|cls\.predictions\.decoder\.bias",

@@ -6,10 +6,12 @@ that is made of it (`models/decoder.py`) asks the same questions.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from trainkit.recipe.families.model import HeadKind, HeadLayers
 from trainkit.recipe.families.rope import Rope, RopeScaling
 from trainkit.recipe.families.sizes import (
     Remat,
@@ -48,6 +50,7 @@ class Decoder(Transformer):
     """Added to the mean square in the norms."""
 
     implementation: ClassVar[str] = "trainkit.models.decoder"
+    class_heads: ClassVar[Mapping[HeadKind, HeadLayers]] = {"sequence": HeadLayers("last", bias=False)}
 
     norms: ClassVar[Literal["before", "after", "around"]] = "before"
     """Where in a block the norms of attention and MLP stand."""
@@ -132,16 +135,18 @@ class Decoder(Transformer):
             attention |= norm("attention.query_norm", widths[0]) | norm("attention.key_norm", widths[1])
         norms = {"before": ("norm",), "after": ("post_norm",), "around": ("norm", "post_norm")}[self.norms]
         outer = {f"{part}_{name}.weight": (d,) for part in ("attention", "mlp") for name in norms}
-        output: dict[str, Shape] = {} if self.tied else {"output": (vocab_size, d)}
+        output: dict[str, Shape] = {} if self.tied or not self.predicts_tokens else {"output": (vocab_size, d)}
         return {
             "token_embedding": (vocab_size, d),
             **stack(self.layers, attention | outer | self._mlp_shapes()),
             **norm("final_norm", d),
             **output,
+            **self.head_shapes(),
         }
 
     def matmul_parameters(self, *, vocab_size: int) -> int:
-        return self.layers * (self._attention_matrices() + self._active_mlp_matrices()) + vocab_size * self.hidden
+        blocks = self.layers * (self._attention_matrices() + self._active_mlp_matrices())
+        return blocks + self.head_matrices(vocab_size=vocab_size)
 
     def attention_flops_per_token(self, *, sequence_length: int) -> int:
         # two products of 2 x width FLOPs with each visible position: sharing keys saves memory, not products

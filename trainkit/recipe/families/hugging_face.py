@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
+from trainkit.recipe.families.model import HeadKind
 from trainkit.recipe.families.sizes import Shape
 from trainkit.recipe.families.transformer import Transformer
 
@@ -104,6 +105,20 @@ class Part:
     write: Callable[[dict[str, Any]], Config]
 
 
+@dataclass(frozen=True)
+class HeadTable:
+    """A head with classes, as checkpoints have it."""
+
+    architecture: str
+    names: tuple[TensorName, ...]
+    """Of its layers, which are `classifier.dense` and `classifier.output`."""
+
+
+def scored(architecture: str) -> dict[HeadKind, HeadTable]:
+    """Return the heads of a decoder: a matrix without bias for the last token that is no padding."""
+    return {"sequence": HeadTable(architecture, linear_names("classifier.output", "score"))}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """A family's checkpoints."""
@@ -119,6 +134,9 @@ class Family:
     """By their keys, the supported values; an export writes the first; a key that is absent has one of them."""
     parts: tuple[Part, ...] = ()
     names: tuple[TensorName, ...] = ()
+    """Of the model with the head that predicts tokens."""
+    heads: Mapping[HeadKind, HeadTable] = field(default_factory=dict)
+    """Those with classes."""
     base: str = ""
     """The class of the model without its head, which `AutoModel` saves; where not given, `architecture` says it."""
     noise: Mapping[str, float] = field(default_factory=dict)
@@ -131,6 +149,20 @@ class Family:
     notes: Callable[[Any, Config], list[str]] = lambda model, config: []
     """Return what a person should know who trains `model`, a spec of this family, from a checkpoint with this config,
     whose absent keys have their defaults."""
+
+    def names_of(self, head: HeadKind) -> dict[str, TensorName]:
+        """Return the names of the tensors by leaf, of a model with such a head."""
+        more = self.heads[head].names if head in self.heads else ()
+        return {name.ours: name for name in (*self.names, *more)}
+
+    def architecture_of(self, head: HeadKind) -> str:
+        """Return the class of a model with such a head."""
+        return self.heads[head].architecture if head in self.heads else self.architecture
+
+    @property
+    def base_architecture(self) -> str:
+        """The class of the model without a head."""
+        return self.base or self.architecture.removesuffix("ForCausalLM").removesuffix("LMHeadModel") + "Model"
 
     @property
     def type(self) -> str:

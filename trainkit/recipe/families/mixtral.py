@@ -6,7 +6,7 @@ from typing import Literal
 
 from trainkit.recipe.families import decoder_checkpoints as shared
 from trainkit.recipe.families.decoder import Sparse, Windowed
-from trainkit.recipe.families.hugging_face import Family
+from trainkit.recipe.families.hugging_face import Family, scored
 from trainkit.recipe.spec import Count, Positive
 
 
@@ -27,6 +27,7 @@ FAMILY = Family(
     spec=Mixtral,
     model_type="mixtral",
     architecture="MixtralForCausalLM",
+    heads=scored("MixtralForSequenceClassification"),
     keys={
         **shared.KEYS,
         "num_local_experts": "experts",

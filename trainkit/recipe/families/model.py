@@ -8,13 +8,44 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal, NamedTuple, Self
+
+from pydantic import PrivateAttr
 
 from trainkit.recipe.families.sizes import Remat, Shape
 from trainkit.recipe.spec import Spec
 
 #: What a model computes, which is what a task asks for: never a family by name.
 Kind = Literal["causal", "encoder", "encoder-decoder", "vision", "vision-language", "plain"]
+#: What a head gives: logits of the vocabulary at every position, scores of classes for a sequence, or for each token.
+HeadKind = Literal["tokens", "sequence", "token"]
+
+
+class Head(NamedTuple):
+    """The outputs of a model that its task asks for."""
+
+    kind: HeadKind
+    width: int
+    """Classes; 0 of `tokens`."""
+    names: tuple[str, ...] = ()
+    """Of the classes, in the order of their numbers, where they are known."""
+    new: bool = False
+    """Whether its last layer begins at random, whatever a checkpoint has."""
+
+
+TOKENS = Head("tokens", 0)
+
+
+class HeadLayers(NamedTuple):
+    """The layers of a head with classes."""
+
+    at: Literal["first", "last", "each"]
+    """The position whose hidden state they are applied to: the first, the last that is no padding, or each."""
+    dense: Literal["tanh", "relu"] | None = None
+    """The function after a matrix of (hidden, hidden) that comes first; None where there is none."""
+    bias: bool = True
+    """Whether the last matrix has a bias."""
 
 
 class ModelSpec(Spec):
@@ -27,7 +58,23 @@ class ModelSpec(Spec):
     implementation: ClassVar[str]
     """The module whose `build` returns the model."""
 
+    class_heads: ClassVar[Mapping[HeadKind, HeadLayers]] = {}
+    """The heads with classes that it can have, and their layers."""
+
     type: str
+    _head: Head = PrivateAttr(default=TOKENS)
+
+    @property
+    def head(self) -> Head:
+        """Its head. No key of a recipe says it: it follows from the task."""
+        return self._head
+
+    def with_head(self, head: Head) -> Self:
+        """Return the same model with another head, which it can have."""
+        assert head.kind == "tokens" or head.kind in self.class_heads, (self.type, head)
+        changed = self.model_copy()
+        changed._head = head
+        return changed
 
     @abstractmethod
     def leaf_shapes(self, *, vocab_size: int, sequence_length: int) -> dict[str, Shape]:

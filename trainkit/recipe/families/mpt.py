@@ -13,6 +13,7 @@ from trainkit.recipe.families.hugging_face import (
     linear_names,
     means_nothing,
     norm_names,
+    scored,
     table,
 )
 from trainkit.recipe.families.transformer import GptDecoder
@@ -92,6 +93,7 @@ FAMILY = Family(
     spec=Mpt,
     model_type="mpt",
     architecture="MptForCausalLM",
+    heads=scored("MptForSequenceClassification"),
     keys={
         "n_layers": "layers",
         "d_model": "hidden",

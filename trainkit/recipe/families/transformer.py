@@ -6,13 +6,15 @@ overrides. Everything is in closed form, so that a plan needs neither jax nor th
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from pydantic import model_validator
 
 from trainkit.errors import TrainkitError
-from trainkit.recipe.families.model import Kind, ModelSpec
+from trainkit.recipe.families.model import HeadKind, HeadLayers, Kind, ModelSpec
 from trainkit.recipe.families.sizes import Remat, Shape, check_heads, kept_numbers, linear, norm, stack, visible
 from trainkit.recipe.spec import Count, NotNegative
 
@@ -20,6 +22,10 @@ from trainkit.recipe.spec import Count, NotNegative
 CHANGEABLE = frozenset(
     {"context_length", "rope_theta", "rope_scaling", "local_theta", "window", "router_loss", "pad_token_id"}
 )
+
+
+#: What the paths of the parameters of a head with classes begin with.
+CLASSIFIER = "classifier"
 
 
 class Pretrained(ModelSpec):
@@ -91,6 +97,25 @@ class Transformer(Pretrained):
     """Standard deviation of random weights; of matrices that add to the residual stream less, the deeper the model."""
 
     @property
+    def predicts_tokens(self) -> bool:
+        """Whether its head gives logits of the vocabulary, and not scores of classes."""
+        return self.head.kind == "tokens"
+
+    def head_shapes(self) -> dict[str, Shape]:
+        """Return the parameters of a head with classes by path; none where the head predicts tokens."""
+        if self.predicts_tokens:
+            return {}
+        layers, d = self.class_heads[self.head.kind], self.hidden
+        dense = linear(f"{CLASSIFIER}.dense", d, d, bias=True) if layers.dense else {}
+        return dense | linear(f"{CLASSIFIER}.output", d, self.head.width, bias=layers.bias)
+
+    def head_matrices(self, *, vocab_size: int) -> int:
+        """Return how many numbers the matrices of its head have."""
+        if self.predicts_tokens:
+            return vocab_size * self.hidden
+        return sum(math.prod(shape) for name, shape in self.head_shapes().items() if name.endswith(".weight"))
+
+    @property
     @abstractmethod
     def key_width(self) -> int:
         """Width of one head."""
@@ -129,7 +154,7 @@ class GeluTransformer(Transformer):
 
     def matmul_parameters(self, *, vocab_size: int) -> int:
         blocks = self.layers * (4 * self.hidden**2 + 2 * self.hidden * self.mlp_width)
-        return blocks + vocab_size * self.hidden
+        return blocks + self.head_matrices(vocab_size=vocab_size)
 
     def activation_floats_per_token(
         self, *, sequence_length: int, remat: Remat | Literal["auto"], flash: bool = False
@@ -149,6 +174,7 @@ class GptDecoder(GeluTransformer):
     tied: bool = True
 
     implementation: ClassVar[str] = "trainkit.models.gpt"
+    class_heads: ClassVar[Mapping[HeadKind, HeadLayers]] = {"sequence": HeadLayers("last", bias=False)}
 
     learned_positions: ClassVar[bool] = True
     """Whether each of `context_length` positions has an embedding; scores have ALiBi's slopes otherwise."""
@@ -182,13 +208,14 @@ class GptDecoder(GeluTransformer):
             **linear("mlp_out", f, d, bias=bias),
         }
         positions: dict[str, Shape] = {"position_embedding": (self.context_length or sequence_length, d)}
-        output: dict[str, Shape] = {} if self.tied else {"output": (vocab_size, d)}
+        output: dict[str, Shape] = {} if self.tied or not self.predicts_tokens else {"output": (vocab_size, d)}
         return {
             "token_embedding": (vocab_size, d),
             **(positions if self.learned_positions else {}),
             **stack(self.layers, block),
             **norm("final_norm", d, bias=bias),
             **output,
+            **self.head_shapes(),
         }
 
     def attention_flops_per_token(self, *, sequence_length: int) -> int:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 from pydantic import Field, model_validator
 
 from trainkit.errors import TrainkitError
-from trainkit.recipe.families.model import Kind, ModelSpec
-from trainkit.recipe.sections.data import Data
+from trainkit.recipe.families.model import TOKENS, Head, Kind, ModelSpec
+from trainkit.recipe.sections.data import Data, Pad
 from trainkit.recipe.sections.source import Source, document_of
-from trainkit.recipe.spec import Fraction, NotNegative, Positive, Spec, union_of
+from trainkit.recipe.spec import Count, Fraction, MissingKey, NotNegative, Positive, Spec, union_of
 
 #: The types of documents that become one text, `text` being rows without `document`.
 TEXTS = frozenset({"text", "template", "prompt", "chat"})
@@ -50,6 +50,10 @@ class TaskSpec(Spec):
         It is computed once, before the first step, with the parameters that the run begins with, by `Task.reference`,
         and kept in the cache; see `run/reference.py`."""
         return {}
+
+    def head(self, data: Data) -> Head:
+        """Return the outputs that it needs of the model. Raises ValueError where the recipe does not say how many."""
+        return TOKENS
 
     def class_names(self, data: Data) -> tuple[str, ...]:
         """Return the names of the classes that it predicts, in the order of their numbers; none where it has none."""
@@ -189,8 +193,84 @@ class Preference(TaskSpec):
         return self
 
 
+class Classification(TaskSpec):
+    """What tasks with classes have in common."""
+
+    classes: Count | tuple[str, ...] | None = None
+    """How many classes there are, or their names in the order of their numbers; those of the documents where not
+    given."""
+    class_weights: tuple[Positive, ...] = ()
+    """How much each class counts in the loss, in the order of their numbers; all the same where not given."""
+    new_head: bool = False
+    """Whether the last layer of the head begins at random although `model.pretrained` has one, as it must where that
+    is for another number of classes."""
+
+    models: ClassVar[frozenset[Kind]] = frozenset({"encoder", "causal"})
+    shifted: ClassVar[bool] = False
+    predictions: ClassVar[frozenset[str]] = frozenset({"label", "predicted", "scores"})
+    reports: ClassVar[frozenset[str]] = frozenset({"loss", "accuracy"})
+
+    def class_names(self, data: Data) -> tuple[str, ...]:
+        """Return the names of the classes; their numbers where they have no names."""
+        count, names = self.known_classes(data)
+        return names or tuple(map(str, range(count)))
+
+    def known_classes(self, data: Data) -> tuple[int, tuple[str, ...]]:
+        """Return how many classes there are, and their names if they have any. Raises ValueError where that is not
+        known, or where the documents say otherwise."""
+        sources = (*data.train, *data.validation)
+        named = dict.fromkeys(tuple(getattr(document_of(source), "classes", ())) for source in sources)
+        if len(named) > 1:
+            raise ValueError("all sources must have the same document.classes, in the same order")
+        names = next(iter(named))
+        if isinstance(self.classes, tuple):
+            if names and names != self.classes:
+                raise ValueError("task.classes and document.classes differ: leave one of them out")
+            names = self.classes
+        count = self.classes if isinstance(self.classes, int) else len(names)
+        if not count:
+            raise MissingKey("task.classes", "how many classes there are follows from nothing else")
+        if names and count != len(names):
+            raise ValueError(f"task.classes = {count}, but document.classes names {len(names)}: leave one of them out")
+        if count < 2:
+            raise ValueError("there is one class, so there is nothing to tell apart")
+        if len(set(names)) < len(names):
+            raise ValueError(f"two classes have the same name: {', '.join(names)}")
+        if self.class_weights and len(self.class_weights) != count:
+            raise ValueError(f"task.class_weights has {len(self.class_weights)} numbers for {count} classes")
+        return count, names
+
+
+class SequenceClassification(Classification):
+    """Tell the class of a text, or of a pair of texts."""
+
+    type: Literal["sequence-classification"]
+
+    implementation: ClassVar[str] = "trainkit.tasks.sequence_classification"
+    documents: ClassVar[frozenset[str]] = frozenset({"labelled"})
+
+    def head(self, data: Data) -> Head:
+        """Return a head with a score for each class."""
+        count, names = self.known_classes(data)
+        return Head("sequence", count, names, self.new_head)
+
+    def check_sizes(self, model: ModelSpec, data: Data) -> None:
+        """Raise ValueError where a row of a batch may hold several texts, or a decoder would not be scored where
+        transformers scores it."""
+        if not isinstance(data.encoding, Pad):
+            raise ValueError(
+                f'a text with a label is a row of its own, which data.encoding.type = "{data.encoding.type}" does not'
+                ' give: data.encoding = { type = "pad" }'
+            )
+        if model.kind == "causal" and data.encoding.eos:
+            raise ValueError(
+                "a decoder's scores are those of the last token, which in transformers is the text's own:"
+                " write eos = false into data.encoding"
+            )
+
+
 #: Every task of the recipe language.
-TASKS = (CausalLM, MaskedLM, Preference)
+TASKS = (CausalLM, MaskedLM, Preference, SequenceClassification)
 
 if TYPE_CHECKING:
     Task: TypeAlias = TaskSpec

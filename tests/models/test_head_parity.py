@@ -1,0 +1,59 @@
+"""A model with a head of classes computes what transformers computes, in float32: scores, loss and gradients, of one
+text and of two, with padding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from fixed_configs import ENCODERS, FIXED
+from parity import GRADIENT, _as_tensors, _read
+from reference import PADDED, Reference
+
+from trainkit.recipe.sections.task import SequenceClassification
+from trainkit.tasks.sequence_classification import SequenceClassificationTask
+
+#: Of the largest number there.
+NEAR = 1e-5
+SIZE, CLASSES = (3, 24), 3
+CONFIGS = ENCODERS | {name: fixed.config | {"pad_token_id": 0} for name, fixed in FIXED.items()}
+CASES = [
+    *((name, pairs) for name in ENCODERS for pairs in (False, True)),
+    *((name, False) for name in ("gpt2", "llama", "qwen3-moe", "gemma3", "mpt")),
+]
+
+
+@pytest.mark.parametrize(("name", "pairs"), CASES)
+def test_a_head_for_sequences_computes_what_the_reference_does(
+    name: str, pairs: bool, reference: Reference, tmp_path: Path
+) -> None:
+    labels = [2, 0, 1]
+    asked = {"seed": 5, "size": SIZE, "padded": PADDED, "pairs": pairs, "labels": labels, "classes": CLASSES}
+    expected = reference.make_classifier(tmp_path, CONFIGS[name], head="sequence", **asked)
+    length = SIZE[1]
+    batch = {
+        "tokens": jnp.asarray(expected["tokens"]),
+        "filled": jnp.asarray([length - PADDED, length, length]),
+        "second": jnp.broadcast_to((jnp.arange(length) >= length // 2) & pairs, SIZE).astype(jnp.uint8),
+        "labels": jnp.asarray(labels),
+    }
+    task = SequenceClassificationTask(SequenceClassification(type="sequence-classification", classes=CLASSES))
+
+    def loss(model):
+        found = task.loss(model, batch)
+        return found.sum / found.weight, found.metrics["accuracy"]
+
+    model = _read(tmp_path)
+    (value, accuracy), gradients = eqx.filter_jit(eqx.filter_value_and_grad(loss, has_aux=True))(model)
+    assert abs(value - expected["loss"]) < NEAR * expected["loss"]
+    assert float(accuracy.sum) == (expected["logits"].argmax(-1) == labels).sum() and float(accuracy.weight) == 3
+    theirs = {tensor: numbers for tensor, numbers in expected.items() if tensor.startswith(GRADIENT)}
+    ours = _as_tensors(tmp_path, model, gradients)
+    largest = max(np.abs(numbers).max() for numbers in theirs.values())
+    assert ours.keys() == theirs.keys() - {tensor for tensor in theirs if "position_ids" in tensor}
+    apart = max(np.abs(ours[tensor] - theirs[tensor]).max() for tensor in ours)
+    print(f"{name}: loss {abs(value - expected['loss']) / expected['loss']:.1e}, gradients {apart / largest:.1e}")
+    assert apart < NEAR * largest

@@ -1,0 +1,49 @@
+"""A head that gives scores of classes. Shapes as in `layers.py`; C classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from trainkit.models.layers import Linear
+from trainkit.recipe.families.model import HeadLayers
+from trainkit.recipe.families.transformer import Transformer
+
+#: What the key of a model's output is folded with for this head.
+HEAD = 0x4EAD
+
+
+class Classifier(eqx.Module):
+    """The layers that `HeadLayers` describes, computed in float32: there is little of them."""
+
+    dense: Linear | None
+    output: Linear
+    layers: HeadLayers = eqx.field(static=True)
+
+    @staticmethod
+    def init(spec: Transformer, key: PRNGKeyArray) -> Classifier | None:
+        """Return a fresh head; None where that of the spec predicts tokens."""
+        if spec.predicts_tokens:
+            return None
+        layers, d = spec.class_heads[spec.head.kind], spec.hidden
+        first, second = jax.random.split(jax.random.fold_in(key, HEAD))
+        dense = Linear.init(first, d, d, scale=spec.initializer_range) if layers.dense else None
+        output = Linear.init(second, d, spec.head.width, scale=spec.initializer_range, bias=layers.bias)
+        return Classifier(dense, output, layers)
+
+    def __call__(self, hidden_BTD: Float[Array, "B T D"], segments_BT: Int[Array, "B T"]) -> Float[Array, "B *T C"]:
+        """Return scores of every sequence, (B, C), or of every position, (B, T, C); `segments_BT` is 0 in padding."""
+        x: Any = hidden_BTD.astype(jnp.float32)
+        if self.layers.at == "first":
+            x = x[:, 0]
+        elif self.layers.at == "last":
+            last_B = segments_BT.shape[1] - 1 - jnp.argmax(segments_BT[:, ::-1] > 0, axis=1)
+            x = jnp.take_along_axis(x, last_B[:, None, None], axis=1)[:, 0]
+        if self.dense is not None:
+            x = self.dense(x)
+            x = jnp.tanh(x) if self.layers.dense == "tanh" else jax.nn.relu(x)
+        return self.output(x)
