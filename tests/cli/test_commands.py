@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 from collections.abc import Callable
@@ -127,6 +128,16 @@ def test_only_the_command_that_is_called_is_loaded(call: Call, monkeypatch: pyte
     call("--help")
     call("check", "none.toml")
     assert loaded == ["check"]
+
+
+@pytest.mark.parametrize(("command", "enabled"), [("check", False), ("send", True)])
+def test_only_a_brief_command_runs_without_garbage_collection(command: str, enabled: bool) -> None:
+    gc.disable()  # as `trainkit.cli.program` does
+    try:
+        app.load_command(command)
+        assert gc.isenabled() is enabled
+    finally:
+        gc.enable()
 
 
 def test_the_help_fits_a_terminal_and_the_readme_lists_every_command(call: Call) -> None:

@@ -9,11 +9,12 @@ A file may also state which of its options do not go together:
     EXCLUSIVE = [("--step", "--first", "reason")]
     NEEDS = [("--port", "--serve")]
 
-and, as `CONTEXT`, settings of its parser.
+and, as `CONTEXT`, settings of its parser, and with `BRIEF = True` that it only reads a recipe, prints and ends.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterable
 from importlib import import_module
@@ -94,6 +95,8 @@ def load_command(name: str) -> Any:
     """Return the click command that the file of this name defines."""
     identifier = name.replace("-", "_")
     module = import_module(f"trainkit.cli.{identifier}")
+    if not getattr(module, "BRIEF", False):
+        gc.enable()
     parser = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     parser.command(name, cls=CheckedCommand, context_settings=getattr(module, "CONTEXT", None))(
         getattr(module, identifier)

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from trainkit.recipe import Recipe
     from trainkit.recipe.toml.load import Loaded
 
+BRIEF = True
+
 
 def check(recipe: RecipePath, overrides: Overrides = None) -> str:
     """Report everything that is wrong with a recipe."""

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from trainkit.recipe.toml.load import Loaded
     from trainkit.recipe.toml.positions import Key
 
+BRIEF = True
+
 
 def explain(
     recipe: RecipePath,

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+BRIEF = True
+
 
 def schema(
     recipe: Annotated[
