@@ -29,8 +29,8 @@ from trainkit.dashboard.pages import Page
 from trainkit.dashboard.runs.app import RunsApp, RunSelection
 from trainkit.dashboard.runs.browse import Opened
 from trainkit.dashboard.runs.leaderboard import Arrangement
+from trainkit.events.attempts import process_started
 from trainkit.events.log import EventLog
-from trainkit.events.process import process_started
 from trainkit.events.schema import SCHEMA
 from trainkit.rundir.listing import RunList
 from trainkit.rundir.replay import Replay

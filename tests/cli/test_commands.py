@@ -20,14 +20,14 @@ Call = Callable[..., tuple[int, str, str]]
 #: pairs belong in `EXCLUSIVE` or `NEEDS` of the command's file.
 OPTIONS = {
     "run": "--set --name --plain --json --detach --smoke --profile",
-    "resume": "--set --reset-optimizer --forget-orders --raise-rate --plain --json --detach --profile",
+    "resume": "--set --reset-optimizer --forget-commands --raise-rate --plain --json --detach --profile",
     "check": "--set",
     "explain": "--set",
     "schema": "",
     "plan": "--set --devices --memory --mfu",
     "cache-data": "--set --workers --engine --address --verify --repair --rebuild --show --export",
     "inspect": "--set --step --first --rows --json",
-    "watch": "--once --size --page --replay --readonly --ascii --serve --port --allow-orders",
+    "watch": "--once --size --page --replay --readonly --ascii --serve --port --allow-commands",
     "send": "",
     "runs": "",
     "compare": "",

@@ -68,7 +68,7 @@ CONTEXTS = {
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     fake_run.write(tmp_path / "runs" / "other", fake_run.events(40, total=40))
-    return write_run(tmp_path / "runs" / "quickstart", steps=40)  # one at work: others take no orders
+    return write_run(tmp_path / "runs" / "quickstart", steps=40)  # one at work: others take no commands
 
 
 def declared() -> set[Bound]:

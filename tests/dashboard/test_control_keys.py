@@ -20,7 +20,7 @@ from trainkit.dashboard.app import NAMES, Dashboard
 from trainkit.dashboard.control_keys import farewell, present_rate
 from trainkit.dashboard.keys import keys_in_force
 from trainkit.dashboard.screens import Ask, Confirm
-from trainkit.events.commands import Command, order
+from trainkit.events.commands import Command, parse_command
 from trainkit.events.control import PendingCommand, Server
 from trainkit.events.log import NAME
 from trainkit.events.reducer import reduce
@@ -34,14 +34,14 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def orders(run: Path) -> Iterator[list[Command]]:
-    with trainer(run) as orders:
-        yield orders
+def commands(run: Path) -> Iterator[list[Command]]:
+    with trainer(run) as commands:
+        yield commands
 
 
 @pytest.mark.parametrize(("key", "command"), [("c", "save"), ("e", "evaluate"), ("p", "pause")])
-def test_a_key_sends_its_order_and_the_answer_is_shown(
-    run: Path, orders: list[Command], key: str, command: str
+def test_a_key_sends_its_command_and_the_answer_is_shown(
+    run: Path, commands: list[Command], key: str, command: str
 ) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await pilot.press(key)
@@ -49,10 +49,10 @@ def test_a_key_sends_its_order_and_the_answer_is_shown(
         assert told.message == f"{command} it is [bold]" and told.severity == "information"
 
     drive(run, steps)
-    assert orders == [order(command)]
+    assert commands == [parse_command(command)]
 
 
-def test_p_on_a_paused_run_lets_it_go_on(run: Path, orders: list[Command]) -> None:
+def test_p_on_a_paused_run_lets_it_go_on(run: Path, commands: list[Command]) -> None:
     paused = '{"type": "control", "t": 2e9, "step": 300, "attempt": 1, "command": "pause", "detail": ""}\n'
     with (run / NAME).open("a") as file:
         file.write(paused)
@@ -60,13 +60,13 @@ def test_p_on_a_paused_run_lets_it_go_on(run: Path, orders: list[Command]) -> No
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         assert dashboard.state == "paused"
         await pilot.press("p")
-        await until(lambda: orders, pilot)
+        await until(lambda: commands, pilot)
 
     drive(run, steps)
-    assert orders == [Command("continue")]
+    assert commands == [Command("continue")]
 
 
-def test_an_order_to_a_run_without_a_trainer_is_an_error_on_the_screen(run: Path) -> None:
+def test_a_command_to_a_run_without_a_trainer_is_an_error_on_the_screen(run: Path) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await pilot.press("c")
         assert (await answered(pilot, dashboard)).severity == "error"
@@ -75,7 +75,7 @@ def test_an_order_to_a_run_without_a_trainer_is_an_error_on_the_screen(run: Path
 
 
 @pytest.mark.parametrize("key", ["q", "ctrl+c", "ctrl+q"])
-def test_quitting_detaches_and_says_how_to_come_back(run: Path, orders: list[Command], key: str) -> None:
+def test_quitting_detaches_and_says_how_to_come_back(run: Path, commands: list[Command], key: str) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await pilot.press(key)
         await pilot.pause()
@@ -83,10 +83,10 @@ def test_quitting_detaches_and_says_how_to_come_back(run: Path, orders: list[Com
         assert f"trainkit watch {run}" in farewell(run, dashboard.state)
 
     drive(run, steps)
-    assert orders == []
+    assert commands == []
 
 
-def test_a_prompt_typed_here_is_sampled_and_is_there_the_next_time(run: Path, orders: list[Command]) -> None:
+def test_a_prompt_typed_here_is_sampled_and_is_there_the_next_time(run: Path, commands: list[Command]) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await pilot.press("s", *"def q", "enter")
         assert (await answered(pilot, dashboard)).message == "sample it is [bold]"
@@ -96,10 +96,10 @@ def test_a_prompt_typed_here_is_sampled_and_is_there_the_next_time(run: Path, or
         await pilot.press("escape")
 
     drive(run, steps)
-    assert orders == [Command("sample", "def q")]
+    assert commands == [Command("sample", "def q")]
 
 
-def test_a_learning_rate_factor_that_is_none_is_refused_here_in_words(run: Path, orders: list[Command]) -> None:
+def test_a_learning_rate_factor_that_is_none_is_refused_here_in_words(run: Path, commands: list[Command]) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await pilot.press("R")
         await pilot.pause()
@@ -112,28 +112,28 @@ def test_a_learning_rate_factor_that_is_none_is_refused_here_in_words(run: Path,
             assert isinstance(dashboard.screen, Ask) and "a number above 0" in str(told.content)
         dashboard.screen.query_one(Input).value = "0.5"
         await pilot.press("enter")
-        await until(lambda: orders, pilot)
+        await until(lambda: commands, pilot)
 
     drive(run, steps)
-    assert orders == [Command("rate", 0.5)]
+    assert commands == [Command("rate", 0.5)]
 
 
 @pytest.mark.parametrize("key", ["s", "R"])
-def test_escape_leaves_a_question_and_orders_nothing(run: Path, orders: list[Command], key: str) -> None:
+def test_escape_leaves_a_question_and_sends_nothing(run: Path, commands: list[Command], key: str) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await pilot.press(key, "1", "escape")
         await pilot.pause()
         assert not isinstance(dashboard.screen, Ask)
         await pilot.press("c")
-        await until(lambda: orders, pilot)
+        await until(lambda: commands, pilot)
 
     drive(run, steps)
-    assert orders == [Command("save")]
+    assert commands == [Command("save")]
 
 
 @pytest.mark.parametrize(("key", "command"), [("S", "stop"), ("D", "decay")])
 def test_what_ends_a_run_is_asked_for_first_and_enter_alone_is_no(
-    run: Path, orders: list[Command], key: str, command: str
+    run: Path, commands: list[Command], key: str, command: str
 ) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         for no in ("n", "escape", "enter", "q"):
@@ -143,15 +143,15 @@ def test_what_ends_a_run_is_asked_for_first_and_enter_alone_is_no(
             await pilot.press(no)
             await pilot.pause()
             assert not isinstance(dashboard.screen, Confirm) and dashboard.is_running
-        assert orders == []
+        assert commands == []
         await pilot.press(key, "y")
-        await until(lambda: orders, pilot)
+        await until(lambda: commands, pilot)
 
     drive(run, steps)
-    assert orders == [Command(command)]
+    assert commands == [Command(command)]
 
 
-def test_an_order_that_waits_says_so_at_once_and_the_answer_takes_its_place(run: Path) -> None:
+def test_a_command_that_waits_says_so_at_once_and_the_answer_takes_its_place(run: Path) -> None:
     server = Server(run)
 
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
@@ -161,8 +161,8 @@ def test_an_order_that_waits_says_so_at_once_and_the_answer_takes_its_place(run:
         taken: list[PendingCommand] = []
         await until(lambda: taken.extend(server.take()) or len(taken) == 2, pilot)
         for left, command in zip((1, 0), taken, strict=True):
-            command.reply(True, f"{command.command} done")
-            await until(lambda told=f"{command.command} done": told in notices(dashboard), pilot)
+            command.reply(True, f"{command.command.name} done")
+            await until(lambda told=f"{command.command.name} done": told in notices(dashboard), pilot)
             assert notices(dashboard).count(WAITING) == left
 
     try:
@@ -183,7 +183,7 @@ def test_where_the_trainer_refuses_its_word_is_shown(run: Path) -> None:
 
 
 @pytest.mark.parametrize("why", ["readonly", "replay"])
-def test_who_may_only_look_orders_nothing_and_is_told_so(run: Path, orders: list[Command], why: str) -> None:
+def test_who_may_only_look_sends_nothing_and_is_told_so(run: Path, commands: list[Command], why: str) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         keys = ["S", "D", "c", "e", "p", "s", "R"]
         await pilot.press(*keys)
@@ -192,7 +192,7 @@ def test_who_may_only_look_orders_nothing_and_is_told_so(run: Path, orders: list
         assert len(dashboard.screen_stack) == 1
 
     drive(run, steps, **({"readonly": True} if why == "readonly" else {"replay": Replay(run)}))
-    assert orders == []
+    assert commands == []
 
 
 def footer(dashboard: Dashboard) -> set[str]:
@@ -288,7 +288,7 @@ def test_who_may_only_look_is_offered_no_key_that_changes_the_run(run: Path, why
     drive(run, steps, size=(130, 40), **({"readonly": True} if why == "readonly" else {"replay": Replay(run)}))
 
 
-def test_the_present_factor_is_the_last_that_was_ordered() -> None:
+def test_the_present_factor_is_the_last_that_was_sent() -> None:
     view = View()
     assert present_rate(view) == "1"
     view.markers.extend(Marker(3, "command", text) for text in ("rate 0.5", "rate 0.25", "save"))

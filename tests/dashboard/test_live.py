@@ -24,7 +24,7 @@ from trainkit.dashboard import app
 from trainkit.dashboard.app import Dashboard
 from trainkit.dashboard.charts.titles import format_value
 from trainkit.dashboard.panels.overview import LossChart
-from trainkit.events.client import send
+from trainkit.events.commands import send
 from trainkit.events.log import NAME, EventLog, read
 from trainkit.events.view import View
 from trainkit.rundir.follow import SLICE_BYTES, LogFollower
@@ -150,7 +150,7 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Path]:
-    """A run that goes on at seven steps a second, and obeys orders."""
+    """A run that goes on at seven steps a second, and obeys commands."""
     run = tmp_path / "runs" / "live"
     trainer = subprocess.Popen([sys.executable, fake_run.__file__, run, "100000", "0.14"])
     while not (run / NAME).exists():

@@ -106,17 +106,17 @@ def test_it_listens_on_this_machine_alone(run: Path) -> None:
         assert ours == [f"0100007F:{served.port:04X}"]
 
 
-@pytest.mark.parametrize("options", [(), ("--allow-orders",)])
-def test_a_browser_may_only_look_unless_orders_are_allowed(run: Path, options: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("options", [(), ("--allow-commands",)])
+def test_a_browser_may_only_look_unless_commands_are_allowed(run: Path, options: tuple[str, ...]) -> None:
     async def steps(session: aiohttp.ClientSession) -> None:
         async with session.ws_connect(served.address.replace("http", "ws") + "ws?width=100&height=30") as socket:
             await screen(socket, until="step 50")
             await socket.send_json(["stdin", "c"])
             await screen(socket, until="save it is" if options else "is read-only")
 
-    with trainer(run) as orders, serving(run, *options) as served:
+    with trainer(run) as commands, serving(run, *options) as served:
         asked(steps)
-        assert orders == ([Command("save")] if options else [])
+        assert commands == ([Command("save")] if options else [])
 
 
 def test_the_browser_begins_with_the_page_asked_for_and_in_ascii(run: Path) -> None:

@@ -49,7 +49,7 @@ def test_every_epoch_has_every_example_once(examples, shuffle, seed):
 
 @few
 @given(examples=st.integers(1, 9000), window=st.integers(50, 9000), cut=st.floats(0, 1))
-def test_an_order_is_the_same_asked_at_once_or_in_parts(examples, window, cut):
+def test_a_command_is_the_same_asked_at_once_or_in_parts(examples, window, cut):
     index = np.arange(2 * examples)
     cut = 1 + int(cut * (2 * examples - 2))
     order = ExampleOrder(examples, shuffle=Window(window=window), seed=1, name="x")

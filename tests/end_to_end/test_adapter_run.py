@@ -82,7 +82,7 @@ def test_what_an_adapter_is_cannot_change_within_a_run_and_how_fast_it_learns_ca
         run = place / "runs" / "changed"
         shutil.rmtree(run, ignore_errors=True)
         shutil.copytree(place / "runs" / "tiny", run)
-        begin = {"step": BEFORE, "reset_optimizer": False, "forget_orders": False, "raise_rate": False}
+        begin = {"step": BEFORE, "reset_optimizer": False, "forget_commands": False, "raise_rate": False}
         return prepare(run, overrides=overrides, **begin).notes  # type: ignore[arg-type]
 
     for override in ("adapter.rank=4", "adapter.alpha=8.0", 'adapter.base="none"', 'adapter.targets=["qkv"]'):

@@ -87,7 +87,7 @@ def test_the_log_tells_what_is_owed(tmp_path: Path) -> None:
         about = {"name": "x", "pid": 1, "process_started": None, "host": "", "recipe": "", "versions": {}, "orders": []}
         log.write("run_started", step=resumed_from or 0, schema=1, resumed_from=resumed_from, **about)
 
-    def order(given: Command, step: int) -> None:
+    def carry_out(given: Command, step: int) -> None:
         log.write("control", step=step, detail="", total_steps=None, **given._asdict())
 
     def evaluated(step: int) -> None:
@@ -103,8 +103,8 @@ def test_the_log_tells_what_is_owed(tmp_path: Path) -> None:
     assert at(10) == Owed(statistics=True)
     log.write("distributions", step=10, values={})
     assert not at(10)
-    order(Command("evaluate"), 10)
-    order(Command("sample", "one dog"), 10)
+    carry_out(Command("evaluate"), 10)
+    carry_out(Command("sample", "one dog"), 10)
     assert at(10) == Owed(sets=held_out, prompts=("one dog",))
     evaluated(10)
     log.write("sampled", step=10, prompt="one dog", text="", seconds=1.0)

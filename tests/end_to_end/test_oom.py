@@ -189,11 +189,11 @@ def test_an_attempt_starts_again_with_its_own_commands_and_resets_the_optimizer_
         log.close()
     newest = saved_by and SimpleNamespace(manifest=SimpleNamespace(attempt=saved_by))
     monkeypatch.setattr("trainkit.checkpoint.store.newest", lambda directory: newest)
-    told = Start(step=5, reset_optimizer=True, forget_orders=True, profile=(6, 7))
+    told = Start(step=5, reset_optimizer=True, forget_commands=True, profile=(6, 7))
     again = start_again(tmp_path, told, log=log)
     assert again.step is None and again.profile is None and again.reset_optimizer == (saved_by != 2)
     assert [given.step for given in again.repeated(after=4)] == [6], "that of attempt 1 stays forgotten"
-    kept = start_again(tmp_path, replace(told, forget_orders=False, profile=(7, 7)), log=log)
+    kept = start_again(tmp_path, replace(told, forget_commands=False, profile=(7, 7)), log=log)
     assert [given.step for given in kept.repeated(after=4)] == [5, 6] and kept.profile == (7, 7)
 
 

@@ -17,9 +17,9 @@ from tmux import Terminal, end_all, needs_tmux
 from trainer import LIMIT, workplace
 
 from trainkit.dashboard.app import NAMES
-from trainkit.events.client import send
+from trainkit.events.attempts import process_alive
+from trainkit.events.commands import send
 from trainkit.events.log import read
-from trainkit.events.process import process_alive
 
 pytestmark = needs_tmux
 

@@ -1,4 +1,4 @@
-"""Orders through a real socket: nobody but the owner, nobody who blocks another, nothing left behind."""
+"""Commands through a real socket: nobody but the owner, nobody who blocks another, nothing left behind."""
 
 from __future__ import annotations
 
@@ -20,9 +20,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from trainkit.errors import WRONG_INPUT, TrainkitError
-from trainkit.events.client import send
-from trainkit.events.commands import COMMANDS, Command, IssuedCommand, issued_commands, order
-from trainkit.events.control import LONGEST_LINE, NAME, Server
+from trainkit.events.commands import (
+    COMMANDS,
+    LONGEST_LINE,
+    SOCKET,
+    Command,
+    IssuedCommand,
+    issued_commands,
+    parse_command,
+    send,
+)
+from trainkit.events.control import Server
 from trainkit.events.log import EventLog
 
 
@@ -33,14 +41,14 @@ def server(tmp_path: Path) -> Iterator[Server]:
     server.close()
 
 
-def obey(server: Server, *, orders: int = 1) -> list[str]:
-    """Take and answer that many orders, as a paused loop does."""
+def obey(server: Server, *, number: int = 1) -> list[str]:
+    """Take and answer that many commands, as a paused loop does."""
     done: list[str] = []
     deadline = time.monotonic() + 20
-    while len(done) < orders and time.monotonic() < deadline:
+    while len(done) < number and time.monotonic() < deadline:
         for command in server.wait(0.1):
-            command.reply(True, f"did {command.command}")
-            done.append(command.command)
+            command.reply(True, f"did {command.command.name}")
+            done.append(command.command.name)
     return done
 
 
@@ -50,7 +58,7 @@ ALL = "save, pause, continue, evaluate, stop, sample PROMPT, rate FACTOR, decay"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_an_order_reaches_the_loop_and_its_answer_the_client(server: Server, tmp_path: Path, command: str) -> None:
+def test_a_command_reaches_the_loop_and_its_answer_the_client(server: Server, tmp_path: Path, command: str) -> None:
     with ThreadPoolExecutor() as pool:
         reply = pool.submit(send, tmp_path, command, FITTING.get(command), timeout=20)
         assert obey(server) == [command]
@@ -67,7 +75,7 @@ def test_any_text_arrives_as_it_was_typed_or_is_refused(prompt: str) -> None:
             reply = pool.submit(send, Path(directory), "sample", prompt, timeout=20)
             (command,) = server.wait(20)
             command.reply(True, "")
-            assert command.order == Command("sample", prompt)
+            assert command.command == Command("sample", prompt)
             assert reply.result().ok
         finally:
             server.close()
@@ -96,16 +104,16 @@ def test_a_prompt_that_is_too_long_is_refused_before_it_is_sent(server: Server, 
         ),
     ],
 )
-def test_a_missing_needless_or_wrong_argument_is_refused_by_both_sides(
+def test_a_missing_superfluous_or_wrong_argument_is_refused_by_both_sides(
     server: Server, tmp_path: Path, command: str, argument: object, problem: str
 ) -> None:
     with pytest.raises(TrainkitError) as caught:
-        order(command, argument)
+        parse_command(command, argument)
     assert caught.value.problem.startswith(problem) and len(caught.value.problem) < 200
     assert caught.value.exit_code == WRONG_INPUT
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(20)
-        client.connect(str(tmp_path / NAME))
+        client.connect(str(tmp_path / SOCKET))
         client.sendall(json.dumps({"command": command, "argument": argument}).encode() + b"\n")
         assert json.loads(client.recv(4096)) == {"ok": False, "detail": caught.value.problem}
     assert server.take() == []
@@ -113,13 +121,13 @@ def test_a_missing_needless_or_wrong_argument_is_refused_by_both_sides(
 
 @pytest.mark.parametrize("written", [0.5, "0.5", "5e-1", ".5"])
 def test_a_factor_may_be_a_number_or_be_written_as_one(written: object) -> None:
-    assert order("rate", written) == Command("rate", 0.5)
+    assert parse_command("rate", written) == Command("rate", 0.5)
 
 
-def test_an_unknown_order_is_refused_at_once_and_the_loop_never_sees_it(server: Server, tmp_path: Path) -> None:
+def test_an_unknown_command_is_refused_at_once_and_the_loop_never_sees_it(server: Server, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(20)
-        client.connect(str(tmp_path / NAME))
+        client.connect(str(tmp_path / SOCKET))
         client.sendall(b'{"command": "explode"}\n')
         answer = json.loads(client.recv(4096))
     assert not answer["ok"]
@@ -128,7 +136,7 @@ def test_an_unknown_order_is_refused_at_once_and_the_loop_never_sees_it(server: 
 
 
 @pytest.mark.parametrize(("command", "hint"), [("sav", "did you mean 'save'?"), ("explode", "")])
-def test_a_misspelt_order_is_told_whether_or_not_a_trainer_lives(tmp_path: Path, command: str, hint: str) -> None:
+def test_a_misspelt_command_is_told_whether_or_not_a_trainer_lives(tmp_path: Path, command: str, hint: str) -> None:
     with pytest.raises(TrainkitError) as caught:
         send(tmp_path / "never-was", command)
     assert caught.value.problem == f"there is no command '{command}'; the commands are {ALL}"
@@ -139,7 +147,7 @@ def test_a_misspelt_order_is_told_whether_or_not_a_trainer_lives(tmp_path: Path,
 def test_many_clients_are_all_answered(server: Server, tmp_path: Path) -> None:
     with ThreadPoolExecutor(max_workers=8) as pool:
         replies = [pool.submit(send, tmp_path, "save", timeout=20) for _ in range(24)]
-        assert obey(server, orders=24) == ["save"] * 24
+        assert obey(server, number=24) == ["save"] * 24
         assert all(reply.result().ok for reply in replies)
 
 
@@ -148,7 +156,7 @@ def test_many_clients_are_all_answered(server: Server, tmp_path: Path) -> None:
 )
 def test_a_silent_or_garbage_client_is_in_nobodys_way(server: Server, tmp_path: Path, garbage: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as client:
-        client.connect(str(tmp_path / NAME))
+        client.connect(str(tmp_path / SOCKET))
         client.settimeout(10)
         try:
             client.sendall(garbage)
@@ -161,7 +169,7 @@ def test_a_silent_or_garbage_client_is_in_nobodys_way(server: Server, tmp_path: 
 
 
 def test_only_the_owner_may_connect(server: Server, tmp_path: Path) -> None:
-    mode = (tmp_path / NAME).stat().st_mode
+    mode = (tmp_path / SOCKET).stat().st_mode
     assert stat.S_ISSOCK(mode) and stat.S_IMODE(mode) == 0o600
 
 
@@ -170,7 +178,7 @@ def test_a_deep_run_directory_works(tmp_path: Path) -> None:
     deep.mkdir(parents=True)
     server = Server(deep)
     try:
-        assert (deep / NAME).exists()
+        assert (deep / SOCKET).exists()
         with ThreadPoolExecutor() as pool:
             reply = pool.submit(send, deep, "save", timeout=20)
             assert obey(server) == ["save"]
@@ -179,14 +187,14 @@ def test_a_deep_run_directory_works(tmp_path: Path) -> None:
             Server(deep)
     finally:
         server.close()
-    assert not (deep / NAME).exists()
+    assert not (deep / SOCKET).exists()
     with pytest.raises(TrainkitError, match="no process"):
         send(deep, "save")
 
 
 def test_the_socket_of_a_dead_trainer_is_replaced_and_that_of_a_living_one_is_not(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(tmp_path / NAME))
+        dead.bind(str(tmp_path / SOCKET))
         dead.listen()
     with pytest.raises(TrainkitError, match="no process"):
         send(tmp_path, "save")
@@ -194,7 +202,7 @@ def test_the_socket_of_a_dead_trainer_is_replaced_and_that_of_a_living_one_is_no
     with pytest.raises(TrainkitError, match="another process"):
         Server(tmp_path)
     server.close()
-    assert not (tmp_path / NAME).exists()
+    assert not (tmp_path / SOCKET).exists()
 
 
 def test_without_a_trainer_the_error_says_how_to_go_on(tmp_path: Path) -> None:
@@ -213,7 +221,7 @@ def test_a_trainer_that_has_not_opened_its_socket_yet_is_named(tmp_path: Path) -
     assert f"kill {os.getpid()}" in raised.value.hint and "resume" not in raised.value.hint
 
 
-def test_an_order_to_a_finished_run_advises_what_resume_takes(tmp_path: Path) -> None:
+def test_a_command_to_a_finished_run_advises_what_resume_takes(tmp_path: Path) -> None:
     log = EventLog(tmp_path, attempt=1)
     log.write("run_finished", step=3, status="finished", exit_code=0, message="")
     log.close()
@@ -222,19 +230,19 @@ def test_an_order_to_a_finished_run_advises_what_resume_takes(tmp_path: Path) ->
     assert "--set train.steps=" in raised.value.hint
 
 
-def test_a_busy_trainer_is_a_timeout_and_still_gets_the_order(server: Server, tmp_path: Path) -> None:
+def test_a_busy_trainer_is_a_timeout_and_still_gets_the_command(server: Server, tmp_path: Path) -> None:
     with pytest.raises(TrainkitError, match="between steps"):
         send(tmp_path, "stop", timeout=0.1)
     (command,) = server.wait(10)
-    assert command.command == "stop"
+    assert command.command.name == "stop"
     command.reply(True, "to nobody")
 
 
-def test_orders_that_nobody_took_are_refused_at_the_end(tmp_path: Path) -> None:
+def test_commands_that_nobody_took_are_refused_at_the_end(tmp_path: Path) -> None:
     server = Server(tmp_path)
     with ThreadPoolExecutor() as pool:
         reply = pool.submit(send, tmp_path, "save", timeout=20)
-        while not server._orders.qsize():
+        while not server._commands.qsize():
             time.sleep(0.01)
         server.close()
         assert reply.result() == (False, "the trainer is shutting down")
@@ -242,7 +250,7 @@ def test_orders_that_nobody_took_are_refused_at_the_end(tmp_path: Path) -> None:
 
 def test_a_trainer_that_dies_before_it_answers_is_said_to_have(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / NAME))
+        listener.bind(str(tmp_path / SOCKET))
         listener.listen()
 
         def die() -> None:
@@ -264,23 +272,23 @@ def test_a_run_directory_that_cannot_be_written_is_an_error_in_words() -> None:
         if user == 0:  # who may write anywhere
             os.seteuid(65534)
         try:
-            with pytest.raises(TrainkitError, match="cannot be made"):
+            with pytest.raises(TrainkitError, match="cannot be created"):
                 Server(Path(directory))
         finally:
             os.seteuid(user)
 
 
 def test_a_directory_that_is_not_there_is_an_error_in_words(tmp_path: Path) -> None:
-    with pytest.raises(TrainkitError, match="cannot be made"):
+    with pytest.raises(TrainkitError, match="cannot be created"):
         Server(tmp_path / "missing")
 
 
-# the orders of a log
+# the commands of a log
 
 
 def obeyed(log: EventLog, step: int, command: str, argument: object = None) -> IssuedCommand:
     log.write("control", step=step, command=command, argument=argument, detail="", total_steps=None)
-    return IssuedCommand(order(command, argument), step, log.attempt)
+    return IssuedCommand(parse_command(command, argument), step, log.attempt)
 
 
 def attempt(
@@ -292,7 +300,7 @@ def attempt(
     return log
 
 
-def test_only_orders_that_change_what_is_learned_are_to_be_repeated(tmp_path: Path) -> None:
+def test_only_commands_that_change_what_is_learned_are_to_be_repeated(tmp_path: Path) -> None:
     assert issued_commands(tmp_path) == []
     log = attempt(tmp_path, 1)
     for command in ("save", "pause", "continue", "evaluate", "stop"):
@@ -312,7 +320,7 @@ def test_of_several_factors_after_one_step_the_last_counts(tmp_path: Path) -> No
     assert issued_commands(tmp_path) == [again]
 
 
-def test_an_order_that_was_forgotten_does_not_come_back(tmp_path: Path) -> None:
+def test_a_command_that_was_forgotten_does_not_come_back(tmp_path: Path) -> None:
     log = attempt(tmp_path, 1)
     early = obeyed(log, 10, "rate", 0.5)
     obeyed(log, 50, "rate", 0.1)
@@ -321,7 +329,7 @@ def test_an_order_that_was_forgotten_does_not_come_back(tmp_path: Path) -> None:
     assert issued_commands(tmp_path) == [early]
 
 
-def test_an_order_that_an_attempt_died_too_early_to_repeat_is_still_to_be_repeated(tmp_path: Path) -> None:
+def test_a_command_that_an_attempt_died_too_early_to_repeat_is_still_to_be_repeated(tmp_path: Path) -> None:
     log = attempt(tmp_path, 1)
     half, tenth = obeyed(log, 30, "rate", 0.5), obeyed(log, 50, "rate", 0.1)
     log.close()
@@ -333,7 +341,7 @@ def test_an_order_that_an_attempt_died_too_early_to_repeat_is_still_to_be_repeat
     assert issued_commands(tmp_path) == [repeated, tenth]
 
 
-def test_the_orders_of_a_log_that_no_trainer_wrote_are_ignored(tmp_path: Path) -> None:
+def test_the_commands_of_a_log_that_no_trainer_wrote_are_ignored(tmp_path: Path) -> None:
     log = attempt(tmp_path, 1)
     half = obeyed(log, 5, "rate", 0.5)
     log.close()

@@ -21,9 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit.events import plain_log
-from trainkit.events.attempts import current_events
+from trainkit.events.attempts import current_events, process_alive, process_started
 from trainkit.events.log import NAME, STEP, EventLog, Tail, last_attempt, read
-from trainkit.events.process import process_alive, process_started
 from trainkit.events.reducer import reduce, view_of
 from trainkit.events.schema import Event
 from trainkit.events.series import Series

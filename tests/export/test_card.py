@@ -55,7 +55,7 @@ def test_the_card_of_an_adapter_that_was_trained_on_a_base_in_four_bit_says_whic
 
 def test_a_card_tells_the_commands_that_changed_the_training() -> None:
     told = "after step 400: learning rate 0.5 times the schedule's"
-    assert f"- {told}\n" in card(replace(MADE, orders=[told]), family="llama", parameters=1)
+    assert f"- {told}\n" in card(replace(MADE, commands=[told]), family="llama", parameters=1)
     assert "commands" not in card(MADE, family="llama", parameters=1)
 
 

@@ -20,8 +20,7 @@ from trainkit.checkpoint import store
 from trainkit.checkpoint.saver import Provenance
 from trainkit.cli import run as cli_run
 from trainkit.errors import DONE, STOPPED_EARLY, TrainkitError
-from trainkit.events.client import send
-from trainkit.events.commands import Command
+from trainkit.events.commands import Command, send
 from trainkit.events.log import EventLog, read
 from trainkit.events.plain_log import text
 from trainkit.events.reducer import view_of
@@ -271,8 +270,8 @@ def test_the_wait_for_exports_ends_by_a_further_signal_an_order_to_stop_or_soon_
         heard.training_begins()
         for number in before:
             heard._receive(number, None)
-        orders: Any = Commands(server=SimpleNamespace(take=take), signal=heard, log=None, schedule=None)  # type: ignore[arg-type]
-        told = orders.until_stopped("busy", patience=patience)
+        commands: Any = Commands(server=SimpleNamespace(take=take), signal=heard, log=None, schedule=None)  # type: ignore[arg-type]
+        told = commands.until_stopped("busy", patience=patience)
         for each in then:
             heard._receive(each, None) if isinstance(each, int) else sent.append(Command(each))
         assert told() is ended, (before, patience, then)
@@ -371,9 +370,9 @@ def test_a_model_card_tells_the_commands_that_changed_what_the_model_had_learned
         log.write("control", step=step, command=command, argument=argument, detail="", total_steps=None)
     log.close()
     told = ["after step 4: learning rate 0.5 times the schedule's", "after step 9: the decay of the schedule began"]
-    assert made_by(tmp_path, loaded, 20).orders == told
-    assert made_by(tmp_path, loaded, 8).orders == told[:1]
-    assert made_by(tmp_path, loaded, 4).orders == [], "that was ordered after it"
+    assert made_by(tmp_path, loaded, 20).commands == told
+    assert made_by(tmp_path, loaded, 8).commands == told[:1]
+    assert made_by(tmp_path, loaded, 4).commands == [], "that command came after it"
 
 
 # what a recipe says

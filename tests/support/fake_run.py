@@ -15,8 +15,8 @@ from typing import Any
 
 from trainkit.checkpoint import manifest as checkpoint_manifest
 from trainkit.checkpoint.manifest import FORMAT, Leaf, Manifest
+from trainkit.events.attempts import process_started
 from trainkit.events.log import NAME, EventLog
-from trainkit.events.process import process_started
 from trainkit.events.reducer import reduce
 from trainkit.events.schema import SCHEMA, Event
 from trainkit.events.view import View
@@ -113,7 +113,7 @@ def saved(run: Path, step: int, **changes: Any) -> Path:
 
 
 def live(directory: Path, *, steps: int, seconds: float) -> None:
-    """Write a run with `seconds` for each step, and obey orders as a trainer does."""
+    """Write a run with `seconds` for each step, and obey commands as a trainer does."""
     from trainkit.events.control import Server
 
     directory.mkdir(parents=True, exist_ok=True)
@@ -133,15 +133,17 @@ def live(directory: Path, *, steps: int, seconds: float) -> None:
         if kind != "step":
             continue
         time.sleep(seconds)
-        orders, paused = server.take(), False
-        while orders or paused:
-            for order in orders:
-                told = f"{order.command} at step {step}"
-                log.write("control", step=step, detail=told, total_steps=None, **order.order._asdict())
-                order.reply(True, told)
-                paused = order.command == "pause" or (paused and order.command not in ("continue", "stop"))
-                status = "stopped" if order.command == "stop" else status
-            orders = server.wait(0.2) if paused else []
+        commands, paused = server.take(), False
+        while commands or paused:
+            for pending in commands:
+                told = f"{pending.command.name} at step {step}"
+                log.write("control", step=step, detail=told, total_steps=None, **pending.command.fields())
+                pending.reply(True, told)
+                paused = pending.command.name == "pause" or (
+                    paused and pending.command.name not in ("continue", "stop")
+                )
+                status = "stopped" if pending.command.name == "stop" else status
+            commands = server.wait(0.2) if paused else []
         if status == "stopped":
             break
     log.write("run_finished", step=step, status=status, exit_code=0 if status == "finished" else 75, message="")

@@ -14,8 +14,8 @@ from typing import Any
 
 from tensorboardX.proto.event_pb2 import Event as Record
 
+from trainkit.events.attempts import process_started
 from trainkit.events.log import EventLog
-from trainkit.events.process import process_started
 
 CHILD = Path(__file__).with_name("aim_child.py")
 RECIPE = 'schema = 1\n[train]\nsteps = 30\n[run]\nname = "n"\n'

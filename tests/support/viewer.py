@@ -37,8 +37,8 @@ def trainer(run: Path, *, refuses: str = "") -> Iterator[list[Command]]:
     def obey() -> None:
         while not over.is_set():
             for command in server.wait(0.05):
-                taken.append(command.order)
-                command.reply(not refuses, refuses or f"{command.command} it is [bold]")
+                taken.append(command.command)
+                command.reply(not refuses, refuses or f"{command.command.name} it is [bold]")
 
     thread = threading.Thread(target=obey)
     thread.start()

@@ -53,8 +53,8 @@ def no_memory(*_: Any) -> None:
 class SentCommands:
     """Orders that come after the first step."""
 
-    def __init__(self, *orders: Command) -> None:
-        self._orders, self.answers = [orders], []
+    def __init__(self, *commands: Command) -> None:
+        self._commands, self.answers = [commands], []
 
     def wait(self, timeout: float) -> list[Any]:
         time.sleep(timeout)
@@ -62,22 +62,22 @@ class SentCommands:
 
     def take(self) -> list[Any]:
         return [
-            SimpleNamespace(order=order, reply=lambda ok, detail: self.answers.append(detail))
-            for order in (self._orders.pop() if self._orders else ())
+            SimpleNamespace(command=command, reply=lambda ok, detail: self.answers.append(detail))
+            for command in (self._commands.pop() if self._commands else ())
         ]
 
 
 class Played:
     """A loop of which everything but the model is real or is noted in `done`."""
 
-    def __init__(self, directory: Path, log: EventLog, *orders: Command) -> None:
+    def __init__(self, directory: Path, log: EventLog, *commands: Command) -> None:
         trainer.workplace(directory)
         changes = [f"train.steps={STEPS}", "statistics.every=1", "sample.every=1"]
         self.recipe = load(directory / "tiny.toml", changes).recipe
         self.state = State(None, None, (), jnp.int32(0), jax.random.key(0), initial_live())
         self.done: list[tuple[Any, ...]] = []
         self.ended_with: int | None = None
-        self.commands = SentCommands(*orders)
+        self.commands = SentCommands(*commands)
         self.signal = SimpleNamespace(received=None, count=0)
         schedule = LiveSchedule(self.recipe.schedule, steps=STEPS, live=self.state.live)
         metrics = MetricsWriter(log, data=lambda step: {}, work=WORK)
@@ -150,7 +150,7 @@ def test_what_finds_no_memory_beside_the_steps_is_skipped_with_an_alert_and_all_
     told = [(e["step"], e["kind"], e["message"]) for e in read(tmp_path) if e["type"] == "alert"]
     assert {kind for _, kind, _ in told} == {"out of memory"}
     assert [step for step, _, message in told if "statistics" in message] == [1, 2, 3]
-    assert [step for step, _, message in told if "sample" in message] == [1, 1, 2, 3], "that of the order too"
+    assert [step for step, _, message in told if "sample" in message] == [1, 1, 2, 3], "that of the command too"
     assert [done for done in loop.done if done[0] == "save"] == [
         ("save", 1, False, True),
         ("save", 2, False, False),
@@ -221,8 +221,8 @@ class Stalled:
         return {"tokens": np.zeros((2, 4), np.int32)}
 
 
-@pytest.mark.parametrize("how", ["signal", "order"])
-def test_who_waits_for_data_hears_a_signal_and_an_order_and_ends_with_a_checkpoint(
+@pytest.mark.parametrize("how", ["signal", "command"])
+def test_who_waits_for_data_hears_a_signal_and_a_command_and_ends_with_a_checkpoint(
     tmp_path: Path, log: EventLog, how: str
 ) -> None:
     loop, stalled = Played(tmp_path / "here", log), Stalled()
@@ -231,7 +231,7 @@ def test_who_waits_for_data_hears_a_signal_and_an_order_and_ends_with_a_checkpoi
         if how == "signal":
             loop.signal.received = signal.SIGTERM
         else:
-            loop.commands._orders.append([Command("stop")])
+            loop.commands._commands.append([Command("stop")])
 
     timer = threading.Timer(0.5, stop)
     timer.start()
@@ -254,7 +254,7 @@ def test_a_pause_is_no_part_of_a_step_and_the_log_holds_every_step_before_it(
     def wait(timeout: float) -> list[Any]:
         seen.append([event["step"] for event in read(tmp_path) if event["type"] == "step"])
         time.sleep(1)
-        loop.commands._orders.append([Command("continue")])
+        loop.commands._commands.append([Command("continue")])
         return loop.commands.take()
 
     monkeypatch.setattr(loop.commands, "wait", wait)
@@ -276,7 +276,7 @@ def test_what_an_earlier_attempt_has_left_undone_is_done_first(tmp_path: Path, l
     assert ("sample", 2, ["one dog"]) in loop.done and ("evaluate", STEPS) in loop.done
 
 
-def test_an_order_that_was_answered_is_carried_out_though_its_step_is_found_to_have_failed(
+def test_a_command_that_was_answered_is_carried_out_though_its_step_is_found_to_have_failed(
     tmp_path: Path, log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = Played(tmp_path / "here", log, Command("save"), Command("sample", "one dog"), Command("pause"))
@@ -290,7 +290,7 @@ def test_an_order_that_was_answered_is_carried_out_though_its_step_is_found_to_h
     later = {"signal": loop.signal, "log": log, "schedule": loop.job.schedule, "before": commands}
     again = Commands(server=loop.commands, **later)
     assert again.paused
-    loop.commands._orders.append([Command("continue")])
+    loop.commands._commands.append([Command("continue")])
     train(loop.state, replace(loop.job, metrics=metrics, commands=again))
     loop.compilations.close()
     assert loop.done.count(("sample", 1, ["one dog"])) == loop.done.count(("save", 1, False, True)) == 1

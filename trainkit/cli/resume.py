@@ -19,10 +19,10 @@ def resume(
     reset_optimizer: Annotated[
         bool, typer.Option("--reset-optimizer", help="Start with a fresh optimizer state.")
     ] = False,
-    forget_orders: Annotated[
+    forget_commands: Annotated[
         bool,
         typer.Option(
-            "--forget-orders", help="Do not repeat the rate and decay commands that were sent after the checkpoint."
+            "--forget-commands", help="Do not repeat the rate and decay commands that were sent after the checkpoint."
         ),
     ] = False,
     raise_rate: Annotated[
@@ -46,7 +46,7 @@ def resume(
         step=step,
         overrides=overrides or [],
         reset_optimizer=reset_optimizer,
-        forget_orders=forget_orders,
+        forget_commands=forget_commands,
         raise_rate=raise_rate,
     )
     for note in resumption.notes:

@@ -33,10 +33,10 @@ def send(
     A resumed run repeats rate and decay at the same steps.
     """
     from trainkit.cli.where import run_directory
-    from trainkit.events import client
+    from trainkit.events import commands
     from trainkit.text import neutralise
 
-    reply = client.send(run_directory(run), command, argument)
+    reply = commands.send(run_directory(run), command, argument)
     if not reply.ok:
         raise TrainkitError(reply.detail, hint=f"to see the run's state: trainkit watch {run} --once", exit_code=FAILED)
     return neutralise(reply.detail)

@@ -13,10 +13,10 @@ from trainkit.errors import TrainkitError
 EXCLUSIVE = [
     ("--once", "--replay", "a picture shows the newest state"),
     ("--once", "--serve", "a picture is text"),
-    ("--allow-orders", "--readonly", "one allows commands, the other forbids them"),
-    ("--allow-orders", "--replay", "a replay takes no commands"),
+    ("--allow-commands", "--readonly", "one allows commands, the other forbids them"),
+    ("--allow-commands", "--replay", "a replay takes no commands"),
 ]
-NEEDS = [("--size", "--once"), ("--port", "--serve"), ("--allow-orders", "--serve")]
+NEEDS = [("--size", "--once"), ("--port", "--serve"), ("--allow-commands", "--serve")]
 
 
 def watch(
@@ -45,8 +45,8 @@ def watch(
         int | None,
         typer.Option(min=0, max=65535, help="The port of --serve; any free one if omitted.", show_default=False),
     ] = None,
-    allow_orders: Annotated[
-        bool, typer.Option("--allow-orders", help="Let the browser of --serve send commands too.")
+    allow_commands: Annotated[
+        bool, typer.Option("--allow-commands", help="Let the browser of --serve send commands too.")
     ] = False,
 ) -> str | None:
     """Show a run in the terminal, or all runs of a directory.
@@ -76,7 +76,7 @@ def watch(
     if once:
         return _picture(path, size=size, page=page, ascii_only=ascii_only)
     if serve:
-        _serve(path, port=port or 0, replay=replay, orders=allow_orders, ascii_only=ascii_only, page=page)
+        _serve(path, port=port or 0, replay=replay, commands=allow_commands, ascii_only=ascii_only, page=page)
     else:
         from trainkit.dashboard import terminal
 
@@ -113,7 +113,7 @@ def _picture(run: Path, *, size: str, page: str, ascii_only: bool) -> str:
     return once(run, width=columns, height=lines, page=page, ascii_only=ascii_only or wants_ascii())
 
 
-def _serve(run: Path, *, port: int, replay: bool, orders: bool, ascii_only: bool, page: str) -> None:
+def _serve(run: Path, *, port: int, replay: bool, commands: bool, ascii_only: bool, page: str) -> None:
     try:
         from trainkit.dashboard.serve import serve
     except ModuleNotFoundError as error:
@@ -124,4 +124,4 @@ def _serve(run: Path, *, port: int, replay: bool, orders: bool, ascii_only: bool
             hint="uv sync --extra serve   (or: pip install 'trainkit[serve]')",
         ) from None
 
-    serve(run, port=port, replay=replay, orders=orders, ascii_only=ascii_only, page=page)
+    serve(run, port=port, replay=replay, commands=commands, ascii_only=ascii_only, page=page)

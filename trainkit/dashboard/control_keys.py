@@ -14,10 +14,8 @@ from trainkit.dashboard.preferences import Preferences
 from trainkit.dashboard.screens import Ask, Confirm
 from trainkit.dashboard.themed import Themed
 from trainkit.errors import TrainkitError
-from trainkit.events.client import Reply, longer, send
-from trainkit.events.commands import Name, order
-from trainkit.events.control import NAME
-from trainkit.events.process import lock_holder
+from trainkit.events.attempts import lock_holder
+from trainkit.events.commands import SOCKET, Name, Reply, how_to_train_longer, parse_command, send
 from trainkit.events.view import State, View
 
 if TYPE_CHECKING:
@@ -116,7 +114,9 @@ class ControlKeys(Themed[None]):
                 self.action_send("sample", prompt)
 
         if self._may():
-            asked = Ask("Sample", SAMPLE, value=self.preferences.prompt, check=lambda text: order("sample", text))
+            asked = Ask(
+                "Sample", SAMPLE, value=self.preferences.prompt, check=lambda text: parse_command("sample", text)
+            )
             self.push_screen(asked, answered)
 
     def action_rate(self) -> None:
@@ -126,7 +126,7 @@ class ControlKeys(Themed[None]):
 
         if self._may():
             told = RATE.format(now=present_rate(self.view))
-            self.push_screen(Ask("Learning rate", told, check=lambda text: order("rate", text)), answered)
+            self.push_screen(Ask("Learning rate", told, check=lambda text: parse_command("rate", text)), answered)
 
     def action_send(self, command: Name, argument: str | None = None) -> None:
         """Send a command from a thread of its own, so that the screen does not wait for the answer."""
@@ -189,10 +189,10 @@ def without_trainer(state: State, run: Path) -> str:
     match state:
         case "waiting":
             return "no trainer has written to this run's log yet"
-        case "starting" | "caching" | "compiling" if not (run / NAME).exists():
+        case "starting" | "caching" | "compiling" if not (run / SOCKET).exists():
             return f"the trainer is {state}: it takes commands once training begins"
         case "finished":
-            return f"the run is finished; to train it longer: {longer(run)}"
+            return f"the run is finished; to train it longer: {how_to_train_longer(run)}"
         case "stopped" | "interrupted" | "failed" | "crashed":
             return f"the run {ENDED[state]}; to continue it: trainkit resume {run}"
     return ""
@@ -204,7 +204,7 @@ def farewell(run: Path, state: State | Literal["replayed"]) -> str:
     match state:
         case "replayed":
             return f"left the replay of {run}\n  see it again:  trainkit watch {run} --replay"
-        case "waiting" | "starting" | "caching" | "compiling" if not (run / NAME).exists():
+        case "waiting" | "starting" | "caching" | "compiling" if not (run / SOCKET).exists():
             # the log may not know the process
             if (trainer := lock_holder(run)) is None:
                 return f"detached from {run}\n{back}"

@@ -118,13 +118,13 @@ def serve(
     *,
     port: int = 0,
     replay: bool = False,
-    orders: bool = False,
+    commands: bool = False,
     ascii_only: bool = False,
     page: str = "",
 ) -> None:
     """Serve the dashboard of a run until ctrl-c or SIGTERM, and print its address. Port 0 means any free port.
 
-    Whoever has the address may look at the run, and send it commands where `orders` is true. The other options are
+    Whoever has the address may look at the run, and send it commands where `commands` is true. The other options are
     those of `terminal.watch`.
 
     Raises:
@@ -134,19 +134,19 @@ def serve(
         raise TrainkitError("there is no such run", where=str(run_directory), hint="list them: trainkit runs")
     require_page(page)
     listener = _listen(port)
-    options = [name for name, on in (("replay", replay), ("orders", orders), ("ascii", ascii_only)) if on]
+    options = [name for name, on in (("replay", replay), ("commands", commands), ("ascii", ascii_only)) if on]
     command = shlex.join([sys.executable, "-m", __name__, str(run_directory), page, *options])
     server = Guarded(command, port=listener.getsockname()[1], title=one_line(run_directory.absolute().name))
     web.run_app(server.application(), sock=listener, print=None, access_log=None, shutdown_timeout=PATIENCE)
 
 
 def main(arguments: list[str]) -> None:
-    """Run the viewer of one browser tab: RUN PAGE [replay] [orders] [ascii]; PAGE may be empty."""
+    """Run the viewer of one browser tab: RUN PAGE [replay] [commands] [ascii]; PAGE may be empty."""
     run_directory, page, options = Path(arguments[0]), arguments[1], arguments[2:]
     Viewer(
         run_directory,
         replay=Replay(run_directory) if "replay" in options else None,
-        readonly="orders" not in options,
+        readonly="commands" not in options,
         ascii_only="ascii" in options,
         page=page,
         remembered=preferences.where(),

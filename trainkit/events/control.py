@@ -1,86 +1,75 @@
-"""Commands for a running trainer: a Unix socket in the run directory, one JSON line each way for each command.
+"""The trainer's end of the control socket: it receives commands in the run directory and answers them.
 
-`{"command": "rate", "argument": 0.5}` is answered with `{"ok": true, "detail": "…"}`; `commands.py` lists them.
-
-Whoever may connect may command, so the socket belongs to its owner alone. The trainer, whose end this is, takes
-commands between steps; `client.py` waits for its answer.
+Whoever may connect may command, so the socket belongs to its owner alone. `commands.py` describes the messages, and is
+the other end. The trainer carries out commands between steps.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import queue
 import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trainkit.errors import TrainkitError
-from trainkit.events.commands import Command, Name, order
+from trainkit.events.commands import LONGEST_LINE, SOCKET, Command, address, parse_command
 
-NAME = "control.sock"
-#: Bytes of an order, most of it a prompt; whoever sends more, or takes longer to finish it, is not a client of ours.
-LONGEST_LINE, PATIENCE = 1 << 16, 5.0
+#: Seconds that a client has to send its command. One that takes longer, or sends more than `LONGEST_LINE`, is not ours.
+PATIENCE = 5.0
 #: Clients that may be in the middle of their line at once.
 MOST_CLIENTS = 64
-#: Bytes of a socket's path that every system takes (Linux has room for 107, macOS for 103).
-LONGEST_PATH = 100
 
 
 @dataclass(frozen=True)
 class PendingCommand:
-    """An order and the client that waits for the answer. Answer each once."""
+    """A command, and the client that waits for the answer. Answer each once."""
 
-    order: Command
+    command: Command
     _connection: socket.socket
 
-    @property
-    def command(self) -> Name:
-        return self.order.command
-
     def reply(self, ok: bool, detail: str) -> None:
-        """Answer. A client that has gone meanwhile is no error."""
+        """Answer the client, unless it has disconnected."""
         _answer(self._connection, ok, detail)
 
 
 class Server:
-    """Listens in the run directory; a thread of its own reads orders, the loop takes them when it likes.
+    """Listens in the run directory: a thread reads commands, and the loop takes them between steps.
 
     Raises:
-        TrainkitError: the socket cannot be made, or a living trainer listens there.
+        TrainkitError: the socket cannot be created, or a living trainer listens there.
     """
 
     def __init__(self, run_directory: Path) -> None:
-        self._path = run_directory / NAME
-        self._orders: queue.SimpleQueue[PendingCommand] = queue.SimpleQueue()
+        self._path = run_directory / SOCKET
+        self._commands: queue.SimpleQueue[PendingCommand] = queue.SimpleQueue()
         self._listener = _listen(run_directory)
         self._wake, self._waker = socket.socketpair()
         self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
         self._thread.start()
 
     def take(self) -> list[PendingCommand]:
-        """What has come since the last call, oldest first. Does not wait."""
+        """Return the commands since the last call, oldest first. Does not wait."""
         taken: list[PendingCommand] = []
         with contextlib.suppress(queue.Empty):
             while True:
-                taken.append(self._orders.get_nowait())
+                taken.append(self._commands.get_nowait())
         return taken
 
     def wait(self, timeout: float) -> list[PendingCommand]:
-        """As `take`, but waits up to `timeout` seconds for the first."""
+        """As `take`, but wait up to `timeout` seconds for the first."""
         try:
-            return [self._orders.get(timeout=timeout), *self.take()]
+            return [self._commands.get(timeout=timeout), *self.take()]
         except queue.Empty:
             return []
 
     def close(self) -> None:
-        """Remove the socket; orders that nobody took are answered with a refusal."""
+        """Remove the socket, and refuse the commands that nobody took."""
         self._path.unlink(missing_ok=True)
         self._waker.close()
         self._thread.join()
@@ -88,7 +77,7 @@ class Server:
             command.reply(False, "the trainer is shutting down")
 
     def _serve(self) -> None:
-        """One thread, never blocked by a client: partial lines wait in `clients` until they are whole or too old."""
+        """Read commands, blocked by no client: a partial line waits in `clients` until it is whole or too old."""
         clients: dict[socket.socket, tuple[bytes, float]] = {}
         with selectors.DefaultSelector() as selector, self._listener, self._wake:
             selector.register(self._listener, selectors.EVENT_READ)
@@ -113,12 +102,12 @@ class Server:
                 connection.close()
 
     def _hand_over(self, connection: socket.socket, line: bytes | None) -> None:
-        """A whole line becomes a command or a refusal; of anything else the connection is closed."""
+        """Queue or refuse the command of a whole line; close the connection on anything else."""
         if line is None or b"\n" not in line:
             connection.close()
             return
         try:
-            self._orders.put(PendingCommand(order(*_parse(line.partition(b"\n")[0])), connection))
+            self._commands.put(PendingCommand(parse_command(*_parse(line.partition(b"\n")[0])), connection))
         except TrainkitError as error:
             _answer(connection, False, error.problem)
 
@@ -126,18 +115,18 @@ class Server:
 def _listen(run_directory: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        with address(run_directory) as there:
-            _remove_stale(run_directory / NAME, there)
-            listener.bind(there)
+        with address(run_directory) as path:
+            _remove_stale(run_directory / SOCKET, path)
+            listener.bind(path)
         # Nobody can connect before listen(): there is no moment at which others may.
-        (run_directory / NAME).chmod(0o600)
+        (run_directory / SOCKET).chmod(0o600)
         listener.listen(16)
     except OSError as error:
         listener.close()
         raise TrainkitError(
-            f"the control socket cannot be made: {error.strerror}",
-            where=str(run_directory / NAME),
-            hint="the run directory must be writable and on a file system that holds Unix sockets",
+            f"the control socket cannot be created: {error.strerror}",
+            where=str(run_directory / SOCKET),
+            hint="the run directory must be writable and on a file system that supports Unix sockets",
         ) from error
     except TrainkitError:
         listener.close()
@@ -146,50 +135,26 @@ def _listen(run_directory: Path) -> socket.socket:
     return listener
 
 
-def _remove_stale(path: Path, there: str) -> None:
-    """Remove the socket of a trainer that died; one that answers belongs to a living one."""
+def _remove_stale(socket_file: Path, path: str) -> None:
+    """Remove the socket of a trainer that died. Raises TrainkitError where a living trainer listens at `path`."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1)
         try:
-            probe.connect(there)
+            probe.connect(path)
         except FileNotFoundError:
             return
         except ConnectionRefusedError:
-            path.unlink()
+            socket_file.unlink()
             return
     raise TrainkitError(
         "another process is training this run",
-        where=str(path),
-        hint=f"to watch it: trainkit watch {path.parent}   to stop it: trainkit send {path.parent} stop",
+        where=str(socket_file),
+        hint=f"to watch it: trainkit watch {socket_file.parent}   to stop it: trainkit send {socket_file.parent} stop",
     )
 
 
-@contextlib.contextmanager
-def address(run_directory: Path) -> Iterator[str]:
-    """A path to the socket that is short enough for the system: a deep directory is named by a descriptor of it.
-
-    Raises:
-        TrainkitError: it is too long, and the system has no such names.
-    """
-    path = run_directory / NAME
-    if len(os.fsencode(path)) <= LONGEST_PATH:
-        yield str(path)
-        return
-    if not Path("/proc/self/fd").is_dir():
-        raise TrainkitError(
-            f"the path of the control socket has more than {LONGEST_PATH} bytes, which this system does not take",
-            where=str(path),
-            hint="choose a shorter run.directory or run.name, or work from a directory nearer to it",
-        )
-    descriptor = os.open(run_directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{descriptor}/{NAME}"
-    finally:
-        os.close(descriptor)
-
-
 def _accept(listener: socket.socket, *, room: int) -> list[socket.socket]:
-    """Who is let in: one here, nobody if the one that knocked has gone again or there is no room."""
+    """Return the new connection; none if the client has already gone or there is no room."""
     try:
         connection, _ = listener.accept()
     except (BlockingIOError, ConnectionAbortedError):
@@ -202,7 +167,7 @@ def _accept(listener: socket.socket, *, room: int) -> list[socket.socket]:
 
 
 def _read(connection: socket.socket, got: bytes) -> bytes | None:
-    """`got` and what has come since; None where the client has gone or says too much."""
+    """Return `got` and the bytes since; None where the client has gone or sends too much."""
     try:
         more = connection.recv(LONGEST_LINE)
     except BlockingIOError:
@@ -213,10 +178,10 @@ def _read(connection: socket.socket, got: bytes) -> bytes | None:
 
 
 def _parse(line: bytes) -> tuple[str, Any]:
-    """Command and argument in an order; the line itself where it is none."""
+    """Return the name and argument of a command; the line itself, as a name, where it is not one."""
     try:
-        told = json.loads(line)
-        return str(told["command"]), told.get("argument")
+        fields = json.loads(line)
+        return str(fields["command"]), fields.get("argument")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return line.decode(errors="replace"), None
 

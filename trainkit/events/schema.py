@@ -83,8 +83,8 @@ FIELDS: dict[str, dict[str, Types]] = {
     # path: within the run directory; format: "hf" | "peft"; difference: the largest of a logit to the checkpoint's, as
     # a share of the largest; seconds: of the process that exported
     "exported": {"path": _TEXT, "format": _TEXT, "bytes": _WHOLE, "difference": _NUMBER, "seconds": _NUMBER},
-    # command: see orders.COMMANDS; argument: the prompt of "sample", the factor of "rate"; detail: what was done about
-    # it; total_steps: of the whole run from here on, None where that has not changed
+    # command: see commands.COMMANDS; argument: the prompt of "sample", the factor of "rate"; detail: what the trainer
+    # did; total_steps: of the whole run from here on, None where that has not changed
     "control": {
         "command": _TEXT,
         "argument": _TEXT + _NUMBER + _MAYBE,

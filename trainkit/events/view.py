@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
+from trainkit.events.attempts import lock_holder, process_alive
 from trainkit.events.pace import Pace
-from trainkit.events.process import lock_holder, process_alive
 from trainkit.events.series import Series
 
 State = Literal[

@@ -134,8 +134,8 @@ def made_by(directory: Path, loaded: Loaded, step: int) -> Made:
             for event in current_events(list(of_kinds(directory, "run_started", "evaluated")))
             if event["type"] == "evaluated" and event["step"] <= step
         },
-        orders=[
-            f"after step {issued.step:,}: {COMMANDS[issued.order.command].format(issued.order.argument)}"
+        commands=[
+            f"after step {issued.step:,}: {COMMANDS[issued.command.name].format(issued.command.argument)}"
             for issued in issued_commands(directory)
             if issued.step < step
         ],

@@ -27,8 +27,8 @@ class Made:
     """What it began with, where that is on the hub: a card links to it."""
     evaluations: Mapping[str, Mapping[str, float]]
     """The last ones, by the name of their set."""
-    orders: Sequence[str] = ()
-    """What a person ordered that changed what was learned, a line each."""
+    commands: Sequence[str] = ()
+    """The commands that changed what was learned, a line each."""
 
 
 def as_told(loaded: Loaded) -> str:
@@ -133,13 +133,13 @@ def _card(
         "```",
         "",
     ]
-    return "\n".join([*lines, *_results(made.evaluations), *recipe, *_orders(made.orders)]) + "\n"
+    return "\n".join([*lines, *_results(made.evaluations), *recipe, *_commands(made.commands)]) + "\n"
 
 
-def _orders(orders: Sequence[str]) -> list[str]:
-    if not orders:
+def _commands(commands: Sequence[str]) -> list[str]:
+    if not commands:
         return []
-    return ["", "These commands changed the training while it ran:", "", *(f"- {order}" for order in orders)]
+    return ["", "These commands changed the training while it ran:", "", *(f"- {command}" for command in commands)]
 
 
 def _results(evaluations: Mapping[str, Mapping[str, float]]) -> list[str]:

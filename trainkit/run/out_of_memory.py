@@ -45,17 +45,19 @@ class Restart:
 def start_again(directory: Path, start: Start, *, log: EventLog) -> Start:
     """Return how an attempt that began as `start` says starts again: from its newest checkpoint, if any.
 
-    What this attempt was ordered is carried out again at its steps. An optimizer that was to be reset has been where
+    The commands of this attempt are carried out again at their steps. An optimizer that was to be reset has been where
     this attempt has saved.
     """
     newest = store.newest(directory)
     saved = newest is not None and newest.manifest.attempt == log.attempt
-    issued = (given for given in issued_commands(directory) if not start.forget_orders or given.attempt == log.attempt)
+    issued = (
+        given for given in issued_commands(directory) if not start.forget_commands or given.attempt == log.attempt
+    )
     return replace(
         start,
         step=None,
         reset_optimizer=start.reset_optimizer and not saved,
-        forget_orders=False,
+        forget_commands=False,
         issued=tuple(issued),
         profile=start.profile if start.profile and start.profile[0] > log.step else None,
     )

@@ -128,15 +128,15 @@ def commands_to_repeat(start: Start, schedule: LiveSchedule, *, first: int, log:
     repeats = [
         issued
         for issued in start.repeated(after=first - 1)
-        if issued.step > first or not schedule.holds(issued.order, step=first)
+        if issued.step > first or not schedule.holds(issued.command, step=first)
     ]
     if repeats:
         listed = ", ".join(map(_described, repeats))
         message = f"commands of earlier attempts are repeated: {listed}; to omit them: trainkit resume RUN"
-        log.write("log", step=log.step, level="info", message=f"{message} --forget-orders")
+        log.write("log", step=log.step, level="info", message=f"{message} --forget-commands")
     return repeats
 
 
 def _described(issued: IssuedCommand) -> str:
-    argument = "" if issued.order.argument is None else f" {issued.order.argument}"
-    return f"{issued.order.command}{argument} after step {issued.step}"
+    argument = "" if issued.command.argument is None else f" {issued.command.argument}"
+    return f"{issued.command.name}{argument} after step {issued.step}"

@@ -17,7 +17,7 @@ def spawn(directory: Path, start: Start) -> subprocess.Popen[bytes]:
     """Start `attempt(directory, start)` in the background; what it prints goes to the run's `trainer.log`."""
     step = "" if start.step is None else str(start.step)
     profile = ":".join(map(str, start.profile or ()))
-    arguments = [str(directory), step, str(int(start.reset_optimizer)), str(int(start.forget_orders)), profile]
+    arguments = [str(directory), step, str(int(start.reset_optimizer)), str(int(start.forget_commands)), profile]
     with (directory / LOG).open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-m", __name__, *arguments],
@@ -29,11 +29,11 @@ def spawn(directory: Path, start: Start) -> subprocess.Popen[bytes]:
 
 
 def main(arguments: list[str]) -> int:
-    directory, step, reset_optimizer, forget_orders, profile = arguments
+    directory, step, reset_optimizer, forget_commands, profile = arguments
     start = Start(
         step=int(step) if step else None,
         reset_optimizer=reset_optimizer == "1",
-        forget_orders=forget_orders == "1",
+        forget_commands=forget_commands == "1",
         profile=steps_of(profile) if profile else None,
     )
     try:

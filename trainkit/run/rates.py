@@ -50,8 +50,8 @@ def compare_rates(
             _refuse_unknown(directory, step)
         return []
     commands = [issued for issued in issued_commands(directory) if issued.step <= step]
-    decay = min((issued.step for issued in commands if issued.order.command == "decay"), default=NEVER)
-    factor = next((float(i.order.argument or 1) for i in reversed(commands) if i.order.command == "rate"), 1.0)
+    decay = min((issued.step for issued in commands if issued.command.name == "decay"), default=NEVER)
+    factor = next((float(i.command.argument or 1) for i in reversed(commands) if i.command.name == "rate"), 1.0)
     before = factor * share(old.schedule, steps_before, step, decay_start=decay)
     after = factor * share(new.schedule, steps_after, step, decay_start=decay)
     peak = (old.optimizer.learning_rate, new.optimizer.learning_rate)

@@ -56,7 +56,7 @@ def prepare(
     step: int | None,
     overrides: Sequence[str],
     reset_optimizer: bool,
-    forget_orders: bool,
+    forget_commands: bool,
     raise_rate: bool,
 ) -> Resumption:
     """Check that the run can continue from `step` (None: the newest checkpoint) and put its changed recipe in place.
@@ -98,7 +98,7 @@ def prepare(
             notes.insert(0, f"resuming from step {info.step}")
         else:
             notes.insert(0, "there is no checkpoint: starting at step 0")
-    start = Start(step=step, reset_optimizer=reset_optimizer, forget_orders=forget_orders)
+    start = Start(step=step, reset_optimizer=reset_optimizer, forget_commands=forget_commands)
     return Resumption(start, new, tuple(notes))
 
 
@@ -132,7 +132,7 @@ def _left_undone(directory: Path, recipe: Recipe, last: int) -> bool:
 def _goes_further(directory: Path, recipe: Recipe, step: int, changed: list[Difference]) -> bool:
     if recipe.train.steps is not None:
         begun = [
-            found.step for found in issued_commands(directory) if found.order.command == "decay" and found.step <= step
+            found.step for found in issued_commands(directory) if found.command.name == "decay" and found.step <= step
         ]
         return recipe.schedule.last_step(recipe.train.steps, decay_start=min(begun, default=NEVER)) > step
     return any(d.key in ("train.epochs", "train.tokens") for d in changed)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from trainkit.errors import TrainkitError
+from trainkit.events.attempts import process_started
 from trainkit.events.commands import IssuedCommand
 from trainkit.events.log import EventLog
-from trainkit.events.process import process_started
 from trainkit.events.schema import SCHEMA
 from trainkit.recipe.toml.load import Loaded
 
@@ -25,7 +25,7 @@ class Start:
 
     step: int | None = None
     reset_optimizer: bool = False
-    forget_orders: bool = False
+    forget_commands: bool = False
     """Repeat no command that came after the checkpoint."""
     issued: tuple[IssuedCommand, ...] = ()
     """The commands of the run so far, as the log has them when the attempt begins."""
@@ -34,7 +34,7 @@ class Start:
 
     def repeated(self, *, after: int) -> list[IssuedCommand]:
         """Return the commands that an attempt which continues from step `after` carries out again."""
-        return [] if self.forget_orders else [given for given in self.issued if given.step > after]
+        return [] if self.forget_commands else [given for given in self.issued if given.step > after]
 
 
 def steps_of(text: str) -> tuple[int, int]:

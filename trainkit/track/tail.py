@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from trainkit.errors import FAILED, TrainkitError
-from trainkit.events.attempts import MESSAGES, CurrentEvents, resumed_step
+from trainkit.events.attempts import MESSAGES, CurrentEvents, process_alive, resumed_step
 from trainkit.events.log import Tail
-from trainkit.events.process import process_alive
 from trainkit.events.schema import FOREIGN, Event
 from trainkit.recipe.sections.outputs import Track
 from trainkit.track.projections import ABOUT, Name, Projection, TrackerProgress, read_progress, write_progress

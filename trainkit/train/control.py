@@ -93,9 +93,9 @@ class Commands:
 
         def is_stopped() -> bool:
             stopped = False
-            for command in self._server.take():
-                stopped |= (stop := command.order.command == "stop")
-                command.reply(stop, f"no longer {busy}" if stop else f"training has ended: the trainer is {busy}")
+            for pending in self._server.take():
+                stopped |= (stop := pending.command.name == "stop")
+                pending.reply(stop, f"no longer {busy}" if stop else f"training has ended: the trainer is {busy}")
             return stopped or self._signal.count > heard or time.monotonic() >= until
 
         return is_stopped
@@ -105,28 +105,28 @@ class Commands:
         while self._repeats and self._repeats[0].step <= step:
             given = self._repeats.popleft()
             try:
-                self._carry_out(given.order, step, RequestedActions(), but=f", as in attempt {given.attempt}")
+                self._carry_out(given.command, step, RequestedActions(), but=f", as in attempt {given.attempt}")
             except TrainkitError as refused:
-                message = f"'{given.order.command}' of attempt {given.attempt} was not repeated: {refused.problem}"
+                message = f"'{given.command.name}' of attempt {given.attempt} was not repeated: {refused.problem}"
                 self._log.write("log", step=step, level="warning", message=message)
 
     def _answer(self, commands: list[PendingCommand], step: int, wanted: RequestedActions) -> None:
-        for command in commands:
+        for pending in commands:
             try:
-                command.reply(True, self._carry_out(command.order, step, wanted))
+                pending.reply(True, self._carry_out(pending.command, step, wanted))
             except TrainkitError as refused:
-                command.reply(False, refused.problem)
+                pending.reply(False, refused.problem)
 
-    def _carry_out(self, order: Command, step: int, wanted: RequestedActions, *, but: str = "") -> str:
+    def _carry_out(self, command: Command, step: int, wanted: RequestedActions, *, but: str = "") -> str:
         """Carry out a command, or note it as wanted, and log it; return in words what was done."""
-        detail, total = self._done(order, step, wanted) + but, None
-        if order.command == "decay":
+        detail, total = self._done(command, step, wanted) + but, None
+        if command.name == "decay":
             total = self._schedule.total_steps
-        self._log.write("control", step=step, detail=detail, total_steps=total, **order._asdict())
+        self._log.write("control", step=step, detail=detail, total_steps=total, **command.fields())
         return detail
 
-    def _done(self, order: Command, step: int, wanted: RequestedActions) -> str:
-        match order:
+    def _done(self, command: Command, step: int, wanted: RequestedActions) -> str:
+        match command:
             case Command("pause"):
                 self.paused = True
                 return f"paused after step {step}"
@@ -149,4 +149,4 @@ class Commands:
                 return self._schedule.change_rate(factor, step=step)
             case Command("decay"):
                 return self._schedule.begin_decay(step=step)
-        raise AssertionError(f"{order} is no order")
+        raise AssertionError(f"{command} is not a command")

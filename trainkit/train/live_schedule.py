@@ -1,4 +1,4 @@
-"""The course of a run: what was ordered of its learning rate, and where it therefore ends."""
+"""What commands have changed about the learning rate of a run, and the step at which it therefore ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainkit.train.state import Live, State
 
 
 class LiveSchedule:
-    """The host's copy of `State.live`, so that the device need not be asked: orders change it, the loop hands it on."""
+    """The host's copy of `State.live`, which saves asking the device. Commands change it; the loop passes it on."""
 
     def __init__(self, schedule: Schedule, *, steps: int, live: Live) -> None:
         """`steps` are those of the plan."""
@@ -25,11 +25,11 @@ class LiveSchedule:
     def total_steps(self) -> int:
         return self._schedule.last_step(self._steps, decay_start=self._decay_start)
 
-    def holds(self, order: Command, *, step: int) -> bool:
-        """Whether it is already as this order, given after `step`, would make it."""
-        if order.command == "decay":
+    def holds(self, command: Command, *, step: int) -> bool:
+        """Whether it already is as this command, given after `step`, would make it."""
+        if command.name == "decay":
             return self._decay_start == step
-        return self._rate_factor == np.float32(order.argument)
+        return self._rate_factor == np.float32(command.argument)
 
     def change_rate(self, factor: float, *, step: int) -> str:
         """Multiply what the schedule says by `factor`, whatever the factor was before; what was done in words."""
@@ -57,7 +57,7 @@ class LiveSchedule:
         return f"the decay begins after step {step}; the run ends with it, at step {self.total_steps}"
 
     def put_into(self, state: State) -> State:
-        """The state with what has been ordered since the last call; waits for nothing."""
+        """Return the state with the changes since the last call; waits for nothing."""
         if not self._changed:
             return state
         self._changed = False

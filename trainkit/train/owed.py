@@ -75,7 +75,7 @@ def _has_sampled(sample: Sample, sampled: set[str]) -> bool:
 
 
 def _done_at(run_directory: Path, step: int) -> list[Event]:
-    """What the run's course so far tells of orders and results after `step`."""
+    """What the run's course so far tells of commands and results after `step`."""
     done: list[Event] = []
     for event in of_kinds(run_directory, "run_started", "control", "evaluated", "sampled", "distributions"):
         if event["type"] == "run_started":

@@ -105,7 +105,7 @@ class Prefetch:
     def next(self) -> Fed:
         """The next batch, and the seconds for which the loop had to wait for it.
 
-        None where it is not there after a while, so that who waits can listen to signals and orders.
+        None where it is not there after a while, so that who waits can listen to signals and commands.
         """
         started = time.perf_counter()
         try:

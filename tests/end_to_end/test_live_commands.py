@@ -1,4 +1,4 @@
-"""Orders to a real trainer, and what becomes of them when it is killed: what they changed is repeated to the bit."""
+"""Commands to a real trainer, and what becomes of them when it is killed: what they changed is repeated to the bit."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import pytest
 from trainer import RECIPE, Trainer, arrays, copied, losses, trainkit, workplace
 
-from trainkit.events.client import send
-from trainkit.events.commands import Command, IssuedCommand, issued_commands
+from trainkit.events.commands import Command, IssuedCommand, issued_commands, send
 from trainkit.events.log import EventLog, read
 from trainkit.events.plain_log import PlainLog
 from trainkit.recipe.sections.schedule import NEVER, Cosine
@@ -22,7 +21,7 @@ from trainkit.train.live_schedule import LiveSchedule
 from trainkit.train.state import Live
 
 WARMUP, DECAY, PEAK = 4, 12, 1e-2
-#: So long that every order comes before its end; the decay ends it.
+#: So long that every command comes before its end; the decay ends it.
 LONG = 20_000
 SCHEDULE = f'type = "wsd"\nwarmup = {WARMUP}\ndecay = {DECAY}\nshape = "linear"'
 WSD = RECIPE.replace('type = "cosine"', SCHEDULE).replace("steps = 24", f"steps = {LONG}")
@@ -45,9 +44,9 @@ def paused(trainer: Trainer, *, from_step: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def ordered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, int]:
+def commanded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, int]:
     """A run that was never interrupted, the step after which its rate was halved, and that of its decay."""
-    directory = workplace(tmp_path_factory.mktemp("ordered"), WSD)
+    directory = workplace(tmp_path_factory.mktemp("commanded"), WSD)
     run = directory / "runs" / "tiny"
     with Trainer(directory, "run", "tiny.toml", "--plain") as trainer:
         halved = paused(trainer, from_step=8)
@@ -66,13 +65,13 @@ def ordered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, int]:
 
 
 @pytest.fixture
-def copy(tmp_path: Path, ordered: tuple[Path, int, int]) -> Path:
+def copy(tmp_path: Path, commanded: tuple[Path, int, int]) -> Path:
     """The same run in a place of its own."""
-    return copied(ordered[0], tmp_path)
+    return copied(commanded[0], tmp_path)
 
 
-def test_orders_do_what_they_say_and_the_log_tells_of_each(ordered: tuple[Path, int, int]) -> None:
-    run, halved, decayed = ordered
+def test_commands_do_what_they_say_and_the_log_tells_of_each(commanded: tuple[Path, int, int]) -> None:
+    run, halved, decayed = commanded
     told = [(e["command"], e["argument"], e["step"], e["total_steps"]) for e in of_kind(run, "control")]
     end = decayed + DECAY
     assert told == [
@@ -95,43 +94,43 @@ def test_orders_do_what_they_say_and_the_log_tells_of_each(ordered: tuple[Path, 
     assert json.loads((run / "checkpoints" / str(end) / "manifest.json").read_text())["kind"] == "final"
 
 
-def test_the_plain_log_knows_the_new_end_of_the_run(ordered: tuple[Path, int, int]) -> None:
-    run, _, decayed = ordered
+def test_the_plain_log_knows_the_new_end_of_the_run(commanded: tuple[Path, int, int]) -> None:
+    run, _, decayed = commanded
     plain = PlainLog(every=0)
     lines = [line for event in read(run) for line in plain.feed(event) if "  step " in line]
     assert f"/{LONG}" in lines[0] and f"{decayed + DECAY}/{decayed + DECAY}  " in lines[-1]
 
 
-def test_killed_before_it_could_repeat_all_orders_it_ends_bit_for_bit_as_if_it_had_not_been(
-    tmp_path: Path, ordered: tuple[Path, int, int], copy: Path
+def test_killed_before_it_could_repeat_all_commands_it_ends_bit_for_bit_as_if_it_had_not_been(
+    tmp_path: Path, commanded: tuple[Path, int, int], copy: Path
 ) -> None:
-    run, halved, decayed = ordered
+    run, halved, decayed = commanded
     end = decayed + DECAY
     with Trainer(tmp_path, "resume", "runs/tiny/6", "--plain") as trainer:
         assert trainer.until(lambda e: e["type"] == "control")
         trainer.kill()
     printed = (tmp_path / "output.txt").read_text()
-    assert f"rate 0.5 after step {halved}, decay after step {decayed}" in printed and "--forget-orders" in printed
+    assert f"rate 0.5 after step {halved}, decay after step {decayed}" in printed and "--forget-commands" in printed
     done = trainkit(tmp_path, "resume", "tiny", "--plain")
     assert done.returncode == 0, done.stderr
     assert losses(copy) == losses(run)
     assert arrays(copy, end) == arrays(run, end)
-    assert [(g.order, g.step) for g in issued_commands(copy)] == [(g.order, g.step) for g in issued_commands(run)]
+    assert [(g.command, g.step) for g in issued_commands(copy)] == [(g.command, g.step) for g in issued_commands(run)]
     details = {e["command"]: e["detail"] for e in of_kind(copy, "control")}
     assert details.keys() == {"rate", "decay"}, "what changes nothing is not repeated"
     assert all(", as in attempt " in detail for detail in details.values())
 
 
-def test_a_run_that_its_decay_ended_is_finished(tmp_path: Path, ordered: tuple[Path, int, int], copy: Path) -> None:
+def test_a_run_that_its_decay_ended_is_finished(tmp_path: Path, commanded: tuple[Path, int, int], copy: Path) -> None:
     again = trainkit(tmp_path, "resume", "tiny", "--plain")
-    end = ordered[2] + DECAY
+    end = commanded[2] + DECAY
     assert again.returncode == 2 and f"the run is finished: its last step was {end}" in again.stderr
 
 
 def test_resumed_amid_its_decay_a_run_still_ends_with_it(
-    tmp_path: Path, ordered: tuple[Path, int, int], copy: Path
+    tmp_path: Path, commanded: tuple[Path, int, int], copy: Path
 ) -> None:
-    run, _, decayed = ordered
+    run, _, decayed = commanded
     end = decayed + DECAY
     amid = max(int(path.name) for path in (copy / "checkpoints").iterdir() if int(path.name) < end)
     assert decayed < amid
@@ -141,9 +140,9 @@ def test_resumed_amid_its_decay_a_run_still_ends_with_it(
     assert arrays(copy, end) == arrays(run, end)
 
 
-@pytest.mark.usefixtures("ordered")
-def test_orders_are_forgotten_where_a_person_says_so(tmp_path: Path, copy: Path) -> None:
-    shorter = ["--set", "train.steps=30", "--forget-orders"]
+@pytest.mark.usefixtures("commanded")
+def test_commands_are_omitted_with_forget_commands(tmp_path: Path, copy: Path) -> None:
+    shorter = ["--set", "train.steps=30", "--forget-commands"]
     done = trainkit(tmp_path, "resume", "tiny/6", "--plain", *shorter)
     assert done.returncode == 0, done.stderr
     assert of_kind(copy, "control") == [] and issued_commands(copy) == []
@@ -153,7 +152,7 @@ def test_orders_are_forgotten_where_a_person_says_so(tmp_path: Path, copy: Path)
     assert longer.returncode == 0 and "repeated" not in longer.stdout, longer.stderr
 
 
-def test_an_order_that_came_just_after_the_checkpoint_of_its_step_is_repeated(tmp_path: Path) -> None:
+def test_a_command_that_came_just_after_the_checkpoint_of_its_step_is_repeated(tmp_path: Path) -> None:
     workplace(tmp_path, WSD.replace("keep_every = 6", ""))
     run = tmp_path / "runs" / "tiny"
     with Trainer(tmp_path, "run", "tiny.toml", "--plain") as trainer:
@@ -180,10 +179,10 @@ def test_a_decay_is_refused_where_the_schedule_has_none_and_the_log_has_nothing_
     assert of_kind(trainer.run, "control") == []
 
 
-def test_a_checkpoint_from_before_there_were_such_orders_is_gone_on_from(
-    tmp_path: Path, ordered: tuple[Path, int, int], copy: Path
+def test_a_checkpoint_from_before_there_were_such_commands_is_gone_on_from(
+    tmp_path: Path, commanded: tuple[Path, int, int], copy: Path
 ) -> None:
-    run, _, decayed = ordered
+    run, _, decayed = commanded
     old = copy / "checkpoints" / "6"
     manifest = json.loads((old / "manifest.json").read_text())
     live = [name for name in manifest["leaves"] if name.startswith("live.")]
@@ -198,14 +197,14 @@ def test_a_checkpoint_from_before_there_were_such_orders_is_gone_on_from(
 
 
 @pytest.mark.parametrize(("in_checkpoint", "forget"), [(False, False), (True, False), (False, True), (True, True)])
-def test_an_order_after_the_very_step_of_a_checkpoint_is_repeated_unless_it_is_in_it_or_to_be_forgotten(
+def test_a_command_after_the_very_step_of_a_checkpoint_is_repeated_unless_it_is_in_it_or_to_be_forgotten(
     tmp_path: Path, in_checkpoint: bool, forget: bool
 ) -> None:
     early, same, late = (IssuedCommand(Command("rate", 1 / step), step, 1) for step in (10, 20, 30))
     factor = jnp.asarray(1 / 20 if in_checkpoint else 1 / 10, jnp.float32)
     course = LiveSchedule(Cosine(), steps=100, live=Live(factor, jnp.asarray(NEVER)))
     log = EventLog(tmp_path, attempt=2)
-    repeats = commands_to_repeat(Start(issued=(early, same, late), forget_orders=forget), course, first=20, log=log)
+    repeats = commands_to_repeat(Start(issued=(early, same, late), forget_commands=forget), course, first=20, log=log)
     log.close()
     assert repeats == ([] if forget else [late] if in_checkpoint else [same, late])
     assert len(read(tmp_path)) == bool(repeats), "what is repeated is told"
