@@ -11,9 +11,8 @@ import pytest
 from trainer import RECIPE
 
 from trainkit.cli.inspect import inspect
+from trainkit.data import recorded
 from trainkit.data.cache import build as caches
-from trainkit.data.cache import recorded
-from trainkit.data.checks import earlier_format
 from trainkit.errors import TrainkitError
 from trainkit.hub.recipe import load
 from trainkit.rundir.directory import create
@@ -108,10 +107,10 @@ def test_a_run_that_recorded_its_data_in_an_earlier_format_is_shown_as_resume_co
     before, known = shown(run), json.loads((run / recorded.NAME).read_bytes())
     now = caches.find(load(Path("tiny.toml")).recipe)
     assert now is not None
-    earlier = earlier_format._fingerprint(now, 3)
+    earlier = recorded._fingerprint(now, 3)
     assert earlier != now.fingerprint
     (run / recorded.NAME).write_text(json.dumps({**known, "fingerprint": earlier}))
     assert shown(run) == before
-    monkeypatch.setattr(earlier_format, "PIECE", 20)
+    monkeypatch.setattr(recorded, "PIECE", 20)
     with pytest.raises(TrainkitError, match="texts of more than 20 characters are tokenised as a whole now"):
         shown(run)

@@ -14,7 +14,7 @@ import data_room as room
 import pytest
 from places import SUPPORT
 
-from trainkit.data import progress
+from trainkit.data import jobs
 from trainkit.data.cache import build as caches
 from trainkit.data.cache import encode, engine
 from trainkit.data.sources import digests, patterns
@@ -164,11 +164,11 @@ def test_the_same_size_and_time_do_not_hide_a_change_made_in_the_moment_of_readi
 
 
 def test_the_size_of_plain_text_is_told_right_from_the_first_unit_on_also_where_some_is_cached(tmp_path, monkeypatch):
-    monkeypatch.setattr(progress, "_INTERVAL", -1.0)  # tells at every tick
+    monkeypatch.setattr(jobs, "_REPORT_INTERVAL", -1.0)  # tells at every tick
     old = room.write_texts(tmp_path / "text/old", 20) / "**/*.txt"
     new = room.write_texts(tmp_path / "text/new", 20, first=100) / "**/*.txt"
     caches.build(room.recipe(tmp_path, old))
-    told: list[progress.CachingProgress] = []
+    told: list[jobs.CachingProgress] = []
     caches.build(room.recipe(tmp_path, old, new), progress=told.append)
     sizes = {now.total_bytes for now in told if now.what == "train"}
     assert sizes == {sum(path.stat().st_size for path in (tmp_path / "text").rglob("*.txt"))}
@@ -393,9 +393,9 @@ def test_holding_out_nothing_or_everything_is_told(tmp_path):
 
 
 def test_progress_that_is_as_it_was_is_not_told_again(monkeypatch):
-    monkeypatch.setattr(progress, "_INTERVAL", -1.0)  # tells at every tick
-    told: list[progress.CachingProgress] = []
-    reporter = progress.Reporter("train", 1, told.append)
+    monkeypatch.setattr(jobs, "_REPORT_INTERVAL", -1.0)  # tells at every tick
+    told: list[jobs.CachingProgress] = []
+    reporter = jobs.Reporter("train", 1, told.append)
     for documents in (1, 0, 0, 2, 0):
         reporter.add(documents=documents)
         reporter.tick()

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from trainkit.data import checks
 from trainkit.data.cache import build as caches
-from trainkit.data.checks import supervision
-from trainkit.data.checks.supervision import DataProblem, find_problems
+from trainkit.data.checks import DataProblem, find_problems
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 
@@ -141,18 +141,16 @@ def test_documents_of_a_validation_set_that_are_trained_on_are_counted_with_a_pl
 
 
 def test_of_very_many_documents_a_part_is_compared_and_it_is_the_same_part_in_every_set(tmp_path, monkeypatch):
-    monkeypatch.setattr(supervision, "_COMPARED", 16)
+    monkeypatch.setattr(checks, "_COMPARED", 16)
     train = room.write_jsonl(tmp_path / "a.jsonl", DISTINCT)
     own = room.write_jsonl(tmp_path / "own.jsonl", DISTINCT[:60])
     cache = caches.build(room.recipe(tmp_path, train, validation=({"path": str(own)},)))
-    shift = max(0, cache.train.documents.bit_length() - supervision._COMPARED.bit_length())
+    shift = max(0, cache.train.documents.bit_length() - checks._COMPARED.bit_length())
     assert shift
-    trained, validated = (
-        supervision._hashes(stream, shift) for stream in (cache.train, cache.validation["validation"])
-    )
+    trained, validated = (checks._hashes(stream, shift) for stream in (cache.train, cache.validation["validation"]))
     assert 0 < len(trained) < 60
     assert np.isin(validated, trained).all()
-    (finding,) = supervision._duplicates(cache)
+    (finding,) = checks._duplicates(cache)
     assert (
         f"validation: {len(validated)} of {len(validated)} documents are also in the training data" in finding.message
     )

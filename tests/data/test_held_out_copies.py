@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainkit.data import checks
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.batches.evaluation_set import EvalSet
 from trainkit.data.cache import build as caches
 from trainkit.data.cache import encode, verify
-from trainkit.data.checks import supervision
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 
@@ -76,7 +76,7 @@ def doubled(tmp_path, **options) -> Recipe:
 def test_copies_are_counted_once_as_a_fact_and_not_as_a_warning(tmp_path):
     cache = caches.build(recipe := doubled(tmp_path))
     assert cache.copies
-    about = [finding for finding in supervision.find_problems(cache, recipe) if "held-out" in finding.message]
+    about = [finding for finding in checks.find_problems(cache, recipe) if "held-out" in finding.message]
     (finding,) = about
     assert finding.level == "info"
     assert finding.message.startswith(f"held-out: {cache.copies} document")

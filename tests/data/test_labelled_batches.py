@@ -14,8 +14,8 @@ from pyarrow import parquet
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.batches.layout import Batch
 from trainkit.data.cache import build as caches
-from trainkit.data.checks.show import show
 from trainkit.data.export import export
+from trainkit.data.show import show
 from trainkit.errors import TrainkitError
 
 

@@ -16,8 +16,8 @@ from reference import Reference
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache import build as caches
 from trainkit.data.cache.shards import LEARNED
-from trainkit.data.checks.show import show
 from trainkit.data.documents.chat_template import resolve_template
+from trainkit.data.show import show
 from trainkit.data.tokenizer import vocabulary
 from trainkit.infer.chat import Conversation
 from trainkit.recipe.sections.document import Chat

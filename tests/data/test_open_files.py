@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from places import SUPPORT
 
-from trainkit.data.cache.maps import map_file
+from trainkit.data.storage import map_file
 
 #: Tokenises `SHARDS` small files into a shard each, and reads every batch, also packed. Told on stdout: shards, open
 #: files at the end, documents that were read of the last of them.
@@ -24,7 +24,7 @@ import numpy as np
 sys.path.insert(0, sys.argv[1])
 import data_room as room
 from trainkit.data.cache import build as caches
-from trainkit.data.checks import supervision
+from trainkit.data import checks
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.sources import units
 
@@ -38,7 +38,7 @@ for encoding in ({"type": "concatenate"}, {"type": "pack"}):
     recipe = room.recipe(directory, directory / "text/*.txt", encoding=encoding, batch_size=64, shuffle=False)
     cache = caches.build(recipe)
     data = TrainSet(cache, recipe)
-    supervision.find_problems(cache, recipe)
+    checks.find_problems(cache, recipe)
     seen = sum(int(data.batch(step)["weights"].sum()) for step in range(-(-data.examples // 64)))
     room.tokens_of(cache.train)
     told = {"shards": len(cache.shards), "open": len(os.listdir("/proc/self/fd")), "seen": seen}

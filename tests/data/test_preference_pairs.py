@@ -16,8 +16,8 @@ from trainkit.data.batches.layout import longest_layout
 from trainkit.data.batches.pairs import pair_spans
 from trainkit.data.cache import build as caches
 from trainkit.data.cache.shards import LEARNED, SECOND
-from trainkit.data.checks.show import show
 from trainkit.data.export import export
+from trainkit.data.show import show
 from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.data import Pad
 from trainkit.recipe.toml.load import load

@@ -24,8 +24,7 @@ from trainkit.data import storage
 from trainkit.data.cache import build as caches
 from trainkit.data.cache import ray_engine, shards
 from trainkit.data.cache.engine import CacheWork, Engine
-from trainkit.data.jobs import Stop, Stopped
-from trainkit.data.progress import Reporter
+from trainkit.data.jobs import Reporter, Stop, Stopped
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import FAILED, INTERRUPTED, TrainkitError
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit.data.cache import build as caches
-from trainkit.data.sources import contents, digests, source_file
+from trainkit.data.sources import digests, source_file
 from trainkit.data.sources.source_file import read_all
 from trainkit.data.sources.units import Unit
 from trainkit.errors import TrainkitError
@@ -165,7 +165,7 @@ def test_a_copy_of_a_directory_is_the_same_data_and_a_touched_one_too(tmp_path, 
 @pytest.mark.usefixtures("hub_cache")
 def test_a_directory_that_changes_while_it_is_read_is_an_error_that_names_it(tmp_path):
     source = saved_set(tmp_path, "one")
-    listing = contents.survey(tmp_path / "cache", [HuggingFace(**source)], None)
+    listing = digests.survey(tmp_path / "cache", [HuggingFace(**source)], None)
     ((file,),) = listing.files
     read = read_all([(file, None)], on_error="stop", refused=[])
     next(read)

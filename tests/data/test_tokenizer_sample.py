@@ -10,11 +10,10 @@ from typing import Any
 import data_room as room
 import pytest
 
-from trainkit.data.jobs import Stop
-from trainkit.data.progress import Reporter
-from trainkit.data.sources import contents
-from trainkit.data.tokenizer import sample
-from trainkit.data.tokenizer.sample import PART, READ
+from trainkit.data.jobs import Reporter, Stop
+from trainkit.data.sources import digests
+from trainkit.data.tokenizer import train
+from trainkit.data.tokenizer.train import PART, READ
 from trainkit.recipe import Recipe
 
 WORDS = ("alpha", "beta", "gamma", "delta")
@@ -31,17 +30,17 @@ def recipe_of(directory: Path, *sources: dict[str, Any], max_bytes: int, seed: i
     return room.recipe(directory, *sources, tokenizer={"train": spec}, **data)
 
 
-def drawn(recipe: Recipe) -> list[sample.Drawn]:
-    listing = contents.survey(Path(recipe.data.cache), recipe.data.train, None)
+def drawn(recipe: Recipe) -> list[train.Drawn]:
+    listing = digests.survey(Path(recipe.data.cache), recipe.data.train, None)
     spec = recipe.tokenizer.train
     assert spec is not None
-    return sample.draw(recipe.data, spec, listing.files, listing.contents)
+    return train.draw(recipe.data, spec, listing.files, listing.contents)
 
 
 def sampled(recipe: Recipe) -> list[str]:
     spec = recipe.tokenizer.train
     assert spec is not None
-    return list(sample.texts(recipe.data, spec, drawn(recipe), Reporter("tokenizer", 0, None), Stop()))
+    return list(train.sample_texts(recipe.data, spec, drawn(recipe), Reporter("tokenizer", 0, None), Stop()))
 
 
 def bytes_by_word(texts: list[str]) -> Counter[str]:

@@ -18,10 +18,10 @@ import pytest
 from trainer import Trainer, arrays, trainkit
 
 from trainkit.cli.inspect import inspect
+from trainkit.data import recorded
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache.build import build
-from trainkit.data.checks import earlier_format
-from trainkit.data.checks.earlier_format import check_same_data
+from trainkit.data.recorded import check_same_data
 from trainkit.errors import TrainkitError
 from trainkit.events.log import read
 from trainkit.rundir.directory import recipe_of
@@ -147,7 +147,7 @@ def test_an_old_run_with_a_text_that_was_cut_is_refused_by_name(tmp_path: Path, 
     run = unpacked(tmp_path)
     recipe = recipe_of(run).recipe
     cache = build(recipe)
-    monkeypatch.setattr(earlier_format, "PIECE", 3000)  # characters; the longest text, notes.txt, has more
+    monkeypatch.setattr(recorded, "PIECE", 3000)  # characters; the longest text, notes.txt, has more
     with pytest.raises(TrainkitError, match="texts of more than 3,000 characters are tokenised as a whole now"):
         check_same_data(cache, recipe, recorded_fingerprint(run), where=run)
 
@@ -156,12 +156,12 @@ def test_a_run_of_the_format_before_the_newest_is_known_by_its_fingerprint(tmp_p
     run = unpacked(tmp_path)
     recipe = recipe_of(run).recipe
     cache = build(recipe)
-    check_same_data(cache, recipe, earlier_format._fingerprint(cache, 3), where=run)
-    monkeypatch.setattr(earlier_format, "PIECE", 200)  # some rows of stories.jsonl are longer, and no file is
+    check_same_data(cache, recipe, recorded._fingerprint(cache, 3), where=run)
+    monkeypatch.setattr(recorded, "PIECE", 200)  # some rows of stories.jsonl are longer, and no file is
     rows = recipe.model_copy(update={"data": recipe.data.model_copy(update={"train": recipe.data.train[:1]})})
     alone = build(rows)
     with pytest.raises(TrainkitError, match="texts of more than 200 characters"):
-        check_same_data(alone, rows, earlier_format._fingerprint(alone, 3), where=run)
+        check_same_data(alone, rows, recorded._fingerprint(alone, 3), where=run)
 
 
 def test_an_old_run_whose_text_has_changed_is_refused(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from trainkit.data.cache.build import Cache
 from trainkit.data.cache.stream import Stream
 from trainkit.data.documents.pieces import Refused
 from trainkit.data.documents.templates import RowReading
-from trainkit.data.sources import contents, digests, units
+from trainkit.data.sources import digests, units
 from trainkit.data.sources.listing import list_files
 from trainkit.data.sources.source_file import SourceFile
 from trainkit.data.sources.units import Unit
@@ -151,7 +151,7 @@ def dataset(cache: Path, id: Path | str, **options: Any) -> SourceFile:
 
 def open_tokenizer(recipe: Recipe) -> LoadedTokenizer:
     """The recipe's tokenizer, without the rest of its cache."""
-    listing = contents.survey(Path(recipe.data.cache), recipe.data.train if recipe.tokenizer.train else (), None)
+    listing = digests.survey(Path(recipe.data.cache), recipe.data.train if recipe.tokenizer.train else (), None)
     return load.for_files(recipe, listing.files, listing.contents)
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 from trainer import WORDS
 
 from trainkit.data.cache.build import build
-from trainkit.data.cache.recorded import keep
+from trainkit.data.recorded import keep
 from trainkit.events.schema import SCHEMA, Event
 from trainkit.recipe.toml.load import load
 from trainkit.rundir.directory import create, recipe_of, replace_recipe

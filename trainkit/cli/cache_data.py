@@ -143,7 +143,7 @@ def _examples(cache: Cache, recipe: Recipe, number: int) -> Iterator[str]:
         return
     from trainkit.cli.inspect import row_lines
     from trainkit.data.batches.dataset import TrainSet
-    from trainkit.data.checks.show import show
+    from trainkit.data.show import show
 
     data = TrainSet(cache, recipe)
     rows = (row for step in itertools.count() for row in show(cache, data, step))
@@ -153,7 +153,7 @@ def _examples(cache: Cache, recipe: Recipe, number: int) -> Iterator[str]:
 
 
 def _summary(cache: Cache, recipe: Recipe, seconds: float) -> list[str]:
-    from trainkit.data.checks.supervision import find_problems
+    from trainkit.data.checks import find_problems
 
     rows = [("SET", "DOCUMENTS", "BYTES", "TOKENS")]
     for name, stream in {"train": cache.train, **cache.validation}.items():

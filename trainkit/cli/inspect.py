@@ -18,8 +18,8 @@ from trainkit.errors import TrainkitError
 
 if TYPE_CHECKING:
     from trainkit.data.cache.build import Cache
-    from trainkit.data.checks.show import ShownRow
-    from trainkit.data.progress import Tell
+    from trainkit.data.jobs import Tell
+    from trainkit.data.show import ShownRow
     from trainkit.recipe import Recipe
     from trainkit.recipe.toml.load import Loaded
 
@@ -46,7 +46,7 @@ def inspect(
     Shows the text of each row, which of it is learned, and where it comes from.
     """
     from trainkit.data.batches.dataset import TrainSet
-    from trainkit.data.checks.show import show
+    from trainkit.data.show import show
     from trainkit.recipe.toml.load import locate_error
 
     loaded, run = _loaded(what, overrides or [])
@@ -67,8 +67,7 @@ def inspect(
 def _cache(recipe: Recipe, run: Path | None, progress: Tell) -> Cache:
     """Return the recipe's data; for a run, exactly the data that it was trained on. Raises TrainkitError."""
     from trainkit.data.cache.build import begin, build, may_start_early
-    from trainkit.data.cache.recorded import open_again, read, with_own_tokenizer
-    from trainkit.data.checks.earlier_format import check_same_data, format_of
+    from trainkit.data.recorded import check_same_data, format_of, open_again, read, with_own_tokenizer
 
     kept = _of_checkpoint(run) if run else None
     if run and kept:

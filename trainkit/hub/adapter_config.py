@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from trainkit.data.json_files import read_object
+from trainkit.data.hub_files import read_object
 from trainkit.errors import TrainkitError
 from trainkit.hub import find
 from trainkit.hub.config import family_of_spec

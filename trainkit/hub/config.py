@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trainkit.data.json_files import read_object
+from trainkit.data.hub_files import read_object
 from trainkit.errors import TrainkitError
 from trainkit.recipe.families import FAMILIES
 from trainkit.recipe.families.hugging_face import Config, Family, Unsupported, means_nothing

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from trainkit.data.json_files import read_object
-from trainkit.data.sources.hub import BESIDE, HUB_ID, file_of
+from trainkit.data.hub_files import BESIDE, HUB_ID, file_of, read_object
 from trainkit.errors import TrainkitError
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainkit.data.json_files import read_object
+from trainkit.data.hub_files import read_object
 from trainkit.errors import TrainkitError
 from trainkit.hub.tokenizer import GENERATION, IDS_ONLY
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import PyTree
 
-from trainkit.data.json_files import read_object
+from trainkit.data.hub_files import read_object
 from trainkit.errors import TrainkitError
 from trainkit.hub import adapter_config, find
 from trainkit.hub.safetensors import TensorEntry, Tensors, read_header, write_file

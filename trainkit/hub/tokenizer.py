@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, models, processors
 
-from trainkit.data.json_files import read_object
+from trainkit.data.hub_files import read_object
 from trainkit.data.tokenizer import special_tokens
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.hub.save import as_json

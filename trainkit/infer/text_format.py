@@ -9,8 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from trainkit.data.documents.chat_template import ChatTemplate, render, resolve_template
-from trainkit.data.json_files import read_object
-from trainkit.data.sources.hub import BESIDE
+from trainkit.data.hub_files import BESIDE, read_object
 from trainkit.data.tokenizer import load
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import TrainkitError

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from trainkit.checkpoint import store
 from trainkit.data.cache.build import Cache
-from trainkit.data.checks.supervision import find_problems
+from trainkit.data.checks import find_problems
 from trainkit.errors import TrainkitError
 from trainkit.events.alerts import disk_alert
 from trainkit.events.log import EventLog

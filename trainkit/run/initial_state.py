@@ -15,7 +15,7 @@ from trainkit.checkpoint import manifest as manifests
 from trainkit.checkpoint import restore, store
 from trainkit.checkpoint.manifest import Manifest
 from trainkit.data.cache.build import Cache
-from trainkit.data.checks.earlier_format import check_same_data
+from trainkit.data.recorded import check_same_data
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
 from trainkit.hub.pretrained import load_adapter, load_base

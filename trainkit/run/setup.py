@@ -9,9 +9,9 @@ from pathlib import Path
 
 from trainkit.checkpoint import store
 from trainkit.checkpoint.saver import size_of
+from trainkit.data import recorded
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache import build as caches
-from trainkit.data.cache import recorded
 from trainkit.data.tokenizer.load import peek
 from trainkit.events.control import Server
 from trainkit.events.log import EventLog

@@ -9,10 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainkit.data.batches.buckets import Buckets
 from trainkit.data.batches.examples import Examples, examples_of, lengths_of, longest, padded, read_rows
 from trainkit.data.batches.layout import Batch, Layout
-from trainkit.data.batches.order import ExampleOrder, Mixture
+from trainkit.data.batches.order import Buckets, ExampleOrder, Mixture
 from trainkit.data.batches.packing import PackingCounts
 from trainkit.data.batches.spans import SpanExamples
 from trainkit.data.cache.build import Cache

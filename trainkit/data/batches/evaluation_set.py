@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from trainkit.data.batches.buckets import Buckets
 from trainkit.data.batches.chunks import Chunks
 from trainkit.data.batches.examples import examples_of, lengths_of, longest, padded
 from trainkit.data.batches.layout import Batch
+from trainkit.data.batches.order import Buckets
 from trainkit.data.cache.stream import Stream
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe

@@ -17,10 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainkit.data.cache.maps import map_file
 from trainkit.data.cache.shards import Shard
 from trainkit.data.sources.digests import of_value
-from trainkit.data.storage import writing
+from trainkit.data.storage import map_file, writing
 from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.data import Encoding, Pack, Pad, Windows
 

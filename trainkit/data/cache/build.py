@@ -30,9 +30,8 @@ from trainkit.data.cache.live_cache import LiveSource
 from trainkit.data.cache.sets import Set, check_not_empty, find_usable, sets_of
 from trainkit.data.cache.shards import Parts
 from trainkit.data.cache.stream import Stream
-from trainkit.data.jobs import Stop
-from trainkit.data.progress import CachingProgress, Reporter, Tell
-from trainkit.data.sources import contents
+from trainkit.data.jobs import CachingProgress, Reporter, Stop, Tell
+from trainkit.data.sources import digests
 from trainkit.data.sources.digests import of_value
 from trainkit.data.sources.splits import Split
 from trainkit.data.tokenizer import load
@@ -231,7 +230,7 @@ def find(recipe: Recipe) -> Cache | None:
     """
     directory = Path(recipe.data.cache)
     storage.check_format(directory, shards.FORMATS)
-    listing = contents.recall(directory, (*recipe.data.train, *recipe.data.validation))
+    listing = digests.recall(directory, (*recipe.data.train, *recipe.data.validation))
     if listing is None:
         return None
     codec = load.cached(recipe, listing.files[: len(recipe.data.train)], listing.contents)
@@ -254,7 +253,7 @@ def _prepare(recipe: Recipe, progress: Tell, check: Check | None = None) -> tupl
     """Read the sources, and find or train the tokenizer; nothing is tokenised yet."""
     directory = Path(recipe.data.cache)
     storage.check_format(directory, shards.FORMATS)
-    listing = contents.survey(directory, (*recipe.data.train, *recipe.data.validation), progress)
+    listing = digests.survey(directory, (*recipe.data.train, *recipe.data.validation), progress)
     codec = load.for_files(recipe, listing.files[: len(recipe.data.train)], listing.contents, progress=progress)
     sets = sets_of(recipe, listing, codec)
     cache = Cache(recipe, codec, sets)

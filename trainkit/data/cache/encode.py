@@ -17,8 +17,7 @@ import numpy as np
 from trainkit.data.cache import shards
 from trainkit.data.cache.shards import DOCUMENT, LEARNED, SECOND, TOKEN_LABEL, Encoding, LabelledShard, Reason, Shard
 from trainkit.data.documents.pieces import Piece, Refused
-from trainkit.data.jobs import Stop
-from trainkit.data.progress import Reporter
+from trainkit.data.jobs import Reporter, Stop
 from trainkit.data.sources.source_file import SourceFile, read_all
 from trainkit.data.sources.splits import Split, divide
 from trainkit.data.sources.units import Unit

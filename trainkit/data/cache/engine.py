@@ -12,8 +12,7 @@ from trainkit.data import jobs, storage
 from trainkit.data.cache import shards
 from trainkit.data.cache.encode import encode
 from trainkit.data.cache.shards import Encoding, Parts
-from trainkit.data.jobs import Later, Stop
-from trainkit.data.progress import Reporter
+from trainkit.data.jobs import Later, Reporter, Stop
 from trainkit.data.sources.units import Unit
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 

@@ -25,8 +25,7 @@ from trainkit.data import storage
 from trainkit.data.cache import shards
 from trainkit.data.cache.engine import CacheWork, Engine
 from trainkit.data.cache.shards import Encoding, Parts
-from trainkit.data.jobs import LATER, Later, Stop
-from trainkit.data.progress import Reporter
+from trainkit.data.jobs import LATER, Later, Reporter, Stop
 from trainkit.data.sources.units import Unit
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import FAILED, TrainkitError

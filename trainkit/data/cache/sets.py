@@ -14,7 +14,7 @@ from trainkit.data.cache.shards import Encoding
 from trainkit.data.cache.stream import Stream
 from trainkit.data.documents.templates import RowReading
 from trainkit.data.sources import splits
-from trainkit.data.sources.contents import Listing
+from trainkit.data.sources.digests import Listing
 from trainkit.data.sources.source_file import SourceFile
 from trainkit.data.sources.splits import Split
 from trainkit.data.sources.units import Unit, units_of

@@ -23,11 +23,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trainkit.data.cache.maps import map_file
 from trainkit.data.sources.digests import of_value
 from trainkit.data.sources.splits import Split, treatment
 from trainkit.data.sources.units import Unit
-from trainkit.data.storage import writing
+from trainkit.data.storage import map_file, writing
 
 #: Raise it when the same files and tokenizer would give other shards than before.
 FORMAT = 4

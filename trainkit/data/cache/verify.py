@@ -10,8 +10,7 @@ from pathlib import Path
 
 from trainkit.data import jobs
 from trainkit.data.cache.shards import Shard
-from trainkit.data.jobs import Stop
-from trainkit.data.progress import Reporter, Tell
+from trainkit.data.jobs import Reporter, Stop, Tell
 from trainkit.data.sources.files import chunks
 
 

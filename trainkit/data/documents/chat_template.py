@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from trainkit.data.json_files import read_object
+from trainkit.data.hub_files import read_object
 from trainkit.data.problems import NO_TEXT
 from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.document import Chat

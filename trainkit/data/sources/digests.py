@@ -16,17 +16,19 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from trainkit.data.documents.pieces import Span
-from trainkit.data.jobs import Stop, run
+from trainkit.data.jobs import WORKERS, Reporter, Stop, Tell, run
 from trainkit.data.sources.files import chunks, is_remote, open_raw
+from trainkit.data.sources.listing import list_files
 from trainkit.data.sources.patterns import files_below
 from trainkit.data.sources.source_file import SourceFile, check_unchanged, row_spans
 from trainkit.data.storage import writing
 from trainkit.errors import TrainkitError
+from trainkit.recipe.sections.data import Source
 
 #: The coarsest clock of a file system in use ticks every 2 s.
 RACY_NS = 2_000_000_000
@@ -221,3 +223,37 @@ def _save(memory: Path, entries: dict[str, _Entry]) -> None:
 
 def _ignore(_: int) -> None:
     pass
+
+
+@dataclass(frozen=True)
+class Listing:
+    """`files` are those of each source, in the order of the sources."""
+
+    files: tuple[tuple[SourceFile, ...], ...]
+    contents: Contents
+
+
+def survey(cache: Path, sources: Sequence[Source], progress: Tell) -> Listing:
+    """List the sources, and read what is not known yet. Raises TrainkitError."""
+    files = tuple(list_files(source, cache) for source in sources)
+    known: Contents = {}
+    reporter = Reporter("files", 0, progress)
+    for group in files:
+        known |= compute(
+            cache, group, workers=WORKERS, progress=lambda size: reporter.add(bytes=size), tick=reporter.tick
+        )
+    if not reporter.idle:
+        reporter.done()
+    return Listing(files, known)
+
+
+def recall(cache: Path, sources: Sequence[Source]) -> Listing | None:
+    """The same without writing anything; None where there are files that have never been read. Raises TrainkitError."""
+    files = tuple(list_files(source, cache) for source in sources)
+    known: Contents = {}
+    for group in files:
+        found = find(cache, group)
+        if found is None:
+            return None
+        known |= found
+    return Listing(files, known)

@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from trainkit.data.json_files import read_object
-from trainkit.data.progress import Reporter, Tell
+from trainkit.data.hub_files import BESIDE, HUB_ID, NotAskedError, commit_of, file_of, read_object
+from trainkit.data.jobs import Reporter, Tell
 from trainkit.data.sources.digests import Contents, of_value
-from trainkit.data.sources.hub import BESIDE, HUB_ID, NotAskedError, commit_of, file_of
 from trainkit.data.sources.source_file import SourceFile
 from trainkit.data.storage import writing
 from trainkit.data.tokenizer import train
-from trainkit.data.tokenizer.sample import Drawn, draw
+from trainkit.data.tokenizer.train import Drawn, draw
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer, load
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe

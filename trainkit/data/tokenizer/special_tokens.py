@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
-from trainkit.data.json_files import read_object
+from trainkit.data.hub_files import read_object
 from trainkit.errors import TrainkitError
 
 Role = Literal["bos", "eos", "pad", "mask"]

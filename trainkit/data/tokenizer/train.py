@@ -1,30 +1,44 @@
-"""Training a byte-level BPE on the training documents (Sennrich et al. 2016; bytes as in Radford et al. 2019).
+"""Training a byte-level BPE on a sample of the training text (Sennrich et al. 2016; bytes as in Radford et al. 2019).
 
-It can write every text, and gives it back exactly.
+The tokenizer can write every text, and gives it back exactly.
+
+Parts of sources are drawn by a keyed hash of where they are, so the sample is the same in every process and in
+whatever order files are listed: the parts of each source with the lowest numbers are used (Vitter 1985, Random
+Sampling with a Reservoir, has the idea; numbers that follow from places need no generator). Where not all text fits,
+each source has its share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass
 from itertools import chain
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from trainkit.data import jobs
-from trainkit.data.jobs import Stop
-from trainkit.data.progress import Reporter
-from trainkit.data.sources.digests import of_value
+from trainkit.data.jobs import Reporter, Stop
+from trainkit.data.sources.digests import Contents, of_value
+from trainkit.data.sources.source_file import SourceFile, read_all
+from trainkit.data.sources.splits import divide, treatment
+from trainkit.data.sources.units import Unit, units_of
 from trainkit.data.storage import writing
-from trainkit.data.tokenizer import sample
-from trainkit.data.tokenizer.sample import Drawn
 from trainkit.data.tokenizer.special_tokens import END_OF_TEXT
 from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.data import Data
+from trainkit.recipe.sections.source import Source
 from trainkit.recipe.sections.tokenizer import TrainTokenizer
 
 #: Raise it when the same text would give another tokenizer than before.
 _FORMAT = 2
+#: Of a source no more is read than so many times what is asked for of all of them, up to the end of a file, or of a
+#: part of one that can be read by itself.
+READ = 4
+#: Longer texts are drawn in parts of so many characters.
+PART = 1 << 15
 
 
 def path_of(data: Data, spec: TrainTokenizer, drawn: Sequence[Drawn]) -> Path:
@@ -64,7 +78,7 @@ def _train(data: Data, spec: TrainTokenizer, drawn: Sequence[Drawn], reporter: R
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    texts = sample.texts(data, spec, drawn, reporter, stop)
+    texts = sample_texts(data, spec, drawn, reporter, stop)
     first = next(texts, None)
     if first is None:
         raise TrainkitError(
@@ -74,3 +88,128 @@ def _train(data: Data, spec: TrainTokenizer, drawn: Sequence[Drawn], reporter: R
         )
     tokenizer.train_from_iterator(chain([first], texts), trainer)
     return tokenizer.to_str()
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What is read of a source."""
+
+    units: tuple[Unit, ...]
+    share: float
+    limit: int | None
+
+    def signature(self, held_out: float) -> list[object]:
+        """All that the sample of the source depends on but for the seed, and how much is asked for."""
+        read = [[self._of(unit, place, held_out) for place in range(len(unit.files))] for unit in self.units]
+        return [self.share, self.limit, read]
+
+    @staticmethod
+    def _of(unit: Unit, place: int, held_out: float) -> list[object]:
+        file, content = unit.files[place], unit.contents[place]
+        span = unit.span and astuple(unit.span)
+        return [file.name, content.digest, treatment(file, held_out), file.reading.signature, span]
+
+
+def draw(data: Data, spec: TrainTokenizer, groups: Sequence[Sequence[SourceFile]], contents: Contents) -> list[Drawn]:
+    """Of each source, whose files are a group, the parts that are read: all of it where it is not much larger than what
+    is asked for, nothing where it is never trained on. A source with a `limit` is read from its beginning."""
+    found = []
+    for number, (source, files, share) in enumerate(zip(data.train, groups, _shares(data.train, groups), strict=True)):
+        units = list(units_of(files, contents)) if share else []
+        if source.limit is None:
+            units.sort(key=lambda unit: _number(spec.seed, number, unit.files[0].name, unit.span and unit.span.first))
+        found.append(Drawn(tuple(_first(units, READ * spec.max_bytes)), share, source.limit))
+    return found
+
+
+def sample_texts(
+    data: Data, spec: TrainTokenizer, drawn: Sequence[Drawn], reporter: Reporter, stop: Stop
+) -> Iterator[str]:
+    """The sample: about `max_bytes` of text, or all that there is, without what is held out. Holds no more than that.
+
+    Raises TrainkitError where a document cannot be read and `on_error` is "stop".
+    """
+    kept = _Kept(spec.max_bytes, [source.share for source in drawn])
+    for source, each in enumerate(drawn):
+        read = documents = place = 0
+        for file, index, first, text, held_out in _documents(data, each):
+            stop.check()
+            documents += first
+            # what comes over the network without a size may have no end that anybody would wait for
+            endless = not file.size and read >= READ * spec.max_bytes
+            if endless or (each.limit is not None and documents > each.limit):
+                break
+            if held_out:  # it counts towards the limit, as in the cache
+                continue
+            place = 0 if first else place
+            reporter.add(documents=first)
+            for begin in range(0, len(text), PART):
+                content = text[begin : begin + PART].encode()
+                kept.add(source, _number(spec.seed, source, file.name, index, place), content)
+                reporter.add(bytes=len(content))
+                read, place = read + len(content), place + 1
+    yield from kept.texts()
+
+
+def _documents(data: Data, drawn: Drawn) -> Iterator[tuple[SourceFile, int, bool, str, bool]]:
+    """Yield (file, which document of it, whether it begins here, text, whether it is held out) of a source."""
+    files = ((file, unit.span) for unit in drawn.units for file in unit.files)
+    for split, file, piece in divide(read_all(files, on_error=data.on_error, refused=[]), data.held_out):
+        if piece.ids is None:
+            yield file, piece.index, piece.first, piece.text, split == "held-out"
+
+
+class _Kept:
+    """Of each source the parts with the lowest numbers; together they have `most` bytes, and at most one part more."""
+
+    def __init__(self, most: int, shares: Sequence[float]) -> None:
+        self._most, self._shares = most, shares
+        self._heaps: list[list[tuple[int, bytes]]] = [[] for _ in shares]
+        self._sizes = [0] * len(shares)
+        self._total = 0
+
+    def add(self, source: int, number: int, content: bytes) -> None:
+        heapq.heappush(self._heaps[source], (-number, content))
+        self._count(source, len(content))
+        while self._total > self._most:
+            # the source that has the most above its share gives away its highest number
+            there = (source for source, size in enumerate(self._sizes) if size)
+            largest = max(there, key=lambda source: self._sizes[source] / self._shares[source])
+            gone = len(self._heaps[largest][0][1])
+            if self._total - gone < self._most:
+                return
+            heapq.heappop(self._heaps[largest])
+            self._count(largest, -gone)
+
+    def _count(self, source: int, size: int) -> None:
+        self._sizes[source] += size
+        self._total += size
+
+    def texts(self) -> Iterator[str]:
+        for heap in self._heaps:
+            yield from (content.decode() for _, content in sorted(heap, reverse=True))
+
+
+def _shares(sources: Sequence[Source], groups: Sequence[Sequence[SourceFile]]) -> list[float]:
+    """What each source has of the sample: by its weight, where sources have any, the largest of its stages; else by its
+    size, or all alike where one does not tell its size."""
+    if any(source.weight is not None for source in sources):
+        weights = [source.weight if source.weight is not None else 0.0 for source in sources]
+        return [max(w for _, w in weight) if isinstance(weight, tuple) else weight for weight in weights]
+    sizes = [sum(file.size for file in files) for files in groups]
+    return [float(size) for size in sizes] if all(sizes) else [1.0] * len(sizes)
+
+
+def _first(units: Iterable[Unit], most: int) -> Iterator[Unit]:
+    size = 0
+    for unit in units:
+        if size >= most:
+            return
+        yield unit
+        size += unit.size
+
+
+def _number(*place: object) -> int:
+    """A number of 64 bits that looks drawn at random, the same for ever."""
+    name = "\0".join(map(str, place)).encode(errors="surrogateescape")
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8, key=b"trainkit sample").digest(), "little")

@@ -12,7 +12,7 @@ from trainkit.data.batches.dataset import BatchRow, TrainSet
 from trainkit.data.batches.layout import Batch
 from trainkit.data.cache.build import Cache
 from trainkit.data.cache.stream import SourceSpan
-from trainkit.data.checks.supervision import place_of
+from trainkit.data.checks import place_of
 from trainkit.recipe.sections.source import document_of
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainkit.data.json_files import read_object
+from trainkit.data.hub_files import read_object
 from trainkit.errors import TrainkitError
 
 

@@ -1,1 +1,0 @@
-"""Checks of the data before and during training, and the display of a batch."""
