@@ -17,10 +17,9 @@ BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jin
 
 
 def read_object(path: Path, *, missing_ok: bool = False, hint: str = "") -> dict[str, Any]:
-    """The object in a file; with `missing_ok`, an empty one where there is no such file.
+    """Return the JSON object in a file; an empty object if the file is missing and `missing_ok`.
 
-    `hint` says what the file is that is missing. Raises TrainkitError where it is missing, cannot be read, or holds no
-    object.
+    `hint` says which file is missing. Raises TrainkitError if the file is missing, cannot be read, or holds no object.
     """
     try:
         found = json.loads(path.read_bytes())
@@ -43,10 +42,10 @@ class NotAskedError(Exception):
 
 
 def file_of(name: str, file: str, revision: str | None) -> Path | None:
-    """A file of a repository, from the client's cache or the hub; None where the repository does not have it.
+    """Return a file of a repository, from the client's cache or the hub; None if the repository does not have it.
 
     Raises:
-        NotAskedError: nobody was asked.
+        NotAskedError: the client works offline, and its cache does not know.
         Exception: whatever the client and its HTTP library raise.
     """
     from huggingface_hub import _CACHED_NO_EXIST, constants, hf_hub_download, try_to_load_from_cache
@@ -60,13 +59,13 @@ def file_of(name: str, file: str, revision: str | None) -> Path | None:
             return None
         if constants.HF_HUB_OFFLINE:
             raise NotAskedError(f"{file} is not in its client's cache, and HF_HUB_OFFLINE is set") from None
-        raise  # nobody could be asked
+        raise  # the hub cannot be reached
     except EntryNotFoundError:
         return None
 
 
 def commit_of(name: str, file: str, revision: str | None) -> str | None:
-    """The commit that a revision was when the client fetched a file; None where it is not in the client's cache."""
+    """Return the commit of a revision when the client fetched a file; None if the file is not in the client's cache."""
     from huggingface_hub import try_to_load_from_cache
 
     found = try_to_load_from_cache(name, file, revision=revision)

@@ -17,9 +17,9 @@ from typing import Generic, Protocol, TypeVar
 
 T = TypeVar("T")
 
-#: Threads where nobody says how many.
+#: Threads by default.
 WORKERS = min(4, os.cpu_count() or 1)
-#: Seconds before a job that another process does is looked at again.
+#: Seconds until a job that another process does is tried again.
 LATER = 0.1
 #: Seconds between two calls of `tick` while no job ends.
 _INTERVAL = 0.2
@@ -28,15 +28,15 @@ _REPORT_INTERVAL = 0.2
 
 
 class Stopped(Exception):
-    """Raised within a job once its work is not wanted any more."""
+    """Raised within a job once its work is no longer wanted."""
 
 
 class Later(Exception):
-    """Raised by a job that cannot be done now: it is tried again once the others are done or under way."""
+    """Raised by a job that cannot be done now; it is tried again after the others."""
 
 
 class Stop:
-    """Asks the jobs to end; they call `check` every so often."""
+    """Asks jobs to end. They call `check` often, which raises `Stopped`."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -62,19 +62,19 @@ def run(
     on_result: Callable[[int, T], None] = lambda index, result: None,
     stop: Stop | None = None,
 ) -> list[T]:
-    """The results of all jobs, in their order.
+    """Return the results of all jobs, in their order.
 
     `tick` is called a few times a second, and `on_result` with each result as it comes, in the caller's thread.
-    Jobs begin in their order. Where one fails, those before it are finished, and the error of the first that failed is
-    raised: the same whatever the number of workers. KeyboardInterrupt is raised without waiting for a long job; and so
-    is `stop` where somebody sets it, as `Stopped`.
+    Jobs begin in their order. If one fails, the jobs before it are finished, and the error of the first that failed is
+    raised, the same for any number of workers. KeyboardInterrupt, and `Stopped` when somebody sets `stop`, are raised
+    without waiting for a long job.
     """
     stop = stop or Stop()
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     done: queue.SimpleQueue[_Outcome[T]] = queue.SimpleQueue()
     for index in range(len(jobs)):
         waiting.put(index)
-    limit = len(jobs)  # no job from there on is begun
+    limit = len(jobs)  # no job from this one on is begun
 
     def work() -> None:
         nonlocal limit
@@ -129,12 +129,12 @@ def run(
 
 @dataclass(frozen=True)
 class CachingProgress:
-    """So far, of one thing that is being done.
+    """How much of one piece of work is done.
 
-    `what` is "files" (being read for their digests), "tokenizer" (being trained), "train" or the name of a validation
-    set (being tokenised), "shards" (being compared with their checksums). `bytes` are those of the files for "files"
-    and "shards", else of the text in UTF-8; their total is estimated from the share of the sources that is done, and
-    None until there is one. A document that is held out in parts counts in both splits.
+    `what` is "files" (read for their digests), "tokenizer" (trained), "train" or the name of a validation set
+    (tokenised), or "shards" (compared with their checksums). `bytes` are those of the files for "files" and "shards",
+    otherwise of the text in UTF-8; `total_bytes` is estimated from the share of the sources that is done, and None
+    before that. A document that is held out in parts counts in both splits.
     """
 
     what: str
@@ -146,7 +146,7 @@ class CachingProgress:
 
 
 class Tokenised(Protocol):
-    """What has been tokenised, such as a shard."""
+    """Something that was tokenised, such as a shard."""
 
     @property
     def documents(self) -> int: ...
@@ -157,14 +157,14 @@ class Tokenised(Protocol):
 
 
 Tell = Callable[[CachingProgress], None] | None
-"""Who is told of it, if anybody."""
+"""What is called with the progress, if anything."""
 
 
 class Reporter:
-    """Counts, from any thread; `tick` and `done`, in the caller's thread, pass on what is counted, at most 5 times a
-    second but for the end, and only where it has changed.
+    """Counts progress from any thread; `tick` and `done`, in the caller's thread, report it, at most 5 times a second
+    except for the end, and only if it has changed.
 
-    `source` is what the sources measure, in any unit: of units that are done, the text's bytes are compared with it.
+    `source` is the size of the sources in any unit. The text bytes of finished units are compared with it.
     """
 
     def __init__(self, what: str, source: int, callback: Tell) -> None:
@@ -182,19 +182,19 @@ class Reporter:
             self._tokens += tokens
 
     def add_shards(self, shards: Iterable[Tokenised]) -> None:
-        """Count what shards hold that are there already."""
+        """Count the content of shards that exist already."""
         for shard in shards:
             self.add(documents=shard.documents, bytes=shard.bytes, tokens=shard.tokens)
 
     def add_done(self, shards: Iterable[Tokenised], *, source: int) -> None:
-        """So much of the sources is done, and has become these shards, which are counted already."""
+        """Record that `source` of the sources is done and became these shards, which are counted already."""
         with self._lock:
             self._source_done += source
             self._bytes_done += sum(shard.bytes for shard in shards)
 
     @property
     def idle(self) -> bool:
-        """Whether there was nothing to count."""
+        """Whether nothing was counted."""
         return not (self._documents or self._bytes)
 
     def tick(self) -> None:

@@ -1,4 +1,4 @@
-"""What is wrong with a row, in a person's words."""
+"""What is wrong with a row, in words."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ NO_TEXT = "has half of a surrogate pair, which is no text"
 
 
 def missing_key(key: str, found: Iterable[str], setting: str, *, usual: Iterable[str] = ()) -> Problem:
-    """That a row or a table has no such key.
+    """Return that a row or a table has no such key.
 
     Args:
         setting: where the recipe names the key, such as `document.prompt`.
-        usual: names that others have for it.
+        usual: other common names of the key.
     """
     names = list(found)
     near = difflib.get_close_matches(key, names, n=1, cutoff=0.5) or [name for name in usual if name in names]
@@ -27,7 +27,7 @@ def missing_key(key: str, found: Iterable[str], setting: str, *, usual: Iterable
 
 
 def kind_of(value: Any) -> str:
-    """What a value of a row is."""
+    """Return the kind of a value of a row, such as "a string"."""
     names = {str: "a string", bool: "a boolean", int: "a number", float: "a number", type(None): "null", bytes: "bytes"}
     if isinstance(value, Mapping):
         return "an object"
@@ -37,7 +37,7 @@ def kind_of(value: Any) -> str:
 
 
 def list_names(found: Iterable[str]) -> str:
-    """The first names of some, in quotes."""
+    """Return the first few names in quotes."""
     names = list(found)
     shown = ", ".join(f"'{name}'" for name in names[:8])
     return f"{shown} and {len(names) - 8} more" if len(names) > 8 else shown or "none"

@@ -30,14 +30,14 @@ import numpy as np
 from trainkit.errors import TrainkitError
 
 _TEMPORARY = ".tmp-"
-#: What a killed writer left is removed once nobody has written to it for so long (seconds).
+#: Seconds without a write after which the file of a killed writer is removed.
 _ABANDONED = 24 * 3600
 _REBUILD = 'rebuild it: trainkit cache-data RECIPE --rebuild; or use another directory: --set data.cache="DIRECTORY"'
 
 
 @contextlib.contextmanager
 def refusals(path: Path) -> Iterator[None]:
-    """Turns an `OSError` of writing to `path` into a TrainkitError."""
+    """Turn an `OSError` of writing to `path` into a TrainkitError."""
     try:
         yield
     except OSError as error:
@@ -50,7 +50,7 @@ def refusals(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write; it appears at `path` when the block ends, and not at all when the block raises.
+    """Yield a file to write. It appears at `path` when the block ends, and not at all if the block raises.
 
     Several processes may write the same path at once: the last rename wins.
 
@@ -77,7 +77,7 @@ def writing(path: Path) -> Iterator[BinaryIO]:
 
 
 class _Guarded:
-    """Only `write`, and a disk's refusal told apart from an `OSError` of what is being read meanwhile."""
+    """Has only `write`, which tells a refusal by the disk from an `OSError` of what is read meanwhile."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self._file, self._path = file, path
@@ -88,7 +88,7 @@ class _Guarded:
 
 
 def check_format(cache: Path, versions: Collection[int]) -> None:
-    """Raise TrainkitError where a version of trainkit made the cache whose files cannot stand beside today's."""
+    """Raise TrainkitError if the cache was made by a version of trainkit whose files cannot be used beside today's."""
     try:
         found = json.loads((cache / "format.json").read_bytes())["format"]
     except (FileNotFoundError, NotADirectoryError):
@@ -107,15 +107,15 @@ def check_format(cache: Path, versions: Collection[int]) -> None:
 
 
 def write_format(cache: Path, version: int) -> None:
-    """Say of a new cache what it is. Raises TrainkitError."""
+    """Write the format of a new cache. Raises TrainkitError."""
     if not (cache / "format.json").exists():
         with writing(cache / "format.json") as out:
             out.write(json.dumps({"format": version}).encode())
 
 
 def remove(cache: Path) -> None:
-    """Remove what was made of the sources, and nothing else that lies there; tokenizers and what the hub said stay, for
-    the runs that began with them. Raises TrainkitError."""
+    """Remove what was made from the sources, and nothing else in the directory. Tokenizers and the commits of the hub
+    stay, for the runs that began with them. Raises TrainkitError."""
     with refusals(cache):
         for name in ("digests", "shards", "frames", "ledgers", "apart", "rejected", "locks"):
             if (cache / name).is_dir():
@@ -124,7 +124,7 @@ def remove(cache: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the renames in a directory last. Raises TrainkitError."""
+    """Make renames in a directory survive a power cut. Raises TrainkitError."""
     with refusals(directory):
         descriptor = os.open(directory, os.O_RDONLY)
         try:
@@ -134,7 +134,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def sweep(directory: Path) -> None:
-    """Remove what writers that were killed long ago left behind."""
+    """Remove the files of writers that were killed long ago."""
     for path in directory.glob(f"{_TEMPORARY}*"):
         with contextlib.suppress(OSError):  # another process may have swept it, or may be about to rename it
             if time.time() - path.stat().st_mtime > _ABANDONED:
@@ -143,9 +143,9 @@ def sweep(directory: Path) -> None:
 
 @contextlib.contextmanager
 def claim(path: Path) -> Iterator[bool]:
-    """Whether this process, and this thread of it, is the only one here until the block ends. Never waits.
+    """Yield whether this thread of this process holds the lock `path` until the block ends. Never waits.
 
-    Where the file system knows no locks everybody is told yes: what is done twice is still done right.
+    On a file system without locks everybody gets yes: work that is done twice is still correct.
     """
     with refusals(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -168,7 +168,9 @@ def claim(path: Path) -> Iterator[bool]:
 
 
 def map_file(path: Path, size: int | None = None) -> np.ndarray:
-    """The first `size` bytes of a file, or all of them: uint8, (size,), read-only. It lives as long as any view of it.
+    """Return the first `size` bytes of a file, or all of them: uint8, (size,), read-only.
+
+    The map lives as long as any view of it.
 
     Raises:
         OSError: the file cannot be opened, or the system permits no further map.

@@ -1,13 +1,12 @@
-"""What each source file holds, without reading all of it at every start.
+"""Digests of source files, without reading every file at every start.
 
-The digest of a file is remembered with its size, times and inode, and trusted while these stay. A file that was changed
-in the very moment in which it was read keeps its times on a coarse clock; so a digest is not trusted, and the file is
-read again, where the file was changed less than `RACY_NS` before (git's racy-git notes). A file that lies elsewhere is
-known by what its store says of it, where that says enough. A directory that holds a dataset is known by its files'
-names and what is in them.
+The digest of a file is remembered with its size, times and inode, and trusted while these stay the same. On a coarse
+clock, a file that changes while it is read keeps its times. So a digest is not trusted, and the file is read again, if
+the file was changed less than `RACY_NS` before (git's racy-git notes). A remote file is identified by what its store
+reports, if that is enough. A directory that holds a dataset is identified by the names and contents of its files.
 
-A large file of lines has a digest for every few megabytes, so that its parts can be tokenised side by side, and so that
-lines added at its end leave the other parts as they are.
+A large file of lines has a digest for every few megabytes, so that its parts can be tokenised in parallel, and lines
+added at its end do not change the other parts.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ SPAN = 8 << 20
 
 @dataclass(frozen=True)
 class Content:
-    """What is in a file: a digest of all of it, and the parts that can be read by themselves, if there are several."""
+    """The digest of a file, and its parts that can be read by themselves, if there are several."""
 
     digest: str
     spans: tuple[Span, ...] = ()
@@ -65,7 +64,7 @@ class _Entry:
 
 
 def of_bytes(*parts: bytes) -> str:
-    """A digest of several strings; where one ends and the next begins counts."""
+    """Return a digest of several strings, which depends on where one ends and the next begins."""
     hasher = hashlib.blake2b(digest_size=16)
     for part in parts:
         hasher.update(len(part).to_bytes(8, "little") + part)
@@ -73,14 +72,14 @@ def of_bytes(*parts: bytes) -> str:
 
 
 def of_value(value: object) -> str:
-    """A digest of what JSON can say."""
+    """Return a digest of a value that JSON can represent."""
     return of_bytes(json.dumps(value, sort_keys=True, ensure_ascii=True).encode())
 
 
 def find(cache: Path, files: Iterable[SourceFile]) -> Contents | None:
-    """What is in the files, or None where one has never been seen: then there is no use in reading the others.
+    """Return the contents of the files, or None if one of them was never read before; then none is read.
 
-    Writes nothing. Raises TrainkitError where a file cannot be read.
+    Writes nothing. Raises TrainkitError if a file cannot be read.
     """
     files = tuple(files)
     known = _load(_memory(cache, files))
@@ -95,9 +94,9 @@ def find(cache: Path, files: Iterable[SourceFile]) -> Contents | None:
 def compute(
     cache: Path, files: Iterable[SourceFile], *, workers: int, progress: Callable[[int], None], tick: Callable[[], None]
 ) -> Contents:
-    """What is in the files; what had to be computed is remembered below `cache`.
+    """Return the contents of the files. Those that had to be computed are remembered below `cache`.
 
-    `progress` is told of the bytes read, from several threads.
+    `progress` is called with the number of bytes read, from several threads.
 
     Raises:
         TrainkitError: a file cannot be read, or is being written; or the cache cannot be written.
@@ -110,8 +109,8 @@ def compute(
         now = time.time_ns()
         found = run([_job(file, progress) for file in stale], workers=workers, tick=tick)
         known |= {f.key: _Entry(f.stat, f.identity, content, now) for f, content in zip(stale, found, strict=True)}
-        here = {file.key for file in files}
-        _save(memory, {key: known[key] for key in known if key in here or os.path.exists(key.partition(":")[2])})
+        listed = {file.key for file in files}
+        _save(memory, {key: known[key] for key in known if key in listed or os.path.exists(key.partition(":")[2])})
     return {file.key: known[file.key].content for file in files}
 
 
@@ -147,7 +146,7 @@ def _content_of_directory(file: SourceFile, stop: Stop, progress: Callable[[int]
 
 
 def _read(path: str, add: Callable[[bytes], None], stop: Stop, progress: Callable[[int], None]) -> None:
-    """Hand over the bytes of a file, a chunk at a time. Raises TrainkitError."""
+    """Call `add` with the bytes of a file, a chunk at a time. Raises TrainkitError."""
     try:
         with open_raw(path) as stream:
             for chunk in chunks(stream):
@@ -159,7 +158,7 @@ def _read(path: str, add: Callable[[bytes], None], stop: Stop, progress: Callabl
 
 
 class _Lines:
-    """Cuts a file of lines, as it goes by, after the first line end beyond every `SPAN` bytes."""
+    """Divides a file of lines, a chunk at a time, after the first line end beyond every `SPAN` bytes."""
 
     def __init__(self) -> None:
         self._spans: list[Span] = []
@@ -177,7 +176,7 @@ class _Lines:
         self._take(chunk)
 
     def spans(self) -> tuple[Span, ...]:
-        """Those so far, the last one included."""
+        """Return the spans, including the unfinished last one."""
         if self._size:
             self._end()
         return tuple(self._spans)
@@ -195,13 +194,13 @@ class _Lines:
 
 
 def _memory(cache: Path, files: tuple[SourceFile, ...]) -> Path:
-    """One file for each tree of sources, so that adding to a tree does not forget the rest of it."""
+    """Return where digests are remembered: one file per tree of sources, which keeps all of a tree that grows."""
     roots = sorted({file.path.removesuffix(file.name) for file in files})
     return cache / "digests" / f"{of_value(roots)}.json"
 
 
 def _load(memory: Path) -> dict[str, _Entry]:
-    """What is remembered; nothing where the file is missing or damaged, since everything can be read again."""
+    """Return what is remembered: nothing if the file is missing or damaged, since all sources can be read again."""
     try:
         found = json.loads(memory.read_bytes())
         return {
@@ -227,14 +226,15 @@ def _ignore(_: int) -> None:
 
 @dataclass(frozen=True)
 class Listing:
-    """`files` are those of each source, in the order of the sources."""
+    """The `files` of each source, in the order of the sources, and their contents."""
 
     files: tuple[tuple[SourceFile, ...], ...]
     contents: Contents
 
 
 def survey(cache: Path, sources: Sequence[Source], progress: Tell) -> Listing:
-    """List the sources, and read what is not known yet. Raises TrainkitError."""
+    """Return the files of the sources with their contents, after reading those that are not known yet. Raises
+    TrainkitError."""
     files = tuple(list_files(source, cache) for source in sources)
     known: Contents = {}
     reporter = Reporter("files", 0, progress)
@@ -248,7 +248,7 @@ def survey(cache: Path, sources: Sequence[Source], progress: Tell) -> Listing:
 
 
 def recall(cache: Path, sources: Sequence[Source]) -> Listing | None:
-    """The same without writing anything; None where there are files that have never been read. Raises TrainkitError."""
+    """Return the same without writing anything; None if there are files that were never read. Raises TrainkitError."""
     files = tuple(list_files(source, cache) for source in sources)
     known: Contents = {}
     for group in files:

@@ -1,4 +1,4 @@
-"""Opening what may be compressed, or lie elsewhere."""
+"""Opening files that may be compressed or remote."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from typing import Any, BinaryIO, cast
 from trainkit.errors import TrainkitError
 from trainkit.recipe.toml.files import SCHEME
 
-#: Suffixes of what is decompressed while it is read.
+#: Suffixes of files that are decompressed while they are read.
 COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
-#: What opening and reading a damaged compressed stream raises. What the disk or the network does wrong is not among it.
+#: What opening and reading a damaged compressed stream raises. Failures of the disk or the network raise TrainkitError.
 DAMAGED = (EOFError, zlib.error, lzma.LZMAError, OSError)
 
 
 def is_remote(path: str) -> bool:
-    """Whether it is a URL, and none of this machine's files."""
+    """Return whether a path is a URL of a file on another machine."""
     return bool(SCHEME.match(path)) and not path.startswith("file://")
 
 
 def suffixes(path: str) -> tuple[str, str]:
-    """The suffix that says what is in a file, and that of its compression or nothing: `.jsonl` and `.gz`."""
+    """Return the suffix of the format of a file, and that of its compression or nothing: `.jsonl` and `.gz`."""
     if path.startswith(("http://", "https://")):
         path = re.split(r"[?#]", path, maxsplit=1)[0]
     bare, last = os.path.splitext(path.lower())
@@ -37,9 +37,9 @@ def suffixes(path: str) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def store_of(url: str, *, listings: bool = True) -> Iterator[tuple[Any, str]]:
-    """The fsspec file system of a URL and the path in it; whatever goes wrong with it becomes a TrainkitError.
+    """Yield the fsspec file system of a URL and the path in it. Whatever it raises becomes a TrainkitError.
 
-    Without `listings` it is another file system object, which remembers no directory that it has listed.
+    Without `listings` it is a separate file system object, which does not remember directory listings.
     """
     if "::" in url:
         raise TrainkitError("is a chain of URLs, which is not supported", where=url, hint="name the files themselves")
@@ -69,7 +69,7 @@ def store_of(url: str, *, listings: bool = True) -> Iterator[tuple[Any, str]]:
 
 
 class _Watched(io.RawIOBase):
-    """A file of which a failure to be read, by the disk or the network, is told apart from a damaged content."""
+    """A file whose reading raises TrainkitError when the disk or the network fails, unlike damaged content."""
 
     def __init__(self, file: Any, path: str) -> None:
         self._file, self._path = file, path
@@ -99,10 +99,10 @@ class _Watched(io.RawIOBase):
 
 
 def open_raw(path: str) -> io.BufferedReader:
-    """The bytes of a local file or a URL as they are stored.
+    """Return the bytes of a local file or a URL as they are stored.
 
     Raises:
-        TrainkitError: it cannot be opened; reading raises it too where the disk or the network fails.
+        TrainkitError: it cannot be opened; reading raises it too if the disk or the network fails.
     """
     if is_remote(path):
         with store_of(path) as (store, inside):
@@ -114,7 +114,7 @@ def open_raw(path: str) -> io.BufferedReader:
 
 
 def open_binary(path: str) -> BinaryIO:
-    """The same; what is inside it where its name ends in `.gz`, `.zst`, `.bz2` or `.xz`, also of several members.
+    """Return the same, decompressed if the name ends in `.gz`, `.zst`, `.bz2` or `.xz`, also of several members.
 
     Raises:
         TrainkitError: as `open_raw`.
@@ -139,6 +139,6 @@ def open_binary(path: str) -> BinaryIO:
 
 
 def chunks(stream: BinaryIO, size: int = 1 << 20) -> Iterator[bytes]:
-    """The rest of a stream in pieces of at most `size` bytes."""
+    """Yield the rest of a stream in pieces of at most `size` bytes."""
     while chunk := stream.read(size):
         yield chunk

@@ -1,4 +1,4 @@
-"""From the recipe's sources to files."""
+"""The files of the recipe's sources."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", 
 
 
 def list_files(source: Source, cache: Path) -> tuple[SourceFile, ...]:
-    """The files of a source in a fixed order; at least one. What the hub said is remembered below `cache`.
+    """Return the files of a source in a fixed order; at least one. Commits of the hub are remembered below `cache`.
 
     Raises:
-        TrainkitError: a pattern matches nothing, a file is missing, its format cannot be told; a template cannot be
-            understood; the hub or another store cannot be reached.
+        TrainkitError: a pattern matches nothing; a file is missing, or its name does not tell its format; a template
+            has a mistake; the hub or another store cannot be reached.
     """
     files: tuple[SourceFile, ...] = import_named(source.listing)(source, cache)
     return files
@@ -115,7 +115,7 @@ def list_matching(source: Files, cache: Path) -> tuple[SourceFile, ...]:
 
 
 def _check_asked(files: Sequence[SourceFile], key: str, asked: bool, suffixes: Sequence[str]) -> None:
-    """Raises TrainkitError where the source has a key that is of files with these suffixes, and there is none."""
+    """Raise TrainkitError if the source sets a key that is only for files with these suffixes, and has no such file."""
     if asked and not any(file.path.endswith(tuple(suffixes)) for file in files):
         raise _not_read(key, suffixes, files[0])
 
@@ -130,9 +130,9 @@ def _file(match: Match, kind: str, reading: RowReading) -> SourceFile:
     return SourceFile(match.path, match.name, kind, reading, match.stat, match.identity)
 
 
-def _kind(match: Match, said: str) -> str:
+def _kind(match: Match, format: str) -> str:
     suffix, compression = suffixes(match.path)
-    kind = _BY_SUFFIX.get(suffix) if said == "auto" else said
+    kind = _BY_SUFFIX.get(suffix) if format == "auto" else format
     if kind is not None and FORMATS[kind].seeks and compression:
         raise TrainkitError(
             f"a {kind} file cannot be read through {compression}",

@@ -1,4 +1,4 @@
-"""Which files a pattern means: a path or a URL with wildcards and braces."""
+"""The files that match a pattern: a path or a URL with wildcards and braces."""
 
 from __future__ import annotations
 
@@ -15,36 +15,37 @@ from typing import Any
 from trainkit.data.sources.files import is_remote, store_of
 from trainkit.errors import TrainkitError
 
-#: (size, mtime_ns, ctime_ns, inode): while none of these changes, neither does the content, see `digests`. Of what lies
-#: elsewhere the size, 0 where it is unknown, and as mtime, where its store reports no identity, a hash of its times.
+#: (size, mtime_ns, ctime_ns, inode): while none of these changes, neither does the content, see `digests`. Of a remote
+#: file: its size, 0 if unknown, and as mtime a hash of its times if its store reports no identity.
 Stat = tuple[int, int, int, int]
 
 _MAGIC = re.compile(r"[*?\[{]")
 #: `?` begins the query of a URL.
 _URL_MAGIC = re.compile(r"[*\[{]")
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)")
-#: What stores say of a file that is another when its content is.
+#: What stores report of a file that changes with its content.
 _IDENTITIES = ("ETag", "etag", "md5Hash", "content_md5", "crc32c", "checksum", "blob_id", "sha256")
 _VERSIONS = ("VersionId", "version_id", "generation", "version")
-#: When it was written; too coarse to be an identity, but enough to notice that a file was replaced.
+#: When a file was written: too coarse for an identity, but enough to notice that a file was replaced.
 _TIMES = ("LastModified", "last_modified", "Last-Modified", "mtime", "modified", "updated", "created")
 
 
 @dataclass(frozen=True)
 class Match:
-    """A file that was found: its absolute path or URL, and its name below the first wildcard, with slashes."""
+    """A file that matches: its absolute path or URL, and its name below the first wildcard, with slashes."""
 
     path: str
     name: str
     stat: Stat
     identity: str | None = None
-    """Of a remote file: what changes with its content, where its store says so."""
+    """Of a remote file: what changes with its content, if its store reports that."""
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """`{a,b}` to each of its parts and `{000..127}` to each number, padded as written; from left to right, also nested.
+    """Return the patterns of a pattern with braces: `{a,b}` is each part, `{000..127}` each number, padded as written.
 
-    Braces that hold neither a comma nor a range, and such as are not closed, stand for themselves, as in a shell.
+    Braces may be nested. Braces that are not closed, or hold neither a comma nor a range, stay as they are, as in a
+    shell.
     """
     for start in (i for i, c in enumerate(pattern) if c == "{"):
         found = _closing(pattern, start)
@@ -66,7 +67,7 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def _closing(pattern: str, start: int) -> tuple[int, list[int]] | None:
-    """Where the brace that opens at `start` closes, and its own commas."""
+    """Return where the brace that opens at `start` closes, and the places of its own commas."""
     depth = 0
     commas: list[int] = []
     for i in range(start, len(pattern)):
@@ -86,7 +87,7 @@ def _numbers(first: str, last: str) -> list[str]:
 
 
 def stat_of(path: str) -> Stat:
-    """What identifies the content of a local file without reading it. Raises OSError."""
+    """Return what identifies the content of a local file without reading it. Raises OSError."""
     status = os.stat(path)
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
@@ -121,13 +122,13 @@ def stat_of_directory(directory: str) -> Stat:
 
 
 def match_files(pattern: str) -> list[Match]:
-    """The files that match a path or a URL, sorted by their names below the first wildcard.
+    """Return the files that match a path or a URL, sorted by their names below the first wildcard.
 
-    Hidden files match only what begins with a dot.
+    Hidden files match only a pattern that begins with a dot.
 
     Raises:
-        TrainkitError: nothing matches, a file that is named outright is missing, or a directory is named; the store of
-            a URL is unknown, cannot be reached, or needs a package that is not installed.
+        TrainkitError: nothing matches, a file that is named without wildcards is missing, or a directory is named; the
+            store of a URL is unknown, cannot be reached, or needs a package that is not installed.
     """
     if is_remote(pattern):
         return _match_urls(pattern)
@@ -154,7 +155,7 @@ def match_files(pattern: str) -> list[Match]:
 
 
 def local_file(path: Path, root: Path) -> Match:
-    """A file below `root`. Raises TrainkitError where it cannot be looked at."""
+    """Return the match of a file below `root`. Raises TrainkitError if its size and times cannot be read."""
     try:
         return Match(str(path), path.relative_to(root).as_posix(), stat_of(str(path)))
     except OSError as error:
@@ -172,7 +173,7 @@ def _missing(pattern: str, missing: list[str], hint: str) -> TrainkitError:
 
 
 def _split(path: Path) -> tuple[Path, str]:
-    """The directories before the first wildcard, and the rest. Directories that exist as written are no wildcards."""
+    """Return the directories before the first wildcard, and the rest. A directory that exists as written is plain."""
     parts = path.parts
     plain = 1
     while plain < len(parts) - 1 and (not _MAGIC.search(parts[plain]) or Path(*parts[: plain + 1]).is_dir()):
@@ -181,7 +182,7 @@ def _split(path: Path) -> tuple[Path, str]:
 
 
 def _nearest_directory(path: Path) -> str:
-    """A hint: the deepest directory above `path` that exists, and some of what is in it."""
+    """Return a hint: the deepest directory above `path` that exists, and some names in it."""
     above = next(parent for parent in path.parents if parent.is_dir())
     return _holds(str(above), [entry.name for entry in above.iterdir()])
 
@@ -245,10 +246,10 @@ def _remote_stat(info: dict[str, Any]) -> tuple[Stat, str | None]:
 
 
 def look_again(url: str) -> tuple[Stat, str | None]:
-    """The stat and the identity of a remote file now, whatever was listed before.
+    """Return the stat and the identity of a remote file as they are now, whatever was listed before.
 
     Raises:
-        FileNotFoundError: it is gone.
+        FileNotFoundError: the file is gone.
         TrainkitError: its store cannot be reached.
     """
     with store_of(url, listings=False) as (store, path):

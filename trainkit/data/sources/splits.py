@@ -1,10 +1,10 @@
-"""What is trained on and what is held out: decided by names and places alone, so that no other document matters.
+"""Which documents are held out: decided by names and places alone, so that no other document matters.
 
-A document is held out whole or not at all, but for long text files: of these, parts are, since a person's text is often
-one file. Such a document is thought of as stretches, each twice as long as the one before until they are long enough,
-and of every stretch one part is held out, at a place drawn by a keyed hash: stratified sampling (Cochran 1977, Sampling
-Techniques). So every long document has its share in both splits, however few stretches it has; and text that is added
-at its end moves nothing. Lengths are in characters.
+A document is held out whole or not at all. The exception is a long text file, since a person's text is often one file:
+it is divided into stretches, each twice as long as the one before until they are long enough, and one part of every
+stretch is held out, at a place drawn by a keyed hash (stratified sampling: Cochran 1977, Sampling Techniques). So every
+long document has its share in both splits, however few stretches it has, and text that is added at its end moves
+nothing. Lengths are in characters.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from trainkit.data.sources.source_file import SourceFile
 
 Split = Literal["all", "train", "held-out"]
 
-#: The first stretch has at least so many characters; a document that does not fill it is not divided.
+#: The shortest possible first stretch. A document that does not fill its first stretch is not divided.
 STRETCH = 1 << 15
-#: Of the two parts of a stretch the smaller has so many in the longest stretches, and at least so many in the first.
+#: The smaller of the two parts of a stretch: its length in the longest stretches, and its least length in the first.
 LONG_PART, SHORT_PART = 1 << 15, 1 << 10
 
 #: Where text is cut, best first: before a line that is not indented, before any line, before a space.
@@ -30,25 +30,25 @@ _BORDERS = (re.compile(r"\n(?=\S)"), re.compile(r"\n"), re.compile(r"[^ ](?= )")
 
 
 def shortest_divided(share: float) -> int:
-    """Text files of so many characters or more are held out in parts."""
+    """Return from how many characters on text files are held out in parts."""
     return min(PIECE // 2, max(STRETCH, round(SHORT_PART / min(share, 1 - share))))
 
 
 def treatment(file: SourceFile, share: float) -> str:
-    """How a file becomes documents and parts of them: what belongs into the name of what is made of it."""
+    """Return how a file is divided into documents and parts, as a part of the name of what is made from it."""
     return "text in parts" if share and file.kind == "text" else file.kind
 
 
 def whole(file: SourceFile, index: int, share: float) -> Split:
-    """Where a document is that is not divided, by its file's name and its own place in that file."""
+    """Return the split of an undivided document, by its file's name and its place in that file."""
     return "held-out" if _draw(file, index) < share * 2**64 else "train"
 
 
 def divide(pieces: Iterable[tuple[SourceFile, Piece]], share: float) -> Iterator[tuple[Split, SourceFile, Piece]]:
-    """Each piece, or each part of it, with its split and its file; in order, together the whole text.
+    """Yield each piece, or each part of it, with its split and its file; in order, together the whole text.
 
-    A piece is `first` where it begins what its split has of a document, and `last` where the next of its split does not
-    go on where it ends. `share` of the text is held out; of 0, everything is in "all", as it comes.
+    A piece is `first` if it begins the part of a document that its split has, and `last` if the next piece of its split
+    does not continue it. `share` of the text is held out; with 0, every piece is in "all", unchanged.
     """
     if not share:
         for file, piece in pieces:
@@ -79,13 +79,13 @@ def _place_pieces(
 
 
 class _Parts:
-    """Cuts one long document, whose pieces come one after the other."""
+    """Divides one long document, whose pieces come one after the other."""
 
     def __init__(self, file: SourceFile, index: int, share: float) -> None:
         self._runs = _runs(file, index, share)
         self._run = next(self._runs)
         self._before = 0
-        self._begun: set[Split] = set()
+        self._started: set[Split] = set()
 
     def of(self, piece: Piece) -> Iterator[tuple[Split, Piece]]:
         size, start = len(piece.text), 0
@@ -94,7 +94,7 @@ class _Parts:
             stop = _border(piece.text, end - self._before, slack)
             if stop > start:
                 text = piece.text[start:stop]
-                first, last = split not in self._begun, piece.last and stop == size
+                first, last = split not in self._started, piece.last and stop == size
                 yield (
                     split,
                     Piece(
@@ -106,7 +106,7 @@ class _Parts:
                         continued=not last,
                     ),
                 )
-                self._begun.add(split)
+                self._started.add(split)
                 start = stop
             if start < size:
                 self._run = next(self._runs)
@@ -114,13 +114,13 @@ class _Parts:
 
 
 def _runs(file: SourceFile, index: int, share: float) -> Iterator[tuple[Split, int, int]]:
-    """(split, where its run ends, how many characters later it may end as well), without end."""
+    """Yield (split, where its run ends, how many characters later it may also end), without end."""
     start, number = 0, 0
     length = shortest_divided(share)
     longest = max(length, round(LONG_PART / min(share, 1 - share)))
     while True:
         part = round(length * share)
-        # so few that neither part of the stretch can vanish
+        # small enough that neither part of the stretch can vanish
         slack = min(part, length - part) // 2
         place = start + _draw(file, index, number) % (length - part + 1)
         yield "train", place, slack
@@ -129,7 +129,7 @@ def _runs(file: SourceFile, index: int, share: float) -> Iterator[tuple[Split, i
 
 
 def _border(text: str, place: int, slack: int) -> int:
-    """Where to cut a text at `place` or up to `slack` later; its end where it ends before that."""
+    """Return where to cut a text, at `place` or up to `slack` later; its end if the text ends before."""
     if place <= 0 or place >= len(text):
         return min(max(place, 0), len(text))
     for border in _BORDERS:
@@ -139,6 +139,6 @@ def _border(text: str, place: int, slack: int) -> int:
 
 
 def _draw(file: SourceFile, *numbers: int) -> int:
-    """A number of 64 bits that looks drawn at random, the same for ever."""
+    """Return a pseudorandom number of 64 bits that is always the same for the same place."""
     name = "\0".join([file.name, *map(str, numbers)]).encode(errors="surrogateescape")
     return int.from_bytes(hashlib.blake2b(name, digest_size=8, key=b"trainkit held-out").digest(), "little")
