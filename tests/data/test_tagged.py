@@ -14,16 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference import Reference
 from tokenizers import Tokenizer
-from trainkit.data.show import show
-from trainkit.data.checks import find_problems
 
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.batches.evaluation_set import EvalSet
 from trainkit.data.batches.layout import longest_layout
 from trainkit.data.cache import build as caches
+from trainkit.data.checks import find_problems
 from trainkit.data.documents.pieces import RowContext
 from trainkit.data.documents.tagged import make
 from trainkit.data.export import export
+from trainkit.data.show import show
 from trainkit.data.tokenizer import vocabulary
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
