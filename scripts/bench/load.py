@@ -85,7 +85,7 @@ def write(directory: Path, size: int, dtype: str, shards: int) -> int:
     from trainkit.hub import safetensors
     from trainkit.hub.config import config_of, family_of_spec
     from trainkit.hub.save import DTYPES
-    from trainkit.hub.tensors import expected
+    from trainkit.hub.source import expected
 
     model = spec(layers_for(size, dtype))
     found = shapes(model)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from trainkit.infer.text import Transcript
+from trainkit.infer.generate import Transcript
 
 
 class Bytes:

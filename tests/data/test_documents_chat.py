@@ -27,7 +27,7 @@ from trainkit.data.documents.templates import RowReading
 from trainkit.data.sources.listing import list_files
 from trainkit.data.sources.source_file import read
 from trainkit.errors import TrainkitError
-from trainkit.recipe.sections.document import Chat
+from trainkit.recipe.sections.document import Chat, ChatTemplateChoice
 from trainkit.recipe.sections.source import Files
 
 TOKENS = (("bos_token", "<s>"), ("eos_token", "</s>"))
@@ -100,6 +100,10 @@ def a_template(text: str) -> ChatTemplate:
 
 def a_chat(**fields: Any) -> Chat:
     return Chat(type="chat", **fields)
+
+
+def chosen(**fields: Any) -> ChatTemplateChoice:
+    return a_chat(**fields).chat_template
 
 
 def turns(*contents: str) -> list[dict[str, Any]]:
@@ -320,16 +324,16 @@ def test_templates_have_what_those_of_hugging_face_use():
 
 
 def test_a_template_that_is_resolved_can_be_sent_to_other_processes_and_hashed(tmp_path):
-    template = resolve_template(a_chat(template=CHATML), tmp_path / "tokenizer.json")
+    template = resolve_template(chosen(template=CHATML), tmp_path / "tokenizer.json")
     assert pickle.loads(pickle.dumps(template)) == template
-    assert hash(template) == hash(resolve_template(a_chat(template=CHATML), tmp_path / "tokenizer.json"))
+    assert hash(template) == hash(resolve_template(chosen(template=CHATML), tmp_path / "tokenizer.json"))
 
 
 def test_templates_are_looked_for_in_the_recipe_then_beside_the_tokenizer(tmp_path):
     tokenizer = tmp_path / "tokenizer.json"
 
     def resolve(template: str | None = None) -> tuple[str, str]:
-        found = resolve_template(a_chat(template=template), tokenizer)
+        found = resolve_template(chosen(template=template), tokenizer)
         return found.text, found.origin
 
     config = tmp_path / "tokenizer_config.json"
@@ -352,26 +356,26 @@ def test_special_tokens_come_from_the_files_beside_the_tokenizer(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     token_map = {"eos_token": "<e>", "bos_token": "<old>", "additional_special_tokens": ["<x>"]}
     (tmp_path / "special_tokens_map.json").write_text(json.dumps(token_map), encoding="utf-8")
-    found = resolve_template(a_chat(template=MISTRAL), tmp_path / "tokenizer.json")
+    found = resolve_template(chosen(template=MISTRAL), tmp_path / "tokenizer.json")
     assert found.special_tokens == (("bos_token", "<b>"), ("eos_token", "<e>"))
 
 
 def test_a_special_token_that_nothing_names_is_told_before_the_model_never_learns_to_stop(tmp_path):
     tokenizer = tmp_path / "tokenizer.json"
     with pytest.raises(TrainkitError, match="writes bos_token, but the tokenizer's files do not say") as caught:
-        resolve_template(a_chat(template=MISTRAL), tokenizer)
+        resolve_template(chosen(template=MISTRAL), tokenizer)
     assert str(tmp_path / "special_tokens_map.json") in caught.value.hint
     for asking in ("{% if bos_token %}{{ bos_token }}{% endif %}", "{{ bos_token | default('') }}"):
-        assert resolve_template(a_chat(template=asking + "{{ messages }}"), tokenizer).special_tokens == ()
+        assert resolve_template(chosen(template=asking + "{{ messages }}"), tokenizer).special_tokens == ()
     (tmp_path / "special_tokens_map.json").write_text('{"bos_token": null, "eos_token": "</s>"}', encoding="utf-8")
-    assert resolve_template(a_chat(template=MISTRAL), tokenizer).special_tokens == (("eos_token", "</s>"),)
+    assert resolve_template(chosen(template=MISTRAL), tokenizer).special_tokens == (("eos_token", "</s>"),)
 
 
 def test_without_any_template_one_is_shown_that_works(tmp_path):
     with pytest.raises(TrainkitError, match=r"neither a chat_template\.jinja nor a 'chat_template'") as caught:
-        resolve_template(a_chat(), tmp_path / "tokenizer.json")
+        resolve_template(chosen(), tmp_path / "tokenizer.json")
     assert EXAMPLE in caught.value.hint
-    template = resolve_template(a_chat(template=EXAMPLE), tmp_path / "tokenizer.json")
+    template = resolve_template(chosen(template=EXAMPLE), tmp_path / "tokenizer.json")
     messages = turns("a", "b", "c", "d")
     pieces = make_chat(a_chat(), template, {"messages": messages}, 0)
     assert learned(pieces) == "b<|endoftext|>d<|endoftext|>"
@@ -391,7 +395,7 @@ def test_without_any_template_one_is_shown_that_works(tmp_path):
 )
 def test_a_template_that_cannot_be_used_is_told_at_once(tmp_path, template, problem, where):
     with pytest.raises(TrainkitError) as caught:
-        resolve_template(a_chat(template=template), tmp_path / "tokenizer.json")
+        resolve_template(chosen(template=template), tmp_path / "tokenizer.json")
     assert problem in caught.value.problem
     assert caught.value.where == where
 
@@ -403,7 +407,7 @@ def test_a_template_that_cannot_be_used_is_told_at_once(tmp_path, template, prob
 def test_a_damaged_configuration_is_told(tmp_path, content, problem):
     (tmp_path / "tokenizer_config.json").write_text(content, encoding="utf-8")
     with pytest.raises(TrainkitError, match=problem) as caught:
-        resolve_template(a_chat(template=CHATML), tmp_path / "tokenizer.json")
+        resolve_template(chosen(template=CHATML), tmp_path / "tokenizer.json")
     assert caught.value.where == str(tmp_path / "tokenizer_config.json")
 
 
@@ -411,7 +415,7 @@ def test_several_templates_without_a_default_are_told(tmp_path: Path):
     several = {"chat_template": [{"name": "tools", "template": "x"}, {"name": "rag", "template": "y"}]}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(several), encoding="utf-8")
     with pytest.raises(TrainkitError, match="none is named 'default': tools, rag"):
-        resolve_template(a_chat(), tmp_path / "tokenizer.json")
+        resolve_template(chosen(), tmp_path / "tokenizer.json")
 
 
 def test_neither_jinja_nor_pil_is_loaded_before_it_is_used():

@@ -6,9 +6,10 @@ import likeness
 import pytest
 from tokenizers import Tokenizer
 
-from trainkit.data.documents.chat_template import Chat, ChatTemplate, resolve_template
+from trainkit.data.documents.chat_template import ChatTemplate, resolve_template
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer, load
-from trainkit.infer.chat import closing
+from trainkit.infer.text_format import closing
+from trainkit.recipe.sections.document import Chat
 
 TEMPLATES = {
     "llama-2": likeness.LLAMA_2_TEMPLATE,
@@ -31,7 +32,10 @@ def with_tokens(codec: LoadedTokenizer, *names: str) -> LoadedTokenizer:
 def test_an_answer_ends_with_the_token_that_the_family_ends_it_with(tmp_path, name):
     one = likeness.FAMILIES[name]()
     codec = load(likeness.write(name, tmp_path))
-    assert closing(resolve_template(Chat(type="chat"), codec.path), codec) == ((one.id(one.end_of_turn),), ())
+    assert closing(resolve_template(Chat(type="chat").chat_template, codec.path), codec) == (
+        (one.id(one.end_of_turn),),
+        (),
+    )
 
 
 @pytest.mark.parametrize("template", TEMPLATES)

@@ -566,7 +566,7 @@ def test_conversations_are_read_from_every_format_alike(tmp_path):
     for name in ("a.jsonl", "a.json", "a.parquet"):
         file = one(tmp_path / name, document=document)
         assert isinstance(file.reading.document, Chat)
-        chat = resolve_template(file.reading.document, tmp_path / "tokenizer.json")
+        chat = resolve_template(file.reading.document.chat_template, tmp_path / "tokenizer.json")
         pieces = list(read(replace(file, reading=replace(file.reading, chat=chat)), room.never))
         assert pieces[0].text.startswith("<user>q0<assistant>a") and pieces[0].learned == ((19, 20),), name
         assert len(pieces) == 3

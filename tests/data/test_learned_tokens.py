@@ -19,7 +19,7 @@ from trainkit.data.cache.shards import LEARNED
 from trainkit.data.documents.chat_template import resolve_template
 from trainkit.data.show import show
 from trainkit.data.tokenizer import vocabulary
-from trainkit.infer.chat import Conversation
+from trainkit.infer.text_format import Conversation
 from trainkit.recipe.sections.document import Chat
 
 NO_BLOCKS = {name: make().template for name, make in likeness.FAMILIES.items()}
@@ -120,7 +120,7 @@ def test_what_is_learned_of_a_conversation_is_what_transformers_says_and_chat_as
         assert ids == one["ids"]
         assert mask == one["mask"]
         assert 0 < sum(mask) < len(mask)
-    codec, jinja = vocabulary.load(path), resolve_template(Chat(type="chat"), path)
+    codec, jinja = vocabulary.load(path), resolve_template(Chat(type="chat").chat_template, path)
     for messages, one in zip(conversations, expected, strict=True):
         asked = Conversation(jinja, codec)
         for (question, answer), ids in zip(

@@ -10,6 +10,7 @@ import pytest
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache import build as caches
 from trainkit.errors import TrainkitError
+from trainkit.infer.text_format import chat_of
 from trainkit.recipe import Recipe
 from trainkit.recipe.toml.load import load
 
@@ -17,7 +18,7 @@ PLUGIN = '''
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
-from trainkit.recipe.sections.document import DocumentSpec
+from trainkit.recipe.sections.document import ChatTemplateChoice, DocumentSpec
 from trainkit.recipe.sections.source import CustomRows
 from trainkit.recipe.spec import Count
 
@@ -84,6 +85,29 @@ class Digits(DocumentSpec):
         from trainkit.data.documents.pieces import text_pieces
 
         return list(text_pieces(index, [str(row[self.key])]))
+
+
+class Question(DocumentSpec):
+    """A number that a person asks for, as a chat template writes it."""
+
+    type: Literal["question"]
+    key: str
+    jinja: str
+
+    @property
+    def chat_template(self) -> ChatTemplateChoice:
+        return ChatTemplateChoice(path=self.jinja)
+
+    @property
+    def path_keys(self) -> tuple[str, ...]:
+        return ("jinja",)
+
+    def make(self, row, index, context):
+        from trainkit.data.documents.chat_template import render
+        from trainkit.data.documents.pieces import text_pieces
+
+        asked = {"role": "user", "content": str(row[self.key])}
+        return list(text_pieces(index, [render(context.chat, [asked])]))
 '''
 RECIPE = """
 schema = 1
@@ -119,6 +143,23 @@ def test_a_source_of_a_plugin_is_cached_shuffled_and_found_again(tmp_path: Path)
     assert sorted(zip(batch["features"][:, 0], batch["target"], strict=True)) == [(n, n * n) for n in range(12)]
     assert caches.find(recipe) is not None
     assert caches.find(opened(tmp_path, RECIPE.replace("count = 12", "count = 11"))) is None
+
+
+def test_a_document_of_a_plugin_may_be_written_with_a_chat_template(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "asks.jinja").write_text("{% for m in messages %}<{{ m.role }}> {{ m.content }}{% endfor %}")
+    text = RECIPE.replace(
+        '{ type = "columns", features = ["n"], target = "square" }',
+        '{ type = "question", key = "square", jinja = "asks.jinja" }',
+    ).replace("[data]\n", "[tokenizer]\ntrain = { vocab_size = 260 }\n[data]\nsequence_length = 16\n")
+    recipe = opened(tmp_path, text)
+    template = chat_of(recipe)
+    assert template is not None and template.path == str(tmp_path / "asks.jinja")
+    cache = caches.build(recipe)
+    rows = TrainSet(cache, recipe).batch(0)["tokens"].tolist()
+    assert cache.tokenizer is not None and any("<user> " in cache.tokenizer.decode(row) for row in rows)
 
 
 def test_a_document_of_a_plugin_makes_its_own_batches_and_refuses_rows(tmp_path: Path) -> None:

@@ -25,9 +25,9 @@ from trainkit.cli.check import check as check_recipe
 from trainkit.cli.export import ExportFormat, export
 from trainkit.errors import TrainkitError
 from trainkit.export.adapter import export_adapter
-from trainkit.hub import adapter_config, peft, pretrained
-from trainkit.hub.load import load_params
-from trainkit.hub.pretrained import load_adapter, load_base
+from trainkit.hub import adapter_config, peft
+from trainkit.hub import load as loading
+from trainkit.hub.load import load_adapter, load_base, load_params
 from trainkit.hub.recipe import load, notes
 from trainkit.hub.safetensors import Tensors, read_header
 from trainkit.hub.save import save
@@ -354,7 +354,7 @@ def test_a_base_in_four_bit_is_never_there_in_full_while_it_is_loaded(
     shapes = jax.eval_shape(made, jax.random.key(0))
     lie = mesh.shardings(on, shapes)
     placed = jax.tree.map(lambda leaf, to: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=to), shapes, lie)
-    seen, pack = [], pretrained._packed
+    seen, pack = [], loading._packed
 
     def live() -> int:
         gc.collect()
@@ -364,7 +364,7 @@ def test_a_base_in_four_bit_is_never_there_in_full_while_it_is_loaded(
         seen.append(live() - before)  # here the leaf is there in full, and what was packed before it
         return pack(leaf, on)
 
-    monkeypatch.setattr(pretrained, "_packed", watched)
+    monkeypatch.setattr(loading, "_packed", watched)
     before = live()
     loaded = load_base(load(Path("packed.toml")).recipe, placed, on=on)
     whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))

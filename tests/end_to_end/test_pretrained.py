@@ -430,7 +430,7 @@ def test_of_a_run_that_kept_no_template_of_its_training_the_recipe_s_goes_before
     inline, file = Chat(type="chat", template="{{ messages }} of the recipe"), Chat(type="chat", template=str(source))
 
     def found(chat: Chat) -> str:
-        template = template_of(chat, (tmp_path,))
+        template = template_of(chat.chat_template, (tmp_path,))
         assert template is not None
         return template.text.rpartition(" of ")[2]
 

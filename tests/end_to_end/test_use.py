@@ -17,7 +17,7 @@ from trainkit.data.documents.chat_template import EXAMPLE, ChatTemplate
 from trainkit.data.tokenizer.vocabulary import load
 from trainkit.errors import DONE, WRONG_INPUT
 from trainkit.events.log import read
-from trainkit.infer.chat import Conversation, closing
+from trainkit.infer.text_format import Conversation, closing
 from trainkit.infer.trained_model import open_pretrained, open_run
 
 LONG = (

@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit.errors import TrainkitError
-from trainkit.hub.generation import Generation, generation
 from trainkit.infer.sampling import Sampling, candidates, draw, penalise
-from trainkit.infer.settings import OURS, GenerationSettings, settle
+from trainkit.infer.settings import OURS, Generation, GenerationSettings, generation, settle
 
 VOCAB = 23
 #: Far enough apart that rounding puts no two the other way round; with equals among them.

@@ -19,7 +19,7 @@ from small_adapters import GPT2, LLAMA, MIXTRAL, QWEN2, TOKENS, adapted, hidden,
 from trainkit import models, optim
 from trainkit.checkpoint.leaves import digest, named_leaves
 from trainkit.errors import TrainkitError
-from trainkit.hub.pretrained import base_digest, check_same_base
+from trainkit.hub.load import base_digest, check_same_base
 from trainkit.models.adapters import Adapted, merge, trainable
 from trainkit.models.layers import Linear
 from trainkit.models.nf4 import LEVELS, Nf4, nf4_product, quantise, without_sources

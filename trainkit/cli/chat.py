@@ -25,9 +25,9 @@ from trainkit.errors import TrainkitError
 from trainkit.text import neutralise
 
 if TYPE_CHECKING:
-    from trainkit.infer.chat import Conversation
     from trainkit.infer.generator import Generator
     from trainkit.infer.settings import GenerationSettings
+    from trainkit.infer.text_format import Conversation
     from trainkit.infer.trained_model import TrainedModel
 
 EXCLUSIVE = [("--system", "--raw", "without a chat template there is no system message")]
@@ -111,8 +111,8 @@ def chat(
 
     Options that are not given follow the model's generation_config.json, where it has one.
     """
-    from trainkit.infer.chat import Conversation, closing
     from trainkit.infer.generator import Generator
+    from trainkit.infer.text_format import Conversation, closing
 
     check(options)
     trained, stop = open_model(model), options.stop or []

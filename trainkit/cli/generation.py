@@ -141,8 +141,7 @@ def check(options: Options) -> None:
 
 def settle_options(options: Options, trained: TrainedModel, *, max_tokens: int) -> GenerationSettings:
     """Return the options, with the rest from the model's files, which is noted on stderr. Raises TrainkitError."""
-    from trainkit.hub.generation import generation
-    from trainkit.infer.settings import settle
+    from trainkit.infer.settings import generation, settle
 
     config = generation(trained.directories)
     settings = settle(options.settings(), config, max_tokens=max_tokens)

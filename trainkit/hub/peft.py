@@ -19,7 +19,7 @@ from trainkit.data.hub_files import read_object
 from trainkit.errors import TrainkitError
 from trainkit.hub import adapter_config, find
 from trainkit.hub.safetensors import TensorEntry, Tensors, read_header, write_file
-from trainkit.hub.tensors import compare
+from trainkit.hub.source import compare
 from trainkit.models.adapters import Adapted, Numbers, adapted_layers
 from trainkit.recipe.families.transformer import Transformer
 from trainkit.recipe.sections.adapter import Lora

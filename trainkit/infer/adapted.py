@@ -19,7 +19,7 @@ from trainkit.checkpoint import restore
 from trainkit.checkpoint.store import Info
 from trainkit.errors import TrainkitError
 from trainkit.hub import adapter_config, find, peft
-from trainkit.hub.pretrained import check_same_base, load_base
+from trainkit.hub.load import check_same_base, load_base
 from trainkit.models.adapters import Numbers, adapt, merge, trainable, with_adapter, with_numbers
 from trainkit.models.stack import LanguageModel
 from trainkit.parallel import mesh

@@ -19,6 +19,7 @@ from trainkit.infer.generate import (
     NOTHING,
     Decoding,
     TextCodec,
+    Transcript,
     bucket,
     decode,
     extend,
@@ -27,7 +28,6 @@ from trainkit.infer.generate import (
     resize_cache,
 )
 from trainkit.infer.sampling import Sampling
-from trainkit.infer.text import Transcript
 from trainkit.models.attention import KeyValues
 from trainkit.models.stack import LanguageModel
 

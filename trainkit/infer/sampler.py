@@ -18,11 +18,9 @@ from trainkit.data.documents.chat_template import ChatTemplate, render
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
-from trainkit.infer.chat import ChatCodec, closing
-from trainkit.infer.generate import NOTHING, TextCodec, bucket, generate, pad_prompts
+from trainkit.infer.generate import NOTHING, TextCodec, Transcript, bucket, generate, pad_prompts
 from trainkit.infer.sampling import Sampling
-from trainkit.infer.text import Transcript
-from trainkit.infer.text_format import chat_of, template_of, text_format_of, usable_template
+from trainkit.infer.text_format import ChatCodec, chat_of, closing, template_of, text_format_of, usable_template
 from trainkit.models.casting import cast
 from trainkit.parallel.mesh import replicated_sharding
 from trainkit.recipe import Recipe

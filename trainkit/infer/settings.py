@@ -2,13 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
+from trainkit.data.hub_files import read_object
 from trainkit.errors import TrainkitError
-from trainkit.hub.generation import Generation
+from trainkit.hub.tokenizer import GENERATION, IDS_ONLY
 from trainkit.infer.sampling import Sampling
+
+#: Theirs → ours, which kind of number it is, and which of them switch it off.
+_KEYS: Mapping[str, tuple[str, type, tuple[float, ...]]] = {
+    "temperature": ("temperature", float, ()),
+    "top_k": ("top_k", int, (0, -1)),
+    "top_p": ("top_p", float, (1.0,)),
+    "min_p": ("min_p", float, (0.0,)),
+    "repetition_penalty": ("repetition_penalty", float, ()),
+    "max_new_tokens": ("max_tokens", int, ()),
+}
+#: Keys that change no text here: tokens that are read elsewhere, what is kept in memory, what is given back, what
+#: counts beside beams only, and how long a text may be with its prompt, which is the model's context.
+_HARMLESS = frozenset(
+    """
+    bos_token_id eos_token_id pad_token_id decoder_start_token_id transformers_version _from_model_config
+    trust_remote_code use_cache cache_implementation cache_config return_legacy_cache return_dict_in_generate
+    output_attentions output_hidden_states output_scores output_logits num_return_sequences prefill_chunk_size
+    compile_config disable_compile low_memory early_stopping length_penalty num_beam_groups diversity_penalty max_length
+    """.split()  # noqa: SIM905
+)
+#: What transformers draws with where a file asks for drawing and does not say it.
+_DRAWN = {"temperature": 1.0, "top_k": 50}
+#: Of other keys what asks for nothing, beside what is false, 0 or empty.
+_OFF: Mapping[str, float] = {"num_beams": 1, "typical_p": 1, "encoder_repetition_penalty": 1, "guidance_scale": 1}
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What such a file asks for."""
+
+    path: Path
+    values: Mapping[str, Any]
+    """By our names; None where it switches something off."""
+    greedy: bool
+    """Whether the likeliest token is taken: as in transformers, wherever `do_sample` is not true."""
+    silent: bool
+    """Whether it says nothing of `do_sample`."""
+    unknown: tuple[str, ...]
+    """What it asks for and is not done, each as `key = value`."""
+
+
+def generation(directories: Iterable[Path]) -> Generation | None:
+    """What the file says in the first of these directories that has one; None where none has.
+
+    Raises:
+        TrainkitError: it cannot be read, or something in it is no number that must be one.
+    """
+    path = next((directory / GENERATION for directory in directories if (directory / GENERATION).is_file()), None)
+    if path is None:
+        return None
+    found = {key: value for key, value in read_object(path).items() if value is not None}
+    if found.pop(IDS_ONLY, False):
+        return None
+    sampled = found.pop("do_sample", None)
+    if not isinstance(sampled, bool | None):
+        raise TrainkitError(f"do_sample = {json.dumps(sampled)}: it must be true or false", where=str(path))
+    values: dict[str, Any] = dict(_DRAWN) if sampled else {}
+    for theirs, (ours, kind, off) in _KEYS.items():
+        if theirs in found:
+            value = found[theirs]
+            if isinstance(value, bool) or not isinstance(value, (int, kind)):
+                must = "a whole number" if kind is int else "a number"
+                raise TrainkitError(f"{theirs} = {json.dumps(value)}: it must be {must}", where=str(path))
+            values[ours] = None if value in off else value
+    others = {key: value for key, value in found.items() if key not in _KEYS and key not in _HARMLESS}
+    unknown = [f"{key} = {json.dumps(value)}" for key, value in others.items() if value and value != _OFF.get(key)]
+    return Generation(path, values, not sampled, sampled is None, tuple(unknown))
+
 
 #: What a token is drawn with where nobody says anything else.
 OURS = Sampling(temperature=0.8)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Protocol
 
 from trainkit.data.documents.chat_template import ChatTemplate, render, resolve_template
 from trainkit.data.hub_files import BESIDE, read_object
@@ -15,9 +16,9 @@ from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import TrainkitError
 from trainkit.hub.save import as_json
 from trainkit.hub.tokenizer import CONFIG, GENERATION, IDS_ONLY, TEMPLATE, TOKENIZER
-from trainkit.infer.chat import closing
 from trainkit.recipe import Recipe
-from trainkit.recipe.sections.document import Chat
+from trainkit.recipe.sections.document import ChatTemplateChoice
+from trainkit.recipe.sections.source import document_of
 
 #: What may have ids of special tokens beside a tokenizer, and those of them of which there is one.
 CONFIGS = (GENERATION, "config.json")
@@ -90,10 +91,10 @@ def check_texts(recipe: Recipe) -> None:
         text_format_of(recipe, Path(there), codec)
 
 
-def chat_of(recipe: Recipe) -> Chat | None:
-    """How the recipe has conversations written; None where it has none."""
-    documents = (getattr(source, "document", None) for source in recipe.data.train)
-    return next((found for found in documents if isinstance(found, Chat)), None)
+def chat_of(recipe: Recipe) -> ChatTemplateChoice | None:
+    """Return the chat template that the recipe chooses for its conversations; None where it trains on none."""
+    documents = filter(None, map(document_of, recipe.data.train))
+    return next((document.chat_template for document in documents if document.chat_template is not None), None)
 
 
 def begin_of(recipe: Recipe, codec: LoadedTokenizer) -> tuple[int, ...]:
@@ -137,7 +138,7 @@ def _end_ids(directory: Path, *files: str) -> list[int]:
     return list(dict.fromkeys(end for end in found if isinstance(end, int)))
 
 
-def template_of(chat: Chat | None, directories: Sequence[Path]) -> ChatTemplate | None:
+def template_of(chat: ChatTemplateChoice | None, directories: Sequence[Path]) -> ChatTemplate | None:
     """The chat template beside the tokenizer, in the first of these directories that has one, else the recipe's.
 
     A run keeps the template of its training beside its tokenizer, which so goes before a file that the recipe names:
@@ -148,11 +149,11 @@ def template_of(chat: Chat | None, directories: Sequence[Path]) -> ChatTemplate 
     """
     beside = next(filter(_has_template, directories), None)
     if beside is not None and not (chat is not None and _is_of_training(chat, directories[0])):
-        return resolve_template(Chat(type="chat"), beside / TOKENIZER)
+        return resolve_template(ChatTemplateChoice(), beside / TOKENIZER)
     return None if chat is None else resolve_template(chat, directories[0] / TOKENIZER)
 
 
-def usable_template(chat: Chat | None, directories: Sequence[Path]) -> ChatTemplate | None:
+def usable_template(chat: ChatTemplateChoice | None, directories: Sequence[Path]) -> ChatTemplate | None:
     """The same for who can do without: None also where it cannot be used."""
     try:
         return template_of(chat, directories)
@@ -160,11 +161,11 @@ def usable_template(chat: Chat | None, directories: Sequence[Path]) -> ChatTempl
         return None
 
 
-def _is_of_training(chat: Chat, run: Path) -> bool:
+def _is_of_training(chat: ChatTemplateChoice, run: Path) -> bool:
     """Whether the recipe's own template is that of the training of the run: earlier versions kept no other one."""
-    if chat.template_path is None:
-        return chat.template is not None
-    return not (run / TEMPLATE).is_file() and Path(chat.template_path).is_file()
+    if chat.path is None:
+        return chat.jinja is not None
+    return not (run / TEMPLATE).is_file() and Path(chat.path).is_file()
 
 
 def _has_template(directory: Path) -> bool:
@@ -180,3 +181,80 @@ def _with_beginning(template: ChatTemplate, codec: LoadedTokenizer, begin: tuple
         return template.text
     (ids,) = codec.encode_batch([text], special_tokens=True)
     return template.text if tuple(ids[: len(begin)]) == begin else "{{ bos_token }}" + template.text
+
+
+#: Two answers with words in between that no template writes by itself.
+_SAID, _ASKED = "QvwxzJ", "ZkqvwX"
+
+
+class ChatCodec(Protocol):
+    """What a conversation asks of a tokenizer: a template writes the names of special tokens."""
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]: ...
+
+    def encode_batch(self, texts: Sequence[str], /, *, special_tokens: bool = False) -> list[list[int]]: ...
+
+
+@dataclass
+class Conversation:
+    """What was said so far."""
+
+    template: ChatTemplate
+    codec: ChatCodec
+    begin: tuple[int, ...] = ()
+    """Tokens before every text."""
+    system: str | None = None
+    turns: list[dict[str, str]] = field(default_factory=list)
+    """`{"role": "user" or "assistant", "content": …}`, in turn."""
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        return [*([{"role": "system", "content": self.system}] if self.system else []), *self.turns]
+
+    def prompt(self, question: str) -> list[int]:
+        """The tokens after which the answer to `question` follows. Raises TrainkitError where the template refuses.
+
+        As in training, the name of a special token is that token, also where it is a person that writes it.
+        """
+        asked = [*self.messages, {"role": "user", "content": question}]
+        text = render(self.template, asked, add_generation_prompt=True)
+        (ids,) = self.codec.encode_batch([text], special_tokens=True)
+        return ids if tuple(ids[: len(self.begin)]) == self.begin else [*self.begin, *ids]
+
+    def add(self, question: str, answer: str) -> None:
+        self.turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def closing(template: ChatTemplate, codec: ChatCodec) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """What ends an answer, by what the template writes between it and the next question: (tokens, stop strings).
+
+    A special token where no words stand before it, else the words; nothing where these are blank, or where the template
+    does not write such a conversation. Where no special token follows an answer that is followed by a question, it is
+    the one that follows the last answer, beside the words.
+    """
+    asked, said = {"role": "user", "content": _ASKED}, {"role": "assistant", "content": _SAID}
+    try:
+        between = render(template, [asked, said, asked]).partition(_SAID)[2].partition(_ASKED)[0]
+    except TrainkitError:
+        return (), ()
+    words, end = _up_to_special(between, codec)
+    if end is not None and not words:
+        return (end,), ()
+    blank, last = _up_to_special(_after_the_last(template, [asked, said]), codec)
+    return (() if blank or last is None else (last,)), ((words,) if words else ())
+
+
+def _after_the_last(template: ChatTemplate, messages: Sequence[dict[str, str]]) -> str:
+    try:
+        return render(template, messages).partition(_SAID)[2]
+    except TrainkitError:
+        return ""
+
+
+def _up_to_special(text: str, codec: ChatCodec) -> tuple[str, int | None]:
+    """What a text says before its first special token, without blanks at its end, and that token."""
+    names = sorted(filter(str.strip, codec.special_tokens), key=len, reverse=True)
+    found = re.search("|".join(map(re.escape, names)), text) if names else None
+    words = (text[: found.start()] if found else text).rstrip()
+    return words if words.strip() else "", codec.special_tokens[found[0]] if found else None

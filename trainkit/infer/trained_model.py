@@ -30,7 +30,7 @@ from trainkit.models.stack import LanguageModel
 from trainkit.parallel import devices, mesh
 from trainkit.parallel.precision import compute_dtype
 from trainkit.recipe import Recipe
-from trainkit.recipe.sections.document import Chat
+from trainkit.recipe.sections.document import ChatTemplateChoice
 from trainkit.recipe.sections.model import Model
 from trainkit.rundir.directory import as_typed, recipe_of
 
@@ -49,7 +49,7 @@ class TrainedModel:
     """Tokens that end a text."""
     mesh: Mesh
     """The devices that it lies on."""
-    chat: Chat | None
+    chat: ChatTemplateChoice | None
     """How the recipe has conversations written, where it has learned any."""
     directories: tuple[Path, ...]
     """Where files of the tokenizer are, such as a chat template."""

@@ -18,7 +18,7 @@ from trainkit.data.cache.build import Cache
 from trainkit.data.recorded import check_same_data
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
-from trainkit.hub.pretrained import load_adapter, load_base
+from trainkit.hub.load import load_adapter, load_base
 from trainkit.infer.adapted import check_same_base
 from trainkit.recipe.toml.load import Loaded
 from trainkit.run.start import Start, announce

@@ -35,7 +35,7 @@ from trainkit.data.sources.digests import of_value
 from trainkit.data.storage import writing
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
-from trainkit.hub.pretrained import base_digest, load_base
+from trainkit.hub.load import base_digest, load_base
 from trainkit.models.adapters import without_adapters
 from trainkit.models.casting import cast
 from trainkit.models.nf4 import sources, without_sources

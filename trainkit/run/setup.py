@@ -16,7 +16,7 @@ from trainkit.data.tokenizer.load import peek
 from trainkit.events.control import Server
 from trainkit.events.log import EventLog
 from trainkit.export.background import Exporting
-from trainkit.hub.pretrained import base_digest, check_weights
+from trainkit.hub.load import base_digest, check_weights
 from trainkit.infer.text_format import check_texts
 from trainkit.parallel import devices
 from trainkit.parallel.xla import use_compile_cache

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from trainkit.data.hub_files import read_object
 from trainkit.data.problems import NO_TEXT
 from trainkit.errors import TrainkitError
-from trainkit.recipe.sections.document import Chat
+from trainkit.recipe.sections.document import ChatTemplateChoice
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -68,7 +68,7 @@ class _Compiled:
     """Those of them that it does not ask for first."""
 
 
-def resolve_template(document: Chat, tokenizer_path: Path) -> ChatTemplate:
+def resolve_template(chosen: ChatTemplateChoice, tokenizer_path: Path) -> ChatTemplate:
     """The recipe's template; where it has none, that beside the `tokenizer.json`, with the tokenizer's special tokens.
 
     Raises:
@@ -84,7 +84,7 @@ def resolve_template(document: Chat, tokenizer_path: Path) -> ChatTemplate:
         if key.endswith("_token")
     ]
     tokens = {key: token for key, token in named if isinstance(token, str)}
-    text, origin = _find(document, tokenizer_path, config)
+    text, origin = _find(chosen, tokenizer_path, config)
     template = ChatTemplate(text, origin, tuple(sorted(tokens.items())))
     _check(template, {key for key, _ in named}, map_path)
     return template
@@ -209,13 +209,13 @@ def _environment(begin: str, end: str) -> Environment:
     return environment
 
 
-def _find(document: Chat, tokenizer_path: Path, config: Mapping[str, Any]) -> tuple[str, str]:
+def _find(chosen: ChatTemplateChoice, tokenizer_path: Path, config: Mapping[str, Any]) -> tuple[str, str]:
     """(Jinja, where it is from)."""
-    if document.template_path is not None:
-        path = Path(document.template_path).expanduser()
+    if chosen.path is not None:
+        path = Path(chosen.path).expanduser()
         return _read(path, "document.template is Jinja, with {{ or {% in it, or the path of a file"), str(path)
-    if document.template is not None:
-        return document.template, "document.template"
+    if chosen.jinja is not None:
+        return chosen.jinja, "document.template"
     beside = tokenizer_path.with_name("chat_template.jinja")
     if beside.is_file():
         return _read(beside, ""), str(beside)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from trainkit.data.documents.pieces import Piece, Refused, RowContext, learned_in_part, text_pieces
 from trainkit.data.problems import NO_TEXT, Problem, kind_of, missing_key
 from trainkit.errors import TrainkitError
-from trainkit.recipe.sections.document import Chat, Document, Prompt, Template
+from trainkit.recipe.sections.document import Document, Prompt, Template
 from trainkit.recipe.sections.source import CustomRows, HuggingFace
 from trainkit.recipe.spec import implementation_of, plugin_digest
 
@@ -58,8 +58,9 @@ class RowReading:
     def signature(self) -> list[Any]:
         """What decides, beside the bytes, which documents they are; JSON can say it."""
         asked = self.document
-        if isinstance(asked, Chat) and asked.template_path is not None:
-            asked = asked.model_copy(update={"template": None})  # what is in the file counts, and not where it is
+        if asked is not None and asked.chat_template is not None:
+            # what is in the file of a chat template counts, and not where it is
+            asked = asked.model_copy(update=dict.fromkeys(asked.path_keys))
         document = asked and asked.model_dump(mode="json")
         chat = self.chat and [self.chat.text, self.chat.special_tokens]
         found = [list(self.keys), document, self.shortest, self.longest, self.dtype, chat, self.end_of_text]
@@ -73,7 +74,7 @@ class RowReading:
     @property
     def has_special_tokens(self) -> bool:
         """Whether the names of special tokens in its texts mean these tokens."""
-        return isinstance(self.document, Chat)
+        return self.document is not None and self.document.chat_template is not None
 
 
 def check(document: Document | None) -> None:

@@ -18,7 +18,6 @@ from trainkit.data.tokenizer.train import Drawn, draw
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer, load
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
-from trainkit.recipe.sections.document import Chat
 from trainkit.recipe.sections.tokenizer import TrainTokenizer
 
 #: Beside a tokenizer from the hub: the files that the hub is still to be asked for, and of which commit.
@@ -97,11 +96,12 @@ def _with_template(files: Sequence[SourceFile], path: Path) -> list[SourceFile]:
 
 def _resolve_reading(file: SourceFile, path: Path) -> SourceFile:
     document = file.reading.document
-    if not isinstance(document, Chat):
+    chosen = None if document is None else document.chat_template
+    if chosen is None:
         return file
     from trainkit.data.documents.chat_template import resolve_template
 
-    return replace(file, reading=replace(file.reading, chat=resolve_template(document, path)))
+    return replace(file, reading=replace(file.reading, chat=resolve_template(chosen, path)))
 
 
 def begins(recipe: Recipe, codec: LoadedTokenizer) -> bool:

@@ -8,13 +8,22 @@ Everything that differs between types of documents stands in its spec and in the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, TypeAlias
 
 from pydantic import Field, model_validator
 
 from trainkit.recipe.spec import Count, Spec, union_of
 
 Keys = Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+class ChatTemplateChoice(NamedTuple):
+    """Which chat template writes conversations: that of the tokenizer where both are None."""
+
+    jinja: str | None = None
+    """The template itself."""
+    path: str | None = None
+    """The file that holds it."""
 
 
 class DocumentSpec(Spec):
@@ -62,6 +71,16 @@ class DocumentSpec(Spec):
     @property
     def number_keys(self) -> tuple[str, ...]:
         """Keys that hold whole numbers, which CSV writes as text."""
+        return ()
+
+    @property
+    def chat_template(self) -> ChatTemplateChoice | None:
+        """The chat template that its rows are written with; None where they are not."""
+        return None
+
+    @property
+    def path_keys(self) -> tuple[str, ...]:
+        """Its keys that hold a path, which becomes absolute in the recipe of a run."""
         return ()
 
 
@@ -119,10 +138,15 @@ class Chat(DocumentSpec):
     marked: ClassVar[bool] = True
 
     @property
-    def template_path(self) -> str | None:
-        """The path in `template`; None where that is Jinja itself, or not given."""
+    def chat_template(self) -> ChatTemplateChoice:
         given = self.template
-        return None if given is None or "{{" in given or "{%" in given else given
+        if given is None or "{{" in given or "{%" in given:
+            return ChatTemplateChoice(jinja=given)
+        return ChatTemplateChoice(path=given)
+
+    @property
+    def path_keys(self) -> tuple[str, ...]:
+        return ("template",) if self.chat_template.path is not None else ()
 
 
 class PreferencePair(DocumentSpec):

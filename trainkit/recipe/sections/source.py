@@ -76,6 +76,8 @@ class SourceSpec(Spec):
     """The function that returns the files of a source, called as `data.sources.listing.list_matching` is."""
     path_keys: ClassVar[tuple[str, ...]] = ()
     """Its keys that hold a local path or URL, or several: they become absolute in the recipe of a run."""
+    hub_keys: ClassVar[tuple[str, ...]] = ()
+    """Its keys that hold an id on the hub or a directory: they become absolute where there is such a directory."""
 
     type: str
     name: str | None = None
@@ -160,6 +162,7 @@ class HuggingFace(RowSource):
     """A dataset of the Hugging Face hub, or a directory that holds one."""
 
     listing: ClassVar[str] = "trainkit.data.sources.listing:list_dataset"
+    hub_keys: ClassVar[tuple[str, ...]] = ("id",)
 
     type: Literal["huggingface"]
     id: str

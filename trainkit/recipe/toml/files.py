@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar
 
@@ -15,8 +16,7 @@ import tomli
 
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
-from trainkit.recipe.sections.document import Chat
-from trainkit.recipe.sections.source import HuggingFace, SourceSpec, document_of
+from trainkit.recipe.sections.source import SourceSpec, document_of
 from trainkit.recipe.spec import Spec
 from trainkit.recipe.toml.layers import Layer, table_at
 from trainkit.recipe.toml.positions import Origin, locate
@@ -174,14 +174,21 @@ def with_values(spec: S, **values: Any) -> S:
 
 
 def _source(source: SourceSpec) -> SourceSpec:
-    values: dict[str, Any] = {}
-    for key in source.path_keys:
-        paths = getattr(source, key)
-        if paths is not None:  # a key of a plugin need not be given
-            values[key] = absolute(paths) if isinstance(paths, str) else tuple(map(absolute, paths))
-    if isinstance(source, HuggingFace) and os.path.isdir(os.path.expanduser(source.id)):
-        values["id"] = absolute(source.id)
+    here = [key for key in source.hub_keys if os.path.isdir(os.path.expanduser(getattr(source, key)))]
+    source = _with_absolute_keys(source, (*source.path_keys, *here))
     document = document_of(source)
-    if isinstance(document, Chat) and document.template_path is not None:
-        values["document"] = with_values(document, template=absolute(document.template_path))
-    return with_values(source, **values) if values else source
+    if document is None or not document.path_keys:
+        return source
+    return with_values(source, document=_with_absolute_keys(document, document.path_keys))
+
+
+def _with_absolute_keys(spec: S, keys: Iterable[str]) -> S:
+    given = {key: getattr(spec, key) for key in keys}
+    return with_values(
+        spec,
+        **{
+            key: absolute(paths) if isinstance(paths, str) else tuple(map(absolute, paths))
+            for key, paths in given.items()
+            if paths is not None  # a key of a plugin need not be given
+        },
+    )
