@@ -28,6 +28,7 @@ from trainkit.run.attempt import attempt
 from trainkit.run.setup import check_before_data
 from trainkit.run.start import Start
 from trainkit.rundir.directory import create
+from trainkit.train.best import BestSoFar
 from trainkit.train.compilations import Compilations
 from trainkit.train.control import Commands
 from trainkit.train.guard import NotFinite
@@ -98,6 +99,7 @@ class Played:
                 save_and_wait=self._save_and_wait,
                 report=lambda step: None,
             ),
+            best=BestSoFar(self.recipe),
             evaluate=lambda state, step, only=None: self.done.append(("evaluate", step)),
             sample=lambda state, step, prompts=None: self.done.append(("sample", step, prompts)),
             statistics=lambda state, step: self.done.append(("statistics", step)),

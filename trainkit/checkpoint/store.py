@@ -123,6 +123,14 @@ def retain(run_directory: Path, *, saved: int, keep_last: int, held: Collection[
             shutil.rmtree(removed, ignore_errors=True)
 
 
+def note_metric(run_directory: Path, step: int, metric: str, value: float) -> None:
+    """Add a metric to the manifest of a checkpoint that is on disk. Raises OSError; TrainkitError if it is missing."""
+    info = find(run_directory, step)
+    if info.manifest.metrics.get(metric) != value:
+        noted = {**info.manifest.metrics, metric: value}
+        manifests.write(info.directory, info.manifest.model_copy(update={"metrics": noted}))
+
+
 def temporary(run_directory: Path, step: int) -> Path:
     """Return the directory in which the checkpoint of a step is written before it is committed."""
     return directory_of(run_directory) / f"{_WRITING}{step}-{os.getpid()}"

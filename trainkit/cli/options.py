@@ -9,7 +9,9 @@ import typer
 
 RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe file.", show_default=False)]
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's directory, or its name in runs/.")]
-RunOrStep = Annotated[str, typer.Argument(metavar="RUN[/STEP]", help="A run, or one of its checkpoints.")]
+RunOrStep = Annotated[
+    str, typer.Argument(metavar="RUN[/STEP]", help="A run, or one of its checkpoints; RUN/best is the best.")
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(

@@ -6,19 +6,20 @@ import difflib
 from pathlib import Path
 
 from trainkit.errors import TrainkitError
+from trainkit.rundir import marks
 from trainkit.rundir.summary import is_run
 
 RUNS = Path("runs")
 
 
 def find_run(text: str) -> tuple[Path, int | None]:
-    """Return (the run's directory, the step) of RUN, RUN/STEP or RUN/checkpoints/STEP; without a step, None.
+    """Return (the run's directory, the step) of RUN, RUN/STEP, RUN/best or RUN/checkpoints/STEP; without a step, None.
 
-    RUN is a path or a name in `runs/`. A run whose name is a number takes precedence over a step. Does not check
-    whether that step has a checkpoint.
+    RUN is a path or a name in `runs/`. A run whose name is a number or `best` takes precedence over a step. Does not
+    check whether that step has a checkpoint.
 
     Raises:
-        TrainkitError: there is no such run; suggests similar names.
+        TrainkitError: there is no such run, and suggests similar names; or it has no best checkpoint.
     """
     for path in (Path(text), RUNS / text):
         if is_run(path):
@@ -26,6 +27,11 @@ def find_run(text: str) -> tuple[Path, int | None]:
         run = path.parent.parent if path.parent.name == "checkpoints" else path.parent
         if path.name.isdecimal() and is_run(run):
             return run, int(path.name)
+        if path.name == "best" and is_run(run):
+            if (mark := marks.best(run)) is None:
+                hint = "[checkpoint] best says by which metric a checkpoint is the best"
+                raise TrainkitError("the run has no best checkpoint", where=str(run), hint=hint)
+            return run, mark.step
     raise TrainkitError(f"there is no run '{text}'", hint=_nearest(text))
 
 

@@ -140,6 +140,7 @@ class Recipe(Spec):
     @model_validator(mode="after")
     def _metrics_fit_the_task(self) -> Recipe:
         self.evaluate.check_metrics(self.task, self.data)
+        self.evaluate.check_best(self.checkpoint.best, self.task, self.data)
         return self
 
     @model_validator(mode="after")

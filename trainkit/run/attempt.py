@@ -82,7 +82,7 @@ def _to_the_end(
             log.write("log", step=log.step, level="info", message=f"deterministic: XLA_FLAGS is {make_deterministic()}")
         from trainkit.run.setup import train
 
-        finished = train(directory, loaded, start, signal=signal, log=log, afterwards=afterwards)
+        loop_end = train(directory, loaded, start, signal=signal, log=log, afterwards=afterwards)
     except StopBeforeTraining:
         return end(_status(signal.exit_code), signal.exit_code, "stopped before training began")
     except TrainkitError as unplaced:
@@ -97,8 +97,8 @@ def _to_the_end(
         raise
     except BaseException as error:
         fail(error, FAILED, f"{type(error).__name__}: {error}")
-    if finished:
-        return end("finished", DONE, "")
+    if loop_end.done:
+        return end("finished", DONE, loop_end.reason)
     code = signal.exit_code if signal.received else STOPPED_EARLY
     return end(_status(code), code, f"stopped after step {log.step}; the checkpoint is written")
 

@@ -22,6 +22,7 @@ from trainkit.run.health import TRACKER_SECONDS, Health
 from trainkit.run.prepare import Ready
 from trainkit.run.start import Start
 from trainkit.track.sidecar import Sidecars
+from trainkit.train.best import best_so_far
 from trainkit.train.build import BuiltStep
 from trainkit.train.checkpointing import Checkpointing
 from trainkit.train.compilations import Compilations
@@ -61,6 +62,8 @@ class LoopEnd(NamedTuple):
     out_of_memory: bool
     step: int
     commands: Commands
+    reason: str = ""
+    """Why the run was done before its last step."""
 
 
 def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands | None = None) -> LoopEnd:
@@ -79,6 +82,8 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
             restored=None if start.reset_optimizer else first,
         )
         opened.callback(checkpointing.close)  # a save that is under way when training fails is still a good one
+        best = best_so_far(directory, recipe)
+        checkpointing.keep_best(best.mark)
         compilations = Compilations(log)
         opened.callback(compilations.close)
         commands = Commands(
@@ -112,6 +117,7 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
             metrics=metrics,
             commands=commands,
             checkpointing=checkpointing,
+            best=best,
             evaluate=_evaluator(attempt, built, plan, commands=commands),
             sample=_sampler(attempt, built),
             statistics=ParameterHistograms(log),
@@ -119,19 +125,21 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
             profile=profile,
             log=log,
             check_health=attempt.health.check,
-            owed=owed(directory, recipe, first, last=first >= schedule.total_steps),
+            owed=owed(directory, recipe, first, last=first >= schedule.total_steps or best.exhausted),
         )
         metrics.restart_clock()
         outcome = train(ready.state, job)
         if starts_again := outcome.out_of_memory:
             return LoopEnd(False, True, outcome.step, commands)
         last, stopped = outcome.step, outcome.stopped
-        done = last >= schedule.total_steps and not (stopped and owed(directory, recipe, last, last=True))
+        reason = "" if last >= schedule.total_steps else best.reason
+        done = last >= schedule.total_steps or bool(reason)
+        done = done and not (stopped and owed(directory, recipe, last, last=True))
         if exporting:  # the control server is still open, so that a person can cancel the wait
             done &= exporting.finish(
                 interrupted=commands.until_stopped("waiting for exports", patience=TRACKER_SECONDS)
             )
-    return LoopEnd(done, False, outcome.step, commands)
+    return LoopEnd(done, False, outcome.step, commands, reason)
 
 
 def _evaluator(attempt: Attempt, built: BuiltStep, plan: Plan, *, commands: Commands) -> Evaluator:

@@ -20,6 +20,7 @@ from trainkit.recipe.toml.values import Difference, differences
 from trainkit.run.rates import compare_rates
 from trainkit.run.start import Start
 from trainkit.rundir.directory import EXPORTS, disk_errors, hold_lock, recipe_of, replace_recipe
+from trainkit.train.best import best_so_far
 from trainkit.train.owed import owed
 
 #: What the state or the data order depends on: with another value, the run would be another run.
@@ -81,11 +82,12 @@ def prepare(
                 or _left_undone(directory, new.recipe, info.step)
             )
         ):
+            reason = best_so_far(directory, new.recipe, until=info.step).reason
+            longer = "evaluate.patience=…" if reason else "train.steps=… --raise-rate"
             raise TrainkitError(
-                f"the run is finished: its last step was {info.step}",
+                f"the run is finished: its last step was {info.step}" + f"; it {reason}" * bool(reason),
                 where=str(directory),
-                hint="to train it longer: --set train.steps=… --raise-rate"
-                "   to continue from an earlier checkpoint: RUN/STEP",
+                hint=f"to train it longer: --set {longer}   to continue from an earlier checkpoint: RUN/STEP",
             )
         at = info.step if info else 0
         rates = compare_rates(directory, old.recipe, new.recipe, at, changed, raise_rate=raise_rate)
@@ -130,6 +132,8 @@ def _left_undone(directory: Path, recipe: Recipe, last: int) -> bool:
 
 
 def _goes_further(directory: Path, recipe: Recipe, step: int, changed: list[Difference]) -> bool:
+    if best_so_far(directory, recipe, until=step).exhausted:
+        return False
     if recipe.train.steps is not None:
         begun = [
             found.step for found in issued_commands(directory) if found.command.name == "decay" and found.step <= step

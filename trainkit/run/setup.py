@@ -24,7 +24,7 @@ from trainkit.plan import DataSize, make_plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.toml.load import Loaded
 from trainkit.run.health import DataHealth, DiskSpace, Health, start_trackers
-from trainkit.run.job import Attempt, provenance_of, run_loop
+from trainkit.run.job import Attempt, LoopEnd, provenance_of, run_loop
 from trainkit.run.out_of_memory import Restart, smaller_plan, start_again
 from trainkit.run.prepare import prepare_training
 from trainkit.run.start import Start
@@ -44,8 +44,8 @@ def train(
     signal: Signals,
     log: EventLog,
     afterwards: contextlib.ExitStack,
-) -> bool:
-    """Train to the last step and return True, or to where the run is stopped and return False.
+) -> LoopEnd:
+    """Train to the end of the run, or to where it is stopped, and return how the loop ended.
 
     There is a checkpoint either way. Work that must wait until the attempt's end is in the log is pushed on
     `afterwards`.
@@ -65,7 +65,8 @@ def train(
     first = int(ready.state.step)
     data.batch(first)  # waits for the first window of tokens, so that there is data to check
     data_health.check()
-    disk = DiskSpace(directory, size_of(without_frozen(ready.state)), log, keep_last=recipe.checkpoint.keep_last)
+    kept = recipe.checkpoint.keep_last + (recipe.checkpoint.best is not None)
+    disk = DiskSpace(directory, size_of(without_frozen(ready.state)), log, keep_last=kept)
     trackers = start_trackers(directory, recipe.track, log, afterwards)  # only now, to leave the CPU to the compiler
     base = base_digest(ready.state.frozen, recipe)
 
@@ -93,7 +94,7 @@ def train(
             start = start_again(directory, start, log=log)
             ready = prepare_training(directory, loaded, start, cache, data, data_health, restart=restart, log=log)
             end = run_loop(ready, start, attempt, before=end.commands)
-        return end.done
+        return end
 
 
 def check_before_data(recipe: Recipe, start: Start, *, done: int) -> None:

@@ -14,6 +14,8 @@ from trainkit.checkpoint.saver import Provenance, Saved, Saver
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
 from trainkit.recipe.sections.outputs import Checkpoint
+from trainkit.rundir import marks
+from trainkit.rundir.marks import BestMark
 from trainkit.train.state import State, without_frozen
 
 
@@ -64,12 +66,16 @@ class Checkpointing:
         self._provenance = provenance
         self._log = log
         self._reader = reader
-        held = reader.held if reader else frozenset
-        self._saver = Saver(directory, on_saved=self._report_saved, held=held, keep_last=spec.keep_last)
+        self._directory = directory
+        #: The best checkpoint, and the one that is being written to take its place.
+        self._best = self._next_best = marks.best(directory)
+        self._saver = Saver(directory, on_saved=self._report_saved, held=self._held, keep_last=spec.keep_last)
         self._last_time = time.monotonic()
         #: The step whose state is on disk or on its way there, and its kind.
         kinds = {info.step: info.manifest.kind for info in store.checkpoints(directory) if info.step == restored}
         self._saved_step: int | None = restored if restored in kinds else None
+        #: The newest step that is on disk, of this attempt or restored.
+        self._on_disk = self._saved_step
         self._saved_kind: Kind | None = kinds.get(restored) if restored is not None else None
 
     def is_due(self, step: int) -> bool:
@@ -90,6 +96,28 @@ class Checkpointing:
         with self._alert_on_failure():
             self._start(state, step, kind, last=last)
         return True
+
+    def save_best(self, state: State, mark: BestMark) -> None:
+        """Save the state of this step, if it is not on disk yet, and keep it as the best until another one is better.
+
+        The one before stays the best until this one is on disk."""
+        self._next_best = mark
+        with self._alert_on_failure():
+            if mark.step == self._on_disk:
+                self._mark_best(mark)
+            elif mark.step != self._saved_step:
+                self._start(state, mark.step, "rolling", last=False)
+
+    def keep_best(self, mark: BestMark | None) -> None:
+        """Let the checkpoint of this step be the best where it is on disk, as the log of earlier attempts says."""
+        self._next_best = mark
+        exists = mark is not None and any(info.step == mark.step for info in store.checkpoints(self._directory))
+        if mark is not None and not exists:
+            message = f"step {mark.step} is the best so far by {mark.metric}, but its checkpoint no longer exists"
+            self._log.write("alert", step=self._log.step, kind="checkpoint", message=message)
+        if mark != self._best or not exists:
+            with self._alert_on_failure():
+                self._mark_best(mark if exists else None)
 
     def save_and_wait(self, state: State, step: int, *, last: bool) -> None:
         """Return once the state that the attempt ends with is on disk; `last` if it is also the run's last.
@@ -147,6 +175,24 @@ class Checkpointing:
         message = f"{error.where}: {error.problem}; {consequence}"
         self._log.write("alert", step=self._log.step, kind="checkpoint", message=message)
 
+    def _held(self) -> set[int]:
+        """Return the steps whose checkpoints must stay; the thread that writes calls this."""
+        best = {mark.step for mark in (self._best, self._next_best) if mark is not None}
+        return best | set(self._reader.held() if self._reader else ())
+
+    def _mark_best(self, mark: BestMark | None) -> None:
+        try:
+            if mark is not None:
+                store.note_metric(self._directory, mark.step, mark.metric, mark.value)
+            marks.mark_best(self._directory, mark)
+        except OSError as error:
+            where = str(self._directory / "checkpoints")
+            raise TrainkitError(f"the best checkpoint cannot be marked: {error}", where=where) from error
+        self._best = mark
+        if mark is not None:
+            message = f"checkpoint {mark.step} is the best so far: {mark.metric} is {mark.value:.6g}"
+            self._log.write("log", step=self._log.step, level="info", message=message)
+
     def _due_kind(self, step: int) -> Kind | None:
         return store.due(self._spec, step=step, last_saved_time=self._last_time, now=time.monotonic())
 
@@ -166,5 +212,8 @@ class Checkpointing:
             bytes=saved.bytes,
             seconds=round(saved.seconds, 3),
         )
+        self._on_disk = saved.step
+        if self._next_best != self._best and self._next_best is not None and self._next_best.step == saved.step:
+            self._mark_best(self._next_best)
         if self._reader:
             self._reader.take(saved.step, last=saved.kind == "final")

@@ -84,9 +84,10 @@ class Evaluator:
         self._add = jax.jit(add, out_shardings=self._whole)
         self._rows, self._parts = batch_size, 1
 
-    def __call__(self, state: State, step: int, only: Collection[str] | None = None) -> None:
-        """Evaluate all sets, or some; returns early, without an event for the set at hand, where the run is to end
-        now."""
+    def __call__(self, state: State, step: int, only: Collection[str] | None = None) -> dict[str, dict[str, float]]:
+        """Evaluate all sets, or some, and return the metrics of each; returns early, without an event for the set at
+        hand, where the run is to end now."""
+        evaluated: dict[str, dict[str, float]] = {}
         for name, data in self._sets.items():
             if only is not None and name not in only:
                 continue
@@ -94,14 +95,14 @@ class Evaluator:
             self._log.write("evaluation_started", step=step, name=name)
             while not data.ready(PATIENCE):
                 if self._interrupted():
-                    return
+                    return evaluated
             number = np.uint32(crc32(name.encode()))
             sums = self._summed(state, data, number)
             while sums is None:  # of what was computed nothing is left, and nothing is lost
                 self._split(step)
                 sums = self._summed(state, data, number)
             if self._interrupted():
-                return
+                return evaluated
             report: dict[str, float] = {}
             loss = sums.loss
             if weight := float(loss.weight):
@@ -112,13 +113,10 @@ class Evaluator:
             else:
                 message = f"the validation set {name} has nothing to predict, so there is no loss to report"
                 self._log.write("alert", step=step, kind="evaluation", message=message)
-            self._log.write(
-                "evaluated",
-                step=step,
-                name=name,
-                metrics={f"validation/{name}/{metric}": value for metric, value in report.items()},
-                seconds=round(time.perf_counter() - started, 3),
-            )
+            metrics = evaluated[name] = {f"validation/{name}/{metric}": value for metric, value in report.items()}
+            seconds = round(time.perf_counter() - started, 3)
+            self._log.write("evaluated", step=step, name=name, metrics=metrics, seconds=seconds)
+        return evaluated
 
     def _summed(self, state: State, data: EvaluationSet, number: np.uint32) -> Sums | None:
         """Return the sums on the host, of what there was before an interruption; None where there was no memory."""

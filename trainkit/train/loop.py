@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -14,6 +14,7 @@ from jax.errors import JaxRuntimeError
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
 from trainkit.recipe import Recipe
+from trainkit.train.best import BestSoFar
 from trainkit.train.checkpointing import Checkpointing, CheckpointNotWritten
 from trainkit.train.compilations import Compilations
 from trainkit.train.control import Commands, RequestedActions
@@ -29,8 +30,10 @@ from trainkit.train.step import Step
 
 
 class EvaluationReport(Protocol):
-    def __call__(self, state: State, step: int, /, only: Collection[str] | None = None) -> None:
-        """Write to the log how well the model does on all validation sets, or on some."""
+    def __call__(
+        self, state: State, step: int, /, only: Collection[str] | None = None
+    ) -> Mapping[str, Mapping[str, float]]:
+        """Write to the log how well the model does on all validation sets, or on some; return the metrics of each."""
 
 
 class StateReport(Protocol):
@@ -54,6 +57,7 @@ class Job:
     metrics: MetricsWriter
     commands: Commands
     checkpointing: Checkpointing
+    best: BestSoFar
     evaluate: EvaluationReport
     sample: SampleReport
     statistics: StateReport
@@ -93,7 +97,7 @@ def train(state: State, job: Job) -> Outcome:
         job.commands.repeat(step)
         state = job.schedule.put_into(state)
         state, stop = _between_steps(state, step, job, _Due(RequestedActions(), owed=job.owed))
-        while step < job.schedule.total_steps and not stop:
+        while step < job.schedule.total_steps and not stop and not job.best.exhausted:
             try:
                 batch, size, waited = job.prefetch.next()
                 if batch is not None:
@@ -121,8 +125,9 @@ def train(state: State, job: Job) -> Outcome:
             job.checkpointing.report(step)
             job.check_health(step)
         job.metrics.flush()
-        if step > first or stop:
-            job.checkpointing.save_and_wait(state, step, last=step == job.schedule.total_steps)
+        last = step == job.schedule.total_steps or job.best.exhausted
+        if step > first or stop or job.best.exhausted:
+            job.checkpointing.save_and_wait(state, step, last=last)
     except (NotFinite, CheckpointNotWritten):
         raise
     except Exception:
@@ -199,11 +204,14 @@ def _between_steps(state: State, step: int, job: Job, due: _Due) -> tuple[State,
         job.metrics.spend("checkpoint", since=started)
     if (due.evaluating or owed.sets) and not stop:
         with during("evaluation", step), job.metrics.spent("evaluation"):
-            job.evaluate(state, step, only=None if due.evaluating else owed.sets)
+            evaluated = job.evaluate(state, step, only=None if due.evaluating else owed.sets)
+        if (mark := job.best.take(step, evaluated)) is not None:
+            job.checkpointing.save_best(state, mark)
+    ends = job.best.exhausted and job.recipe.sample is not None
     if (due.computing_statistics or owed.statistics) and not stop and not job.commands.interrupted:
         with skip_without_memory("statistics", step=step, log=job.log), during("statistics", step):
             job.statistics(state, step)
-    prompt_lists: list[Sequence[str] | None] = [None] if due.sampling or owed.samples else []
+    prompt_lists: list[Sequence[str] | None] = [None] if due.sampling or owed.samples or ends else []
     if prompts_of_people := [*owed.prompts, *wanted.prompts]:
         prompt_lists.append(prompts_of_people)
     for prompts in prompt_lists:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from typing import Any, get_args
 
 from pydantic import field_validator
 
 from trainkit.recipe.sections.data import Data
 from trainkit.recipe.sections.metric import Metric
+from trainkit.recipe.sections.outputs import Best
 from trainkit.recipe.sections.task import TaskSpec
 from trainkit.recipe.spec import Count, Spec, members_of, type_of
 
@@ -25,6 +27,9 @@ class Evaluate(Spec):
     max_batches: Count | None = None
     """Largest number of batches of each set to evaluate: a random sample drawn with `run.seed`, the same throughout the
     run and after a resume. If absent, the whole set is evaluated."""
+    patience: Count | None = None
+    """The run ends early when so many evaluations in a row (of those by `every`) are no better than the one before them
+    that is the best by `checkpoint.best`. If absent, it does not."""
     metrics: tuple[Metric, ...] = ()
     """What is computed beside what the task reports: `validation/SET/NAME`."""
 
@@ -60,3 +65,27 @@ class Evaluate(Spec):
                 metric.check_classes(classes)
             except ValueError as error:
                 raise ValueError(f"{key}: {error}") from None
+
+    def check_best(self, best: Best | None, task: TaskSpec, data: Data) -> None:
+        """Raise ValueError where no evaluation computes the metric of `checkpoint.best`, or where `patience` waits in
+        vain."""
+        if self.patience is not None and best is None:
+            raise ValueError(
+                "evaluate.patience counts evaluations that are no better than the best: set checkpoint.best"
+                ' = { metric = "validation/SET/NAME", mode = "min" }'
+            )
+        if self.patience is not None and self.every is None:
+            raise ValueError("evaluate.patience counts the evaluations of evaluate.every: set it too")
+        if best is None:
+            return
+        names = [*sorted(task.reports), *(n for metric in self.metrics for n in metric.names(task.class_names(data)))]
+        known = [f"validation/{name_of_set}/{name}" for name_of_set in data.validation_names for name in names]
+        if best.metric not in known:
+            if not known:
+                raise ValueError("checkpoint.best needs a validation set: set data.held_out or add [[data.validation]]")
+            near = get_close_matches(best.metric, known, n=5, cutoff=0.0)
+            more = f" and {len(known) - len(near)} more" if len(known) > len(near) else ""
+            raise ValueError(
+                f'checkpoint.best.metric = "{best.metric}" is never computed: evaluations of'
+                f' task.type = "{task.type}" compute {", ".join(near)}{more}'
+            )

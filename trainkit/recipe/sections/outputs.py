@@ -9,6 +9,20 @@ from pydantic import Field
 from trainkit.recipe.spec import Count, Fraction, NotNegative, Positive, Spec
 
 
+class Best(Spec):
+    """By which metric of the evaluations a checkpoint is the best."""
+
+    metric: str
+    """Its name as in the log: `validation/SET/NAME`."""
+    mode: Literal["min", "max"]
+    """Whether the lowest or the highest value is the best."""
+
+    @property
+    def set_name(self) -> str:
+        """The validation set that it is computed on."""
+        return self.metric.split("/")[1]
+
+
 class Checkpoint(Spec):
     """When checkpoints are saved and how many are kept. The end of a run and a stop always save one."""
 
@@ -19,6 +33,8 @@ class Checkpoint(Spec):
     keep_every: Count | tuple[Count, ...] | None = None
     """Steps between permanent checkpoints, or a list of steps to save them at. If absent, no rolling checkpoint becomes
     permanent."""
+    best: Best | None = None
+    """The evaluation whose checkpoint is kept beside the others, as `RUN/best`. If absent, none is."""
 
 
 class ChatMessage(Spec):

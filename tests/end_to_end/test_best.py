@@ -1,0 +1,132 @@
+"""The best checkpoint and early stopping: from the log alone, and so the same after kills and resumes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from trainer import RECIPE, Trainer, arrays, trainkit, workplace
+
+from trainkit.checkpoint import store
+from trainkit.errors import TrainkitError
+from trainkit.events.log import read
+from trainkit.recipe import Recipe
+from trainkit.recipe.toml.load import load
+from trainkit.rundir import marks
+from trainkit.train.best import BestSoFar
+
+METRIC = "validation/held-out/loss"
+#: The loss falls throughout, so that its highest value, the "best", is that of the first evaluation.
+EARLY = (
+    RECIPE.replace("every = 10\n", "every = 3\npatience = 3\n")
+    .replace("keep_every = 6\n", f'keep_every = 8\nkeep_last = 1\nbest = {{ metric = "{METRIC}", mode = "max" }}\n')
+    .replace("every = 12\n", "")
+)
+
+
+def ending(run: Path) -> tuple[str, int, str]:
+    event = [event for event in read(run) if event["type"] == "run_finished"][-1]
+    return event["status"], event["step"], event["message"]
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = workplace(tmp_path_factory.mktemp("best") / "here", EARLY)
+    done = trainkit(directory, "run", "tiny.toml", "--plain")
+    assert done.returncode == 0, done.stderr
+    return directory
+
+
+def test_a_run_that_no_longer_improves_ends_and_says_why(stopped: Path) -> None:
+    run = stopped / "runs" / "tiny"
+    status, step, message = ending(run)
+    assert (status, step) == ("finished", 12)
+    assert f"stopped early: {METRIC} was no better in the last 3 evaluations than" in message and "step 3" in message
+    assert {i.step: i.manifest.kind for i in store.checkpoints(run)} == {3: "rolling", 8: "permanent", 12: "final"}
+    assert [event["step"] for event in read(run) if event["type"] == "sampled"] == [12]
+    refused = trainkit(stopped, "resume", "runs/tiny", "--plain")
+    assert refused.returncode != 0 and "stopped early" in refused.stderr and "evaluate.patience" in refused.stderr
+
+
+def test_the_best_checkpoint_is_kept_named_and_reachable(stopped: Path) -> None:
+    run = stopped / "runs" / "tiny"
+    values = {e["step"]: e["metrics"][METRIC] for e in read(run) if e["type"] == "evaluated"}
+    assert marks.best(run) == (3, METRIC, values[3]) and values[3] == max(values.values())
+    assert store.find(run, 3).manifest.metrics == {METRIC: values[3]}
+    assert any("checkpoint 3 is the best so far" in e["message"] for e in read(run) if e["type"] == "log")
+    verified = trainkit(stopped, "verify", "tiny/best")
+    assert verified.stdout.split() == ["runs/tiny/checkpoints/3:", "ok"]
+
+
+def test_kills_between_an_evaluation_and_its_checkpoint_change_neither_the_best_nor_the_end(
+    stopped: Path, tmp_path: Path
+) -> None:
+    directory = workplace(tmp_path / "killed", EARLY)
+    run = directory / "runs" / "tiny"
+    for arguments, kind, step in (
+        (("run", "tiny.toml"), "evaluated", 3),
+        (("resume", "runs/tiny"), "evaluated", 6),
+        (("resume", "runs/tiny"), "checkpoint_saved", 8),
+    ):
+        with Trainer(directory, *arguments, "--plain") as trainer:
+            assert trainer.until(lambda event, k=kind, s=step: event["type"] == k and event["step"] == s)
+            trainer.kill()
+    done = trainkit(directory, "resume", "runs/tiny", "--plain")
+    assert done.returncode == 0, done.stderr
+    whole = stopped / "runs" / "tiny"
+    assert ending(run) == ending(whole) and marks.best(run) == marks.best(whole)
+    assert arrays(run, 12) == arrays(whole, 12) and arrays(run, 3) == arrays(whole, 3)
+
+
+def test_with_more_patience_a_stopped_run_goes_on_from_its_best_checkpoint(stopped: Path, tmp_path: Path) -> None:
+    directory = workplace(tmp_path / "more", EARLY)
+    assert trainkit(directory, "run", "tiny.toml", "--plain").returncode == 0
+    longer = ("--set", "evaluate.patience=4", "--set", "checkpoint.best.mode=min")
+    done = trainkit(directory, "resume", "runs/tiny/best", *longer, "--plain")
+    assert done.returncode == 0, done.stderr
+    run = directory / "runs" / "tiny"
+    mark, (status, step, message) = marks.best(run), ending(run)
+    assert mark and mark.step > 12 and (status, step, message) == ("finished", 24, "")
+    steps = {info.step for info in store.checkpoints(run)}
+    assert {mark.step, 24} <= steps and not {3, 6, 9} & steps, "what is no longer the best is removed"
+
+
+def recipe_of(directory: Path, *changes: str) -> Recipe:
+    (directory / "tiny.toml").write_text(EARLY)
+    return load(directory / "tiny.toml", changes).recipe
+
+
+def test_only_scheduled_evaluations_use_up_patience_and_nan_is_never_the_best(tmp_path: Path) -> None:
+    best = BestSoFar(recipe_of(tmp_path, "checkpoint.best.mode=min"))
+
+    def take(step: int, value: float) -> bool:
+        return best.take(step, {"held-out": {METRIC: value}}) is not None
+
+    assert not take(3, float("nan")) and take(6, 2.0) and not take(7, 2.0) and not take(8, 3.0)
+    assert not take(9, float("nan")) and not take(9, 2.5) and not take(12, 2.0) and not best.exhausted
+    assert best.take(15, {"another": {METRIC: 0.0}}) is None and not best.exhausted
+    assert not take(15, 9.0) and best.exhausted and "step 6" in best.reason
+
+
+WRONG = {
+    "checkpoint.best.metric=validation/held-out/f1": "is never computed: evaluations of task.type",
+    "checkpoint.best.metric=validation/other/loss": "is never computed",
+    "checkpoint.best.mode=most": 'expected "min" or "max"',
+    "data.held_out=0.0": "needs a validation set",
+}
+
+
+@pytest.mark.parametrize("change", WRONG)
+def test_a_best_metric_that_is_never_computed_is_refused(tmp_path: Path, change: str) -> None:
+    with pytest.raises(TrainkitError) as raised:
+        recipe_of(tmp_path, change)
+    assert WRONG[change] in str(raised.value)
+
+
+@pytest.mark.parametrize(("line", "missing"), [("every = 3\n", "evaluate.every"), ("best = ", "checkpoint.best")])
+def test_patience_without_what_it_counts_is_refused(tmp_path: Path, line: str, missing: str) -> None:
+    text = "".join(each for each in EARLY.splitlines(keepends=True) if not each.startswith(line))
+    (tmp_path / "tiny.toml").write_text(text)
+    with pytest.raises(TrainkitError) as raised:
+        load(tmp_path / "tiny.toml")
+    assert missing in str(raised.value)
