@@ -85,6 +85,11 @@ class Reference:
         found: list[dict[str, Any]] = self._ask(do="tagged", directory=str(directory), rows=list(rows))["found"]
         return found
 
+    def pairs(self, directory: Path, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """What trl makes of rows of preferences: see `torch_worker.pairs`."""
+        found: list[dict[str, Any]] = self._ask(do="pairs", directory=str(directory), rows=list(rows))["found"]
+        return found
+
     def prefer(self, directory: Path, **asked: Any) -> dict[str, np.ndarray]:
         """What trl makes of pairs with the checkpoint in `directory`: see `torch_worker.prefer`."""
         self._ask(do="prefer", directory=str(directory), **asked)

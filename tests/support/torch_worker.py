@@ -33,6 +33,8 @@ from transformers import (
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 WEIGHTS = "model.safetensors"
+#: Of a preference.
+SIDES = ("chosen", "rejected")
 
 
 def versions(request: dict[str, Any]) -> dict[str, Any]:
@@ -151,6 +153,23 @@ def classify(request: dict[str, Any]) -> dict[str, Any]:
     scores = model(**given).logits.detach()
     names = [model.config.id2label[number] for number in range(scores.shape[-1])]
     return {"scores": scores.tolist(), "names": names, "ids": given["input_ids"].tolist()}
+
+
+def pairs(request: dict[str, Any]) -> dict[str, Any]:
+    """What trl's DPO makes of rows of conversations: the ids of both sequences, and where the answers begin."""
+    from datasets import Dataset
+    from trl.trainer.dpo_trainer import DPOTrainer
+
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(request["directory"])
+    settings = SimpleNamespace(dataset_num_proc=None, max_length=None, truncation_mode="keep_start")
+    trainer = SimpleNamespace(_tokenizer=tokenizer)
+    made = DPOTrainer._prepare_dataset(trainer, Dataset.from_list(request["rows"]), tokenizer, settings, "train")
+    return {
+        "found": [
+            {"begin": len(row["prompt_ids"]), "ids": [row["prompt_ids"] + row[f"{side}_ids"] for side in SIDES]}
+            for row in made
+        ]
+    }
 
 
 def prefer(request: dict[str, Any]) -> dict[str, Any]:
@@ -389,6 +408,7 @@ def main() -> None:
         "loads": loads,
         "learned": learned,
         "tagged": tagged,
+        "pairs": pairs,
         "prefer": prefer,
     }
     for line in sys.stdin:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -49,8 +49,8 @@ def make_chat(
     taken out of objects however deep, as tables store one for each key that another row's object has.
     """
     try:
-        row = _as_stored(row, document.key) if columns else row
-        messages, values = _messages(row, document.key), _values(row, document.key)
+        messages = read_messages(row, document.key, "document.key", columns=columns)
+        values = template_values(row, [document.key], columns=columns)
         trained = [_takes_part(message, f"{document.key}[{k}]") for k, message in enumerate(messages)]
         turns = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
         if not turns and document.learn != "all":
@@ -60,7 +60,7 @@ def make_chat(
                 hint='the assistant\'s turns have the role "assistant"; to learn the whole text: learn = "all"',
             )
         wanted = _wanted(document, messages, trained, turns)
-        messages, text = _as_taken(template, messages, values)
+        messages, text = render_taken(template, messages, values)
         if document.learn == "all":
             learned = [(0, len(text))]
         elif has_generation_blocks(template):
@@ -121,12 +121,14 @@ def _wanted(
     return wanted
 
 
-def _messages(row: Mapping[str, Any], key: str) -> list[Message]:
+def read_messages(row: Mapping[str, Any], key: str, setting: str, *, columns: bool = False) -> list[Message]:
+    """Return the messages that a row has under a key, each with a role. `setting` is where the recipe names the key;
+    for `columns` see `make_chat`. Raises TrainkitError."""
     if key not in row:
-        problem, hint = missing_key(
-            key, row, "document.key", usual=("messages", "conversations", "conversation", "chat")
-        )
+        problem, hint = missing_key(key, row, setting, usual=("messages", "conversations", "conversation", "chat"))
         raise TrainkitError(problem, hint=hint)
+    if columns:
+        row = _as_stored(row, key)
     found = row[key]
     if not isinstance(found, list | tuple):
         raise TrainkitError(f"'{key}' is {kind_of(found)}, not a list of messages", hint=_LOOKS)
@@ -181,8 +183,9 @@ def _without_nulls(found: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _values(row: Mapping[str, Any], key: str) -> dict[str, Any]:
-    values = {name: value for name, value in row.items() if name != key}
+def template_values(row: Mapping[str, Any], keys: Collection[str], *, columns: bool = False) -> dict[str, Any]:
+    """Return what a template may use of a row beside the messages under `keys`. Raises TrainkitError."""
+    values = {name: _without_absent(value) if columns else value for name, value in row.items() if name not in keys}
     if isinstance(tools := values.get("tools"), str):
         try:
             values["tools"] = json.loads(tools) if tools.strip() else None
@@ -191,8 +194,12 @@ def _values(row: Mapping[str, Any], key: str) -> dict[str, Any]:
     return values
 
 
-def _as_taken(template: ChatTemplate, messages: list[Message], values: Mapping[str, Any]) -> tuple[list[Message], str]:
-    """The messages and their text. Where the template takes no lists of parts, parts that are all text are joined."""
+def render_taken(
+    template: ChatTemplate, messages: list[Message], values: Mapping[str, Any]
+) -> tuple[list[Message], str]:
+    """Return the messages and their text; parts that are all text are joined where the template takes no lists.
+
+    Raises TrainkitError."""
     lists = [message["content"] for message in messages if isinstance(message.get("content"), list)]
     try:
         text = render(template, messages, values=values)

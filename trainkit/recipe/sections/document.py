@@ -120,20 +120,13 @@ class Prompt(DocumentSpec):
         return {"prompt": self.prompt, "response": self.response}
 
 
-class Chat(DocumentSpec):
-    """A conversation: a list of `{"role": …, "content": …}`, written with a chat template. A message with
-    `"train": false` or `"weight": 0` is not learned."""
+class ChatDocument(DocumentSpec):
+    """Messages, `{"role": …, "content": …}` each, which a chat template writes."""
 
-    type: Literal["chat"]
-    key: str = "messages"
-    """The key of the row that holds the list."""
     template: str | None = None
     """A Jinja template, or the path of a file that holds one; that of the tokenizer where not given
     (`chat_template.jinja` or `tokenizer_config.json` beside it)."""
-    learn: Literal["assistant", "last", "all"] = "assistant"
-    """Which turns are learned: every one of the assistant, the assistant's last one, or the whole text."""
 
-    implementation: ClassVar[str] = "trainkit.data.documents.conversations"
     learned_in_part: ClassVar[bool] = True
     marked: ClassVar[bool] = True
 
@@ -147,6 +140,19 @@ class Chat(DocumentSpec):
     @property
     def path_keys(self) -> tuple[str, ...]:
         return ("template",) if self.chat_template.path is not None else ()
+
+
+class Chat(ChatDocument):
+    """A conversation: a list of `{"role": …, "content": …}`, written with a chat template. A message with
+    `"train": false` or `"weight": 0` is not learned."""
+
+    type: Literal["chat"]
+    key: str = "messages"
+    """The key of the row that holds the list."""
+    learn: Literal["assistant", "last", "all"] = "assistant"
+    """Which turns are learned: every one of the assistant, the assistant's last one, or the whole text."""
+
+    implementation: ClassVar[str] = "trainkit.data.documents.conversations"
 
 
 class PreferencePair(DocumentSpec):
@@ -177,6 +183,29 @@ class PreferencePair(DocumentSpec):
     @property
     def templates(self) -> Mapping[str, str]:
         return {"prompt": self.prompt, "chosen": self.chosen, "rejected": self.rejected}
+
+
+class PreferenceChat(ChatDocument):
+    """Two conversations, one of which is preferred, as lists of `{"role": …, "content": …}`. Only what is behind their
+    shared beginning is learned.
+
+    A row whose conversations are the same, or one of which ends with the shared beginning, cannot be used."""
+
+    type: Literal["preference-chat"]
+    prompt: str | None = None
+    """Key of the messages that go before both lists; where not given, each list is a whole conversation."""
+    chosen: str = "chosen"
+    """Key of the better conversation, or of the better end of one."""
+    rejected: str = "rejected"
+    """Key of the worse one."""
+
+    implementation: ClassVar[str] = "trainkit.data.documents.preferences"
+    examples: ClassVar[str] = "trainkit.data.batches.pairs:pair_examples"
+    sequences: ClassVar[int] = 2
+
+    @property
+    def form(self) -> str:
+        return "preference"
 
 
 class Labelled(DocumentSpec):
@@ -305,7 +334,7 @@ class Columns(DocumentSpec):
 
 
 #: Every type of document of the recipe language.
-DOCUMENTS = (Template, Prompt, Chat, PreferencePair, Labelled, Tagged, Image, Columns)
+DOCUMENTS = (Template, Prompt, Chat, PreferencePair, PreferenceChat, Labelled, Tagged, Image, Columns)
 
 if TYPE_CHECKING:
     Document: TypeAlias = DocumentSpec

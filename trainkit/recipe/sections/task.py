@@ -158,7 +158,7 @@ class Preference(TaskSpec):
     `"orpo"`."""
 
     implementation: ClassVar[str] = "trainkit.tasks.preference"
-    documents: ClassVar[frozenset[str]] = frozenset({"preference"})
+    documents: ClassVar[frozenset[str]] = frozenset({"preference", "preference-chat"})
     models: ClassVar[frozenset[Kind]] = frozenset({"causal"})
     reports: ClassVar[frozenset[str]] = frozenset(
         {
