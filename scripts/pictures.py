@@ -101,7 +101,7 @@ def keys_of(app: App[Any], *pressed: str) -> list[Key]:
     found: list[Key] = []
 
     async def look(pilot: Pilot[Any]) -> None:
-        found.extend(keys_in_force(app.screen))
+        found.extend(keys_in_force(app.screen, only_offered=False))
 
     asyncio.run(on(app, look, *pressed, size=(80, 24)))
     return found

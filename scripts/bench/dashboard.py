@@ -379,7 +379,7 @@ def latency(run: Path, arguments: argparse.Namespace) -> None:
 
 def ages(run: Path, arguments: argparse.Namespace) -> None:
     """Seconds since the first step that is not shown, and CPU time, at five steps a second, every processor taken."""
-    from trainkit.dashboard.charts.titles import told_value
+    from trainkit.dashboard.charts.titles import format_value
 
     taken = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
     try:
@@ -389,10 +389,10 @@ def ages(run: Path, arguments: argparse.Namespace) -> None:
             before, began = viewer.cpu(), time.perf_counter()
             while (now := time.perf_counter()) - began < arguments.seconds:
                 step, loss = log.step()
-                steps.append((now, f"{step:,}", told_value("train/loss", loss)))
+                steps.append((now, f"{step:,}", format_value("train/loss", loss)))
                 time.sleep(0.2)
                 text, now = ESCAPES.sub("", viewer.text()), time.perf_counter()
-                for which, pattern in enumerate((r"step ([\d,]+) /", r"loss  (?:━ train )?([\d.]+)")):
+                for which, pattern in enumerate((r"step ([\d,]+) /", r"loss +(?:━ train )?([\d.]+)")):
                     last = re.findall(pattern, text)[-1:]
                     shown[which] = max(
                         (n for n, told in enumerate(steps, 1) if told[which + 1] in last), default=shown[which]

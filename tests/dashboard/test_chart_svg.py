@@ -44,7 +44,7 @@ def test_it_has_axes_a_title_a_legend_marks_and_a_line_of_each_curve() -> None:
     ]
     told = drawn(curves, marks=[Marker(250, "checkpoint", "rolling"), Marker(9999, "alert", "")])
     found = texts(told)
-    for word in ("run  train/loss", "train 2.0", "held-out 3.0", "best 3.0000 at 400", "step", "400", "◆"):
+    for word in ("run  train/loss", "train 2.0", "held-out 3.0", "best 3.0000 at step 400", "step", "400", "◆"):
         assert word in found, word
     assert "!" not in found, "a mark that is not among the steps shown"
     for curve in curves:

@@ -55,6 +55,16 @@ def test_a_frame_has_the_size_asked_for_and_no_line_is_wider(run: Path, width: i
     assert len(lines) == height and max(map(len, lines)) <= width
 
 
+def test_a_run_without_tokens_shows_its_samples_per_second(tmp_path: Path) -> None:
+    events = fake_run.events(20)
+    for event in events:
+        if event["type"] == "step":
+            event["metrics"]["throughput/samples_per_second"] = 512.0
+            del event["metrics"]["throughput/tokens_per_second"]
+    frame = once(fake_run.write(tmp_path / "run", events))
+    assert frame.count("samples/s") == 2 and "512.0" in frame and "tok" not in frame.partition("log")[0]
+
+
 def test_a_picture_is_written_as_svg(run: Path, tmp_path: Path) -> None:
     export_svg(run, tmp_path / "picture.svg", width=100, height=30)
     assert (tmp_path / "picture.svg").read_text().startswith("<svg")

@@ -164,7 +164,7 @@ def run(tmp_path: Path) -> Iterator[Path]:
 def ages(run: Path, screen: str, now: float) -> tuple[float, float]:
     """For how many seconds the header, and the chart of the loss, have been behind the log on a screen as of `now`."""
     log = [(event["t"], event["step"], event["metrics"]) for event in read(run) if event["type"] == "step"]
-    header, chart = re.search(r"step ([\d,]+) /", screen), re.search(r"─ loss  (\S+)", screen)
+    header, chart = re.search(r"step ([\d,]+) /", screen), re.search(r"─ loss (\S+)", screen)
     assert header and chart, screen
     step = int(header[1].replace(",", ""))
     losses = [format_value("train/loss", metrics["train/loss"]) for _, _, metrics in log]
@@ -177,7 +177,7 @@ def ages(run: Path, screen: str, now: float) -> tuple[float, float]:
 def test_beside_a_trainer_that_fills_every_processor_the_screen_is_that_of_now(run: Path, terminal: Terminal) -> None:
     terminal.resize(130, 40)
     terminal.trainkit("watch live")
-    terminal.until(lambda screen: "● running" in screen and re.search(r"─ loss  \d", screen) is not None)
+    terminal.until(lambda screen: "● running" in screen and re.search(r"─ loss \d", screen) is not None)
     found = []
     for _ in range(40):
         time.sleep(0.25)
@@ -201,7 +201,7 @@ def test_beside_a_trainer_that_fills_every_processor_the_screen_is_that_of_now(r
     for page in "2121":  # who turns pages sees the log go on
         terminal.press(page)
         time.sleep(0.2)
-    terminal.until(lambda screen: re.search(r"─ loss  \d", screen) is not None)
+    terminal.until(lambda screen: re.search(r"─ loss \d", screen) is not None)
     screen = terminal.screen()
     assert ages(run, screen, time.time())[0] < LATE
     assert send(run, "stop").ok

@@ -55,7 +55,7 @@ def detail(dashboard: Dashboard) -> str:
 def test_each_step_has_one_row_with_its_loss_its_kind_and_whether_it_is_there(run: Path) -> None:
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         view = folded(events())
-        for step, told in ((100, "replaced"), (200, "permanent"), (300, "there")):
+        for step, told in ((100, "replaced"), (200, "permanent"), (300, "yes")):
             place = list(view.series["validation/held-out/loss"].steps).index(step)
             loss = view.series["validation/held-out/loss"].values[place]
             assert told in row(dashboard, step) and f"{loss:.4f}" in row(dashboard, step)
@@ -129,7 +129,7 @@ def test_m_has_a_checkpoint_kept_and_no_longer(run: Path) -> None:
             await pilot.press("m")
             await settle(pilot)
             assert (run / "checkpoints" / "300" / "keep").exists() is kept
-            assert ("there, kept" in row(dashboard, 300)) is kept and "kept" not in row(dashboard, 200)
+            assert ("yes, kept" in row(dashboard, 300)) is kept and "kept" not in row(dashboard, 200)
             assert ("m removes the mark" in detail(dashboard)) is kept
         await pilot.press("G", "m")
         await settle(pilot)
@@ -196,6 +196,8 @@ def test_a_run_without_checkpoints_says_when_there_will_be_some(run: Path) -> No
 
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         assert "no checkpoints yet: [checkpoint] in the recipe" in frame(dashboard)
+        footer = frame(dashboard).split("\n")[-1]
+        assert "copy resume" not in footer and "verify" not in footer and "only on disk" not in footer
         await pilot.press("j", "k", "G", "o", "y", "Y")
         assert not dashboard.clipboard
 

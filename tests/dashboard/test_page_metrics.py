@@ -96,10 +96,10 @@ def test_every_metric_gets_a_chart_with_its_last_and_its_best_value_and_its_chan
     async def steps(pilot: Pilot[None], page: MetricsPage) -> None:
         assert cells(page) == sort_metrics(view.series) and page.selected == "train/loss"
         told = frame(page)
-        for name in ("train/loss", "optimizer/learning_rate", "gradients/norm", "memory/host  1.2 GB"):
+        for name in ("train/loss", "optimizer/learning_rate", "gradients/norm", "memory/host 1.2 GB"):
             assert name in told, name
         losses = view.series["train/loss"].values
-        assert f"train/loss  {losses[-1]:.4f}" in told and f"best {min(losses):.4f} at" in told
+        assert f"train/loss {losses[-1]:.4f}" in told and f"best {min(losses):.4f} at" in told
         assert "median 10.9k" in told, "the best would be that of a single step"
         assert sum(0x2800 < ord(c) < 0x2900 for c in told) > 150
 
@@ -292,7 +292,7 @@ def test_only_charts_in_sight_are_drawn_and_again_only_where_there_is_something_
         view.series["train/metric_000"].add(5000, 7.0)
         page.show_view(view, now=2.0)
         await pilot.pause()
-        assert len(drawn) == before + 1 and "metric_000  7.0000" in frame(page)
+        assert len(drawn) == before + 1 and "metric_000 7.0000" in frame(page)
         for one in view.series.values():
             one.add(5001, 8.0)
         page.show_view(view, now=3.0)
@@ -309,7 +309,7 @@ def test_copying_takes_the_chosen_metric_with_its_last_and_its_best_value() -> N
     async def steps(pilot: Pilot[None], page: MetricsPage) -> None:
         page.show_view(view, now=1.0)
         await pilot.press("home")
-        assert page.copy_text() == "train/loss: 2.0000, best 1.0000 at 2"
+        assert page.copy_text() == "train/loss: 2.0000, best 1.0000 at step 2"
 
     drive(view, steps)
     assert MetricsPage(Path()).copy_text() is None

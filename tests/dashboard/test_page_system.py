@@ -188,6 +188,16 @@ def test_where_a_step_goes_its_speed_and_the_heat_are_told_and_an_unknown_peak_a
     drive(fake_run.write(tmp_path / "known", told), known)
 
 
+def test_devices_are_counted_by_kind(tmp_path: Path) -> None:
+    told = events(3)
+    told[1]["devices"] = [f"gpu:{number} NVIDIA H200" for number in range(8)]
+
+    async def steps(pilot: Pilot[None], page: SystemPage) -> None:
+        assert "8 × NVIDIA H200" in facts(page)
+
+    drive(fake_run.write(tmp_path / "run", told), steps)
+
+
 def test_hostile_names_are_shown_and_not_obeyed(tmp_path: Path) -> None:
     told = events(3)
     told[0] |= {"host": HOSTILE, "versions": {HOSTILE: HOSTILE}}

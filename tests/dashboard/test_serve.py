@@ -122,7 +122,7 @@ def test_a_browser_may_only_look_unless_commands_are_allowed(run: Path, options:
 def test_the_browser_begins_with_the_page_asked_for_and_in_ascii(run: Path) -> None:
     async def steps(session: aiohttp.ClientSession) -> None:
         async with session.ws_connect(served.address.replace("http", "ws") + "ws?width=100&height=30") as socket:
-            seen = await screen(socket, until="step time (s)")
+            seen = await screen(socket, until="step time")
             assert not set(seen) & set("─│╭╮━")
 
     with serving(run, "--page", "system", "--ascii") as served:

@@ -100,8 +100,8 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
         self._drawn_at = float("-inf")
         self._key_waits = False
         self._more: Timer | None = None
-        #: Why no command could be sent when the footer was last drawn.
-        self._forbade = self._forbidden
+        #: Why no command could be sent when the footer was last drawn, and which of the page's keys it had.
+        self._offered: object = None
 
     def compose(self) -> ComposeResult:
         yield self._header
@@ -157,6 +157,10 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
             return "the log is still being read: commands work once that is done"
         return super().forbidden
 
+    def offers(self, action: str) -> bool:
+        page = self._page()
+        return super().offers(action) and (page is None or page.offers(action))
+
     @property
     def run_name(self) -> str:
         return self._directory.absolute().name
@@ -192,8 +196,10 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
         self._header.show(view, state=source.state(now), now=now, read=read, problem=source.problem)
         if self.replay:
             self._tabs.tell(replay_keys.status(self.replay))
-        if (forbidden := self.forbidden) != self._forbade:
-            self._forbade = forbidden
+        page = self._page()
+        offered = (self.forbidden, page and [page.offers(action) for action in page.footer_actions()])
+        if offered != self._offered:
+            self._offered = offered
             self.refresh_bindings()
         drawn, moment = _happened(view), time.monotonic()
         at_once = everything or (read is None and drawn != self._drawn)
@@ -201,7 +207,6 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
         if charts:
             self._drawn, self._drawn_at = drawn, moment
             self.renew(view, view.attempt)
-        page = self._page()
         if page and (charts or page.WORDS):
             page.reading = read is not None
             page.show_view(view, now=now)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from textual.content import Content
 
 from trainkit.dashboard import theme
 from trainkit.events.view import View
-from trainkit.text import format_bytes, format_count, format_duration, format_quantity, neutralise
+from trainkit.text import format_bytes, format_count, format_duration, format_quantity, neutralise, one_line
 
 #: Metrics with the number of a device or a core after them.
 DEVICES, POWER, UTILIZATION, CORES = "memory/device/", "power/device/", "utilization/device/", "host/core/"
 PEAK, TEMPERATURE = "memory/device_peak/", "temperature/device/"
+#: What the log has before the kind of a device.
+NUMBERED = re.compile(r"^\w+:\d+ ")
 #: How busy a core is, in eighths, and how many of them a line has at most.
 BLOCKS, CORES_A_LINE = "▁▂▃▄▅▆▇█", 64
 #: Steps that the median and the 95th percentile are of.
@@ -52,6 +56,12 @@ def metrics_below(view: View, prefix: str) -> list[str]:
     """The metrics below a prefix, by the number after it."""
     names = [name for name in view.series if name.startswith(prefix)]
     return sorted(names, key=lambda name: (len(name), name))
+
+
+def devices_in_words(view: View) -> str:
+    """Return how many devices there are of each kind: `8 × NVIDIA A100`; the log has `gpu:0 NVIDIA A100` for each."""
+    kinds = Counter(one_line(NUMBERED.sub("", name)) for name in view.devices)
+    return ", ".join(f"{number} × {kind}" for kind, number in sorted(kinds.items()))
 
 
 def planned_bytes(view: View) -> int:
@@ -96,17 +106,16 @@ def _parts(view: View, seconds: float) -> list[list[Part]]:
 
 def _speed(view: View) -> list[list[Part]]:
     """What a second brings; nothing where the trainer did not tell its FLOP/s."""
-    told = {name: _recent(view, f"throughput/{name}") for name in ("samples_per_second", "model_tflops", "mfu")}
+    names = ("tokens_per_second", "samples_per_second", "model_tflops", "mfu")
+    told = {name: _recent(view, f"throughput/{name}") for name in names}
     if not told["model_tflops"]:
         return []
     median = {name: statistics.median(values) for name, values in told.items() if values}
     rows = [[("throughput", f"bold {theme.BRIGHT}"), ("  median", theme.TEXT)]]
-    if (tokens := view.tokens_per_second) is not None:
-        rows.append(_row("tokens/s", format_count(tokens)))
-    if "samples_per_second" in median:
-        rows.append(_row("samples/s", format_count(median["samples_per_second"])))
+    units = [unit for unit in ("tokens", "samples") if f"{unit}_per_second" in median]
+    rows += [_row(f"{unit}/s", format_count(median[f"{unit}_per_second"])) for unit in units]
     rows.append(_row("model TFLOP/s", format_quantity(median["model_tflops"])))
-    unknown = "n/a: the peak of these devices is unknown"
+    unknown = "n/a: their peak is unknown"
     return [*rows, _row("MFU", f"{median['mfu']:.1%}" if "mfu" in median else unknown)]
 
 
@@ -131,8 +140,7 @@ def _devices(view: View) -> list[list[Part]]:
     head: list[Part] = [("devices", f"bold {theme.BRIGHT}")]
     if not view.devices:
         return [head, [("not known before the run is planned", theme.DIM)]]
-    names = sorted(set(view.devices))
-    head.append(("  " + ", ".join(f"{view.devices.count(n)} × {neutralise(n)}" for n in names), theme.TEXT))
+    head.append((f"  {devices_in_words(view)}", theme.TEXT))
     rows, total, limit = [head], planned_bytes(view), _limit(view)
     told: dict[str, list[str]] = {}
     forms = (

@@ -37,14 +37,17 @@ class Key(NamedTuple):
     node: DOMNode
 
 
-def keys_in_force(screen: Screen[Any]) -> list[Key]:
-    """Every action that a key of the page in front or of the application does now, group by group, the page's first."""
+def keys_in_force(screen: Screen[Any], *, only_offered: bool = True) -> list[Key]:
+    """Return every action that has a key on the page in front or in the application, group by group, the page's first;
+    by default without those that can do nothing now."""
     found: dict[tuple[DOMNode, str], list[str]] = {}
     told: dict[tuple[DOMNode, str], tuple[str, str]] = {}
     app = cast("KeyedApp", screen.app)
     for active in screen.active_bindings.values():
         node, binding = active.node, active.binding
-        if binding.system or not active.enabled or not isinstance(node, Page | App) or not app.offers(binding.action):
+        if binding.system or not active.enabled or not isinstance(node, Page | App):
+            continue
+        if only_offered and not app.offers(binding.action):
             continue
         where = node, binding.action
         found.setdefault(where, []).append(screen.app.get_key_display(binding))

@@ -24,6 +24,9 @@ LINES = (
     ("━", theme.VALIDATION[0], "validation loss"),
     ("▲▼", theme.TRAIN, "off the scale; o shows the whole range"),
     ("×", theme.BAD, "not a number"),
+    ("1.5", theme.TEXT, "after a title: the last value"),
+    ("best", theme.DIM, "the lowest loss or error, the highest accuracy, of the steps that are shown"),
+    ("Δ", theme.DIM, "change: the mean of the last tenth of these steps against that of the first tenth"),
 )
 
 

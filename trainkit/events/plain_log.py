@@ -145,7 +145,7 @@ def _evaluation(event: Event) -> str:
 
 def _planned(event: Event) -> str:
     plan: dict[str, Any] = event["plan"]
-    told = f"planned {event['total_steps']} steps"
+    told = f"planned {event['total_steps']:,} steps"
     if "tokens_per_step" in plan:
         # without a length of sequences, an example counts as one token
         unit = "tokens" if plan.get("sequence_length", 0) is not None else "examples"

@@ -18,7 +18,9 @@ from trainkit.events.view import Marker
 from trainkit.text import one_line
 
 #: What gives way first where there is little room (the highest), after the values of the curves.
-TITLE, BEST, CHANGE = 50, 100, 200
+TITLE, BEST, CHANGE, MEANING = 50, 100, 200, 300
+#: What Δ compares.
+DELTA = "Δ: last tenth of the steps against the first"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +49,10 @@ class Caption:
 
     def _one(self, width: int) -> list[TitlePart]:
         """Of a name that is too long the end is told."""
-        value = [self._value(curve) for curve in self.curves]
         *before, (name, color) = self.title
-        room = width - sum(2 + len(text) for text, _ in value) - sum(len(text) for text, _ in before)
-        return [TitlePart(1, [*before, (titles.shorten(name, room), color)]), TitlePart(0, value)]
+        values = [part for curve in self.curves for part in ((" ", theme.DIM), self._value(curve))]
+        room = width - sum(len(text) for text, _ in [*before, *values])
+        return [TitlePart(0, [*before, (titles.shorten(name, room), color), *values])]
 
     def _several(self) -> list[TitlePart]:
         """Each curve's name and value; its best value and its change where there is room."""
@@ -67,7 +69,8 @@ class Caption:
                 if titles.goal(curve.metric) and found.last != found.low:
                     pieces.append(TitlePart(BEST + index, [(titles.format_best(curve.metric, found), theme.DIM)]))
                 pieces.append(TitlePart(CHANGE + index, [titles.format_change(curve.metric, found)]))
-        return pieces
+        changes = any(text for piece in pieces if piece.rank >= CHANGE for text, _ in piece.parts)
+        return [*pieces, TitlePart(MEANING, [(DELTA, theme.DIM)])] if changes else pieces
 
     def _at_cross(self) -> list[TitlePart]:
         """The step of the crosshair, and the marks that stand where it does, the most important first."""
@@ -103,7 +106,9 @@ class Caption:
         if (found := titles.summarize(self._series(curve), self.window)) is None:
             return []
         best = titles.format_best(curve.metric, found)
-        return [TitlePart(BEST, [(best, theme.DIM)]), TitlePart(CHANGE, [titles.format_change(curve.metric, found)])]
+        change = titles.format_change(curve.metric, found)
+        meaning = [(DELTA, theme.DIM)] if change[0] else []
+        return [TitlePart(BEST, [(best, theme.DIM)]), TitlePart(CHANGE, [change]), TitlePart(MEANING, meaning)]
 
     def _value(self, curve: Curve) -> Part:
         """The last value that is shown of a curve, or the one under the crosshair."""

@@ -144,7 +144,7 @@ class Chart(Widget):
                 self._curves, colors=self.app.theme_variables, width=width, height=height, window=window,
                 log_x=self.log_x, look=look, from_zero=self.from_zero, marks=self._marks,
                 unit=titles.unit(self._curves[0].metric) if self._curves else "", letters=self.letters,
-                exact=viewport.exact_for(window) if window else {},
+                exact=viewport.exact_for(window) if window else {}, over="step" if self.linked else "",
             )  # fmt: skip
             self._picture_of = of
         return self._picture

@@ -120,6 +120,7 @@ def draw(
     unit: Unit = "",
     letters: bool = False,
     exact: Mapping[str, Series] | None = None,
+    over: str = "step",
 ) -> Picture:
     """`height` lines of `width` cells: labels on the left, the curves, later ones on top, and an axis below.
 
@@ -128,6 +129,7 @@ def draw(
         window: the steps to be shown; else all.
         letters: draw curves after the first with a letter each rather than with dots, for want of colours.
         exact: by metric, every point in the window, of series that keep none there.
+        over: what the horizontal axis counts, written at its left end where there is room.
     """
     style = partial(theme.rich_style, colors)
     curves = visible_curves(curves, look)
@@ -157,7 +159,7 @@ def draw(
             Strip([Segment(f"{labels.get(row, ''):>{gutter - 1}} "[:gutter], style(theme.DIM))], gutter)
             for row in range(rows)
         ],
-        axis=_axis(window, marks, style, gutter=gutter, plot=plot)[2 - under :],
+        axis=_axis(window, marks, style, gutter=gutter, plot=plot, over=over)[2 - under :],
         cut=_cut(lines, y),
     )
 
@@ -169,7 +171,7 @@ def _cut(lines: Sequence[DrawnCurve], y: Range) -> tuple[bool, bool]:
 
 def _nothing(width: int, height: int, style: _Style) -> Picture:
     blank = [Strip.blank(width, style(theme.DIM)) for _ in range(height)]
-    told = "no data yet"
+    told = "no data"
     if height and width > len(told):
         blank[(height - 1) // 2] = Strip([Segment(told.center(width), style(theme.FAINT))], width)
     none = np.empty((0, 0))
@@ -272,7 +274,9 @@ def _places(marks: Sequence[Marker], window: StepRange, plot: int) -> dict[int, 
     return places
 
 
-def _axis(window: StepRange, marks: Sequence[Marker], style: _Style, *, gutter: int, plot: int) -> list[Strip]:
+def _axis(
+    window: StepRange, marks: Sequence[Marker], style: _Style, *, gutter: int, plot: int, over: str
+) -> list[Strip]:
     """The line under the plot with its ticks and marks, and the labels under that."""
     width = gutter + plot
     line, colors, labels = [*" " * gutter, *"─" * plot], [theme.EDGE] * width, [" "] * width
@@ -285,6 +289,8 @@ def _axis(window: StepRange, marks: Sequence[Marker], style: _Style, *, gutter: 
             if start >= free:
                 labels[start : start + len(text)] = text
                 free = start + len(text) + 1
+    if "".join(labels[: len(over) + 1]).isspace():
+        labels[: len(over)] = over
     for cell, kind in _places(marks, window, plot).items():
         line[gutter + cell], colors[gutter + cell] = MARKS[kind]
     axis = Strip([Segment(c, style(color)) for c, color in zip(line, colors, strict=True)], width).simplify()

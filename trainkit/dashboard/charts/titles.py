@@ -28,6 +28,8 @@ LESS = re.compile(r"loss|perplexity|bits_per_byte|error|data_wait")
 MORE = re.compile(r"accuracy|reward|score|margin|f1$|mfu$")
 #: Metrics that tell how fast single steps are.
 TIMED = ("throughput/", "time/")
+#: The units of metrics, by the beginnings of their names.
+SUFFIXES = {"time/": "s", "power/": "W", "temperature/": "°C"}
 SHARE = re.compile(r"accuracy|mfu$|share$")
 
 
@@ -77,7 +79,9 @@ def unit(metric: str) -> ticks.Unit:
 
 
 def format_value(metric: str, value: float) -> str:
-    """A value in few characters; memory in bytes, shares in per cent."""
+    """Return a value in few characters with its unit: memory in bytes, shares in per cent, times in seconds, …"""
+    if suffix := next((suffix for prefix, suffix in SUFFIXES.items() if metric.startswith(prefix)), ""):
+        return f"{format_value('', value)} {suffix}"
     if not math.isfinite(value):
         return format_quantity(value)
     if unit(metric) == "B":
@@ -169,7 +173,7 @@ def format_reading(metric: str, found: CrosshairReading | None) -> Part:
         return "–", theme.DIM
     low, high = format_value(metric, found.low), format_value(metric, found.high)
     if not found.here:
-        return f"{low} at {found.at:,.0f}", theme.DIM
+        return f"{low} at step {found.at:,.0f}", theme.DIM
     return (low if low == high else f"{low}–{high}"), theme.BRIGHT
 
 
@@ -182,7 +186,7 @@ def format_best(metric: str, found: CurveSummary) -> str:
     if which is None:
         return f"min {low}  max {high}"
     value, at = (low, found.low_at) if which == "min" else (high, found.high_at)
-    return f"best {value} at {at:,.0f}"
+    return f"best {value} at step {at:,.0f}"
 
 
 def format_change(metric: str, found: CurveSummary) -> Part:

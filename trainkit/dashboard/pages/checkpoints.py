@@ -133,6 +133,14 @@ class CheckpointsPage(TablePage):
             return [cell(f"   reading every byte and comparing checksums … {since} s", theme.BUSY)]
         return self._verified.get(step, [])
 
+    def offers(self, action: str) -> bool:
+        match action.partition("(")[0]:
+            case "copy" | "verify" | "mark":
+                return self._usable()
+            case "present":
+                return bool(self._view.checkpoints)
+        return True
+
     def action_copy(self, name: str) -> None:
         if not self._is_there():
             return
@@ -183,11 +191,14 @@ class CheckpointsPage(TablePage):
 
     def _is_there(self) -> bool:
         """Whether the chosen one is on the disk; says so where it is not."""
-        chosen = self._written()
-        if chosen is not None and lack(self._disk.whereabouts(chosen)) is None:
+        if self._usable():
             return True
         self.notify("this checkpoint is not on disk", severity="warning", markup=False)
         return False
+
+    def _usable(self) -> bool:
+        chosen = self._written()
+        return chosen is not None and lack(self._disk.whereabouts(chosen)) is None
 
     def _written(self) -> SavedCheckpoint | None:
         """The chosen checkpoint as logged; None where none is chosen."""

@@ -218,6 +218,9 @@ class ComparePage(Page):
             return self.query_one(Input).display  # else escape is not this page's
         return super().check_action(action, parameters)
 
+    def offers(self, action: str) -> bool:
+        return action != "choose" or bool(self._names)
+
     def copy_text(self) -> str | None:
         """The table."""
         rows = self.query_one(Results).text_rows()

@@ -34,7 +34,7 @@ FOLLOW_EVERY = 5.0
 COLORS = (theme.TRAIN, theme.VALIDATION[0], theme.NORM, theme.SPEED, *theme.VALIDATION[1:], theme.RATE)
 BAR = 8
 NO_STEP = "no batch yet: the texts of the last update and their sources appear here (g: go to any step)"
-NO_MIXTURE = "nothing yet: how often each source has been seen appears here"
+NO_MIXTURE = "how often each source has been seen appears here; the trainer logs it every few seconds"
 
 
 class DataPage(Page):
@@ -51,8 +51,8 @@ class DataPage(Page):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left,left_square_bracket", "move(-1)", "previous step", key_display="←"),
         Binding("right,right_square_bracket", "move(1)", "next step", key_display="→"),
-        Binding("pageup", "move(-100)", "-100", show=False),
-        Binding("pagedown", "move(100)", "+100", key_display="pgdn"),
+        Binding("pageup", "move(-100)", "-100 steps", show=False),
+        Binding("pagedown", "move(100)", "+100 steps", key_display="pgdn"),
         Binding("g", "ask", "go to"),
         Binding("t", "follow", "follow"),
         Binding("j,down", "scroll(3)", "text down", show=False),

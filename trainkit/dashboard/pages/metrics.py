@@ -30,7 +30,7 @@ GROUPS = (
 #: The smallest cell of the grid, and the shape (width : height) that a cell should come near to.
 WIDTH, HEIGHT, SHAPE = 36, 8, 4.5
 #: What the Δ of every chart is, in as many words as there is room for.
-CHANGE = ("Δ the last tenth of the steps against the first", "Δ last tenth against first")
+CHANGE = ("Δ: last tenth of the steps against the first", "Δ: last tenth against first")
 
 
 def sort_metrics(names: Iterable[str], *, pinned: Iterable[str] = ()) -> list[str]:

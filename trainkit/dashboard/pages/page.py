@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from textual.binding import Binding
 from textual.containers import Container
 from textual.events import Resize
 from textual.message import Message
@@ -53,6 +54,14 @@ class Page(Container, can_focus=True):
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         return action not in ("filter", "search") or not is_typing(self.screen)
+
+    def offers(self, action: str) -> bool:
+        """Return whether footer, help and palette show the keys of this action, because it works now."""
+        return True
+
+    def footer_actions(self) -> list[str]:
+        """Return the actions of the page's own keys."""
+        return [binding.action for binding in type(self).BINDINGS if isinstance(binding, Binding)]
 
     @property
     def settled(self) -> bool:

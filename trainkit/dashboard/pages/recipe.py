@@ -103,6 +103,9 @@ class RecipePage(TablePage):
         # where all is shown, escape is not this page's
         return self.query_one(Input).display or self._written or self._change > 0 or self._other is not None
 
+    def offers(self, action: str) -> bool:
+        return action != "differences" or bool(self._found and self._found.changes)
+
     def copy_text(self) -> str | None:
         """The chosen key and its value."""
         detail = self._details.get(self.rows.chosen or "")

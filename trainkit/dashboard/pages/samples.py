@@ -34,7 +34,7 @@ BESIDE: tuple[Beside, ...] = ("nothing", "before", "first")
 MOST_IMAGES = 64
 #: Cells below which the list of steps is over the text.
 NARROW = 78
-EMPTY = "no samples yet: the texts that the model writes for the prompts of [sample] in the recipe appear here"
+EMPTY = "no samples: the texts that the model writes for the prompts of [sample] in the recipe appear here"
 UNKNOWN = "this prompt was not sampled at this step"
 
 
@@ -119,6 +119,9 @@ class SamplesPage(Page):
         if not self._samples:
             return None
         return "\n\n".join(sample.text for sample in self._samples[self._chosen].values())
+
+    def offers(self, action: str) -> bool:
+        return bool(self._samples)
 
     @property
     def _steps(self) -> list[int]:

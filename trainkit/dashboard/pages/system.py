@@ -38,7 +38,7 @@ DEVICE_COLORS = (theme.TRAIN, *theme.VALIDATION, theme.NORM, theme.SPEED)
 #: The share of a step below which waiting is told and not drawn.
 LEAST_SHARE = 0.01
 #: What the log does not tell, by names that say how it is told.
-WAIT, PLANNED = "time/wait_share", "memory/planned"
+WAIT, PLANNED = "data/wait_share", "memory/planned"
 
 
 class SystemPage(Page):
@@ -137,18 +137,18 @@ class SystemPage(Page):
         _rewrite(self._waiting, zip(steps, shares, strict=True))
         _rewrite(self._whole, [(step, 1.0) for step in _ends([self._waiting])])
         whole = Curve(self._whole, theme.TRAIN_BAND, metric=WAIT, filled=True)
-        wait = Curve(self._waiting, theme.WARN, metric=WAIT, label="data wait", filled=True)
+        wait = Curve(self._waiting, theme.WARN, metric=WAIT, label="data wait share", filled=True)
         # the least that can be drawn is a row of dots, which looks like more than this
         if (most := max(shares, default=0.0)) >= LEAST_SHARE:
             chart.show([whole, wait], title=title)
         else:
             chart.show([whole])
-            told = f"data wait: at most {most:.1%} of a step" if shares else title
+            told = f"data wait: at most {most:.1%} of step time" if shares else title
             chart.border_title, chart.border_subtitle = Content(told), ""
-        self._show_one("#time-step", view, "time/step", "step time (s)", theme.NORM, theme.NORM_BAND)
+        self._show_one("#time-step", view, "time/step", "step time", theme.NORM, theme.NORM_BAND)
 
     def _show_memory(self, view: View) -> None:
-        planned, curves = planned_bytes(view), _device_curves(view, DEVICES)
+        planned, curves = planned_bytes(view), _device_curves(view, DEVICES, called="device ")
         chart = self.query_one("#device-memory", Chart)
         chart.display = bool(curves)
         if curves and planned:
@@ -216,7 +216,7 @@ def _ends(series: Iterable[Series]) -> list[float]:
     return sorted({min(first for first, _ in there), max(last for _, last in there)}) if there else []
 
 
-def _device_curves(view: View, prefix: str, *, called: str = "") -> list[Curve]:
+def _device_curves(view: View, prefix: str, *, called: str) -> list[Curve]:
     """One a device; `called` comes before its number in the legend, which may have no room for a title beside it."""
     return [
         Curve(view.series[name], color, metric=name, label=f"{called}{name[len(prefix) :]}")

@@ -22,7 +22,7 @@ COMMANDS = {"resume": "y", "verify": "v", "export": "E"}
 KEPT = ", kept"
 KINDS = {"rolling": theme.DIM, "requested": theme.TEXT, "permanent": theme.BUSY, "final": theme.GOOD}
 WHEREABOUTS = {
-    "there": theme.GOOD,
+    "yes": theme.GOOD,
     "replaced": theme.DIM,
     "gone": theme.WARN,
     "no manifest": theme.BAD,
@@ -45,7 +45,7 @@ class CheckpointFiles(NamedTuple):
         if self.present is None:
             return "…"
         if checkpoint.step in self.present:
-            return "there" if self.present[checkpoint.step] else "no manifest"
+            return "yes" if self.present[checkpoint.step] else "no manifest"
         return "replaced" if checkpoint.kind == "rolling" else "gone"
 
 
@@ -77,7 +77,7 @@ def table(view: View, disk: CheckpointFiles, *, now: float, only_present: bool) 
     best = {loss: _best(measured, there) for loss, measured in values.items()}
     rows = []
     for c in saved:
-        if only_present and there[c.step] != "there":
+        if only_present and there[c.step] != "yes":
             continue
         gone = there[c.step] in ("replaced", "gone")
         cells = [
@@ -90,7 +90,7 @@ def table(view: View, disk: CheckpointFiles, *, now: float, only_present: bool) 
             cell(there[c.step] + KEPT * (c.step in disk.kept), WHEREABOUTS[there[c.step]]),
         ]
         rows.append(TableRow(str(c.step), cells))
-    number = sum(where == "there" for where in there.values())
+    number = sum(where == "yes" for where in there.values())
     return CheckpointTable(_columns(values), rows, len(saved), number, any(step is not None for step in best.values()))
 
 
@@ -137,7 +137,7 @@ def _notes(chosen: SavedCheckpoint, view: View, disk: CheckpointFiles) -> Iterat
     elif chosen.kind == "rolling":
         yield "rolling: deleted once [checkpoint] keep_last newer ones exist; m keeps it"
     if chosen.kind == "final" and view.finished == "finished":
-        yield "the run is finished: to train longer, resume with --set train.steps=… --raise-rate"
+        yield "the run is finished: to train longer, add --set train.steps=… --raise-rate"
     elif chosen.step != max(c.step for c in view.checkpoints):
         yield "resuming here sets later checkpoints aside; it does not delete them"
     if view.finished is None:
@@ -153,7 +153,7 @@ def _at(view: View, loss: str, step: int) -> float | None:
 
 def _best(values: Mapping[int, float | None], there: Mapping[int, str]) -> int | None:
     """The step with the lowest loss among those that can be used."""
-    usable = [(v, step) for step, v in values.items() if v is not None and math.isfinite(v) and there[step] == "there"]
+    usable = [(v, step) for step, v in values.items() if v is not None and math.isfinite(v) and there[step] == "yes"]
     return min(usable)[1] if usable else None
 
 
@@ -169,7 +169,7 @@ def _loss(value: float | None, *, best: bool, gone: bool) -> Content:
 
 
 def _columns(losses: Mapping[str, object]) -> list[Column]:
-    names = [one_line(loss[len("validation/") : -len("/loss")]) for loss in losses]
+    names = [one_line(loss.removeprefix("validation/").replace("/loss", " loss")) for loss in losses]
     return [
         Column("step", right=True),
         *(Column(f"{name}  ", drop=6 + place if place else 0, right=True) for place, name in enumerate(names)),

@@ -71,6 +71,8 @@ class Header(Widget):
             facts.append([("ETA ", theme.DIM), (format_duration(view.eta), theme.TEXT)])
         if (speed := view.tokens_per_second) is not None:
             facts.append([(format_count(speed), theme.TEXT), (" tok/s", theme.DIM)])
+        elif (speed := view.last("throughput/samples_per_second")) is not None:
+            facts.append([(format_count(speed), theme.TEXT), (" samples/s", theme.DIM)])
         if view.finished and view.took:
             facts.append([("took ", theme.DIM), (format_duration(view.took), theme.TEXT)])
         elif view.last_event is not None:

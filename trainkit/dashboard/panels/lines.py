@@ -157,7 +157,7 @@ class SamplePanel(TextPanel):
             lines.append(Content.styled(f"step {sample.step:,}", theme.DIM))
             prompt = "" if sample.text.startswith(sample.prompt) else sample.prompt
             lines.append(Content.assemble((prompt, theme.DIM), (sample.text.rstrip(), theme.TEXT)))
-        self._text.show(lines)
+        self._text.show(lines or [Content.styled("no samples", theme.DIM)])
 
 
 def _hanging(line: Content, indent: int, width: int) -> list[Content]:

@@ -6,6 +6,7 @@ from textual.content import Content
 from textual.widget import Widget
 
 from trainkit.dashboard import theme
+from trainkit.dashboard.hardware import devices_in_words
 from trainkit.events.view import View
 from trainkit.text import format_bytes, format_count, format_duration, format_quantity, neutralise, one_line
 
@@ -40,9 +41,7 @@ class SystemPanel(Widget):
 def _devices(view: View) -> list[tuple[str, Content]]:
     if not view.devices:
         return []
-    names = sorted(set(view.devices))
-    told = ", ".join(f"{view.devices.count(name)} × {name}" for name in names)
-    facts = [("devices", _text(told))]
+    facts = [("devices", _text(devices_in_words(view)))]
     limit = view.plan.get("devices", {}).get("memory_bytes")
     for metric in sorted(name for name in view.series if name.startswith("memory/device/")):
         used = view.last(metric)
@@ -54,12 +53,12 @@ def _devices(view: View) -> list[tuple[str, Content]]:
 def _host(view: View) -> list[tuple[str, Content]]:
     facts = []
     if (cores := view.last("host/cpu")) is not None:
-        facts.append(("cpu", _text(f"{cores:.1f} cores")))
+        facts.append(("cores", _text(f"{cores:.1f} in use")))
     if (memory := view.last("memory/host")) is not None:
-        facts.append(("memory", _text(format_bytes(memory))))
+        facts.append(("host memory", _text(format_bytes(memory))))
     waited, seconds = view.last("time/data_wait"), view.pace.step_seconds
     if seconds:
-        facts.append(("step", _text(f"{1e3 * seconds:.0f} ms" if seconds < 10 else format_duration(seconds))))
+        facts.append(("step time", _text(f"{1e3 * seconds:.0f} ms" if seconds < 10 else format_duration(seconds))))
         if waited is not None:
             color = theme.WARN if waited > 0.1 * seconds else theme.TEXT
             facts.append(("data wait", Content.styled(f"{1e3 * waited:.1f} ms ({waited / seconds:.0%})", color)))

@@ -16,6 +16,8 @@ from trainkit.dashboard.panels.machine import SystemPanel
 from trainkit.events.view import View
 
 LOSS = "train/loss"
+#: How fast a run is: the second where its task has no tokens.
+TOKENS, SAMPLES = "throughput/tokens_per_second", "throughput/samples_per_second"
 #: The panels below the charts in order, by name, and from how many cells on they are side by side.
 PANELS: dict[str, type[Any]] = {"machine": SystemPanel, "log": LogPanel, "samples": SamplePanel}
 WIDE = 110
@@ -35,13 +37,14 @@ class Overview(Container):
             with Container(id="small"):
                 yield MetricChart("learning rate", "optimizer/learning_rate", theme.RATE, id="rate")
                 yield MetricChart("gradient norm", "gradients/norm", theme.NORM, theme.NORM_BAND, id="norm")
-                speed = "throughput/tokens_per_second"
-                yield MetricChart("tokens/s", speed, theme.SPEED, theme.SPEED_BAND, from_zero=True, id="speed")
+                yield MetricChart("tokens/s", TOKENS, theme.SPEED, theme.SPEED_BAND, from_zero=True, id="speed")
         yield TextPanels(self._panel)
 
     def show_view(self, view: View, *, now: float) -> None:
         """Show the run as of `now` (Unix seconds)."""
         self.query_one("#loss", LossChart).show_view(view)
+        has_tokens = TOKENS in view.series or SAMPLES not in view.series
+        self.query_one("#speed", MetricChart).follow(*(("tokens/s", TOKENS) if has_tokens else ("samples/s", SAMPLES)))
         for name in ("#rate", "#norm", "#speed"):
             self.query_one(name, MetricChart).show_view(view)
         self.show_panels(view, now=now)
@@ -78,8 +81,12 @@ class MetricChart(Chart):
         super().__init__(key=metric, id=id, from_zero=from_zero)
         self._name, self._color, self._band = title, color, band
 
+    def follow(self, title: str, metric: str) -> None:
+        """Show another metric from the next `show_view` on."""
+        self._name, self.key = title, metric
+
     def show_view(self, view: View) -> None:
-        """Show the view's series of this metric."""
+        """Show the view's series of the metric."""
         series = view.series.get(self.key)
         curves = [Curve(series, self._color, self._band, metric=self.key)] if series else []
         self.show(curves, title=self._name)
