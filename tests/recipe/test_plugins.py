@@ -136,10 +136,28 @@ def test_explain_and_schema_know_a_plugin_s_keys_and_what_they_mean(tmp_path: Pa
     path = place(tmp_path)
     told = explain(path, "optimizer", [])
     assert 'type = "adamw" or "muon" or "sign"' in told and "Decay of the average of the gradients." in told
+    assert told.startswith("[optimizer]\n  Steps of one size along the signs of the momentum")
     assert "visibly" in explain(path, "schedule.offset", [])
+    assert 'allowed: "adamw" or "muon" or "sign"' in explain(path, "optimizer.type", [])
+    assert 'rules.py adds optimizer "sign", schedule "inverse-root"' in check(path)
     defined = {spec["title"]: spec for spec in json.loads(schema(path))["$defs"].values()}
     assert "SignDescent" in defined and "SignDescent" not in schema()
     assert defined["InverseRoot"]["properties"]["offset"]["description"].startswith("Updates after")
+    unfinished = write(tmp_path, TRAINED.replace("momentum = 0.8", "momentum ="), "unfinished.toml")
+    with pytest.raises(TrainkitError, match="not TOML"):
+        schema(unfinished)
+    unfinished.write_text(TRAINED.replace("momentum = 0.8", 'momentum = "?"'))
+    assert schema(unfinished) == schema(path)
+
+
+def test_a_type_between_two_others_is_taken_for_the_one_that_its_keys_go_with(tmp_path: Path) -> None:
+    text = TRAINED.replace('type = "sign"', 'type = "sigw"')
+    plugin = PLUGIN.replace('Literal["sign"]', 'Literal["sigx"]') + (
+        '\n\nclass Other(OptimizerSpec):\n    type: Literal["sigy"]\n    needed: Count\n'
+        "    state_bytes = SignDescent.state_bytes\n    build = SignDescent.build\n"
+    )
+    told = str(refusal(place(tmp_path, plugin, text)))
+    assert 'did you mean "sigx"?' in told and "needed" not in told
 
 
 def test_the_resolved_recipe_finds_its_plugins_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

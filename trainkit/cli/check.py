@@ -41,6 +41,7 @@ def check(recipe: RecipePath, overrides: Overrides = None) -> str:
         summary.append(_length(loaded))
     lines = [f"ok: {parsed.run.name}: {', '.join(summary)}", *(f"note: {note}" for note in notes(parsed))]
     lines += [f"note: {note}" for note in _notes_on_documents(parsed)]
+    lines += [f"plugin: {plugin}" for plugin in loaded.plugins]
     return "\n".join(lines)
 
 

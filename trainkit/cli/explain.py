@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trainkit.recipe import Recipe
     from trainkit.recipe.toml.load import Loaded
     from trainkit.recipe.toml.positions import Key
+    from trainkit.recipe.toml.schema import Node
 
 BRIEF = True
 
@@ -37,16 +38,27 @@ def explain(
         raise TrainkitError(f"a recipe has no key '{key}'", hint=_hint(parts, language))
     value = _value(values, parts)
     lines = [_line(key, value, loaded)]
-    if meaning := schema.meaning(node):
-        lines.append(f"  {meaning}")
-    lines.append(f"  allowed: {schema.describe(node)}")
+    lines += [f"  {meaning}" for meaning in _meanings(node, value)]
+    section = schema.node_at(parts[:-1], values, language)
+    types = schema.types_of(section) if section and parts[-1] == "type" else []
+    lines.append(f"  allowed: {' or '.join(map(json.dumps, types)) or schema.describe(node)}")
     if "default" in node and node["default"] is not None and not isinstance(node["default"], dict):
         lines.append(f"  default: {json.dumps(node['default'])}")
     for name, child in schema.keys_of(node, value).items():
         inner = f"{key}.{name}"
         lines += ["", "  " + _line(inner, _value(values, (*parts, name)), loaded)]
-        lines.append(f"    {schema.meaning(child)}".rstrip() or f"    {schema.describe(child)}")
+        if said := schema.meaning(child) or (schema.describe(child) if name != "type" else ""):
+            lines.append(f"    {said}")
     return "\n".join(lines)
+
+
+def _meanings(node: Node, value: Any) -> list[str]:
+    """Return what a key means; of a table what it is for, and then what its key says."""
+    from trainkit.recipe.toml import schema
+
+    table = schema.table(node, value) if schema.has_table(node) else None
+    said = [schema.meaning(table) if table else "", schema.meaning(node)]
+    return [meaning for meaning in dict.fromkeys(said) if meaning]
 
 
 def _hint(key: Key, language: type[Recipe]) -> str:

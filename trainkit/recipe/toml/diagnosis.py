@@ -169,15 +169,27 @@ class _Search:
         problem = f"{dotted(key)} = {short(value)}: expected {expected}"
         if not is_kind(value, node) and not allowed:
             problem += f", found {kind_of(value)}"
+        if key[-1] == "type" and isinstance(value, str):
+            allowed = self._likely_types(key, node, value, allowed)
         self.found.setdefault(key, Mistake(self._where(key), problem, correction(key, value, node, allowed)))
         self.repaired.add(key)
         self._replace(key, node, allowed)
 
+    def _likely_types(self, key: Key, node: Node, value: str, allowed: list[Any]) -> list[Any]:
+        """Return the type nearest to a misspelt one; of equally near types the one that fits the keys of the table.
+
+        Return all where none is near.
+        """
+        near = {kind: difflib.SequenceMatcher(None, value, kind).ratio() for kind in allowed}
+        nearest = [kind for kind in allowed if near[kind] == max(near.values())]
+        if near[nearest[0]] < 0.5:
+            return allowed
+        return [max(nearest, key=partial(fit, node, _get(self.data, key[:-1])))]
+
     def _replace(self, key: Key, node: Node, allowed: list[Any]) -> None:
         if key[-1] == "type" and allowed:
             # what else is in the table is judged by the type that was probably meant
-            meant = difflib.get_close_matches(str(_get(self.data, key)), allowed, n=1)
-            _put(self.data, key, meant[0] if meant else max(allowed, key=partial(fit, node, _get(self.data, key[:-1]))))
+            _put(self.data, key, max(allowed, key=partial(fit, node, _get(self.data, key[:-1]))))
         elif "default" in node:
             _get(self.data, key[:-1]).pop(key[-1])
         else:

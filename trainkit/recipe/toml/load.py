@@ -60,6 +60,15 @@ def load(
     return _check(read_file(path), path, overrides, look_up=look_up, look_up_adapter=look_up_adapter)
 
 
+def load_language(path: Path) -> type[Recipe]:
+    """Return the class of recipes with what the plugins of a recipe add. The rest of that recipe may be wrong.
+
+    Raises:
+        TrainkitError: a file is missing or not TOML, or a plugin cannot be used.
+    """
+    return _language(read_file(path))[0]
+
+
 def _check(
     layer: Layer,
     path: Path,
