@@ -16,7 +16,7 @@ from places import SUPPORT
 
 from trainkit.data import jobs
 from trainkit.data.cache import build as caches
-from trainkit.data.cache import encode, engine
+from trainkit.data.cache import encode
 from trainkit.data.sources import digests, patterns
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import WRONG_INPUT, TrainkitError
@@ -52,7 +52,7 @@ def test_any_number_of_workers_makes_the_same_bytes(tmp_path):
     for workers in (1, 2, 4):
         directory = tmp_path / str(workers)
         recipe = room.recipe(directory, tmp_path / "text/**/*.txt", held_out=0.2)
-        cache = caches.build(recipe, engine=engine.threads(workers))
+        cache = caches.build(recipe, engine=encode.threads(workers))
         made[workers] = (cache.fingerprint, room.stored(directory))
     assert made[1] == made[2] == made[4]
     assert len(made[1][1]) > 6
@@ -242,7 +242,7 @@ sys.path.insert(0, {tests!r})
 import data_room as room
 from trainkit.recipe import Recipe
 from trainkit.data.cache import build as caches
-from trainkit.data.cache.engine import threads
+from trainkit.data.cache.encode import threads
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 room.small_units()
 encode_batch = LoadedTokenizer.encode_batch

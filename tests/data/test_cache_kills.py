@@ -104,7 +104,7 @@ import os, sys
 sys.path.insert(0, {tests!r})
 import data_room as room
 from trainkit.data.cache import build as caches, encode
-from trainkit.data.cache.engine import threads
+from trainkit.data.cache.encode import threads
 from trainkit.recipe import Recipe
 room.small_units()
 encode._BATCH_BYTES, encode.SHARD_TOKENS = 100, 300

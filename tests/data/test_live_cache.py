@@ -22,7 +22,7 @@ from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.batches.evaluation_set import EvalSet, validation_sources
 from trainkit.data.batches.layout import Batch
 from trainkit.data.cache import build as caches
-from trainkit.data.cache.engine import threads
+from trainkit.data.cache.encode import threads
 from trainkit.data.jobs import Stopped
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe

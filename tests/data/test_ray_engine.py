@@ -23,7 +23,7 @@ from test_plugin_sources import opened
 from trainkit.data import storage
 from trainkit.data.cache import build as caches
 from trainkit.data.cache import ray_engine, shards
-from trainkit.data.cache.engine import CacheWork, Engine
+from trainkit.data.cache.encode import CacheWork, Engine
 from trainkit.data.jobs import Reporter, Stop, Stopped
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import FAILED, INTERRUPTED, TrainkitError

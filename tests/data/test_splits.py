@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit.data.cache import build as caches
-from trainkit.data.cache.engine import threads
+from trainkit.data.cache.encode import threads
 from trainkit.data.documents.pieces import PIECE, Piece, text_pieces
 from trainkit.data.sources import splits
 from trainkit.data.sources.splits import divide, shortest_divided, whole

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from trainkit.data.cache import encode, engine
+from trainkit.data.cache import encode
 from trainkit.data.cache.build import Cache
 from trainkit.data.cache.stream import Stream
 from trainkit.data.documents.pieces import Refused
@@ -183,7 +183,7 @@ def before_each_unit(patch: pytest.MonkeyPatch, call: Callable[[Unit], object]) 
         call(unit)
         return original(unit, *args, **options)
 
-    patch.setattr(engine, "encode", watched)
+    patch.setattr(encode, "encode", watched)
 
 
 def stored(directory: Path) -> dict[str, bytes]:

@@ -20,7 +20,7 @@ from trainkit.text import format_bytes, format_duration, plural
 
 if TYPE_CHECKING:
     from trainkit.data.cache.build import Cache
-    from trainkit.data.cache.engine import Engine
+    from trainkit.data.cache.encode import Engine
     from trainkit.recipe import Recipe
 
 _ONLY_COMPARES = "--verify only compares shards with their checksums"
@@ -111,7 +111,7 @@ def _engine(name: EngineName, address: str | None, workers: int | None) -> Itera
         return
     if address is not None:
         raise TrainkitError("--address is the address of a Ray cluster", hint="add --engine ray, or omit --address")
-    from trainkit.data.cache.engine import threads
+    from trainkit.data.cache.encode import threads
 
     yield threads(workers)
 

@@ -1,6 +1,6 @@
-"""Which data a run was trained on, as its directory records it: so that no other data is taken for it.
+"""Which data a run was trained on, as its directory records it, so that no other data is taken for it.
 
-A run that began with an earlier format of shards knows its data by a fingerprint that no longer comes out, though most
+A run that began with an earlier format of shards recorded a fingerprint that today's rules do not give, though most
 data gives the same tokens as then. The old fingerprint follows from the same files, tokenizer and encoding, so it can
 still be computed.
 """
@@ -57,7 +57,7 @@ class _OtherData(TrainkitError):
 
 
 def keep(cache: Cache, run: Path) -> None:
-    """Write down in the run's directory which data it is trained on. Raises OSError."""
+    """Record in the run's directory which data it is trained on. Raises OSError."""
     found = asdict(Recorded(cache.fingerprint, cache.ledgers))
     draft = run / f".{NAME}"
     draft.write_text(json.dumps(found), encoding="utf-8")
@@ -75,7 +75,7 @@ def with_own_tokenizer(recipe: Recipe, run: Path) -> Recipe:
 
 
 def read(run: Path) -> Recorded | None:
-    """What a run has written down; None where an earlier version began it."""
+    """Return what a run recorded; None if an earlier version began the run."""
     try:
         found = json.loads((run / NAME).read_bytes())
         return Recorded(str(found["fingerprint"]), tuple(map(str, found["ledgers"])))
@@ -91,23 +91,24 @@ def open_again(
     accept: Callable[[Cache], bool] = lambda cache: False,
     progress: Tell = None,
 ) -> Cache:
-    """The cache that a run was trained on. What is missing of it is tokenised again, as `begin` and `build` do; where
-    sources are gone, but the cache is whole, it is used without them.
+    """Return the cache that a run was trained on, after tokenising what is missing as `begin` and `build` do. If
+    sources are gone but the cache is complete, it is used without them.
 
     Args:
         accept: whether to take a cache with another fingerprint than the recorded one.
 
     Raises:
-        TrainkitError: the sources or the tokenizer have changed since, or they are gone and the cache is not whole.
+        TrainkitError: the sources or the tokenizer have changed since, or are gone and the cache is incomplete.
     """
     make = begin if may_start_early(recipe) else build
     try:
         return make(recipe, progress=progress, check=partial(_check_same, run, recorded, accept))
     except TrainkitError as error:
-        there = None if isinstance(error, _OtherData) and not error.only_gone else _whole(recipe, run, recorded)
-        if there is None:
+        changed = isinstance(error, _OtherData) and not error.only_gone
+        cache = None if changed else _whole(recipe, run, recorded)
+        if cache is None:
             raise
-        return there
+        return cache
 
 
 def _check_same(run: Path, recorded: Recorded, accept: Callable[[Cache], bool], cache: Cache) -> None:
@@ -119,25 +120,25 @@ def _check_same(run: Path, recorded: Recorded, accept: Callable[[Cache], bool], 
 
 
 def _differences(recorded: Recorded, cache: Cache) -> tuple[str, bool]:
-    """Which files differ from those of the run, and whether they are merely gone."""
-    told: list[str] = []
+    """Return which files differ from those of the run, and whether they are merely gone."""
+    differences: list[str] = []
     gone = 0
     for name, units in zip(recorded.ledgers, cache.units["train"], strict=False):
         before = {file["name"]: file for file in ledger.files_of(cache.directory, name) or ()}
         now = {f.name: (f, c) for unit in units for f, c in zip(unit.files, unit.contents, strict=True)}
         for name, file in before.items():
             if name not in now:
-                told.append(f"{file['path']} is gone")
+                differences.append(f"{file['path']} is gone")
                 gone += 1
             elif now[name][1].digest != file["digest"]:
-                told.append(f"{file['path']} has changed")
-        told += [f"{now[name][0].path} was added" for name in now if before and name not in before]
-    more = f" and {len(told) - _NAMED} more" if len(told) > _NAMED else ""
-    return ", ".join(told[:_NAMED]) + more, 0 < gone == len(told)
+                differences.append(f"{file['path']} has changed")
+        differences += [f"{now[name][0].path} was added" for name in now if before and name not in before]
+    more = f" and {len(differences) - _NAMED} more" if len(differences) > _NAMED else ""
+    return ", ".join(differences[:_NAMED]) + more, 0 < gone == len(differences)
 
 
 def _whole(recipe: Recipe, run: Path, recorded: Recorded) -> Cache | None:
-    """The cache by its ledgers alone; None where it, or the run's tokenizer, is not as it was."""
+    """Return the cache by its ledgers alone; None if it, or the run's tokenizer, is not as it was."""
     codec = None
     if recipe.data.is_text:
         if not (run / "tokenizer.json").is_file():

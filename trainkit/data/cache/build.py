@@ -1,19 +1,20 @@
-"""The token cache of a recipe: built where something is missing, found where it is not.
+"""The token cache of a recipe: found if it is complete, else built.
 
     CACHE/format.json  which version of trainkit's cache this is
-    CACHE/digests/     what the source files hold, so that they are read once
-    CACHE/tokenizers/  those that were trained or fetched
+    CACHE/digests/     digests of the source files, so that they are read once
+    CACHE/tokenizers/  trained and fetched tokenizers
     CACHE/shards/      tokens, by the hash of what they were made from
     CACHE/frames/      where in the shards examples begin and end
+    CACHE/apart/       held-out shards without copies of training documents: see `sets.py`
     CACHE/reference/   what frozen reference models say of examples: see `run/reference.py`
     CACHE/ledgers/     which shards, in which order, make up a source
-    CACHE/hub/         which commits the Hugging Face hub's datasets were first seen at
+    CACHE/hub/         the commits at which datasets of the Hugging Face hub were first seen
     CACHE/rejected/    lists of the documents that could not be used
     CACHE/locks/       units that some process is working on
 
-Everything in it is named by what it was made from. So nothing in it ever becomes wrong, only unused; all recipes can
-share one cache; what a killed process had finished is found by the next; several processes share the work; and deleting
-any of it is safe.
+Everything is named by what it was made from. So nothing ever becomes wrong, only unused; all recipes can share one
+cache; the next process finds what a killed one had finished; several processes share the work; and deleting any of it
+is safe.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainkit.data import storage
-from trainkit.data.cache import held_out, shards
-from trainkit.data.cache.engine import CacheWork, Engine, threads
+from trainkit.data.cache import shards
+from trainkit.data.cache.encode import CacheWork, Engine, threads
 from trainkit.data.cache.live_cache import LiveSource
-from trainkit.data.cache.sets import Set, check_not_empty, find_usable, sets_of
+from trainkit.data.cache.sets import Set, check_not_empty, find_apart, find_usable, make_apart, sets_of
 from trainkit.data.cache.shards import Parts
 from trainkit.data.cache.stream import Stream
 from trainkit.data.jobs import CachingProgress, Reporter, Stop, Tell
@@ -45,8 +46,8 @@ __all__ = ["Cache", "LeftOut", "CachingProgress", "begin", "build", "find"]
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Documents that are not in the cache: unreadable (and of these the first few of each shard, as (where, why), and
-    all by reason), of a length that is not asked for, without text."""
+    """Documents that are not in the cache: how many were refused as unreadable (`examples` are the first few of each
+    shard, as (where, why); `reasons` count them all), filtered by length, or empty."""
 
     refused: int
     examples: tuple[tuple[str, str], ...]
@@ -56,19 +57,19 @@ class LeftOut:
 
 
 class Cache:
-    """The tokens of a recipe. Those of the training set, and of what is held out from it, may still be growing.
+    """The tokens of a recipe. Those of the training set, and of its held-out part, may still be growing.
 
     Attributes:
-        directory: where it is.
-        tokenizer: None where documents are not text.
+        directory: of the cache.
+        tokenizer: None if documents are not text.
         train: all training sources, one after the other.
         sources: each training source, in the recipe's order.
         validation: by name, in the recipe's order, `held-out` last.
-        fingerprint: of the training documents and what makes them tokens: what a run that goes on must find again.
-            It is known before they are tokenised.
+        fingerprint: of the training documents and what makes them tokens. A resumed run must find the same. It is
+            known before they are tokenised.
         ledgers: the names of the training sources' ledgers.
         trained: the training sources, as they are tokenised.
-        units: by set, of each of its sources.
+        units: of each source, by the name of the set.
     """
 
     def __init__(self, recipe: Recipe, codec: LoadedTokenizer | None, sets: Sequence[Set]) -> None:
@@ -78,11 +79,11 @@ class Cache:
         trained = self.trained
         first: Split = "train" if recipe.data.held_out else "all"
         self.train, self.sources = trained.streams[first].all, tuple(trained.streams[first].each)
-        self.validation: dict[str, Stream] = {one.name: one.streams["all"].all for one in own}
+        self.validation: dict[str, Stream] = {group.name: group.streams["all"].all for group in own}
         if trained.apart is not None:
             self.validation["held-out"] = trained.apart
         self.fingerprint = of_value([codec and codec.fingerprint, [source.names[first] for source in trained.sources]])
-        self.units = {one.name: [source.units for source in one.sources] for one in sets}
+        self.units = {group.name: [source.units for source in group.sources] for group in sets}
         if recipe.data.held_out:
             self.units["held-out"] = self.units["train"]
         self.ledgers = tuple(source.names[first] for source in trained.sources)
@@ -98,11 +99,11 @@ class Cache:
 
     @property
     def vocab_size(self) -> int:
-        """Entries of the tokenizer; 0 where documents are not text."""
+        """Entries of the tokenizer; 0 if documents are not text."""
         return self.tokenizer.vocab_size if self.tokenizer else 0
 
     def wait(self) -> None:
-        """Until all is there. Raises TrainkitError where that cannot be, also where a set holds nothing."""
+        """Wait until everything is tokenised. Raises TrainkitError if that is impossible, or a set is empty."""
         for stream in (self.train, *self.validation.values()):
             stream.wait(None)
         if self._thread:
@@ -110,24 +111,24 @@ class Cache:
         self.check()
 
     def check(self) -> None:
-        """Raise what has gone wrong in the background, though nobody waits for it yet."""
+        """Raise the error of tokenising in the background, if there is one."""
         if self._error:
             raise self._error
 
     def close(self) -> None:
-        """End what is being tokenised; who waits for it is told `Stopped`."""
+        """Stop tokenising; threads that wait for tokens get `Stopped`."""
         self._stop.set()
         if self._thread:
             self._thread.join(timeout=5)
 
     @property
     def shards(self) -> list[shards.Shard]:
-        """All of them, each once."""
-        there = [shard for one in self._sets for source in one.sources for shard in source.shards]
-        return list({shard.key: shard for shard in there}.values())
+        """Every shard once."""
+        shards_of = (shard for group in self._sets for source in group.sources for shard in source.shards)
+        return list({shard.key: shard for shard in shards_of}.values())
 
     def list_rejected(self) -> Path:
-        """Write the list of all documents that could not be used, a JSON object a line; its path.
+        """Write the list of all documents that could not be used, a JSON object a line, and return its path.
 
         Raises TrainkitError.
         """
@@ -140,7 +141,7 @@ class Cache:
 
     @property
     def copies(self) -> int:
-        """Documents that are held out no more, because the training data has exact copies of them; 0 until that is
+        """Documents that are no longer held out, because the training data has exact copies of them; 0 until that is
         known."""
         trained, *_ = self._sets
         if trained.apart is None or not trained.apart.complete:
@@ -150,28 +151,28 @@ class Cache:
 
     @property
     def left_out(self) -> LeftOut:
-        """Of what is there so far."""
-        there = self.shards
+        """The documents left out so far."""
+        every = self.shards
         return LeftOut(
-            refused=sum(shard.refused for shard in there),
-            examples=tuple(example for shard in there for example in shard.examples),
-            reasons=shards.group_reasons(reason for shard in there for reason in shard.reasons),
-            filtered=sum(shard.filtered for shard in there),
-            empty=sum(shard.empty for shard in there),
+            refused=sum(shard.refused for shard in every),
+            examples=tuple(example for shard in every for example in shard.examples),
+            reasons=shards.group_reasons(reason for shard in every for reason in shard.reasons),
+            filtered=sum(shard.filtered for shard in every),
+            empty=sum(shard.empty for shard in every),
         )
 
 
-#: Looks at a cache of which nothing is tokenised yet; raises what speaks against it.
+#: Called with a cache before anything is tokenised; what it raises ends the work.
 Check = Callable[[Cache], None]
 
 
 def build(recipe: Recipe, *, engine: Engine | None = None, progress: Tell = None, check: Check | None = None) -> Cache:
-    """The cache, after making what is missing of it. The same, to the byte, whatever the `engine`.
+    """Return the complete cache, after tokenising what is missing. Its bytes do not depend on the `engine`.
 
-    Ctrl-C ends it within about a second; what was finished is kept, and is not done again.
+    Ctrl-C ends it within about a second; finished shards are kept.
 
     Args:
-        engine: who tokenises; threads of this process where not given.
+        engine: what tokenises; by default threads of this process.
         progress: called a few times a second, in this thread.
         check: called with the cache before anything is tokenised; what it raises ends the work.
 
@@ -181,26 +182,25 @@ def build(recipe: Recipe, *, engine: Engine | None = None, progress: Tell = None
     """
     cache, sets = _prepare(recipe, progress, check)
     engine = engine or threads()
-    for one in sets:
-        _make(recipe.data, one, cache, engine=engine, progress=progress)
+    for group in sets:
+        _make(recipe.data, group, cache, engine=engine, progress=progress)
     return cache
 
 
 def begin(recipe: Recipe, *, progress: Tell = None, check: Check | None = None) -> Cache:
-    """The same, but the training set, with what is held out from it, is made in the background.
+    """Return the cache while its training set, with the held-out part, is still tokenised in the background.
 
-    `progress` is called in that thread then. What goes wrong there is raised where tokens are waited for, and by
-    `check`.
+    `progress` is then called in that thread. Its errors are raised to those who wait for tokens, and by `Cache.check`.
     """
     cache, (trained, *own) = _prepare(recipe, progress, check)
     engine = threads()
-    for one in own:
-        _make(recipe.data, one, cache, engine=engine, progress=progress)
+    for group in own:
+        _make(recipe.data, group, cache, engine=engine, progress=progress)
 
     def work() -> None:
         try:
             _make(recipe.data, trained, cache, engine=engine, progress=progress)
-        except BaseException as error:  # handed to whoever waits for a stream, or for all
+        except BaseException as error:  # raised to those who wait for a stream
             cache._error = error
             for streams in trained.streams.values():
                 streams.fail(error)
@@ -216,14 +216,14 @@ def begin(recipe: Recipe, *, progress: Tell = None, check: Check | None = None) 
 
 
 def may_start_early(recipe: Recipe) -> bool:
-    """Whether training can begin while its data is still being tokenised: the recipe alone decides, so that the order
+    """Return whether training can begin while its data is still being tokenised. Only the recipe decides, so the order
     of the data is the same either way."""
     whole = recipe.data.shuffle == "full" or steps_need_data(recipe)
     return not whole and not (isinstance(recipe.data.encoding, Pad) and recipe.data.encoding.buckets)
 
 
 def find(recipe: Recipe) -> Cache | None:
-    """The cache if it is complete and up to date, else None; makes nothing.
+    """Return the cache if it is complete and up to date, else None; tokenises nothing.
 
     Raises:
         TrainkitError: the sources or the tokenizer cannot be used, or a set is empty.
@@ -237,20 +237,20 @@ def find(recipe: Recipe) -> Cache | None:
     if codec is None and recipe.data.is_text:
         return None
     sets = sets_of(recipe, listing, codec)
-    for one in sets:
-        for source in one.sources:
+    for group in sets:
+        for source in group.sources:
             ledgers = find_usable(source, directory, recipe.data.on_error)
             if ledgers is None:
                 return None
             source.take(ledgers)
-        check_not_empty(recipe.data, one)
-        if one.apart is not None and not held_out.find(directory, one):
+        check_not_empty(recipe.data, group)
+        if group.apart is not None and not find_apart(directory, group):
             return None
     return Cache(recipe, codec, sets)
 
 
 def _prepare(recipe: Recipe, progress: Tell, check: Check | None = None) -> tuple[Cache, Sequence[Set]]:
-    """Read the sources, and find or train the tokenizer; nothing is tokenised yet."""
+    """Return the cache and its sets after reading the sources and finding or training the tokenizer."""
     directory = Path(recipe.data.cache)
     storage.check_format(directory, shards.FORMATS)
     listing = digests.survey(directory, (*recipe.data.train, *recipe.data.validation), progress)
@@ -264,21 +264,21 @@ def _prepare(recipe: Recipe, progress: Tell, check: Check | None = None) -> tupl
     return cache, sets
 
 
-def _make(data: Data, one: Set, cache: Cache, *, engine: Engine, progress: Tell) -> None:
-    """Find what is there of a set, and tokenise the rest, so that its streams grow from their beginning on."""
+def _make(data: Data, group: Set, cache: Cache, *, engine: Engine, progress: Tell) -> None:
+    """Take the cached units of a set and tokenise the others, so that its streams grow from their beginning."""
     directory = cache.directory
-    reporter = Reporter(one.name, sum(unit.size for source in one.sources for unit in source.units), progress)
+    reporter = Reporter(group.name, sum(unit.size for source in group.sources for unit in source.units), progress)
     todo: list[tuple[LiveSource, int]] = []
-    for source in one.sources:
+    for source in group.sources:
         if (ledgers := find_usable(source, directory, data.on_error)) is not None:
             source.take(ledgers)
             reporter.add_shards(source.shards)
             reporter.add_done(source.shards, source=sum(unit.size for unit in source.units))
         else:
             todo += [(source, unit) for unit in range(len(source.units))]
-    # sources are needed side by side where they have weights, and one after the other where they have none
+    # with weights, all sources are needed from the start; without, one after the other
     mixed = any(spec.weight is not None for spec in data.train)
-    todo.sort(key=lambda t: (t[1] + 0.5) / len(t[0].units) / max(one.weights[t[0].number], 1e-9) if mixed else 0)
+    todo.sort(key=lambda t: (t[1] + 0.5) / len(t[0].units) / max(group.weights[t[0].number], 1e-9) if mixed else 0)
 
     def on_result(index: int, parts: Parts | None) -> None:
         source, number = todo[index]
@@ -293,9 +293,9 @@ def _make(data: Data, one: Set, cache: Cache, *, engine: Engine, progress: Tell)
         wanted=lambda index: not todo[index][0].complete,
         on_result=on_result,
         reporter=reporter,
-        stop=cache._stop if one.name == "train" else Stop(),
+        stop=cache._stop if group.name == "train" else Stop(),
     )
     reporter.done()
-    check_not_empty(data, one)
-    if one.apart is not None:
-        held_out.make(directory, one, cache.tokenizer)
+    check_not_empty(data, group)
+    if group.apart is not None:
+        make_apart(directory, group, cache.tokenizer)

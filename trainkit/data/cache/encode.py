@@ -1,34 +1,41 @@
-"""One unit of files to its shards."""
+"""Tokenising units of work into shards, by the threads of this process or another engine.
+
+The work of an engine is plain data, so that it can be sent to other processes.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import zlib
-from array import array
-from collections.abc import Iterator, Mapping
-from itertools import groupby, islice
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Protocol
 
-import numpy as np
-
+from trainkit.data import jobs, storage
 from trainkit.data.cache import shards
-from trainkit.data.cache.shards import DOCUMENT, LEARNED, SECOND, TOKEN_LABEL, Encoding, LabelledShard, Reason, Shard
+from trainkit.data.cache.shard_writer import ShardWriter
+from trainkit.data.cache.shards import (
+    Encoding,
+    LabelledShard,
+    Parts,
+    Reason,
+    Shard,
+)
 from trainkit.data.documents.pieces import Piece, Refused
-from trainkit.data.jobs import Reporter, Stop
+from trainkit.data.jobs import Later, Reporter, Stop
 from trainkit.data.sources.source_file import SourceFile, read_all
 from trainkit.data.sources.splits import Split, divide
 from trainkit.data.sources.units import Unit
 from trainkit.data.storage import writing
 from trainkit.data.tokenizer.long_text import LongText
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
-from trainkit.errors import TrainkitError
 
 #: Text that is encoded at once; bounds memory, and how long Ctrl-C waits.
 _BATCH_BYTES = 1 << 20
-#: With so many tokens a shard ends, and the unit goes on in another: what a killed process has to do again.
+#: Tokens with which a shard ends and the unit continues in another: what a killed process has to do again.
 SHARD_TOKENS = 1 << 22
 
 
@@ -42,11 +49,11 @@ def encode(
     reporter: Reporter,
     stop: Stop,
 ) -> list[Mapping[Split, Shard]]:
-    """Make the shards of all splits of a unit, by part; parts that are there already are not made again.
+    """Return the shards of all splits of a unit, by part, after making those that do not exist yet.
 
     Raises:
         TrainkitError: a file cannot be read or was changed, a document cannot be used and `on_error` is "stop", or the
-            cache cannot be written. The parts that were finished stay.
+            cache cannot be written. Finished parts stay.
     """
     first = encoding.splits[0]
     made = shards.of_unit(cache, unit, encoding, on_error)
@@ -57,7 +64,8 @@ def encode(
     read = read_all([(file, unit.span) for file in unit.files], on_error=on_error, refused=refused)
     pieces = divide(read, encoding.held_out)
     done = made[-1][first].pieces if made else 0
-    texts = {split: LongText(tokenizer, special_tokens=_has_special_tokens(unit)) for split in encoding.splits}
+    special = unit.files[0].reading.has_special_tokens
+    texts = {split: LongText(tokenizer, special_tokens=special) for split in encoding.splits}
     for split, _, piece in islice(pieces, done):
         stop.check()
         texts[split].pass_over(piece.text, continued=piece.continued)
@@ -92,12 +100,12 @@ class _Part:
         self._keys = {split: shards.key_of(unit, split, encoding, number) for split in encoding.splits}
         self._unit, self._tokenizer, self._texts = unit, tokenizer, texts
         self._files = contextlib.ExitStack()
-        self._outputs: dict[Split, _Output] = {}
+        self._outputs: dict[Split, ShardWriter] = {}
 
     def __enter__(self) -> None:
         for split, key in self._keys.items():
             file = self._files.enter_context(writing(shards.path_of(self._cache, key)))
-            self._outputs[split] = _Output(
+            self._outputs[split] = ShardWriter(
                 file, self._unit, self._encoding, self._tokenizer, self._texts[split], self._reporter
             )
 
@@ -105,7 +113,7 @@ class _Part:
         self._files.__exit__(*error)  # type: ignore[arg-type]
 
     def take(self, pieces: Iterator[tuple[Split, SourceFile, Piece]], stop: Stop) -> tuple[int, bool]:
-        """Encode pieces until the shards are full or there are no more: how many, and whether these were the last."""
+        """Encode pieces until the shards are full or no piece is left; return how many, and whether none is left."""
         consumed = 0
         for split, file, piece in pieces:
             stop.check()
@@ -130,7 +138,7 @@ class _Part:
             output.finish()
 
     def commit(self, refused: list[tuple[str, Refused]], *, pieces: int, last: bool) -> Mapping[Split, Shard]:
-        """Say that the shards are there. What was refused is counted with the first of the splits."""
+        """Commit and return the shards. What was refused is counted with the first of the splits."""
         unusable = [(place, found.problem) for place, found in refused if not found.filtered]
         reasons = shards.group_reasons(
             Reason(found.reason, 1, min(found.bytes, self._unit.size), where)
@@ -170,202 +178,81 @@ class _Part:
         return made
 
 
-def _has_special_tokens(unit: Unit) -> bool:
-    return unit.files[0].reading.has_special_tokens
+@dataclass(frozen=True)
+class CacheWork:
+    """A unit to tokenise."""
 
+    unit: Unit
+    encoding: Encoding
+    cache: Path
+    tokenizer: LoadedTokenizer | None
+    on_error: str
 
-class _Row:
-    """Ids that come as lists or arrays. An `array` takes a list in less time than numpy does."""
+    def do(self, reporter: Reporter, stop: Stop) -> Parts:
+        """Return the shards of the unit, after making those that do not exist yet.
 
-    def __init__(self, dtype: np.dtype) -> None:
-        self._dtype = dtype
-        self._ids = array({1: "B", 2: "H", 4: "I"}[dtype.itemsize])
-
-    @property
-    def length(self) -> int:
-        return len(self._ids)
-
-    def add(self, ids: list[int] | np.ndarray) -> None:
-        if isinstance(ids, list):
-            self._ids.fromlist(ids)
+        Raises:
+            Later: another process is making them.
+            TrainkitError: as `encode`.
+        """
+        first = self.encoding.splits[0]
+        parts: Parts = shards.of_unit(self.cache, self.unit, self.encoding, self.on_error)
+        if parts and parts[-1][first].last:
+            reporter.add_shards(shards.all_shards(parts))
         else:
-            self._ids.frombytes(ids.astype(self._dtype.newbyteorder("=")).tobytes())
+            with storage.claim(self.cache / "locks" / shards.key_of(self.unit, first, self.encoding)) as mine:
+                if not mine:
+                    raise Later
+                parts = encode(
+                    self.unit,
+                    self.encoding,
+                    cache=self.cache,
+                    tokenizer=self.tokenizer,
+                    on_error=self.on_error,
+                    reporter=reporter,
+                    stop=stop,
+                )
+        reporter.add_done(shards.all_shards(parts), source=self.unit.size)
+        return parts
 
-    def joined(self) -> np.ndarray:
-        return np.frombuffer(self._ids, self._dtype.newbyteorder("=")).astype(self._dtype, copy=False)
 
+class Engine(Protocol):
+    """What tokenises units."""
 
-class _Tokens(NamedTuple):
-    """The tokens of a piece, as many as there are so far; all (n,)."""
-
-    ids: list[int] | np.ndarray
-    learned: np.ndarray
-    labels: np.ndarray | None = None
-
-
-class _Output:
-    """A shard as it grows."""
-
-    def __init__(
+    def __call__(
         self,
-        file: BinaryIO,
-        unit: Unit,
-        encoding: Encoding,
-        tokenizer: LoadedTokenizer | None,
-        text: LongText,
+        work: Sequence[CacheWork],
+        *,
+        wanted: Callable[[int], bool],
+        on_result: Callable[[int, Parts | None], None],
         reporter: Reporter,
+        stop: Stop,
     ) -> None:
-        self._file, self._unit, self._encoding = file, unit, encoding
-        self._tokenizer, self._text, self._reporter = tokenizer, text, reporter
-        self._specials = _has_special_tokens(unit)
-        self._numbers = {file.path: number for number, file in enumerate(unit.files)}
-        self._dtype = np.dtype(encoding.dtype).newbyteorder("<")
-        self._pieces: list[Piece] = []
-        self._documents: list[tuple[int, int, int, int]] = []
-        self._marks: list[np.ndarray] = []
-        self._labels: list[np.ndarray] = []
-        self._hash = hashlib.blake2b(digest_size=8)
-        self._label = -1
-        self._begins = False
-        self.ends: list[int] = []
-        self.waiting = self.tokens = self.bytes = self.crc32 = 0
-        self.empty = self.learned = self.unknown = self.highest = 0
+        """Do all of the work in about this order, and call `on_result` with the number and the result of each, in this
+        thread. Work that is no longer `wanted` when its turn comes has the result None. Calls `reporter.tick` now and
+        then. The first error ends the rest and is raised; `stop` raises `Stopped`."""
 
-    def add(self, file: SourceFile, piece: Piece) -> None:
-        self._check_ids(file, piece)
-        if piece.first:
-            self._hash, self._label = hashlib.blake2b(digest_size=8), piece.label
-            if piece.last and not (piece.text if piece.ids is None else len(piece.ids)):
-                self.empty += 1
-                return
-        self._hash.update(piece.text.encode() if piece.ids is None else piece.ids.tobytes())
-        if piece.last:
-            number = int.from_bytes(self._hash.digest(), "little")
-            self._documents.append((self._numbers[file.path], piece.index, number, self._label))
-        self._pieces.append(piece)
-        self.waiting += piece.bytes if piece.ids is None else piece.ids.nbytes
-        self.bytes += piece.bytes
 
-    def _check_ids(self, file: SourceFile, piece: Piece) -> None:
-        size = self._tokenizer.vocab_size if self._tokenizer else 0
-        if file.kind == "array" and piece.ids is not None and len(piece.ids) and int(piece.ids.max()) >= size:
-            raise TrainkitError(
-                f"the token id {int(piece.ids.max()):,} is not in the tokenizer's vocabulary of {size:,}",
-                where=file.path,
-                hint="it was made with another tokenizer; or its dtype is not what the recipe says",
-            )
+def threads(workers: int | None = None) -> Engine:
+    """Return an engine of threads of this process; by default as many as there are cores, but at most 4."""
 
-    @property
-    def distinct(self) -> int:
-        """Documents, a text that is divided into several parts counted once."""
-        return len({(file, index) for file, index, _, _ in self._documents})
+    def run(
+        work: Sequence[CacheWork],
+        *,
+        wanted: Callable[[int], bool],
+        on_result: Callable[[int, Parts | None], None],
+        reporter: Reporter,
+        stop: Stop,
+    ) -> None:
+        def job(index: int, stop: Stop) -> Parts | None:
+            return work[index].do(reporter, stop) if wanted(index) else None
 
-    def flush(self) -> None:
-        """Encode what waits, and write it."""
-        row = _Row(self._dtype)
-        for piece, (ids, learned, labels) in zip(self._pieces, self._encoded(), strict=True):
-            before, after = self._around(piece, ids)
-            for part in (before, ids, after):
-                row.add(part)
-            if self._unit.marked:
-                # what goes around a document is learned where the token next to it is, but has no label
-                same = len(learned) and labels is None
-                around = np.pad(learned, (len(before), len(after)), "edge" if same else "constant")
-                self._marks.append((around * LEARNED | piece.second * SECOND).astype(np.uint8))
-                self.learned += int(around.sum())
-            if labels is not None:
-                labels = np.pad(labels, (len(before), len(after)), constant_values=-1)
-                self._labels.append(labels.astype(TOKEN_LABEL, copy=False))
-            if piece.last:
-                self.ends.append(self.tokens + row.length)
-        self._write(row.joined())
-        if not self._unit.marked:
-            self.learned = self.tokens
-        self._reporter.add(documents=sum(p.last for p in self._pieces), bytes=self.waiting, tokens=row.length)
-        self._pieces, self.waiting = [], 0
+        jobs.run(
+            [partial(job, index) for index in range(len(work))],
+            workers=workers or jobs.WORKERS,
+            tick=reporter.tick,
+            on_result=on_result,
+            stop=stop,
+        )
 
-    def _encoded(self) -> Iterator[_Tokens]:
-        """Yield the tokens of each piece that waits. A text that is continued may have some of its ids with the next
-        piece."""
-        if self._tokenizer is None:
-            for piece in self._pieces:
-                if piece.ids is not None:
-                    yield _Tokens(piece.ids, np.full(len(piece.ids), True))
-            return
-        in_pieces = self._are_in_pieces()
-        texts = [
-            piece.text
-            for piece, several in zip(self._pieces, in_pieces, strict=True)
-            if piece.ids is None and piece.learned is None and piece.token_labels is None and not several
-        ]
-        whole = iter(self._tokenizer.encode_batch(texts, special_tokens=self._specials))
-        parts = [(piece.text, piece.learned) for piece in self._pieces if piece.learned is not None]
-        in_part = self._tokenizer.encode_parts(parts, special_tokens=self._specials)
-        labelled = self._labelled()
-        for piece, several in zip(self._pieces, in_pieces, strict=True):
-            if piece.token_labels is not None:
-                yield next(labelled)
-                continue
-            if piece.learned is not None:
-                yield _Tokens(*next(in_part))
-                continue
-            ids: list[int] | np.ndarray
-            if piece.ids is not None:
-                ids = piece.ids
-            elif several:
-                ids = self._text.add(piece.text, continued=piece.continued)
-            else:
-                ids = next(whole)
-            yield _Tokens(ids, np.full(len(ids), piece.learn))
-
-    def _labelled(self) -> Iterator[_Tokens]:
-        """Yield the tokens of each piece that waits and has labels."""
-        assert self._tokenizer is not None
-        for words, group in groupby((p for p in self._pieces if p.token_labels is not None), lambda p: p.words):
-            texts = [(piece.text, piece.token_labels or ()) for piece in group]
-            for ids, labels in self._tokenizer.encode_labelled(texts, words=words):
-                yield _Tokens(ids, labels >= 0, labels)
-
-    def _are_in_pieces(self) -> list[bool]:
-        """Of each piece that waits, whether its text has others."""
-        found, continued = [], self._text.is_open
-        for piece in self._pieces:
-            found.append(continued or piece.continued)
-            continued = piece.continued
-        return found
-
-    def _around(self, piece: Piece, ids: list[int] | np.ndarray) -> tuple[list[int], list[int]]:
-        """What goes before and after a piece's tokens, unless it is there already: around documents and sequences."""
-        if self._tokenizer is None:
-            return [], []
-        bos, eos = self._tokenizer.beginning_of_text, self._tokenizer.end_of_text
-        # the first tokens of a long text may come with a later piece
-        first, last = piece.first or piece.complete, piece.last or piece.complete
-        begins = (first or self._begins) and self._encoding.bos
-        self._begins = begins and not len(ids) and not last
-        begins = begins and not self._begins and (not len(ids) or ids[0] != bos)
-        ends = last and self._encoding.eos and (not len(ids) or ids[-1] != eos)
-        assert bos is not None or not begins
-        return [bos] if begins else [], [eos] if ends else []  # type: ignore[list-item]
-
-    def _write(self, tokens: np.ndarray) -> None:
-        if len(tokens):
-            self.highest = max(self.highest, int(tokens.max()))
-            if self._tokenizer is not None and self._tokenizer.unknown is not None:
-                self.unknown += int((tokens == self._tokenizer.unknown).sum())
-        self.tokens += len(tokens)
-        self._append(tokens.tobytes())
-
-    def finish(self) -> None:
-        """Write what waits, and the arrays that follow the tokens."""
-        self.flush()
-        self._append(np.array(self.ends, "<u4").tobytes())
-        self._append(np.array(self._documents, DOCUMENT).tobytes())
-        if self._unit.marked:
-            self._append(b"".join(mark.tobytes() for mark in self._marks))
-        if self._unit.token_labels:
-            self._append(b"".join(labels.tobytes() for labels in self._labels))
-
-    def _append(self, data: bytes) -> None:
-        self._file.write(data)
-        self.crc32 = zlib.crc32(data, self.crc32)
+    return run

@@ -1,7 +1,7 @@
-"""What one source's tokens in one split are made of: its shards in order, and the files that they came from.
+"""Ledgers: the shards of one source in one split, in order, and the files that they came from.
 
-A ledger is named by the hash of its units' keys, which are hashes of everything that the tokens depend on; so the one
-that belongs to the sources as they are is found by its name, or is not there.
+A ledger is named by the hash of its units' keys, which are hashes of everything that the tokens depend on. So the
+ledger of the sources as they are now is found by its name, or does not exist.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trainkit.data.storage import sync_directory, writing
 
 @dataclass(frozen=True)
 class Ledger:
-    """`units` says for each shard from which of the source's units it is."""
+    """The shards of a source in one split; `units` are the numbers of the units that they are from."""
 
     split: Split
     tokenizer: str
@@ -32,7 +32,7 @@ class Ledger:
 
 
 def name_of(units: Sequence[Unit], split: Split, encoding: Encoding, limit: int | None) -> str:
-    """The name of the ledger of some units. Known before anything is tokenised."""
+    """Return the name of the ledger of some units, which is known before anything is tokenised."""
     return name_of_keys([shards.key_of(unit, split, encoding) for unit in units], limit)
 
 
@@ -42,7 +42,7 @@ def name_of_keys(keys: Sequence[str], limit: int | None) -> str:
 
 
 def find(cache: Path, name: str) -> Ledger | None:
-    """The ledger of this name, if it is there with all its shards; None where it is not."""
+    """Return the ledger of a name; None unless it exists with all its shards."""
     try:
         found = json.loads(_path(cache, name).read_bytes())
         ledger = Ledger(
@@ -61,8 +61,8 @@ def find(cache: Path, name: str) -> Ledger | None:
 
 
 def files_of(cache: Path, name: str) -> list[dict[str, Any]] | None:
-    """The files that a ledger was made from, each with `name`, `path`, `kind`, `digest`, its first `unit` and how many
-    `units` it is divided into; None where there is no such ledger, or an earlier version wrote it."""
+    """Return the files that a ledger was made from, each with `name`, `path`, `kind`, `digest`, its first `unit` and
+    how many `units` it is divided into; None if there is no such ledger, or an earlier version wrote it."""
     try:
         found = json.loads(_path(cache, name).read_bytes())["files"]
         return list(found) if all({"kind", "unit", "units"} <= file.keys() for file in found) else None
@@ -71,7 +71,7 @@ def files_of(cache: Path, name: str) -> list[dict[str, Any]] | None:
 
 
 def save(cache: Path, name: str, ledger: Ledger, units: Sequence[Unit], limit: int | None) -> None:
-    """Write it, once all its shards are there, with what it was made from. Raises TrainkitError."""
+    """Write a ledger whose shards are complete, with the files it was made from. Raises TrainkitError."""
     sync_directory(cache / "shards")
     files = [
         {

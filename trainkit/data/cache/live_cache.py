@@ -1,4 +1,4 @@
-"""The streams of a set while its units are tokenised: each grows by what is done without a gap."""
+"""The streams of a set while its units are tokenised: each grows by the finished units, without gaps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainkit.data.sources.units import Unit
 
 
 class Streams:
-    """What a set has in one split: `each` source by itself, and `all` one after the other."""
+    """The streams of a set in one split: `each` source by itself, and `all` sources one after the other."""
 
     def __init__(self, cache: Path, dtype: str, sources: int, *, begins: bool) -> None:
         self.each = [Stream(cache, dtype, begins=begins) for _ in range(sources)]
@@ -52,11 +52,11 @@ class Streams:
 
 
 class LiveSource:
-    """One source of a set: what is done of its units, up to the first that is not, or up to its limit.
+    """One source of a set: its finished units, up to the first unfinished one or up to its limit.
 
     Attributes:
-        names: of its ledgers.
-        complete: whether all of it is in the streams.
+        names: of its ledgers, by split.
+        complete: whether the whole source is in the streams.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class LiveSource:
         streams: Mapping[Split, Streams],
         names: Mapping[Split, str] | None = None,
     ) -> None:
-        """`names` are those of its ledgers where its files need not be there any more."""
+        """`names` are those of its ledgers if its files need not exist any more."""
         self.number, self.units, self.encoding, self.limit = number, units, encoding, limit
         self.names = names or {split: ledger.name_of(units, split, encoding, limit) for split in encoding.splits}
         self.complete = False
@@ -81,17 +81,16 @@ class LiveSource:
 
     @property
     def shards(self) -> list[Shard]:
-        """Those of all splits so far."""
+        """The shards of all splits so far."""
         return [shard for kept in self._kept.values() for shard, _ in kept]
 
     def find(self, cache: Path) -> dict[Split, Ledger] | None:
-        """Its ledgers, if they are there with all their shards."""
-        found = {split: ledger.find(cache, name) for split, name in self.names.items()}
-        there = {split: one for split, one in found.items() if one is not None}
-        return there if len(there) == len(found) else None
+        """Return its ledgers by split; None unless they exist with all their shards."""
+        ledgers = {split: found for split, name in self.names.items() if (found := ledger.find(cache, name))}
+        return ledgers if len(ledgers) == len(self.names) else None
 
     def take(self, ledgers: Mapping[Split, Ledger]) -> None:
-        """It is all there."""
+        """Complete the source with its ledgers."""
         first = ledgers[self.encoding.splits[0]]
         # each part has a shard of every split
         parts = zip(*(one.shards for one in ledgers.values()), strict=True)
@@ -102,7 +101,7 @@ class LiveSource:
         self.complete = True
 
     def add(self, cache: Path, unit: int, parts: Parts) -> None:
-        """A unit is done. Writes the ledgers with the last one. Raises TrainkitError where they cannot be written."""
+        """Add a finished unit; the last unit writes the ledgers. Raises TrainkitError if they cannot be written."""
         self._ready[unit] = parts
         while not self.complete and self._next in self._ready:
             for part in self._ready.pop(self._next):
@@ -128,14 +127,14 @@ class LiveSource:
         return Section(shard, self.number, unit, shard.tokens, shard.documents, shard.entries, shard.bytes)
 
     def _take_limited(self, part: Mapping[Split, Shard], unit: int) -> dict[Split, Section]:
-        """What there is room for, where the limit is reached: it counts documents, in whichever split they are."""
+        """Return the sections that fit if the limit is reached. It counts documents, in whichever split they are."""
         assert self.limit is not None
         places = {split: self._places(split, shard) for split, shard in part.items()}
         every = np.unique(np.concatenate(list(places.values())))
-        # one that is held out in parts may have some of them in the part before
-        goes_on = int(len(every) > 0 and self._newest == (unit, int(every[0])))
-        room = self.limit - self._documents + goes_on
-        self._documents += min(room, len(every)) - goes_on
+        # parts of a held-out document may be in the previous part of the unit
+        continued = int(len(every) > 0 and self._newest == (unit, int(every[0])))
+        room = self.limit - self._documents + continued
+        self._documents += min(room, len(every)) - continued
         if len(every):
             self._newest = unit, int(every[-1])
         return dict(self._cut(part, unit, places, every[room - 1])) if len(every) >= room else {}
@@ -151,7 +150,7 @@ class LiveSource:
             yield split, Section(shard, self.number, unit, tokens, documents, entries, share)
 
     def _places(self, split: Split, shard: Shard) -> np.ndarray:
-        """Of each document, where it is in the unit, as a number that rises."""
+        """Return the place of each document in the unit, as rising numbers, (entries,)."""
         records = self._arrays(split, shard).documents
         return (records["file"].astype(np.uint64) << np.uint64(32)) | records["index"]
 

@@ -23,7 +23,7 @@ from typing import Any
 import trainkit
 from trainkit.data import storage
 from trainkit.data.cache import shards
-from trainkit.data.cache.engine import CacheWork, Engine
+from trainkit.data.cache.encode import CacheWork, Engine
 from trainkit.data.cache.shards import Encoding, Parts
 from trainkit.data.jobs import LATER, Later, Reporter, Stop
 from trainkit.data.sources.units import Unit

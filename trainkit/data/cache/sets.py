@@ -1,23 +1,34 @@
-"""The sets of a recipe: what is trained on, what is held out from it, and the validation sets of their own."""
+"""The sets of a recipe: what is trained on, what is held out from it, and the validation sets of their own.
+
+Which documents are held out follows from their names and places, so copies of one text may be in both splits, and a
+score on a copy would measure memory. A shard of held-out documents that has exact copies of training documents is
+therefore written again without them, under a name of its own. Which shards these are is worked out once, when both
+splits are complete, and stored under the names of the ledgers that it follows from.
+"""
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from trainkit.data.cache import ledger, shards
 from trainkit.data.cache.ledger import Ledger
 from trainkit.data.cache.live_cache import LiveSource, Streams
-from trainkit.data.cache.shards import Encoding
-from trainkit.data.cache.stream import Stream
+from trainkit.data.cache.shards import LEARNED, Encoding, Shard
+from trainkit.data.cache.stream import Section, Stream
 from trainkit.data.documents.templates import RowReading
 from trainkit.data.sources import splits
-from trainkit.data.sources.digests import Listing
+from trainkit.data.sources.digests import Listing, of_value
 from trainkit.data.sources.source_file import SourceFile
 from trainkit.data.sources.splits import Split
 from trainkit.data.sources.units import Unit, units_of
+from trainkit.data.storage import writing
 from trainkit.data.tokenizer import load
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import TrainkitError
@@ -26,6 +37,9 @@ from trainkit.recipe.sections.data import Data
 from trainkit.recipe.sections.source import Source as SourceSpec
 from trainkit.recipe.sections.source import document_of
 from trainkit.text import plural
+
+#: Raise it when the same documents would be left out differently than before.
+_APART_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -38,11 +52,11 @@ class Set:
     weights: tuple[float, ...]
     """How much sooner than the others a source is needed."""
     apart: Stream | None = None
-    """What is held out, without the exact copies of what is trained on: see `data.apart`."""
+    """The held-out documents without exact copies of training documents."""
 
 
 def sets_of(recipe: Recipe, listing: Listing, codec: LoadedTokenizer | None) -> list[Set]:
-    """The training set, then the validation sets that have sources of their own."""
+    """Return the training set, then the validation sets that have sources of their own."""
     data = recipe.data
     trained = len(data.train)
     own = zip(data.validation_names, data.validation, listing.files[trained:], strict=False)  # "held-out" has none
@@ -73,8 +87,8 @@ def _set(
 
 
 def set_of_ledgers(recipe: Recipe, codec: LoadedTokenizer | None, names: Sequence[str]) -> Set | None:
-    """What a run was trained on, by the names of its sources' ledgers, whether its files are still there or not; None
-    where the cache has not all of it."""
+    """Return the training set of a run by the names of its sources' ledgers, whether its files still exist or not; None
+    if it is not completely in the cache."""
     data, cache = recipe.data, Path(recipe.data.cache)
     encoding = _encoding(recipe, codec, data.held_out)
     split = encoding.splits[0]
@@ -91,7 +105,7 @@ def set_of_ledgers(recipe: Recipe, codec: LoadedTokenizer | None, names: Sequenc
 
 
 def _units_of(files: Sequence[Mapping[str, Any]]) -> tuple[Unit, ...]:
-    """What says where documents come from; it cannot be read."""
+    """Return units that say where documents come from, and cannot be read."""
     units: dict[int, list[SourceFile]] = {}
     for file in files:
         one = SourceFile(file["path"], file["name"], file["kind"], RowReading(), (0, 0, 0, 0))
@@ -101,7 +115,7 @@ def _units_of(files: Sequence[Mapping[str, Any]]) -> tuple[Unit, ...]:
 
 
 def _encoding(recipe: Recipe, codec: LoadedTokenizer | None, held_out: float) -> Encoding:
-    """What decides about the tokens. Raises TrainkitError where the tokenizer has no token that is asked for."""
+    """Return what the tokens depend on. Raises TrainkitError if the tokenizer lacks a token that the recipe needs."""
     document = document_of(recipe.data.train[0])
     if document is not None and not document.is_text:
         return Encoding(document.stored_as, "uint8", held_out, bos=False, eos=False)
@@ -111,7 +125,7 @@ def _encoding(recipe: Recipe, codec: LoadedTokenizer | None, held_out: float) ->
 
 
 def find_usable(source: LiveSource, directory: Path, on_error: str) -> Mapping[Split, Ledger] | None:
-    """The ledgers of a source, unless they leave out documents that may not be left out."""
+    """Return the ledgers of a source; None if they are missing, or leave out documents that must not be left out."""
     found = source.find(directory)
     if found is None:
         return None
@@ -120,16 +134,16 @@ def find_usable(source: LiveSource, directory: Path, on_error: str) -> Mapping[S
     return found if all(shards.may_be_used(shard, source.units[unit], on_error) for shard, unit in pairs) else None
 
 
-def check_not_empty(data: Data, one: Set) -> None:
-    """Raises TrainkitError where a set holds nothing, or a source nothing that can be read."""
-    for source in one.sources:
-        _check_readable(data, one, source)
-    first: Split = one.sources[0].encoding.splits[0]
-    stream = one.streams[first].all
-    if not stream.tokens and one.name != "train":
-        raise TrainkitError(f"the validation set '{one.name}' holds no text", where="data.validation")
+def check_not_empty(data: Data, group: Set) -> None:
+    """Raise TrainkitError if a set is empty, or nothing of a source can be read."""
+    for source in group.sources:
+        _check_readable(data, group, source)
+    first: Split = group.sources[0].encoding.splits[0]
+    stream = group.streams[first].all
+    if not stream.tokens and group.name != "train":
+        raise TrainkitError(f"the validation set '{group.name}' holds no text", where="data.validation")
     if not stream.tokens:
-        there = [shard for source in one.sources for shard in source.shards]
+        there = [shard for source in group.sources for shard in source.shards]
         empty, refused = sum(shard.empty for shard in there), sum(shard.refused for shard in there)
         raise TrainkitError(
             f"the training data holds no text: {empty:,} empty and {refused:,} unreadable documents"
@@ -137,7 +151,7 @@ def check_not_empty(data: Data, one: Set) -> None:
             where="data.train",
             hint="give more text" + (", or a smaller data.held_out" if data.held_out else ""),
         )
-    if data.held_out and one.name == "train" and not one.streams["held-out"].all.tokens:
+    if data.held_out and group.name == "train" and not group.streams["held-out"].all.tokens:
         documents = plural(stream.documents, "document")
         raise TrainkitError(
             f"held_out = {data.held_out} of {documents} holds out none: a document is held out whole or not at all,"
@@ -147,15 +161,135 @@ def check_not_empty(data: Data, one: Set) -> None:
         )
 
 
-def _check_readable(data: Data, one: Set, source: LiveSource) -> None:
+def _check_readable(data: Data, group: Set, source: LiveSource) -> None:
     reasons = shards.group_reasons(reason for shard in source.shards for reason in shard.reasons)
-    if not reasons or any(streams.each[source.number].documents for streams in one.streams.values()):
+    if not reasons or any(streams.each[source.number].documents for streams in group.streams.values()):
         return
-    number = f"train.{source.number}" if one.name == "train" else f"validation.{data.validation_names.index(one.name)}"
+    is_train = group.name == "train"
+    key = f"train.{source.number}" if is_train else f"validation.{data.validation_names.index(group.name)}"
     documents = sum(reason.documents for reason in reasons)
     every = "its only document" if documents == 1 else f"all of its {documents:,} documents"
     raise TrainkitError(
         f"{every} cannot be read, so nothing is left of the source: {reasons[0].where}: {reasons[0].why}",
-        where=f"data.{number}",
+        where=f"data.{key}",
         hint='data.on_error = "skip" leaves out documents, not a whole source: fix or remove the source',
     )
+
+
+def find_apart(cache: Path, group: Set) -> bool:
+    """Complete `group.apart` if it has been worked out before; return whether it has."""
+    assert group.apart is not None
+    held_out = group.streams["held-out"].all
+    try:
+        found = json.loads(_path(cache, group).read_bytes())
+        written = {int(number): Shard.from_json(shard) for number, shard in found.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+    if any(shards.find(cache, shard.key) is None for shard in written.values()):
+        return False
+    sections = [_in_place_of(s, written[i]) if i in written else s for i, s in enumerate(held_out.sections)]
+    if not any(section.tokens for section in sections):
+        raise TrainkitError(
+            f"all {held_out.documents:,} documents that are held out are exact copies of training documents",
+            where="data.held_out",
+            hint="give text that does not repeat itself, add a [[data.validation]], or set data.held_out = 0",
+        )
+    group.apart.extend(sections)
+    group.apart.finish()
+    return True
+
+
+def make_apart(cache: Path, group: Set, codec: LoadedTokenizer | None) -> None:
+    """Complete `group.apart`, once both splits of the set are complete.
+
+    Raises:
+        TrainkitError: no held-out document is left, or the cache cannot be written.
+    """
+    if find_apart(cache, group):
+        return
+    held_out = group.streams["held-out"].all
+    copies = _common_hashes(group.streams["train"].all, held_out)
+    written: dict[str, Mapping[str, object]] = {}
+    for number in range(len(held_out.sections)):
+        if (keep := _which_stay(held_out, number, copies)) is not None:
+            written[str(number)] = asdict(_write(cache, held_out, number, keep, codec))
+    with writing(_path(cache, group)) as out:
+        out.write(json.dumps(written).encode())
+    found = find_apart(cache, group)
+    assert found, "what was written can be read"
+
+
+def _path(cache: Path, group: Set) -> Path:
+    names = [[source.names["train"], source.names["held-out"]] for source in group.sources]
+    return cache / "apart" / f"{of_value([_APART_FORMAT, names])}.json"
+
+
+def _hashes(stream: Stream, number: int) -> np.ndarray:
+    """Return the hashes of the documents of a section, (entries,)."""
+    return stream.arrays(number).documents["hash"][: stream.sections[number].entries]
+
+
+def _common_hashes(trained: Stream, held_out: Stream) -> np.ndarray:
+    """Return the hashes of documents that are in both streams, rising."""
+    every = [np.zeros(0, np.uint64), *(_hashes(held_out, number) for number in range(len(held_out.sections)))]
+    wanted = np.unique(np.concatenate(every))
+    seen = np.zeros(len(wanted) + 1, bool)
+    for number in range(len(trained.sections)):
+        hashes = _hashes(trained, number)
+        place = np.searchsorted(wanted, hashes)
+        inside = place < len(wanted)
+        seen[place[inside][wanted[place[inside]] == hashes[inside]]] = True
+    return wanted[seen[:-1]]
+
+
+def _which_stay(stream: Stream, number: int, copies: np.ndarray) -> np.ndarray | None:
+    """Return which documents of a section stay, (entries,); None if all do."""
+    keep = ~np.isin(_hashes(stream, number), copies)
+    if len(keep) and number and _continues(stream, number - 1):
+        keep[0] = True  # the hash is of its end only
+    return None if keep.all() else keep
+
+
+def _continues(stream: Stream, number: int) -> bool:
+    """Return whether the last document of a section continues in the next one."""
+    section, ends = stream.sections[number], stream.arrays(number).ends
+    return not section.entries or int(ends[section.entries - 1]) < section.tokens
+
+
+def _write(cache: Path, stream: Stream, number: int, keep: np.ndarray, codec: LoadedTokenizer | None) -> Shard:
+    """Write and return the shard of a section with only some of its documents, and what follows the last of them."""
+    section, arrays = stream.sections[number], stream.arrays(number)
+    ends = arrays.ends[: section.entries].astype(np.int64)
+    lengths = np.diff(ends, prepend=0)
+    stays = np.append(np.repeat(keep, lengths), np.ones(section.tokens - int(lengths.sum()), bool))
+    tokens, documents = arrays.tokens[: section.tokens][stays], arrays.documents[: section.entries][keep]
+    marks = None if arrays.marks is None else arrays.marks[: section.tokens][stays]
+    labels = None if arrays.labels is None else arrays.labels[: section.tokens][stays]
+    parts = [tokens, np.cumsum(lengths[keep]).astype("<u4"), documents, marks, labels]
+    content = b"".join(part.tobytes() for part in parts if part is not None)
+    key = of_value([shards.FORMAT, _APART_FORMAT, section.shard.key, section.tokens, np.flatnonzero(~keep).tolist()])
+    shard = replace(
+        section.shard,
+        key=key,
+        tokens=len(tokens),
+        documents=len(np.unique(documents[["file", "index"]])),
+        entries=len(documents),
+        # the bytes of single documents are not known
+        bytes=round(section.bytes * len(tokens) / max(1, section.tokens)),
+        crc32=zlib.crc32(content),
+        learned=len(tokens) if marks is None else int((marks & LEARNED != 0).sum()),
+        unknown=0 if codec is None or codec.unknown is None else int((tokens == codec.unknown).sum()),
+        highest=int(tokens.max()) if len(tokens) else 0,
+        empty=0,
+        refused=0,
+        filtered=0,
+        examples=(),
+    )
+    with writing(shards.path_of(cache, key)) as out:
+        out.write(content)
+    shards.commit(cache, shard)
+    return shard
+
+
+def _in_place_of(section: Section, shard: Shard) -> Section:
+    return Section(shard, section.source, section.unit, shard.tokens, shard.documents, shard.entries, shard.bytes)

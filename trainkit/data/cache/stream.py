@@ -1,4 +1,4 @@
-"""A long row of tokens that lies in several shards, and may still be growing."""
+"""Streams: tokens one after the other in several shards, to which more may still be added."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from trainkit.errors import FAILED, TrainkitError
 
 @dataclass(frozen=True)
 class Section:
-    """What a source has of a shard: all of it, or its first documents; `entries` as in the shard, `unit` the number of
-    the shard's unit in its source."""
+    """A shard in a source, or only its first documents; `entries` as in the shard, `unit` is the number of the shard's
+    unit in its source."""
 
     shard: Shard
     source: int
@@ -45,14 +45,14 @@ class SourceSpan:
 class Stream:
     """The tokens of one or several sources in one split, one after the other.
 
-    One thread adds to it, others read. What has been added stays as it is.
+    One thread adds tokens, others read. Tokens that were added never change.
 
     Attributes:
-        sections: what it consists of so far.
+        sections: its shards so far.
         tokens, documents, bytes: totals so far; end-of-text tokens count, bytes are those of the text in UTF-8.
-        marked: whether some of the tokens so far may be no targets.
-        begins: whether every document begins with a token that says so.
-        complete: whether nothing will be added any more.
+        marked: whether some of the tokens so far may not be targets.
+        begins: whether every document begins with the beginning-of-text token.
+        complete: whether nothing more will be added.
         columns: arrays (examples, …) that were computed of its examples, by their names in a batch.
     """
 
@@ -83,15 +83,15 @@ class Stream:
             self._changed.notify_all()
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Nothing will be added: all is there, or `error` is why not, and is raised where more is waited for."""
+        """End the stream: it is complete, or `error` is raised to those who wait for more."""
         with self._changed:
             self.complete, self._error = error is None, error
             self._changed.notify_all()
 
     def wait(self, tokens: int | None, *, seconds: float | None = None) -> None:
-        """Until there are so many tokens, or (also where it is None) all, or so many seconds have passed.
+        """Wait until there are `tokens` tokens, or the stream is complete, or `seconds` have passed.
 
-        Raises the error that ended it before that.
+        Raises the error that ended the stream before that.
         """
         with self._changed:
             self._changed.wait_for(
@@ -101,21 +101,21 @@ class Stream:
                 raise self._error
 
     def examples(self, length: int, *, shift: int = 1) -> int:
-        """Examples of `length` targets: every token but the very first `shift` is a target of exactly one."""
+        """Return the number of examples of `length` targets. Each token but the first `shift` is a target of one."""
         return max(0, -(-(self.tokens - shift) // length))
 
     def first_of(self, number: int) -> int:
-        """Where a section begins."""
+        """Return the token with which a section begins."""
         self._map()
         return int(self._firsts[number])
 
     def arrays(self, number: int) -> Arrays:
-        """Those of a section; of one that is cut short, its whole shard's."""
+        """Return the arrays of a section's whole shard."""
         self._map()
         return self._arrays[number]
 
     def windows(self, starts: np.ndarray, width: int) -> np.ndarray:
-        """The tokens from each of `starts`, (n,), on: (n, width), with 0 where there are no more; read-only.
+        """Return `width` tokens from each of `starts`, (n,), on: (n, width), with 0 behind the last; read-only.
 
         Rows are gathered one by one, as bytes: with many shards nothing that numpy does at once is faster.
         """
@@ -131,7 +131,7 @@ class Stream:
         return np.frombuffer(b"".join(rows), self.dtype).reshape(len(starts), width)
 
     def _across(self, number: int, offset: int, size: int) -> bytes:
-        """The bytes from `offset` of a section on, also those of the next ones, with 0 where there are no more."""
+        """Return `size` bytes from `offset` of a section on, across sections, with 0 behind the last."""
         parts = []
         while size and number < len(self._bytes):
             part = self._bytes[number][offset : min(offset + size, self._sizes[number])]
@@ -140,7 +140,7 @@ class Stream:
         return b"".join([*parts, bytes(size)])
 
     def marks(self, starts: np.ndarray, width: int) -> np.ndarray:
-        """The same of the marks; `LEARNED` where a shard has none."""
+        """Return the marks of the same tokens, uint8 (n, width); `LEARNED` where a shard has none."""
         self._map()
         rows = np.full((len(starts), width), shards.LEARNED, np.uint8)
         which = np.searchsorted(self._firsts, starts, side="right") - 1
@@ -154,8 +154,8 @@ class Stream:
         return rows
 
     def borders(self, start: int, width: int) -> np.ndarray:
-        """Where documents end within the tokens `start` … `start + width - 1`, relative to `start`: after token i where
-        i + 1 is in it."""
+        """Return where documents end within the tokens `start` … `start + width - 1`, relative to `start`: i + 1 if
+        token i is the last of a document."""
         self._map()
         found = [np.zeros(0, np.int64)]
         filled = 0
@@ -169,7 +169,7 @@ class Stream:
         return np.concatenate(found)
 
     def places(self, start: int, width: int) -> Iterator[SourceSpan]:
-        """The documents that the tokens `start` … `start + width - 1` are from."""
+        """Yield the documents that the tokens `start` … `start + width - 1` are from."""
         self._map()
         number = int(np.searchsorted(self._firsts, start, side="right")) - 1
         for section, offset, count in self._runs(number, start - int(self._firsts[number]), width):
@@ -180,7 +180,7 @@ class Stream:
                 begin = int(arrays.ends[document - 1]) if document else 0
                 inside = document < len(arrays.ends)
                 end = min(offset + count, int(arrays.ends[document])) if inside else offset + count
-                # of a document that goes on in the next shard, that one knows where it is from
+                # a document that continues in the next shard is recorded there
                 record = arrays.documents[document] if inside else self._record_after(section)
                 file, index, _, label = record.item() if record is not None else (0, 0, 0, -1)
                 yield SourceSpan(self.sections[section], file, index, label, position - begin, end - begin)
@@ -193,7 +193,7 @@ class Stream:
         return None
 
     def _runs(self, section: int, offset: int, width: int) -> Iterator[tuple[int, int, int]]:
-        """(section, offset in it, tokens) that together are `width` tokens, or as many as there are."""
+        """Yield (section, offset in it, tokens) that together are `width` tokens, or as many as there are."""
         while width and section < len(self._arrays):
             count = min(width, int(self._lengths[section]) - offset)
             if count > 0:
@@ -201,7 +201,7 @@ class Stream:
             width, section, offset = width - max(0, count), section + 1, 0
 
     def _map(self) -> None:
-        """Map what has been added since the last time."""
+        """Map the sections that were added since the last call."""
         if self._mapped == len(self.sections):
             return
         with self._changed:

@@ -1,4 +1,4 @@
-"""Whether the shards of a cache are as they were written."""
+"""Comparing the shards of a cache with their checksums."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainkit.data.sources.files import chunks
 
 @dataclass(frozen=True)
 class Verified:
-    """`damaged` are (file, what is wrong with it)."""
+    """How many shards and bytes were compared; `damaged` are (file, what is wrong with it)."""
 
     shards: int
     bytes: int
@@ -24,7 +24,7 @@ class Verified:
 
 
 def verify(cache: Path, progress: Tell = None) -> Verified:
-    """Read every byte of all shards in a cache, and compare with their checksums. Changes nothing."""
+    """Return which shards of a cache differ from their checksums, after reading every byte. Changes nothing."""
     notes = sorted((cache / "shards").glob("*.json"))
     reporter = Reporter("shards", 0, progress)
     todo = [partial(_problem, cache, note, reporter) for note in notes]
@@ -35,14 +35,14 @@ def verify(cache: Path, progress: Tell = None) -> Verified:
 
 
 def remove(cache: Path, damaged: Verified) -> None:
-    """Remove what is damaged: the next build makes it again, and nothing else. Raises OSError."""
+    """Remove damaged shards, so that the next build makes them again. Raises OSError."""
     for path, _ in damaged.damaged:
         path.with_suffix(".json").unlink(missing_ok=True)
         path.unlink(missing_ok=True)
 
 
 def _problem(cache: Path, note: Path, reporter: Reporter, stop: Stop) -> tuple[int, Path, str]:
-    """(bytes, file, what is wrong with it or nothing)."""
+    """Return (bytes, file, what is wrong with it or nothing)."""
     path = note.with_suffix(".shard")
     try:
         shard = Shard.from_json(json.loads(note.read_bytes()))
