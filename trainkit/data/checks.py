@@ -1,5 +1,7 @@
-"""What is suspicious about the data, found before the first step: nothing to learn, unknown tokens, text that is cut
-off, duplicates. (Ids that the tokenizer does not have are refused when they are read.)"""
+"""Checks of the data before the first step: nothing to learn, unknown tokens, text that is cut off, duplicates.
+
+(Ids that the tokenizer does not have are refused when they are read.)
+"""
 
 from __future__ import annotations
 
@@ -18,24 +20,25 @@ from trainkit.data.cache.stream import Stream
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.source import document_of
 
-#: Shares above which a person should know.
+#: Shares above which a check warns.
 UNKNOWN, CUT_OFF, DUPLICATES, SHARED = 0.001, 0.05, 0.01, 0.001
-#: Share of learned tokens below which a person should know.
+#: Share of learned tokens below which a check warns.
 LITTLE = 0.01
-#: Documents whose hashes are compared at most; of more, those are taken whose hashes begin with enough zeros.
+#: The most documents whose hashes are compared; of more, those whose hashes begin with enough zeros.
 _COMPARED = 1 << 22
 
 
 @dataclass(frozen=True)
 class DataProblem:
-    """An error means that training would learn nothing or break; `message` has counts and an example."""
+    """What a check found; an error means that training would learn nothing or break. `message` has counts and an
+    example."""
 
     level: Literal["error", "warning", "info"]
     message: str
 
 
 def find_problems(cache: Cache, recipe: Recipe) -> list[DataProblem]:
-    """All that is suspicious about what is in the cache so far; errors first."""
+    """Return what the checks find in the cache so far; errors first."""
     found = [*_left_out(cache), *_learned(cache), *_unknown(cache)]
     if cache.train.complete:
         found += [*_cut_off(cache, recipe), *_duplicates(cache), *_one_class(cache, recipe)]
@@ -44,7 +47,7 @@ def find_problems(cache: Cache, recipe: Recipe) -> list[DataProblem]:
 
 
 def place_of(cache: Cache, set_name: str, source: int, unit: int, file: int, index: int) -> str:
-    """Where a document is, as a person would look for it: the file, with its line or row where it has several."""
+    """Return where to find a document: its file, with the line or row if the file has several."""
     its_file = cache.units[set_name][source][unit].files[file]
     path = its_file.path.removeprefix(os.path.join(os.getcwd(), ""))
     if its_file.format.one_document:
@@ -54,23 +57,23 @@ def place_of(cache: Cache, set_name: str, source: int, unit: int, file: int, ind
 
 def _left_out(cache: Cache) -> Iterator[DataProblem]:
     left_out = cache.left_out
-    there = [stream for _, stream in _streams(cache)]
-    documents = sum(stream.documents for stream in there) + left_out.refused
-    size = sum(stream.bytes for stream in there) + sum(reason.bytes for reason in left_out.reasons)
+    streams = [stream for _, stream in _streams(cache)]
+    documents = sum(stream.documents for stream in streams) + left_out.refused
+    size = sum(stream.bytes for stream in streams) + sum(reason.bytes for reason in left_out.reasons)
     for reason in left_out.reasons:
         number, of = reason.documents, f"{reason.documents / documents:.1%} of all"
         if reason.bytes:
             of += f", {reason.bytes / size:.1%} of the bytes"
-        told = f"1 document ({of}) was" if number == 1 else f"{number:,} documents ({of}) were"
+        subject = f"1 document ({of}) was" if number == 1 else f"{number:,} documents ({of}) were"
         example = f"{reason.where}" if number == 1 else f"such as {reason.where}"
         why = next((why for where, why in left_out.examples if where == reason.where), reason.why)
-        yield DataProblem("warning", f"{told} skipped as unreadable: {example}: {why}")
+        yield DataProblem("warning", f"{subject} skipped as unreadable: {example}: {why}")
     if number := left_out.filtered:
-        told = "1 document is" if number == 1 else f"{number:,} documents are"
-        yield DataProblem("info", f"{told} shorter or longer than asked for and left out")
+        subject = "1 document is" if number == 1 else f"{number:,} documents are"
+        yield DataProblem("info", f"{subject} shorter or longer than asked for and left out")
     if number := left_out.empty:
-        told = "1 document has no text and was" if number == 1 else f"{number:,} documents have no text and were"
-        yield DataProblem("info", f"{told} left out")
+        subject = "1 document has no text and was" if number == 1 else f"{number:,} documents have no text and were"
+        yield DataProblem("info", f"{subject} left out")
 
 
 def _learned(cache: Cache) -> Iterator[DataProblem]:
@@ -79,8 +82,8 @@ def _learned(cache: Cache) -> Iterator[DataProblem]:
         if not stream.tokens or learned >= LITTLE * stream.tokens:
             continue
         level: Literal["error", "warning"] = "warning" if learned else "error"
-        told = f"only {learned:,}" if learned else "none"
-        masked = f"of {stream.tokens:,} tokens {told} are learned: the others are masked"
+        number = f"only {learned:,}" if learned else "none"
+        masked = f"of {stream.tokens:,} tokens {number} are learned: the others are masked"
         yield DataProblem(level, f"{name}: {masked}; {_beginning(cache, stream)}")
 
 
@@ -93,8 +96,8 @@ def _unknown(cache: Cache) -> Iterator[DataProblem]:
             continue
         number = next(i for i, section in enumerate(stream.sections) if section.shard.unknown)
         tokens = stream.arrays(number).tokens
-        here = int(np.flatnonzero(tokens == cache.tokenizer.unknown)[0])
-        around = cache.tokenizer.decode(tokens[max(0, here - 8) : here + 8].tolist())
+        place = int(np.flatnonzero(tokens == cache.tokenizer.unknown)[0])
+        around = cache.tokenizer.decode(tokens[max(0, place - 8) : place + 8].tolist())
         share = unknown / stream.tokens
         yield DataProblem(
             "warning",
@@ -150,9 +153,9 @@ def _duplicates(cache: Cache) -> Iterator[DataProblem]:
             f" such as {' and '.join(places)}",
         )
     if copies := cache.copies:
-        told = f"{copies:,} document{'s are exact copies' if copies > 1 else ' is an exact copy'}"
+        subject = f"{copies:,} document{'s are exact copies' if copies > 1 else ' is an exact copy'}"
         was = "were" if copies > 1 else "was"
-        yield DataProblem("info", f"held-out: {told} of training documents and {was} left out of what is evaluated")
+        yield DataProblem("info", f"held-out: {subject} of training documents and {was} left out of what is evaluated")
     for name, stream in cache.validation.items():
         if not stream.complete:
             continue
@@ -168,7 +171,7 @@ def _duplicates(cache: Cache) -> Iterator[DataProblem]:
 
 
 def _hashes(stream: Stream, shift: int) -> np.ndarray:
-    """Those of the documents that begin with `shift` zeros: which ones depends on the hash alone."""
+    """Return the hashes of documents that begin with `shift` zero bits: a sample that depends on the hashes alone."""
     found = [np.zeros(0, np.uint64)]
     for number, section in enumerate(stream.sections):
         hashes = stream.arrays(number).documents["hash"][: section.entries]
@@ -177,7 +180,7 @@ def _hashes(stream: Stream, shift: int) -> np.ndarray:
 
 
 def _places_of(cache: Cache, stream: Stream, value: np.uint64, name: str = "train") -> list[str]:
-    """The first two documents with this hash."""
+    """Return where the first two documents with a hash are."""
     places: list[str] = []
     for number, section in enumerate(stream.sections):
         documents = stream.arrays(number).documents[: section.entries]

@@ -1,4 +1,4 @@
-"""A cache as Parquet, which `[[data.train]] type = "tokens"` reads again."""
+"""Writing a cache as Parquet, which `[[data.train]] type = "tokens"` reads."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from trainkit.recipe.sections.source import document_of
 
 
 def export(cache: Cache, data: Data, directory: Path) -> list[Path]:
-    """Write every set of a cache as `SET-00000.parquet` …, a file a shard and a row a document; the files.
+    """Write every set of a cache as `SET-00000.parquet` …, a file a shard and a row a document; return the files.
 
     Columns: `tokens` (list of uint16 or uint32, the end-of-text token included), `learned` (list of bool, where some
     tokens are no targets), `source` (file and line). Of labelled texts also `label` (int32, -1 where there is none) and
     `second` (list of bool: whether the token is in the second text of a pair).
 
     Raises:
-        TrainkitError: the directory cannot be written, or holds such files already; a document of `data` is no text,
+        TrainkitError: the directory cannot be written, or holds such files already; a document of `data` is not text,
             or has several sequences.
     """
     import pyarrow
@@ -50,7 +50,7 @@ def export(cache: Cache, data: Data, directory: Path) -> list[Path]:
 
 
 def check_exportable(data: Data) -> None:
-    """Raise TrainkitError where a document cannot be written as one list of token ids."""
+    """Raise TrainkitError if a document cannot be written as one list of token ids."""
     for name, sources in (("train", data.train), ("validation", data.validation)):
         for number, source in enumerate(sources):
             document = document_of(source)

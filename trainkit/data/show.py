@@ -1,4 +1,4 @@
-"""Batches as a person can read them: text, what of it is learned, and where it comes from."""
+"""Batches as text: which parts are learned, and where they come from."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ShownPiece:
 
 @dataclass(frozen=True)
 class ShownRow:
-    """A row of a batch; `label` is None where it has none."""
+    """A row of a batch; `label` is None if it has none."""
 
     step: int
     row: int
@@ -43,7 +43,7 @@ class ShownRow:
 
 
 def show(cache: Cache, data: TrainSet, step: int) -> Iterator[ShownRow]:
-    """The rows of the batch of the update from `step` to `step` + 1, exactly as training sees them."""
+    """Yield the rows of the batch of the update from `step` to `step` + 1, exactly as training sees them."""
     batch = data.batch(step)
     document = document_of(data.streams()[0][2])
     classes: Sequence[str] = getattr(document, "classes", ())
@@ -55,7 +55,7 @@ def show(cache: Cache, data: TrainSet, step: int) -> Iterator[ShownRow]:
 
 
 def _record(cache: Cache, row: BatchRow, batch: Batch, number: int) -> Iterator[ShownPiece]:
-    """Where a document that is not text comes from, and its numbers where it is nothing else."""
+    """Yield where a document that is not text comes from, and its numbers."""
     numbers = {name: array[number] for name, array in batch.items() if array.dtype == np.float32 and name != "weights"}
     text = ", ".join(f"{name} = {np.array2string(array, precision=5)}" for name, array in numbers.items())
     runs = ((text, True),) if text else ()
@@ -99,8 +99,8 @@ def _label_names(batch: Batch, number: int, classes: Sequence[str]) -> list[str]
 
 
 def _runs(cache: Cache, tokens: np.ndarray, learned: np.ndarray, labels: Sequence[str]) -> Iterator[tuple[str, bool]]:
-    """The text of all tokens together, cut where tokens that are learned begin or end, and around those with a label: a
-    part that is decoded by itself may be another text, as many tokenizers leave out the first space."""
+    """Yield the text of all tokens, cut where learned tokens begin or end and around tokens with a label. It is decoded
+    as a whole: of a part by itself many tokenizers leave out the first space."""
     ids, begin, waiting = tokens.tolist(), 0, ""
     text = cache.text_tokenizer.decode(ids)
     cut = [learned[i] != learned[i - 1] or bool(labels[i] or labels[i - 1]) for i in range(1, len(ids))]
@@ -114,7 +114,7 @@ def _runs(cache: Cache, tokens: np.ndarray, learned: np.ndarray, labels: Sequenc
 
 
 def _alike(one: str, other: str) -> int:
-    """How many characters both begin with."""
+    """Return how many characters both texts begin with."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 

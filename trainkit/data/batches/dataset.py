@@ -1,4 +1,4 @@
-"""Batches by their number: pure functions of the recipe's seed, the tokens and the step."""
+"""Batches by their number, as pure functions of the recipe's seed, the tokens and the step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KEYS_APART = 0x9E3779B1
 
 
 class BatchRow(NamedTuple):
-    """One row of a batch: which example of which source it is, and where each of its spans of tokens comes from."""
+    """One row of a batch: its example, its source, and where each of its spans of tokens comes from."""
 
     source: str
     example: int
@@ -41,11 +41,11 @@ class TrainSet:
     Without weights all sources are one stream. With weights each source has an order and epochs of its own, and after
     every 1024 examples each has had its share of them, to an example or two.
 
-    The cache may still be growing: a batch waits until what it needs is there, and is the same as if all were.
+    The cache may still be growing: a batch waits until its tokens are there, and does not depend on when that is.
     """
 
     def __init__(self, cache: Cache, recipe: Recipe) -> None:
-        """Raises TrainkitError where at some step no source has a weight."""
+        """Raises TrainkitError if at some step no source has a weight above 0."""
         self._data, self._seed, self._reference = recipe.data, recipe.run.seed, recipe.task.reference
         self._batch_size = recipe.train.batch_size
         self._steps, self._wanted = recipe.train.steps, recipe.train.tokens
@@ -63,7 +63,7 @@ class TrainSet:
         self._lengths = lengths_of(spec, recipe.data.positions)
 
     def size(self) -> DataSize:
-        """One epoch of it. Waits and raises as `examples`."""
+        """Return the size of one epoch. Waits and raises as `examples`."""
         return DataSize(
             examples=self.examples,
             batches=self.batches,
@@ -75,23 +75,25 @@ class TrainSet:
 
     @property
     def examples(self) -> int:
-        """In one epoch; waits for all of the cache. With weights: as many as all sources hold together, though in that
-        time some are seen more, and some less, than once. Raises TrainkitError where a source holds none."""
+        """The number of examples in one epoch; waits for the whole cache. With weights it is that of all sources
+        together, though in that time some examples are seen more than once and some not at all. Raises TrainkitError if
+        a source has no example."""
         return sum(source.count() for source in self._sources)
 
     @property
     def batches(self) -> int | None:
-        """In one epoch where a batch holds examples of one bucket; else None: a batch may lie in two epochs."""
+        """The number of batches in one epoch with buckets; else None, as a batch may lie in two epochs."""
         return self._bucketed().batches if len(self._lengths) > 1 else None
 
     def batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
-        """The batch of the update from `step` to `step` + 1, as `layout` says. Nothing else decides what is in it.
+        """Return the batch of the update from `step` to `step` + 1, with the arrays that `layout` lists. Its content
+        depends on nothing else.
 
         Args:
-            rows: rising; only these rows of it are read, as one of several hosts does.
+            rows: rising; only these rows are read, as each of several hosts does.
 
         Raises:
-            TrainkitError: a source holds no example, or what is being tokenised cannot be.
+            TrainkitError: a source has no example, or tokenising fails.
         """
         if len(self._lengths) > 1:
             which, length = self._bucketed()(step)
@@ -105,17 +107,17 @@ class TrainSet:
         sources, ranks = self._mixture(index)
         batch: Batch = {}
         for source in np.unique(sources).tolist():
-            here = np.flatnonzero(sources == source)
-            for name, part in self._sources[source].read(ranks[here], length).items():
+            mine = np.flatnonzero(sources == source)
+            for name, part in self._sources[source].read(ranks[mine], length).items():
                 if name == "example":
                     part = part + np.uint32(source * _KEYS_APART % (1 << 32))
                 if name not in batch:
                     batch[name] = np.empty((len(index), *part.shape[1:]), part.dtype)
-                batch[name][here] = part
+                batch[name][mine] = part
         return batch
 
     def rows(self, step: int) -> Iterator[BatchRow]:
-        """Where each row of the batch of `step` comes from."""
+        """Yield where each row of the batch of `step` comes from."""
         index = np.arange(step * self._batch_size, (step + 1) * self._batch_size)
         if len(self._lengths) > 1:
             for example in self._bucketed()(step)[0].tolist():
@@ -127,8 +129,7 @@ class TrainSet:
             yield BatchRow(self._sources[source].name, example, tuple(self._sources[source].examples.spans(example)))
 
     def layouts(self) -> dict[int, Layout]:
-        """What batches look like, for every length that they have; known before anything is tokenised but
-        for buckets."""
+        """Return the layout of batches for each length that they have; with buckets, waits for the whole cache."""
         lengths = self._bucketed().occurring if len(self._lengths) > 1 else self._lengths
         nothing = np.zeros(0, np.int64)
         empty = {length: self._sources[0].examples.read(nothing, length) for length in lengths}
@@ -146,7 +147,7 @@ class TrainSet:
         return [(own.name, stream, own.spec) for own, stream in zip(self._sources, self._streams, strict=True)]
 
     def epochs(self, step: int) -> dict[str, float]:
-        """How often each source has been seen after `step` updates, as far as that is known already."""
+        """Return how often each source has been seen after `step` updates, if that is known already."""
         drawn = self._mixture.drawn(step * self._batch_size).tolist() if self._mixture else [step * self._batch_size]
         if self._buckets:
             drawn = [step / self._buckets.batches * self._sources[0].count()]
@@ -157,7 +158,7 @@ class TrainSet:
         }
 
     def _tokens_per_batch(self) -> float | None:
-        """Over the run, as far as the recipe says its length in steps or tokens; else over an epoch."""
+        """Return the mean over the run if the recipe gives its length in steps or tokens; else over an epoch."""
         if not is_padded(self._data.encoding):
             return None
         means = np.array([source.mean_tokens() for source in self._sources])
@@ -204,14 +205,14 @@ class _Source:
         self._final: ExampleOrder | None = None
 
     def count(self) -> int:
-        """Its examples in one epoch; waits until that is known."""
+        """Return its examples in one epoch; waits until that is known."""
         if self.total is None:
             self._settle(self.examples.wait(None))
         assert self.total is not None
         return self.total
 
     def at(self, index: np.ndarray) -> np.ndarray:
-        """Which example comes at each of `index`, rising, counted over all epochs; waits until they are there."""
+        """Return which example comes at each of `index`, rising, counted over all epochs; waits until they exist."""
         if self._final is None:
             window = self._shuffle.window if isinstance(self._shuffle, Window) else 1
             needed = None if self._growing is None else (int(index[-1]) // window + 1) * window
@@ -224,7 +225,7 @@ class _Source:
         return read_rows(self.examples, self._stream, self.at(index), length)
 
     def mean_tokens(self) -> float:
-        """Of an example, all its sequences together, padding left out; waits until all are there."""
+        """Return the mean number of tokens of an example, without padding; waits until all examples exist."""
         return float(self.examples.sizes().sum()) / self.count()
 
     def _settle(self, total: int | None) -> None:
@@ -238,7 +239,7 @@ class _Source:
 
 
 def counts_of(stream: Stream, source: Source, recipe: Recipe, cache: Path) -> PackingCounts | None:
-    """What the encoding leaves out of a stream that is complete; None where it leaves out nothing."""
+    """Return what the encoding leaves out of a complete stream; None if it leaves out nothing."""
     examples = examples_of(stream, source, recipe.data, cache, shifted=recipe.task.shifted)
     if not isinstance(examples, SpanExamples) or not examples.wait(None):
         return None
@@ -246,7 +247,7 @@ def counts_of(stream: Stream, source: Source, recipe: Recipe, cache: Path) -> Pa
 
 
 def _check_fills_an_example(count: int, stream: Stream, length: int, where: str) -> None:
-    """Raises TrainkitError where a stream that is complete makes no example."""
+    """Raise TrainkitError if a complete stream makes no example."""
     if count < 1 or stream.tokens < 2:
         raise TrainkitError(
             f"{stream.tokens:,} tokens in {stream.documents:,} documents make no example",
@@ -256,7 +257,7 @@ def _check_fills_an_example(count: int, stream: Stream, length: int, where: str)
 
 
 def _mixture(sources: Sequence[Source], batch_size: int, seed: int) -> Mixture:
-    """Raises TrainkitError where no source has a weight."""
+    """Return the order of sources. Raises TrainkitError if in some stage no source has a weight above 0."""
     stages = stages_of(sources)
     for begin, weights in stages.items():
         if not any(weights):

@@ -1,4 +1,4 @@
-"""What is evaluated on: all of a set, in order; or, where that is asked for, a random part of it."""
+"""Evaluation sets: all examples of a set in order, or a random sample of them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from trainkit.recipe.sections.source import Source
 
 
 class EvalSet:
-    """All examples of a set once, in order; the last batch is filled up with rows of weight 0.
+    """The batches of an evaluation: all examples of a set once, in order. Rows of weight 0 fill up the last batch.
 
-    Of more than `max_batches` batches a sample is taken, which follows from the seed and the set alone: batches of
-    examples drawn from all of it, the same at every step, after a resume and on any devices.
+    A set of more than `max_batches` batches is sampled. The sample depends only on the seed and the set: it is drawn
+    from the whole set, and is the same at every step, after a resume and on any devices.
 
     Attributes:
-        targets, bytes: of the whole set, also where `max_batches` leaves some of it out: their ratio turns a loss per
-            target into bits per byte. Both are 0 where not every token that can be a target is one once.
+        targets, bytes: of the whole set, even if `max_batches` leaves out some of it: their ratio turns a loss per
+            target into bits per byte. Both are 0 unless every token that can be a target is one once.
     """
 
     def __init__(
@@ -43,8 +43,8 @@ class EvalSet:
         name: str = "data.validation (validation)",
         shifted: bool = True,
     ) -> None:
-        """`at_once` divides `batch_size`: each batch comes in parts of so many rows. What is evaluated depends on
-        `batch_size`, `max_batches` and `seed` only. `name` is where an error says the set is."""
+        """`at_once` divides `batch_size`: the number of rows in each part of a batch. What is evaluated depends only on
+        `batch_size`, `max_batches` and `seed`. `name` is the place that errors name."""
         self._examples = examples_of(stream, source, data, cache, shifted=shifted)
         self._stream, self._data, self._name = stream, data, name
         self._batch_size, self._at_once = batch_size, at_once or batch_size
@@ -62,16 +62,16 @@ class EvalSet:
         return self._stream.bytes if self.targets else 0
 
     def ready(self, seconds: float) -> bool:
-        """Whether the set is there; waits for it, but not longer."""
+        """Return whether the set is complete, after waiting at most `seconds`."""
         self._stream.wait(None, seconds=seconds)
         return self._stream.complete
 
     def __len__(self) -> int:
-        """Parts of batches. Waits until the set is there; raises TrainkitError where it makes no example."""
+        """Return the number of parts of batches. Waits for the set; raises TrainkitError if it makes no example."""
         return len(self._plan())
 
     def batch(self, index: int, /) -> Batch:
-        """Part 0 … len - 1; all of one length have one shape."""
+        """Return part 0 … len - 1; parts of one length have one shape."""
         which, length = self._plan()[index]
         return padded(self._examples, self._stream, which, self._at_once, length)
 
@@ -80,7 +80,7 @@ class EvalSet:
         return self._plan()[index][0]
 
     def _plan(self) -> list[tuple[np.ndarray, int]]:
-        """(examples, length) of each part."""
+        """Return (examples, length) of each part."""
         if self._rows is None:
             count = self._examples.wait(None)
             assert count is not None
@@ -93,13 +93,13 @@ class EvalSet:
         return self._rows
 
     def _all(self, sizes: np.ndarray) -> list[tuple[np.ndarray, int]]:
-        """(examples, length) of each batch, the examples in order, those of one length one after the other."""
+        """Return (examples, length) of each batch, in order, first all of one length, then of the next."""
         bucket = np.searchsorted(self._lengths, sizes)
         groups = [(np.flatnonzero(bucket == i), length) for i, length in enumerate(self._lengths)]
         return [(some, length) for group, length in groups for some in _cut(group, self._batch_size)]
 
     def _sampled(self, sizes: np.ndarray) -> list[tuple[np.ndarray, int]] | None:
-        """The same of `max_batches` batches; None where there are no more than these."""
+        """Return the same of `max_batches` batches; None if there are no more than these."""
         if self._max_batches is None:
             return None
         drawn = Buckets(sizes, self._lengths, self._batch_size, shuffled=True, seed=self._seed)
@@ -110,7 +110,7 @@ class EvalSet:
 
 
 def _cut(examples: np.ndarray, size: int) -> list[np.ndarray]:
-    """`size` at a time; the last may be fewer."""
+    """Return the examples in groups of `size`; the last may be smaller."""
     return [examples[first : first + size] for first in range(0, len(examples), size)]
 
 

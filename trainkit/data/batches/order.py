@@ -1,4 +1,4 @@
-"""In which order examples are seen: keyed permutations, evaluated by index, so that there is no state to keep."""
+"""The order of examples: keyed permutations, evaluated by index, so that there is no state to keep."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Permutation:
         self._keys = np.frombuffer(digest, "<u8").astype(np.uint64)
 
     def __call__(self, index: np.ndarray) -> np.ndarray:
-        """Where each of `index`, integers in 0 … size - 1 of any shape, is sent; int64."""
+        """Return the images of `index`, integers in 0 … size - 1 of any shape, as int64."""
         result = self._once(index.astype(np.uint64))
         while (outside := result >= self.size).any():
             result[outside] = self._once(result[outside])
@@ -78,7 +78,7 @@ class ExampleOrder:
         self._block = lru_cache(maxsize=8)(self._permuted)
 
     def __call__(self, index: np.ndarray) -> np.ndarray:
-        """Which example comes at each of `index`, (n,), counted over all epochs; int64."""
+        """Return which example comes at each of `index`, (n,), counted over all epochs, as int64."""
         fast = self._within_one_block(int(index[0]), int(index[-1])) if len(index) else None
         if fast is not None:
             block, first = fast
@@ -97,7 +97,7 @@ class ExampleOrder:
         return result
 
     def _within_one_block(self, first: int, last: int) -> tuple[np.ndarray, int] | None:
-        """The block in which rising indices lie, and where it begins, if it is one: what nearly every batch asks."""
+        """Return the block that holds all of some rising indices, and where it begins; None if several blocks do."""
         if not self._shuffled:
             return None
         epoch, place = divmod(first, self._examples) if self._examples else (0, first)
@@ -114,7 +114,7 @@ class ExampleOrder:
 
 
 class Mixture:
-    """Which source comes when: after every `MIXTURE_BLOCK` indices of a stage each source has had its share of them.
+    """The order of sources: after every `MIXTURE_BLOCK` indices of a stage each source has had its share of them.
 
     A stage begins at an index and has weights of its own. Within a block the order is a keyed permutation. How many of
     a block's examples are of a source follows from `_shared_out` at both of its ends, so that also a source with less
@@ -133,19 +133,19 @@ class Mixture:
             self._before[stage] = self.drawn(int(self._begins[stage]), stage - 1)
 
     def __call__(self, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """For each of `index`, (n,): the source, and how many examples of that source come before."""
+        """Return for each of `index`, (n,), the source and how many examples of that source come before, int64 (n,)."""
         stage = np.searchsorted(self._begins, index, side="right") - 1
         block, offset = np.divmod(index - self._begins[stage], MIXTURE_BLOCK)
         sources, ranks = np.empty((2, len(index)), np.int64)
         where = np.stack([stage, block])
-        for one in np.unique(where, axis=1).T.tolist():
-            here = (stage == one[0]) & (block == one[1])
-            drawn, rank = self._block(*one)
-            sources[here], ranks[here] = drawn[offset[here]], rank[offset[here]]
+        for number, place in np.unique(where, axis=1).T.tolist():
+            inside = (stage == number) & (block == place)
+            drawn, rank = self._block(number, place)
+            sources[inside], ranks[inside] = drawn[offset[inside]], rank[offset[inside]]
         return sources, ranks + self._before[stage, sources]
 
     def drawn(self, index: int, stage: int | None = None) -> np.ndarray:
-        """How many examples of each source come before `index`, (sources,)."""
+        """Return how many examples of each source come before `index`, int64 (sources,)."""
         if stage is None:
             stage = int(np.searchsorted(self._begins, index, side="right")) - 1
         block, offset = divmod(index - int(self._begins[stage]), MIXTURE_BLOCK)
@@ -153,7 +153,7 @@ class Mixture:
         return self._before[stage] + self._before_block(stage, block) + part
 
     def _before_block(self, stage: int, block: int) -> np.ndarray:
-        """How many examples of each source the blocks of a stage before this one have, (sources,)."""
+        """Return how many examples of each source the earlier blocks of a stage have, (sources,)."""
         return np.array(_shared_out(block * MIXTURE_BLOCK, self._weights[stage]), np.int64)
 
     def _drawn(self, stage: int, block: int) -> tuple[np.ndarray, np.ndarray]:
@@ -168,8 +168,8 @@ class Mixture:
 
 
 def _shared_out(count: int, weights: Sequence[Fraction]) -> list[int]:
-    """`count` examples shared out by weight: half of the sources get their share rounded, the other half the rest, and
-    so on in each half.
+    """Return how many of `count` examples each source gets by weight: half of the sources get their share rounded, the
+    other half the rest, and so on in each half.
 
     One more example is one more for exactly one source, whatever the weights; that is not so of rounding by largest
     remainders, where more examples in all may be fewer of one source (the Alabama paradox). A source is away from its
@@ -185,13 +185,13 @@ def _shared_out(count: int, weights: Sequence[Fraction]) -> list[int]:
 
 
 class Buckets:
-    """Which examples make the batch of a step: all of one bucket, the buckets in an order drawn again each epoch.
+    """Which examples form the batch of a step: all of one bucket, with the buckets in a new random order each epoch.
 
     A pure function of (sizes of the examples, seed, step). The last batch of a bucket may be short.
 
     Attributes:
-        batches: in one epoch.
-        occurring: the lengths of buckets that hold any example.
+        batches: number of batches in one epoch.
+        occurring: the lengths of buckets that hold examples.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class Buckets:
         self._order = ExampleOrder(self.batches, shuffle="full" if shuffled else False, seed=seed, name="buckets")
 
     def __call__(self, step: int) -> tuple[np.ndarray, int]:
-        """The examples of the batch of a step, and the length to which they are padded."""
+        """Return the examples of the batch of a step, and the length to which they are padded."""
         batch = int(self._order(np.array([step]))[0])
         number = int(np.searchsorted(self._firsts, batch, side="right")) - 1
         members = self._members[number]

@@ -1,4 +1,4 @@
-"""Where in a shard examples begin and end, for every encoding but concatenation.
+"""Where examples begin and end in a shard, for every encoding except concatenation.
 
 Where targets are the next tokens (`shift` is 1), a document of n tokens has n - 1 targets: each token but the first,
 from those before it. So it takes n - 1 positions, of which position p holds token p and has token p + 1 as its target.
@@ -30,13 +30,13 @@ _PACKED_TOGETHER = 1 << 16
 
 
 class PackingCounts(NamedTuple):
-    """What became of a shard's documents and their targets."""
+    """How many of a shard's documents and targets are used."""
 
     documents: int
     dropped: int
-    """Documents that are too short, or too long."""
+    """Documents left out as too short or too long."""
     truncated: int
-    """Documents of which something was cut off."""
+    """Documents that were cut off."""
     lost: int
     """Targets that are in no example."""
     targets: int
@@ -45,7 +45,8 @@ class PackingCounts(NamedTuple):
 
 @dataclass(frozen=True)
 class PackedSpans:
-    """Example i has the spans `offsets[i]` … `offsets[i + 1] - 1` of the others. All int64."""
+    """The spans of examples: example i has the spans `offsets[i]` … `offsets[i + 1] - 1` of the other arrays. All are
+    int64, (examples + 1,) and (spans,)."""
 
     offsets: np.ndarray
     starts: np.ndarray
@@ -58,7 +59,7 @@ class PackedSpans:
 
     @property
     def longest(self) -> np.ndarray:
-        """Positions of each example that are taken, (examples,)."""
+        """The number of positions that each example fills, (examples,)."""
         sums = np.concatenate([[0], np.cumsum(self.lengths)])
         return sums[self.offsets[1:]] - sums[self.offsets[:-1]]
 
@@ -89,7 +90,8 @@ def find_spans(spec: Encoding, length: int, ends: np.ndarray, tokens: int, *, sh
 
 
 def _windows(spec: Windows, length: int, starts: np.ndarray, sizes: np.ndarray, documents: int) -> PackedSpans:
-    """Window k of a document has its positions from k * stride on; new are the targets that window k - 1 had not."""
+    """Return windows: window k of a document begins at position k * stride; its new targets are those that window k - 1
+    did not have."""
     stride = min(spec.stride or length, length)
     many = np.maximum(1, -(-(sizes - length) // stride) + 1)
     document = np.repeat(np.arange(len(sizes)), many)
@@ -109,7 +111,7 @@ def _windows(spec: Windows, length: int, starts: np.ndarray, sizes: np.ndarray, 
 def _fitting(
     spec: Pack | Pad, length: int, starts: np.ndarray, sizes: np.ndarray
 ) -> tuple[int, tuple[np.ndarray, np.ndarray], int]:
-    """(documents that are kept, (starts, lengths) of what is left of them, targets that are lost)."""
+    """Return (number of documents kept, (starts, lengths) of their kept parts, number of targets lost)."""
     keep = sizes >= spec.min_length
     if spec.too_long == "drop":
         keep &= sizes <= length
@@ -160,7 +162,7 @@ def _best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarra
 def load(
     cache: Path, shard: Shard, spec: Encoding, length: int, ends: np.ndarray, tokens: int, *, shift: int = 1
 ) -> PackedSpans:
-    """Return the spans of a shard, mapped into memory; found and written where the cache lacks them. Raises
+    """Return the spans of a shard, mapped into memory, after writing them if the cache lacks them. Raises
     TrainkitError."""
     parts = [FORMAT, spec.model_dump(mode="json"), length, shard.key, tokens]
     key = of_value(parts if shift else [*parts, "not shifted"])

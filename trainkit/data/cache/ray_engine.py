@@ -1,7 +1,7 @@
-"""Tokenising on a Ray cluster (Moritz et al. 2018): the same work, and the same bytes, on the CPUs of many hosts.
+"""Tokenising on a Ray cluster (Moritz et al. 2018): the same work, with the same bytes, on the CPUs of many hosts.
 
-Hosts pass each other neither text nor tokens: each reads the sources and writes the cache itself, so all of them must
-see both, under the same path.
+Hosts exchange neither text nor tokens. Each reads the sources and writes the cache itself, so all of them must see both
+under the same path.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.recipe.toml.plugins import imported_plugins, load_plugins
 
-#: Tasks that are handed in for each CPU, one of them running. They are done even if they are not wanted any more.
+#: Tasks submitted for each CPU, one of them running. They are done even if they are no longer wanted.
 _AHEAD = 2
-#: Handed in also where the cluster has no CPU yet: it is by what waits that a cluster that grows knows to grow.
+#: Tasks submitted even if the cluster has no CPU yet: waiting tasks make an autoscaling cluster grow.
 _FEWEST = 4
-#: How often a unit whose worker or host died is begun again.
+#: How often a unit whose worker or host died is tried again.
 _RETRIES = 3
-#: Seconds between two looks at how large the cluster is, and for a CPU to appear.
+#: Seconds between two looks at the size of the cluster, and until a CPU must appear.
 _LOOK, _PATIENCE = 5.0, 300.0
-#: Seconds for cancelled tasks to clean up: one that is only beginning is told by Ray at its second try, 2 s later.
+#: Seconds for cancelled tasks to clean up: Ray reaches one that is only beginning at its second try, 2 s later.
 _GRACE = 5.0
 #: Seconds in which an address must answer.
 _ANSWER = 5.0
-#: Bytes for what tasks are given and give back: a tokenizer, and what shards hold.
+#: Bytes for the arguments and results of tasks: a tokenizer, and records of shards.
 _OBJECTS = 128 << 20
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
 
 @contextlib.contextmanager
 def cluster(address: str | None = None, *, workers: int | None = None) -> Iterator[Engine]:
-    """An engine whose work is done by a Ray cluster, one CPU a task, until the block ends.
+    """Yield an engine that works on a Ray cluster, one CPU a task, until the block ends.
 
     Args:
-        address: `HOST:PORT`, `auto` (the cluster that this host belongs to) or `ray://HOST:PORT`. Where not given: the
-            one that this process is connected to, else the one in the environment's `RAY_ADDRESS`, else one that is
-            started on this machine, and ended with the block.
-        workers: at most so many tasks at once; all CPUs where not given.
+        address: `HOST:PORT`, `auto` (the cluster that this host belongs to) or `ray://HOST:PORT`. By default the
+            cluster that this process is connected to, else the one in the environment's `RAY_ADDRESS`, else one that
+            is started on this machine and ends with the block.
+        workers: the most tasks at once; by default all CPUs.
 
     Raises:
         TrainkitError: Ray is not installed, or the cluster cannot be reached or started.
@@ -74,7 +74,7 @@ def cluster(address: str | None = None, *, workers: int | None = None) -> Iterat
 
 
 def _import() -> Any:
-    # read when Ray is imported. With `uv run` it would send the working directory to all hosts, and have them install
+    # read when Ray is imported: with `uv run` it would send the working directory to all hosts and install there
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -110,9 +110,9 @@ def _connect(ray: Any, address: str | None, workers: int | None) -> None:
 
 
 def _knock(address: str) -> None:
-    """Raises TrainkitError where nothing answers there, or not with HTTP/2, which is what Ray speaks.
+    """Raise TrainkitError if nothing answers at an address, or not with HTTP/2, which Ray speaks.
 
-    Ray itself goes on trying for minutes, and where it gives up it may end the process.
+    Ray itself keeps trying for minutes, and may end the process when it gives up.
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():
@@ -130,13 +130,13 @@ def _knock(address: str) -> None:
     except (OSError, OverflowError) as error:
         raise wrong(
             f"cannot connect to a Ray cluster, tried for at most {_ANSWER:.0f} s: {error}",
-            hint="start one there: ray start --head; or leave --address and RAY_ADDRESS away: one is started here",
+            hint="start one there: ray start --head; or omit --address and RAY_ADDRESS to start one on this machine",
         ) from error
 
 
 @dataclass(frozen=True)
-class _Order:
-    """What a task is told. The tokenizer, which is large, goes to each host once."""
+class _Task:
+    """The argument of a task. The tokenizer, which is large, goes to each host once."""
 
     unit: bytes
     """Pickled: it may hold specs of plugins, which must be imported first."""
@@ -145,7 +145,7 @@ class _Order:
     cache: Path
     on_error: str
     mark: str
-    """A file of the cache that this process wrote: who does not see it sees another directory."""
+    """A file of the cache that this process wrote: a host that does not see it sees another directory."""
     version: tuple[str, int]
 
 
@@ -153,25 +153,25 @@ def _version() -> tuple[str, int]:
     return trainkit.__version__, shards.FORMAT
 
 
-def _tokenise(tokenizer: bytes, order: _Order) -> Parts | None:
-    """The task. None where another process makes the unit."""
-    # one task a CPU; read by Rust with each batch
+def _tokenise(tokenizer: bytes, given: _Task) -> Parts | None:
+    """Do a task and return its shards; None if another process is making the unit."""
+    # a task has one CPU; Rust reads this with each batch
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    if order.version != _version():
+    if given.version != _version():
         raise TrainkitError(
             f"the host {socket.gethostname()} of the Ray cluster has trainkit {_named(_version())}, and this one"
-            f" {_named(order.version)}",
+            f" {_named(given.version)}",
             hint="install the same on all hosts",
         )
-    if not (order.cache / "locks" / order.mark).exists():
+    if not (given.cache / "locks" / given.mark).exists():
         raise TrainkitError(
             f"the host {socket.gethostname()} of the Ray cluster does not see the token cache",
-            where=str(order.cache),
+            where=str(given.cache),
             hint="data.cache must be a directory that all hosts see under the same path",
         )
-    if order.plugins:
-        load_plugins(order.plugins, lambda number: "")
-    work = CacheWork(pickle.loads(order.unit), order.encoding, order.cache, _loaded(tokenizer), order.on_error)
+    if given.plugins:
+        load_plugins(given.plugins, lambda number: "")
+    work = CacheWork(pickle.loads(given.unit), given.encoding, given.cache, _loaded(tokenizer), given.on_error)
     try:
         return work.do(Reporter("", 0, None), Stop())
     except Later:
@@ -216,8 +216,8 @@ def _run(
                     if wanted(index):
                         unit = pickle.dumps(one.unit)
                         cache = one.cache.absolute()
-                        order = _Order(unit, plugins, one.encoding, cache, one.on_error, mark, _version())
-                        running[task.remote(tokenizer, order)] = index
+                        task_input = _Task(unit, plugins, one.encoding, cache, one.on_error, mark, _version())
+                        running[task.remote(tokenizer, task_input)] = index
                     else:
                         on_result(index, None)
                 done = ray.wait(list(running), timeout=0.2)[0] if running else []
@@ -236,7 +236,7 @@ def _run(
 
 
 class _Size:
-    """How many tasks may be handed in at once; a cluster may grow and shrink."""
+    """How many tasks may be submitted at once; a cluster may grow and shrink."""
 
     def __init__(self, ray: Any, workers: int | None) -> None:
         self._ray, self._workers = ray, workers
@@ -244,7 +244,7 @@ class _Size:
         self._next = self._limit = 0.0
 
     def look(self) -> float:
-        """Raises TrainkitError where there is no CPU for too long."""
+        """Return the number now. Raises TrainkitError if there was no CPU for too long."""
         now = time.monotonic()
         if now >= self._next:
             cpus = self._ray.cluster_resources().get("CPU", 0)
@@ -271,7 +271,7 @@ def _marked(cache: Path) -> Iterator[str]:
     try:
         yield name
     finally:
-        with contextlib.suppress(OSError):  # an empty file more does no harm
+        with contextlib.suppress(OSError):  # an empty file does no harm
             path.unlink(missing_ok=True)
 
 
@@ -292,7 +292,7 @@ def _result(ray: Any, reference: Any, unit: Unit) -> Parts | None:
 
 
 def _cancel(ray: Any, running: list[Any]) -> None:
-    """They are interrupted, and remove what they had begun."""
+    """Interrupt tasks, which then remove their unfinished files."""
     for reference in running:
         ray.cancel(reference)
     if running:

@@ -1,8 +1,8 @@
 """Shards: files of a cache, each with the tokens of one unit of the sources in one split.
 
-A **shard** is what one split of a unit, or a part of it, has become. It is stored under the hash of everything that it
-depends on: `shards/KEY.shard`, and `shards/KEY.json`, written last. So nothing has to be compared to know that it is up
-to date, and two processes that make the same shard make the same file. Its arrays follow one another, little-endian:
+A **shard** holds the tokens of one split of a unit, or of a part of it. It is stored under the hash of everything that
+it depends on: `shards/KEY.shard`, and `shards/KEY.json`, written last. So a shard is never out of date, and two
+processes that make the same shard make the same file. Its arrays follow one another, little-endian:
 
 | array     | type                       | of each  | meaning                                                        |
 |-----------|----------------------------|----------|----------------------------------------------------------------|
@@ -32,7 +32,7 @@ from trainkit.data.storage import map_file, writing
 FORMAT = 4
 #: Formats whose files can be in one cache. Their names differ, so that none is taken for another.
 FORMATS = (2, 3, FORMAT)
-#: Of the documents of a shard that could not be used so many are told with place and reason.
+#: How many of the documents of a shard that could not be used are listed with place and reason.
 EXAMPLES = 20
 #: How many reasons for skipping documents are reported separately, and the name of all others.
 REASONS, OTHER = 16, "has another problem"
@@ -46,7 +46,7 @@ LEARNED, SECOND = 1, 2
 
 @dataclass(frozen=True)
 class Encoding:
-    """What the tokens of a text depend on beside the text."""
+    """What the tokens of a text depend on, apart from the text."""
 
     tokenizer: str
     dtype: str
@@ -60,7 +60,7 @@ class Encoding:
 
 
 class Reason(NamedTuple):
-    """Why documents could not be read: how many, the bytes that are lost with them, and where the first of them is."""
+    """Why documents could not be read, with their number and bytes and the place of the first."""
 
     why: str
     documents: int
@@ -69,7 +69,7 @@ class Reason(NamedTuple):
 
 
 def group_reasons(reasons: Iterable[Reason], most: int = REASONS) -> tuple[Reason, ...]:
-    """Those that are alike as one, those with the most bytes first; what is beyond `most` is one of its own."""
+    """Return equal reasons as one, those with the most bytes first; those beyond `most` as one last reason."""
     found: dict[str, Reason] = {}
     for one in reasons:
         before = found.get(one.why, one._replace(documents=0, bytes=0))
@@ -84,10 +84,10 @@ def group_reasons(reasons: Iterable[Reason], most: int = REASONS) -> tuple[Reaso
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """What a finished shard holds. `bytes` are those of the documents' text in UTF-8.
+    """The record of a finished shard. `bytes` are those of the documents' text in UTF-8.
 
-    A document that is in two splits in parts is one of the `documents` of each; one that goes on in another shard is
-    one of the shard in which it ends.
+    A document with parts in two splits is one of the `documents` of each; one that continues in another shard is
+    counted where it ends.
     """
 
     key: str
@@ -95,14 +95,14 @@ class Shard:
     tokens: int
     documents: int
     entries: int
-    """Rows of the arrays of documents: of a long text that is held out in parts each part has one."""
+    """Rows of the arrays of documents: each part of a long text that is held out in parts has one."""
     bytes: int
     crc32: int
     marked: bool
     learned: int
     """Tokens that are targets."""
     unknown: int
-    """Tokens by which the tokenizer says that it has none."""
+    """Tokens that stand for text that the tokenizer has no token for."""
     highest: int
     """The highest id."""
     empty: int
@@ -110,21 +110,21 @@ class Shard:
     refused: int
     """Documents that could not be read; counted with the unit's first split."""
     filtered: int
-    """Documents that are shorter or longer than asked for."""
+    """Documents left out for their length."""
     examples: tuple[tuple[str, str], ...]
-    """Of the refused ones, the first few: (where, why)."""
+    """The first few refused documents: (where, why)."""
     reasons: tuple[Reason, ...]
-    """Of the refused ones all, by what is wrong."""
+    """All refused documents, by what is wrong."""
     pieces: int
-    """Of the unit, up to the end of this shard."""
+    """Pieces of the unit up to the end of this shard."""
     last: bool
-    """Whether the unit ends with it."""
+    """Whether the unit ends with this shard."""
     carried: int = 0
     """Characters of the last piece whose tokens are in the next shard, where the piece's text is continued."""
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> Shard:
-        """Raises KeyError, TypeError or ValueError where it is none."""
+        """Return the shard that JSON describes. Raises KeyError, TypeError or ValueError if it describes none."""
         examples = tuple((where, why) for where, why in value["examples"])
         kind = LabelledShard if "label_dtype" in value else Shard
         return kind(**{**value, "examples": examples, "reasons": tuple(Reason(*r) for r in value["reasons"])})
@@ -165,7 +165,7 @@ Parts = Sequence[Mapping[Split, Shard]]
 
 
 def all_shards(parts: Parts) -> list[Shard]:
-    """All of them, part by part."""
+    """Return the shards of all parts, part by part."""
     return [shard for part in parts for shard in part.values()]
 
 
@@ -182,16 +182,17 @@ def key_of(unit: Unit, split: Split, encoding: Encoding, part: int = 0, *, forma
 
 
 def path_of(cache: Path, key: str) -> Path:
+    """Return the file of a shard."""
     return cache / "shards" / f"{key}.shard"
 
 
 def rejected_path(cache: Path, key: str) -> Path:
-    """Where the documents that could not be used are listed, a JSON object a line; not there where there are none."""
+    """Return the list of documents that could not be used, a JSON object a line; missing if there are none."""
     return cache / "shards" / f"{key}.rejected.jsonl"
 
 
 def of_unit(cache: Path, unit: Unit, encoding: Encoding, on_error: str) -> list[Mapping[Split, Shard]]:
-    """The shards of a unit that are there, by their part, as far as there is no gap; none where one may not be used."""
+    """Return the shards of a unit that exist, by part, up to the first gap; none if one of them may not be used."""
     first = encoding.splits[0]
     found: list[Mapping[Split, Shard]] = []
     while not found or not found[-1][first].last:
@@ -204,12 +205,12 @@ def of_unit(cache: Path, unit: Unit, encoding: Encoding, on_error: str) -> list[
 
 
 def may_be_used(shard: Shard, unit: Unit, on_error: str) -> bool:
-    """What was made leaving out unreadable documents will not do where none may be left out."""
+    """Return whether a shard may be used: not if it leaves out unreadable documents, and none may be left out."""
     return not shard.refused or on_error == "skip" or all(file.kind == "python" for file in unit.files)
 
 
 def find(cache: Path, key: str) -> Shard | None:
-    """A shard that is there, whole; None where it is not. A file of the wrong size is not whole."""
+    """Return the shard with a name; None unless it exists and its file has the right size."""
     try:
         shard = Shard.from_json(json.loads((cache / "shards" / f"{key}.json").read_bytes()))
         size = path_of(cache, key).stat().st_size
@@ -219,13 +220,13 @@ def find(cache: Path, key: str) -> Shard | None:
 
 
 def commit(cache: Path, shard: Shard) -> None:
-    """Say that a shard is all there. Raises TrainkitError."""
+    """Record that a shard is complete. Raises TrainkitError."""
     with writing(cache / "shards" / f"{shard.key}.json") as out:
         out.write(json.dumps(asdict(shard)).encode())
 
 
 def open_arrays(cache: Path, shard: Shard) -> Arrays:
-    """Map a shard into memory. Raises OSError or ValueError where its file is gone or too short."""
+    """Return the arrays of a shard, mapped into memory. Raises OSError or ValueError if its file is gone or cut off."""
     labelled = isinstance(shard, LabelledShard)
     types = [
         (np.dtype(shard.dtype).newbyteorder("<"), shard.tokens),

@@ -1,8 +1,8 @@
-"""Units of work: what one worker reads and tokenises at once.
+"""Units of work, each of which one worker reads and tokenises.
 
-A unit is some consecutive files of a source, or a part of a large one. It follows from the files alone, never from the
-number of workers. A unit of several files ends where a file's name says so (content-defined boundaries, as in
-Muthitacharoen et al. 2001, LBFS), so that a file that is added or grows disturbs only its neighbourhood.
+A unit is some consecutive files of a source, or a part of a large file. It follows from the files alone, never from the
+number of workers. Where a unit of several files ends depends on the names of the files (content-defined boundaries, as
+in Muthitacharoen et al. 2001, LBFS), so that a new or growing file changes only the units near it.
 """
 
 from __future__ import annotations
@@ -15,29 +15,31 @@ from trainkit.data.documents.pieces import Span
 from trainkit.data.sources.digests import Content, Contents
 from trainkit.data.sources.source_file import SourceFile
 
-#: Bytes of the files of a unit: from so many on it may end, and with so many it does.
+#: Bytes of the files of a unit: from how many on it may end, and with how many it must.
 SMALL, LARGE = 1 << 20, 8 << 20
 
 
 @dataclass(frozen=True)
 class Unit:
+    """Consecutive files of a source with their contents, or one part of a file."""
+
     files: tuple[SourceFile, ...]
     contents: tuple[Content, ...]
     span: Span | None = None
-    """Of its only file."""
+    """The part of its only file; None for whole files."""
     spans: int = 1
-    """How many the file has."""
+    """How many parts the file has."""
 
     @property
     def size(self) -> int:
-        """About how many bytes of files it is; at least 1."""
+        """About how many bytes of files it has; at least 1."""
         if self.span and self.span.digest:
             return self.span.end - self.span.start
         return max(1, sum(file.size for file in self.files) // self.spans)
 
     @property
     def marked(self) -> bool:
-        """Whether some of its tokens may be no targets, or in second texts."""
+        """Whether some of its tokens may not be targets, or be in second texts."""
         document = self.files[0].reading.document
         return (document is not None and document.marked) or (
             any(file.kind == "array" and file.path.endswith(".parquet") for file in self.files)
