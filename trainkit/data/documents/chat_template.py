@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from jinja2 import Template as Jinja
     from jinja2.nodes import Template as Tree
 
-#: What templates are told the time is. A clock would make a text another one every day, and a cache that is made on
+#: The time that templates get. A clock would make a text another one every day, and a cache that is made on
 #: two days would differ from itself. (It is the date that Llama 3.1's template writes where it has no clock.)
 _NOW = datetime(2024, 7, 26)
 #: Around what `{% generation %}` encloses: halves of surrogate pairs, which no text holds.
 BEGIN, END = "\udc00", "\udc01"
-#: What a template may take for granted that the tokenizer has.
+#: Special tokens that a template may assume the tokenizer has.
 _TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 EXAMPLE = """\
 {% for m in messages %}
@@ -47,12 +47,12 @@ EXAMPLE = """\
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """What writes conversations; plain strings, so that it can be sent to other processes and be hashed."""
+    """A chat template as plain strings, which can be sent to other processes and hashed."""
 
     text: str
     """Jinja."""
     origin: str
-    """Where it comes from, as errors name it."""
+    """Its place, as errors name it."""
     special_tokens: tuple[tuple[str, str], ...] = ()
     """What it may write, such as `("eos_token", "</s>")`, sorted."""
 
@@ -69,10 +69,10 @@ class _Compiled:
 
 
 def resolve_template(chosen: ChatTemplateChoice, tokenizer_path: Path) -> ChatTemplate:
-    """The recipe's template; where it has none, that beside the `tokenizer.json`, with the tokenizer's special tokens.
+    """Return the recipe's template, or else the one beside the `tokenizer.json`, with the tokenizer's special tokens.
 
     Raises:
-        TrainkitError: there is none, it cannot be read, it is no Jinja, it does not use `messages`, or it writes a
+        TrainkitError: there is none, it cannot be read, it is not Jinja, it does not use `messages`, or it writes a
             special token that the tokenizer's files do not name.
     """
     config = read_object(tokenizer_path.with_name("tokenizer_config.json"), missing_ok=True)
@@ -97,10 +97,10 @@ def render(
     add_generation_prompt: bool = False,
     values: Mapping[str, Any] | None = None,
 ) -> str:
-    """A conversation as the template writes it; `values` are what else it may use, such as `tools`.
+    """Return a conversation as the template writes it; `values` is what else it may use, such as `tools`.
 
     Raises:
-        TrainkitError: the template refuses the conversation, fails on it, or writes what is no text.
+        TrainkitError: the template refuses the conversation, fails on it, or writes something that is not text.
     """
     plain = _compile(template.text).plain
     text = _run(plain, template, messages, values, add_generation_prompt=add_generation_prompt)
@@ -112,14 +112,14 @@ def render(
 
 
 def has_generation_blocks(template: ChatTemplate) -> bool:
-    """Whether the template says itself what is generated."""
+    """Return whether the template itself marks what is generated."""
     return _compile(template.text).marked is not None
 
 
 def render_marked(
     template: ChatTemplate, messages: Sequence[Mapping[str, Any]], *, values: Mapping[str, Any] | None = None
 ) -> str:
-    """The same as `render` with `BEGIN` and `END` around what generation blocks enclose. Raises TrainkitError."""
+    """Return the same as `render`, with `BEGIN` and `END` around generation blocks. Raises TrainkitError."""
     marked = _compile(template.text).marked
     assert marked is not None
     return _run(marked, template, messages, values, add_generation_prompt=False)
@@ -165,7 +165,7 @@ def _compile(text: str) -> _Compiled:
 
 
 def _guarded(tree: Tree) -> set[str]:
-    """The names that a template asks for before it uses them: in a condition, or with a default."""
+    """Return the names that a template tests before it uses them: in a condition, or with a default."""
     from jinja2 import nodes
 
     asked: list[nodes.Node] = [node.test for node in tree.find_all(nodes.If)]
@@ -177,7 +177,7 @@ def _guarded(tree: Tree) -> set[str]:
 
 @cache
 def _environment(begin: str, end: str) -> Environment:
-    """What templates expect of transformers; `begin` and `end` are written around what generation blocks enclose."""
+    """Return what templates expect of transformers; it writes `begin` and `end` around generation blocks."""
     from jinja2 import TemplateError, nodes
     from jinja2.ext import Extension
     from jinja2.parser import Parser
@@ -255,7 +255,7 @@ def _check(template: ChatTemplate, named: set[str], map_path: Path) -> None:
             where=template.origin,
             hint=f"such as:\n{EXAMPLE}",
         )
-    # Jinja writes nothing for a name that it does not know, and a model that sees no end never learns to stop
+    # Jinja writes nothing for an unknown name, and a model that sees no end never learns to stop
     for token in _TOKENS:
         if token in compiled.needs and token not in named:
             raise TrainkitError(

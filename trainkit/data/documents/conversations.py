@@ -40,7 +40,7 @@ def make(document: Chat, row: Mapping[str, Any], index: int, context: RowContext
 def make_chat(
     document: Chat, template: ChatTemplate, row: Mapping[str, Any], index: int, *, columns: bool = False
 ) -> list[Piece] | Problem:
-    """A row's conversation as the template writes it, with where in it what is learned begins and ends.
+    """Return a row's conversation as the template writes it, with the parts of it that are learned.
 
     Messages are `{"role": …, "content": …}` or ShareGPT's `{"from": …, "value": …}`. The template is given all that a
     message holds (but what is null: tables store that for what is not there), and all other keys of the row; `tools`
@@ -84,7 +84,7 @@ def make_chat(
 
 
 def _takes_part(message: Message, where: str) -> bool | None:
-    """What a message says of whether it is learned, None where nothing; takes `train` and `weight` out of it."""
+    """Return whether a message asks to be learned, None if it does not say; removes its `train` and `weight`."""
     said = {key: message.pop(key) for key in ("train", "weight") if key in message}
     for key, value in said.items():
         if value not in ((False, True) if key == "train" else (0, 1)):
@@ -99,7 +99,7 @@ def _takes_part(message: Message, where: str) -> bool | None:
 def _wanted(
     document: Chat, messages: Sequence[Message], trained: Sequence[bool | None], turns: Sequence[int]
 ) -> list[int]:
-    """Which of the assistant's turns are learned."""
+    """Return which of the assistant's turns are learned."""
     for k, (message, train) in enumerate(zip(messages, trained, strict=True)):
         where = f"{document.key}[{k}]"
         if train and message["role"] != "assistant" and document.learn != "all":
@@ -141,7 +141,7 @@ _LOOKS = 'conversations look like [{"role": "user", "content": "…"}, {"role": 
 
 
 def _message(found: Any, where: str) -> Message:
-    """A message with a role; its content is text or a list of parts, or is not there because it calls a tool."""
+    """Return a message with a role; its content is text or a list of parts, or missing because it calls a tool."""
     if not isinstance(found, Mapping):
         raise TrainkitError(f"{where} is {kind_of(found)}, not an object", hint=_LOOKS)
     message = _without_nulls(found)
@@ -164,8 +164,8 @@ def _message(found: Any, where: str) -> Message:
 
 
 def _as_stored(row: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """A table's row without the nulls that stand for what is absent from objects in it. Those of the messages
-    themselves are left to `_message`."""
+    """Return a table's row without the nulls that stand for absent keys of objects in it. `_message` handles those of
+    the messages themselves."""
     found = row.get(key)
     given = {name: _without_absent(value) for name, value in row.items()}
     if isinstance(found, list | tuple) and all(isinstance(message, Mapping) for message in found):
@@ -225,7 +225,7 @@ def render_taken(
 def _enclosed(
     template: ChatTemplate, messages: list[Message], values: Mapping[str, Any], text: str
 ) -> list[Characters]:
-    """What the template's generation blocks enclose, outermost ones; also those that enclose nothing."""
+    """Return the parts that the template's outermost generation blocks enclose, even if they are empty."""
     spans: list[Characters] = []
     marked = render_marked(template, messages, values=values)
     position = begin = depth = 0
@@ -249,8 +249,8 @@ def _enclosed(
 
 
 def _blocks_before(template: ChatTemplate, messages: list[Message], values: Mapping[str, Any]) -> int:
-    """How many generation blocks the text of these messages has: which these are does not change with what follows,
-    though their text may."""
+    """Return how many generation blocks the text of these messages has: the same whatever follows, though their text
+    may differ."""
     if not messages:
         return 0
     return len(_enclosed(template, messages, values, render(template, messages, values=values)))
@@ -264,7 +264,7 @@ def _added(
     turns: Sequence[int],
     text: str,
 ) -> list[Characters]:
-    """What each of these turns adds to the text before it, the words that ask for an answer included in the latter."""
+    """Return what each of these turns adds to the text before it, which includes the words that ask for an answer."""
 
     def write(count: int, *, prompt: bool) -> str:
         return render(template, messages[:count], add_generation_prompt=prompt, values=values)

@@ -1,4 +1,4 @@
-"""Images as pieces: decoded, upright, cut to one size, as bytes in rows of RGB."""
+"""Images as pieces: decoded, upright, cropped to one size, as bytes in rows of RGB."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def decode(document: Image, rows_NW: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def make_image(document: Image, row: Mapping[str, Any], index: int, base: str) -> list[Piece] | Problem:
-    """The pixels of a row's image, uint8 (height × width × 3,), with its label.
+    """Return the pixels of a row's image, uint8 (height × width × 3,), with its label.
 
     The image is scaled so that it covers `document.size`, and cut to it at the centre (bicubic, area-aware where it
-    shrinks). It is turned as its EXIF data say; what is transparent is over white; of an animation it is the first
-    frame; 16 bits of grey become 8.
+    shrinks). It is rotated as its EXIF data say; transparent parts become white; an animation gives its first frame;
+    16 bits of grey become 8.
 
     Args:
         row: its image is bytes, a path, or `{"bytes": …, "path": …}`, of which either may be null.
@@ -64,7 +64,7 @@ def make_image(document: Image, row: Mapping[str, Any], index: int, base: str) -
 
 
 def _content(key: str, value: Any, base: str) -> tuple[bytes, str] | Problem:
-    """(the bytes of an image's file, what to call it)."""
+    """Return (the bytes of an image's file, its name in messages), or what is wrong."""
     path = None
     if isinstance(value, Mapping):
         path, value = value.get("path"), value.get("bytes")
@@ -88,7 +88,7 @@ def _content(key: str, value: Any, base: str) -> tuple[bytes, str] | Problem:
 
 
 def _pixels(content: bytes, size: tuple[int, int]) -> np.ndarray | str:
-    """(height, width, 3), uint8; else what is wrong with the image."""
+    """Return the pixels, uint8 (height, width, 3), or what is wrong with the image."""
     from PIL import Image as images
     from PIL import ImageOps
 
@@ -111,7 +111,7 @@ def _pixels(content: bytes, size: tuple[int, int]) -> np.ndarray | str:
 
 
 def _rgb(image: Picture) -> Picture:
-    """In 8 bits of RGB. Raises ValueError where nothing says which values are black and white."""
+    """Return an image in 8 bits of RGB. Raises ValueError if nothing says which values are black and white."""
     from PIL import Image as images
 
     if image.mode.startswith("I;16"):

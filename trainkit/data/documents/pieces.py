@@ -1,4 +1,4 @@
-"""Documents as they are read: a piece at a time, so that no file is ever held whole."""
+"""Pieces of documents. Documents are read a piece at a time, so that no file is ever held whole."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 #: Characters of a piece at most: longer texts come in several, unless only a part of them is learned.
 PIECE = 1 << 20
 
-#: Where in a text something begins and ends, in characters.
+#: (first character, one past the last) of a part of a text.
 Characters = tuple[int, int]
 
 
@@ -33,17 +33,17 @@ class LabelledSpan(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """A document, or a part of one: of one so long that it comes in parts, or that has several texts.
+    """A document, or a part of a document that is long or has several texts.
 
-    It has either `text` or `ids`. A text that is learned in part is one piece, since it is tokenised as a whole: cut at
-    the borders it would have other tokens than the ones the model meets when it is used.
+    It has either `text` or `ids`. A text that is learned in part is one piece, since it is tokenised as a whole:
+    tokenised in parts, it would have other tokens than those that the model meets when it is used.
     """
 
     index: int
     """Of the document in its file, from 0: its row; for lines the line's number less one."""
     text: str = ""
     ids: np.ndarray | None = None
-    """What needs no tokenising, (n,): token ids, or the bytes of an image's pixels in rows of RGB."""
+    """Content that needs no tokenising, (n,): token ids, or bytes such as an image's pixels in rows of RGB."""
     bytes: int = 0
     """Of the text in UTF-8."""
     first: bool = True
@@ -55,7 +55,7 @@ class Piece:
     learn: bool = True
     """Whether its tokens are targets."""
     learned: tuple[Characters, ...] | None = None
-    """Which parts of `text` are targets, in order; None where `learn` says it of all."""
+    """Which parts of `text` are targets, in order; None if `learn` decides for the whole text."""
     token_labels: tuple[LabelledSpan, ...] | None = None
     """Labels of the tokens of `text`, which is tokenised as a whole; where spans overlap the later one counts. Tokens
     with a label are targets, and no others. None where tokens have no labels."""
@@ -65,9 +65,9 @@ class Piece:
     second: bool = False
     """Whether it is the second text of a pair."""
     complete: bool = False
-    """Whether it is a sequence of its own: the tokens that begin and end a document stand around it too."""
+    """Whether it is a sequence of its own, which begins and ends with the tokens that begin and end a document."""
     label: int = -1
-    """Of the document, on its first piece; -1 where it has none."""
+    """The document's label, on its first piece; -1 if it has none."""
 
 
 @dataclass(frozen=True)
@@ -79,28 +79,28 @@ class Refused:
     problem: str
     hint: str = ""
     filtered: bool = False
-    """It could be read, but the recipe asks for longer or shorter ones: never an error."""
+    """Whether it was left out for its length, which is never an error."""
     bytes: int = 0
-    """What is lost with it, as stored or as UTF-8; 0 where that is not known."""
+    """Bytes lost with it, as stored or as UTF-8; 0 if unknown."""
 
     @property
     def reason(self) -> str:
-        """The problem without what is of this document only, so that those of many can be counted."""
+        """The problem without details of this document, so that equal problems can be counted."""
         return re.sub(r"\d[\d,]*", "…", re.split(r"[:;]", self.problem, maxsplit=1)[0])
 
 
 class RowContext(NamedTuple):
-    """What making a document of a row depends on beside the row and the recipe's `document`."""
+    """What a document depends on, apart from its row and the recipe's `document`."""
 
     base: str = ""
     """The directory that relative paths in the row count from."""
     columns: bool = False
-    """Whether the row is of a format whose objects have all keys of a column, null where an object has none."""
+    """Whether the row's format stores null for keys that an object does not have."""
     chat: ChatTemplate | None = None
-    """What conversations are written with."""
+    """The template that writes conversations."""
 
 
-#: Told of each document that cannot be used: raises, or counts it and returns.
+#: Called with each document that cannot be used: raises, or counts it and returns.
 Refuse = Callable[[Refused], None]
 
 
@@ -115,12 +115,12 @@ class Span:
     first: int
     """The index of its first document in the whole file."""
     digest: str
-    """Of its content; where the content is known by the file's digest alone, empty."""
+    """Of its content; empty if the digest of the whole file decides."""
 
 
 def text_pieces(index: int, parts: Iterable[str]) -> Iterator[Piece]:
-    """Yield the pieces of a document whose text comes in parts: each ends with a line where it has one that a line
-    follows which is not indented."""
+    """Yield the pieces of a document whose text comes in parts. A piece ends at the end of a line before an unindented
+    line, if it has one."""
     waiting, first = "", True
     for part in parts:
         waiting += part
@@ -133,7 +133,7 @@ def text_pieces(index: int, parts: Iterable[str]) -> Iterator[Piece]:
 
 
 def learned_in_part(index: int, text: str, learned: Iterable[Characters]) -> Piece:
-    """A document of which only these parts are learned. They are in order; empty ones and overlaps are dropped."""
+    """Return a document of which only these parts, in order, are learned; empty parts and overlaps are dropped."""
     parts: list[Characters] = []
     for begin, end in learned:
         begin = max(begin, parts[-1][1] if parts else 0)
@@ -145,7 +145,7 @@ def learned_in_part(index: int, text: str, learned: Iterable[Characters]) -> Pie
 
 
 def as_document(pieces: Sequence[Piece]) -> list[Piece]:
-    """Pieces that are one document together, in this order."""
+    """Return pieces that are together one document, in this order."""
     return [replace(piece, first=place == 0, last=place == len(pieces) - 1) for place, piece in enumerate(pieces)]
 
 

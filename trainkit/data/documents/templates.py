@@ -1,5 +1,4 @@
-"""From a row of a source to a document: a text, a template, a prompt with its response; the other forms have files of
-their own."""
+"""Making documents of rows: plain texts, templates, and prompts with responses. Other types have files of their own."""
 
 from __future__ import annotations
 
@@ -27,36 +26,36 @@ _IF, _UNLESS, _END = "?", "!", "/"
 #: How documents that are learned in part become tokens. Change it when the same rows would give other tokens, or
 #: learn other ones, so that no cache made before is taken for it.
 _LEARNED_IN_PART = "tokenised as a whole"
-#: How long a preference pair is, as caches tell by it from those of versions that counted the prompt twice.
+#: How limits of characters count a preference pair. An earlier version counted the prompt twice.
 _PROMPT_COUNTS_ONCE = "the prompt counts once"
-#: What a key that holds text is called in many sets.
+#: Usual names of the key that holds text.
 _USUAL = ("text", "content", "body")
 
 
 @dataclass(frozen=True)
 class RowReading:
-    """How the files of a source are read, beside what their kind says."""
+    """How the files of a source are read, in addition to their format."""
 
     keys: tuple[str, ...] = ()
-    """Of a row's texts, where it has no `document`; of an array in a table, the column's."""
+    """Keys of a row's texts if there is no `document`; of an array in a table, its column."""
     document: Document | None = None
     shortest: int | None = None
     """Documents of fewer characters are left out."""
     longest: int | None = None
     dtype: str = ""
-    """Of a flat array."""
+    """The type of the numbers in a flat array."""
     source: CustomRows | None = None
-    """The source, where it makes its rows itself."""
+    """The source, if it makes its rows itself."""
     hub: HuggingFace | None = None
     """The dataset, at the revision that is read."""
     chat: ChatTemplate | None = None
-    """What conversations are written with; known once the tokenizer is."""
+    """The template that writes conversations; known once the tokenizer is."""
     end_of_text: int | None = None
     """The id with which documents end in a flat array; known once the tokenizer is."""
 
     @cached_property
     def signature(self) -> list[Any]:
-        """What decides, beside the bytes, which documents they are; JSON can say it."""
+        """Everything apart from the bytes that the documents depend on, as JSON values."""
         asked = self.document
         if asked is not None and asked.chat_template is not None:
             # what is in the file of a chat template counts, and not where it is
@@ -73,12 +72,12 @@ class RowReading:
 
     @property
     def has_special_tokens(self) -> bool:
-        """Whether the names of special tokens in its texts mean these tokens."""
+        """Whether names of special tokens in its texts mean these tokens."""
         return self.document is not None and self.document.chat_template is not None
 
 
 def check(document: Document | None) -> None:
-    """Raises TrainkitError where a template cannot be understood."""
+    """Raise TrainkitError if a template has a mistake."""
     templates = document.templates if document else {}
     # of a preference pair one answer may be the same in every document
     together = document is not None and document.sequences > 1
@@ -89,7 +88,7 @@ def check(document: Document | None) -> None:
 
 
 def needed_keys(reading: RowReading) -> tuple[str, ...] | None:
-    """The keys of a row that its document is made of, also those that it need not have; None where any may be."""
+    """Return the keys of a row that its document is made of, including optional ones; None if it may be any key."""
     document = reading.document
     if document is None:
         return tuple(dict.fromkeys(reading.keys))
@@ -101,7 +100,7 @@ def needed_keys(reading: RowReading) -> tuple[str, ...] | None:
 def make_document(
     reading: RowReading, row: Mapping[str, Any], index: int, base: str = "", *, columns: bool = False
 ) -> list[Piece] | Refused:
-    """The document that a row becomes. `base` is the directory that paths in the row count from.
+    """Return the document of a row, or why it cannot be used. Relative paths in the row count from `base`.
 
     With `columns` the row is of a format whose objects have all keys of a column, null where an object has none.
     What is refused has no place yet.
@@ -130,7 +129,7 @@ def _characters(pieces: Sequence[Piece]) -> int:
 
 
 def refused_length(reading: RowReading, characters: int) -> Refused | None:
-    """Why a document of so many characters is left out, if it is."""
+    """Return why a document of so many characters is left out; None if it is not."""
     if reading.shortest is not None and characters < reading.shortest:
         limit = f"fewer than min_characters = {reading.shortest}"
     elif reading.longest is not None and characters > reading.longest:
@@ -141,7 +140,7 @@ def refused_length(reading: RowReading, characters: int) -> Refused | None:
 
 
 def missing_column(reading: RowReading, names: Sequence[str]) -> Refused | None:
-    """That a table lacks a column that all its documents need, if it does."""
+    """Return that a table lacks a column that all its documents need; None if it has them."""
     optional = _optional_keys(reading.document)
     for key in needed_keys(reading) or ():
         if key not in names and key not in optional:
@@ -204,14 +203,14 @@ def fill(setting: str, template: str, row: Mapping[str, Any]) -> str | Problem:
 
 
 def _has_value(row: Mapping[str, Any], key: str) -> bool:
-    """Whether a row has more for a key than null or blanks."""
+    """Return whether a row has more than null or blanks for a key."""
     value = row.get(key)
     return value is not None and not (isinstance(value, str) and not value.strip())
 
 
 @lru_cache
 def parse(template: str) -> tuple[tuple[str, bool], ...]:
-    """A template as (text, False) and (key, True) by turns; of a section, "?key" or "!key" and "/key" are keys too.
+    """Return a template as (text, False) and (key, True) parts; the "?key", "!key" and "/key" of sections are keys too.
 
     Raises ValueError where a brace is not closed or empty, or a section not closed or within another.
     """
@@ -237,12 +236,12 @@ def parse(template: str) -> tuple[tuple[str, bool], ...]:
 
 
 def _keys(template: str) -> tuple[str, ...]:
-    """All keys that a template names."""
+    """Return all keys that a template names."""
     return tuple(part.lstrip(_IF + _UNLESS + _END) for part, is_key in parse(template) if is_key)
 
 
 def _optional_keys(document: Document | None) -> set[str]:
-    """The keys that rows need not have: those that are named in sections of templates only."""
+    """Return the keys that rows need not have: those that templates name only in sections."""
     optional: set[str] = set()
     always: set[str] = set()
     for template in document.templates.values() if document else ():
@@ -272,7 +271,7 @@ def _template_error(name: str, template: str, problem: str) -> TrainkitError:
 
 
 def _surrogates(reading: RowReading, row: Mapping[str, Any]) -> Refused:
-    """That a text of the row cannot be written as UTF-8, and which."""
+    """Return that a text of the row cannot be written as UTF-8, and which."""
     for key in needed_keys(reading) or row:
         try:
             str(row.get(key, "")).encode()

@@ -1,4 +1,4 @@
-"""The recipe's tokenizer, from wherever it comes."""
+"""Loading, fetching or training the recipe's tokenizer."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ CONFIG = "config.json"
 def for_files(
     recipe: Recipe, groups: Sequence[Sequence[SourceFile]], contents: Contents, *, progress: Tell = None
 ) -> LoadedTokenizer | None:
-    """The recipe's tokenizer; None where documents are not text.
+    """Return the recipe's tokenizer; None if documents are not text.
 
-    One that is to be trained is trained at the first call, and kept in the cache.
+    The first call trains it if the recipe asks for that, and keeps it in the cache.
 
     `groups` are the files of each training source, with what is in them.
 
@@ -51,7 +51,7 @@ def for_files(
 
 
 def cached(recipe: Recipe, groups: Sequence[Sequence[SourceFile]], contents: Contents) -> LoadedTokenizer | None:
-    """The same without training or fetching: None where that would be needed. Raises TrainkitError."""
+    """Return the same without training or fetching; None if that would be needed. Raises TrainkitError."""
     if not recipe.data.is_text:
         return None
     if (spec := recipe.text_tokenizer.train) is None:
@@ -61,8 +61,7 @@ def cached(recipe: Recipe, groups: Sequence[Sequence[SourceFile]], contents: Con
 
 
 def _open(recipe: Recipe, path: Path) -> LoadedTokenizer:
-    """The recipe's tokenizer, which lies at `path`; a config.json beside it is its model's but where the recipe names
-    the file by itself."""
+    """Return the tokenizer at `path`; a config.json beside it counts unless the recipe names the file directly."""
     alone = recipe.text_tokenizer.path is not None and Path(recipe.text_tokenizer.path).expanduser().is_file()
     return load(path, config=not alone)
 
@@ -70,7 +69,7 @@ def _open(recipe: Recipe, path: Path) -> LoadedTokenizer:
 def _to_train(
     recipe: Recipe, spec: TrainTokenizer, groups: Sequence[Sequence[SourceFile]], contents: Contents
 ) -> tuple[list[Drawn], Path]:
-    """The parts of the sources that it is trained on, with their chat template, and where it is kept."""
+    """Return the parts of the sources to train on, with their chat template, and where the tokenizer is kept."""
     nowhere = Path(recipe.data.cache) / "tokenizers" / "tokenizer.json"
     drawn = draw(recipe.data, spec, [_with_template(files, nowhere) for files in groups], contents)
     return drawn, train.path_of(recipe.data, spec, drawn)
@@ -105,11 +104,11 @@ def _resolve_reading(file: SourceFile, path: Path) -> SourceFile:
 
 
 def begins(recipe: Recipe, codec: LoadedTokenizer) -> bool:
-    """Whether the beginning-of-text token goes before every document. Raises TrainkitError where it is asked for, and
-    there is none."""
+    """Return whether the beginning-of-text token goes before every document. Raises TrainkitError if the recipe asks
+    for it and there is none."""
     asked = recipe.data.encoding.bos
     if asked == "auto":
-        # an encoder sees whole texts, so that also one that begins at random gets them as its tokenizer makes them
+        # an encoder sees whole texts, so even a new one gets them as its tokenizer makes them
         return (recipe.base_checkpoint is not None or recipe.model.kind == "encoder") and codec.begins
     if asked and codec.beginning_of_text is None:
         raise TrainkitError(
@@ -121,10 +120,11 @@ def begins(recipe: Recipe, codec: LoadedTokenizer) -> bool:
 
 
 def peek_vocab_size(recipe: Recipe) -> int | None:
-    """The size of the vocabulary without training or fetching anything; None where it must be fetched first, 0 where
-    documents are not text.
+    """Return the size of the vocabulary without training or fetching; None if it must be fetched first, 0 if documents
+    are not text.
 
-    One that is still to be trained has at most this size. Raises TrainkitError where a local file is no tokenizer.
+    A tokenizer that is still to be trained has at most this size. Raises TrainkitError if a local file is not a
+    tokenizer.
     """
     if not recipe.data.is_text:
         return 0
@@ -135,7 +135,7 @@ def peek_vocab_size(recipe: Recipe) -> int | None:
 
 
 def peek(recipe: Recipe) -> LoadedTokenizer | None:
-    """The tokenizer that the recipe names; None where it must be trained or fetched first. Raises TrainkitError."""
+    """Return the tokenizer that the recipe names; None if it must be trained or fetched first. Raises TrainkitError."""
     if recipe.tokenizer is None or recipe.tokenizer.path is None:
         return None
     path = _local(recipe) or _fetched(recipe)
@@ -154,13 +154,13 @@ def _load_named(recipe: Recipe) -> LoadedTokenizer:
         with writing(path) as out:
             out.write(content.encode())
     elif later := read_object(path.with_name(_LATER), missing_ok=True):
-        with contextlib.suppress(TrainkitError):  # still nobody to be asked: what is there is what there was before
+        with contextlib.suppress(TrainkitError):  # still offline: the files are those of before
             _fetch_beside(name, later["revision"], later["files"], path.parent)
     return _open(recipe, path)
 
 
 def _local(recipe: Recipe) -> Path | None:
-    """The `tokenizer.json` that `tokenizer.path` means, or None where it means one on the hub."""
+    """Return the `tokenizer.json` that `tokenizer.path` means; None if it means one on the hub."""
     assert recipe.text_tokenizer.path is not None
     path = Path(recipe.text_tokenizer.path).expanduser()
     if path.is_dir():
@@ -180,16 +180,16 @@ def _local(recipe: Recipe) -> Path | None:
 
 
 def _fetched(recipe: Recipe) -> Path:
-    """Where one from the hub is kept, so that a run goes on with the one that it began with, network or not."""
+    """Return where a tokenizer from the hub is kept, so that a run continues with the same one, even offline."""
     revision = [recipe.text_tokenizer.revision] if recipe.text_tokenizer.revision is not None else []
     named = of_value(["hub", recipe.text_tokenizer.path, *revision])
     return Path(recipe.data.cache) / "tokenizers" / named / "tokenizer.json"
 
 
 def _fetch_beside(name: str, revision: str | None, files: Sequence[str], to: Path) -> None:
-    """What belongs to a tokenizer besides: its chat template, its special tokens. A hub may have none of it.
+    """Fetch the files beside a tokenizer that exist: its chat template, its special tokens.
 
-    Offline some of it may be unknown, and is done without; it is written down, to be asked for of the same commit.
+    Offline, some files may be unknown. They are skipped and recorded, to be fetched from the same commit later.
     """
     unknown = []
     for file in files:

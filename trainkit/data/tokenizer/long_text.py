@@ -1,7 +1,7 @@
-"""Tokenising a text that comes in pieces, so that the tokens are those of the whole text.
+"""Tokenising a text that comes in pieces into the same tokens as the whole text.
 
-A tokenizer may treat the ends of what it is given differently (SentencePiece's kind puts ▁ before it), and merges
-characters across any place at which a text may be cut. So a stretch before the end of what has come so far, the joint,
+A tokenizer may treat the ends of its input differently (SentencePiece's kind puts ▁ before it), and merges characters
+across any place at which a text may be cut. So a stretch before the end of what has come so far, the joint,
 is tokenised three times: with all that comes before it, with what comes after it, and alone. Where these give the same
 tokens in its middle, no end has an influence there, and the tokens before and after are joined. (For byte-pair encoding
 this follows: a sequence of tokens is the one that the whole text has if every two neighbours in it are, and every two
@@ -28,11 +28,11 @@ class LongText:
     """Tokenises texts that come in pieces, one text after the other; holds little more than a piece.
 
     Attributes:
-        carried: characters at the end of what was added whose ids have not been returned yet.
+        carried: characters at the end of the added text whose ids have not been returned yet.
     """
 
     def __init__(self, tokenizer: LoadedTokenizer | None, *, special_tokens: bool = False) -> None:
-        """With `special_tokens` their names in a text become their ids. Without text no `tokenizer` is needed."""
+        """With `special_tokens`, names of special tokens become their ids. Without text no `tokenizer` is needed."""
         self._tokenizer, self._special_tokens = tokenizer, special_tokens
         self._text = ""
         self._returned = 0  # characters at the beginning of it whose ids have been returned
@@ -44,16 +44,16 @@ class LongText:
 
     @property
     def is_open(self) -> bool:
-        """Whether what is added next belongs to the text so far."""
+        """Whether the next piece belongs to the text so far."""
         return bool(self._text)
 
     @property
     def can_resume(self) -> bool:
-        """Whether `resume` can continue after what was added."""
+        """Whether `resume` can continue after the pieces that were added."""
         return not self._enough
 
     def add(self, piece: str, *, continued: bool) -> np.ndarray:
-        """Return the next ids, (n,): all that are left where the text ends, none where it has to be held.
+        """Return the next ids, int64 (n,): all that are left if the text ends, none if the text must be held.
 
         Args:
             continued: whether the next piece continues the text.

@@ -1,8 +1,8 @@
-"""Which tokens begin and end a text and fill up a row, by what lies beside a tokenizer and by the tokenizer itself.
+"""Which tokens begin and end a text and fill up a row, by the files beside a tokenizer and by the tokenizer itself.
 
-In this order, the first that names one: tokenizer_config.json, special_tokens_map.json, generation_config.json,
+The first of these that names a token decides: tokenizer_config.json, special_tokens_map.json, generation_config.json,
 config.json, the token that the tokenizer itself puts before or after a text, and last the usual names. A vocabulary may
-hold such a name as an ordinary token: Gemma's has HTML's `<s>` and `</s>` beside its own `<bos>` and `<eos>`.
+contain such a name as an ordinary token: Gemma's has HTML's `<s>` and `</s>` beside its own `<bos>` and `<eos>`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from trainkit.errors import TrainkitError
 Role = Literal["bos", "eos", "pad", "mask"]
 
 END_OF_TEXT = "<|endoftext|>"
-#: Files that name tokens, and files that have their ids, each in its order.
+#: Files that name tokens, and files that have their ids, in order.
 NAMING, NUMBERING = ("tokenizer_config.json", "special_tokens_map.json"), ("generation_config.json", "config.json")
-#: What such tokens are called in tokenizers at large, most specific first.
+#: The usual names of such tokens, most specific first.
 NAMES: Mapping[Role, tuple[str, ...]] = {
     "eos": (
         END_OF_TEXT,
@@ -45,7 +45,7 @@ NAMES: Mapping[Role, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Said:
-    """What a file says of a token: its name, its id, or that there is none."""
+    """What a file says about a token: its name, its id, or that there is none."""
 
     token: str | int | None
     where: str
@@ -57,8 +57,8 @@ NOTHING: Beside = {"bos": (), "eos": (), "pad": (), "mask": ()}
 
 
 def read_beside(tokenizer: Path, *, config: bool) -> Beside:
-    """What the files beside a tokenizer.json say; of a model's config.json only with `config`, since beside a file that
-    is named by itself may lie the config.json of anything. Raises TrainkitError where one cannot be read."""
+    """Return what the files beside a tokenizer.json say. A model's config.json is read only with `config`, since beside
+    a file that a recipe names directly it may belong to anything. Raises TrainkitError if a file cannot be read."""
     found: dict[Role, list[Said]] = {"bos": [], "eos": [], "pad": [], "mask": []}
     for file in (*NAMING, *(NUMBERING if config else NUMBERING[:1])):
         path = tokenizer.with_name(file)
@@ -71,7 +71,8 @@ def read_beside(tokenizer: Path, *, config: bool) -> Beside:
 
 
 def _tokens(value: Any, *, numbers: bool) -> list[str | int | None]:
-    """A name, or `{"content": name}`; or an id, or a list of ids. That a config has no id of a token says nothing."""
+    """Return the names or ids in a value: a name, `{"content": name}`, an id or a list of ids. A config without an id
+    says nothing."""
     if numbers:
         each = value if isinstance(value, list) else [value]
         return [id_ for id_ in each if isinstance(id_, int) and not isinstance(id_, bool)]
@@ -80,7 +81,7 @@ def _tokens(value: Any, *, numbers: bool) -> list[str | int | None]:
 
 
 def id_of(role: Role, tokenizer: Tokenizer, beside: Beside) -> int | None:
-    """The token for this; None where there is none. Raises TrainkitError where a file names one that is not there."""
+    """Return the id of the token for a role, or None. Raises TrainkitError if a file names a token that is missing."""
     denied = False
     for said in beside[role]:
         if isinstance(said.token, str):
@@ -93,10 +94,10 @@ def id_of(role: Role, tokenizer: Tokenizer, beside: Beside) -> int | None:
             return id_
         if said.token is None:
             denied = True
-        # ids of a config may be its class's defaults, of a vocabulary that is larger, and -1 stands for none
+        # ids of a config may be its class's defaults, for a larger vocabulary, and -1 stands for none
         elif (role == "eos" or not denied) and said.token >= 0 and tokenizer.id_to_token(said.token) is not None:
             return said.token
-    # a text must end somehow
+    # a text must end with some token
     return None if denied and role != "eos" else _own(role, tokenizer)
 
 
@@ -110,14 +111,14 @@ def _own(role: Role, tokenizer: Tokenizer) -> int | None:
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:
-    """The ids of the tokens that the tokenizer itself calls special, by their names."""
+    """Return the ids of the tokens that the tokenizer itself calls special, by their names."""
     return {token.content: id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special}
 
 
 def put_around(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The special tokens that a tokenizer, which neither pads nor cuts, puts before a text by itself, and after it."""
+    """Return the special tokens that a tokenizer puts before a text, and those it puts after it."""
     whole, bare = tokenizer.encode("a").ids, tokenizer.encode("a", add_special_tokens=False).ids
-    if not bare:  # of a text of nothing it cannot be seen which stand where
+    if not bare:  # which tokens come first cannot be seen in an empty text
         return (), ()
     place = next(n for n in range(len(whole) + 1) if whole[n : n + len(bare)] == bare)
     return tuple(whole[:place]), tuple(whole[place + len(bare) :])

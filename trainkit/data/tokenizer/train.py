@@ -34,15 +34,15 @@ from trainkit.recipe.sections.tokenizer import TrainTokenizer
 
 #: Raise it when the same text would give another tokenizer than before.
 _FORMAT = 2
-#: Of a source no more is read than so many times what is asked for of all of them, up to the end of a file, or of a
-#: part of one that can be read by itself.
+#: At most this many times `max_bytes` is read of a source, up to the end of a file or of a part that can be read by
+#: itself.
 READ = 4
-#: Longer texts are drawn in parts of so many characters.
+#: Characters of the parts in which longer texts are drawn.
 PART = 1 << 15
 
 
 def path_of(data: Data, spec: TrainTokenizer, drawn: Sequence[Drawn]) -> Path:
-    """Where the tokenizer that is trained on these parts of sources is kept: named by all that it depends on."""
+    """Return where the tokenizer trained on these parts of sources is kept, named by everything that it depends on."""
     parts = [each.signature(data.held_out) for each in drawn]
     key = of_value([_FORMAT, spec.vocab_size, spec.max_bytes, spec.seed, data.held_out, parts])
     return Path(data.cache) / "tokenizers" / key / "tokenizer.json"
@@ -51,8 +51,8 @@ def path_of(data: Data, spec: TrainTokenizer, drawn: Sequence[Drawn]) -> Path:
 def train(path: Path, data: Data, spec: TrainTokenizer, drawn: Sequence[Drawn], reporter: Reporter) -> None:
     """Train a tokenizer and keep it at `path`.
 
-    It sees a sample of the training text, without what is held out, of `max_bytes`. Pairs that occur once are not
-    merged, so that little text gives a vocabulary smaller than asked for.
+    It sees a sample of `max_bytes` of the training text, without held-out documents. Pairs that occur once are not
+    merged, so little text gives a smaller vocabulary than `vocab_size`.
 
     Raises:
         TrainkitError: there is no text, or a document cannot be read and `on_error` is "stop".
@@ -92,14 +92,14 @@ def _train(data: Data, spec: TrainTokenizer, drawn: Sequence[Drawn], reporter: R
 
 @dataclass(frozen=True)
 class Drawn:
-    """What is read of a source."""
+    """The parts of a source that are read."""
 
     units: tuple[Unit, ...]
     share: float
     limit: int | None
 
     def signature(self, held_out: float) -> list[object]:
-        """All that the sample of the source depends on but for the seed, and how much is asked for."""
+        """Return everything that the sample of the source depends on, except the seed and `max_bytes`."""
         read = [[self._of(unit, place, held_out) for place in range(len(unit.files))] for unit in self.units]
         return [self.share, self.limit, read]
 
@@ -111,8 +111,8 @@ class Drawn:
 
 
 def draw(data: Data, spec: TrainTokenizer, groups: Sequence[Sequence[SourceFile]], contents: Contents) -> list[Drawn]:
-    """Of each source, whose files are a group, the parts that are read: all of it where it is not much larger than what
-    is asked for, nothing where it is never trained on. A source with a `limit` is read from its beginning."""
+    """Return the parts that are read of each source, whose files are a group: all of it unless it is much larger than
+    `max_bytes`, nothing if it is never trained on. A source with a `limit` is read from its beginning."""
     found = []
     for number, (source, files, share) in enumerate(zip(data.train, groups, _shares(data.train, groups), strict=True)):
         units = list(units_of(files, contents)) if share else []
@@ -135,7 +135,7 @@ def sample_texts(
         for file, index, first, text, held_out in _documents(data, each):
             stop.check()
             documents += first
-            # what comes over the network without a size may have no end that anybody would wait for
+            # a remote source of unknown size may not end in reasonable time
             endless = not file.size and read >= READ * spec.max_bytes
             if endless or (each.limit is not None and documents > each.limit):
                 break
@@ -160,7 +160,7 @@ def _documents(data: Data, drawn: Drawn) -> Iterator[tuple[SourceFile, int, bool
 
 
 class _Kept:
-    """Of each source the parts with the lowest numbers; together they have `most` bytes, and at most one part more."""
+    """The parts of each source with the lowest numbers; together `most` bytes, and at most one part more."""
 
     def __init__(self, most: int, shares: Sequence[float]) -> None:
         self._most, self._shares = most, shares
@@ -172,9 +172,9 @@ class _Kept:
         heapq.heappush(self._heaps[source], (-number, content))
         self._count(source, len(content))
         while self._total > self._most:
-            # the source that has the most above its share gives away its highest number
-            there = (source for source, size in enumerate(self._sizes) if size)
-            largest = max(there, key=lambda source: self._sizes[source] / self._shares[source])
+            # the source that exceeds its share the most loses its highest number
+            filled = (source for source, size in enumerate(self._sizes) if size)
+            largest = max(filled, key=lambda source: self._sizes[source] / self._shares[source])
             gone = len(self._heaps[largest][0][1])
             if self._total - gone < self._most:
                 return
@@ -191,8 +191,8 @@ class _Kept:
 
 
 def _shares(sources: Sequence[Source], groups: Sequence[Sequence[SourceFile]]) -> list[float]:
-    """What each source has of the sample: by its weight, where sources have any, the largest of its stages; else by its
-    size, or all alike where one does not tell its size."""
+    """Return the share of each source in the sample: its weight, or the largest of its stages; without weights its
+    size, or equal shares if the size of one is unknown."""
     if any(source.weight is not None for source in sources):
         weights = [source.weight if source.weight is not None else 0.0 for source in sources]
         return [max(w for _, w in weight) if isinstance(weight, tuple) else weight for weight in weights]
@@ -210,6 +210,6 @@ def _first(units: Iterable[Unit], most: int) -> Iterator[Unit]:
 
 
 def _number(*place: object) -> int:
-    """A number of 64 bits that looks drawn at random, the same for ever."""
+    """Return a pseudorandom number of 64 bits that is always the same for the same place."""
     name = "\0".join(map(str, place)).encode(errors="surrogateescape")
     return int.from_bytes(hashlib.blake2b(name, digest_size=8, key=b"trainkit sample").digest(), "little")

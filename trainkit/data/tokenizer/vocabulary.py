@@ -1,4 +1,4 @@
-"""A tokenizer as it is used here, loaded from its file."""
+"""A tokenizer as training uses it, loaded from its file."""
 
 from __future__ import annotations
 
@@ -45,25 +45,25 @@ class PlacedTokens:
 
 
 class LoadedTokenizer:
-    """A tokenizer as text goes through it in training: nothing is added to a text, cut off or taken out of it.
+    """A tokenizer as training uses it: it adds nothing to a text, and removes nothing.
 
     Attributes:
         path: its `tokenizer.json`.
-        vocab_size: the highest id and 1; ids in between may be unused.
-        fingerprint: of the file's content, and of which tokens begin and end a text.
+        vocab_size: the highest id plus 1; ids in between may be unused.
+        fingerprint: a digest of the file's content, and of which tokens begin and end a text.
         end_of_text: the id that follows every document.
-        beginning_of_text: the id that a document begins with where the recipe asks for it; None where there is none.
-        padding: the id that fills up rows elsewhere; None where there is none.
-        mask: the id that hides a token from a masked language model; None where there is none.
-        unknown: the id of what it has no token for, as the tokenizer itself says; None where there is none.
+        beginning_of_text: the id that a document begins with if the recipe asks for it; None if there is none.
+        padding: the id that fills up rows in other programs; None if there is none.
+        mask: the id that hides a token from a masked language model; None if there is none.
+        unknown: the id for text that it has no token for, as the tokenizer itself says; None if there is none.
         special_tokens: the ids of its special tokens, by their names.
-        begins: whether by itself it puts `beginning_of_text`, and nothing else, before a text.
+        begins: whether the tokenizer itself puts `beginning_of_text`, and nothing else, before a text.
     """
 
     def __init__(self, path: Path, content: bytes, beside: Beside = NOTHING) -> None:
-        """`beside` is what the files beside it say of its special tokens.
+        """`beside` is what the files beside it say about its special tokens.
 
-        Raises TrainkitError where `content`, as read from `path`, is no tokenizer, or has no end-of-text token, or not
+        Raises TrainkitError if `content`, as read from `path`, is not a tokenizer, or has no end-of-text token, or not
         the one that a file names.
         """
         self.path = path
@@ -80,7 +80,7 @@ class LoadedTokenizer:
 
     @cached_property
     def mask(self) -> int | None:
-        # found only where it is asked for: most tokenizers have none, and what files say of it need not be true
+        # looked up only when it is needed: most tokenizers have none, and what files say about it may be wrong
         return id_of("mask", self._tokenizer, self._beside)
 
     def __reduce__(self) -> tuple[type[LoadedTokenizer], tuple[Path, bytes, Beside]]:
@@ -93,18 +93,18 @@ class LoadedTokenizer:
 
     @property
     def dtype(self) -> str:
-        """The smallest that holds its ids: "uint16" or "uint32"."""
+        """The smallest type that holds its ids: "uint16" or "uint32"."""
         return "uint16" if self.vocab_size <= 1 << 16 else "uint32"
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text. A special token's name in it is text like any other."""
+        """Return the ids of a text. A special token's name in it is text like any other."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str], *, special_tokens: bool = False) -> list[list[int]]:
-        """The ids of each text, on all cores, without holding Python's lock.
+        """Return the ids of each text, using all cores, without holding Python's lock.
 
-        With `special_tokens` their names in a text become their ids, as a chat template means them; else they are text
-        like any other.
+        With `special_tokens` the names of special tokens in a text become their ids, as a chat template means them;
+        otherwise they are text like any other.
         """
         tokenizer = self._with_special_tokens if special_tokens else self._tokenizer
         return [e.ids for e in tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
@@ -183,15 +183,15 @@ class LoadedTokenizer:
         return tokenizer
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of some ids, special tokens by their names; bytes that are no UTF-8 become U+FFFD."""
+        """Return the text of some ids, with special tokens by name; bytes that are not UTF-8 become U+FFFD."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def token_id(self, name: str) -> int | None:
-        """Return the id of a token by its name in the tokenizer; None where it has none."""
+        """Return the id of a token by its name in the tokenizer; None if there is no such token."""
         return self._tokenizer.token_to_id(name)
 
     def name(self, id_: int) -> str:
-        """What a token is called in the tokenizer, which for an ordinary one need not be its text."""
+        """Return the name of a token in the tokenizer, which may differ from its text."""
         name = self._tokenizer.id_to_token(id_)
         assert name is not None, id_
         return name
@@ -203,8 +203,8 @@ def _place(encoding: Encoding) -> PlacedTokens:
 
 
 def load(path: Path, *, config: bool = False) -> LoadedTokenizer:
-    """The tokenizer in a `tokenizer.json`, with what the files beside it say of its special tokens: also a model's
-    config.json with `config`. Raises TrainkitError."""
+    """Return the tokenizer in a `tokenizer.json`. The files beside it name its special tokens; with `config`, so does a
+    model's config.json. Raises TrainkitError."""
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Arrays that are tokenised already."""
+"""Arrays of token ids."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def read_array(file: SourceFile, refuse: Refuse, span: Span | None = None) -> It
                 yield Piece(index=index, ids=np.asarray(row))
         return
     starts = range(0, max(1, len(array)), IDS)
-    # all of it first, so that it is taken whole or not
+    # check the whole array first, so that it is used whole or not at all
     if (
         array.dtype.kind == "i"
         and (least := min((array[s : s + IDS].min() for s in starts if len(array)), default=0)) < 0
@@ -141,7 +141,7 @@ def _wrong_columns(batch: pyarrow.RecordBatch, key: str) -> str | None:
 
 
 def _row(batch: pyarrow.RecordBatch, key: str, row: int) -> tuple[np.ndarray, np.ndarray | None] | str:
-    """(ids, which of them are learned or None for all), or what is wrong."""
+    """Return (ids, which of them are learned or None for all), or what is wrong."""
     arrays: list[np.ndarray] = []
     for name in (key, _LEARNED):
         if name not in batch.schema.names:
@@ -162,7 +162,7 @@ def _row(batch: pyarrow.RecordBatch, key: str, row: int) -> tuple[np.ndarray, np
 
 
 def _runs(index: int, ids: np.ndarray, learned: np.ndarray | None) -> Iterator[Piece]:
-    """Pieces of ids that are all learned, or all not."""
+    """Yield pieces of ids that are all learned, or all not learned."""
     changes = [] if learned is None else (np.flatnonzero(np.diff(learned.astype(np.int8))) + 1).tolist()
     borders = [0, *changes, len(ids)]
     for start, end in itertools.pairwise(borders):

@@ -1,4 +1,4 @@
-"""Parquet and Arrow: tables by column, of which only what is needed is read."""
+"""Parquet and Arrow: tables by column, of which only the needed columns are read."""
 
 from __future__ import annotations
 
@@ -45,15 +45,16 @@ def read_rows(file: SourceFile, refuse: Refuse, span: Span | None = None) -> Row
 
 
 def batches_of(file: SourceFile, columns: tuple[str, ...], span: Span | None) -> Iterator[pyarrow.RecordBatch]:
-    """The record batches of those of the columns that a file has. Raises what pyarrow raises."""
+    """Yield record batches of those columns that a file has. Raises what pyarrow raises."""
     with _open_batches(file, columns, span) as (_, batches):
         yield from batches
 
 
 def row_spans(file: SourceFile, size: int) -> tuple[Span, ...]:
-    """Consecutive row groups of Parquet, or record batches of an Arrow file, of about `size` bytes each.
+    """Return spans of row groups of a Parquet file, or record batches of an Arrow file, of about `size` bytes each.
 
-    None where there would be one only, of a stream of record batches, and of what cannot be read: reading tells why.
+    There are none if one span would suffice, for a stream of record batches, and if the file cannot be read; reading
+    reports why.
     """
     import pyarrow
 
@@ -64,7 +65,7 @@ def row_spans(file: SourceFile, size: int) -> tuple[Span, ...]:
 
 
 def _spans(parts: list[tuple[int, int]], size: int) -> Iterator[Span]:
-    """Spans of consecutive parts, each (rows, bytes)."""
+    """Yield spans of consecutive parts, each (rows, bytes)."""
     if sum(part[1] for part in parts) <= size:
         return
     start = first = row = waiting = 0
@@ -87,7 +88,7 @@ def _row_groups(file: SourceFile) -> list[tuple[int, int]]:
 
 
 def _arrow_parts(file: SourceFile) -> list[tuple[int, int]]:
-    """Batches of a local file, mapped into memory so that nothing of them is read but how long they are."""
+    """Return (rows, bytes) of the batches of a local file. It is mapped into memory, so only lengths are read."""
     import pyarrow
     from pyarrow import ipc
 
@@ -105,7 +106,7 @@ def _arrow_parts(file: SourceFile) -> list[tuple[int, int]]:
 def _open_batches(
     file: SourceFile, columns: Iterable[str] | None, span: Span | None
 ) -> Iterator[tuple[pyarrow.Schema, Iterator[pyarrow.RecordBatch]]]:
-    """All columns' schema, and the batches of some of the columns."""
+    """Yield the schema of all columns, and the batches of some columns."""
     with open_raw(file.path) as raw:
         yield _of_arrow(raw, columns, span) if file.kind == "arrow" else _of_parquet(raw, columns, span)
 
@@ -125,8 +126,8 @@ def _of_parquet(
 def _of_arrow(
     raw: Any, columns: Iterable[str] | None, span: Span | None
 ) -> tuple[pyarrow.Schema, Iterator[pyarrow.RecordBatch]]:
-    """Of the file format, or of the stream format, which has no end that would have to be there: one that is cut
-    exactly between two of its batches looks whole."""
+    """Return the same for Arrow's file format or its stream format. A stream that is cut exactly between two batches
+    looks whole."""
     from pyarrow import ipc
 
     is_file = raw.peek(len(_ARROW_FILE))[: len(_ARROW_FILE)] == _ARROW_FILE
@@ -143,7 +144,7 @@ def _of_arrow(
 
 
 def _values(batch: pyarrow.RecordBatch) -> Iterator[dict[str, Any] | UnicodeDecodeError]:
-    """Rows of a batch; one whose text is not UTF-8 is the error that says so."""
+    """Yield the rows of a batch; instead of a row whose text is not UTF-8, the error."""
     try:
         yield from batch.to_pylist()
     except UnicodeDecodeError as error:

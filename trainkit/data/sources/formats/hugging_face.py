@@ -20,7 +20,7 @@ from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.source import HuggingFace
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-#: Seconds that the hub has to answer in.
+#: Seconds in which the hub must answer.
 _PATIENCE = 10
 _BATCH = 256
 _LOCK = threading.Lock()
@@ -28,13 +28,13 @@ _ELSEWHERE = 'files on this machine need no hub: path = "DIRECTORY/*.parquet" (o
 
 
 def pin(source: HuggingFace, cache: Path) -> tuple[HuggingFace, Stat, str | None]:
-    """The dataset at the revision that is read, and the `stat` and `identity` of its `SourceFile`.
+    """Return the dataset at the revision that is read, and the `stat` and `identity` of its `SourceFile`.
 
-    A dataset of the hub has as its identity the commit that the revision was when the cache first saw it, remembered in
-    `CACHE/hub`: what began with it goes on with it. A directory has none: its files are read to know what they hold.
+    The identity of a dataset of the hub is the commit of the revision when the cache first saw it, remembered in
+    `CACHE/hub`, so that later runs use the same commit. A directory has no identity: its files are read instead.
 
     Raises:
-        TrainkitError: there is no such dataset, or the hub cannot be reached.
+        TrainkitError: the dataset does not exist, or the hub cannot be reached.
     """
     if _directory(source):
         try:
@@ -72,7 +72,7 @@ def read_rows(file: SourceFile, refuse: Refuse, span: Span | None = None) -> Row
 
 
 def row_spans(file: SourceFile, size: int) -> tuple[Span, ...]:
-    """Consecutive rows of about `size` bytes together; none of what is streamed. Raises TrainkitError."""
+    """Return spans of consecutive rows of about `size` bytes; none if rows are streamed. Raises TrainkitError."""
     assert file.reading.hub is not None
     if file.reading.hub.streaming:
         return ()
@@ -123,7 +123,7 @@ def _ask(source: HuggingFace) -> str:
     except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
         hint = f"check the name; if it is private, run: hf auth login; {_ELSEWHERE}"
         raise TrainkitError("does not exist, or is private", where=where, hint=hint) from error
-    # what the network does wrong comes as an error of the HTTP library that the hub's library has chosen
+    # network failures are errors of whichever HTTP library the hub's client uses
     except Exception as error:
         raise TrainkitError(f"the hub cannot be reached: {error}", where=where, hint=_ELSEWHERE) from error
 
@@ -136,7 +136,7 @@ def _of(file: SourceFile) -> Any:
 
 @functools.lru_cache(maxsize=4)
 def _load(spec: HuggingFace, state: str | Stat) -> Any:
-    """The dataset that a specification means; `state` tells the states of a directory apart."""
+    """Return the dataset of a specification; `state` distinguishes the states of a directory."""
     import datasets
 
     datasets.disable_progress_bars()
@@ -170,18 +170,18 @@ def _load(spec: HuggingFace, state: str | Stat) -> Any:
 
 
 def _cache_of(datasets: Any, state: str | Stat) -> Path:
-    """Where `datasets` keeps its copy of a directory in this state. It tells states apart by times of modification
-    alone, and would read the copy of a file that was replaced by one of the same time."""
+    """Return where `datasets` keeps its copy of a directory in a state. By itself it compares only times of
+    modification, and would read an old copy of a file that was replaced by one of the same time."""
     return Path(datasets.config.HF_DATASETS_CACHE) / hashlib.blake2b(repr(state).encode(), digest_size=8).hexdigest()
 
 
 def _is_saved(directory: Path) -> bool:
-    """Whether `save_to_disk` has written it."""
+    """Return whether `save_to_disk` wrote the directory."""
     return (directory / "dataset_dict.json").is_file() or (directory / "state.json").is_file()
 
 
 def _split_of(datasets: Any, found: Any, split: str) -> Any:
-    """A split, also sliced, of what was saved; a single dataset is the split that it was saved as, or any."""
+    """Return a split, also sliced, of a saved dataset; a single dataset is the split that it was saved as, or any."""
     name = re.split(r"[\[+]", split, maxsplit=1)[0]
     if isinstance(found, datasets.DatasetDict):
         if name not in found:
@@ -196,7 +196,7 @@ def _split_of(datasets: Any, found: Any, split: str) -> Any:
 
 
 def _undecoded(datasets: Any, found: Any) -> Any:
-    """Images and sounds as the bytes that they are stored as."""
+    """Return the dataset with images and sounds as the stored bytes."""
     for name, feature in (found.features or {}).items():
         if isinstance(feature, datasets.Image | datasets.Audio) and feature.decode:
             found = found.cast_column(name, type(feature)(decode=False))

@@ -1,4 +1,4 @@
-"""JSON: an object a line, or a list of objects a file."""
+"""JSON: an object per line, or a list of objects per file."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _first_bytes(stream: BinaryIO, size: int) -> Iterator[bytes]:
 
 
 def _line(line: bytes, shape: str) -> dict[str, Any] | Problem | None:
-    """The object in a line, (what is wrong, how to mend it), or None for a blank line."""
+    """Return the object in a line; (what is wrong, how to fix it); or None for a blank line."""
     if not line.strip():
         return None
     try:

@@ -1,4 +1,4 @@
-"""Tables as text: CSV with commas, and with tabs where the file is called `.tsv`."""
+"""Tables as text: CSV with commas, or with tabs in `.tsv` files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def read_table(file: SourceFile, refuse: Refuse, span: Span | None = None) -> Ro
 
 
 def _records(file: SourceFile, refuse: Refuse) -> Iterator[tuple[int, list[str]]]:
-    """(the line that it begins at, its fields) for each that can be read."""
+    """Yield (first line, fields) of each record that can be read."""
     reader = None
     line = 1
     try:
@@ -70,6 +70,6 @@ def _records(file: SourceFile, refuse: Refuse) -> Iterator[tuple[int, list[str]]
 
 
 def _decoded(stream: BinaryIO) -> Iterator[str]:
-    """Lines; a byte that is not UTF-8 becomes a surrogate, to be found where the row is known."""
+    """Yield lines in which bytes that are not UTF-8 are surrogates, to be reported with their row."""
     for number, line in enumerate(stream):
         yield (line.removeprefix(codecs.BOM_UTF8) if number == 0 else line).decode(errors="surrogateescape")

@@ -1,4 +1,4 @@
-"""Files that are one document each."""
+"""Text files and Python files, each of which is one document."""
 
 from __future__ import annotations
 
