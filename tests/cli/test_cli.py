@@ -90,7 +90,10 @@ def test_check_says_in_one_line_what_would_be_trained(call, tmp_path):
 
 @pytest.mark.parametrize(
     ("document", "fix"),
-    [('"preference"', '[task] type = "preference"'), ('"labelled", texts = ["{prompt}"]', "add a task with a plugin")],
+    [
+        ('"preference"', '[task] type = "preference"'),
+        ('"labelled", texts = ["{prompt}"]', '[task] type = "sequence-classification"'),
+    ],
 )
 def test_documents_of_another_task_than_the_default_are_noted_by_check_and_refused_by_plan(
     call, tmp_path, document, fix
