@@ -245,7 +245,7 @@ def test_who_does_not_wait_any_longer_is_told_what_is_not_there_and_keeps_its_ch
     process.wait()
 
 
-def test_the_wait_for_exports_ends_by_a_further_signal_an_order_to_stop_or_soon_after_a_sigterm(
+def test_the_wait_for_exports_ends_by_a_further_signal_a_command_to_stop_or_soon_after_a_sigterm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(signal, "signal", lambda *_: None)
@@ -264,7 +264,7 @@ def test_the_wait_for_exports_ends_by_a_further_signal_an_order_to_stop_or_soon_
         sent, answers = list[Command](), list[tuple[bool, str]]()
 
         def take(sent: list[Command] = sent, answers: list[tuple[bool, str]] = answers) -> list[Any]:
-            return [SimpleNamespace(order=sent.pop(), reply=lambda *said: answers.append(said)) for _ in tuple(sent)]
+            return [SimpleNamespace(command=sent.pop(), reply=lambda *said: answers.append(said)) for _ in tuple(sent)]
 
         heard = Signals()
         heard.training_begins()
