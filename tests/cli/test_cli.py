@@ -11,7 +11,7 @@ import pytest
 from sample_recipe import TEXT, changed, line_of, write
 
 import trainkit
-from trainkit.cli.where import find_run, run_directory
+from trainkit.cli.arguments import find_run, run_directory
 from trainkit.errors import DONE, FAILED, INTERRUPTED, WRONG_INPUT, TrainkitError
 from trainkit.events.log import EventLog
 from trainkit.plan import DataSize, Devices, make_plan

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainkit.cli import doctor
-from trainkit.cli.diagnosis import Diagnosis, MachineReport, Seen, diagnose
+from trainkit.cli.doctor import Diagnosis, MachineReport, Seen, diagnose
 from trainkit.parallel import reasons
 from trainkit.parallel.reasons import GpuFacts as Gpu
 from trainkit.parallel.reasons import why_no_gpu

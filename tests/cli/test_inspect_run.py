@@ -74,8 +74,9 @@ def test_without_its_sources_a_whole_cache_is_shown_as_before(run, tmp_path, gon
     whole = [*(tmp_path / "cache/shards").glob("*.json")]
     for path in whole:
         path.with_suffix(".shard").unlink(missing_ok=True)
-    with pytest.raises(TrainkitError):
+    with pytest.raises(TrainkitError) as caught:
         shown(run)
+    assert caught.value.where == str(run) or "does not hold all tokens of this run" in caught.value.hint
 
 
 def test_another_tokenizer_is_refused(run, tmp_path):
@@ -95,12 +96,17 @@ def test_a_run_of_an_earlier_version_is_compared_with_its_checkpoint(run, tmp_pa
     known = recorded.read(run)
     assert known is not None
     (run / recorded.NAME).unlink()
-    monkeypatch.setattr("trainkit.cli.inspect._of_checkpoint", lambda directory: known.fingerprint)
+    monkeypatch.setattr("trainkit.cli.inspect._fingerprint_in_checkpoint", lambda directory: known.fingerprint)
     before = shown(run)
     (tmp_path / "a.jsonl").write_text('{"text": "another"}\n')
     with pytest.raises(TrainkitError, match="the data is not what this run was trained on"):
         shown(run)
     assert before
+    (tmp_path / "a.jsonl").unlink()
+    with pytest.raises(TrainkitError, match="no such file") as caught:
+        shown(run)
+    assert "began this run and did not record its data, so inspect needs its sources" in caught.value.hint
+    assert "--set data.train.0.path=PATH" in caught.value.hint
 
 
 def test_a_run_that_recorded_its_data_in_an_earlier_format_is_shown_as_resume_continues_it(run, monkeypatch):

@@ -27,8 +27,8 @@ from pages import frame, notices, until
 from textual.pilot import Pilot
 from textual.widgets import Input
 
+from trainkit.cli.arguments import directory_of_runs
 from trainkit.cli.runs import runs as table_of_runs
-from trainkit.cli.where import directory_of_runs
 from trainkit.dashboard.pages.compare import ComparePage
 from trainkit.dashboard.panels.rows import RowTable
 from trainkit.dashboard.runs import app as browser

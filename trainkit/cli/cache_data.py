@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainkit.cli.options import Overrides, RecipePath
-from trainkit.cli.progress import show_progress
+from trainkit.cli.arguments import Overrides, RecipePath
 from trainkit.errors import DONE, FAILED, TrainkitError
-from trainkit.text import format_bytes, format_duration, plural
+from trainkit.text import format_bytes, format_count, format_duration, plural
 
 if TYPE_CHECKING:
-    from trainkit.data.cache.build import Cache
+    from trainkit.data.cache.build import Cache, CachingProgress
     from trainkit.data.cache.encode import Engine
+    from trainkit.data.show import ShownRow
     from trainkit.recipe import Recipe
 
 _ONLY_COMPARES = "--verify only compares shards with their checksums"
@@ -33,6 +33,10 @@ EXCLUSIVE = [
     ),
 ]
 NEEDS = [("--address", "--engine")]
+
+#: Seconds between two lines of progress where there is no terminal.
+EVERY_SECONDS = 5.0
+_DIM, _LEARNED, _PLAIN = "\x1b[2m", "\x1b[32m", "\x1b[0m"
 
 
 class EngineName(StrEnum):
@@ -121,27 +125,26 @@ def _verify(directory: Path) -> tuple[str, int]:
     from trainkit.data.cache.verify import verify
 
     with show_progress() as progress:
-        found = verify(directory, progress)
-    lines = [f"{file}: {problem}" for file, problem in found.damaged]
+        report = verify(directory, progress)
+    lines = [f"{file}: {problem}" for file, problem in report.damaged]
     if lines:
-        lines.append(f"{len(lines)} of {plural(found.shards, 'shard')} are damaged; to rewrite them: --repair")
+        lines.append(f"{len(lines)} of {plural(report.shards, 'shard')} are damaged; to rewrite them: --repair")
         return "\n".join(lines), FAILED
-    return f"{plural(found.shards, 'shard')}, {format_bytes(found.bytes)}: undamaged", DONE
+    return f"{plural(report.shards, 'shard')}, {format_bytes(report.bytes)}: undamaged", DONE
 
 
 def _repair(directory: Path) -> list[str]:
     from trainkit.data.cache.verify import remove, verify
 
     with show_progress() as progress:
-        found = verify(directory, progress)
-    remove(directory, found)
-    return [f"{file}: {problem}; rewritten" for file, problem in found.damaged]
+        report = verify(directory, progress)
+    remove(directory, report)
+    return [f"{file}: {problem}; rewritten" for file, problem in report.damaged]
 
 
 def _examples(cache: Cache, recipe: Recipe, number: int) -> Iterator[str]:
     if not number:
         return
-    from trainkit.cli.inspect import row_lines
     from trainkit.data.batches.dataset import TrainSet
     from trainkit.data.show import show
 
@@ -166,3 +169,76 @@ def _summary(cache: Cache, recipe: Recipe, seconds: float) -> list[str]:
         table.append(f"skipped documents are listed in {cache.list_rejected()}")
     vocabulary = f"vocabulary {cache.vocab_size:,}, " if cache.tokenizer else ""
     return [*table, f"{vocabulary}{format_duration(seconds)}, in {cache.directory}"]
+
+
+def row_lines(row: ShownRow, *, colour: bool) -> Iterator[str]:
+    """Yield a row as lines of text. What is not learned is dim, or between ⟪ and ⟫ without colours."""
+    label = f", label {row.label}" if row.label is not None else ""
+    yield f"row {row.row}: example {row.example} of {row.source}{label}"
+    for piece in row.pieces:
+        yield f"  {piece.where}" + (f", tokens {piece.first}–{piece.end - 1}" if piece.end else "")
+        text = "".join(_marked(text, learned, colour) for text, learned in piece.runs)
+        yield from (f"    | {line}" for line in text.splitlines())
+
+
+def _marked(text: str, learned: bool, colour: bool) -> str:
+    # a text from a file must not move the cursor
+    inert = "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+    if not colour:
+        return inert if learned else f"⟪{inert}⟫"
+    mark = _LEARNED if learned else _DIM
+    return "\n".join(f"{mark}{line}{_PLAIN}" for line in inert.split("\n"))
+
+
+@contextmanager
+def show_progress() -> Iterator[Callable[[CachingProgress], None]]:
+    """Yield a function that shows on stderr how far caching is: a bar on a terminal, lines elsewhere."""
+    if not sys.stderr.isatty():
+        yield _Lines()
+        return
+    from rich import progress as rich
+    from rich.console import Console
+
+    name, eta = rich.TextColumn("{task.description}", markup=False), rich.TextColumn("ETA")
+    amount = rich.TextColumn("{task.fields[amount]}", markup=False)
+    columns = (name, rich.BarColumn(), rich.TaskProgressColumn(), amount, eta, rich.TimeRemainingColumn())
+    with rich.Progress(*columns, console=Console(stderr=True)) as bar:
+        tasks: dict[str, rich.TaskID] = {}
+        rate = _Rate()
+
+        def progress(now: CachingProgress) -> None:
+            if now.what not in tasks:
+                tasks[now.what] = bar.add_task(now.what, amount="")
+            total = now.bytes if now.done else now.total_bytes
+            bar.update(tasks[now.what], completed=now.bytes, total=total, amount=rate.describe(now))
+
+        yield progress
+
+
+class _Lines:
+    """Prints a line every few seconds, and one when a set is done."""
+
+    def __init__(self) -> None:
+        self._rate = _Rate()
+        self._last = time.monotonic()
+
+    def __call__(self, now: CachingProgress) -> None:
+        amount = self._rate.describe(now)
+        if now.done or time.monotonic() - self._last >= EVERY_SECONDS:
+            self._last = time.monotonic()
+            print(f"{now.what}: {amount}{', done' if now.done else ''}", file=sys.stderr, flush=True)
+
+
+class _Rate:
+    """Measures tokens per second since the first report on a set."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, tuple[float, int]] = {}
+
+    def describe(self, now: CachingProgress) -> str:
+        start, tokens = self._first.setdefault(now.what, (time.monotonic(), now.tokens))
+        seconds = time.monotonic() - start
+        speed = f", {format_count((now.tokens - tokens) / seconds)} tokens/s" if seconds and now.tokens > tokens else ""
+        of = f" of {format_bytes(now.total_bytes)}" if now.total_bytes and not now.done else ""
+        documents = f"{plural(now.documents, 'document')}, " if now.documents else ""
+        return f"{documents}{format_bytes(now.bytes)}{of}{speed}"

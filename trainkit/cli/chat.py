@@ -13,14 +13,15 @@ import typer
 from trainkit.cli.generation import (
     Model,
     Options,
+    ask,
     check,
+    interruptible,
     new_seed,
     open_model,
     settle_options,
     stream_printable,
     with_options,
-)  # fmt: skip
-from trainkit.cli.interrupts import ask, interruptible
+)
 from trainkit.errors import TrainkitError
 from trainkit.text import neutralise
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from trainkit.infer.trained_model import TrainedModel
 
 EXCLUSIVE = [("--system", "--raw", "without a chat template there is no system message")]
-#: Of an answer, where neither a person nor the model's files say how many.
+#: The most tokens of an answer, if neither the options nor the model's files say how many.
 MAX_TOKENS = 500
 HELP = """\
 /reset          start a new conversation

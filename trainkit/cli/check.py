@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainkit.cli.options import Overrides, RecipePath
+from trainkit.cli.arguments import Overrides, RecipePath
 from trainkit.errors import TrainkitError
 from trainkit.text import plural
 

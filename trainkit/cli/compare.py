@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def compare(runs: Annotated[list[str], typer.Argument(metavar="RUN RUN…", help="Two or more runs.")]) -> str:
     """Show how the recipes and the results of runs differ."""
-    from trainkit.cli.where import run_directory
+    from trainkit.cli.arguments import run_directory
     from trainkit.events.reducer import view_of
     from trainkit.rundir.compare import results
     from trainkit.rundir.directory import recipe_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trainkit.cli.options import Overrides, RecipePath
+from trainkit.cli.arguments import Overrides, RecipePath
 from trainkit.errors import TrainkitError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trainkit.cli.options import RunOrStep
+from trainkit.cli.arguments import RunOrStep
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.text import format_bytes, plural
 
@@ -116,7 +116,7 @@ def _adapter(run: str, out: Path, *, dtype: str | None, push: str | None) -> tup
 
 
 def _find(run: str) -> tuple[Path, int | None]:
-    from trainkit.cli.where import find_run
+    from trainkit.cli.arguments import find_run
     from trainkit.parallel.xla import use_compile_cache
 
     use_compile_cache()

@@ -1,13 +1,18 @@
-"""What `generate` and `chat` share: the options of sampling, opening a model, and printing what it writes."""
+"""What `generate` and `chat` share: the options of sampling, opening a model, printing its text, and Ctrl-C."""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
@@ -21,8 +26,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Of a text, where neither a person nor the model's files say how many.
+#: The most tokens of a text, if neither the options nor the model's files say how many.
 MAX_TOKENS = 100
+#: Seconds between two attempts to make the main thread handle a Ctrl-C.
+REPEAT_SECONDS = 0.05
 
 Model = Annotated[
     str,
@@ -107,7 +114,7 @@ def open_model(what: str) -> TrainedModel:
 
     Raises TrainkitError.
     """
-    from trainkit.cli.where import find_run
+    from trainkit.cli.arguments import find_run
     from trainkit.rundir.summary import is_run
 
     path = Path(what)
@@ -158,3 +165,57 @@ def printable(text: str) -> str:
 def stream_printable() -> Callable[[str], str]:
     """Return a function that does the same for a text that comes in pieces."""
     return NeutralStream().add if sys.stdout.isatty() else str
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Yield a function that says whether Ctrl-C was pressed. The first is only remembered; a second one interrupts."""
+    presses: list[int] = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        presses.append(number)
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, remember)
+    try:
+        yield lambda: bool(presses)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def ask(prompt: str) -> str:
+    """Return a line from the terminal. A Ctrl-C raises one KeyboardInterrupt at once.
+
+    `input` with readline sleeps until a key is pressed or a signal wakes the main thread. A signal that comes just
+    before it sleeps, or that the system delivers to another thread, would be handled only at the next key. So a thread
+    reads the signals that Python reports through `set_wakeup_fd`, and repeats each to the main thread until it is
+    handled.
+    """
+    handled, main = threading.Event(), threading.get_ident()
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if not handled.is_set():
+            handled.set()
+            raise KeyboardInterrupt
+
+    def insist() -> None:
+        while number := os.read(reader, 1):
+            while number[0] == signal.SIGINT and not handled.wait(REPEAT_SECONDS):
+                signal.pthread_kill(main, signal.SIGINT)
+
+    before, wakeup = signal.signal(signal.SIGINT, interrupt), signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    thread = threading.Thread(target=insist, daemon=True)
+    thread.start()
+    try:
+        try:
+            return input(prompt)
+        finally:
+            handled.set()
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        os.close(writer)
+        thread.join()
+        os.close(reader)
+        signal.signal(signal.SIGINT, before)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainkit.cli.options import Overrides
-from trainkit.cli.progress import show_progress
+from trainkit.cli.arguments import Overrides
+from trainkit.cli.cache_data import row_lines, show_progress
 from trainkit.errors import TrainkitError
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ EXCLUSIVE = [("--step", "--first", "one names a step, the other the first N")]
 
 #: Rows of a batch that are printed by default.
 ROWS = 4
-_DIM, _LEARNED, _PLAIN = "\x1b[2m", "\x1b[32m", "\x1b[0m"
 
 
 def inspect(
@@ -69,25 +68,47 @@ def _cache(recipe: Recipe, run: Path | None, progress: Tell) -> Cache:
     from trainkit.data.cache.build import begin, build, may_start_early
     from trainkit.data.recorded import check_same_data, format_of, open_again, read, with_own_tokenizer
 
-    kept = _of_checkpoint(run) if run else None
-    if run and kept:
+    make = begin if may_start_early(recipe) else build
+    if run is None:
+        return make(recipe, progress=progress)
+    in_checkpoint, recorded = _fingerprint_in_checkpoint(run), read(run)
+    known = recorded.fingerprint if recorded else in_checkpoint
+    if in_checkpoint:
         recipe = with_own_tokenizer(recipe, run)
-    if run and (recorded := read(run)):
-        # as `resume` does, accept a fingerprint of an earlier format where that gave the same tokens in the same order
-        known = recorded.fingerprint
-        cache = open_again(
-            recipe, run, recorded, accept=lambda now: format_of(now, known) is not None, progress=progress
-        )
+    try:
+        if recorded:
+            # as `resume` does, accept a fingerprint of an earlier format if it stands for the same tokens in order
+            cache = open_again(
+                recipe, run, recorded, accept=lambda now: format_of(now, recorded.fingerprint) is not None,
+                progress=progress,
+            )  # fmt: skip
+        else:
+            cache = make(recipe, progress=progress)
+    except TrainkitError as error:
+        raise error if error.where == str(run) else _unreadable_source(error, run, recorded is None) from error
+    if known:
         check_same_data(cache, recipe, known, where=run)
-        return cache
-    cache = (begin if may_start_early(recipe) else build)(recipe, progress=progress)
-    if run and kept:
-        check_same_data(cache, recipe, kept, where=run)
     return cache
 
 
-def _of_checkpoint(run: Path) -> str | None:
-    """Return the data fingerprint in a run's checkpoints, for runs of an earlier version; None where there is none."""
+def _unreadable_source(error: TrainkitError, run: Path, unrecorded: bool) -> TrainkitError:
+    """Return the error about a source of a run with the reason why it is read again, and how to go on."""
+    why = (
+        "an earlier version of trainkit began this run and did not record its data"
+        if unrecorded
+        else "the cache does not hold all tokens of this run as this version of trainkit stores them"
+    )
+    return TrainkitError(
+        error.problem,
+        where=error.where,
+        hint=f"{why}, so inspect needs its sources: restore them; or, if they have moved, say where they are now:"
+        f" trainkit inspect {run} --set data.train.0.path=PATH",
+        exit_code=error.exit_code,
+    )
+
+
+def _fingerprint_in_checkpoint(run: Path) -> str | None:
+    """Return the data fingerprint in a run's checkpoints; None without a readable checkpoint."""
     from trainkit.checkpoint import manifest
 
     for path in sorted((run / "checkpoints").glob("[0-9]*")):
@@ -102,7 +123,7 @@ def _loaded(what: str, overrides: Sequence[str]) -> tuple[Loaded, Path | None]:
         from trainkit.hub.recipe import load
 
         return load(Path(what), overrides), None
-    from trainkit.cli.where import run_directory
+    from trainkit.cli.arguments import run_directory
     from trainkit.rundir.directory import recipe_of
 
     directory = run_directory(what)
@@ -121,22 +142,3 @@ def _lines(batch: list[ShownRow], recipe: Recipe, rows: int | None, as_json: boo
         yield from row_lines(row, colour=sys.stdout.isatty())
     if len(batch) > most:
         yield f"\n{len(batch) - most} more rows; to show all: --rows {len(batch)}"
-
-
-def row_lines(row: ShownRow, *, colour: bool) -> Iterator[str]:
-    """A row as text. What is not learned is dim, or between ⟪ and ⟫ where there are no colours."""
-    label = f", label {row.label}" if row.label is not None else ""
-    yield f"row {row.row}: example {row.example} of {row.source}{label}"
-    for piece in row.pieces:
-        yield f"  {piece.where}" + (f", tokens {piece.first}–{piece.end - 1}" if piece.end else "")
-        text = "".join(_marked(text, learned, colour) for text, learned in piece.runs)
-        yield from (f"    | {line}" for line in text.splitlines())
-
-
-def _marked(text: str, learned: bool, colour: bool) -> str:
-    # a text of somebody else's must not move the cursor
-    inert = "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
-    if not colour:
-        return inert if learned else f"⟪{inert}⟫"
-    mark = _LEARNED if learned else _DIM
-    return "\n".join(f"{mark}{line}{_PLAIN}" for line in inert.split("\n"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainkit.cli.options import Overrides, RecipePath
+from trainkit.cli.arguments import Overrides, RecipePath
 from trainkit.errors import TrainkitError
 from trainkit.text import format_bytes, format_count, format_duration, plural
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from trainkit.cli.options import EXCLUSIVE_OUTPUTS, Detach, Json, Overrides, Plain, Profile, RunOrStep
+from trainkit.cli.arguments import EXCLUSIVE_OUTPUTS, Detach, Json, Overrides, Plain, Profile, RunOrStep
 
 EXCLUSIVE = EXCLUSIVE_OUTPUTS
 
@@ -34,8 +34,8 @@ def resume(
     profile: Profile = None,
 ) -> int:
     """Continue a run from its newest checkpoint, or from STEP."""
+    from trainkit.cli.arguments import find_run
     from trainkit.cli.run import follow
-    from trainkit.cli.where import find_run
     from trainkit.run.resume import prepare
     from trainkit.run.start import steps_of
 

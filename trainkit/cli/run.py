@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
-from trainkit.cli.options import EXCLUSIVE_OUTPUTS, Detach, Json, Overrides, Plain, Profile, RecipePath
+from trainkit.cli.arguments import EXCLUSIVE_OUTPUTS, Detach, Json, Overrides, Plain, Profile, RecipePath
 from trainkit.errors import DONE, WRONG_INPUT, TrainkitError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from trainkit.cli.options import RunName
+from trainkit.cli.arguments import RunName
 from trainkit.errors import FAILED, TrainkitError
 
 # a prompt may begin with a dash, and a negative factor gets its own error message
@@ -32,7 +32,7 @@ def send(
 
     A resumed run repeats rate and decay at the same steps.
     """
-    from trainkit.cli.where import run_directory
+    from trainkit.cli.arguments import run_directory
     from trainkit.events import commands
     from trainkit.text import neutralise
 

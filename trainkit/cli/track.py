@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from trainkit.cli.options import RunName
+from trainkit.cli.arguments import RunName
 from trainkit.text import neutralise
 
 EXCLUSIVE = [("--to", "--table", "a table goes to a file, not to a tracker")]
@@ -36,7 +36,7 @@ def track(
 
     During the run or after it. Copying again changes nothing.
     """
-    from trainkit.cli.where import run_directory
+    from trainkit.cli.arguments import run_directory
     from trainkit.rundir.directory import recipe_of
     from trainkit.track.projections import Name, enabled, require
 

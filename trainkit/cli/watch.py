@@ -53,7 +53,7 @@ def watch(
 
     The run may have ended. From a list of runs, you can open, compare and delete them.
     """
-    from trainkit.cli.where import directory_of_runs, run_directory
+    from trainkit.cli.arguments import directory_of_runs, run_directory
 
     if (directory := directory_of_runs(run)) is not None:
         given = {"--replay": replay, "--serve": serve, "--page": page}

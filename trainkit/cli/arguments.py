@@ -1,15 +1,48 @@
-"""Find what a person means by RUN, RUN/STEP or a directory of runs."""
+"""Arguments and options that several commands share, and the run that an argument names."""
 
 from __future__ import annotations
 
 import difflib
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from trainkit.errors import TrainkitError
-from trainkit.rundir import marks
-from trainkit.rundir.summary import is_run
 
+#: The directory of runs, where a run that is given by its name is looked for.
 RUNS = Path("runs")
+
+RecipePath = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe file.", show_default=False)]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="A run's directory, or its name in runs/.")]
+RunOrStep = Annotated[
+    str, typer.Argument(metavar="RUN[/STEP]", help="A run, or one of its checkpoints; RUN/best is the best.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a value of the recipe; may be repeated.", show_default=False
+    ),
+]
+Plain = Annotated[bool, typer.Option("--plain", help="Print lines instead of the dashboard; train in this process.")]
+Json = Annotated[bool, typer.Option("--json", help="Print events as JSON lines; train in this process.")]
+Detach = Annotated[bool, typer.Option("--detach", help="Train in the background; trainkit watch shows the run.")]
+Profile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FIRST:LAST",
+        help="Trace these steps, such as 20:25. Writes a trace for Perfetto and XProf and a summary of the slowest"
+        " operations to the run's profile/.",
+        show_default=False,
+    ),
+]
+
+#: Of commands that train.
+EXCLUSIVE_OUTPUTS = [
+    ("--plain", "--json", "each is an output format"),
+    ("--plain", "--detach", "a run in the background prints nothing"),
+    ("--json", "--detach", "a run in the background prints nothing"),
+]
 
 
 def find_run(text: str) -> tuple[Path, int | None]:
@@ -21,6 +54,9 @@ def find_run(text: str) -> tuple[Path, int | None]:
     Raises:
         TrainkitError: there is no such run, and suggests similar names; or it has no best checkpoint.
     """
+    from trainkit.rundir import marks
+    from trainkit.rundir.summary import is_run
+
     for path in (Path(text), RUNS / text):
         if is_run(path):
             return path, None
@@ -49,6 +85,8 @@ def directory_of_runs(text: str | None) -> Path | None:
     Raises:
         TrainkitError: `text` is None, and there is no `runs/` here.
     """
+    from trainkit.rundir.summary import is_run
+
     path = RUNS if text is None else Path(text)
     if text is None and not path.is_dir():
         raise TrainkitError(
@@ -61,6 +99,8 @@ def directory_of_runs(text: str | None) -> Path | None:
 
 def runs_in(directory: Path) -> list[Path]:
     """Return the runs directly in a directory, by name, without drafts, whose names begin with a dot."""
+    from trainkit.rundir.summary import is_run
+
     try:
         return sorted(path for path in directory.iterdir() if not path.name.startswith(".") and is_run(path))
     except (FileNotFoundError, NotADirectoryError):
