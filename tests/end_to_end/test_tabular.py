@@ -204,7 +204,7 @@ WRONG = {
     ),
     "twice": ('features = ["a", "b", "c"]', 'features = ["a", "y", "c"]', "'y' is named twice"),
     "tokens": ("steps = 120", "tokens = 1000", "train.tokens counts tokens, and the documents have none"),
-    "adapter": ("[task]", '[adapter]\ntype = "lora"\n[task]', "[adapter] is for causal models"),
+    "adapter": ("[task]", '[adapter]\ntype = "lora"\n[task]', "[adapter] is for transformers"),
     "export": ("[task]", "[export]\n[task]", 'cannot load model.type = "mlp" (plain)'),
     "sample": ("[task]", '[sample]\nprompts = ["a"]\n[task]', 'model.type = "mlp" (plain) cannot do'),
     "fp8": ("[task]", '[precision]\ncompute = "fp8"\n[task]', 'precision.compute = "fp8" is for transformers'),

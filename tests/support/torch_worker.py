@@ -152,7 +152,8 @@ def classify(request: dict[str, Any]) -> dict[str, Any]:
         given.pop("token_type_ids", None)
     scores = model(**given).logits.detach()
     names = [model.config.id2label[number] for number in range(scores.shape[-1])]
-    return {"scores": scores.tolist(), "names": names, "ids": given["input_ids"].tolist()}
+    types = given.get("token_type_ids", torch.zeros_like(given["input_ids"])).tolist()
+    return {"scores": scores.tolist(), "names": names, "ids": given["input_ids"].tolist(), "types": types}
 
 
 def pairs(request: dict[str, Any]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class DataProblem:
 
 def find_problems(cache: Cache, recipe: Recipe) -> list[DataProblem]:
     """Return what the checks find in the cache so far; errors first."""
-    found = [*_left_out(cache), *_learned(cache), *_unknown(cache)]
+    found = [*_left_out(cache), *_learned(cache), *_unknown(cache), *_outside_classes(cache, recipe)]
     if cache.train.complete:
         found += [*_cut_off(cache, recipe), *_duplicates(cache), *_one_class(cache, recipe)]
     order = ("error", "warning", "info")
@@ -119,6 +119,28 @@ def _cut_off(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
             f"{name}: of {counts.documents:,} documents {' and '.join(what) or 'the ends of some are left out'};"
             f" {counts.lost:,} of {counts.targets:,} targets ({share:.1%}) are lost",
         )
+
+
+def _outside_classes(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
+    """Yield the first label that is none of the classes of the task, of each set."""
+    width = recipe.model.head.width
+    for name, stream in _streams(cache) if width else []:
+        for number, section in enumerate(stream.sections):
+            arrays = stream.arrays(number)
+            documents = arrays.documents[: section.entries]
+            labels = documents["label"] if arrays.labels is None else arrays.labels
+            outside = np.flatnonzero(labels >= width)
+            if not len(outside):
+                continue
+            at = int(outside[0])
+            row = at if arrays.labels is None else int(np.searchsorted(arrays.ends, at, side="right"))
+            place = place_of(
+                cache, name, section.source, section.unit, int(documents["file"][row]), int(documents["index"][row])
+            )
+            yield DataProblem(
+                "error", f"{name}: the label {labels[at]} at {place} is none of the {width} classes, 0 to {width - 1}"
+            )
+            break
 
 
 def _one_class(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:

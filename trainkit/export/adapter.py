@@ -40,6 +40,12 @@ def export_adapter(directory: Path, step: int | None, out: Path) -> tuple[int, l
             "the run has no adapter: all of its model is trained", where=str(directory), hint="--format hf"
         )
     spec = recipe.language_model
+    if not spec.predicts_tokens:
+        raise TrainkitError(
+            "an adapter alone lacks the head with classes that was trained beside it",
+            where=str(directory),
+            hint="export it merged into its base: --format hf",
+        )
     if spec.resize_vocabulary:
         raise TrainkitError(
             "the run changed the vocabulary of its base (resize_vocabulary), which an adapter alone does not record",

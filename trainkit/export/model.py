@@ -155,6 +155,9 @@ def _write(
 ) -> None:
     recipe = loaded.recipe
     spec, length = recipe.language_model, recipe.data.positions
+    pad = pad_of(recipe, codec)
+    if pad is None and codec.padding is None and not spec.predicts_tokens:
+        pad = codec.end_of_text  # without one, transformers scores no batch of several texts
     tokens = tokenizer.write(
         out,
         directory,
@@ -163,8 +166,10 @@ def _write(
         ends=texts.ends,
         template=texts.template,
         context_length=spec.context_length or length,
-        pad=pad_of(recipe, codec),
+        pad=pad,
         encoder=spec.kind == "encoder",
+        token_types=getattr(spec, "token_types", 1) > 1,
+        name_pad=not spec.predicts_tokens,
     )
     save(out, model, spec, dtype=dtype, sequence_length=length, tokens=tokens)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(eqx.filter(model, eqx.is_array)))

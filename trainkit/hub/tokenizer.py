@@ -39,6 +39,8 @@ def write(
     context_length: int,
     pad: int | None,
     encoder: bool = False,
+    token_types: bool = False,
+    name_pad: bool = False,
 ) -> dict[str, Any]:
     """Write the tokenizer's files, and give back the token ids that config.json says as well.
 
@@ -48,6 +50,8 @@ def write(
         ends: the tokens that end a text, that of training first.
         pad: the token that the model is said to be padded with; where None, the tokenizer's own `pad_token`.
         encoder: whether the model reads texts with the tokens that the tokenizer itself puts around them.
+        token_types: whether the model is told the texts of a pair apart.
+        name_pad: whether the tokenizer is to pad with `pad` where it has no such token itself.
         template: the chat template that training wrote conversations with; where None, what `source` has.
 
     Raises:
@@ -60,6 +64,10 @@ def write(
     found = {**_config(codec, context_length, encoder=encoder), **read_object(source / CONFIG, missing_ok=True)}
     # code of anyone's is never asked for
     found.pop("auto_map", None)
+    if token_types:
+        found.setdefault("model_input_names", ["input_ids", "token_type_ids", "attention_mask"])
+    if name_pad and pad is not None:
+        found.setdefault("pad_token", codec.name(pad))
     if template is not None:
         found["chat_template"] = template
     # some of transformers' tokenizers go by these, whatever the tokenizer's own file says

@@ -15,10 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from trainkit.models.casting import Exact
+from trainkit.models.casting import Exact, cast
 from trainkit.models.layers import Linear
 from trainkit.models.master_weights import add, exact, product
 from trainkit.models.nf4 import Nf4, quantise
+from trainkit.recipe.families.transformer import CLASSIFIER
 from trainkit.recipe.sections.adapter import Adapter, targeted_layers
 
 #: The purpose that the key of a fresh adapter is folded with.
@@ -82,8 +83,8 @@ def with_adapter(base: PyTree, spec: Adapter | None, *, key: PRNGKeyArray, numbe
 def adapt(model: PyTree, spec: Adapter, *, key: PRNGKeyArray) -> PyTree:
     """The model with an adapter beside each target, which changes nothing yet, and its base as `spec` has it kept.
 
-    What is trained is float32, whatever the base is: there is little of it. What of the base is in 4 bit already (see
-    `packed_leaves`) stays as it is.
+    A head with classes is trained whole, and so is no part of the base. What is trained is float32, whatever the base
+    is: there is little of it. What of the base is in 4 bit already (see `packed_leaves`) stays as it is.
 
     Raises:
         TrainkitError: a target is the name of no linear layer.
@@ -106,7 +107,10 @@ def adapt(model: PyTree, spec: Adapter, *, key: PRNGKeyArray) -> PyTree:
         magnitude = Exact(_lengths(_full(base.weight).astype(jnp.float32))) if spec.variant == "dora" else None
         return Adapted(base, a, jnp.zeros((*lead, spec.rank, outputs)), magnitude, spec.scale)
 
-    return _replace_linears(model, adapted)
+    model = _replace_linears(model, adapted)
+    head = getattr(model, CLASSIFIER, None)
+    whole = cast(head, jnp.dtype("float32"))
+    return model if head is None else eqx.tree_at(lambda model: getattr(model, CLASSIFIER), model, whole)
 
 
 def packed_leaves(model: PyTree, spec: Adapter | None) -> frozenset[str]:
@@ -116,9 +120,7 @@ def packed_leaves(model: PyTree, spec: Adapter | None) -> frozenset[str]:
     """
     if spec is None:
         return frozenset()
-    nodes, _ = jax.tree_util.tree_flatten_with_path(model, is_leaf=_is_linear)
-    names = (_path(path) for path, node in nodes if _is_linear(node))
-    return frozenset(f"{name}.weight" for name in names if _is_packed(name, spec))
+    return frozenset(f"{_path(path)}.weight" for path, _ in _linears(model) if _is_packed(_path(path), spec))
 
 
 def merge(model: PyTree) -> PyTree:
@@ -137,12 +139,13 @@ def without_adapters(model: PyTree) -> PyTree:
 
 
 def trainable(model: PyTree) -> PyTree[bool]:
-    """Return which leaves are trained: those of adapters where there are any, or else all floats."""
+    """Return which leaves are trained: all floats or, where there are adapters, theirs and those of a head with
+    classes."""
     if not any(isinstance(layer, Adapted) for layer in jax.tree.leaves(model, is_leaf=_is_linear)):
         return jax.tree.map(lambda leaf: jnp.issubdtype(leaf.dtype, jnp.inexact), model)
 
-    def of(layer: Any) -> Any:
-        mask = jax.tree.map(lambda _: False, layer)
+    def of(path: Any, layer: Any) -> Any:
+        mask = jax.tree.map(lambda _: _path(path).startswith(CLASSIFIER), layer)
         if not isinstance(layer, Adapted):
             return mask
         # a magnitude that is None has nothing to be trained
@@ -150,13 +153,12 @@ def trainable(model: PyTree) -> PyTree[bool]:
         leaves = [jax.tree.map(lambda _: True, getattr(layer, name)) for name in ours]
         return eqx.tree_at(lambda a: [getattr(a, name) for name in ours], mask, leaves)
 
-    return jax.tree.map(of, model, is_leaf=_is_linear)
+    return jax.tree_util.tree_map_with_path(of, model, is_leaf=_is_linear)
 
 
 def adapted_layers(model: PyTree) -> dict[str, Adapted]:
     """Return the layers with an adapter, by their names within a block."""
-    nodes, _ = jax.tree_util.tree_flatten_with_path(model, is_leaf=_is_linear)
-    return {_name(path): node for path, node in nodes if isinstance(node, Adapted)}
+    return {_name(path): node for path, node in _linears(model) if isinstance(node, Adapted)}
 
 
 def with_numbers(model: PyTree, numbers: Numbers) -> PyTree:
@@ -173,17 +175,26 @@ def with_numbers(model: PyTree, numbers: Numbers) -> PyTree:
 
 
 def _replace_linears(model: PyTree, replaced: Callable[[str, Any], Any]) -> PyTree:
-    """The model with each linear layer replaced by what `replaced` makes of its name and itself."""
+    """The model with each linear layer of its blocks replaced by what `replaced` makes of its name and itself."""
 
     def one(path: Any, node: Any) -> Any:
-        return replaced(_name(path), node) if _is_linear(node) else node
+        return replaced(_name(path), node) if _is_linear(node) and _is_of_blocks(path) else node
 
     return jax.tree_util.tree_map_with_path(one, model, is_leaf=_is_linear)
 
 
 def _names(model: PyTree) -> list[str]:
+    return [_name(path) for path, _ in _linears(model)]
+
+
+def _linears(model: PyTree) -> list[tuple[Any, Any]]:
+    """Return the linear layers of blocks, each with its path. Those of heads are never adapted."""
     nodes, _ = jax.tree_util.tree_flatten_with_path(model, is_leaf=_is_linear)
-    return [_name(path) for path, node in nodes if _is_linear(node)]
+    return [(path, node) for path, node in nodes if _is_linear(node) and _is_of_blocks(path)]
+
+
+def _is_of_blocks(path: Any) -> bool:
+    return _path(path).startswith("blocks.")
 
 
 def _name(path: Any) -> str:

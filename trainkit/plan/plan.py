@@ -163,8 +163,8 @@ def make_plan(
     if recipe.adapter:
         by_part["adapter"] = adapter_parameters(recipe.adapter, recipe.model)
     parameters = sum(by_part.values())
-    trainable = by_part.get("adapter", parameters)
     trained = trained_shapes(recipe.model, recipe.adapter, vocab_size=vocab_size, sequence_length=length)
+    trainable = sum(map(math.prod, trained.values()))
     optimizer_bytes = recipe.optimizer.total_state_bytes(trained)
     state = state_bytes(
         recipe,

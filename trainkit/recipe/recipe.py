@@ -167,6 +167,11 @@ class Recipe(Spec):
         if self.export_format == "peft":
             if self.adapter is None:
                 raise ValueError('export.format = "peft" is an adapter alone, and there is none: add [adapter]')
+            if not self.model.predicts_tokens:
+                raise ValueError(
+                    "[export] writes an adapter alone, without the head with classes that was trained beside it:"
+                    ' merge it into its base with export.format = "hf"'
+                )
             if self.model.resize_vocabulary:
                 raise ValueError(
                     "[export] writes an adapter alone, which does not record a changed vocabulary"
@@ -216,7 +221,7 @@ class Recipe(Spec):
     def export_format(self) -> Literal["hf", "peft"]:
         """Return the export format, with `auto` resolved."""
         if self.export is None or self.export.format == "auto":
-            return "hf" if self.adapter is None else "peft"
+            return "hf" if self.adapter is None or self.model.head.kind != "tokens" else "peft"
         return self.export.format
 
     def fingerprint(self) -> str:

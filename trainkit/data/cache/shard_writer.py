@@ -19,6 +19,7 @@ from trainkit.data.sources.units import Unit
 from trainkit.data.tokenizer.long_text import LongText
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import TrainkitError
+from trainkit.recipe.sections.document import Labelled
 
 
 class _Row:
@@ -71,6 +72,7 @@ class ShardWriter:
         self._file, self._unit, self._encoding = file, unit, encoding
         self._tokenizer, self._text, self._reporter = tokenizer, text, reporter
         self._specials = unit.files[0].reading.has_special_tokens
+        self._pairs = isinstance(unit.files[0].reading.document, Labelled)
         self._numbers = {file.path: number for number, file in enumerate(unit.files)}
         self._dtype = np.dtype(encoding.dtype).newbyteorder("<")
         self._pieces: list[Piece] = []
@@ -199,6 +201,8 @@ class ShardWriter:
         begins = begins and not self._begins and (not len(ids) or ids[0] != bos)
         ends = last and self._encoding.eos and (not len(ids) or ids[-1] != eos)
         assert bos is not None or not begins
+        if self._pairs and self._encoding.bos and not (piece.last or piece.continued or piece.second):
+            return [bos] if begins else [], list(self._tokenizer.between)  # type: ignore[list-item]
         return [bos] if begins else [], [eos] if ends else []  # type: ignore[list-item]
 
     def _write(self, tokens: np.ndarray) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trainkit.data.documents.pieces import Piece, Refused, RowContext, learned_in_part, text_pieces
 from trainkit.data.problems import NO_TEXT, Problem, kind_of, missing_key
 from trainkit.errors import TrainkitError
-from trainkit.recipe.sections.document import Document, Prompt, Template
+from trainkit.recipe.sections.document import Document, Labelled, Prompt, Template
 from trainkit.recipe.sections.source import CustomRows, HuggingFace
 from trainkit.recipe.spec import implementation_of, plugin_digest
 
@@ -28,6 +28,8 @@ _IF, _UNLESS, _END = "?", "!", "/"
 _LEARNED_IN_PART = "tokenised as a whole"
 #: How limits of characters count a preference pair. An earlier version counted the prompt twice.
 _PROMPT_COUNTS_ONCE = "the prompt counts once"
+#: How the texts of a labelled pair are joined. An earlier version put no tokens between them.
+_TEXTS_ARE_DIVIDED = "the tokenizer's own tokens between"
 #: Usual names of the key that holds text.
 _USUAL = ("text", "content", "body")
 
@@ -67,6 +69,8 @@ class RowReading:
             found.append(_LEARNED_IN_PART)
         if asked is not None and asked.sequences > 1 and (self.shortest or self.longest):
             found.append(_PROMPT_COUNTS_ONCE)
+        if isinstance(asked, Labelled) and len(asked.texts) > 1:
+            found.append(_TEXTS_ARE_DIVIDED)
         code = asked and plugin_digest(asked)
         return [*found, ["plugin", code]] if code else found
 

@@ -120,5 +120,20 @@ def put_around(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     whole, bare = tokenizer.encode("a").ids, tokenizer.encode("a", add_special_tokens=False).ids
     if not bare:  # which tokens come first cannot be seen in an empty text
         return (), ()
-    place = next(n for n in range(len(whole) + 1) if whole[n : n + len(bare)] == bare)
+    place = _find(bare, whole)
     return tuple(whole[:place]), tuple(whole[place + len(bare) :])
+
+
+def put_between(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the special tokens that a tokenizer, which neither pads nor cuts, puts between the texts of a pair."""
+    first, second = (tokenizer.encode(text, add_special_tokens=False).ids for text in "ab")
+    if not first or not second:
+        return ()
+    whole = tokenizer.encode("a", "b").ids
+    rest = whole[_find(first, whole) + len(first) :]
+    return tuple(rest[: _find(second, rest)])
+
+
+def _find(part: list[int], whole: list[int]) -> int:
+    """Return where a part of a list begins."""
+    return next(n for n in range(len(whole) + 1) if whole[n : n + len(part)] == part)

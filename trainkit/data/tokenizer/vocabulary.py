@@ -20,6 +20,7 @@ from trainkit.data.tokenizer.special_tokens import (
     Beside,
     id_of,
     put_around,
+    put_between,
     read_beside,
     special_tokens,
 )
@@ -77,6 +78,11 @@ class LoadedTokenizer:
         self.special_tokens = special_tokens(self._tokenizer)
         self.begins = put_around(self._tokenizer)[0] == (self.beginning_of_text,)
         self.fingerprint = of_bytes(content, repr((self.beginning_of_text, self.end_of_text)).encode())
+
+    @cached_property
+    def between(self) -> tuple[int, ...]:
+        """The ids that it puts between the texts of a pair by itself."""
+        return put_between(self._tokenizer)
 
     @cached_property
     def mask(self) -> int | None:

@@ -79,11 +79,11 @@ def linear_shapes(model: Model) -> dict[str, tuple[int, int]]:
 
 def check_adapter(adapter: Adapter, model: Model) -> None:
     """Raises ValueError where the adapter is for no such model."""
-    if model.kind != "causal":
+    if not isinstance(model, Transformer):
         raise ValueError(
-            f'[adapter] is for causal models, and model.type = "{model.type}" is of kind {model.kind}: leave it out'
+            f'[adapter] is for transformers, and model.type = "{model.type}" is of kind {model.kind}: leave it out'
         )
-    if adapter.base == "nf4" and isinstance(model, Transformer) and model.has_experts:
+    if adapter.base == "nf4" and model.has_experts:
         raise ValueError('adapter.base = "nf4" leaves experts, which are most of the model, as they are: write "none"')
     try:
         targeted_layers(adapter, list(linear_shapes(model)))
@@ -125,14 +125,16 @@ def adapter_shapes(adapter: Adapter, model: Model) -> dict[str, Shape]:
 
 
 def adapter_parameters(adapter: Adapter, model: Model) -> int:
-    """Return how many numbers are trained."""
+    """Return how many numbers the adapter has."""
     return sum(map(math.prod, adapter_shapes(adapter, model).values()))
 
 
 def trained_shapes(model: Model, adapter: Adapter | None, *, vocab_size: int, sequence_length: int) -> dict[str, Shape]:
-    """Return the shape of every trained parameter by its path: the adapter's where there is one, else the model's."""
+    """Return the shape of every trained parameter by its path: the model's or, where there is an adapter, those of the
+    adapter and of a head with classes."""
     if adapter is not None:
-        return adapter_shapes(adapter, model)
+        head = model.head_shapes() if isinstance(model, Transformer) else {}
+        return adapter_shapes(adapter, model) | head
     return model.leaf_shapes(vocab_size=vocab_size, sequence_length=sequence_length)
 
 
