@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from trainkit.recipe.families.hugging_face import Family, HeadTable, TensorName, linear_names, norm_names
+from trainkit.recipe.families.hugging_face import Family, HeadTable, Part, TensorName, linear_names, norm_names
 from trainkit.recipe.families.model import HeadKind, HeadLayers, Kind
 from trainkit.recipe.families.sizes import Shape, linear, norm, stack
 from trainkit.recipe.families.transformer import CHANGEABLE, GeluTransformer
@@ -76,6 +76,12 @@ class Bert(GeluTransformer):
         return self.layers * 2 * 2 * self.hidden * sequence_length
 
 
+# where a config lacks it, transformers takes a number that does not follow from the hidden width
+_MLP = Part(
+    ("intermediate_size",),
+    lambda config: {"intermediate": config["intermediate_size"]},
+    lambda values: {"intermediate_size": values["intermediate"] or 4 * values["hidden"]},
+)
 _BLOCK = "bert.encoder.layer.{layer}"
 
 FAMILY = Family(
@@ -87,7 +93,6 @@ FAMILY = Family(
         "num_hidden_layers": "layers",
         "hidden_size": "hidden",
         "num_attention_heads": "heads",
-        "intermediate_size": "intermediate",
         "max_position_embeddings": "context_length",
         "type_vocab_size": "token_types",
         "layer_norm_eps": "layer_norm_eps",
@@ -111,6 +116,7 @@ FAMILY = Family(
         "is_decoder": (False,),
     },
     noise={"attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.1},
+    parts=(_MLP,),
     names=(
         TensorName("token_embedding", "bert.embeddings.word_embeddings.weight"),
         TensorName("position_embedding", "bert.embeddings.position_embeddings.weight"),
