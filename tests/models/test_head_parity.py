@@ -13,26 +13,40 @@ from fixed_configs import ENCODERS, FIXED
 from parity import GRADIENT, _as_tensors, _read
 from reference import PADDED, Reference
 
-from trainkit.recipe.sections.task import SequenceClassification
+from trainkit.recipe.sections.task import SequenceClassification, TokenClassification
 from trainkit.tasks.sequence_classification import SequenceClassificationTask
+from trainkit.tasks.token_classification import TokenClassificationTask
 
 #: Of the largest number there.
 NEAR = 1e-5
 SIZE, CLASSES = (3, 24), 3
 CONFIGS = ENCODERS | {name: fixed.config | {"pad_token_id": 0} for name, fixed in FIXED.items()}
 CASES = [
-    *((name, pairs) for name in ENCODERS for pairs in (False, True)),
-    *((name, False) for name in ("gpt2", "llama", "qwen3-moe", "gemma3", "mpt")),
+    *((name, head, pairs) for name in ENCODERS for head in ("sequence", "token") for pairs in (False, True)),
+    *((name, "sequence", False) for name in ("gpt2", "llama", "qwen3-moe", "gemma3", "mpt")),
 ]
+TASKS = {
+    "sequence": SequenceClassificationTask(SequenceClassification(type="sequence-classification", classes=CLASSES)),
+    "token": TokenClassificationTask(TokenClassification(type="token-classification", classes=CLASSES)),
+}
+#: Of each text; of each token, the half of which have none, as the padding has none.
+LABELS = {
+    "sequence": [2, 0, 1],
+    "token": np.where(
+        (np.arange(72).reshape(SIZE) % 2 == 0) & ~((np.arange(24) >= 24 - PADDED) & (np.arange(3) == 0)[:, None]),
+        np.arange(72).reshape(SIZE) * 7 % 5 % 3,
+        -1,
+    ).tolist(),
+}
 
 
-@pytest.mark.parametrize(("name", "pairs"), CASES)
-def test_a_head_for_sequences_computes_what_the_reference_does(
-    name: str, pairs: bool, reference: Reference, tmp_path: Path
+@pytest.mark.parametrize(("name", "head", "pairs"), CASES)
+def test_a_head_with_classes_computes_what_the_reference_does(
+    name: str, head: str, pairs: bool, reference: Reference, tmp_path: Path
 ) -> None:
-    labels = [2, 0, 1]
+    labels, task = LABELS[head], TASKS[head]
     asked = {"seed": 5, "size": SIZE, "padded": PADDED, "pairs": pairs, "labels": labels, "classes": CLASSES}
-    expected = reference.make_classifier(tmp_path, CONFIGS[name], head="sequence", **asked)
+    expected = reference.make_classifier(tmp_path, CONFIGS[name], head=head, **asked)
     length = SIZE[1]
     batch = {
         "tokens": jnp.asarray(expected["tokens"]),
@@ -40,7 +54,6 @@ def test_a_head_for_sequences_computes_what_the_reference_does(
         "second": jnp.broadcast_to((jnp.arange(length) >= length // 2) & pairs, SIZE).astype(jnp.uint8),
         "labels": jnp.asarray(labels),
     }
-    task = SequenceClassificationTask(SequenceClassification(type="sequence-classification", classes=CLASSES))
 
     def loss(model):
         found = task.loss(model, batch)
@@ -49,7 +62,8 @@ def test_a_head_for_sequences_computes_what_the_reference_does(
     model = _read(tmp_path)
     (value, accuracy), gradients = eqx.filter_jit(eqx.filter_value_and_grad(loss, has_aux=True))(model)
     assert abs(value - expected["loss"]) < NEAR * expected["loss"]
-    assert float(accuracy.sum) == (expected["logits"].argmax(-1) == labels).sum() and float(accuracy.weight) == 3
+    assert float(accuracy.sum) == (expected["logits"].argmax(-1) == labels).sum()
+    assert float(accuracy.weight) == (np.asarray(labels) >= 0).sum()
     theirs = {tensor: numbers for tensor, numbers in expected.items() if tensor.startswith(GRADIENT)}
     ours = _as_tensors(tmp_path, model, gradients)
     largest = max(np.abs(numbers).max() for numbers in theirs.values())

@@ -84,9 +84,6 @@ def longest_layout(
         layout |= {"segments": (shape, whole), "positions": (shape, whole)}
     else:
         layout["filled"] = rows, whole
-    document = document_of(data.train[0])
-    if document is not None and document.labelled:
-        layout |= {"labels": ((batch_size,), whole), "second": (shape, np.dtype(np.uint8))}
     return layout
 
 

@@ -269,8 +269,22 @@ class SequenceClassification(Classification):
             )
 
 
+class TokenClassification(Classification):
+    """Tell the class of each token that has a label, such as the first of each word."""
+
+    type: Literal["token-classification"]
+
+    implementation: ClassVar[str] = "trainkit.tasks.token_classification"
+    documents: ClassVar[frozenset[str]] = frozenset({"tagged"})
+
+    def head(self, data: Data) -> Head:
+        """Return a head with a score for each class at each token."""
+        count, names = self.known_classes(data)
+        return Head("token", count, names, self.new_head)
+
+
 #: Every task of the recipe language.
-TASKS = (CausalLM, MaskedLM, Preference, SequenceClassification)
+TASKS = (CausalLM, MaskedLM, Preference, SequenceClassification, TokenClassification)
 
 if TYPE_CHECKING:
     Task: TypeAlias = TaskSpec

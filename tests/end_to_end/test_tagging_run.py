@@ -1,0 +1,143 @@
+"""Tagging words by a recipe: a BERT learns from packed rows, survives a kill, and trains the same on eight devices."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import likeness
+import numpy as np
+import pytest
+from trainer import WORDS, Trainer, arrays, losses, trainkit
+
+from trainkit.events.log import read
+
+CLASSES = ("other", "animal", "place")
+WORD_CLASSES = {"cat": 1, "dog": 1, "mat": 2, "near": 2}
+RECIPE = """
+schema = 1
+[run]
+name = "tiny"
+[model]
+type = "bert"
+layers = 2
+hidden = 32
+heads = 2
+[tokenizer]
+path = "wordpiece"
+[task]
+type = "token-classification"
+[data]
+sequence_length = 48
+held_out = 0.2
+encoding = { type = "pack" }
+[[data.train]]
+path = "words.jsonl"
+document = { type = "tagged", words = "tokens", labels = "tags", classes = ["other", "animal", "place"] }
+[train]
+steps = 60
+batch_size = 8
+micro_batch_size = 4
+[optimizer]
+learning_rate = 1e-2
+[checkpoint]
+keep_every = 20
+[evaluate]
+every = 30
+metrics = [{ type = "f1" }]
+[track]
+aim = false
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory, chance = tmp_path_factory.mktemp("tagging"), random.Random(0)
+    likeness.write("wordpiece", directory / "wordpiece")
+    with (directory / "words.jsonl").open("w") as file:
+        for _ in range(400):
+            words = chance.choices([*WORDS, *WORD_CLASSES, *WORD_CLASSES], k=chance.randrange(2, 12))
+            tags = [CLASSES[WORD_CLASSES.get(word, 0)] for word in words]
+            file.write(json.dumps({"tokens": words, "tags": tags}) + "\n")
+    (directory / "tiny.toml").write_text(RECIPE)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(place: Path) -> Path:
+    done = trainkit(place, "run", "tiny.toml", "--plain")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return place / "runs" / "tiny"
+
+
+def copied(place: Path, to: Path) -> Path:
+    shutil.copytree(place, to, dirs_exist_ok=True, ignore=shutil.ignore_patterns("runs", "cache"))
+    return to
+
+
+def evaluations(run: Path) -> dict[int, dict[str, float]]:
+    return {event["step"]: event["metrics"] for event in read(run) if event["type"] == "evaluated"}
+
+
+def test_words_of_held_out_texts_get_their_tags(uninterrupted: Path) -> None:
+    found = losses(uninterrupted)
+    assert found[1] == pytest.approx(np.log(3), abs=0.2) and found[60] < 0.1
+    last = evaluations(uninterrupted)[60]
+    assert last["validation/held-out/accuracy"] > 0.95 and last["validation/held-out/f1"] > 0.9
+    shown = trainkit(uninterrupted.parent.parent, "inspect", "tiny", "--step", "0", "--rows", "8").stdout
+    assert "[animal]" in shown and "the[other]" in shown
+
+
+def test_a_run_that_was_killed_ends_bit_for_bit_as_one_that_was_not(
+    place: Path, uninterrupted: Path, tmp_path: Path
+) -> None:
+    copied(place, tmp_path)
+    with Trainer(tmp_path, "run", "tiny.toml", "--plain") as trainer:
+        assert trainer.until(lambda e: e["type"] == "checkpoint_saved" and e["step"] == 20)
+        trainer.kill()
+    done = trainkit(tmp_path, "resume", "tiny", "--plain")
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs" / "tiny"
+    assert arrays(run, 60) == arrays(uninterrupted, 60)
+    assert evaluations(run) == evaluations(uninterrupted)
+
+
+def test_eight_devices_and_other_micro_batches_train_as_one(place: Path, uninterrupted: Path, tmp_path: Path) -> None:
+    done = trainkit(
+        copied(place, tmp_path), "run", "tiny.toml", "--plain", "--set", "train.micro_batch_size=1", devices=8
+    )
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs" / "tiny"
+    for step, loss in losses(run).items():
+        assert loss == pytest.approx(losses(uninterrupted)[step], abs=1e-3), step
+    for name, value in evaluations(run)[60].items():
+        assert value == pytest.approx(evaluations(uninterrupted)[60][name], abs=5e-3), name
+
+
+def test_an_exported_tagger_names_its_classes(uninterrupted: Path, tmp_path: Path) -> None:
+    done = trainkit(uninterrupted.parent.parent, "export", "tiny", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["architectures"] == ["BertForTokenClassification"]
+    assert tuple(config["id2label"].values()) == CLASSES
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (('type = "pack"', 'type = "concatenate"'), ["pad", "pack", "windows"]),
+        (('type = "bert"', 'type = "gpt2"'), ["token-classification", "gpt2", "bert"]),
+        (("[task]", '[task]\nclasses = ["a", "b"]'), ["task.classes", "document.classes"]),
+        (('type = "token-classification"', 'type = "sequence-classification"'), ["tagged", "labelled"]),
+    ],
+    ids=["encoding", "model", "classes", "documents"],
+)
+def test_a_recipe_that_cannot_tag_is_refused(
+    place: Path, tmp_path: Path, change: tuple[str, str], words: list[str]
+) -> None:
+    (copied(place, tmp_path) / "tiny.toml").write_text(RECIPE.replace(*change))
+    done = trainkit(tmp_path, "check", "tiny.toml")
+    assert done.returncode == 2
+    assert all(word in done.stdout + done.stderr for word in words), done.stdout + done.stderr
