@@ -39,11 +39,11 @@ class DataProblem:
 
 def find_problems(cache: Cache, recipe: Recipe) -> list[DataProblem]:
     """Return what the checks find in the cache so far; errors first."""
-    found = [*_left_out(cache), *_learned(cache), *_unknown(cache), *_outside_classes(cache, recipe)]
+    problems = [*_left_out(cache), *_learned(cache), *_unknown(cache), *_outside_classes(cache, recipe)]
     if cache.train.complete:
-        found += [*_cut_off(cache, recipe), *_duplicates(cache), *_one_class(cache, recipe)]
+        problems += [*_cut_off(cache, recipe), *_duplicates(cache), *_one_class(cache, recipe)]
     order = ("error", "warning", "info")
-    return sorted(found, key=lambda finding: order.index(finding.level))
+    return sorted(problems, key=lambda finding: order.index(finding.level))
 
 
 def place_of(cache: Cache, set_name: str, source: int, unit: int, file: int, index: int) -> str:
@@ -194,11 +194,11 @@ def _duplicates(cache: Cache) -> Iterator[DataProblem]:
 
 def _hashes(stream: Stream, shift: int) -> np.ndarray:
     """Return the hashes of documents that begin with `shift` zero bits: a sample that depends on the hashes alone."""
-    found = [np.zeros(0, np.uint64)]
+    hashes_of = [np.zeros(0, np.uint64)]
     for number, section in enumerate(stream.sections):
         hashes = stream.arrays(number).documents["hash"][: section.entries]
-        found.append(hashes[hashes >> np.uint64(64 - shift) == 0] if shift else hashes)
-    return np.concatenate(found)
+        hashes_of.append(hashes[hashes >> np.uint64(64 - shift) == 0] if shift else hashes)
+    return np.concatenate(hashes_of)
 
 
 def _places_of(cache: Cache, stream: Stream, value: np.uint64, name: str = "train") -> list[str]:

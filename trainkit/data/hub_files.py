@@ -22,7 +22,7 @@ def read_object(path: Path, *, missing_ok: bool = False, hint: str = "") -> dict
     `hint` says which file is missing. Raises TrainkitError if the file is missing, cannot be read, or holds no object.
     """
     try:
-        found = json.loads(path.read_bytes())
+        value = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         if missing_ok:
             return {}
@@ -32,9 +32,9 @@ def read_object(path: Path, *, missing_ok: bool = False, hint: str = "") -> dict
     # how deep JSON may be nested is Python's own limit
     except (ValueError, RecursionError) as error:
         raise TrainkitError(f"is not JSON: {error}", where=str(path)) from error
-    if not isinstance(found, dict):
-        raise TrainkitError(f"is {kind_of(found)}, not an object", where=str(path))
-    return found
+    if not isinstance(value, dict):
+        raise TrainkitError(f"is {kind_of(value)}, not an object", where=str(path))
+    return value
 
 
 class NotAskedError(Exception):
@@ -54,8 +54,8 @@ def file_of(name: str, file: str, revision: str | None) -> Path | None:
     try:
         return Path(hf_hub_download(name, file, revision=revision))
     except LocalEntryNotFoundError:
-        known = try_to_load_from_cache(name, file, revision=revision)
-        if known is _CACHED_NO_EXIST:
+        cached = try_to_load_from_cache(name, file, revision=revision)
+        if cached is _CACHED_NO_EXIST:
             return None
         if constants.HF_HUB_OFFLINE:
             raise NotAskedError(f"{file} is not in its client's cache, and HF_HUB_OFFLINE is set") from None
@@ -68,5 +68,5 @@ def commit_of(name: str, file: str, revision: str | None) -> str | None:
     """Return the commit of a revision when the client fetched a file; None if the file is not in the client's cache."""
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(name, file, revision=revision)
-    return Path(found).parent.name if isinstance(found, str) else None
+    cached = try_to_load_from_cache(name, file, revision=revision)
+    return Path(cached).parent.name if isinstance(cached, str) else None

@@ -58,9 +58,9 @@ class _OtherData(TrainkitError):
 
 def keep(cache: Cache, run: Path) -> None:
     """Record in the run's directory which data it is trained on. Raises OSError."""
-    found = asdict(Recorded(cache.fingerprint, cache.ledgers))
+    record = asdict(Recorded(cache.fingerprint, cache.ledgers))
     draft = run / f".{NAME}"
-    draft.write_text(json.dumps(found), encoding="utf-8")
+    draft.write_text(json.dumps(record), encoding="utf-8")
     draft.replace(run / NAME)
 
 
@@ -77,8 +77,8 @@ def with_own_tokenizer(recipe: Recipe, run: Path) -> Recipe:
 def read(run: Path) -> Recorded | None:
     """Return what a run recorded; None if an earlier version began the run."""
     try:
-        found = json.loads((run / NAME).read_bytes())
-        return Recorded(str(found["fingerprint"]), tuple(map(str, found["ledgers"])))
+        record = json.loads((run / NAME).read_bytes())
+        return Recorded(str(record["fingerprint"]), tuple(map(str, record["ledgers"])))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -144,8 +144,8 @@ def _whole(recipe: Recipe, run: Path, recorded: Recorded) -> Cache | None:
         if not (run / "tokenizer.json").is_file():
             return None
         codec = load(run / "tokenizer.json")
-    found = set_of_ledgers(recipe, codec, recorded.ledgers)
-    cache = found and Cache(recipe, codec, [found])
+    training_set = set_of_ledgers(recipe, codec, recorded.ledgers)
+    cache = training_set and Cache(recipe, codec, [training_set])
     return cache if cache and cache.fingerprint == recorded.fingerprint else None
 
 

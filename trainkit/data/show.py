@@ -73,12 +73,12 @@ def _pieces(cache: Cache, row: BatchRow, batch: Batch, number: int, classes: Seq
         position = 0 if pairs else position  # each sequence of a pair is a row by itself
         shift = int("targets" in batch)
         positions = sum(place.end - place.first for place in places) - shift
-        here = slice(position, position + positions)
-        tokens, learned = tokens_T[here], weights_T[here] > 0
+        mine = slice(position, position + positions)
+        tokens, learned = tokens_T[mine], weights_T[mine] > 0
         if shift:  # the last target is no input
-            tokens = np.append(tokens, targets_T[here][-1:])
+            tokens = np.append(tokens, targets_T[mine][-1:])
             learned = np.append([False], learned)
-        labels = [*labels_T[here], ""]
+        labels = [*labels_T[mine], ""]
         position += positions
         start = 0
         for place in places:
@@ -113,10 +113,10 @@ def _runs(cache: Cache, tokens: np.ndarray, learned: np.ndarray, labels: Sequenc
             begin, waiting = until, ""
 
 
-def _alike(one: str, other: str) -> int:
+def _alike(text: str, other: str) -> int:
     """Return how many characters both texts begin with."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+    pairs = enumerate(zip(text, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(text), len(other)))
 
 
 def _where(cache: Cache, place: SourceSpan) -> str:

@@ -90,17 +90,17 @@ class _Guarded:
 def check_format(cache: Path, versions: Collection[int]) -> None:
     """Raise TrainkitError if the cache was made by a version of trainkit whose files cannot be used beside today's."""
     try:
-        found = json.loads((cache / "format.json").read_bytes())["format"]
+        version = json.loads((cache / "format.json").read_bytes())["format"]
     except (FileNotFoundError, NotADirectoryError):
         # the first version wrote no such file
         if not (cache / "shards").is_dir():
             return
-        found = 1
+        version = 1
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TrainkitError(f"cannot read it: {error}", where=str(cache / "format.json"), hint=_REBUILD) from error
-    if found not in versions:
+    if version not in versions:
         raise TrainkitError(
-            f"the token cache was made by another version of trainkit: found format {found}, needed {max(versions)}",
+            f"the token cache was made by another version of trainkit: found format {version}, needed {max(versions)}",
             where=str(cache),
             hint=_REBUILD,
         )
@@ -178,10 +178,10 @@ def map_file(path: Path, size: int | None = None) -> np.ndarray:
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        there = os.fstat(descriptor).st_size
-        wanted = there if size is None else size
-        if not 0 < wanted <= there:
-            raise ValueError(f"it has {there:,} bytes instead of {wanted:,}" if wanted else "it is empty")
+        size_now = os.fstat(descriptor).st_size
+        wanted = size_now if size is None else size
+        if not 0 < wanted <= size_now:
+            raise ValueError(f"it has {size_now:,} bytes instead of {wanted:,}" if wanted else "it is empty")
         address = _libc().mmap(None, wanted, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
     finally:
         os.close(descriptor)

@@ -170,8 +170,8 @@ def load(
     try:
         return _read(path)
     except FileNotFoundError:
-        found = find_spans(spec, length, ends, tokens, shift=shift)
-        _write(path, found)
+        spans = find_spans(spec, length, ends, tokens, shift=shift)
+        _write(path, spans)
         return _read(path)
     except (OSError, ValueError, EOFError) as error:
         raise TrainkitError(f"cannot read it: {error}", where=str(path), hint="delete it: it is rebuilt") from error

@@ -56,30 +56,30 @@ def encode(
             cache cannot be written. Finished parts stay.
     """
     first = encoding.splits[0]
-    made = shards.of_unit(cache, unit, encoding, on_error)
-    reporter.add_shards(shards.all_shards(made))
-    if made and made[-1][first].last:
-        return made
+    parts = shards.of_unit(cache, unit, encoding, on_error)
+    reporter.add_shards(shards.all_shards(parts))
+    if parts and parts[-1][first].last:
+        return parts
     refused: list[tuple[str, Refused]] = []
     read = read_all([(file, unit.span) for file in unit.files], on_error=on_error, refused=refused)
     pieces = divide(read, encoding.held_out)
-    done = made[-1][first].pieces if made else 0
+    done = parts[-1][first].pieces if parts else 0
     special = unit.files[0].reading.has_special_tokens
     texts = {split: LongText(tokenizer, special_tokens=special) for split in encoding.splits}
     for split, _, piece in islice(pieces, done):
         stop.check()
         texts[split].pass_over(piece.text, continued=piece.continued)
     for split, text in texts.items():
-        text.resume(made[-1][split].carried if made else 0)
+        text.resume(parts[-1][split].carried if parts else 0)
     refused.clear()
-    while not made or not made[-1][first].last:
-        part = _Part(unit, encoding, len(made), texts, cache=cache, tokenizer=tokenizer, reporter=reporter)
+    while not parts or not parts[-1][first].last:
+        part = _Part(unit, encoding, len(parts), texts, cache=cache, tokenizer=tokenizer, reporter=reporter)
         with part:
             consumed, last = part.take(pieces, stop)
             done += consumed
-        made.append(part.commit(refused, pieces=done, last=last))
+        parts.append(part.commit(refused, pieces=done, last=last))
         refused.clear()
-    return made
+    return parts
 
 
 class _Part:
@@ -139,20 +139,20 @@ class _Part:
 
     def commit(self, refused: list[tuple[str, Refused]], *, pieces: int, last: bool) -> Mapping[Split, Shard]:
         """Commit and return the shards. What was refused is counted with the first of the splits."""
-        unusable = [(place, found.problem) for place, found in refused if not found.filtered]
+        unusable = [(place, refusal.problem) for place, refusal in refused if not refusal.filtered]
         reasons = shards.group_reasons(
-            Reason(found.reason, 1, min(found.bytes, self._unit.size), where)
-            for where, found in refused
-            if not found.filtered
+            Reason(refusal.reason, 1, min(refusal.bytes, self._unit.size), where)
+            for where, refusal in refused
+            if not refusal.filtered
         )
-        made: dict[Split, Shard] = {}
+        done: dict[Split, Shard] = {}
         for split, output in self._outputs.items():
-            reports = unusable if not made else []
+            reports = unusable if not done else []
             if reports:
                 with writing(shards.rejected_path(self._cache, self._keys[split])) as out:
                     for where, why in reports:
                         out.write(json.dumps({"where": where, "why": why}, ensure_ascii=False).encode() + b"\n")
-            made[split] = (LabelledShard if self._unit.token_labels else Shard)(
+            done[split] = (LabelledShard if self._unit.token_labels else Shard)(
                 key=self._keys[split],
                 dtype=self._encoding.dtype,
                 tokens=output.tokens,
@@ -166,16 +166,16 @@ class _Part:
                 highest=output.highest,
                 empty=output.empty,
                 refused=len(reports),
-                filtered=len(refused) - len(unusable) if not made else 0,
+                filtered=len(refused) - len(unusable) if not done else 0,
                 examples=tuple(reports[: shards.EXAMPLES]),
-                reasons=reasons if not made else (),
+                reasons=reasons if not done else (),
                 pieces=pieces,
                 last=last,
                 carried=self._texts[split].carried,
             )
-        for shard in made.values():
+        for shard in done.values():
             shards.commit(self._cache, shard)
-        return made
+        return done
 
 
 @dataclass(frozen=True)

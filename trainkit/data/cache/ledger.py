@@ -44,13 +44,13 @@ def name_of_keys(keys: Sequence[str], limit: int | None) -> str:
 def find(cache: Path, name: str) -> Ledger | None:
     """Return the ledger of a name; None unless it exists with all its shards."""
     try:
-        found = json.loads(_path(cache, name).read_bytes())
+        table = json.loads(_path(cache, name).read_bytes())
         ledger = Ledger(
-            found["split"],
-            found["tokenizer"],
-            found["dtype"],
-            tuple(map(Shard.from_json, found["shards"])),
-            tuple(found["units"]),
+            table["split"],
+            table["tokenizer"],
+            table["dtype"],
+            tuple(map(Shard.from_json, table["shards"])),
+            tuple(table["units"]),
         )
         for shard in ledger.shards:
             if shards.path_of(cache, shard.key).stat().st_size != shard.size:
@@ -64,8 +64,8 @@ def files_of(cache: Path, name: str) -> list[dict[str, Any]] | None:
     """Return the files that a ledger was made from, each with `name`, `path`, `kind`, `digest`, its first `unit` and
     how many `units` it is divided into; None if there is no such ledger, or an earlier version wrote it."""
     try:
-        found = json.loads(_path(cache, name).read_bytes())["files"]
-        return list(found) if all({"kind", "unit", "units"} <= file.keys() for file in found) else None
+        files = json.loads(_path(cache, name).read_bytes())["files"]
+        return list(files) if all({"kind", "unit", "units"} <= file.keys() for file in files) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 

@@ -93,7 +93,7 @@ class LiveSource:
         """Complete the source with its ledgers."""
         first = ledgers[self.encoding.splits[0]]
         # each part has a shard of every split
-        parts = zip(*(one.shards for one in ledgers.values()), strict=True)
+        parts = zip(*(each.shards for each in ledgers.values()), strict=True)
         for part, unit in zip(parts, first.units, strict=True):
             self._add(dict(zip(ledgers, part, strict=True)), unit)
         for split in ledgers:
@@ -160,8 +160,8 @@ class LiveSource:
     def _finish(self, cache: Path) -> None:
         for split, kept in self._kept.items():
             its_shards, its_units = tuple(shard for shard, _ in kept), tuple(unit for _, unit in kept)
-            one = Ledger(split, self.encoding.tokenizer, self.encoding.dtype, its_shards, its_units)
-            ledger.save(cache, self.names[split], one, self.units, self.limit)
+            finished = Ledger(split, self.encoding.tokenizer, self.encoding.dtype, its_shards, its_units)
+            ledger.save(cache, self.names[split], finished, self.units, self.limit)
             self._streams[split].finish(self.number)
         self.complete = True
         self._ready.clear()

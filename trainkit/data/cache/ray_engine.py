@@ -153,25 +153,25 @@ def _version() -> tuple[str, int]:
     return trainkit.__version__, shards.FORMAT
 
 
-def _tokenise(tokenizer: bytes, given: _Task) -> Parts | None:
+def _tokenise(tokenizer: bytes, task: _Task) -> Parts | None:
     """Do a task and return its shards; None if another process is making the unit."""
     # a task has one CPU; Rust reads this with each batch
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    if given.version != _version():
+    if task.version != _version():
         raise TrainkitError(
             f"the host {socket.gethostname()} of the Ray cluster has trainkit {_named(_version())}, and this one"
-            f" {_named(given.version)}",
+            f" {_named(task.version)}",
             hint="install the same on all hosts",
         )
-    if not (given.cache / "locks" / given.mark).exists():
+    if not (task.cache / "locks" / task.mark).exists():
         raise TrainkitError(
             f"the host {socket.gethostname()} of the Ray cluster does not see the token cache",
-            where=str(given.cache),
+            where=str(task.cache),
             hint="data.cache must be a directory that all hosts see under the same path",
         )
-    if given.plugins:
-        load_plugins(given.plugins, lambda number: "")
-    work = CacheWork(pickle.loads(given.unit), given.encoding, given.cache, _loaded(tokenizer), given.on_error)
+    if task.plugins:
+        load_plugins(task.plugins, lambda number: "")
+    work = CacheWork(pickle.loads(task.unit), task.encoding, task.cache, _loaded(tokenizer), task.on_error)
     try:
         return work.do(Reporter("", 0, None), Stop())
     except Later:
@@ -212,11 +212,11 @@ def _run(
                 stop.check()
                 while waiting and len(running) < size.look():
                     index = waiting.popleft()
-                    one = work[index]
+                    item = work[index]
                     if wanted(index):
-                        unit = pickle.dumps(one.unit)
-                        cache = one.cache.absolute()
-                        task_input = _Task(unit, plugins, one.encoding, cache, one.on_error, mark, _version())
+                        unit = pickle.dumps(item.unit)
+                        cache = item.cache.absolute()
+                        task_input = _Task(unit, plugins, item.encoding, cache, item.on_error, mark, _version())
                         running[task.remote(tokenizer, task_input)] = index
                     else:
                         on_result(index, None)

@@ -95,12 +95,12 @@ def set_of_ledgers(recipe: Recipe, codec: LoadedTokenizer | None, names: Sequenc
     streams = {split: Streams(cache, encoding.dtype, len(data.train), begins=encoding.bos)}
     sources = []
     for number, (spec, name) in enumerate(zip(data.train, names, strict=False)):
-        found, files = ledger.find(cache, name), ledger.files_of(cache, name)
-        if found is None or files is None:
+        stored, files = ledger.find(cache, name), ledger.files_of(cache, name)
+        if stored is None or files is None:
             return None
         units = _units_of(files)
         sources.append(LiveSource(number, units, encoding, spec.limit, streams, {split: name}))
-        sources[-1].take({split: found})
+        sources[-1].take({split: stored})
     return Set("train", tuple(sources), streams, ()) if len(sources) == len(data.train) == len(names) else None
 
 
@@ -108,9 +108,9 @@ def _units_of(files: Sequence[Mapping[str, Any]]) -> tuple[Unit, ...]:
     """Return units that say where documents come from, and cannot be read."""
     units: dict[int, list[SourceFile]] = {}
     for file in files:
-        one = SourceFile(file["path"], file["name"], file["kind"], RowReading(), (0, 0, 0, 0))
+        source_file = SourceFile(file["path"], file["name"], file["kind"], RowReading(), (0, 0, 0, 0))
         for number in range(file["unit"], file["unit"] + file["units"]):
-            units.setdefault(number, []).append(one)
+            units.setdefault(number, []).append(source_file)
     return tuple(Unit(tuple(units[number]), ()) for number in sorted(units))
 
 
@@ -126,12 +126,12 @@ def _encoding(recipe: Recipe, codec: LoadedTokenizer | None, held_out: float) ->
 
 def find_usable(source: LiveSource, directory: Path, on_error: str) -> Mapping[Split, Ledger] | None:
     """Return the ledgers of a source; None if they are missing, or leave out documents that must not be left out."""
-    found = source.find(directory)
-    if found is None:
+    ledgers = source.find(directory)
+    if ledgers is None:
         return None
-    first = found[source.encoding.splits[0]]
+    first = ledgers[source.encoding.splits[0]]
     pairs = zip(first.shards, first.units, strict=True)
-    return found if all(shards.may_be_used(shard, source.units[unit], on_error) for shard, unit in pairs) else None
+    return ledgers if all(shards.may_be_used(shard, source.units[unit], on_error) for shard, unit in pairs) else None
 
 
 def check_not_empty(data: Data, group: Set) -> None:
@@ -143,8 +143,8 @@ def check_not_empty(data: Data, group: Set) -> None:
     if not stream.tokens and group.name != "train":
         raise TrainkitError(f"the validation set '{group.name}' holds no text", where="data.validation")
     if not stream.tokens:
-        there = [shard for source in group.sources for shard in source.shards]
-        empty, refused = sum(shard.empty for shard in there), sum(shard.refused for shard in there)
+        all_shards = [shard for source in group.sources for shard in source.shards]
+        empty, refused = sum(shard.empty for shard in all_shards), sum(shard.refused for shard in all_shards)
         raise TrainkitError(
             f"the training data holds no text: {empty:,} empty and {refused:,} unreadable documents"
             + (f"; all others are held out by held_out = {data.held_out}" if data.held_out else ""),
@@ -181,8 +181,8 @@ def find_apart(cache: Path, group: Set) -> bool:
     assert group.apart is not None
     held_out = group.streams["held-out"].all
     try:
-        found = json.loads(_path(cache, group).read_bytes())
-        written = {int(number): Shard.from_json(shard) for number, shard in found.items()}
+        table = json.loads(_path(cache, group).read_bytes())
+        written = {int(number): Shard.from_json(shard) for number, shard in table.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
     if any(shards.find(cache, shard.key) is None for shard in written.values()):

@@ -183,11 +183,11 @@ class ShardWriter:
 
     def _are_in_pieces(self) -> list[bool]:
         """Return of each piece that waits whether its text has other pieces."""
-        found, continued = [], self._text.is_open
+        in_pieces, continued = [], self._text.is_open
         for piece in self._pieces:
-            found.append(continued or piece.continued)
+            in_pieces.append(continued or piece.continued)
             continued = piece.continued
-        return found
+        return in_pieces
 
     def _around(self, piece: Piece, ids: list[int] | np.ndarray) -> tuple[list[int], list[int]]:
         """Return the ids to put before and after those of a piece that begins or ends a document or a sequence."""

@@ -70,15 +70,17 @@ class Reason(NamedTuple):
 
 def group_reasons(reasons: Iterable[Reason], most: int = REASONS) -> tuple[Reason, ...]:
     """Return equal reasons as one, those with the most bytes first; those beyond `most` as one last reason."""
-    found: dict[str, Reason] = {}
-    for one in reasons:
-        before = found.get(one.why, one._replace(documents=0, bytes=0))
-        found[one.why] = before._replace(documents=before.documents + one.documents, bytes=before.bytes + one.bytes)
-    ordered = sorted(found.values(), key=lambda one: (-one.bytes, -one.documents, one.why))
+    grouped: dict[str, Reason] = {}
+    for reason in reasons:
+        before = grouped.get(reason.why, reason._replace(documents=0, bytes=0))
+        grouped[reason.why] = before._replace(
+            documents=before.documents + reason.documents, bytes=before.bytes + reason.bytes
+        )
+    ordered = sorted(grouped.values(), key=lambda reason: (-reason.bytes, -reason.documents, reason.why))
     if len(ordered) <= most:
         return tuple(ordered)
     rest = ordered[most - 1 :]
-    other = Reason(OTHER, sum(one.documents for one in rest), sum(one.bytes for one in rest), rest[0].where)
+    other = Reason(OTHER, sum(reason.documents for reason in rest), sum(reason.bytes for reason in rest), rest[0].where)
     return (*ordered[: most - 1], other)
 
 
@@ -194,14 +196,14 @@ def rejected_path(cache: Path, key: str) -> Path:
 def of_unit(cache: Path, unit: Unit, encoding: Encoding, on_error: str) -> list[Mapping[Split, Shard]]:
     """Return the shards of a unit that exist, by part, up to the first gap; none if one of them may not be used."""
     first = encoding.splits[0]
-    found: list[Mapping[Split, Shard]] = []
-    while not found or not found[-1][first].last:
-        part = {s: find(cache, key_of(unit, s, encoding, len(found))) for s in encoding.splits}
-        there = {split: shard for split, shard in part.items() if shard is not None}
-        if len(there) < len(part):
+    parts: list[Mapping[Split, Shard]] = []
+    while not parts or not parts[-1][first].last:
+        part = {s: find(cache, key_of(unit, s, encoding, len(parts))) for s in encoding.splits}
+        complete = {split: shard for split, shard in part.items() if shard is not None}
+        if len(complete) < len(part):
             break
-        found.append(there)
-    return found if all(may_be_used(part[first], unit, on_error) for part in found) else []
+        parts.append(complete)
+    return parts if all(may_be_used(part[first], unit, on_error) for part in parts) else []
 
 
 def may_be_used(shard: Shard, unit: Unit, on_error: str) -> bool:

@@ -157,16 +157,16 @@ class Stream:
         """Return where documents end within the tokens `start` … `start + width - 1`, relative to `start`: i + 1 if
         token i is the last of a document."""
         self._map()
-        found = [np.zeros(0, np.int64)]
+        borders = [np.zeros(0, np.int64)]
         filled = 0
         number = int(np.searchsorted(self._firsts, start, side="right")) - 1
         for section, offset, count in self._runs(number, start - int(self._firsts[number]), width):
             ends = self._arrays[section].ends
             # as the type of the ends: they would be copied to be compared with another
             low, high = ends.searchsorted(np.array([offset, offset + count], ends.dtype), "right")
-            found.append(ends[low:high].astype(np.int64) - offset + filled)
+            borders.append(ends[low:high].astype(np.int64) - offset + filled)
             filled += count
-        return np.concatenate(found)
+        return np.concatenate(borders)
 
     def places(self, start: int, width: int) -> Iterator[SourceSpan]:
         """Yield the documents that the tokens `start` … `start + width - 1` are from."""

@@ -168,10 +168,10 @@ def _guarded(tree: Tree) -> set[str]:
     """Return the names that a template tests before it uses them: in a condition, or with a default."""
     from jinja2 import nodes
 
-    asked: list[nodes.Node] = [node.test for node in tree.find_all(nodes.If)]
-    asked += [node.test for node in tree.find_all(nodes.CondExpr)]
-    asked += [node.node for node in tree.find_all(nodes.Filter) if node.name in ("default", "d") and node.node]
-    names = (name for node in asked for name in (node, *node.find_all(nodes.Name)))
+    tested: list[nodes.Node] = [node.test for node in tree.find_all(nodes.If)]
+    tested += [node.test for node in tree.find_all(nodes.CondExpr)]
+    tested += [node.node for node in tree.find_all(nodes.Filter) if node.name in ("default", "d") and node.node]
+    names = (name for node in tested for name in (node, *node.find_all(nodes.Name)))
     return {name.name for name in names if isinstance(name, nodes.Name)}
 
 
@@ -220,18 +220,18 @@ def _find(chosen: ChatTemplateChoice, tokenizer_path: Path, config: Mapping[str,
     if beside.is_file():
         return _read(beside, ""), str(beside)
     origin = f"{tokenizer_path.with_name('tokenizer_config.json')}:chat_template"
-    found = config.get("chat_template")
-    if isinstance(found, list):
-        by_name = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
-        found = by_name.get("default")
-        if found is None:
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        by_name = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
+        template = by_name.get("default")
+        if template is None:
             raise TrainkitError(
                 f"there are several chat templates, and none is named 'default': {', '.join(map(str, by_name))}",
                 where=origin,
                 hint="copy the right one into a file, and set document.template to its path",
             )
-    if isinstance(found, str):
-        return found, origin
+    if isinstance(template, str):
+        return template, origin
     raise TrainkitError(
         "there is no chat template: document.template is not given, and beside the tokenizer there is neither a"
         " chat_template.jinja nor a 'chat_template' in tokenizer_config.json",

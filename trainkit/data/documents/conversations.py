@@ -85,14 +85,14 @@ def make_chat(
 
 def _takes_part(message: Message, where: str) -> bool | None:
     """Return whether a message asks to be learned, None if it does not say; removes its `train` and `weight`."""
-    said = {key: message.pop(key) for key in ("train", "weight") if key in message}
-    for key, value in said.items():
+    flags = {key: message.pop(key) for key in ("train", "weight") if key in message}
+    for key, value in flags.items():
         if value not in ((False, True) if key == "train" else (0, 1)):
             allowed = "true or false" if key == "train" else "0 or 1"
             raise TrainkitError(f"the {key} of {where} is {value!r}; it may be {allowed}")
-    answers = {bool(value) for value in said.values()}
+    answers = {bool(value) for value in flags.values()}
     if len(answers) > 1:
-        raise TrainkitError(f"{where} says both train = {said['train']} and weight = {said['weight']}")
+        raise TrainkitError(f"{where} says both train = {flags['train']} and weight = {flags['weight']}")
     return answers.pop() if answers else None
 
 
@@ -166,10 +166,10 @@ def _message(found: Any, where: str) -> Message:
 def _as_stored(row: Mapping[str, Any], key: str) -> dict[str, Any]:
     """Return a table's row without the nulls that stand for absent keys of objects in it. `_message` handles those of
     the messages themselves."""
-    found = row.get(key)
+    messages = row.get(key)
     given = {name: _without_absent(value) for name, value in row.items()}
-    if isinstance(found, list | tuple) and all(isinstance(message, Mapping) for message in found):
-        given[key] = [{name: _without_absent(value) for name, value in message.items()} for message in found]
+    if isinstance(messages, list | tuple) and all(isinstance(message, Mapping) for message in messages):
+        given[key] = [{name: _without_absent(value) for name, value in message.items()} for message in messages]
     return given
 
 

@@ -58,21 +58,21 @@ class RowReading:
     @cached_property
     def signature(self) -> list[Any]:
         """Everything apart from the bytes that the documents depend on, as JSON values."""
-        asked = self.document
-        if asked is not None and asked.chat_template is not None:
+        document_spec = self.document
+        if document_spec is not None and document_spec.chat_template is not None:
             # what is in the file of a chat template counts, and not where it is
-            asked = asked.model_copy(update=dict.fromkeys(asked.path_keys))
-        document = asked and asked.model_dump(mode="json")
+            document_spec = document_spec.model_copy(update=dict.fromkeys(document_spec.path_keys))
+        document = document_spec and document_spec.model_dump(mode="json")
         chat = self.chat and [self.chat.text, self.chat.special_tokens]
-        found = [list(self.keys), document, self.shortest, self.longest, self.dtype, chat, self.end_of_text]
-        if asked is not None and asked.learned_in_part:
-            found.append(_LEARNED_IN_PART)
-        if asked is not None and asked.sequences > 1 and (self.shortest or self.longest):
-            found.append(_PROMPT_COUNTS_ONCE)
-        if isinstance(asked, Labelled) and len(asked.texts) > 1:
-            found.append(_TEXTS_ARE_DIVIDED)
-        code = asked and plugin_digest(asked)
-        return [*found, ["plugin", code]] if code else found
+        parts = [list(self.keys), document, self.shortest, self.longest, self.dtype, chat, self.end_of_text]
+        if document_spec is not None and document_spec.learned_in_part:
+            parts.append(_LEARNED_IN_PART)
+        if document_spec is not None and document_spec.sequences > 1 and (self.shortest or self.longest):
+            parts.append(_PROMPT_COUNTS_ONCE)
+        if isinstance(document_spec, Labelled) and len(document_spec.texts) > 1:
+            parts.append(_TEXTS_ARE_DIVIDED)
+        code = document_spec and plugin_digest(document_spec)
+        return [*parts, ["plugin", code]] if code else parts
 
     @property
     def has_special_tokens(self) -> bool:
@@ -221,17 +221,17 @@ def parse(template: str) -> tuple[tuple[str, bool], ...]:
     parts: list[tuple[str, bool]] = []
     section = ""
     end = 0
-    for found in _PARTS.finditer(template):
-        parts.append((template[end : found.start()], False))
-        end = found.end()
-        doubled, key, stray = found.groups()
+    for match in _PARTS.finditer(template):
+        parts.append((template[end : match.start()], False))
+        end = match.end()
+        doubled, key, stray = match.groups()
         if stray:
-            raise ValueError(f"the '{stray}' at character {found.start() + 1} belongs to no key in braces")
+            raise ValueError(f"the '{stray}' at character {match.start() + 1} belongs to no key in braces")
         parts.append((doubled[0], False) if doubled else (key, True))
         if key and key[0] in (_IF, _UNLESS, _END):
             if (key[0] == _END) != bool(section) or (section and key[1:] != section):
                 wanted = f"{{{_END}{section}}} is missing before it" if section else "it ends nothing"
-                raise ValueError(f"the '{{{key}}}' at character {found.start() + 1} is out of place: {wanted}")
+                raise ValueError(f"the '{{{key}}}' at character {match.start() + 1} is out of place: {wanted}")
             section = "" if key[0] == _END else key[1:]
     if section:
         raise ValueError(f"the section of '{section}' is not ended by {{{_END}{section}}}")

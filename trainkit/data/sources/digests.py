@@ -107,8 +107,8 @@ def compute(
     stale = [file for file in files if not ((entry := known.get(file.key)) and entry.holds_for(file))]
     if stale:
         now = time.time_ns()
-        found = run([_job(file, progress) for file in stale], workers=workers, tick=tick)
-        known |= {f.key: _Entry(f.stat, f.identity, content, now) for f, content in zip(stale, found, strict=True)}
+        contents = run([_job(file, progress) for file in stale], workers=workers, tick=tick)
+        known |= {f.key: _Entry(f.stat, f.identity, content, now) for f, content in zip(stale, contents, strict=True)}
         listed = {file.key for file in files}
         _save(memory, {key: known[key] for key in known if key in listed or os.path.exists(key.partition(":")[2])})
     return {file.key: known[file.key].content for file in files}
@@ -135,14 +135,14 @@ def _content(file: SourceFile, stop: Stop, progress: Callable[[int], None]) -> C
 
 def _content_of_directory(file: SourceFile, stop: Stop, progress: Callable[[int], None]) -> Content:
     assert file.reading.hub is not None
-    found = []
+    digests = []
     for name, path in files_below(file.reading.hub.id):
         hasher = hashlib.blake2b(digest_size=16)
         _read(str(path), hasher.update, stop, progress)
-        found.append([name, hasher.hexdigest()])
+        digests.append([name, hasher.hexdigest()])
     spans = row_spans(file)
     check_unchanged(file)
-    return Content(of_value(found), spans)
+    return Content(of_value(digests), spans)
 
 
 def _read(path: str, add: Callable[[bytes], None], stop: Stop, progress: Callable[[int], None]) -> None:
@@ -202,10 +202,10 @@ def _memory(cache: Path, files: tuple[SourceFile, ...]) -> Path:
 def _load(memory: Path) -> dict[str, _Entry]:
     """Return what is remembered: nothing if the file is missing or damaged, since all sources can be read again."""
     try:
-        found = json.loads(memory.read_bytes())
+        table = json.loads(memory.read_bytes())
         return {
             key: _Entry(tuple(stat), identity, Content(digest, tuple(Span(*span) for span in spans)), at)
-            for key, (stat, identity, digest, spans, at) in found.items()
+            for key, (stat, identity, digest, spans, at) in table.items()
         }
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
@@ -252,8 +252,8 @@ def recall(cache: Path, sources: Sequence[Source]) -> Listing | None:
     files = tuple(list_files(source, cache) for source in sources)
     known: Contents = {}
     for group in files:
-        found = find(cache, group)
-        if found is None:
+        contents = find(cache, group)
+        if contents is None:
             return None
-        known |= found
+        known |= contents
     return Listing(files, known)

@@ -86,11 +86,11 @@ def _reading(source: RowSource) -> RowReading:
 
 
 def _matches(paths: str | tuple[str, ...]) -> list[Match]:
-    found: dict[str, Match] = {}
+    matches: dict[str, Match] = {}
     for pattern in (paths,) if isinstance(paths, str) else paths:
         for match in match_files(pattern):
-            found.setdefault(match.path, match)
-    return list(found.values())
+            matches.setdefault(match.path, match)
+    return list(matches.values())
 
 
 def list_matching(source: Files, cache: Path) -> tuple[SourceFile, ...]:
@@ -114,9 +114,9 @@ def list_matching(source: Files, cache: Path) -> tuple[SourceFile, ...]:
     return tuple(files)
 
 
-def _check_asked(files: Sequence[SourceFile], key: str, asked: bool, suffixes: Sequence[str]) -> None:
+def _check_asked(files: Sequence[SourceFile], key: str, is_set: bool, suffixes: Sequence[str]) -> None:
     """Raise TrainkitError if the source sets a key that is only for files with these suffixes, and has no such file."""
-    if asked and not any(file.path.endswith(tuple(suffixes)) for file in files):
+    if is_set and not any(file.path.endswith(tuple(suffixes)) for file in files):
         raise _not_read(key, suffixes, files[0])
 
 
@@ -175,15 +175,15 @@ def list_dataset(source: HuggingFace, cache: Path) -> tuple[SourceFile, ...]:
 def list_standard_library(source: PythonStdlib, cache: Path) -> tuple[SourceFile, ...]:
     """Return the files of the running interpreter's standard library."""
     root = Path(sysconfig.get_path("stdlib"))
-    found = []
+    paths = []
     for directory, below, names in os.walk(root):
         below[:] = [name for name in below if name not in _NOT_LIBRARY]
-        found += [Path(directory, name) for name in names if name.endswith(".py")]
-    if not found:
+        paths += [Path(directory, name) for name in names if name.endswith(".py")]
+    if not paths:
         raise TrainkitError(
             "this interpreter's standard library holds no .py files",
             where=str(root),
             hint='use text of your own: [[data.train]] path = "…"',
         )
-    files = (_file(local_file(path, root), "python", RowReading()) for path in found if path.is_file())
+    files = (_file(local_file(path, root), "python", RowReading()) for path in paths if path.is_file())
     return tuple(sorted(files, key=lambda file: file.name))

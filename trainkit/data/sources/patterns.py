@@ -48,10 +48,10 @@ def expand_braces(pattern: str) -> list[str]:
     shell.
     """
     for start in (i for i, c in enumerate(pattern) if c == "{"):
-        found = _closing(pattern, start)
-        if found is None:
+        closing = _closing(pattern, start)
+        if closing is None:
             continue
-        end, commas = found
+        end, commas = closing
         head, inner, tail = pattern[:start], pattern[start + 1 : end], pattern[end + 1 :]
         if commas:
             cuts = [start, *commas, end]
@@ -101,11 +101,11 @@ def files_below(directory: str) -> list[tuple[str, Path]]:
     root = Path(directory).expanduser().absolute()
     if not root.is_dir():
         raise FileNotFoundError(root)
-    found = []
+    paths = []
     for above, below, names in os.walk(root):
         below[:] = [name for name in below if not name.startswith(".")]
-        found += [Path(above, name) for name in names if not name.startswith(".")]
-    return sorted((path.relative_to(root).as_posix(), path) for path in found)
+        paths += [Path(above, name) for name in names if not name.startswith(".")]
+    return sorted((path.relative_to(root).as_posix(), path) for path in paths)
 
 
 def stat_of_directory(directory: str) -> Stat:
@@ -134,24 +134,24 @@ def match_files(pattern: str) -> list[Match]:
         return _match_urls(pattern)
     absolute = Path(pattern.removeprefix("file://")).expanduser().absolute()
     root, tail = _split(absolute)
-    found: set[Path] = set()
+    files: set[Path] = set()
     missing: list[str] = []
-    for one in expand_braces(tail):
-        path = root / one
+    for expanded in expand_braces(tail):
+        path = root / expanded
         if path.is_file():
-            found.add(path)
+            files.add(path)
         elif path.is_dir():
             raise _directory(str(path))
-        elif glob.has_magic(one):
-            names = glob.glob(one, root_dir=root, recursive=True)
-            found.update(file for name in names if (file := root / name).is_file())
+        elif glob.has_magic(expanded):
+            names = glob.glob(expanded, root_dir=root, recursive=True)
+            files.update(file for name in names if (file := root / name).is_file())
         else:
             missing.append(str(path))
     if missing:
         raise _missing(pattern, missing, _nearest_directory(Path(missing[0])))
-    if not found:
+    if not files:
         raise TrainkitError(f"no file matches {absolute}", where=pattern, hint=_nearest_directory(absolute))
-    return [local_file(path, root) for path in sorted(found, key=lambda file: file.relative_to(root).parts)]
+    return [local_file(path, root) for path in sorted(files, key=lambda file: file.relative_to(root).parts)]
 
 
 def local_file(path: Path, root: Path) -> Match:
@@ -196,30 +196,30 @@ def _holds(directory: str, names: list[str]) -> str:
 def _match_urls(pattern: str) -> list[Match]:
     plain = _URL_MAGIC.split(pattern, maxsplit=1)[0]
     above = pattern[: plain.rindex("/") + 1]
-    found: dict[str, dict[str, Any]] = {}
+    files: dict[str, dict[str, Any]] = {}
     missing: list[str] = []
     with store_of(pattern) as (store, _):
         root = store._strip_protocol(above).rstrip("/")
-        for one in expand_braces(pattern):
-            path = store._strip_protocol(one)
-            if _URL_MAGIC.search(one):
-                found |= {name: info for name, info in store.glob(path, detail=True).items() if _is_file(info)}
+        for expanded in expand_braces(pattern):
+            path = store._strip_protocol(expanded)
+            if _URL_MAGIC.search(expanded):
+                files |= {name: info for name, info in store.glob(path, detail=True).items() if _is_file(info)}
                 continue
             try:
                 info = store.info(path)
             except FileNotFoundError:
-                missing.append(one)
+                missing.append(expanded)
                 continue
             if not _is_file(info):
-                raise _directory(one)
-            found[path] = info
+                raise _directory(expanded)
+            files[path] = info
         if missing:
             raise _missing(pattern, missing, _listing(store, root, above))
-        if not found:
+        if not files:
             raise TrainkitError("no file matches", where=pattern, hint=_listing(store, root, above))
         return [
-            Match(store.unstrip_protocol(path), path.removeprefix(root).lstrip("/"), *_remote_stat(found[path]))
-            for path in sorted(found, key=lambda path: path.split("/"))
+            Match(store.unstrip_protocol(path), path.removeprefix(root).lstrip("/"), *_remote_stat(files[path]))
+            for path in sorted(files, key=lambda path: path.split("/"))
         ]
 
 
@@ -236,11 +236,11 @@ def _listing(store: Any, root: str, shown: str) -> str:
 
 def _remote_stat(info: dict[str, Any]) -> tuple[Stat, str | None]:
     size = info.get("size") or 0
-    said = {key: str(info[key]) for key in _IDENTITIES if info.get(key)}
-    if not said and size:
-        said = {key: str(info[key]) for key in _VERSIONS if info.get(key)}
-    identity = " ".join([*(f"{key}={value}" for key, value in said.items()), f"size={size}"]) if said else None
-    times = "" if said else " ".join(f"{key}={info[key]}" for key in _TIMES if info.get(key))
+    reported = {key: str(info[key]) for key in _IDENTITIES if info.get(key)}
+    if not reported and size:
+        reported = {key: str(info[key]) for key in _VERSIONS if info.get(key)}
+    identity = " ".join([*(f"{key}={value}" for key, value in reported.items()), f"size={size}"]) if reported else None
+    times = "" if reported else " ".join(f"{key}={info[key]}" for key in _TIMES if info.get(key))
     written = int.from_bytes(hashlib.blake2b(times.encode(), digest_size=7).digest(), "little") if times else 0
     return (size, written, 0, 0), identity
 

@@ -97,13 +97,13 @@ def read(file: SourceFile, refuse: Refuse, span: Span | None = None) -> Iterator
         if isinstance(row, Piece):
             yield row
             continue
-        found = templates.make_document(file.reading, row.values, row.number, base, columns=file.format.by_column)
-        if isinstance(found, Refused):
+        document = templates.make_document(file.reading, row.values, row.number, base, columns=file.format.by_column)
+        if isinstance(document, Refused):
             texts = (value for value in row.values.values() if isinstance(value, str))
             lost = sum(len(text.encode(errors="replace")) for text in texts)
-            refuse(replace(found, place=row.place, bytes=lost))
+            refuse(replace(document, place=row.place, bytes=lost))
         else:
-            yield from found
+            yield from document
 
 
 def row_spans(file: SourceFile, size: int = 8 << 20) -> tuple[Span, ...]:
@@ -132,22 +132,22 @@ def read_all(
     """
     for file, span in files:
 
-        def refuse(found: Refused, file: SourceFile = file) -> None:
-            if on_error == "stop" and file.kind != "python" and not found.filtered:
-                raise _error(file, found)
-            if file.format.one_document or not found.place:  # nothing of the file can be used
-                found = replace(found, bytes=file.size)
-            refused.append((f"{file.name}{found.place}", found))
+        def refuse(refusal: Refused, file: SourceFile = file) -> None:
+            if on_error == "stop" and file.kind != "python" and not refusal.filtered:
+                raise _error(file, refusal)
+            if file.format.one_document or not refusal.place:  # nothing of the file can be used
+                refusal = replace(refusal, bytes=file.size)
+            refused.append((f"{file.name}{refusal.place}", refusal))
 
         for piece in read(file, refuse, span):
             yield file, piece
         check_unchanged(file)
 
 
-def _error(file: SourceFile, found: Refused) -> TrainkitError:
+def _error(file: SourceFile, refusal: Refused) -> TrainkitError:
     skip = 'or leave out what cannot be read: data.on_error = "skip"'
-    where = f"{file.path}{found.place}"
-    return TrainkitError(found.problem, where=where, hint=f"{found.hint}; {skip}" if found.hint else skip)
+    where = f"{file.path}{refusal.place}"
+    return TrainkitError(refusal.problem, where=where, hint=f"{refusal.hint}; {skip}" if refusal.hint else skip)
 
 
 def check_unchanged(file: SourceFile) -> None:

@@ -133,8 +133,8 @@ def _border(text: str, place: int, slack: int) -> int:
     if place <= 0 or place >= len(text):
         return min(max(place, 0), len(text))
     for border in _BORDERS:
-        if found := border.search(text, place - 1, place + slack):
-            return found.end()
+        if match := border.search(text, place - 1, place + slack):
+            return match.end()
     return len(text) if place + slack >= len(text) else place
 
 

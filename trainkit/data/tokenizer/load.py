@@ -106,17 +106,17 @@ def _resolve_reading(file: SourceFile, path: Path) -> SourceFile:
 def begins(recipe: Recipe, codec: LoadedTokenizer) -> bool:
     """Return whether the beginning-of-text token goes before every document. Raises TrainkitError if the recipe asks
     for it and there is none."""
-    asked = recipe.data.encoding.bos
-    if asked == "auto":
+    setting = recipe.data.encoding.bos
+    if setting == "auto":
         # an encoder sees whole texts, so even a new one gets them as its tokenizer makes them
         return (recipe.base_checkpoint is not None or recipe.model.kind == "encoder") and codec.begins
-    if asked and codec.beginning_of_text is None:
+    if setting and codec.beginning_of_text is None:
         raise TrainkitError(
             "the tokenizer has no beginning-of-text token",
             where="data.encoding.bos",
             hint="remove it, or set it to false",
         )
-    return asked
+    return setting
 
 
 def peek_vocab_size(recipe: Recipe) -> int | None:
@@ -194,16 +194,16 @@ def _fetch_beside(name: str, revision: str | None, files: Sequence[str], to: Pat
     unknown = []
     for file in files:
         try:
-            found = file_of(name, file, revision)
+            fetched = file_of(name, file, revision)
         except NotAskedError:
             unknown.append(file)
             continue
         # the hub's client and its HTTP library each raise what they like
         except Exception as error:
             raise _not_fetched(name, error) from error
-        if found is not None:
+        if fetched is not None:
             with writing(to / file) as out:
-                out.write(found.read_bytes())
+                out.write(fetched.read_bytes())
     if unknown:
         with writing(to / _LATER) as out:
             commit = commit_of(name, "tokenizer.json", revision) or revision

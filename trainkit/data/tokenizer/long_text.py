@@ -67,11 +67,11 @@ class LongText:
         last, kept, border = len(ids), size, size
         if continued:
             kept = size - JOINT - AFTER
-            found = self._find_border(ids, kept)
-            if found is None:
+            cut = self._find_border(ids, kept)
+            if cut is None:
                 self._enough = 2 * size  # a text that cannot be cut is not tokenised again for every piece
                 return np.zeros(0, np.int64)
-            border, last = found
+            border, last = cut
         self._text, self._returned, self._enough = self._text[kept:], border - kept, 0
         return ids[:last]
 
@@ -80,9 +80,9 @@ class LongText:
         ids = np.array(self._encode(self._text), np.int64)
         if not self._returned:
             return ids
-        known = self._place(self._text[: JOINT + AFTER])
-        first = int((known.begins < self._returned).sum())
-        if np.array_equal(ids[: first + _SAME], known.ids[: first + _SAME]):
+        joint = self._place(self._text[: JOINT + AFTER])
+        first = int((joint.begins < self._returned).sum())
+        if np.array_equal(ids[: first + _SAME], joint.ids[: first + _SAME]):
             return ids[first:]
         # the joint's tokens are others now that more has come: no character may be lost or come twice
         whole = self._place(self._text)

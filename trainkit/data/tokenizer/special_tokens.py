@@ -59,15 +59,15 @@ NOTHING: Beside = {"bos": (), "eos": (), "pad": (), "mask": ()}
 def read_beside(tokenizer: Path, *, config: bool) -> Beside:
     """Return what the files beside a tokenizer.json say. A model's config.json is read only with `config`, since beside
     a file that a recipe names directly it may belong to anything. Raises TrainkitError if a file cannot be read."""
-    found: dict[Role, list[Said]] = {"bos": [], "eos": [], "pad": [], "mask": []}
+    by_role: dict[Role, list[Said]] = {"bos": [], "eos": [], "pad": [], "mask": []}
     for file in (*NAMING, *(NUMBERING if config else NUMBERING[:1])):
         path = tokenizer.with_name(file)
         content = read_object(path, missing_ok=True)
-        for role, said in found.items():
+        for role, said in by_role.items():
             key = f"{role}_token" if file in NAMING else f"{role}_token_id"
             if key in content:
                 said += [Said(token, f"{path}:{key}") for token in _tokens(content[key], numbers=file in NUMBERING)]
-    return {role: tuple(said) for role, said in found.items()}
+    return {role: tuple(said) for role, said in by_role.items()}
 
 
 def _tokens(value: Any, *, numbers: bool) -> list[str | int | None]:

@@ -113,13 +113,13 @@ class Drawn:
 def draw(data: Data, spec: TrainTokenizer, groups: Sequence[Sequence[SourceFile]], contents: Contents) -> list[Drawn]:
     """Return the parts that are read of each source, whose files are a group: all of it unless it is much larger than
     `max_bytes`, nothing if it is never trained on. A source with a `limit` is read from its beginning."""
-    found = []
+    parts = []
     for number, (source, files, share) in enumerate(zip(data.train, groups, _shares(data.train, groups), strict=True)):
         units = list(units_of(files, contents)) if share else []
         if source.limit is None:
             units.sort(key=lambda unit: _number(spec.seed, number, unit.files[0].name, unit.span and unit.span.first))
-        found.append(Drawn(tuple(_first(units, READ * spec.max_bytes)), share, source.limit))
-    return found
+        parts.append(Drawn(tuple(_first(units, READ * spec.max_bytes)), share, source.limit))
+    return parts
 
 
 def sample_texts(

@@ -40,9 +40,9 @@ class PlacedTokens:
         A character that is several tokens is not divided."""
         before = np.maximum.accumulate(np.concatenate([[-1], self.ends]))[:-1]
         following = np.minimum.accumulate(self.begins[::-1])[::-1]
-        begun = np.concatenate([[-1], self.begins])[:-1]
-        found: np.ndarray = (before <= self.begins) & (following >= self.begins) & (begun < self.begins)
-        return found
+        before_begins = np.concatenate([[-1], self.begins])[:-1]
+        borders: np.ndarray = (before <= self.begins) & (following >= self.begins) & (before_begins < self.begins)
+        return borders
 
 
 class LoadedTokenizer:
@@ -235,8 +235,8 @@ def _parse(path: Path, content: bytes) -> Tokenizer:
 
 
 def _end_of_text(tokenizer: Tokenizer, beside: Beside, path: Path) -> int:
-    if (found := id_of("eos", tokenizer, beside)) is not None:
-        return found
+    if (id_ := id_of("eos", tokenizer, beside)) is not None:
+        return id_
     raise TrainkitError(
         f"the tokenizer has no end-of-text token; looked for {', '.join(NAMES['eos'])}",
         where=str(path),

@@ -106,11 +106,11 @@ def _table(file: SourceFile, refuse: Refuse, span: Span | None) -> Iterator[Piec
             if problem := _wrong_columns(batch, key):
                 return refuse(Refused("", problem))
             for row in range(batch.num_rows):
-                found = _row(batch, key, row)
-                if isinstance(found, str):
-                    refuse(Refused(f":row {index}", found))
+                ids_or_problem = _row(batch, key, row)
+                if isinstance(ids_or_problem, str):
+                    refuse(Refused(f":row {index}", ids_or_problem))
                 else:
-                    yield from _runs(index, *found)
+                    yield from _runs(index, *ids_or_problem)
                 index += 1
     except (pyarrow.ArrowException, OSError) as error:
         refuse(refuse_damaged(error))

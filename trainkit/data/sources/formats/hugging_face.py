@@ -144,10 +144,10 @@ def _load(spec: HuggingFace, state: str | Stat) -> Any:
     directory = _directory(spec)
     try:
         if directory and _is_saved(directory):
-            found = _split_of(datasets, datasets.load_from_disk(str(directory)), spec.split)
-            found = found.to_iterable_dataset() if spec.streaming else found
+            dataset = _split_of(datasets, datasets.load_from_disk(str(directory)), spec.split)
+            dataset = dataset.to_iterable_dataset() if spec.streaming else dataset
         else:
-            found = datasets.load_dataset(
+            dataset = datasets.load_dataset(
                 str(directory or spec.id),
                 name=spec.config,
                 split=spec.split,
@@ -155,7 +155,7 @@ def _load(spec: HuggingFace, state: str | Stat) -> Any:
                 streaming=spec.streaming,
                 cache_dir=_cache_of(datasets, state) if directory else None,
             )
-        return _undecoded(datasets, found)
+        return _undecoded(datasets, dataset)
     except TrainkitError:
         raise
     # each of its formats has errors of its own
@@ -180,27 +180,27 @@ def _is_saved(directory: Path) -> bool:
     return (directory / "dataset_dict.json").is_file() or (directory / "state.json").is_file()
 
 
-def _split_of(datasets: Any, found: Any, split: str) -> Any:
+def _split_of(datasets: Any, saved: Any, split: str) -> Any:
     """Return a split, also sliced, of a saved dataset; a single dataset is the split that it was saved as, or any."""
     name = re.split(r"[\[+]", split, maxsplit=1)[0]
-    if isinstance(found, datasets.DatasetDict):
-        if name not in found:
-            raise TrainkitError(f"has no split '{name}'; found: {', '.join(found)}", where="data.train.split")
-        found = found[name]
-    elif found.split is not None and str(found.split) != name:
-        raise TrainkitError(f"has no split '{name}', it is the split '{found.split}'", where="data.train.split")
+    if isinstance(saved, datasets.DatasetDict):
+        if name not in saved:
+            raise TrainkitError(f"has no split '{name}'; found: {', '.join(saved)}", where="data.train.split")
+        saved = saved[name]
+    elif saved.split is not None and str(saved.split) != name:
+        raise TrainkitError(f"has no split '{name}', it is the split '{saved.split}'", where="data.train.split")
     if name == split:
-        return found
-    parts = datasets.ReadInstruction.from_spec(split).to_absolute({name: len(found)})
-    return datasets.concatenate_datasets([found.select(range(part.from_, part.to)) for part in parts])
+        return saved
+    parts = datasets.ReadInstruction.from_spec(split).to_absolute({name: len(saved)})
+    return datasets.concatenate_datasets([saved.select(range(part.from_, part.to)) for part in parts])
 
 
-def _undecoded(datasets: Any, found: Any) -> Any:
+def _undecoded(datasets: Any, dataset: Any) -> Any:
     """Return the dataset with images and sounds as the stored bytes."""
-    for name, feature in (found.features or {}).items():
+    for name, feature in (dataset.features or {}).items():
         if isinstance(feature, datasets.Image | datasets.Audio) and feature.decode:
-            found = found.cast_column(name, type(feature)(decode=False))
-    return found
+            dataset = dataset.cast_column(name, type(feature)(decode=False))
+    return dataset
 
 
 def _rows_of(dataset: Any, first: int, end: int | None) -> Iterator[dict[str, Any]]:

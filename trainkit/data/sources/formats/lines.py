@@ -20,11 +20,11 @@ def read_lines(file: SourceFile, refuse: Refuse, span: Span | None = None) -> Ro
     number = first = span.first if span else 0
     try:
         for number, line in enumerate(_lines(file, span), first + 1):
-            found = _line(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, shape)
-            if isinstance(found, dict):
-                yield SourceRow(number - 1, f":{number}", found)
-            elif found is not None:
-                refuse(Refused(f":{number}", *found, bytes=len(line)))
+            parsed = _line(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, shape)
+            if isinstance(parsed, dict):
+                yield SourceRow(number - 1, f":{number}", parsed)
+            elif parsed is not None:
+                refuse(Refused(f":{number}", *parsed, bytes=len(line)))
     except DAMAGED as error:
         refuse(refuse_damaged(error, f":{number + 1}"))
 
@@ -97,5 +97,5 @@ def _list(content: Any) -> list[Any] | Problem:
     lists = {key: value for key, value in content.items() if isinstance(value, list)}
     if len(lists) == 1:
         return next(iter(lists.values()))
-    found = f"{len(lists)} lists: {', '.join(map(repr, list(lists)[:8]))}" if lists else "no list"
-    return f"is an object with no single list of rows: it has {found}", hint
+    number = f"{len(lists)} lists: {', '.join(map(repr, list(lists)[:8]))}" if lists else "no list"
+    return f"is an object with no single list of rows: it has {number}", hint
