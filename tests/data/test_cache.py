@@ -406,7 +406,7 @@ def test_progress_that_is_as_it_was_is_not_told_again(monkeypatch):
 
 def test_progress_ends_with_the_totals_of_each_set(tmp_path):
     room.write_texts(tmp_path / "text", 30)
-    told: list[caches.CachingProgress] = []
+    told: list[jobs.CachingProgress] = []
     pattern = str(tmp_path / "text/**/*.txt")
     recipe = room.recipe(tmp_path, pattern, held_out=0.2, validation=({"path": pattern, "name": "own"},))
     cache = caches.build(recipe, progress=told.append)

@@ -24,7 +24,7 @@ from trainkit.data import storage
 from trainkit.data.cache import build as caches
 from trainkit.data.cache import ray_engine, shards
 from trainkit.data.cache.encode import CacheWork, Engine
-from trainkit.data.jobs import Reporter, Stop, Stopped
+from trainkit.data.jobs import CachingProgress, Reporter, Stop, Stopped
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import FAILED, INTERRUPTED, TrainkitError
 
@@ -125,7 +125,7 @@ def test_a_cluster_makes_the_same_bytes_as_one_process(tmp_path, engine, kind, h
         pattern = room.write_jsonl(tmp_path / "a.jsonl", [room.text(i) for i in range(300)])
     made = {}
     for name, who in (("local", None), ("ray", engine)):
-        told: list[caches.CachingProgress] = []
+        told: list[CachingProgress] = []
         recipe = room.recipe(tmp_path / name, pattern, held_out=held_out)
         cache = caches.build(recipe, engine=who, progress=told.append)
         counted = (told[-1].documents, told[-1].bytes, told[-1].tokens, told[-1].done)

@@ -18,8 +18,9 @@ from trainkit.errors import DONE, FAILED, TrainkitError
 from trainkit.text import format_bytes, format_count, format_duration, plural
 
 if TYPE_CHECKING:
-    from trainkit.data.cache.build import Cache, CachingProgress
+    from trainkit.data.cache.build import Cache
     from trainkit.data.cache.encode import Engine
+    from trainkit.data.jobs import CachingProgress
     from trainkit.data.show import ShownRow
     from trainkit.recipe import Recipe
 

@@ -42,10 +42,12 @@ class Stop:
         self._event = threading.Event()
 
     def check(self) -> None:
+        """Raise `Stopped` once the jobs are to end."""
         if self._event.is_set():
             raise Stopped
 
     def set(self) -> None:
+        """Ask the jobs to end."""
         self._event.set()
 
 
@@ -176,6 +178,7 @@ class Reporter:
         self._last: CachingProgress | None = None
 
     def add(self, *, documents: int = 0, bytes: int = 0, tokens: int = 0) -> None:
+        """Count more documents, bytes and tokens."""
         with self._lock:
             self._documents += documents
             self._bytes += bytes
@@ -198,11 +201,13 @@ class Reporter:
         return not (self._documents or self._bytes)
 
     def tick(self) -> None:
+        """Report the progress if it is time to."""
         if time.monotonic() - self._told >= _REPORT_INTERVAL:
             self._told = time.monotonic()
             self._tell(done=False)
 
     def done(self) -> None:
+        """Report the progress as finished."""
         self._tell(done=True)
 
     def _tell(self, *, done: bool) -> None:

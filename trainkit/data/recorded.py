@@ -214,7 +214,7 @@ def _changes_since_2(cache: Cache, recipe: Recipe) -> Iterator[str]:
 
 
 def _has_long_text(cache: Cache) -> bool:
-    """Whether a training text is longer than a piece; waits until all texts are tokenised."""
+    """Return whether a training text is longer than a piece; waits until all texts are tokenised."""
     for source, stream in zip(cache.trained.sources, cache.sources, strict=True):
         stream.wait(None)
         files = {file for unit in source.units for file in unit.files}
@@ -258,6 +258,6 @@ def _other_reading(cache: Cache, number: int, source: Source) -> str | None:
 
 
 def _was_rounded(weights: Sequence[float]) -> bool:
-    """Whether a source's share of a block of examples is no whole number: shares used to be rounded to whole ones."""
+    """Return whether a source's share of a block of examples is not a whole number: shares used to be rounded."""
     shares = [weight / sum(weights) * MIXTURE_BLOCK for weight in weights]
     return any(abs(share - round(share)) > 1e-6 for share in shares)

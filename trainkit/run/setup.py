@@ -12,6 +12,7 @@ from trainkit.checkpoint.saver import size_of
 from trainkit.data import recorded
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache import build as caches
+from trainkit.data.jobs import CachingProgress
 from trainkit.data.tokenizer.load import peek
 from trainkit.events.control import Server
 from trainkit.events.log import EventLog
@@ -131,5 +132,5 @@ def rehearse(recipe: Recipe, *, resumed: bool) -> None:
     check_weights(recipe, built.base, model_shapes(built), resumed=resumed)
 
 
-def _report_progress(log: EventLog, progress: caches.CachingProgress) -> None:
+def _report_progress(log: EventLog, progress: CachingProgress) -> None:
     log.write("cache_progress", step=log.step, **asdict(progress))

@@ -138,6 +138,6 @@ def evaluation_sets(cache: Path, streams: Mapping[str, Stream], recipe: Recipe, 
 
 
 def validation_sources(recipe: Recipe) -> list[Source]:
-    """A source of each validation set, in the order of `Cache.validation`."""
+    """Return one source of each validation set, in the order of `Cache.validation`."""
     held_out = recipe.data.train[:1] if recipe.data.held_out else ()
     return [*recipe.data.validation, *held_out]

@@ -127,8 +127,8 @@ def _fitting(
 
 
 def _best_fit(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray]:
-    """Best fit decreasing (Johnson 1973, Near-optimal bin packing algorithms; for training Ding et al. 2024, Fewer
-    Truncations Improve Language Modeling): (order of the items, where in it each bin begins).
+    """Return (order of the items, where in it each bin begins) by best fit decreasing (Johnson 1973, Near-optimal bin
+    packing algorithms; for training Ding et al. 2024, Fewer Truncations Improve Language Modeling).
 
     The room that is left in the open bins is a set of numbers, held as the bits of one integer: the smallest that is
     enough is its lowest set bit from there on.
@@ -178,7 +178,7 @@ def load(
 
 
 def _write(path: Path, packed: PackedSpans) -> None:
-    """One flat array of int64: examples, spans, the counts, and the arrays."""
+    """Write one flat array of int64: the numbers of examples and spans, the counts, and the arrays."""
     head = [len(packed), len(packed.starts), *packed.counts]
     arrays = (packed.offsets, packed.starts, packed.lengths, packed.contexts)
     with writing(path) as out:

@@ -31,7 +31,7 @@ from trainkit.data.cache.live_cache import LiveSource
 from trainkit.data.cache.sets import Set, check_not_empty, find_apart, find_usable, make_apart, sets_of
 from trainkit.data.cache.shards import Parts
 from trainkit.data.cache.stream import Stream
-from trainkit.data.jobs import CachingProgress, Reporter, Stop, Tell
+from trainkit.data.jobs import Reporter, Stop, Tell
 from trainkit.data.sources import digests
 from trainkit.data.sources.digests import of_value
 from trainkit.data.sources.splits import Split
@@ -40,8 +40,6 @@ from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.plan import steps_need_data
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.data import Data, Pad
-
-__all__ = ["Cache", "LeftOut", "CachingProgress", "begin", "build", "find"]
 
 
 @dataclass(frozen=True)

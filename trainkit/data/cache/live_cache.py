@@ -26,16 +26,19 @@ class Streams:
         self._next = 0
 
     def extend(self, source: int, sections: Sequence[Section]) -> None:
+        """Add sections at the end of a source."""
         self.each[source].extend(sections)
         self._waiting[source] += sections
         self._pass_on()
 
     def finish(self, source: int) -> None:
+        """Complete a source."""
         self.each[source].finish()
         self._complete[source] = True
         self._pass_on()
 
     def fail(self, error: BaseException) -> None:
+        """End all streams that are not complete with an error."""
         for stream in (*self.each, self.all):
             if not stream.complete:
                 stream.finish(error)

@@ -87,6 +87,7 @@ class ShardWriter:
         self.empty = self.learned = self.unknown = self.highest = 0
 
     def add(self, file: SourceFile, piece: Piece) -> None:
+        """Add the next piece, to be encoded by `flush`. Raises TrainkitError if an id is not in the vocabulary."""
         self._check_ids(file, piece)
         if piece.first:
             self._hash, self._label = hashlib.blake2b(digest_size=8), piece.label

@@ -56,6 +56,7 @@ class Encoding:
 
     @property
     def splits(self) -> tuple[Split, ...]:
+        """The splits of a unit; the first one counts what was refused."""
         return ("train", "held-out") if self.held_out else ("all",)
 
 

@@ -148,7 +148,7 @@ def _run(
 
 @lru_cache(maxsize=16)
 def _compile(text: str) -> _Compiled:
-    """Raises jinja2.TemplateSyntaxError."""
+    """Return a template, compiled. Raises jinja2.TemplateSyntaxError."""
     from jinja2 import meta, nodes
 
     environment = _environment("", "")
@@ -210,7 +210,7 @@ def _environment(begin: str, end: str) -> Environment:
 
 
 def _find(chosen: ChatTemplateChoice, tokenizer_path: Path, config: Mapping[str, Any]) -> tuple[str, str]:
-    """(Jinja, where it is from)."""
+    """Return (Jinja, where it is from)."""
     if chosen.path is not None:
         path = Path(chosen.path).expanduser()
         return _read(path, "document.template is Jinja, with {{ or {% in it, or the path of a file"), str(path)

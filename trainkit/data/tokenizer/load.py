@@ -88,8 +88,8 @@ def resolve_readings(files: Sequence[SourceFile], codec: LoadedTokenizer | None)
 
 
 def _with_template(files: Sequence[SourceFile], path: Path) -> list[SourceFile]:
-    """The files with the chat template with which their conversations are written, where they hold any: the recipe's,
-    or what lies beside the tokenizer at `path`. Raises TrainkitError where there is none, or it is none."""
+    """Return the files with the chat template that writes their conversations, if they hold any: the recipe's, or the
+    one beside the tokenizer at `path`. Raises TrainkitError if there is none, or it has a mistake."""
     return [_resolve_reading(file, path) for file in files]
 
 

@@ -136,7 +136,7 @@ class LongText:
 
 
 def _repeats(text: str) -> bool:
-    """Whether a text repeats one short pattern."""
+    """Return whether a text repeats one short pattern."""
     half = text[: len(text) // 2]
     period = text.find(half, 1, 1 + len(half) + _PATTERN)
     return period > 0 and text[period:] == text[:-period]

@@ -125,9 +125,9 @@ def draw(data: Data, spec: TrainTokenizer, groups: Sequence[Sequence[SourceFile]
 def sample_texts(
     data: Data, spec: TrainTokenizer, drawn: Sequence[Drawn], reporter: Reporter, stop: Stop
 ) -> Iterator[str]:
-    """The sample: about `max_bytes` of text, or all that there is, without what is held out. Holds no more than that.
+    """Yield the sample: about `max_bytes` of text, or all text, without held-out documents. No more is held in memory.
 
-    Raises TrainkitError where a document cannot be read and `on_error` is "stop".
+    Raises TrainkitError if a document cannot be read and `on_error` is "stop".
     """
     kept = _Kept(spec.max_bytes, [source.share for source in drawn])
     for source, each in enumerate(drawn):

@@ -118,14 +118,14 @@ class LoadedTokenizer:
     def encode_parts(
         self, texts: Sequence[tuple[str, Sequence[Characters]]], *, special_tokens: bool = False
     ) -> Iterator[tuple[list[int], np.ndarray]]:
-        """The ids of each text as `encode_batch` gives them, and which of them belong to some parts of it, (n,) bool.
+        """Yield the ids of each text as `encode_batch` gives them, and which of them belong to its parts, bool (n,).
 
-        To a part belong the tokens from the one that holds its first character to the last that holds its last one,
-        also where these hold characters of the text around it: as in `apply_chat_template` of transformers with
-        `return_assistant_tokens_mask`. It differs at characters that are several tokens (all of them belong to a part
-        that ends with one, there the first only), and at those that a tokenizer leaves out, such as WordPiece spaces:
-        a part that begins or ends so is here what is left of it (there it and all after it are lost, or it goes on to
-        the end of the text).
+        The tokens of a part are those from the one that holds its first character to the last that holds its last one,
+        even if they hold characters around it, as in `apply_chat_template` of transformers with
+        `return_assistant_tokens_mask`. There are two differences. A part that ends with a character of several tokens
+        has all of these tokens (in transformers only the first). A part that begins or ends with characters that the
+        tokenizer leaves out, such as WordPiece spaces, is the rest of it (in transformers it and everything after it
+        are lost, or it continues to the end of the text).
         """
         tokenizer = self._with_offsets[special_tokens]
         encodings = tokenizer.encode_batch([text for text, _ in texts], add_special_tokens=False)
@@ -141,8 +141,8 @@ class LoadedTokenizer:
     def encode_labelled(
         self, texts: Sequence[tuple[str, Sequence[LabelledSpan]]], *, words: bool = False
     ) -> Iterator[tuple[list[int], np.ndarray]]:
-        """The ids of each text as `encode_batch` gives them, and the label of each token, (n,) int16: -1 where no span
-        gives it one, else that of the last span that does.
+        """Yield the ids of each text as `encode_batch` gives them, and the label of each token, int16 (n,): that of the
+        last span that gives it one, else -1.
 
         Args:
             words: whether the texts are words and spaces. A byte-level tokenizer then sees a space before the first.

@@ -91,7 +91,7 @@ class Data(Spec):
     sequence_length: Count | None = None
     """Positions in an example; needed where documents are text."""
     encoding: Encoding = Concatenate.model_construct()
-    """How documents become examples."""
+    """How texts become examples. A document of another kind is an example as it is."""
     train: Annotated[tuple[Source, ...], Field(min_length=1)]
     """What is trained on: one `[[data.train]]` a source."""
     validation: tuple[Source, ...] = ()
