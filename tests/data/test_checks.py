@@ -184,7 +184,7 @@ def test_what_was_left_out_is_counted(tmp_path):
     assert re.match(told, messages[0][1]), messages[0][1]
     longer = source | {"min_characters": 20}
     messages = [(f.level, f.message) for f in findings(room.recipe(tmp_path, longer, on_error="skip"))]
-    assert ("info", "3 documents are shorter or longer than asked for and left out") in messages
+    assert ("info", "3 documents are too short or too long (min_characters, max_characters) and left out") in messages
     with path.open("a", encoding="utf-8") as file:
         file.write("{broken too\n")
     messages = [(f.level, f.message) for f in findings(room.recipe(tmp_path, {"path": str(path)}, on_error="skip"))]

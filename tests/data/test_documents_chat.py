@@ -21,8 +21,8 @@ from pyarrow import parquet
 
 from trainkit.data.documents import pieces as pieces_module
 from trainkit.data.documents.chat_template import EXAMPLE, ChatTemplate, render, resolve_template
-from trainkit.data.documents.conversations import make_chat
-from trainkit.data.documents.pieces import Piece
+from trainkit.data.documents.conversations import make
+from trainkit.data.documents.pieces import Piece, RowContext
 from trainkit.data.documents.templates import RowReading
 from trainkit.data.sources.listing import list_files
 from trainkit.data.sources.source_file import read
@@ -110,6 +110,10 @@ def turns(*contents: str) -> list[dict[str, Any]]:
     return [{"role": ("user", "assistant")[k % 2], "content": content} for k, content in enumerate(contents)]
 
 
+def make_chat(document: Chat, template: ChatTemplate, row: dict[str, Any], index: int, *, columns: bool = False):
+    return make(document, row, index, RowContext(columns=columns, chat=template))
+
+
 def made(text: str, messages: Any, *, index: int = 0, others: dict[str, Any] | None = None, **fields: Any):
     return make_chat(a_chat(**fields), a_template(text), {"messages": messages, **(others or {})}, index)
 
@@ -188,7 +192,7 @@ def test_a_template_that_drops_earlier_thinking_is_refused_without_generation_bl
 def test_a_turn_that_does_not_go_on_from_the_text_that_asks_for_it_is_refused():
     text = plain(CHATML).replace("'<|im_start|>assistant\\n'", "'<|im_start|>assistant\\n<think>'")
     problem, hint = made(text, turns("a", "b"))
-    assert "messages[1] does not go on from the text that asks for it" in problem
+    assert "messages[1] does not continue the text that asks for it" in problem
     assert "{% generation %}" in hint
 
 

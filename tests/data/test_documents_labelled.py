@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from PIL import Image as images
 
 from trainkit.data.documents import pieces as pieces_module
-from trainkit.data.documents.images import make_image
+from trainkit.data.documents.images import make
 from trainkit.data.documents.labelled import make_labelled
+from trainkit.data.documents.pieces import RowContext
 from trainkit.recipe.sections.document import Image, Labelled
 
 
@@ -94,7 +95,7 @@ def encoded(image: images.Image, kind: str = "PNG", **options: Any) -> bytes:
 
 
 def imaged(found: Any, *, size: tuple[int, int] = (4, 6), base: str = "", **fields: Any):
-    return make_image(Image(type="image", size=size, **fields), {"image": found, "label": 2}, 5, base)
+    return make(Image(type="image", size=size, **fields), {"image": found, "label": 2}, 5, RowContext(base))
 
 
 def pixels(found: Any, *, size: tuple[int, int] = (4, 6)) -> np.ndarray:
@@ -172,11 +173,11 @@ def test_sixteen_bits_of_grey_become_eight():
 
 
 def test_an_image_has_a_label_or_none():
-    found = make_image(Image(type="image", size=(4, 6), label=False), {"image": encoded(picture())}, 0, "")
+    found = make(Image(type="image", size=(4, 6), label=False), {"image": encoded(picture())}, 0, RowContext())
     assert found[0].label == -1
     named = Image(type="image", size=(4, 6), classes=("cat", "dog"))
-    assert make_image(named, {"image": encoded(picture()), "label": "dog"}, 0, "")[0].label == 1
-    problem, hint = make_image(named, {"image": encoded(picture()), "label": "dgo"}, 0, "")
+    assert make(named, {"image": encoded(picture()), "label": "dog"}, 0, RowContext())[0].label == 1
+    problem, hint = make(named, {"image": encoded(picture()), "label": "dgo"}, 0, RowContext())
     assert "'dgo', which is none of the classes" in problem
     assert "did you mean 'dog'?" in hint
 
@@ -219,6 +220,6 @@ def test_an_image_that_is_not_there_is_told_with_its_path(tmp_path):
     problem, hint = imaged("cat.png", base=str(tmp_path))
     assert problem == f"cannot read the image {tmp_path / 'cat.png'}: No such file or directory"
     assert hint == f"relative paths count from {tmp_path}"
-    problem, hint = make_image(Image(type="image"), {"img": b"", "label": 0}, 0, "")
+    problem, hint = make(Image(type="image"), {"img": b"", "label": 0}, 0, RowContext())
     assert problem == "has no 'image'; found: 'img', 'label'"
     assert hint.startswith('did you mean "img"?')

@@ -70,7 +70,7 @@ def _left_out(cache: Cache) -> Iterator[DataProblem]:
         yield DataProblem("warning", f"{subject} skipped as unreadable: {example}: {why}")
     if number := left_out.filtered:
         subject = "1 document is" if number == 1 else f"{number:,} documents are"
-        yield DataProblem("info", f"{subject} shorter or longer than asked for and left out")
+        yield DataProblem("info", f"{subject} too short or too long (min_characters, max_characters) and left out")
     if number := left_out.empty:
         subject = "1 document has no text and was" if number == 1 else f"{number:,} documents have no text and were"
         yield DataProblem("info", f"{subject} left out")

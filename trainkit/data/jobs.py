@@ -68,7 +68,7 @@ def run(
 
     `tick` is called a few times a second, and `on_result` with each result as it comes, in the caller's thread.
     Jobs begin in their order. If one fails, the jobs before it are finished, and the error of the first that failed is
-    raised, the same for any number of workers. KeyboardInterrupt, and `Stopped` when somebody sets `stop`, are raised
+    raised, the same for any number of workers. KeyboardInterrupt, and `Stopped` after `stop` is set, are raised
     without waiting for a long job.
     """
     stop = stop or Stop()
@@ -76,7 +76,7 @@ def run(
     done: queue.SimpleQueue[_Outcome[T]] = queue.SimpleQueue()
     for index in range(len(jobs)):
         waiting.put(index)
-    limit = len(jobs)  # no job from this one on is begun
+    limit = len(jobs)  # no job from this one on is started
 
     def work() -> None:
         nonlocal limit
@@ -174,7 +174,7 @@ class Reporter:
         self._lock = threading.Lock()
         self._documents = self._bytes = self._tokens = 0
         self._source_done = self._bytes_done = 0
-        self._told = time.monotonic()
+        self._reported = time.monotonic()
         self._last: CachingProgress | None = None
 
     def add(self, *, documents: int = 0, bytes: int = 0, tokens: int = 0) -> None:
@@ -202,15 +202,15 @@ class Reporter:
 
     def tick(self) -> None:
         """Report the progress if it is time to."""
-        if time.monotonic() - self._told >= _REPORT_INTERVAL:
-            self._told = time.monotonic()
-            self._tell(done=False)
+        if time.monotonic() - self._reported >= _REPORT_INTERVAL:
+            self._reported = time.monotonic()
+            self._report(done=False)
 
     def done(self) -> None:
         """Report the progress as finished."""
-        self._tell(done=True)
+        self._report(done=True)
 
-    def _tell(self, *, done: bool) -> None:
+    def _report(self, *, done: bool) -> None:
         if self._callback:
             total = None
             with self._lock:

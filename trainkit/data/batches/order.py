@@ -66,7 +66,7 @@ class ExampleOrder:
 
     `shuffle` is that of the recipe: "full" is a permutation of all, another one each epoch; a window of N permutes
     0 … N - 1, then N … 2N - 1, and so on, so that the first N indices need the first N examples only; False is as
-    stored. `examples` of None means that there are more than will be asked for: then it is all one epoch.
+    stored. With `examples` of None there are more than any index: then everything is one epoch.
     """
 
     def __init__(self, examples: int | None, *, shuffle: str | bool | Window, seed: int, name: str) -> None:

@@ -67,7 +67,7 @@ class PackedSpans:
 def find_spans(spec: Encoding, length: int, ends: np.ndarray, tokens: int, *, shift: int = 1) -> PackedSpans:
     """Return the examples of a shard: `ends` are those of its documents, `length` the positions of an example.
 
-    What follows the last end, of a document that goes on in the next shard, is treated as a document.
+    The tokens behind the last end, of a document that continues in the next shard, count as a document.
     """
     ends = np.append(ends, tokens).astype(np.int64) if not len(ends) or ends[-1] < tokens else ends.astype(np.int64)
     starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)

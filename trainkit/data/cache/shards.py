@@ -7,7 +7,7 @@ processes that make the same shard make the same file. Its arrays follow one ano
 | array     | type                       | of each  | meaning                                                        |
 |-----------|----------------------------|----------|----------------------------------------------------------------|
 | tokens    | uint8, uint16 or uint32    | token    |                                                                |
-| ends      | uint32                     | document | where in the shard it ends (a long one may go on in the next)  |
+| ends      | uint32                     | document | where in the shard it ends (a long one may continue in another) |
 | documents | `DOCUMENT`                 | document | where it comes from, a hash of its content, its label          |
 | marks     | uint8, if `marked`         | token    | `LEARNED` is set where it is a target, `SECOND` in second texts|
 | labels    | int16, of a `LabelledShard`| token    | its label, -1 where it has none                                |

@@ -32,25 +32,19 @@ _ROLES = {
 
 
 def make(document: Chat, row: Mapping[str, Any], index: int, context: RowContext) -> list[Piece] | Problem:
-    """See `make_chat`."""
-    assert context.chat is not None, "the chat template is resolved before anything is read"
-    return make_chat(document, context.chat, row, index, columns=context.columns)
-
-
-def make_chat(
-    document: Chat, template: ChatTemplate, row: Mapping[str, Any], index: int, *, columns: bool = False
-) -> list[Piece] | Problem:
     """Return a row's conversation as the template writes it, with the parts of it that are learned.
 
-    Messages are `{"role": …, "content": …}` or ShareGPT's `{"from": …, "value": …}`. The template is given all that a
-    message holds (but what is null: tables store that for what is not there), and all other keys of the row; `tools`
-    may be JSON in a string. What the template writes to end the assistant's turn is learned with it. A message may say
-    `"train": false` or `"weight": 0`: it is not learned, and the template is not given either. With `columns` nulls are
-    taken out of objects however deep, as tables store one for each key that another row's object has.
+    Messages are `{"role": …, "content": …}` or ShareGPT's `{"from": …, "value": …}`. The template gets everything that
+    a message holds except nulls, and all other keys of the row; `tools` may be JSON in a string. What the template
+    writes to end the assistant's turn is learned with it. A message with `"train": false` or `"weight": 0` is not
+    learned; the template gets neither. In rows of `context.columns`, nulls are removed from objects at any depth, since
+    tables store one for each key that another row's object has.
     """
+    assert context.chat is not None, "the chat template is resolved before anything is read"
+    template = context.chat
     try:
-        messages = read_messages(row, document.key, "document.key", columns=columns)
-        values = template_values(row, [document.key], columns=columns)
+        messages = read_messages(row, document.key, "document.key", columns=context.columns)
+        values = template_values(row, [document.key], columns=context.columns)
         trained = [_takes_part(message, f"{document.key}[{k}]") for k, message in enumerate(messages)]
         turns = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
         if not turns and document.learn != "all":
@@ -123,7 +117,7 @@ def _wanted(
 
 def read_messages(row: Mapping[str, Any], key: str, setting: str, *, columns: bool = False) -> list[Message]:
     """Return the messages that a row has under a key, each with a role. `setting` is where the recipe names the key;
-    for `columns` see `make_chat`. Raises TrainkitError."""
+    for `columns` see `make`. Raises TrainkitError."""
     if key not in row:
         problem, hint = missing_key(key, row, setting, usual=("messages", "conversations", "conversation", "chat"))
         raise TrainkitError(problem, hint=hint)
@@ -242,7 +236,7 @@ def _enclosed(
     if depth or marked.replace(BEGIN, "").replace(END, "") != text:
         raise TrainkitError(
             "the chat template changes its text behind a {% generation %} block (such as by a trim), so where the block"
-            " is in the text cannot be told",
+            " is in the text is unknown",
             hint=f"change it inside of the block; the template is {template.origin}",
         )
     return spans
@@ -274,7 +268,7 @@ def _added(
         before = write(k, prompt=True)
         upto = text if k + 1 == len(messages) else write(k + 1, prompt=False)
         if not upto.startswith(before):
-            raise _unclear(document, f"{document.key}[{k}] does not go on from the text that asks for it")
+            raise _unclear(document, f"{document.key}[{k}] does not continue the text that asks for it")
         if not text.startswith(upto):
             raise _unclear(document, f"the text up to {document.key}[{k}] is another one when more turns follow")
         spans.append((len(before), len(upto)))
@@ -286,7 +280,7 @@ def _unclear(document: Chat, found: str) -> TrainkitError:
     if document.learn == "assistant":
         ways.insert(0, 'learn = "last" (the last turn only)')
     return TrainkitError(
-        f"what is learned cannot be told, as the chat template has no {{% generation %}} blocks, and {found}",
+        f"cannot find what is learned, as the chat template has no {{% generation %}} blocks, and {found}",
         hint="use a template with {% generation %} … {% endgeneration %} around what the assistant says,"
         f" or {' or '.join(ways)}",
     )

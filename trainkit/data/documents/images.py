@@ -19,11 +19,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 
-def make(document: Image, row: Mapping[str, Any], index: int, context: RowContext) -> list[Piece] | Problem:
-    """See `make_image`."""
-    return make_image(document, row, index, context.base)
-
-
 def width(document: Image) -> int:
     """Return the bytes that an image is stored as."""
     height, width = document.size
@@ -35,16 +30,14 @@ def decode(document: Image, rows_NW: np.ndarray) -> dict[str, np.ndarray]:
     return {"images": rows_NW.reshape(len(rows_NW), *document.size, 3)}
 
 
-def make_image(document: Image, row: Mapping[str, Any], index: int, base: str) -> list[Piece] | Problem:
+def make(document: Image, row: Mapping[str, Any], index: int, context: RowContext) -> list[Piece] | Problem:
     """Return the pixels of a row's image, uint8 (height × width × 3,), with its label.
 
     The image is scaled so that it covers `document.size`, and cut to it at the centre (bicubic, area-aware where it
     shrinks). It is rotated as its EXIF data say; transparent parts become white; an animation gives its first frame;
     16 bits of grey become 8.
 
-    Args:
-        row: its image is bytes, a path, or `{"bytes": …, "path": …}`, of which either may be null.
-        base: the directory from which relative paths count.
+    The row's image is bytes, a path, or `{"bytes": …, "path": …}`, either of which may be null.
     """
     if document.image not in row:
         return missing_key(
@@ -53,7 +46,7 @@ def make_image(document: Image, row: Mapping[str, Any], index: int, base: str) -
     label = -1 if not document.label else find_label(document.label, document.classes, row)
     if isinstance(label, tuple):
         return label
-    found = _content(document.image, row[document.image], base)
+    found = _content(document.image, row[document.image], context.base)
     if isinstance(found[0], str):
         return found
     content, name = found

@@ -81,7 +81,7 @@ def _conversations(
     if begin < _count_same(asked, bare):
         raise TrainkitError(
             "the chat template writes the messages before the answers otherwise when an answer follows",
-            hint=f"so where the answers begin cannot be told; the template is {template.origin}",
+            hint=f"so where the answers begin is unknown; the template is {template.origin}",
         )
     return pair(learned_in_part(index, text, [(begin, len(text))]) for text in texts)
 

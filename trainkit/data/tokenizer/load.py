@@ -20,7 +20,7 @@ from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.tokenizer import TrainTokenizer
 
-#: Beside a tokenizer from the hub: the files that the hub is still to be asked for, and of which commit.
+#: Beside a tokenizer from the hub: the files that are still to be fetched, and their commit.
 _LATER = "not-asked.json"
 CONFIG = "config.json"
 
@@ -77,7 +77,7 @@ def _to_train(
 
 def resolve_readings(files: Sequence[SourceFile], codec: LoadedTokenizer | None) -> list[SourceFile]:
     """Return the files, with what depends on the tokenizer in how they are read: the chat template, and where documents
-    end in flat arrays. Raises TrainkitError where there is no chat template for conversations, or it is none."""
+    end in flat arrays. Raises TrainkitError if conversations have no chat template, or it has a mistake."""
     if codec is None:
         return list(files)
     ends = [
