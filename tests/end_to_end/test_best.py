@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,8 @@ def test_the_best_checkpoint_is_kept_named_and_reachable(stopped: Path) -> None:
     assert marks.best(run) == (3, METRIC, values[3]) and values[3] == max(values.values())
     assert store.find(run, 3).manifest.metrics == {METRIC: values[3]}
     assert any("checkpoint 3 is the best so far" in e["message"] for e in read(run) if e["type"] == "log")
+    evaluated = trainkit(stopped, "eval", "tiny/best", "--json")
+    assert json.loads(evaluated.stdout)["metrics"]["held-out"][METRIC] == values[3], evaluated.stderr
     verified = trainkit(stopped, "verify", "tiny/best")
     assert verified.stdout.split() == ["runs/tiny/checkpoints/3:", "ok"]
 

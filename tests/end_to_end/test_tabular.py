@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from pyarrow import parquet
 from trainer import Trainer, arrays, trainkit
 
 from trainkit import models
@@ -59,6 +60,7 @@ learning_rate = 3e-2
 keep_every = 40
 [evaluate]
 every = 60
+predictions = true
 [[evaluate.metrics]]
 type = "r-squared"
 [[evaluate.metrics]]
@@ -109,6 +111,42 @@ def test_a_run_explains_a_linear_function_and_reports_the_task_s_metrics_by_name
     assert "r squared" in output and "mean absolute error" in output and "steps of 32 examples" in output
 
 
+def test_every_evaluation_writes_its_metrics_and_each_prediction_with_its_row(trained: tuple[Path, str]) -> None:
+    directory, _ = trained
+    results = directory / "runs" / "table" / "results"
+    assert {path.name for path in results.iterdir()} == {
+        f"held-out-{step}.{kind}" for step in (60, 120) for kind in ("json", "parquet")
+    }
+    metrics = json.loads((results / "held-out-120.json").read_text())["metrics"]
+    table = parquet.read_table(results / "held-out-120.parquet").to_pydict()
+    data = rows(500)
+    assert set(table["source"]) == {str(directory / "rows.csv")} and len(set(table["row"])) == len(table["row"]) > 20
+    assert table["target"] == [np.float32(data[row][3]) for row in table["row"]]
+    error = np.array(table["predicted"]) - np.array(table["target"])
+    assert metrics["validation/held-out/within"] == np.mean(np.abs(error) <= 0.3)
+
+
+def test_eval_gives_what_the_run_s_own_evaluation_gave_and_evaluates_other_files(trained: tuple[Path, str]) -> None:
+    directory, _ = trained
+    logged = [event for event in read(directory / "runs" / "table") if event["type"] == "evaluated"]
+    done = trainkit(directory, "eval", "table", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"step": 120, "metrics": {"held-out": logged[-1]["metrics"]}}
+    (directory / "other.csv").write_text("a,b,c,y\n1,2,3,1.5\n2,0,1,4.5\n3,1,0,5\n")
+    changed = ("--set", 'evaluate.metrics=[{type="mean-squared-error"}]')
+    done = trainkit(directory, "eval", "table/40", "--data", "other.csv", "--predictions", *changed)
+    assert done.returncode == 0 and "other at step 40" in done.stdout and "mean_squared_error" in done.stdout, done
+    table = parquet.read_table(directory / "runs" / "table" / "results" / "other-40.parquet").to_pydict()
+    assert table["row"] == [0, 1, 2] and table["target"] == [1.5, 4.5, 5.0]
+    for wrong, told in (
+        (("--set", "train.steps=3"), "set keys of [evaluate] alone"),
+        (("--split", "test"), "is for a run whose data is a Hugging Face data set"),
+        (("--data", "missing.csv"), "missing.csv"),
+    ):
+        refused = trainkit(directory, "eval", "table", *wrong)
+        assert refused.returncode != 0 and told in refused.stderr, refused.stderr
+
+
 def test_a_killed_run_resumes_to_the_same_bits(trained: tuple[Path, str], tmp_path: Path) -> None:
     directory = workplace(tmp_path / "killed")
     with Trainer(directory, "run", "table.toml", "--plain", run="table") as trainer:
@@ -156,7 +194,11 @@ def test_the_spec_counts_the_parameters_of_the_model_and_the_layout_is_that_of_b
 
 
 def test_an_evaluation_over_eight_devices_and_a_ragged_last_batch_is_that_of_one(tmp_path: Path) -> None:
-    recipe = opened(tmp_path, RECIPE.replace("held_out = 0.1\n", "").replace("[evaluate]\nevery = 60\n", ""), count=45)
+    recipe = opened(
+        tmp_path,
+        RECIPE.replace("held_out = 0.1\n", "").replace("[evaluate]\nevery = 60\npredictions = true\n", ""),
+        count=45,
+    )
     cache, task, metrics = caches.build(recipe), build_task(recipe.task), build_metrics(recipe.evaluate.metrics, ())
     identity, compute = optax.identity(), jnp.dtype("float32")
     state = init(jax.random.key(0), model=partial(built, recipe), optimizer=identity, compute=compute)
@@ -206,7 +248,11 @@ WRONG = {
     "tokens": ("steps = 120", "tokens = 1000", "train.tokens counts tokens, and the documents have none"),
     "adapter": ("[task]", '[adapter]\ntype = "lora"\n[task]', "[adapter] is for transformers"),
     "export": ("[task]", "[export]\n[task]", 'cannot load model.type = "mlp" (plain)'),
-    "sample": ("[task]", '[sample]\nprompts = ["a"]\n[task]', 'model.type = "mlp" (plain) cannot do'),
+    "sample": (
+        "[task]",
+        '[sample]\nprompts = ["a"]\n[task]',
+        'model.type = "mlp" (plain) with task.type = "regression" cannot do',
+    ),
     "fp8": ("[task]", '[precision]\ncompute = "fp8"\n[task]', 'precision.compute = "fp8" is for transformers'),
 }
 

@@ -58,7 +58,7 @@ class EventLog:
             self.step = step
         event: Event = {"type": kind, "t": 0.0, "step": step, "attempt": self.attempt, **fields}
         if "metrics" in event:
-            event["metrics"] = {name: _number(value) for name, value in event["metrics"].items()}
+            event["metrics"] = {name: as_logged(value) for name, value in event["metrics"].items()}
         assert well_formed(event), event
         with self._writing:
             event["t"] = round(time.time(), 3)  # here: of two threads the one that is told later has the later time
@@ -195,7 +195,8 @@ def number(value: float | int | str) -> float:
     return float(value)
 
 
-def _number(value: float | int) -> float | int | str:
+def as_logged(value: float | int) -> float | int | str:
+    """Return a metric as JSON can hold it: `number` makes a number of it again."""
     return value if math.isfinite(value) else str(value)
 
 

@@ -18,6 +18,7 @@ from trainkit.infer.sampler import build_sampler
 from trainkit.parallel import mesh
 from trainkit.plan import Plan
 from trainkit.recipe import Recipe
+from trainkit.run.evaluation import result_writer
 from trainkit.run.health import TRACKER_SECONDS, Health
 from trainkit.run.prepare import Ready
 from trainkit.run.start import Start
@@ -27,7 +28,7 @@ from trainkit.train.build import BuiltStep
 from trainkit.train.checkpointing import Checkpointing
 from trainkit.train.compilations import Compilations
 from trainkit.train.control import Commands
-from trainkit.train.evaluate import Evaluator
+from trainkit.train.evaluate import Evaluator, ResultWriter
 from trainkit.train.loop import Job, SampleReport, train
 from trainkit.train.metrics import MetricsWriter, StepWork
 from trainkit.train.owed import owed
@@ -153,7 +154,13 @@ def _evaluator(attempt: Attempt, built: BuiltStep, plan: Plan, *, commands: Comm
         mesh=built.mesh,
         log=attempt.log,
         interrupted=lambda: commands.interrupted,
+        results=_results(attempt),
     )
+
+
+def _results(attempt: Attempt) -> ResultWriter | None:
+    recipe = attempt.recipe
+    return result_writer(attempt.directory, recipe, attempt.cache) if recipe.evaluate.predictions else None
 
 
 def _sampler(attempt: Attempt, built: BuiltStep) -> SampleReport:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 from zlib import crc32
 
@@ -14,8 +14,8 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, PyTree
 
+from trainkit.data.cache.stream import SourceSpan
 from trainkit.errors import FAILED, TrainkitError
-from trainkit.events.log import EventLog
 from trainkit.models.casting import cast
 from trainkit.parallel.mesh import batch_sharding, replicated_sharding
 from trainkit.plan import divisors
@@ -23,6 +23,7 @@ from trainkit.tasks import Loss, Task
 from trainkit.tasks.metric import Metric
 from trainkit.train.memory import is_out_of_memory
 from trainkit.train.prefetch import PATIENCE, HostBatch, to_device
+from trainkit.train.results import PredictionTable
 from trainkit.train.state import State
 from trainkit.train.step import no_loss
 
@@ -41,6 +42,7 @@ class EvaluationSet(Protocol):
     def ready(self, seconds: float, /) -> bool: ...
     def __len__(self) -> int: ...
     def batch(self, index: int, /) -> HostBatch: ...
+    def places(self, index: int, /) -> Sequence[SourceSpan]: ...
 
 
 class Sums(NamedTuple):
@@ -49,6 +51,17 @@ class Sums(NamedTuple):
     loss: Loss
     metrics: Mapping[str, Any]
     """Those of the recipe's metrics, by label."""
+
+
+class EventWriter(Protocol):
+    """Where an evaluation says what it does: the log of a run."""
+
+    def write(self, kind: str, /, *, step: int, **fields: Any) -> None: ...
+
+
+class ResultWriter(Protocol):
+    def __call__(self, name: str, step: int, metrics: Mapping[str, float], predictions: PredictionTable, /) -> None:
+        """Keep the metrics and the predictions of a set after a step."""
 
 
 class Evaluator:
@@ -62,23 +75,27 @@ class Evaluator:
         task: Task,
         compute: jnp.dtype,
         mesh: Mesh,
-        log: EventLog,
+        log: EventWriter,
         interrupted: Callable[[], bool],
         metrics: Mapping[str, Metric] = {},
+        results: ResultWriter | None = None,
     ) -> None:
+        """`results` is where predictions go; None where they are not kept."""
         self._sets = sets
         self._task, self._metrics = task, metrics
         self._mesh, self._sharding, self._whole = mesh, batch_sharding(mesh), replicated_sharding(mesh)
-        self._log = log
+        self._log, self._results = log, results
         self._interrupted = interrupted
 
-        def add(sums: Sums, lost: Sums, state: State, batch: Mapping[str, Array], number: Array) -> tuple[Sums, Sums]:
+        def add(
+            sums: Sums, lost: Sums, state: State, batch: Mapping[str, Array], number: Array
+        ) -> tuple[Sums, Sums, Mapping[str, Array]]:
             # of the set alone: the same is drawn at every step, after a resume and on any devices
             key = jax.random.fold_in(jax.random.fold_in(state.key, EVALUATION), number)
             model = eqx.combine(cast(state.params, compute), cast(state.frozen, compute))
             loss, predictions = task.predict(model, {name: array[0] for name, array in batch.items()}, key=key)
             found = Sums(loss, {label: metric.statistics(predictions) for label, metric in metrics.items()})
-            return add_compensated(sums, lost, found)
+            return *add_compensated(sums, lost, found), predictions if results is not None else {}
 
         # the sums lie there before as well: otherwise it would be compiled for where they begin and for where they end
         self._add = jax.jit(add, out_shardings=self._whole)
@@ -97,10 +114,11 @@ class Evaluator:
                 if self._interrupted():
                     return evaluated
             number = np.uint32(crc32(name.encode()))
-            sums = self._summed(state, data, number)
-            while sums is None:  # of what was computed nothing is left, and nothing is lost
+            found = self._summed(state, data, number)
+            while found is None:  # of what was computed nothing is left, and nothing is lost
                 self._split(step)
-                sums = self._summed(state, data, number)
+                found = self._summed(state, data, number)
+            sums, predictions = found
             if self._interrupted():
                 return evaluated
             report: dict[str, float] = {}
@@ -116,20 +134,31 @@ class Evaluator:
             metrics = evaluated[name] = {f"validation/{name}/{metric}": value for metric, value in report.items()}
             seconds = round(time.perf_counter() - started, 3)
             self._log.write("evaluated", step=step, name=name, metrics=metrics, seconds=seconds)
+            if self._results is not None:
+                try:
+                    self._results(name, step, metrics, predictions)
+                except TrainkitError as error:
+                    message = f"{error.where}: {error.problem}"
+                    self._log.write("alert", step=step, kind="evaluation", message=message)
         return evaluated
 
-    def _summed(self, state: State, data: EvaluationSet, number: np.uint32) -> Sums | None:
-        """Return the sums on the host, of what there was before an interruption; None where there was no memory."""
+    def _summed(self, state: State, data: EvaluationSet, number: np.uint32) -> tuple[Sums, PredictionTable] | None:
+        """Return the sums on the host, and the predictions where they are kept, of what there was before an
+        interruption; None where there was no memory."""
         try:
             zero = Sums(no_loss(self._task), {label: metric.zero for label, metric in self._metrics.items()})
             sums, lost = (jax.device_put(zero, self._whole) for _ in range(2))
+            predictions = PredictionTable()
             for index in range(len(data)):
                 batch = data.batch(index)
                 for part in range(self._parts):
                     rows = {name: np.array_split(array, self._parts)[part] for name, array in batch.items()}
                     arrays = to_device(rows, accumulation=1, sharding=self._sharding)
                     with jax.set_mesh(self._mesh):  # as in a step, by the mesh each device knows its rows
-                        sums, lost = self._add(sums, lost, state, arrays, number)
+                        sums, lost, predicted = self._add(sums, lost, state, arrays, number)
+                    if predicted:
+                        size = self._rows // self._parts
+                        predictions.add(data.places(index)[part * size : (part + 1) * size], size, predicted)
                 if self._interrupted():
                     break
             found, error_of_rounding = jax.device_get((sums, lost))
@@ -138,7 +167,7 @@ class Evaluator:
                 raise
             return None
         exact: Sums = jax.tree.map(_without_error, found, error_of_rounding)
-        return exact
+        return exact, predictions
 
     def _split(self, step: int) -> None:
         """Take fewer rows at once from now on. Raises TrainkitError where one row per device is too much."""

@@ -11,7 +11,7 @@ from trainkit.data.batches.chunks import Chunks
 from trainkit.data.batches.examples import examples_of, lengths_of, longest, padded
 from trainkit.data.batches.layout import Batch
 from trainkit.data.batches.order import Buckets
-from trainkit.data.cache.stream import Stream
+from trainkit.data.cache.stream import SourceSpan, Stream
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.data import Data
@@ -78,6 +78,10 @@ class EvalSet:
     def examples(self, index: int) -> np.ndarray:
         """Return which examples, as stored, a part has; the rows behind them are padding."""
         return self._plan()[index][0]
+
+    def places(self, index: int) -> list[SourceSpan]:
+        """Return where each example of a part begins."""
+        return [next(self._examples.spans(int(which)))[0] for which in self.examples(index)]
 
     def _plan(self) -> list[tuple[np.ndarray, int]]:
         """Return (examples, length) of each part."""

@@ -30,6 +30,9 @@ class Evaluate(Spec):
     patience: Count | None = None
     """The run ends early when so many evaluations in a row (of those by `every`) are no better than the one before them
     that is the best by `checkpoint.best`. If absent, it does not."""
+    predictions: bool = False
+    """Whether every evaluation also writes its metrics and every prediction, with the file and row that it is of, into
+    the run's `results/SET-STEP.json` and `results/SET-STEP.parquet`."""
     metrics: tuple[Metric, ...] = ()
     """What is computed beside what the task reports: `validation/SET/NAME`."""
 
@@ -46,6 +49,10 @@ class Evaluate(Spec):
 
     def check_metrics(self, task: TaskSpec, data: Data) -> None:
         """Raise ValueError where a metric needs what the task does not predict, or has a name that the task reports."""
+        if self.predictions and not task.predictions:
+            raise ValueError(f'evaluate.predictions = true, but task.type = "{task.type}" makes none: leave it out')
+        if not self.metrics:
+            return
         classes = task.class_names(data)
         for number, metric in enumerate(self.metrics):
             key = f'evaluate.metrics.{number}.type = "{metric.type}"'

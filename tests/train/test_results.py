@@ -1,0 +1,55 @@
+"""Predictions as a table: a row for each item that is one, with the place that it comes from."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from trainkit.events.log import number
+from trainkit.train.results import PredictionTable, RowOrigin, write_results
+
+
+def places(*rows: int) -> list[Any]:
+    return [SimpleNamespace(index=row) for row in rows]
+
+
+def origin(place: Any) -> RowOrigin:
+    return RowOrigin("a.csv", place.index)
+
+
+def test_rows_of_padding_are_left_out_and_texts_without_a_label_have_none() -> None:
+    table = PredictionTable()
+    arrays = {
+        "label": np.array([1, -1, -1], np.int32),
+        "predicted": np.array([0, 1, 0], np.int32),
+        "scores": np.array([[1, 0], [0, 2], [0, 0]], np.float32),
+        "weights": np.array([1, 0, 0], np.float32),
+    }
+    table.add(places(4, 7), 3, arrays)
+    table.add(places(9), 3, arrays)
+    assert table.columns(origin, ("no", "yes")) == {
+        "source": ["a.csv"] * 3,
+        "row": [4, 7, 9],
+        "label": ["yes", None, "yes"],
+        "predicted": ["no", "yes", "no"],
+        "scores": [[1, 0], [0, 2], [1, 0]],
+    }
+
+
+def test_of_tokens_only_those_with_a_label_are_kept_with_their_position() -> None:
+    table = PredictionTable()
+    label, weights = np.array([-1, 1, 0, -1, -1, -1], np.int32), np.array([0, 1, 1, 0, 0, 0], np.float32)
+    table.add(places(5), 2, {"label": label, "predicted": np.zeros(6, np.int32), "weights": weights})
+    found = table.columns(origin, ())
+    assert (found["row"], found["position"], found["label"]) == ([5, 5], [1, 2], [1, 0])
+
+
+def test_metrics_that_are_not_finite_are_written_as_in_the_log(tmp_path: Path) -> None:
+    path = write_results(tmp_path, "dev", 3, {"validation/dev/loss": math.inf})
+    assert path == tmp_path / "results" / "dev-3.json" and not (tmp_path / "results" / "dev-3.parquet").exists()
+    assert number(json.loads(path.read_text())["metrics"]["validation/dev/loss"]) == math.inf

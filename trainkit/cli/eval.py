@@ -1,0 +1,71 @@
+"""`trainkit eval`: evaluate a run's model on its validation sets, or on other data."""
+
+from __future__ import annotations
+
+import json as json_format
+import sys
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from trainkit.cli.options import RunOrStep
+from trainkit.cli.progress import show_progress
+from trainkit.text import format_quantity, neutralise
+
+
+def eval(
+    run: RunOrStep,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH",
+            help="Evaluate on these files, or on this Hugging Face data set, whose rows are like those of the first"
+            " training source; may be repeated. By default, on the recipe's validation sets.",
+            show_default=False,
+        ),
+    ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(help="Evaluate on this split of the Hugging Face data set, such as test.", show_default=False),
+    ] = None,
+    predictions: Annotated[
+        bool, typer.Option("--predictions", help="Also write every prediction to the run's results/ as Parquet.")
+    ] = False,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Override a key of [evaluate]; may be repeated.", show_default=False
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the metrics as one JSON object.")] = False,
+) -> Iterator[str]:
+    """Evaluate a checkpoint on the validation sets or on other data.
+
+    Writes the metrics to the run's results/SET-STEP.json.
+    """
+    from trainkit.cli.where import find_run
+    from trainkit.events.log import as_logged
+    from trainkit.parallel.xla import use_compile_cache
+    from trainkit.run.evaluation import evaluate_run
+
+    directory, step = find_run(run)
+    use_compile_cache()
+    changes = [*(overrides or []), *["evaluate.predictions=true"][: int(predictions)]]
+
+    def warn(message: str) -> None:
+        print(f"warning: {neutralise(message)}", file=sys.stderr)
+
+    with show_progress() as progress:
+        at, results = evaluate_run(
+            directory, step, data=data or [], split=split, overrides=changes, progress=progress, warn=warn
+        )
+    if json:
+        metrics = {name: {key: as_logged(value) for key, value in found.items()} for name, found in results.items()}
+        yield json_format.dumps({"step": at, "metrics": metrics})
+        return
+    for name, found in results.items():
+        yield f"{name} at step {at}"
+        width = max(map(len, found), default=0)
+        for key, value in found.items():
+            yield f"  {key:<{width}}  {format_quantity(value)}"

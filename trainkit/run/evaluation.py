@@ -1,0 +1,224 @@
+"""A run's model, evaluated: on its validation sets as during training, or on other data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+from jaxtyping import PyTree
+
+from trainkit.checkpoint import restore
+from trainkit.checkpoint.store import Info, checkpoint_of
+from trainkit.data import recorded
+from trainkit.data.batches.evaluation_set import EvalSet, evaluation_sets
+from trainkit.data.cache import build as caches
+from trainkit.data.cache.build import Cache
+from trainkit.data.cache.stream import SourceSpan
+from trainkit.data.jobs import Tell
+from trainkit.errors import TrainkitError
+from trainkit.hub.load import check_same_base, load_base
+from trainkit.parallel import devices
+from trainkit.plan import DataSize, Plan, choices, make_plan
+from trainkit.recipe import Recipe
+from trainkit.recipe.sections.source import Files, HuggingFace, Source
+from trainkit.run.prepare import previous_choice
+from trainkit.rundir.directory import recipe_of
+from trainkit.tasks import build as build_task
+from trainkit.tasks import check_tokenizer
+from trainkit.train.build import BuiltStep, build, new_state, state_shapes
+from trainkit.train.evaluate import Evaluator, ResultWriter
+from trainkit.train.results import PredictionTable, RowOrigin, write_results
+from trainkit.train.state import State
+
+Results = dict[str, dict[str, float]]
+"""The metrics of each set, by its name."""
+
+
+def evaluate_run(
+    directory: Path,
+    step: int | None,
+    *,
+    data: Sequence[str] = (),
+    split: str | None = None,
+    overrides: Sequence[str] = (),
+    progress: Tell = None,
+    warn: Callable[[str], None],
+) -> tuple[int, Results]:
+    """Evaluate a checkpoint of a run, write the results into the run's `results/`, and return its step and the metrics.
+
+    Args:
+        step: None for the newest checkpoint.
+        data: paths of files, or one id of a Hugging Face data set, whose rows are like those of the first training
+            source; empty for the validation sets of the recipe.
+        split: of the Hugging Face data set that the run was trained on, or of `data`.
+        overrides: `evaluate.KEY=VALUE`.
+        warn: called with what a person should know.
+
+    Raises:
+        TrainkitError: there is no such checkpoint, or it cannot be evaluated on this data.
+    """
+    for override in overrides:
+        if not override.startswith("evaluate."):
+            raise TrainkitError(
+                f"--set {override}: an evaluation changes nothing of a run", hint="set keys of [evaluate] alone"
+            )
+    recipe = recipe_of(directory, overrides).recipe
+    if recipe.task.reference:
+        raise TrainkitError(
+            f"the task {recipe.task.type} compares with a frozen reference, which is computed during training alone",
+            where=str(directory),
+        )
+    info = checkpoint_of(directory, step)
+    recipe = recorded.with_own_tokenizer(recipe, directory)
+    results: Results = {}
+    for part in [_on(recipe, source) for source in _sources(recipe, data, split)] or [recipe]:
+        # what is evaluated on in place of the validation sets is the training set of a recipe of its own
+        named = None if part is recipe else str(part.data.train[0].name)
+        results |= _evaluate(directory, info, part, named=named, progress=progress, warn=warn)
+    return info.step, results
+
+
+def result_writer(directory: Path, recipe: Recipe, cache: Cache, *, training_set: str | None = None) -> ResultWriter:
+    """Return what writes the results of evaluations into a run's directory, with every prediction.
+
+    `training_set` is the name that the training set is evaluated under, if it is.
+    """
+    classes = recipe.task.class_names(recipe.data)
+
+    def write(name: str, step: int, metrics: Any, predictions: PredictionTable) -> None:
+        set_name = "train" if name == training_set else name
+
+        def origin(place: SourceSpan) -> RowOrigin:
+            unit = cache.units[set_name][place.section.source][place.section.unit]
+            return RowOrigin(unit.files[place.file].path, place.index)
+
+        table = predictions.columns(origin, classes) if recipe.evaluate.predictions else None
+        write_results(directory, name, step, metrics, table)
+
+    return write
+
+
+def _sources(recipe: Recipe, data: Sequence[str], split: str | None) -> list[Source]:
+    """Return the sources to evaluate on in place of the validation sets; none where these are meant."""
+    if not data and split is None:
+        return []
+    source = recipe.data.train[0]
+    if isinstance(source, HuggingFace):
+        identities = data or [source.id]
+        return [
+            source.model_copy(update={"id": one, "split": split or source.split, "name": _name(one, split)})
+            for one in identities
+        ]
+    if split is not None or not isinstance(source, Files):
+        option = f"--split {split}" if split is not None else f"--data {data[0]}"
+        kind = "a Hugging Face data set" if split is not None else "files or a Hugging Face data set"
+        raise TrainkitError(
+            f"{option} is for a run whose data is {kind}, and data.train.0.type is '{source.type}'",
+            hint="name files with --data" if isinstance(source, Files) else "",
+        )
+    return [source.model_copy(update={"path": str(Path(one).absolute()), "name": _name(one, None)}) for one in data]
+
+
+def _name(data: str, split: str | None) -> str:
+    return split or Path(data).name.partition(".")[0]
+
+
+def _on(recipe: Recipe, source: Source) -> Recipe:
+    """Return the recipe with one source, all of which is in its training set."""
+    alone = source.model_copy(update={"weight": None})
+    only = recipe.data.model_copy(update={"train": (alone,), "validation": (), "held_out": 0.0})
+    return recipe.model_copy(update={"data": only})
+
+
+def _evaluate(
+    directory: Path,
+    info: Info,
+    recipe: Recipe,
+    *,
+    named: str | None,
+    progress: Tell,
+    warn: Callable[[str], None],
+) -> Results:
+    """Evaluate on the validation sets or, where a name is given, on the training set under this name."""
+    cache = caches.build(recipe, progress=progress)
+    try:
+        if cache.tokenizer is not None:
+            check_tokenizer(recipe.task, cache.tokenizer)
+        plan = _plan(directory, recipe, cache)
+        built = build(recipe, plan, task=build_task(recipe.task, cache.tokenizer))
+        at_once = recipe.evaluate.batch_size or plan.batch.micro * plan.batch.replicas
+        if named is None:
+            sets = evaluation_sets(cache.directory, cache.validation, recipe, at_once=at_once)
+        else:
+            sets = {named: _training_set(cache, recipe, at_once=at_once, name=named)}
+        if not sets:
+            raise TrainkitError(
+                "the recipe has no validation set", where=str(directory), hint="name other data: --data PATH"
+            )
+        evaluate = Evaluator(
+            sets,
+            batch_size=at_once,
+            task=built.task,
+            metrics=built.metrics,
+            compute=built.compute,
+            mesh=built.mesh,
+            log=_Warnings(warn),
+            interrupted=lambda: False,
+            results=result_writer(directory, recipe, cache, training_set=named),
+        )
+        return evaluate(_parameters(directory, info, recipe, built), info.step)
+    finally:
+        cache.close()
+
+
+def _plan(directory: Path, recipe: Recipe, cache: Cache) -> Plan:
+    """Return a plan with the micro-batch of the run's last attempt, where it had these devices."""
+    local = devices.local(recipe.parallel.platform)
+    size = DataSize(examples=1, tokens=1, documents=1, bytes=1)  # how many steps there are says nothing
+    planned = partial(make_plan, recipe, devices=local, vocab_size=cache.vocab_size, data=size)
+    plan = planned()
+    choice = previous_choice(directory, local)
+    possible = list(choices(recipe, replicas=plan.batch.replicas, platform=local.platform))
+    return planned(choice=choice) if choice in possible else plan
+
+
+def _training_set(cache: Cache, recipe: Recipe, *, at_once: int, name: str) -> EvalSet:
+    return EvalSet(
+        cache.train,
+        recipe.data.train[0],
+        recipe.data,
+        cache.directory,
+        name=name,
+        batch_size=recipe.evaluate.batch_size or recipe.train.batch_size,
+        at_once=at_once,
+        max_batches=recipe.evaluate.max_batches,
+        seed=recipe.run.seed,
+        shifted=recipe.task.shifted,
+    )
+
+
+def _parameters(directory: Path, info: Info, recipe: Recipe, built: BuiltStep) -> State:
+    """Return a state with the parameters and the key of a checkpoint, and no optimizer state."""
+    shapes = state_shapes(built)
+    params = restore.restore(info.directory, shapes.params, under="params")
+    key = restore.restore(info.directory, shapes.key, under="key")
+    frozen: PyTree = shapes.frozen
+    if jax.tree.leaves(frozen):
+        weights = load_base(recipe, built.base, on=built.mesh)
+        frozen = new_state(built, jax.random.key(recipe.run.seed), weights, part="frozen")
+    check_same_base(info.manifest, frozen, where=directory)
+    return State(params, frozen, (), shapes.step, key, shapes.live)
+
+
+class _Warnings:
+    """In place of a run's log: only alerts are passed on."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+
+    def write(self, kind: str, /, *, step: int, **fields: Any) -> None:
+        if kind == "alert":
+            self._warn(fields["message"])
