@@ -116,7 +116,7 @@ def test_a_target_is_a_name_a_path_or_a_glob(spec: Any, target: str, expected: s
 def test_a_target_that_is_no_layer_is_answered_with_its_name_here() -> None:
     with pytest.raises(TrainkitError) as raised:
         adapted(LLAMA, Lora(targets=("query", "v_proj")))
-    assert raised.value.problem == "'v_proj' is the name of no linear layer of this model"
+    assert raised.value.problem == "'v_proj' matches no linear layer of this model"
     assert raised.value.hint.startswith("it is called 'value' here; there are attention.query, ")
 
 

@@ -1,7 +1,7 @@
 """The base of every section: frozen, strict, and closed to unknown keys.
 
-The docstring below a field is its documentation: `toml/schema.py` finds it when somebody asks. (Pydantic could find it
-when the class is made, but would read every source file a second time for it, at every start.)
+The docstring below a field documents it: `toml/schema.py` reads it when needed. (Pydantic could read it when it makes
+the class, but would then read every source file again at every start.)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, create_model
 
-#: The name, in the module of a plugin, of its file's SHA-256.
+#: The variable in the module of a plugin that holds the SHA-256 of its file.
 PLUGIN_DIGEST = "__trainkit_sha256__"
 
 
@@ -37,7 +37,7 @@ S = TypeVar("S", bound=Spec)
 
 
 class MissingKey(ValueError):
-    """A key of a section is missing that other values ask for."""
+    """A key is missing that other values require."""
 
     def __init__(self, key: str, why: str) -> None:
         super().__init__(f"{key} is missing: {why}")
@@ -52,7 +52,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 def by_type(default: str) -> Discriminator:
-    """Tells the members of a union apart by their `type`; one that has none is `default`."""
+    """Return the discriminator of a union by `type`; a value without a `type` is a `default`."""
 
     def tag(value: Any) -> str:
         if isinstance(value, dict):
@@ -63,7 +63,7 @@ def by_type(default: str) -> Discriminator:
 
 
 def union_of(default: str, *members: type[Spec]) -> Any:
-    """Return the union of specs that their `type` tells apart; a table without one is a `default`.
+    """Return the union of specs with different `type`; a table without a `type` is a `default`.
 
     Plugins add members to it with `widen`.
     """
@@ -89,13 +89,12 @@ def _tagged(member: type[Spec]) -> Any:
 
 
 def implementation_of(spec: Any) -> Any:
-    """Import and return what `spec.implementation` names, which has the function `build`: a module, or a class in it
-    (`module:Class`)."""
+    """Import and return the module, or the class in it (`module:Class`), that `spec.implementation` names."""
     return import_named(spec.implementation)
 
 
 def import_named(path: str) -> Any:
-    """Import and return a module, or what is in it: `module:name`."""
+    """Import and return a module, or an object in it (`module:name`)."""
     module, _, name = path.partition(":")
     found = import_module(module)
     return getattr(found, name) if name else found
@@ -118,7 +117,7 @@ def type_of(spec: type[Spec]) -> str:
 
 
 def with_tuples(value: Any) -> Any:
-    """TOML's lists as tuples, which frozen specs hold and strict ones ask for."""
+    """Return a value with TOML's lists as tuples, which frozen and strict specs require."""
     if isinstance(value, dict):
         return {key: with_tuples(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -1,7 +1,7 @@
-"""What the families of rotary decoders have in common; each of them is a file of its own beside this one.
+"""What the families of rotary decoders have in common. Each family is a file beside this one.
 
-A family says what is its own by fields, by the facts below them, and by the properties that it overrides. The model
-that is made of it (`models/decoder.py`) asks the same questions.
+A family states what is its own with fields, with the class variables below them, and with the properties that it
+overrides. The model that is built from it (`models/decoder.py`) reads the same attributes.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Decoder(Transformer):
     heads: Count
     """Attention heads; must divide `hidden` where `head_width` is not given."""
     kv_heads: Count | None = None
-    """Heads of keys and values, each shared by as many query heads (Ainslie et al. 2023); `heads` where not given."""
+    """Heads of keys and values, each shared by equally many query heads (Ainslie et al. 2023). If absent, `heads`."""
     head_width: Count | None = None
-    """Width of one head; hidden / heads where not given."""
+    """Width of one head. If absent, hidden / heads."""
     tied: bool = False
     rope_theta: Positive = 10000.0
     """Base of the rotary positions' wave lengths."""
     rope_scaling: RopeScaling | None = None
-    """How the rotary positions reach beyond the length of the first training; as they are where not given."""
+    """How rotary positions are stretched beyond the length of pretraining. If absent, they are not."""
     rms_norm_eps: Positive = 1e-5
     """Added to the mean square in the norms."""
 
@@ -59,9 +59,9 @@ class Decoder(Transformer):
     qk_norm: ClassVar[Literal["head", "width"] | None] = None
     """Whether queries and keys are normed: each head, or all heads of a position at once."""
     activation: ClassVar[Literal["silu", "gelu"]] = "silu"
-    """Of the gated unit; `gelu` by a hyperbolic tangent."""
+    """Of the gated unit; `gelu` is the approximation by a hyperbolic tangent."""
     scaled_embedding: ClassVar[bool] = False
-    """Whether embeddings are multiplied by the root of `hidden`."""
+    """Whether embeddings are multiplied by the square root of `hidden`."""
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Decoder:
@@ -100,7 +100,7 @@ class Decoder(Transformer):
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """How many positions each layer looks back over, its own included; None: over all."""
+        """How many positions the attention of each layer sees, its own included; None means all earlier ones."""
         return (None,) * self.layers
 
     @property
@@ -173,18 +173,18 @@ class Decoder(Transformer):
         return {name: shape for leaf in leaves for name, shape in leaf.items()}
 
     def _attention_matrices(self) -> int:
-        """Numbers in the matrices of one block's attention."""
+        """Return the parameters in the matrices of one block's attention."""
         return 2 * self.hidden * self.query_width + 2 * self.hidden * self.kv_width
 
     def _mlp_matrices(self) -> int:
         return 3 * self.hidden * self.mlp_width
 
     def _active_mlp_matrices(self) -> int:
-        """Of those, the numbers that a token is multiplied with."""
+        """Return how many parameters of one block's MLP each token is multiplied with."""
         return self._mlp_matrices()
 
     def _mlp_floats(self) -> int:
-        """Kept of the MLP by the backward pass: gate, up and their product; of GELU its slope too."""
+        """Return the numbers per token kept of an MLP for the backward pass: gate, up, product, and GELU's slope."""
         return (4 if self.activation == "gelu" else 3) * self.mlp_width
 
     def _mlp_dots(self) -> int:
@@ -192,7 +192,7 @@ class Decoder(Transformer):
 
 
 class Dense(Decoder):
-    """A decoder whose every token goes through the same MLP."""
+    """A decoder in which every token goes through the same MLP."""
 
     intermediate: Count
     """Width inside the MLP."""
@@ -203,7 +203,7 @@ class Dense(Decoder):
 
 
 class Biased(Decoder):
-    """One whose attention may have biases."""
+    """A decoder whose attention may have biases."""
 
     attention_bias: bool = False
     """Whether queries, keys, values and attention's output have a bias."""
@@ -214,10 +214,10 @@ class Biased(Decoder):
 
 
 class Windowed(Decoder):
-    """One whose attention may look back over a window only."""
+    """A decoder whose attention may be limited to a window."""
 
     window: Count | None = None
-    """How many positions attention looks back over, its own included; over all where not given."""
+    """How many positions attention sees, its own included. If absent, all earlier ones."""
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -225,10 +225,10 @@ class Windowed(Decoder):
 
 
 class LateWindowed(Windowed):
-    """One whose first layers may do without the window."""
+    """A decoder whose first layers may have no window."""
 
     layers_without_window: Annotated[int, Field(ge=0)] = 0
-    """So many layers, the first ones, look back over all."""
+    """Number of first layers whose attention sees all earlier positions."""
 
     @model_validator(mode="after")
     def _some_layers_have_the_window(self) -> LateWindowed:
@@ -248,7 +248,7 @@ class LateWindowed(Windowed):
 
 
 class Multiple(Decoder):
-    """One that transformers loads only where `hidden` is a multiple of `heads`."""
+    """A decoder that transformers loads only if `hidden` is a multiple of `heads`."""
 
     @property
     def not_in_transformers(self) -> str | None:
@@ -258,7 +258,7 @@ class Multiple(Decoder):
 
 
 class Sparse(Decoder):
-    """A decoder whose MLPs are mixtures of experts, of which each token goes through a few (Shazeer et al. 2017)."""
+    """A decoder whose MLPs are mixtures of experts; each token goes through a few of them (Shazeer et al. 2017)."""
 
     has_experts: ClassVar[bool] = True
 
@@ -267,8 +267,8 @@ class Sparse(Decoder):
     experts_per_token: Count = 2
     """How many of them a token goes through."""
     router_loss: NotNegative = 0.001
-    """Coefficient of the loss that keeps experts evenly busy (Fedus et al. 2021); 0: none. They are counted within a
-    micro-batch, so with it a step is not quite the same in micro-batches of another size."""
+    """Coefficient of the loss that balances the experts (Fedus et al. 2021); 0 means none. Tokens are counted within a
+    micro-batch, so with this loss a step depends slightly on the size of the micro-batch."""
 
     @model_validator(mode="after")
     def _enough_experts(self) -> Sparse:
@@ -298,4 +298,4 @@ class Sparse(Decoder):
         return self.experts_per_token * (in_blocks + self.hidden) + 2 * self.experts
 
     def _mlp_dots(self) -> int:
-        return self.experts  # products of experts are no plain matrix products: they are made again
+        return self.experts  # products of experts are not plain matrix products: they are computed again

@@ -20,7 +20,7 @@ from trainkit.recipe.families.hugging_face import (
 
 BLOCK = "model.layers.{layer}"
 
-#: Keys that are ours by another name.
+#: Their name -> our name.
 KEYS = {
     "num_hidden_layers": "layers",
     "hidden_size": "hidden",
@@ -33,7 +33,7 @@ KEYS = {
     "initializer_range": "initializer_range",
     "pad_token_id": "pad_token_id",
 }
-#: What their library takes where config.json does not say. (That of gemma differs.)
+#: What transformers takes for keys that config.json lacks. (Gemma's differ.)
 DEFAULTS = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "rope_theta": 10000.0}
 NOISE = {"attention_dropout": 0.0}
 SILU = {"hidden_act": ("silu", "swish")}
@@ -62,7 +62,7 @@ NORMS_BEFORE = (
     *norm_names("blocks.attention_norm", f"{BLOCK}.input_layernorm"),
     *norm_names("blocks.mlp_norm", f"{BLOCK}.post_attention_layernorm"),
 )
-#: Frequencies, which older versions saved.
+#: Frequencies, which older versions of transformers saved.
 IGNORED = r".*\.rotary_emb\.inv_freq"
 
 _SCALED = {
@@ -82,19 +82,19 @@ _SCALED = {
     },
 }
 
-#: Keys beside them that have one value here.
+#: Further keys, with the only supported value.
 _FIXED = {"partial_rotary_factor": 1.0, "truncate": True}
 
 
 def read_rope(config: Config) -> dict[str, Any]:
-    """The rotary positions: `rope_theta` and `rope_scaling`, or both in `rope_parameters`."""
+    """Return the keys of rotary positions: `rope_theta` and `rope_scaling`, or both from `rope_parameters`."""
     given = {key: table(config, key) for key in ("rope_parameters", "rope_scaling") if config.get(key) is not None}
     if len(given) == 2 and given["rope_parameters"] != given["rope_scaling"]:
-        raise Unsupported("rope_scaling", config["rope_scaling"], "rope_parameters says otherwise")
+        raise Unsupported("rope_scaling", config["rope_scaling"], "rope_parameters has another value")
     both = dict(next(iter(given.values()), {}))
     theta = both.pop("rope_theta", None) or config.get("rope_theta")
     if theta is None:
-        raise Unsupported("rope_theta", None, "it must say something")
+        raise Unsupported("rope_theta", None, "it must have a value")
     return {"rope_theta": theta, "rope_scaling": _scaling(both, config)}
 
 
@@ -112,17 +112,19 @@ def _scaling(said: dict[str, Any], config: Config) -> dict[str, Any] | None:
         said.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
     ours = _SCALED.get(kind, {})
     if unknown := [key for key, value in said.items() if key not in ours and value is not None]:
-        raise Unsupported(f"rope_scaling.{unknown[0]}", said[unknown[0]], "not known, and it may change positions")
+        raise Unsupported(f"rope_scaling.{unknown[0]}", said[unknown[0]], "unknown, and may change positions")
     if kind == "default":
         return None
     return {"type": kind, **{ours[key]: value for key, value in said.items() if value is not None}}
 
 
 def write_rope(values: dict[str, Any]) -> Config:
+    """Return the keys of config.json for the rotary positions of a spec."""
     return {"rope_theta": values["rope_theta"], "rope_scaling": written_scaling(values["rope_scaling"])}
 
 
 def written_scaling(scaling: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return `rope_scaling` of config.json for that of a spec; None for None."""
     if scaling is None:
         return None
     theirs = {ours: key for key, ours in _SCALED[scaling["type"]].items()}
@@ -130,7 +132,7 @@ def written_scaling(scaling: dict[str, Any] | None) -> dict[str, Any] | None:
     return {"rope_type": scaling["type"], **said}
 
 
-#: Null is as many as heads; absent, it is what the family has for that, and so it is always written.
+#: Null means as many as heads. Absent, it is a default of the family, so it is always written.
 KV_HEADS = Part(
     ("num_key_value_heads",),
     lambda config: {"kv_heads": config.get("num_key_value_heads")},
@@ -144,7 +146,7 @@ HEAD_WIDTH = Part(
     lambda config: {"head_width": config.get("head_dim")},
     lambda values: {"head_dim": values["head_width"]},
 )
-#: The same of families whose library has a number of its own where it is absent.
+#: The same for families for which transformers has another default.
 ALWAYS_HEAD_WIDTH = Part(
     HEAD_WIDTH.keys,
     HEAD_WIDTH.read,
@@ -172,7 +174,7 @@ def _read_late_window(config: Config) -> dict[str, Any]:
     on = on and first < whole(config, "num_hidden_layers", first + 1)
     types = layer_types(config) or []
     if types != ["sliding_attention" if on and i >= first else "full_attention" for i in range(len(types))]:
-        raise Unsupported("layer_types", types, "they are not what max_window_layers says")
+        raise Unsupported("layer_types", types, "they contradict max_window_layers")
     return {"window": window, "layers_without_window": first} if on else {"window": None}
 
 
@@ -203,10 +205,10 @@ ROUTER_DEFAULTS = {"router_aux_loss_coef": 0.001, "output_router_logits": False}
 
 
 def _read_router_loss(config: Config) -> dict[str, Any]:
-    """Their library adds the loss of the router only where it also returns the router's logits."""
+    """Return `router_loss`: transformers adds it only where it also returns the router's logits."""
     coefficient, on = config["router_aux_loss_coef"], config["output_router_logits"]
     if coefficient is None:
-        raise Unsupported("router_aux_loss_coef", None, "it must say something")
+        raise Unsupported("router_aux_loss_coef", None, "it must have a value")
     if not isinstance(on, bool):
         raise Unsupported("output_router_logits", on, "it must be true or false")
     return {"router_loss": coefficient if on else 0.0}

@@ -1,4 +1,4 @@
-"""What Gemma 2 and Gemma 3 share. Their norms' weights are kept as their checkpoints have them."""
+"""What Gemma 2 and Gemma 3 share. Weights of norms are kept as the checkpoints have them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from trainkit.recipe.spec import Count, Positive
 
 
 class Gemma(Multiple, Biased, Dense):
-    """What Gemma 2 and Gemma 3 share: norms around, gated GELU, scaled embeddings, local layers and global ones."""
+    """A decoder with norms before and after each part, gated GELU, scaled embeddings, local and global layers."""
 
     tied: bool = True
     rms_norm_eps: Positive = 1e-6
     window: Count = 4096
-    """How many positions local layers look back over, their own included."""
+    """How many positions the attention of local layers sees, its own included."""
     query_scale: Positive | None = None
-    """Scores are divided by the root of this (`query_pre_attn_scalar`); the width of a head where not given."""
+    """Scores are divided by the square root of this (`query_pre_attn_scalar`). If absent, it is the width of a head."""
     final_softcap: Positive | Literal[False] = False
-    """Logits are bent to stay below this: cap x tanh(logits / cap); `false` for not at all."""
+    """Soft-cap of the logits: cap x tanh(logits / cap); `false` for none."""
 
     pattern: Count
-    """Of so many layers the last is global, the others are local."""
+    """In each group of this many layers the last is global and the others are local."""
 
     norms: ClassVar[Literal["before", "after", "around"]] = "around"
     norm_offset: ClassVar[float] = 1.0
@@ -85,7 +85,7 @@ def _kinds(every: int, layers: int) -> list[str]:
 
 
 def pattern(usual: int) -> Part:
-    """Each how many layers one is global: by a list of all layers, or by a number."""
+    """Return the part that reads how often a layer is global, from a list of all layers or from a number."""
 
     def read(config: Config) -> dict[str, Any]:
         number = whole(config, "sliding_window_pattern", whole(config, "_sliding_window_pattern", usual))
@@ -93,7 +93,7 @@ def pattern(usual: int) -> Part:
         if kinds is not None and "full_attention" in kinds:
             number = kinds.index("full_attention") + 1
         if kinds is not None and kinds != _kinds(number, len(kinds)):
-            raise Unsupported("layer_types", kinds, "global layers must follow each other at equal distances")
+            raise Unsupported("layer_types", kinds, "global layers must be at equal distances")
         return {"pattern": number}
 
     def write(values: dict[str, Any]) -> Config:
@@ -108,12 +108,12 @@ def _query_scale(values: dict[str, Any]) -> Config:
     return {"query_pre_attn_scalar": int(scale)}
 
 
-#: Always written, as their library has a number of its own for it.
+#: Always written, because transformers has another default.
 QUERY_SCALE = Part((), lambda config: {}, _query_scale)
 
 
 def softcap(theirs: str, ours: str, usual: float | None) -> Part:
-    """Null is none; absent, it is the family's own."""
+    """Return the part for a soft-cap: null means none, and an absent key the family's default."""
     return Part(
         (theirs,),
         lambda config: {ours: config.get(theirs, usual) or False},

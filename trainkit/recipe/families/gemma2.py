@@ -17,8 +17,7 @@ class Gemma2(Gemma):
     type: Literal["gemma2"] = "gemma2"
     pattern: Count = 2
     attention_softcap: Positive | Literal[False] = 50.0
-    """Scores are bent to stay below this: cap x tanh(scores / cap). It rules out flash attention;
-    `false` for none."""
+    """Soft-cap of the scores: cap x tanh(scores / cap), which rules out flash attention; `false` for none."""
     final_softcap: Positive | Literal[False] = 30.0
 
     @property

@@ -1,4 +1,4 @@
-"""Gemma 3 (Gemma team 2025), the checkpoints that read text alone."""
+"""Gemma 3 (Gemma team 2025), the checkpoints without images."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Gemma3(Gemma):
     type: Literal["gemma3"] = "gemma3"
     rope_theta: Positive = 1_000_000.0
     local_theta: Positive = 10000.0
-    """Base of the wave lengths of local layers, whose positions `rope_scaling` leaves alone."""
+    """Base of the wave lengths of local layers, which `rope_scaling` does not change."""
     pattern: Count = 6
 
     qk_norm: ClassVar[Literal["head", "width"] | None] = "head"
@@ -30,11 +30,11 @@ class Gemma3(Gemma):
 
 
 def _read_ropes(config: Config) -> dict[str, Any]:
-    """Local layers have wave lengths of their own, and no scaling."""
+    """Return the keys of rotary positions: local layers have other wave lengths, and no scaling."""
     local = {"rope_theta": config.get("rope_local_base_freq")}
     if both := table(config, "rope_parameters"):
         if unknown := sorted(both.keys() - {"full_attention", "sliding_attention"}):
-            raise Unsupported(f"rope_parameters.{unknown[0]}", both[unknown[0]], "it must be of one kind of layers")
+            raise Unsupported(f"rope_parameters.{unknown[0]}", both[unknown[0]], "not a kind of layers")
         local["rope_parameters"] = both.get("sliding_attention")
         config = {**config, "rope_parameters": both.get("full_attention")}
     found = shared.read_rope(local)

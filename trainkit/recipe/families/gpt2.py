@@ -17,11 +17,11 @@ class Gpt2(GptDecoder):
 
     type: Literal["gpt2"] = "gpt2"
     intermediate: Count | None = None
-    """Width inside the MLP; 4 x hidden where not given."""
+    """Width inside the MLP. If absent, 4 x hidden."""
     context_length: Count | None = None
-    """Number of learned positions; `data.sequence_length` where not given."""
+    """Number of learned positions. If absent, `data.sequence_length`."""
 
-    # each of its positions has a row of weights
+    # each position has a row of weights
     changeable: ClassVar[frozenset[str]] = CHANGEABLE - {"context_length"}
 
     @property
@@ -70,6 +70,6 @@ FAMILY = Family(
         TensorName("output", "lm_head.weight"),
     ),
     prefix="transformer.",
-    # masks, which older versions saved
+    # masks, which older versions of transformers saved
     ignored=r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)",
 )

@@ -1,11 +1,11 @@
-"""What a family says of its Hugging Face checkpoints: the keys of config.json and the names of tensors.
+"""The Hugging Face table of a family: the keys of its config.json and the names of its tensors.
 
-A table says which keys are ours by another name, what their library takes where a key is absent, which values alone are
-possible, and has parts for what is not one key to one. `hub/config.py` reads and writes config.json by it,
-`hub/source.py` and `hub/save.py` the tensors. Nothing here opens a file.
+A table maps keys to ours, gives the defaults of transformers for absent keys and the only supported values of others,
+and has parts for keys that do not map one to one. `hub/config.py` uses it to read and write config.json,
+`hub/source.py` and `hub/save.py` use it for the tensors. Nothing here opens a file.
 
-A leaf of the blocks holds all layers, and of experts all experts: it is stacked from a tensor for each. torch keeps
-matrices (out, in), we keep them (in, out). Nothing else differs.
+A leaf of the blocks holds all layers, and a leaf of experts all experts: it is stacked from one tensor for each. torch
+keeps matrices (out, in), trainkit keeps them (in, out). Nothing else differs.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ HARMLESS = frozenset(
     directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type
     """.split()  # noqa: SIM905
 )
-#: Keys that act in the training of some families and that the libraries of all others pass over: a family that acts on
-#: one has it in its table.
+#: Keys that some families use in training and transformers ignores for all others: a family that uses one has it in
+#: its table.
 OF_OTHERS = frozenset(
     """
     attention_dropout attn_pdrop embd_pdrop resid_pdrop emb_pdrop hidden_dropout router_jitter_noise
     output_router_logits initializer_range pad_token_id
     """.split()  # noqa: SIM905
 )
-#: Keys that say nothing where they are false.
+#: Keys that have no effect if they are false.
 OFF = frozenset({"is_encoder_decoder", "tie_encoder_decoder", "add_cross_attention", "use_mrope", "rope_interleaved"})
 
 
 @dataclass(frozen=True)
 class TensorName:
-    """`theirs` may hold {layer} and {expert}, for which the leaf has leading axes in this order."""
+    """Our name of a leaf and the name of its tensors, which may hold {layer} and {expert}: leading axes of the leaf."""
 
     ours: str
     theirs: str
@@ -65,21 +65,21 @@ class TensorName:
 
     @property
     def stacked(self) -> int:
-        """How many axes of the leaf are counted by names."""
+        """Number of leading axes of the leaf that its tensors are numbered by."""
         return ("{layer}" in self.theirs) + ("{expert}" in self.theirs)
 
     def places(self, shape: Shape) -> Iterator[tuple[tuple[int, ...], str]]:
-        """(index into the leaf's leading axes, name of the tensor) for a leaf of this shape."""
+        """Yield (index into the leaf's leading axes, name of the tensor) for a leaf of this shape."""
         for index in product(*map(range, shape[: self.stacked])):
             yield index, self.at(index)
 
     def at(self, index: tuple[int, ...]) -> str:
-        """The name of the tensor for an index into the leading axes."""
+        """Return the name of the tensor for an index into the leading axes."""
         counted = dict(zip(("layer", "expert"), index, strict=False))
         return self.theirs.format(**counted)
 
     def tensor_shape(self, shape: Shape) -> Shape:
-        """The shape of one of its tensors for a leaf of this shape."""
+        """Return the shape of one tensor of a leaf of this shape."""
         own = shape[self.stacked :]
         return own[::-1] if self.transposed else own
 
@@ -97,11 +97,11 @@ def norm_names(ours: str, theirs: str, *, bias: bool = False) -> tuple[TensorNam
 
 @dataclass(frozen=True)
 class Part:
-    """Keys of a config that belong together: what they say, and how it is written."""
+    """Keys of a config.json that belong together, and how they are read and written."""
 
     keys: tuple[str, ...]
     read: Callable[[Config], dict[str, Any]]
-    """Values of the spec. Raises `Unsupported`."""
+    """Return values of the spec. Raises `Unsupported`."""
     write: Callable[[dict[str, Any]], Config]
 
 
@@ -121,7 +121,7 @@ def scored(architecture: str) -> dict[HeadKind, HeadTable]:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A family's checkpoints."""
+    """A family: its spec and its Hugging Face table."""
 
     spec: type[Transformer]
     model_type: str
@@ -129,26 +129,26 @@ class Family:
     keys: Mapping[str, str]
     """Theirs → ours."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """By their keys, what their library takes where config.json says nothing."""
+    """What transformers takes for keys that config.json lacks."""
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """By their keys, the supported values; an export writes the first; a key that is absent has one of them."""
+    """The supported values of keys. An export writes the first; an absent key has one of them."""
     parts: tuple[Part, ...] = ()
     names: tuple[TensorName, ...] = ()
     """Of the model with the head that predicts tokens."""
     heads: Mapping[HeadKind, HeadTable] = field(default_factory=dict)
     """Those with classes."""
     base: str = ""
-    """The class of the model without its head, which `AutoModel` saves; where not given, `architecture` says it."""
+    """The class of the model without its head, which `AutoModel` saves; empty where it follows from `architecture`."""
     noise: Mapping[str, float] = field(default_factory=dict)
-    """By their keys, the noise that their library adds in training and trainkit does not, such as dropout, and how much
-    the library adds where config.json does not say. A key may be in a table: `table.key`."""
+    """Keys of noise that transformers adds in training and trainkit does not, such as dropout, each with how much
+    transformers adds if config.json lacks the key. A key may be in a table: `table.key`."""
     prefix: str = "model."
-    """Of their names; a checkpoint may leave it out."""
+    """Prefix of tensor names; a checkpoint may lack it."""
     ignored: str = r"(?!)"
-    """A pattern of tensors in older checkpoints that are no parameters."""
+    """A pattern of names of tensors that are not parameters, in older checkpoints."""
     notes: Callable[[Any, Config], list[str]] = lambda model, config: []
-    """Return what a person should know who trains `model`, a spec of this family, from a checkpoint with this config,
-    whose absent keys have their defaults."""
+    """Return what a person should know before training `model`, a spec of this family, from a checkpoint with this
+    config.json, which has the defaults for absent keys."""
 
     def names_of(self, head: HeadKind) -> dict[str, TensorName]:
         """Return the names of the tensors by leaf, of a model with such a head."""
@@ -166,7 +166,7 @@ class Family:
 
     @property
     def type(self) -> str:
-        """What `[model] type` calls it."""
+        """Its `type` in `[model]`."""
         return self.spec.model_fields["type"].default
 
 
@@ -178,7 +178,7 @@ class Unsupported(Exception):
 
 
 def whole(config: Config, key: str, usual: int, *, least: int = 1) -> int:
-    """A whole number that a config says, `usual` where it does not. Raises `Unsupported` where it is none."""
+    """Return a whole number of a config.json, `usual` if it is absent. Raises `Unsupported` if it is something else."""
     value = config.get(key)
     if value is None:
         return usual
@@ -188,7 +188,7 @@ def whole(config: Config, key: str, usual: int, *, least: int = 1) -> int:
 
 
 def table(config: Config, key: str) -> dict[str, Any]:
-    """An object in a config, empty where it is absent or null. Raises `Unsupported` where it is none."""
+    """Return an object of a config.json, empty if absent or null. Raises `Unsupported` if it is something else."""
     value = config.get(key)
     if value is not None and not isinstance(value, dict):
         raise Unsupported(key, value, "it must be an object")
@@ -196,7 +196,7 @@ def table(config: Config, key: str) -> dict[str, Any]:
 
 
 def layer_types(config: Config) -> list[str] | None:
-    """What a config says of each layer, None where it says nothing. Raises `Unsupported` where it is no such list."""
+    """Return `layer_types` of a config.json, None if absent. Raises `Unsupported` if it does not fit the layers."""
     said = config.get("layer_types")
     if said is None:
         return None
@@ -206,6 +206,6 @@ def layer_types(config: Config) -> list[str] | None:
 
 
 def means_nothing(key: str, value: Any) -> bool:
-    """Whether a key that no table has says nothing of how logits are computed."""
-    # by convention null is what has been switched off
+    """Return whether a key that is in no table has no effect on the logits."""
+    # by convention null means switched off
     return value is None or key in HARMLESS or key in OF_OTHERS or (key in OFF and value is False)

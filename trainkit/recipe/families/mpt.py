@@ -25,13 +25,13 @@ class Mpt(GptDecoder):
 
     type: Literal["mpt"] = "mpt"
     expansion_ratio: Count = 4
-    """Width inside the MLP as a multiple of `hidden`; transformers knows models of 4 only."""
+    """Width inside the MLP as a multiple of `hidden`; transformers supports only 4."""
     layer_norm_eps: Positive = 1e-5
     """Added to the variance in the norms."""
     clip_qkv: Positive | None = None
-    """Queries, keys and values are cut off at this size; nothing is where not given."""
+    """Largest absolute value of queries, keys and values, which are clipped to it. If absent, they are not clipped."""
     softmax_scale: Positive | None = None
-    """What scores are multiplied with; one by the root of a head's width where not given."""
+    """Factor of the scores. If absent, 1 / sqrt(width of a head)."""
 
     learned_positions: ClassVar[bool] = False
     biased: ClassVar[bool] = False
@@ -56,11 +56,11 @@ class Mpt(GptDecoder):
     @property
     def not_in_transformers(self) -> str | None:
         said = self.expansion_ratio
-        return None if said == 4 else f"expansion_ratio = {said}: transformers makes MLPs of 4 whatever it is told"
+        return None if said == 4 else f"expansion_ratio = {said}: transformers always builds MLPs with a ratio of 4"
 
 
 _BLOCK = "transformer.blocks.{layer}"
-#: Of `attn_config`, with the only value that is supported.
+#: Keys of `attn_config` with the only supported value.
 _FIXED = {
     "alibi": True,
     "alibi_bias_max": 8,
@@ -69,7 +69,7 @@ _FIXED = {
     "prefix_lm": False,
     "attn_uses_sequence_id": False,
 }
-#: The code that the published checkpoints bring, which is what this family does.
+#: The code in the published checkpoints, which computes what this family does.
 _PUBLISHED = {"AutoConfig": "configuration_mpt.MPTConfig", "AutoModelForCausalLM": "modeling_mpt.MPTForCausalLM"}
 
 
@@ -80,7 +80,7 @@ def _read_attention(config: Config) -> dict[str, Any]:
             raise Unsupported(f"attn_config.{key}", said[key], f"only {only} is supported")
     known = {*_FIXED, "clip_qkv", "softmax_scale", "attn_pdrop"}
     if unknown := [key for key, value in said.items() if not (key in known or means_nothing(key, value))]:
-        raise Unsupported(f"attn_config.{unknown[0]}", said[unknown[0]], "not known, and it may change attention")
+        raise Unsupported(f"attn_config.{unknown[0]}", said[unknown[0]], "unknown, and may change attention")
     return {"clip_qkv": said.get("clip_qkv"), "softmax_scale": said.get("softmax_scale")}
 
 
@@ -117,7 +117,7 @@ FAMILY = Family(
         "no_bias": (True,),
         "norm_type": ("low_precision_layernorm", "layernorm"),
         "logit_scale": (None,),
-        "learned_pos_emb": (True, False),  # there are none beside ALiBi, whatever it says
+        "learned_pos_emb": (True, False),  # ALiBi replaces them, whatever it says
         "embedding_fraction": (1.0,),
     },
     noise={"resid_pdrop": 0.0, "emb_pdrop": 0.0, "attn_config.attn_pdrop": 0.0},

@@ -20,7 +20,7 @@ class Qwen3Moe(Windowed, Biased, Sparse):
     moe_intermediate: Count
     """Width inside an expert."""
     normalise_top: bool = True
-    """Whether the weights of a token's experts, a softmax over all experts, are made to add up to 1."""
+    """Whether the weights of a token's experts, a softmax over all experts, are normalised to add up to 1."""
 
     qk_norm: ClassVar[Literal["head", "width"] | None] = "head"
 
@@ -34,7 +34,7 @@ class Qwen3Moe(Windowed, Biased, Sparse):
 
 
 def _read_experts(config: Config) -> dict[str, Any]:
-    # newer versions call it as Mixtral does
+    # newer versions use Mixtral's name
     count = config.get("num_experts") or config.get("num_local_experts")
     if count is None:
         raise Unsupported("num_experts", None, "it is missing")
@@ -49,7 +49,7 @@ def _write_window(values: dict[str, Any]) -> Config:
     return {"use_sliding_window": values["window"] is not None, "sliding_window": values["window"]}
 
 
-#: `intermediate_size` is the width of layers without experts, of which there are none.
+#: `intermediate_size` is the width of layers without experts; there are none.
 _DENSE = Part(("intermediate_size",), lambda config: {}, lambda values: {"intermediate_size": values["hidden"] * 3})
 
 

@@ -1,4 +1,4 @@
-"""Rotary positions beyond the length that a model was trained for: how their frequencies are changed."""
+"""How the frequencies of rotary positions change to reach beyond the length that a model was trained for."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class LinearScaling(Spec):
 
     type: Literal["linear"] = "linear"
     factor: Factor
-    """How many times the original length is reached."""
+    """The new length as a multiple of the original one."""
 
 
 class Llama3(Spec):
@@ -24,13 +24,13 @@ class Llama3(Spec):
 
     type: Literal["llama3"] = "llama3"
     factor: Factor
-    """How many times the original length is reached."""
+    """The new length as a multiple of the original one."""
     low_frequency_factor: Positive = 1.0
     """A frequency that turns less often than this within `original_context` is divided."""
     high_frequency_factor: Positive = 4.0
     """A frequency that turns more often than this within `original_context` is kept."""
     original_context: Count = 8192
-    """Positions that the model was trained for before."""
+    """Positions that the model was trained for originally."""
 
     @model_validator(mode="after")
     def _there_is_a_between(self) -> Llama3:
@@ -47,15 +47,15 @@ class Yarn(Spec):
 
     type: Literal["yarn"] = "yarn"
     factor: Factor
-    """How many times the original length is reached."""
+    """The new length as a multiple of the original one."""
     original_context: Count
-    """Positions that the model was trained for before."""
+    """Positions that the model was trained for originally."""
     beta_fast: Positive = 32.0
     """A dimension that turns more often than this within `original_context` is kept."""
     beta_slow: Positive = 1.0
     """A dimension that turns less often than this within `original_context` is divided."""
     attention_factor: Positive | None = None
-    """What queries and keys are multiplied with; 0.1 x ln(factor) + 1 where not given."""
+    """Factor of queries and keys. If absent, 0.1 x ln(factor) + 1."""
 
 
 RopeScaling = Annotated[

@@ -7,9 +7,9 @@ from typing import Literal, TypeAlias
 
 #: Dimensions of one parameter.
 Shape: TypeAlias = tuple[int, ...]
-#: What is kept for the backward pass, from everything to next to nothing on the device.
+#: What is kept for the backward pass, from everything to almost nothing on the device.
 Remat = Literal["none", "dots", "blocks", "offload"]
-#: The logits of a block take no more than this, unless the unembedding's own gradient does: see `tokens_in_block`.
+#: The logits of a block take at most this, or as much as the unembedding's gradient: see `tokens_in_block`.
 LOGIT_BLOCK_BYTES = 64 << 20
 
 
@@ -31,9 +31,9 @@ def stack(layers: int, block: Mapping[str, Shape]) -> dict[str, Shape]:
 
 
 def kept_numbers(*, layers: int, hidden: int, everything: int, dots: int, remat: Remat | Literal["auto"]) -> int:
-    """Numbers kept per token for the backward pass: for each block, and once what one block has when run again.
+    """Return the numbers per token kept for the backward pass: of each block, and once of a block that is run again.
 
-    The last hidden state has a gradient of its own by then: see `models/loss.py`. Its logits are not of this kind.
+    The gradient of the last hidden state is included (see `models/loss.py`), the logits are not.
     """
     by_policy = {"auto": everything, "none": everything, "dots": dots, "blocks": hidden, "offload": 0}
     again = everything if remat in ("blocks", "dots", "offload") else 0
@@ -41,17 +41,17 @@ def kept_numbers(*, layers: int, hidden: int, everything: int, dots: int, remat:
 
 
 def visible(*, sequence_length: int, window: int | None) -> int:
-    """Positions seen by all positions of a text together: each sees itself and those before it in the window."""
+    """Return the pairs of a position and a position that it sees: itself and those before it within the window."""
     within = min(window or sequence_length, sequence_length)
     return within * (within + 1) // 2 + (sequence_length - within) * within
 
 
 def tokens_in_block(*, tokens: int, hidden: int, vocab_size: int) -> int:
-    """Of how many tokens the logits are there at once: all of them, or a power of two, which divides most batches.
+    """Return for how many tokens the logits are in memory at once: all, or a power of two, which divides most batches.
 
-    Each block adds once to the gradient of the unembedding, (V, D) in float32, which therefore is moved through memory
-    as often as there are blocks. A block as large as that gradient keeps this small beside the products, and memory
-    less than doubles; a smaller one saves nothing that counts, hence the least size.
+    Each block adds to the gradient of the unembedding, (V, D) in float32, which therefore moves through memory once per
+    block. With logits as large as that gradient this takes little time beside the products, and memory less than
+    doubles. Smaller blocks would save too little memory, hence the minimum.
     """
     most = max(LOGIT_BLOCK_BYTES, 4 * vocab_size * hidden)
     fitting = max(1, most // (4 * vocab_size))
@@ -59,19 +59,20 @@ def tokens_in_block(*, tokens: int, hidden: int, vocab_size: int) -> int:
 
 
 def check_heads(heads: int, hidden: int) -> None:
-    """Raises ValueError where heads cannot share the hidden width evenly."""
+    """Raise ValueError if `heads` does not divide `hidden`."""
     if hidden % heads:
         nearest = nearest_divisors(hidden, heads)
         raise ValueError(f"heads = {heads} does not divide hidden = {hidden}; the nearest that do: {nearest}")
 
 
 def check_groups(kv_heads: int, heads: int) -> None:
-    """Raises ValueError where query heads cannot share the heads of keys and values evenly."""
+    """Raise ValueError if `kv_heads` does not divide `heads`."""
     if heads % kv_heads:
         nearest = nearest_divisors(heads, kv_heads)
         raise ValueError(f"kv_heads = {kv_heads} does not divide heads = {heads}; the nearest that do: {nearest}")
 
 
 def nearest_divisors(of: int, near: int) -> str:
+    """Return the three divisors of a number that are nearest to another, as text."""
     fits = [n for n in range(1, of + 1) if of % n == 0]
     return ", ".join(map(str, sorted(sorted(fits, key=lambda n: abs(n - near))[:3])))

@@ -18,7 +18,7 @@ from trainkit.recipe.families.model import HeadKind, HeadLayers, Kind, ModelSpec
 from trainkit.recipe.families.sizes import Remat, Shape, check_heads, kept_numbers, linear, norm, stack, visible
 from trainkit.recipe.spec import Count, NotNegative
 
-#: What a recipe may say otherwise than the checkpoint that its model begins with, where no shape depends on it.
+#: Keys that a recipe may change for a pretrained model: no shape depends on them.
 CHANGEABLE = frozenset(
     {"context_length", "rope_theta", "rope_scaling", "local_theta", "window", "router_loss", "pad_token_id"}
 )
@@ -29,22 +29,22 @@ CLASSIFIER = "classifier"
 
 
 class Pretrained(ModelSpec):
-    """Where a model's first weights come from, and how many tokens it knows."""
+    """A model that may begin with a checkpoint: where its weights come from, and the size of its vocabulary."""
 
     pretrained: str | None = None
-    """A directory with a Hugging Face checkpoint, or a hub id, to begin with; random weights where not given. The
-    family and its sizes are read from its config.json, and what is said here besides goes before that."""
+    """A directory with a Hugging Face checkpoint, or a hub id, to begin with. If absent, weights are random. The family
+    and its sizes are read from its config.json; other keys of this section override them."""
     revision: str | None = None
-    """Branch, tag or commit on the hub; a run keeps the commit that it found."""
+    """Branch, tag or commit on the hub; a run keeps the commit that it resolves to."""
     resize_vocabulary: bool = False
     """Cut or widen the embedding of `pretrained` to the tokenizer; new rows are the mean of the old ones."""
     vocab_size: Count | None = None
-    """Rows of the embedding; as many as the tokenizer has entries where not given. More are padding."""
+    """Rows of the embedding. If absent, as many as the tokenizer has entries. Any more are padding."""
     pad_token_id: int | None = None
-    """The token that transformers pads an export with. Training ignores it: padding is known by its place."""
+    """The token with which transformers pads texts of an export. Training does not use it."""
 
     changeable: ClassVar[frozenset[str]] = CHANGEABLE
-    """What may be said otherwise than the checkpoint says it."""
+    """Keys that a recipe may change for a pretrained model."""
 
     @model_validator(mode="after")
     def _goes_with_pretrained(self) -> Pretrained:
@@ -52,22 +52,22 @@ class Pretrained(ModelSpec):
             key = "revision" if self.revision is not None else "resize_vocabulary"
             raise ValueError(f'{key} goes with pretrained = "…"')
         if self.resize_vocabulary and self.vocab_size is not None:
-            raise ValueError("resize_vocabulary makes vocab_size that of the tokenizer: give one of them")
+            raise ValueError("resize_vocabulary sets vocab_size to that of the tokenizer: give only one of them")
         return self
 
     @property
     def not_in_transformers(self) -> str | None:
-        """The key for which transformers loads no such model, its value, and why; None where it loads it."""
+        """Why transformers cannot load the model, beginning with the key and its value; None where it can."""
         return None
 
     def rows(self, tokens: int) -> int:
-        """Rows of the embedding for a tokenizer of so many entries. Raises TrainkitError where that has more."""
+        """Return the rows of the embedding for a tokenizer of so many entries. Raises TrainkitError if it has fewer."""
         if self.vocab_size is None or tokens <= self.vocab_size:
             return self.vocab_size or tokens
         if self.pretrained is None:
-            hint = "make model.vocab_size larger, or leave it out"
+            hint = "make model.vocab_size larger, or omit it"
         else:
-            hint = "take the tokenizer of the checkpoint, or widen the embedding: [model] resize_vocabulary = true"
+            hint = "use the tokenizer of the checkpoint, or widen the embedding: [model] resize_vocabulary = true"
         raise TrainkitError(
             f"the tokenizer has {tokens:,} entries, and the embedding {self.vocab_size:,} rows",
             where="model.vocab_size",
@@ -76,12 +76,11 @@ class Pretrained(ModelSpec):
 
 
 class Transformer(Pretrained):
-    """A stack of blocks with attention and an MLP each. The sizes are in closed form; a test holds them against the
-    real pytree."""
+    """A stack of blocks with attention and an MLP each."""
 
     kind: ClassVar[Kind] = "causal"
     has_experts: ClassVar[bool] = False
-    """Whether most of its weights are those of experts, which are neither quantised nor multiplied in 8 bit."""
+    """Whether most of its weights belong to experts, which are neither quantised nor multiplied in 8 bit."""
 
     layers: Count
     """Number of transformer blocks."""
@@ -90,11 +89,11 @@ class Transformer(Pretrained):
     heads: Count
     """Attention heads; must divide `hidden`."""
     context_length: Count | None = None
-    """The longest text that it is meant for; `data.sequence_length` where not given."""
+    """The longest text that it is meant for. If absent, `data.sequence_length`."""
     tied: bool
     """Whether the output matrix is the token embedding."""
     initializer_range: NotNegative = 0.02
-    """Standard deviation of random weights; of matrices that add to the residual stream less, the deeper the model."""
+    """Standard deviation of random weights; smaller in matrices that add to the residual stream of deep models."""
 
     @property
     def predicts_tokens(self) -> bool:
@@ -127,13 +126,13 @@ class Transformer(Pretrained):
 
     @property
     def score_scale(self) -> float | None:
-        """What scores are multiplied with; None: one by the root of `key_width`."""
+        """Factor of the scores; None means 1 / sqrt(`key_width`)."""
         return None
 
     @property
     @abstractmethod
     def special_attention(self) -> str | None:
-        """What of its attention no flash attention has, in the plural; None where any will do."""
+        """What flash attention does not support of its attention, in the plural; None where it supports all."""
 
 
 class GeluTransformer(Transformer):
@@ -177,11 +176,11 @@ class GptDecoder(GeluTransformer):
     class_heads: ClassVar[Mapping[HeadKind, HeadLayers]] = {"sequence": HeadLayers("last", bias=False)}
 
     learned_positions: ClassVar[bool] = True
-    """Whether each of `context_length` positions has an embedding; scores have ALiBi's slopes otherwise."""
+    """Whether each of `context_length` positions has an embedding; otherwise scores have ALiBi's slopes."""
     biased: ClassVar[bool] = True
     """Whether matrices and norms have biases."""
     exact_gelu: ClassVar[bool] = False
-    """Whether GELU is by the error function, and not by a hyperbolic tangent."""
+    """Whether GELU uses the error function rather than a hyperbolic tangent."""
 
     @property
     def norm_epsilon(self) -> float:
@@ -190,7 +189,7 @@ class GptDecoder(GeluTransformer):
 
     @property
     def clip(self) -> float | None:
-        """Queries, keys and values are cut off at this size; None: they are not."""
+        """Largest absolute value of queries, keys and values, which are clipped to it; None means no clipping."""
         return None
 
     @property

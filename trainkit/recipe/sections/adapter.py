@@ -17,31 +17,31 @@ from trainkit.recipe.spec import Count, Positive, Spec
 
 
 class Lora(Spec):
-    """Low-rank adaptation (Hu et al. 2021): to each target matrix a product of two narrow ones is added.
+    """Low-rank adaptation (Hu et al. 2021): adds a product of two narrow matrices to each target matrix.
 
-    The model itself stays as it was, so that checkpoints hold the narrow matrices only.
+    The model itself does not change, so checkpoints hold only the narrow matrices.
     """
 
     type: Literal["lora"] = "lora"
     pretrained: str | None = None
-    """A directory with an adapter as PEFT keeps it, or a hub id, to begin with; a fresh one where not given. Its rank,
-    alpha, targets and variant are read from its adapter_config.json, and need not be said here."""
+    """A directory with an adapter in PEFT's format, or a hub id, to begin with. If absent, the adapter is new. Rank,
+    alpha, targets and variant are read from its adapter_config.json and need not be given."""
     revision: str | None = None
-    """Branch, tag or commit on the hub; a run keeps the commit that it found."""
+    """Branch, tag or commit on the hub; a run keeps the commit that it resolves to."""
     rank: Count = 16
     """Width of the narrow matrices."""
     alpha: Positive = 32.0
     """The product is scaled by alpha / rank; in `rslora` by alpha / sqrt(rank)."""
     targets: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = "all-linear"
-    """Which linear layers, by name or glob, such as `["query", "value"]`; `all-linear` is every one in the blocks,
-    routers of experts left out."""
+    """Linear layers by name or glob, such as `["query", "value"]`; `all-linear` means all in the blocks except routers
+    of experts."""
     variant: Literal["lora", "rslora", "dora"] = "lora"
     """`rslora` keeps large ranks from learning slowly (Kalajdzievski 2023); `dora` trains the length of each column of
-    a matrix apart from its direction (Liu et al. 2024)."""
+    a matrix separately from its direction (Liu et al. 2024)."""
     learning_rate_ratio: Positive = 1.0
     """How much faster the second matrix learns than the first (LoRA+, Hayou et al. 2024, who use 16)."""
     base: Literal["none", "nf4"] = "none"
-    """How the frozen matrices are kept: as `precision.params` says, or in 4 bit (QLoRA, Dettmers et al. 2023)."""
+    """How the frozen matrices are stored: as `precision.params` says, or in 4 bit (QLoRA, Dettmers et al. 2023)."""
 
     @model_validator(mode="after")
     def _goes_with_pretrained(self) -> Lora:
@@ -51,14 +51,14 @@ class Lora(Spec):
 
     @property
     def scale(self) -> float:
-        """Of the product."""
+        """Factor of the product of the two matrices."""
         return self.alpha / (self.rank**0.5 if self.variant == "rslora" else self.rank)
 
 
 Adapter = Lora
 
 
-#: What Hugging Face calls them, of the families together.
+#: Hugging Face's names of linear layers, for all families, and ours.
 _FOREIGN = {
     "q_proj": ("query",), "k_proj": ("key",), "v_proj": ("value",), "o_proj": ("output",), "gate_proj": ("gate",),
     "up_proj": ("up", "mlp_in"), "down_proj": ("down", "mlp_out"), "c_attn": ("qkv",), "Wqkv": ("qkv",),
@@ -67,7 +67,8 @@ _FOREIGN = {
 
 
 def linear_shapes(model: Model) -> dict[str, tuple[int, int]]:
-    """Return (inputs, outputs) of the linear layers of one block by name within it, but for those of experts."""
+    """Return (inputs, outputs) of the linear layers of one block, without those of experts, by name within the
+    block."""
     shapes = model.leaf_shapes(vocab_size=1, sequence_length=1)
     layers = {name: shape for name, shape in shapes.items() if name.startswith("blocks.") and name.endswith(".weight")}
     return {
@@ -78,13 +79,13 @@ def linear_shapes(model: Model) -> dict[str, tuple[int, int]]:
 
 
 def check_adapter(adapter: Adapter, model: Model) -> None:
-    """Raises ValueError where the adapter is for no such model."""
+    """Raise ValueError if the adapter does not fit the model."""
     if not isinstance(model, Transformer):
         raise ValueError(
             f'[adapter] is for transformers, and model.type = "{model.type}" is of kind {model.kind}: leave it out'
         )
     if adapter.base == "nf4" and model.has_experts:
-        raise ValueError('adapter.base = "nf4" leaves experts, which are most of the model, as they are: write "none"')
+        raise ValueError('adapter.base = "nf4" does not quantise experts, which are most of the model: write "none"')
     try:
         targeted_layers(adapter, list(linear_shapes(model)))
     except TrainkitError as error:
@@ -92,9 +93,9 @@ def check_adapter(adapter: Adapter, model: Model) -> None:
 
 
 def targeted_layers(adapter: Adapter, names: Sequence[str]) -> list[str]:
-    """Those of `names` that the adapter's targets mean; never a router of experts.
+    """Return those of `names` that match the adapter's targets, never a router of experts.
 
-    Raises TrainkitError for a target that means none.
+    Raises TrainkitError if a target matches none.
     """
     names = [name for name in names if "router" not in name]
     if adapter.targets == "all-linear":
@@ -104,7 +105,7 @@ def targeted_layers(adapter: Adapter, names: Sequence[str]) -> list[str]:
             ours = [own for own in _FOREIGN.get(target, ()) if any(_means(own, name) for name in names)]
             called = f"it is called {' and '.join(map(repr, ours))} here; " if ours else ""
             raise TrainkitError(
-                f"{target!r} is the name of no linear layer of this model",
+                f"{target!r} matches no linear layer of this model",
                 where="adapter.targets",
                 hint=f'{called}there are {", ".join(names)}; or targets = "all-linear"',
             )
@@ -139,12 +140,12 @@ def trained_shapes(model: Model, adapter: Adapter | None, *, vocab_size: int, se
 
 
 def quantised_parameters(model: Model) -> int:
-    """How many numbers of the model are in 4 bit where the base is."""
+    """Return how many parameters of the model are in 4 bit if the base is."""
     return _blocks(model) * sum(inputs * outputs for inputs, outputs in linear_shapes(model).values())
 
 
 def quantised_bytes(model: Model) -> int:
-    """Of these numbers: half a byte each, a byte for each block of 64, four for 256 of these, twelve for a matrix."""
+    """Return their bytes: half a byte each, one per block of 64, four per 256 blocks, twelve per matrix."""
     blocks = [math.ceil(inputs * outputs / 64) for inputs, outputs in linear_shapes(model).values()]
     return _blocks(model) * sum(33 * count + 4 * math.ceil(count / 256) + 12 for count in blocks)
 

@@ -11,36 +11,36 @@ from trainkit.recipe.spec import Count, MissingKey, Spec, by_type
 
 
 class EncodingSpec(Spec):
-    """What all encodings have in common."""
+    """What every encoding has."""
 
     bos: bool | Literal["auto"] = "auto"
-    """Whether the tokenizer's beginning-of-text token goes before every document. `"auto"`: where the
-    tokenizer puts it before a text by itself, and the model is `pretrained` or an encoder."""
+    """Whether the tokenizer's beginning-of-text token precedes every document. `"auto"`: if the tokenizer itself puts
+    it before a text, and the model is `pretrained` or an encoder."""
     eos: bool = True
     """Whether its end-of-text token follows every document."""
 
 
 class Concatenate(EncodingSpec):
-    """All documents one after the other, cut into examples: every token is a target once an epoch."""
+    """All documents one after the other, cut into examples: every token is a target once per epoch."""
 
     type: Literal["concatenate"] = "concatenate"
     separate: bool = False
-    """Whether attention stops at the borders of documents; positions restart there."""
+    """Whether attention stops at document boundaries, where positions then restart."""
 
 
 class Windows(EncodingSpec):
-    """Windows over each document by itself. What an earlier window has predicted is context only (weight 0, what others
-    write as label -100)."""
+    """Windows over each document. Tokens that an earlier window has predicted are only context (weight 0, which other
+    trainers write as label -100)."""
 
     type: Literal["windows"]
     stride: Count | None = None
-    """Tokens from one window's begin to the next one's; `sequence_length` where not given: no overlap."""
+    """Tokens from the start of one window to the start of the next. If absent, `sequence_length`: no overlap."""
     min_length: Count = 1
     """Windows of fewer new targets are dropped, and counted."""
 
 
 class Pack(EncodingSpec):
-    """Whole documents, as many as fit an example (best fit); each attends to itself only, and positions restart."""
+    """As many whole documents as fit into an example (best fit). Each attends only to itself, and positions restart."""
 
     type: Literal["pack"]
     too_long: Literal["truncate", "split", "drop"] = "truncate"
@@ -50,12 +50,12 @@ class Pack(EncodingSpec):
 
 
 class Pad(EncodingSpec):
-    """One document an example, padded."""
+    """One document per example, padded."""
 
     type: Literal["pad"]
     buckets: tuple[Count, ...] = ()
     """Lengths to which examples are padded, each to the shortest that holds it; a batch has one length. The longest is
-    `sequence_length`, which need not be named."""
+    always `sequence_length`."""
     too_long: Literal["truncate", "split", "drop"] = "truncate"
     """What happens to a document of more than `sequence_length` positions; what is cut off or dropped is counted."""
     min_length: Count = 1
@@ -63,8 +63,8 @@ class Pad(EncodingSpec):
 
 
 def is_padded(encoding: EncodingSpec) -> bool:
-    """Whether examples may have positions without a token; of concatenated documents the very last one may, which does
-    not count."""
+    """Return whether examples may have positions without a token. (Of concatenated documents only the last example may,
+    which does not count.)"""
     return not isinstance(encoding, Concatenate)
 
 
@@ -81,41 +81,43 @@ __all__ = ["Data", "Files", "HuggingFace", "PythonStdlib", "RowSource", "Source"
 
 
 class Window(Spec):
-    """Shuffle within windows of so many examples."""
+    """Shuffle within windows of this many examples."""
 
     window: Count
-    """Examples in a window; training on one may start while later ones are still tokenised."""
+    """Examples in a window. Training on a window may start while later ones are still being tokenised."""
 
 
 class Data(Spec):
     sequence_length: Count | None = None
-    """Positions in an example; needed where documents are text."""
+    """Positions in an example; needed if documents are text."""
     encoding: Encoding = Concatenate.model_construct()
     """How texts become examples. A document of another kind is an example as it is."""
     train: Annotated[tuple[Source, ...], Field(min_length=1)]
-    """What is trained on: one `[[data.train]]` a source."""
+    """Training data: one `[[data.train]]` per source."""
     validation: tuple[Source, ...] = ()
-    """What is evaluated on beside the held-out part: one `[[data.validation]]` a set."""
+    """Validation data beside the held-out part: one `[[data.validation]]` per set."""
     held_out: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the training data kept out of training, as the validation set `held-out`. A document is kept out whole
-    or not at all, but of a long text file (32,768 characters; more for a share below 0.03 or above 0.97) about this
-    share is, in parts of 1,000 to 32,768 characters, cut at line ends; so one file is enough. What is kept out depends
-    on each document's own name and place only: adding documents, or text at the end of a long one, moves nothing
-    between the two."""
+    """Share of the training data kept out of training, as the validation set `held-out`. A document is kept out as a
+    whole or not at all, except a long text file (32,768 characters; more for a share below 0.03 or above 0.97): about
+    this share of it is kept out, in parts of 1,000 to 32,768 characters cut at line ends, so that one file is enough.
+    What is kept out depends only on the name and place of each document: adding documents, or text at the end of a
+    long one, moves nothing between the two."""
     shuffle: Literal["full", False] | Window = "full"
-    """`"full"`: a permutation of all examples, new each epoch; `{ window = N }`: within windows of N; `false`: as
-    stored."""
+    """`"full"`: a new permutation of all examples each epoch; `{ window = N }`: within windows of N; `false`: in stored
+    order."""
     cache: str = "cache"
-    """Directory of the token cache; shared by all recipes."""
+    """Directory of the token cache, shared by all recipes."""
     on_error: Literal["stop", "skip"] = "stop"
-    """A document that cannot be read stops the caching, or is skipped, counted and reported."""
+    """Whether a document that cannot be read stops caching, or is skipped, counted and reported."""
 
     @model_validator(mode="after")
     def _names_and_weights(self) -> Data:
         if len({source.weight is None for source in self.train}) == 2:
             raise ValueError("either every [[data.train]] has a weight or none has")
         if len({_form(source) for source in (*self.train, *self.validation)}) > 1:
-            raise ValueError("all sources make documents of one kind: give all the same document, or none")
+            raise ValueError(
+                "all sources must have the same kind of documents: give all of them the same `document`, or none"
+            )
         if self.is_text and self.sequence_length is None:
             raise MissingKey("sequence_length", "the documents are text")
         # the recipe of a run holds every default
@@ -127,8 +129,8 @@ class Data(Spec):
             )
         if self.sequences > 1 and not (isinstance(self.encoding, Pad) and self.encoding.too_long != "split"):
             raise ValueError(
-                "the sequences of a document with several, such as two answers, are rows of their own, cut off or left"
-                ' out where they are too long: data.encoding = { type = "pad" } (too_long = "truncate" or "drop")'
+                "each sequence of a document with several, such as two answers, is a row of its own that is cut off or"
+                ' dropped if it is too long: write data.encoding = { type = "pad" } (too_long = "truncate" or "drop")'
             )
         if self.has_token_labels and isinstance(self.encoding, Concatenate):
             raise ValueError(
@@ -137,25 +139,25 @@ class Data(Spec):
             )
         if isinstance(self.encoding, Pad) and self.encoding.buckets:
             if max(self.encoding.buckets) > self.positions:
-                raise ValueError(f"encoding.buckets are at most sequence_length = {self.sequence_length}")
+                raise ValueError(f"encoding.buckets must be at most sequence_length = {self.sequence_length}")
             if isinstance(self.shuffle, Window) or any(source.weight is not None for source in self.train):
                 raise ValueError('encoding.buckets need shuffle = "full" or false, and no weights')
         for number, source in enumerate(self.validation):
             if source.weight is not None:
                 raise ValueError(
-                    f"data.validation.{number}.weight shares out nothing: each validation set is evaluated by itself;"
-                    " leave it out"
+                    f"data.validation.{number}.weight has no effect, because each validation set is evaluated"
+                    " separately: remove it"
                 )
         for number, source in enumerate(self.train):
             if source.name is not None and source.weight is None:
                 raise ValueError(
-                    f'data.train.{number}.name = "{source.name}" is shown nowhere, since sources without weights are'
-                    " one text: leave it out, or give every [[data.train]] a weight"
+                    f'data.train.{number}.name = "{source.name}" is not used, because sources without weights are'
+                    " one text: remove it, or give every [[data.train]] a weight"
                 )
         stride = self.encoding.stride if isinstance(self.encoding, Windows) else None
         if stride is not None and stride > self.positions:
             raise ValueError(
-                f"data.encoding.stride = {stride} would leave out the tokens between windows: make it at most"
+                f"data.encoding.stride = {stride} would skip the tokens between windows: make it at most"
                 f" sequence_length = {self.sequence_length}"
             )
         names = self.validation_names
@@ -166,13 +168,13 @@ class Data(Spec):
 
     @property
     def is_text(self) -> bool:
-        """Whether the documents become tokens; other documents are examples as they are."""
+        """Whether the documents become tokens; documents of other kinds are examples themselves."""
         documents = [document_of(source) for source in (*self.train, *self.validation)]
         return any(document is None or document.is_text for document in documents)
 
     @property
     def positions(self) -> int:
-        """Positions in a sequence; 1 where documents are not text."""
+        """Positions in a sequence; 1 if documents are not text."""
         return self.sequence_length or 1
 
     @property

@@ -1,7 +1,7 @@
 """[optimizer]: the update rules, how much state each keeps, and which parameters are treated differently.
 
-The mathematics of a rule stands in the module that its spec names as `implementation`; nothing outside that module and
-its spec knows a rule by name.
+The mathematics of a rule is in the module that its spec names as `implementation`; nothing outside that module and its
+spec knows a rule by name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Shape: TypeAlias = tuple[int, ...]
 Moments = Literal["float32", "bfloat16", "int8"]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
-#: Compressed moments of fewer numbers stay float32: norms and biases take little memory, and rounding them shows.
+#: Moments of fewer numbers are not compressed: norms and biases take little memory, and rounding them does harm.
 SMALLEST_COMPRESSED = 4096
 
 
@@ -53,9 +53,9 @@ class OptimizerSpec(Spec):
     """The peak; the schedule scales it at each step."""
     weight_decay: NotNegative = 0.0
     """Each step subtracts learning rate x weight decay x parameter (decoupled: Loshchilov & Hutter 2019). Norms, biases
-    and embeddings are not decayed unless a group says so."""
+    and embeddings are not decayed unless a group gives them a weight decay."""
     groups: tuple[Group, ...] = ()
-    """Parameters that are treated differently: one `[[optimizer.groups]]` each."""
+    """Parameters with their own options: one `[[optimizer.groups]]` each."""
 
     implementation: ClassVar[str]
     """The module whose `build(spec)` returns the gradient transformation."""
@@ -122,7 +122,7 @@ class OptimizerSpec(Spec):
                 )
 
     def state_key_values(self) -> dict[str, Any]:
-        """Return everything that decides the structure of the state, by dotted key within [optimizer]."""
+        """Return the values that determine the structure of the state, by dotted key within [optimizer]."""
         values = {key: getattr(self, key) for key in sorted(self.state_keys)}
         for number, group in enumerate(self.groups):
             if group.optimizer is not None:
@@ -177,7 +177,7 @@ class Muon(OptimizerSpec):
     learning rate tuned for AdamW fits."""
     weight_decay: NotNegative = 0.1
     adamw: AdamW
-    """The rule for everything that is no hidden matrix, with its own `learning_rate`."""
+    """The rule for everything that is not a hidden matrix, with its own `learning_rate`."""
 
     implementation: ClassVar[str] = "trainkit.optim.muon"
 

@@ -45,7 +45,7 @@ class ChatMessage(Spec):
 
 
 class Sample(Spec):
-    """Texts that the current model writes during training."""
+    """Texts that the model writes during training."""
 
     every: Count | None = None
     """Steps between samples; there are always some at the end. If absent, there are no others."""

@@ -13,30 +13,30 @@ from trainkit.recipe.spec import Count, Fraction, Spec, union_of
 Span = Annotated[int, Field(ge=0)] | Fraction
 """An integer is steps, a float a fraction of the run."""
 
-#: Where the decay begins that nobody has ordered to begin: later than any step.
+#: The start of a decay that nobody has ordered: later than any step.
 NEVER = 2**31 - 1
 
 
 class ScheduleSpec(Spec):
     """What every schedule has, and what the rest of trainkit asks of it: a linear warm-up, then a shape of its own.
 
-    The formulas take an array namespace, `xp`: training passes jax.numpy; whoever only wants a number passes numpy.
+    The formulas take an array namespace, `xp`: jax.numpy in training, numpy where only a number is needed.
     """
 
     type: str
     warmup: Span = 0.02
-    """Linear from 0; an integer is steps, a float a fraction of the run."""
+    """Length of the linear rise from 0: an integer is steps, a float a fraction of the run."""
 
     def warmup_steps(self, steps: int) -> int:
-        """Of a run of `steps`."""
+        """Return the steps of the warm-up in a run of `steps`."""
         return min(_counted(self.warmup, steps), steps)
 
     def last_step(self, steps: int, *, decay_start: int) -> int:
-        """Where a run of `steps` ends if its decay was ordered to begin after `decay_start`."""
+        """Return the last step of a run of `steps` whose decay was ordered to begin after `decay_start` steps."""
         return steps
 
     def decay_start(self, steps: int, *, ordered: int) -> int | None:
-        """Return how many updates come before the decay; None where a decay cannot be ordered."""
+        """Return how many updates precede the decay; None if a decay cannot be ordered."""
         return None
 
     def rate(self, step: Any, *, peak: float, steps: int, decay_start: Any, xp: Any) -> Any:
@@ -47,7 +47,7 @@ class ScheduleSpec(Spec):
         Args:
             step: updates done, from 0: a number or an array.
             peak: the learning rate at the end of the warm-up.
-            decay_start: where the decay was ordered to begin; `NEVER` where it was not.
+            decay_start: where the decay was ordered to begin; `NEVER` if it was not.
             xp: the array namespace, numpy or jax.numpy.
         """
         warmup = self.warmup_steps(steps)
@@ -62,11 +62,12 @@ class ScheduleSpec(Spec):
     def rate_after_warmup(self, step: Any, *, peak: float, steps: int, decay_start: Any, xp: Any) -> Any:
         """Return the same as `rate`, which calls this, for steps from the end of the warm-up on.
 
-        It is evaluated at earlier steps too, where its value does not count but must be finite.
+        It is also evaluated at earlier steps, where its value has no effect but must be finite.
         """
 
     def after_warmup(self, step: Any, steps: int, xp: Any) -> tuple[Any, int]:
-        """Return (updates since the warm-up, at most all of them; how many there are in a run of `steps`)."""
+        """Return (updates since the warm-up, updates after the warm-up in a run of `steps`); the first is at most the
+        second."""
         warmup = self.warmup_steps(steps)
         rest = max(steps - warmup, 1)
         return xp.clip(step - warmup, 0, rest), rest
@@ -77,7 +78,7 @@ class Cosine(ScheduleSpec):
 
     type: Literal["cosine"] = "cosine"
     min_ratio: Fraction = 0.1
-    """Where it ends, as a share of the peak."""
+    """Final learning rate, as a share of the peak."""
 
     def rate_after_warmup(self, step: Any, *, peak: float, steps: int, decay_start: Any, xp: Any) -> Any:
         done, rest = self.after_warmup(step, steps, xp)
@@ -90,7 +91,7 @@ class LinearDecay(ScheduleSpec):
 
     type: Literal["linear"]
     min_ratio: Fraction = 0.1
-    """Where it ends, as a share of the peak."""
+    """Final learning rate, as a share of the peak."""
 
     def rate_after_warmup(self, step: Any, *, peak: float, steps: int, decay_start: Any, xp: Any) -> Any:
         done, rest = self.after_warmup(step, steps, xp)
@@ -110,29 +111,29 @@ class Constant(ScheduleSpec):
 class Wsd(ScheduleSpec):
     """Warm-up, stable, decay: at the peak until a last phase (Hu et al. 2024, arXiv:2404.06395).
 
-    The decay may be ordered to begin earlier, and the run is then over when it is: `trainkit send RUN decay`.
+    `trainkit send RUN decay` starts the decay early; the run then ends when the decay ends.
     """
 
     type: Literal["wsd"]
     decay: Count | Annotated[float, Field(gt=0, le=1)] = 0.2
-    """The last phase: an integer is steps, a float a fraction of the run; at most what the warm-up leaves."""
+    """Length of the last phase: an integer is steps, a float a fraction of the run; at most what the warm-up leaves."""
     shape: Literal["1-sqrt", "linear", "cosine"] = "1-sqrt"
-    """How it falls; 1-sqrt, the fastest at first, is that of Hägele et al. 2024 (arXiv:2405.18392)."""
+    """Shape of the decay; 1-sqrt, which falls fastest at first, is from Hägele et al. 2024 (arXiv:2405.18392)."""
     min_ratio: Fraction = 0.0
-    """Where it ends, as a share of the peak."""
+    """Final learning rate, as a share of the peak."""
 
     @model_validator(mode="after")
     def _phases_fit(self) -> Wsd:
         if isinstance(self.warmup, float) and isinstance(self.decay, float) and self.warmup + self.decay > 1:
-            raise ValueError(f"decay = {self.decay} and warmup = {self.warmup} are together more than the whole run")
+            raise ValueError(f"decay = {self.decay} and warmup = {self.warmup} together are more than the whole run")
         return self
 
     def decay_steps(self, steps: int) -> int:
-        """Of a run of `steps`."""
+        """Return the steps of the decay in a run of `steps`."""
         return min(max(_counted(self.decay, steps), 1), steps - self.warmup_steps(steps))
 
     def decay_start(self, steps: int, *, ordered: int) -> int:
-        """Return how many updates come before the decay: as planned, or fewer if it was ordered to begin earlier."""
+        """Return how many updates precede the decay: as planned, or fewer if it was ordered to begin earlier."""
         return min(ordered, steps - self.decay_steps(steps))
 
     def last_step(self, steps: int, *, decay_start: int) -> int:
@@ -146,7 +147,7 @@ class Wsd(ScheduleSpec):
         return peak
 
     def _share_left(self, step: Any, steps: int, decay_start: Any, xp: Any) -> Any:
-        """Return what the decay leaves of the peak: 1 until it begins, `min_ratio` when it is over."""
+        """Return the share of the peak that the decay leaves: 1 until it begins, `min_ratio` at its end."""
         decay = self.decay_steps(steps)
         start = xp.minimum(decay_start, steps - decay)
         done = xp.clip((step - start) / max(decay, 1), 0.0, 1.0)

@@ -70,10 +70,10 @@ else:
 
 
 class SourceSpec(Spec):
-    """What all sources have in common."""
+    """What every source has."""
 
     listing: ClassVar[str]
-    """The function that returns the files of a source, called as `data.sources.listing.list_matching` is."""
+    """The function that returns the files of a source, with the parameters of `data.sources.listing.list_matching`."""
     path_keys: ClassVar[tuple[str, ...]] = ()
     """Its keys that hold a local path or URL, or several: they become absolute in the recipe of a run."""
     hub_keys: ClassVar[tuple[str, ...]] = ()
@@ -81,44 +81,46 @@ class SourceSpec(Spec):
 
     type: str
     name: str | None = None
-    """Its name in metrics and listings: of a validation set, or of a source with a weight."""
+    """Name in metrics and listings, of a validation set or of a source with a weight."""
     weight: Positive | Stages | None = None
-    """Share of the training examples relative to the other sources, or its stages: `[[0, 3.0], [1000, 0.5]]` is 3 from
-    step 0 on and 0.5 from step 1000 on. All sources have one, or none has: then every example is seen once an epoch."""
+    """Share of the training examples relative to the other sources, or its stages: `[[0, 3.0], [1000, 0.5]]` means 3
+    from step 0 and 0.5 from step 1000. Either all sources have a weight, or none; then each example is seen once per
+    epoch."""
     limit: Count | None = None
-    """At most so many documents, the first ones."""
+    """Use only the first documents, up to this many."""
 
     @model_validator(mode="after")
     def _stages_rise_from_0(self) -> SourceSpec:
         if isinstance(self.weight, tuple):
             steps = [step for step, _ in self.weight]
             if steps[0] != 0 or sorted(set(steps)) != steps:
-                raise ValueError(f"the stages of a weight begin at step 0, and each later than the one before: {steps}")
+                raise ValueError(
+                    f"the stages of a weight must begin at step 0 and be in increasing order, found {steps}"
+                )
         return self
 
 
 class RowSource(SourceSpec):
-    """What all sources of rows have in common."""
+    """What every source of rows has."""
 
     text_key: str | Keys = "text"
-    """The key or column that holds the text, or several, whose texts are joined by an empty line."""
+    """Key or column that holds the text, or several, whose texts are joined with an empty line between them."""
     document: Document | None = None
-    """What a row becomes where it is more than one text: `{ type = "template", … }`, or of type `"prompt"`, `"chat"`,
-    `"labelled"`, `"image"` or `"columns"`."""
+    """What a row becomes if it is not plain text, such as `{ type = "template", template = "…" }`."""
     min_characters: Count | None = None
-    """Documents with fewer characters are left out, and counted. The prompt of a preference pair counts once, and both
+    """Documents with fewer characters are dropped and counted. The prompt of a preference pair counts once, and both
     of its answers count."""
     max_characters: Count | None = None
-    """Documents with more characters are left out, and counted."""
+    """Documents with more characters are dropped and counted."""
 
     @model_validator(mode="after")
     def _one_way_to_text(self) -> RowSource:
         if self.document is not None and self.text_key != "text":
-            raise ValueError("text_key is not read beside document, which names keys of its own: leave one of them out")
+            raise ValueError("text_key has no effect beside document, which names its own keys: remove one of the two")
         if self.document is not None and not self.document.is_text:
             for key in ("min_characters", "max_characters"):
                 if getattr(self, key) is not None:
-                    raise ValueError(f"{key} is for texts, and document.type is '{self.document.type}': leave it out")
+                    raise ValueError(f"{key} is for texts, and document.type is '{self.document.type}': remove it")
         return self
 
     @model_validator(mode="after")
@@ -129,13 +131,13 @@ class RowSource(SourceSpec):
 
 
 class CustomRows(RowSource):
-    """A source that makes its rows itself: what plugins derive from."""
+    """A source that makes its own rows; the base class for sources of plugins."""
 
     listing: ClassVar[str] = "trainkit.data.sources.listing:list_custom"
 
     @abstractmethod
     def identity(self) -> str:
-        """Return what changes where the rows do, such as a version or a digest: the cache is named by it."""
+        """Return a text that changes whenever the rows do, such as a version or a digest: the cache is named by it."""
 
     @abstractmethod
     def rows(self) -> Iterator[Mapping[str, Any]]:
@@ -150,12 +152,12 @@ class Files(RowSource):
 
     type: Literal["files"] = "files"
     path: str | Annotated[tuple[str, ...], Field(min_length=1)]
-    """One pattern or several; relative ones count from the working directory. URLs are those of fsspec: `s3://`,
-    `gs://`, `https://` … with the package that it names installed."""
+    """One pattern or several; relative ones are relative to the working directory. URLs are those of fsspec (`s3://`,
+    `gs://`, `https://` …) and need the package that fsspec names."""
     format: FormatName = "auto"
-    """`auto` goes by the suffix: `.txt`, `.md` and `.py` are one document a file; `.jsonl`, `.csv` and `.tsv` one a
-    row, `.json` one an element of its list, `.parquet` and `.arrow` one a row. All but the last two also with `.gz`,
-    `.zst`, `.bz2` or `.xz`."""
+    """`auto` follows the suffix: `.txt`, `.md` and `.py` hold one document per file; `.jsonl`, `.csv`, `.tsv`,
+    `.parquet` and `.arrow` one per row; `.json` one per element of its list. All but `.parquet` and `.arrow` may be
+    compressed: `.gz`, `.zst`, `.bz2`, `.xz`."""
 
 
 class HuggingFace(RowSource):
@@ -166,35 +168,36 @@ class HuggingFace(RowSource):
 
     type: Literal["huggingface"]
     id: str
-    """`"owner/name"` on the hub; or a directory: of data files, or written by `save_to_disk`."""
+    """`"owner/name"` on the hub, or a directory of data files or written by `save_to_disk`."""
     config: str | None = None
-    """Which of the dataset's configurations (what `load_dataset` calls `name`); none of what `save_to_disk` wrote."""
+    """Configuration of the dataset (what `load_dataset` calls `name`); not for a directory that `save_to_disk`
+    wrote."""
     split: str = "train"
-    """Which split, also sliced: `"train[:10%]"`."""
+    """The split, which may be sliced: `"train[:10%]"`."""
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     streaming: bool = False
-    """Whether rows are read over the network while they are tokenised, instead of downloading all first."""
+    """Whether to read rows over the network while tokenising, instead of downloading all of them first."""
 
 
 class Tokens(SourceSpec):
-    """Arrays that are tokenised already, with the recipe's tokenizer."""
+    """Arrays of tokens made with the recipe's tokenizer."""
 
     listing: ClassVar[str] = "trainkit.data.sources.listing:list_tokens"
     path_keys: ClassVar[tuple[str, ...]] = ("path",)
 
     type: Literal["tokens"]
     path: str | Annotated[tuple[str, ...], Field(min_length=1)]
-    """`.npy`, flat `.bin`, or `.parquet` with a list of ids a row (what `trainkit cache-data --export` writes)."""
+    """`.npy`, flat `.bin`, or `.parquet` with a list of ids per row (what `trainkit cache-data --export` writes)."""
     dtype: Literal["uint16", "uint32", "int32", "int64"] = "uint16"
-    """Of `.bin`, little-endian."""
+    """Number type of `.bin`, little-endian."""
     tokens_key: str = "tokens"
-    """The column of `.parquet` that holds the ids. A column `learned` beside it, where there is one, masks them."""
+    """Column of `.parquet` that holds the ids. A column `learned`, if present, masks them."""
 
 
 class PythonStdlib(SourceSpec):
-    """Every `.py` of the running interpreter's standard library, without site-packages and tests: one document
-    a file."""
+    """Every `.py` file of the running interpreter's standard library, without site-packages and tests: one document
+    per file."""
 
     listing: ClassVar[str] = "trainkit.data.sources.listing:list_standard_library"
 
@@ -206,7 +209,7 @@ def document_of(source: SourceSpec) -> DocumentSpec | None:
     return source.document if isinstance(source, RowSource) else None
 
 
-#: Every source of the recipe language. `type` says which it is; without a `type` it is `files`.
+#: Every source of the recipe language.
 SOURCES = (Files, HuggingFace, Tokens, PythonStdlib)
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""[tokenizer]: one that exists, or one trained on the run's own text."""
+"""[tokenizer]: an existing tokenizer, or one trained on the run's own text."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class TrainTokenizer(Spec):
     """A byte-level BPE (Sennrich et al. 2016; Radford et al. 2019) trained on the training documents only."""
 
     vocab_size: Annotated[int, Field(ge=257)]
-    """Entries, the 256 bytes and the end-of-text token included."""
+    """Number of entries, including the 256 bytes and the end-of-text token."""
     max_bytes: Count = 50_000_000
-    """It is trained on a sample of the documents of so many bytes, of all sources by their weights, or by their sizes
-    where they have none; on all of them where there are no more."""
+    """Size of the sample of documents that it is trained on, in bytes. Sources contribute by their weights, or by their
+    sizes if they have none. Smaller training data is used whole."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Which sample: not hanging on `run.seed`, so that runs that differ in that have one tokenizer."""
+    """Seed of the sample. It is independent of `run.seed`, so that runs with different seeds share a tokenizer."""
 
 
 class Tokenizer(Spec):
@@ -29,7 +29,7 @@ class Tokenizer(Spec):
     revision: str | None = None
     """Branch, tag or commit on the hub."""
     train: TrainTokenizer | None = None
-    """Train one: `{ vocab_size = 4096 }`."""
+    """Options for training one, such as `{ vocab_size = 4096 }`."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Tokenizer:

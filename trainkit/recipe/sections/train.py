@@ -14,18 +14,18 @@ class Train(Spec):
     steps: Count | None = None
     """Length of the run in steps (optimiser updates)."""
     epochs: Positive | None = None
-    """Length of the run in passes over the training data; a fraction is possible."""
+    """Length of the run in passes over the training data, which may be a fraction."""
     tokens: Count | None = None
-    """Length of the run in tokens, rounded up to whole steps. Padding does not count: where examples are padded (every
-    encoding but `concatenate`), the average batch decides, so all data is tokenised before the first step."""
+    """Length of the run in tokens, rounded up to whole steps. Padding does not count: if examples are padded (every
+    encoding except `concatenate`), the average batch is used, so all data is tokenised before the first step."""
     batch_size: Count
     """Sequences per step on all devices together."""
     micro_batch_size: Count | Literal["auto"] = "auto"
     """Sequences that one device processes at once; the rest is accumulated. `auto` is the largest number that fits."""
     remat: Literal["auto"] | Remat = "auto"
-    """What the backward pass computes again to save memory: nothing (`none`); everything but the products with
-    parameters (`dots`); each block from its input (`blocks`); the same with the inputs in the host's memory (`offload`,
-    for GPU and TPU). `auto` is the fastest of them that fits."""
+    """What the backward pass recomputes to save memory: nothing (`none`); everything except products with parameters
+    (`dots`); each block from its input (`blocks`); the same with the inputs in host memory (`offload`, for GPU and
+    TPU). `auto` is the fastest one that fits."""
     max_grad_norm: NotNegative = 1.0
     """Largest global norm of the gradients; larger ones are scaled down to it. 0 turns this off."""
 
