@@ -32,8 +32,8 @@ from trainkit.dashboard.runs.leaderboard import Arrangement
 from trainkit.events.attempts import process_started
 from trainkit.events.log import EventLog
 from trainkit.events.schema import SCHEMA
+from trainkit.rundir.follow import Replay
 from trainkit.rundir.listing import RunList
-from trainkit.rundir.replay import Replay
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 GUIDE = DOCS / "dashboard.md"

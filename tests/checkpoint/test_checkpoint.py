@@ -29,7 +29,7 @@ from trainkit.checkpoint.restore import restore, restore_newest
 from trainkit.checkpoint.saver import Saved, Saver
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.recipe.sections.outputs import Checkpoint
-from trainkit.rundir import marks
+from trainkit.rundir import checkpoint_files
 
 CHILD = SUPPORT / "checkpoint_child.py"
 DTYPES = [
@@ -357,11 +357,11 @@ def test_a_marked_checkpoint_is_never_removed_and_an_unmarked_one_as_if_it_had_n
     for step, (kind, marked) in enumerate(saves, 1):
         add(step, kind)
         if marked:
-            marks.mark(at(run, step), keep=True)
+            checkpoint_files.mark(at(run, step), keep=True)
     kept = {step for step, (_, marked) in enumerate(saves, 1) if marked}
     assert kept <= {info.step for info in store.checkpoints(run)}
     for step in unmarked & kept:
-        marks.mark(at(run, step), keep=False)
+        checkpoint_files.mark(at(run, step), keep=False)
     add(len(saves) + 1, "rolling")
     others = {step for step, (kind, _) in enumerate(saves, 1) if kind != "rolling"}
     expected = others | (kept - unmarked) | {len(saves) + 1}
@@ -373,26 +373,26 @@ def test_a_mark_that_comes_while_its_checkpoint_is_being_removed_saves_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path, 1, kind="rolling")
-    looked = marks.is_marked
+    looked = checkpoint_files.is_marked
 
     def marked_just_then(checkpoint: Path) -> bool:
         found = looked(checkpoint)
         if checkpoint == at(tmp_path, 1) and not found:
-            marks.mark(checkpoint, keep=True)
+            checkpoint_files.mark(checkpoint, keep=True)
         return found
 
-    monkeypatch.setattr(marks, "is_marked", marked_just_then)
+    monkeypatch.setattr(checkpoint_files, "is_marked", marked_just_then)
     save(tmp_path, 2, kind="rolling", keep_last=1)
     assert [info.step for info in store.checkpoints(tmp_path)] == [1, 2]
 
 
 def test_a_mark_is_no_damage_and_stays_where_its_step_is_saved_anew(tmp_path: Path) -> None:
     save(tmp_path, 1, kind="rolling")
-    marks.mark(at(tmp_path, 1), keep=True)
+    checkpoint_files.mark(at(tmp_path, 1), keep=True)
     assert store.verify(at(tmp_path, 1)) == []
     assert bits(restore(at(tmp_path, 1), template())) == bits(state_at(1))
     save(tmp_path, 1, 2, kind="rolling", keep_last=1)
-    assert [info.step for info in store.checkpoints(tmp_path)] == [1, 2] and marks.is_marked(at(tmp_path, 1))
+    assert [info.step for info in store.checkpoints(tmp_path)] == [1, 2] and checkpoint_files.is_marked(at(tmp_path, 1))
 
 
 def test_saving_a_step_twice_keeps_it_as_the_more_precious_kind(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ from trainkit.dashboard.app import NAMES, Dashboard
 from trainkit.dashboard.runs.app import RunsApp, RunSelection
 from trainkit.dashboard.runs.browse import Opened
 from trainkit.dashboard.runs.leaderboard import Arrangement
+from trainkit.rundir.follow import Replay
 from trainkit.rundir.listing import RunList
-from trainkit.rundir.replay import Replay
 
 PICTURES = ROOT / "scripts" / "pictures.py"
 

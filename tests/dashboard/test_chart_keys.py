@@ -20,7 +20,7 @@ from trainkit.dashboard.panels.overview import LossChart
 from trainkit.dashboard.screens import Help
 from trainkit.events import reducer
 from trainkit.events.series import Series
-from trainkit.rundir.replay import Replay
+from trainkit.rundir.follow import Replay
 
 WIDE = (160, 48)
 

@@ -25,7 +25,7 @@ from trainkit.events.control import PendingCommand, Server
 from trainkit.events.log import NAME
 from trainkit.events.reducer import reduce
 from trainkit.events.view import Marker, View
-from trainkit.rundir.replay import Replay
+from trainkit.rundir.follow import Replay
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ from trainkit.dashboard.pages import checkpoints
 from trainkit.dashboard.pages.checkpoints import CheckpointsPage
 from trainkit.dashboard.panels.rows import RowTable
 from trainkit.events.schema import Event
-from trainkit.rundir.manifest import manifest_facts, present
-from trainkit.rundir.replay import Replay
+from trainkit.rundir.checkpoint_files import manifest_facts, present
+from trainkit.rundir.follow import Replay
 
 
 @pytest.fixture

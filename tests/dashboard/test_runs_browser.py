@@ -45,8 +45,8 @@ from trainkit.dashboard.runs.leaderboard import (
 )
 from trainkit.errors import TrainkitError
 from trainkit.events.schema import Event
+from trainkit.rundir import checkpoint_files
 from trainkit.rundir import listing as shelves
-from trainkit.rundir import marks
 from trainkit.rundir import summary as summaries
 from trainkit.rundir.listing import RunList, neighbours
 from trainkit.rundir.summary import LOSS, SummaryReader
@@ -122,7 +122,7 @@ def test_checkpoints_that_are_kept_are_told_of_a_run(runs: Path) -> None:
     for step in (10, 9, 8):
         (runs / "best" / "checkpoints" / str(step)).mkdir(parents=True)
     for step in (10, 9):
-        marks.mark(runs / "best" / "checkpoints" / str(step), keep=True)
+        checkpoint_files.mark(runs / "best" / "checkpoints" / str(step), keep=True)
 
     async def steps(pilot: Pilot[RunSelection], app: RunsApp) -> None:
         app._rows.choose("best")
@@ -135,8 +135,8 @@ def test_checkpoints_that_are_kept_are_told_of_a_run(runs: Path) -> None:
     browse(runs, steps)
     table = table_of_runs(runs)
     assert "KEPT" in table and next(row for row in table.split("\n") if "9, 10" in row).startswith("best")
-    marks.mark(runs / "best" / "checkpoints" / "9", keep=False)
-    marks.mark(runs / "best" / "checkpoints" / "10", keep=False)
+    checkpoint_files.mark(runs / "best" / "checkpoints" / "9", keep=False)
+    checkpoint_files.mark(runs / "best" / "checkpoints" / "10", keep=False)
     assert "KEPT" not in table_of_runs(runs)
 
 
@@ -220,7 +220,7 @@ def test_a_run_whose_log_has_not_changed_is_not_read_again(tmp_path: Path, monke
     assert opened == []
     # a checkpoint that is marked shows although the log has not changed
     (directory / "ended" / "checkpoints" / "9").mkdir(parents=True)
-    marks.mark(directory / "ended" / "checkpoints" / "9", keep=True)
+    checkpoint_files.mark(directory / "ended" / "checkpoints" / "9", keep=True)
     runs.read()
     assert opened == [] and runs.summaries["ended"].kept == (9,)
     # a trainer that resumes the run takes the lock before it writes an event

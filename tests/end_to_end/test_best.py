@@ -13,7 +13,7 @@ from trainkit.errors import TrainkitError
 from trainkit.events.log import read
 from trainkit.recipe import Recipe
 from trainkit.recipe.toml.load import load
-from trainkit.rundir import marks
+from trainkit.rundir import checkpoint_files
 from trainkit.train.best import BestSoFar
 
 METRIC = "validation/held-out/loss"
@@ -52,7 +52,7 @@ def test_a_run_that_no_longer_improves_ends_and_says_why(stopped: Path) -> None:
 def test_the_best_checkpoint_is_kept_named_and_reachable(stopped: Path) -> None:
     run = stopped / "runs" / "tiny"
     values = {e["step"]: e["metrics"][METRIC] for e in read(run) if e["type"] == "evaluated"}
-    assert marks.best(run) == (3, METRIC, values[3]) and values[3] == max(values.values())
+    assert checkpoint_files.best(run) == (3, METRIC, values[3]) and values[3] == max(values.values())
     assert store.find(run, 3).manifest.metrics == {METRIC: values[3]}
     assert any("checkpoint 3 is the best so far" in e["message"] for e in read(run) if e["type"] == "log")
     evaluated = trainkit(stopped, "eval", "tiny/best", "--json")
@@ -77,7 +77,7 @@ def test_kills_between_an_evaluation_and_its_checkpoint_change_neither_the_best_
     done = trainkit(directory, "resume", "runs/tiny", "--plain")
     assert done.returncode == 0, done.stderr
     whole = stopped / "runs" / "tiny"
-    assert ending(run) == ending(whole) and marks.best(run) == marks.best(whole)
+    assert ending(run) == ending(whole) and checkpoint_files.best(run) == checkpoint_files.best(whole)
     assert arrays(run, 12) == arrays(whole, 12) and arrays(run, 3) == arrays(whole, 3)
 
 
@@ -88,7 +88,7 @@ def test_with_more_patience_a_stopped_run_goes_on_from_its_best_checkpoint(stopp
     done = trainkit(directory, "resume", "runs/tiny/best", *longer, "--plain")
     assert done.returncode == 0, done.stderr
     run = directory / "runs" / "tiny"
-    mark, (status, step, message) = marks.best(run), ending(run)
+    mark, (status, step, message) = checkpoint_files.best(run), ending(run)
     assert mark and mark.step > 12 and (status, step, message) == ("finished", 24, "")
     steps = {info.step for info in store.checkpoints(run)}
     assert {mark.step, 24} <= steps and not {3, 6, 9} & steps, "what is no longer the best is removed"

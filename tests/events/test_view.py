@@ -231,7 +231,7 @@ def test_an_end_or_a_level_that_no_trainer_writes_is_never_in_a_view() -> None:
     where = {"t": 1.0, "step": 3, "attempt": 1}
     told = folded([*fake_run.events(3), {"type": "log", **where, "level": "LOUD", "message": "m"}])
     assert (told.log[-1].level, told.log[-1].text) == ("info", "LOUD m")
-    with pytest.raises(ValueError, match="no run ends so"):
+    with pytest.raises(ValueError, match="this is not how a run ends"):
         reduce(told, {"type": "run_finished", **where, "status": "exploded", "exit_code": 0, "message": ""})
     assert told.finished is None
 

@@ -16,9 +16,8 @@ from trainkit.dashboard.screens import Ask
 from trainkit.events.log import NAME, read
 from trainkit.events.reducer import reduce
 from trainkit.events.view import View
-from trainkit.rundir import replay as replays
-from trainkit.rundir.follow import SLICE_BYTES
-from trainkit.rundir.replay import Replay
+from trainkit.rundir import follow as replays
+from trainkit.rundir.follow import SLICE_BYTES, Replay
 
 
 @pytest.fixture

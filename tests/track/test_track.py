@@ -23,7 +23,7 @@ from trainkit.events.attempts import current_events
 from trainkit.events.log import NAME, Tail
 from trainkit.events.schema import Event
 from trainkit.recipe.sections.outputs import Track
-from trainkit.track import mapping, projections, tail
+from trainkit.track import projections, tail
 from trainkit.track.projections import NAMES
 from trainkit.track.sidecar import Sidecar, Sidecars
 
@@ -274,21 +274,21 @@ def test_a_sidecar_whose_run_has_been_deleted_is_a_message_too(tmp_path: Path) -
     ],
 )
 def test_what_a_part_of_a_path_means_is_its_context(path: str, context: dict[str, str | int]) -> None:
-    assert mapping.context(path) == context
+    assert projections.context(path) == context
 
 
 def test_metrics_keep_their_whole_paths_and_are_numbers() -> None:
     event = {"type": "step", "t": 0.0, "step": 1, "attempt": 1, "metrics": {"a/b": "inf", "c": 2}}
-    assert mapping.metrics(event) == {"a/b": float("inf"), "c": 2.0}
-    assert mapping.metrics({"type": "log", "metrics": {"a": 1}}) == {}
+    assert projections.metrics(event) == {"a/b": float("inf"), "c": 2.0}
+    assert projections.metrics({"type": "log", "metrics": {"a": 1}}) == {}
 
 
 @pytest.mark.parametrize("bad", [{"low": 1, "high": 0}, {"low": "nan", "high": 1}, {"high": "inf"}, {"counts": []}])
 def test_a_histogram_without_bins_or_bounds_is_none(bad: dict[str, object]) -> None:
     good = {"low": 0.0, "high": 1.0, "counts": [1, 2]}
-    assert mapping.distributions({"type": "distributions", "values": {"a": good}})["a"].edges() == [0.0, 0.5, 1.0]
-    with pytest.raises(ValueError, match="a is no distribution"):
-        mapping.distributions({"type": "distributions", "values": {"a": good | bad}})
+    assert projections.distributions({"type": "distributions", "values": {"a": good}})["a"].edges() == [0.0, 0.5, 1.0]
+    with pytest.raises(ValueError, match="a is not a distribution"):
+        projections.distributions({"type": "distributions", "values": {"a": good | bad}})
 
 
 STEPS = st.integers(0, 6)

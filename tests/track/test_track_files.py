@@ -32,7 +32,7 @@ from trainkit.errors import TrainkitError
 from trainkit.events.log import NAME
 from trainkit.events.series import LIMIT
 from trainkit.recipe.sections.outputs import Track, WandB
-from trainkit.track import projections, table, tail
+from trainkit.track import projections, tail
 from trainkit.track.projections import Name
 from trainkit.track.sidecar import Sidecar
 
@@ -199,7 +199,7 @@ def test_a_run_that_cannot_be_written_to_is_an_error_in_words(tmp_path: Path) ->
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_a_table_has_evaluations_too_and_nothing_that_was_given_up(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"numbers{suffix}"
-    assert table.write(two_attempts(tmp_path, "run"), path) == 25
+    assert tail.write_table(two_attempts(tmp_path, "run"), path) == 25
     if suffix == ".csv":
         with path.open(newline="") as file:
             rows = [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
@@ -220,6 +220,6 @@ def test_a_table_has_every_step_of_a_long_run_and_nothing_that_no_trainer_wrote(
     with (run / NAME).open("a") as file:
         file.write(json.dumps({"type": "step", "t": 1.0, "step": 9, "attempt": 1, "metrics": {"a": None}}) + "\n")
     path = tmp_path / "numbers.csv"
-    assert table.write(run, path) == steps
+    assert tail.write_table(run, path) == steps
     with path.open(newline="") as file:
         assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(1, steps + 1))

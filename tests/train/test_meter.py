@@ -17,7 +17,7 @@ from trainkit.events import plain_log
 from trainkit.events.log import EventLog, read
 from trainkit.plan import DataSize, Devices, make_plan
 from trainkit.recipe.toml.load import load
-from trainkit.track.mapping import context
+from trainkit.track.projections import context
 from trainkit.train import metrics as module
 from trainkit.train.metrics import MetricsWriter, StepWork
 from trainkit.train.step import WEIGHT

@@ -12,7 +12,7 @@ from trainkit.checkpoint import manifest as manifests
 from trainkit.checkpoint.manifest import DamagedCheckpoint, Kind, Manifest, sync_directory
 from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.outputs import Checkpoint
-from trainkit.rundir import marks
+from trainkit.rundir import checkpoint_files
 from trainkit.rundir.directory import as_typed
 
 _WRITING, _REMOVING, _ASIDE = ".tmp-", ".trash-", "set-aside-"
@@ -114,10 +114,10 @@ def retain(run_directory: Path, *, saved: int, keep_last: int, held: Collection[
     """
     rolling = [i for i in checkpoints(run_directory) if i.manifest.kind == "rolling" and i.step <= saved]
     for info in rolling[:-keep_last]:
-        if info.step in held or marks.is_marked(info.directory):
+        if info.step in held or checkpoint_files.is_marked(info.directory):
             continue
         removed = _trash(info.directory)
-        if marks.is_marked(removed):  # meanwhile
+        if checkpoint_files.is_marked(removed):  # meanwhile
             removed.rename(info.directory)
         else:
             shutil.rmtree(removed, ignore_errors=True)
@@ -142,8 +142,8 @@ def commit(written: Path, final: Path) -> None:
     A process that dies between the two renames leaves the whole new checkpoint under its temporary name: `clean` then
     renames it.
     """
-    if marks.is_marked(final) and not marks.is_marked(written):
-        marks.mark(written, keep=True)
+    if checkpoint_files.is_marked(final) and not checkpoint_files.is_marked(written):
+        checkpoint_files.mark(written, keep=True)
     replaced = _trash(final) if final.exists() else None
     written.rename(final)
     sync_directory(final.parent)

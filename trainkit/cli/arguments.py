@@ -54,7 +54,7 @@ def find_run(text: str) -> tuple[Path, int | None]:
     Raises:
         TrainkitError: there is no such run, and suggests similar names; or it has no best checkpoint.
     """
-    from trainkit.rundir import marks
+    from trainkit.rundir import checkpoint_files
     from trainkit.rundir.summary import is_run
 
     for path in (Path(text), RUNS / text):
@@ -64,7 +64,7 @@ def find_run(text: str) -> tuple[Path, int | None]:
         if path.name.isdecimal() and is_run(run):
             return run, int(path.name)
         if path.name == "best" and is_run(run):
-            if (mark := marks.best(run)) is None:
+            if (mark := checkpoint_files.best(run)) is None:
                 hint = "[checkpoint] best says by which metric a checkpoint is the best"
                 raise TrainkitError("the run has no best checkpoint", where=str(run), hint=hint)
             return run, mark.step

@@ -42,9 +42,9 @@ def track(
 
     directory = run_directory(run)
     if table is not None:
-        from trainkit.track.table import write
+        from trainkit.track.tail import write_table
 
-        return f"{write(directory, table):,} steps in {table}"
+        return f"{write_table(directory, table):,} steps in {table}"
     spec = recipe_of(directory).recipe.track
     names: list[Name] = [to.value] if to else enabled(spec) or ["aim"]
     for name in names:

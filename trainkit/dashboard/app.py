@@ -27,8 +27,7 @@ from trainkit.dashboard.replay_keys import ReplayKeys
 from trainkit.errors import TrainkitError
 from trainkit.events.series import Series
 from trainkit.events.view import State, View
-from trainkit.rundir.follow import LogFollower
-from trainkit.rundir.replay import Replay
+from trainkit.rundir.follow import LogFollower, Replay
 
 #: Seconds between two looks at the log, while the run goes on and after it has ended; between two drawings of the
 #: charts, which take about 20 ms of a core each; and of reading at a time.

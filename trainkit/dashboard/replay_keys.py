@@ -11,7 +11,7 @@ from textual.widgets import Input
 from trainkit.dashboard.charts.viewport import viewport_of
 from trainkit.dashboard.screens import Ask
 from trainkit.errors import TrainkitError
-from trainkit.rundir.replay import Replay
+from trainkit.rundir.follow import Replay
 
 ACTIONS = ("play", "speed", "seek", "go_to_step")
 

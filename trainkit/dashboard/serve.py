@@ -25,7 +25,7 @@ from textual_serve.server import Server
 from trainkit.dashboard import preferences
 from trainkit.dashboard.app import Dashboard, require_page
 from trainkit.errors import FAILED, TrainkitError
-from trainkit.rundir.replay import Replay
+from trainkit.rundir.follow import Replay
 from trainkit.text import one_line
 
 HOST = "127.0.0.1"

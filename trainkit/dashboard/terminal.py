@@ -55,7 +55,7 @@ def watch(
         from trainkit.dashboard.app import Dashboard, require_page
         from trainkit.dashboard.control_keys import farewell
         from trainkit.dashboard.filters import wants_ascii
-        from trainkit.rundir.replay import Replay
+        from trainkit.rundir.follow import Replay
 
         require_page(page)
         images.graphics()

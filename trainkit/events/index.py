@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from trainkit.events.pace import Pace
 from trainkit.events.schema import Event
 from trainkit.events.series import Series
+from trainkit.events.view import Pace
 
 NAME, LOG = "events.index", "events.jsonl"
 #: Step events in a stretch, the step from which on there are any, and the most steps in a bucket.

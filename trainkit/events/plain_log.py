@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainkit.events.log import number
-from trainkit.events.pace import Pace
 from trainkit.events.schema import Event
+from trainkit.events.view import Pace
 from trainkit.text import format_bytes, format_count, format_duration, format_quantity, neutralise, one_line
 
 #: Seconds of the log's own time between two step lines, and between two lines about the growth of a cache.

@@ -1,32 +1,46 @@
-"""How an event changes the view of a run: the log folded, event by event."""
+"""How an event changes the view of a run, and where in the log every single point of its steps can be read again."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from trainkit.events import plain_log
 from trainkit.events.attempts import kept_until, resumed_step
-from trainkit.events.log import Tail, number
-from trainkit.events.pace import Pace
+from trainkit.events.log import NAME, Tail, number, parse
 from trainkit.events.schema import FOREIGN, Event
-from trainkit.events.series import Series
-from trainkit.events.view import ENDS, LEVELS, CacheProgress, Level, LogLine, Marker, SampleText, SavedCheckpoint, View
+from trainkit.events.series import LIMIT, Series
+from trainkit.events.view import (
+    ENDS,
+    LEVELS,
+    CacheProgress,
+    Level,
+    LogLine,
+    Marker,
+    Pace,
+    SampleText,
+    SavedCheckpoint,
+    View,
+)
 from trainkit.text import neutralise, one_line
 
-#: Kinds that the log panel tells, beside what it shows elsewhere.
-TOLD = frozenset({
+#: The most steps of a range whose points are read one by one.
+MOST = 20_000
+#: Kinds of events that the log panel shows as lines.
+LOGGED = frozenset({
     "run_started", "planned", "compiled", "evaluated", "checkpoint_saved", "exported", "control", "alert", "log",
     "run_finished",
 })  # fmt: skip
 
 
 def reduce(view: View, event: Event) -> None:
-    """Fold one event into `view`, in constant time but for the first of a resumed attempt."""
+    """Change `view` by one event, in constant time but for the first event of a resumed attempt."""
     if event["type"] == "run_started":
         view.earlier = view.took or 0.0
         view.started = event["t"]
@@ -35,12 +49,12 @@ def reduce(view: View, event: Event) -> None:
     view.pace.add(event)
     if fold := _FOLDS.get(event["type"]):
         fold(view, event)
-    if event["type"] in TOLD:
-        _tell(view, event)
+    if event["type"] in LOGGED:
+        _add_line(view, event)
 
 
 def view_of(run_directory: Path) -> View:
-    """What all of a run's log says, read line by line; what is no event that a trainer wrote is left out."""
+    """Return the view of a run by its whole log, read line by line. Lines that no trainer wrote are ignored."""
     view, tail = View(), Tail(run_directory)
     while events := tail.poll():
         for event in events:
@@ -59,9 +73,9 @@ def _run_started(view: View, event: Event) -> None:
     view.pace = Pace()
     view.cache.clear()
     view.plan = {}
-    done = kept_until(event)
-    assert done is not None
-    _cut(view, done)
+    last_kept = kept_until(event)
+    assert last_kept is not None
+    _cut(view, last_kept)
     view.step = resumed_step(event)
     if event["resumed_from"] is not None:
         view.markers.append(Marker(view.step, "resume", f"attempt {event['attempt']}"))
@@ -78,14 +92,14 @@ def _cut(view: View, after: int) -> None:
 
 
 def _planned(view: View, event: Event) -> None:
-    _add_up(event["plan"], event["devices"])
+    _check_plan(event["plan"], event["devices"])
     view.total_steps = event["total_steps"]
     view.plan, view.devices = event["plan"], event["devices"]
     view.activity = "compiling"
 
 
-def _add_up(plan: dict[str, Any], devices: list[Any]) -> None:
-    """Raise what `FOREIGN` lists where no trainer planned this: what pages show of a plan can be added up or joined."""
+def _check_plan(plan: dict[str, Any], devices: list[Any]) -> None:
+    """Raise an error of `FOREIGN` if no trainer wrote this plan: pages add up its numbers and join its names."""
     sizes = [plan.get(name) or 0 for name in ("parameters", "tokens_per_step", "sequence_length")]
     sizes += plan.get("bytes", {}).values()
     if "batch" in plan:
@@ -93,7 +107,7 @@ def _add_up(plan: dict[str, Any], devices: list[Any]) -> None:
     if "devices" in plan and plan["devices"]["memory_bytes"] is not None:
         sizes.append(plan["devices"]["memory_bytes"])
     if not math.isfinite(sum(sizes)) or not all(isinstance(device, str) for device in devices):
-        raise ValueError("this is no plan")
+        raise ValueError("this is not a plan")
 
 
 def _cache_progress(view: View, event: Event) -> None:
@@ -108,15 +122,19 @@ def _cache_progress(view: View, event: Event) -> None:
 def _step(view: View, event: Event) -> None:
     view.step = event["step"]
     view.activity = "running"
-    _record(view, event)
+    record(view.series, event)
 
 
-def _record(view: View, event: Event) -> None:
-    for name, told in event["metrics"].items():
-        value = number(told)  # before the series is made: what no trainer wrote leaves no empty one behind
-        if name not in view.series:
-            view.series[name] = Series()
-        view.series[name].add(event["step"], value)
+def record(series: dict[str, Series], event: Event, *, limit: int | None = LIMIT) -> None:
+    """Add every metric of an event to its series; a new series has this `limit`.
+
+    Raises an error of `schema.FOREIGN` if no trainer wrote the event.
+    """
+    for name, written in event["metrics"].items():
+        value = number(written)  # before a series is created: a value that is no number leaves no empty series behind
+        if name not in series:
+            series[name] = Series(limit=limit)
+        series[name].add(event["step"], value)
 
 
 def _evaluation_started(view: View, event: Event) -> None:
@@ -125,15 +143,15 @@ def _evaluation_started(view: View, event: Event) -> None:
 
 def _evaluated(view: View, event: Event) -> None:
     view.activity = "running"
-    _record(view, event)
+    record(view.series, event)
     view.longest_evaluation = max(view.longest_evaluation, event["seconds"])
     view.markers.append(Marker(event["step"], "evaluation", event["name"]))
 
 
 def _sampled(view: View, event: Event) -> None:
     image, expected = event.get("image", ""), one_line(event.get("expected", ""))
-    told = neutralise(event["prompt"]), neutralise(event["text"])
-    view.samples.append(SampleText(event["step"], *told, image, tuple(plain_log.predictions(event)), expected))
+    prompt, text = neutralise(event["prompt"]), neutralise(event["text"])
+    view.samples.append(SampleText(event["step"], prompt, text, image, tuple(plain_log.predictions(event)), expected))
     view.told += 1
 
 
@@ -152,8 +170,8 @@ def _checkpoint_saved(view: View, event: Event) -> None:
 
 
 def _control(view: View, event: Event) -> None:
-    told = f"rate {event['argument']}" if event["command"] == "rate" else event["command"]
-    view.markers.append(Marker(event["step"], "command", told))
+    name = f"rate {event['argument']}" if event["command"] == "rate" else event["command"]
+    view.markers.append(Marker(event["step"], "command", name))
     view.total_steps = event.get("total_steps") or view.total_steps
     match event["command"]:
         case "pause":
@@ -171,14 +189,14 @@ def _alert(view: View, event: Event) -> None:
 
 def _run_finished(view: View, event: Event) -> None:
     if event["status"] not in ENDS:
-        raise ValueError("no run ends so")
+        raise ValueError("this is not how a run ends")
     view.finished, view.message = event["status"], neutralise(event["message"])
     view.saving, view.paused, view.stopping = None, False, False
 
 
-def _tell(view: View, event: Event) -> None:
-    told = plain_log.text(event)
-    assert told is not None
+def _add_line(view: View, event: Event) -> None:
+    text = plain_log.text(event)
+    assert text is not None
     level: Level = "info"
     match event["type"]:
         case "log" if event["level"] in LEVELS:
@@ -187,7 +205,7 @@ def _tell(view: View, event: Event) -> None:
             level = "error"
         case "run_finished" if event["status"] == "failed" or (event["status"] == "finished" and event["exit_code"]):
             level = "error"
-    view.log.append(LogLine(event["t"], level, told))
+    view.log.append(LogLine(event["t"], level, text))
     view.told += 1
 
 
@@ -205,3 +223,64 @@ _FOLDS: dict[str, Callable[[View, Event], None]] = {
     "alert": _alert,
     "run_finished": _run_finished,
 }
+
+
+class CurrentSteps:
+    """Marks where the current steps stand in a log: after each mark, from its byte on, the steps beyond its step.
+
+    Of the steps that a resumed attempt did again, only the last lines are current.
+    """
+
+    def __init__(self, run_directory: Path) -> None:
+        self._path = run_directory / NAME
+        self._marks: list[tuple[float, int]] = [(-1, 0)]
+
+    @property
+    def marked(self) -> int:
+        """The byte of the last mark."""
+        return self._marks[-1][1]
+
+    def mark(self, step: float, offset: int) -> None:
+        """Mark that the steps beyond `step` stand from byte `offset` on, and no longer before."""
+        while self._marks and self._marks[-1][0] >= step:
+            self._marks.pop()
+        self._marks.append((step, offset))
+
+    def points(self, low: float, high: float) -> dict[str, Series]:
+        """Return every point of every metric from step `low` to `high`, inclusive, by metric in order of appearance.
+
+        There are none if the range is wider than `MOST` steps, or if the log cannot be read. Any thread may call it.
+        """
+        marks = self._marks.copy()
+        points: dict[str, Series] = {}
+        if high - low > MOST:
+            return points
+        first = max(0, bisect_left(marks, (low, -1)) - 1)
+        try:
+            with self._path.open("rb") as log:
+                for (after, begin), (until, end) in pairwise([*marks[first:], (math.inf, -1)]):
+                    if after > high:
+                        break
+                    _collect(points, log, begin, end, low=max(low, after), high=min(high, until))
+        except OSError:
+            pass
+        return points
+
+
+def _collect(points: dict[str, Series], log: BinaryIO, begin: int, end: int, *, low: float, high: float) -> None:
+    """Add the points of these steps from byte `begin` on, up to a step beyond them, byte `end`, or an attempt that is
+    not marked: in a replay of the log, it lies in the future."""
+    log.seek(begin)
+    first = begin
+    for line in log:
+        for _, event in parse(line):
+            if event["type"] == "step" and event["step"] > high:
+                return
+            if event["type"] == "run_started" and begin > first:
+                return
+            if event["type"] in ("step", "evaluated") and low <= event["step"] <= high:
+                with contextlib.suppress(*FOREIGN):
+                    record(points, event, limit=None)
+        begin += len(line)
+        if begin == end:
+            return

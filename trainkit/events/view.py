@@ -1,30 +1,71 @@
-"""What a run looks like: the event log folded into one object, from which every projection that draws is drawn."""
+"""What a run looks like: the event log reduced to one object, which everything that draws is drawn from."""
 
 from __future__ import annotations
 
+import math
 import socket
 import statistics
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from trainkit.events.attempts import lock_holder, process_alive
-from trainkit.events.pace import Pace
+from trainkit.events.schema import Event
 from trainkit.events.series import Series
 
 State = Literal[
     "waiting", "starting", "caching", "compiling", "running", "evaluating", "saving", "paused", "stopping",
     "stalled", "crashed", "finished", "stopped", "interrupted", "failed",
 ]  # fmt: skip
-#: How an attempt ends that says so, and how loud a line of the log is.
+#: How an attempt ends that records its end, and the levels of lines of the log.
 End = Literal["finished", "stopped", "interrupted", "failed"]
 ENDS: tuple[End, ...] = get_args(End)
 Level = Literal["info", "warning", "error"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 
-#: Seconds of silence after which a living trainer counts as stalled: at least, and during what is one long work.
+#: Seconds of silence after which a living trainer counts as stalled: at least, and while it does one long task.
 SILENCE, SILENCE_WORKING = 60.0, 900.0
+#: Steps that count as recent.
+RECENT = 101
+
+
+class Pace:
+    """Seconds per step as the median of the recent steps: a pause, an evaluation or a hiccup does not move it."""
+
+    def __init__(self, seconds: Iterable[float] = (), last: tuple[int, float] | None = None) -> None:
+        """Continue from the `seconds` and `last` of another pace."""
+        #: Seconds of each of the recent steps.
+        self.seconds: deque[float] = deque(seconds, maxlen=RECENT)
+        #: Number and Unix seconds of the step just before, if the last event was one.
+        self.last = last
+
+    def add(self, event: Event) -> None:
+        """Take any event. A step that does not say how long it took is timed from the step directly before it."""
+        if event["type"] != "step":
+            self.last = None
+            return
+        step, t, last = event["step"], event["t"], self.last
+        self.last = (step, t)
+        if "time/step" in event["metrics"]:
+            seconds = float(event["metrics"]["time/step"])
+            if math.isfinite(seconds):
+                self.seconds.append(seconds)
+        elif last and step > last[0] and t >= last[1]:
+            self.seconds.append((t - last[1]) / (step - last[0]))
+
+    @property
+    def step_seconds(self) -> float | None:
+        """The median seconds of a step; None before the first."""
+        return statistics.median(self.seconds) if self.seconds else None
+
+    def remaining(self, step: int, total_steps: int | None) -> float | None:
+        """Return the seconds of training left after `step`, without evaluations and checkpoints; None if unknown."""
+        seconds = self.step_seconds
+        if seconds is None or total_steps is None:
+            return None
+        return max(0, total_steps - step) * seconds
 
 
 class Marker(NamedTuple):

@@ -21,7 +21,7 @@ from trainkit.events.schema import COMMON, FOREIGN, SCHEMA, Event, well_formed
 from trainkit.events.series import Extreme, Series
 from trainkit.events.view import State, View, alive, resuming, state
 from trainkit.rundir import recipes
-from trainkit.rundir.manifest import kept
+from trainkit.rundir.checkpoint_files import kept
 
 #: Bytes at the end of a log that are read whole (more than a hundred steps of fifty metrics), steps before them that
 #: are, bytes that a line may have, and lines after which a reader asks whether it is to stop.

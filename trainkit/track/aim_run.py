@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.schema import Event
 from trainkit.recipe.sections.outputs import Track
-from trainkit.track import mapping
+from trainkit.track import projections
 from trainkit.track.projections import TrackerProgress
 
 T = TypeVar("T")
@@ -65,9 +65,9 @@ class AimRun:
         self._run["recipe"] = recipe
 
     def write(self, event: Event) -> None:
-        for path, value in mapping.metrics(event).items():
+        for path, value in projections.metrics(event).items():
             self._track(value, path, event)
-        for path, it in mapping.distributions(event).items():
+        for path, it in projections.distributions(event).items():
             from aim import Distribution
 
             self._track(Distribution(hist=it.counts, bin_range=(it.low, it.high)), path, event)
@@ -78,14 +78,14 @@ class AimRun:
                 self._checkpoint(event)
             case "run_started" if event["name"]:
                 self._run.name = event["name"]
-        if message := mapping.message(event):
+        if message := projections.message(event):
             self._message(*message, at=event["t"], ordinal=self.progress.messages)
             self.progress.messages += 1
-        for key, parameter in mapping.parameters(event).items():
+        for key, parameter in projections.parameters(event).items():
             self._run[key] = parameter
 
     def _track(self, value: Any, path: str, event: Event) -> None:
-        self._run.track(value, name=path, step=event["step"], context=mapping.context(path))
+        self._run.track(value, name=path, step=event["step"], context=projections.context(path))
 
     def _sample(self, event: Event) -> None:
         from aim import Image, Text

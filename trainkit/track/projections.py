@@ -1,26 +1,66 @@
-"""Which trackers exist, what each needs, and `aim.json` and its like: how far a run has been copied. Imports none of
-them."""
+"""Which trackers exist and what each needs, what of an event they keep, and how far a run has been copied to them.
+
+Imports no tracker. A number keeps its whole path as its name, as in the log, such as `validation/held-out/loss`. Aim's
+context repeats what parts of the path mean, to group and select by:
+
+| path                                | context                                   |
+|-------------------------------------|-------------------------------------------|
+| `train/…`                           | `{"subset": "train"}`                     |
+| `validation/NAME/…`                 | `{"subset": "validation", "set": NAME}`   |
+| `…/layers/3`, `…/layers/3/…`        | `{"layer": 3}`                            |
+| `data/epochs/NAME`                  | `{"source": NAME}`                        |
+| `memory/device/0` and the like      | `{"device": 0}`                           |
+| `host/core/0`                       | `{"core": 0}`                             |
+
+- `step` and `evaluated`: metrics. `distributions`: histograms, by the same rule.
+- `sampled`: text `samples`, and an image `images` where there is one, context `{"prompt": …}`.
+- `checkpoint_saved`: an artifact by reference (`aim_run.py` says why).
+- `alert`, `log` and `control`: the run's messages.
+- `run_started`, `planned` and `run_finished`: parameters `run`, `plan` and `status`; the resolved recipe is `recipe`.
+
+The step is that of training. What lies beyond the step from which a run resumes is deleted; messages stay.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import logging
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from trainkit.errors import TrainkitError
+from trainkit.events.log import number
+from trainkit.events.plain_log import text
 from trainkit.events.schema import Event
 from trainkit.recipe.sections.outputs import Track
+from trainkit.text import neutralise
 
 Name = Literal["aim", "tensorboard", "wandb"]
 NAMES: tuple[Name, ...] = get_args(Name)
 
+_LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+#: Named groups become context; those that are numbers, numbers.
+_CONTEXTS = (
+    re.compile(r"(?P<subset>train)/"),
+    re.compile(r"(?P<subset>validation)/((?P<set>.+)/)?"),
+    re.compile(r"(.*/)?layers/(?P<layer>\d+)(/|$)", re.ASCII),
+    re.compile(r"data/epochs/(?P<source>.+)"),
+    re.compile(r"\w+/device(_peak)?/(?P<device>\d+)$", re.ASCII),
+    re.compile(r"host/core/(?P<core>\d+)$", re.ASCII),
+)
+NUMBERED = ("layer", "device", "core")
+
 
 class About(NamedTuple):
+    """What a person should know about a tracker."""
+
     title: str
     package: str
-    """What has to be installed; those but Aim's come with an extra of the projection's name."""
+    """What must be installed; except for Aim's, an extra of the tracker's name brings it."""
 
 
 ABOUT: dict[Name, About] = {
@@ -32,32 +72,32 @@ ABOUT: dict[Name, About] = {
 
 @dataclass
 class TrackerProgress:
-    """Which run of a tracker a run is, and how much of its log the tracker has."""
+    """How the tracker names a run, and how much of the run's log it has."""
 
     run: str
-    """What the tracker calls the run, the same for every attempt: of Aim the hash, of W&B the id."""
+    """The tracker's name for the run, the same for every attempt: Aim's hash, W&B's id."""
     repository: str
-    """Where it is kept: of Aim the directory that holds `.aim`, of W&B the mode and the project."""
+    """Where it is kept: for Aim the directory that holds `.aim`, for W&B the mode and the project."""
     offset: int = 0
     """Bytes of the event log whose events have been copied."""
     last_step: int = 0
-    """The furthest step among them, messages not counted: what a course that is given up leaves to be forgotten."""
+    """The furthest step among them, without messages; an attempt that resumes before it makes some of them obsolete."""
     messages: int = 0
-    """Alerts, commands and log lines among them: their steps in Aim, as several may happen at one step of training."""
+    """The number of messages among them, which are the steps of messages in Aim: a training step may have several."""
     attempt: int = 0
-    """The newest attempt seen."""
+    """The newest attempt in the events copied."""
     pid: int | None = None
     process_started: float | None = None
-    """Of the trainer of that attempt."""
+    """When the trainer of that attempt started."""
     finished: bool = False
-    """Whether that attempt has ended and said so."""
+    """Whether that attempt recorded its end."""
 
 
 class Projection(Protocol):
     """A run in one tracker, opened for writing."""
 
     progress: TrackerProgress
-    """How far the log has been copied: the place from which to go on, and kept up to date by whoever copies."""
+    """How far the log has been copied; `tail.py` keeps it up to date."""
 
     def set_recipe(self, recipe: dict[str, Any]) -> None:
         """Keep the resolved recipe."""
@@ -66,13 +106,13 @@ class Projection(Protocol):
         """Keep what an event says, if anything."""
 
     def forget_beyond(self, step: int) -> bool:
-        """Delete what was written of later steps: a course that was given up.
+        """Delete everything about later steps, and return whether the tracker can do that.
 
-        False where the tracker cannot: then it is to be opened again, and told everything from the beginning.
+        If it cannot, the caller opens it again and copies the log from the beginning.
         """
 
     def close(self) -> None:
-        """Let others see all that was written."""
+        """Close the run, so that others see everything that was written."""
 
 
 def enabled(spec: Track) -> list[Name]:
@@ -81,9 +121,9 @@ def enabled(spec: Track) -> list[Name]:
 
 
 def installed(name: Name) -> bool:
-    """Return whether a tracker's package is installed. A directory of that name, such as W&B makes, does not count."""
-    found = importlib.util.find_spec(ABOUT[name].package)
-    return found is not None and found.origin is not None
+    """Return whether a tracker's package is installed. A mere directory of its name does not count."""
+    spec = importlib.util.find_spec(ABOUT[name].package)
+    return spec is not None and spec.origin is not None
 
 
 def require(name: Name) -> None:
@@ -95,16 +135,93 @@ def require(name: Name) -> None:
 
 
 def read_progress(run_directory: Path, name: Name) -> TrackerProgress | None:
-    """Return how far a tracker has been brought; None where it never was, or another version wrote the file."""
+    """Return how far a run has been copied; None if it never was, or if another version wrote the file."""
     try:
-        found: Any = json.loads((run_directory / f"{name}.json").read_text(encoding="utf-8"))
-        return TrackerProgress(**found)
+        fields: Any = json.loads((run_directory / f"{name}.json").read_text(encoding="utf-8"))
+        return TrackerProgress(**fields)
     except (FileNotFoundError, ValueError, TypeError):
         return None
 
 
 def write_progress(run_directory: Path, name: Name, progress: TrackerProgress) -> None:
-    """Replace the file of the tracker's progress in one go."""
+    """Replace the file of a tracker's progress atomically."""
     fresh = run_directory / f".{name}.json"
     fresh.write_text(json.dumps(asdict(progress)), encoding="utf-8")
     fresh.replace(run_directory / f"{name}.json")
+
+
+class Distribution(NamedTuple):
+    """Counts of values in bins of equal width between `low` and `high`."""
+
+    low: float
+    high: float
+    counts: list[int]
+
+    def edges(self) -> list[float]:
+        """Return the edges of the bins, one more than bins."""
+        bins = len(self.counts)
+        return [self.low + (self.high - self.low) * i / bins for i in range(bins)] + [self.high]
+
+
+def context(path: str) -> dict[str, str | int]:
+    """Return the Aim context of a metric or a distribution."""
+    found: dict[str, str | int] = {}
+    for pattern in _CONTEXTS:
+        if match := pattern.match(path):
+            known = {key: value for key, value in match.groupdict().items() if value is not None}
+            found |= {key: int(value) if key in NUMBERED else value for key, value in known.items()}
+    return found
+
+
+def metrics(event: Event) -> dict[str, float]:
+    """Return the metrics of an event as numbers, which may be infinite or nan."""
+    if event["type"] not in ("step", "evaluated"):
+        return {}
+    return {path: number(value) for path, value in event["metrics"].items()}
+
+
+def distributions(event: Event) -> dict[str, Distribution]:
+    """Return the histograms of an event by name. Raises ValueError if one has no bins or no proper bounds."""
+    if event["type"] != "distributions":
+        return {}
+    found = {
+        name: Distribution(number(value["low"]), number(value["high"]), [int(count) for count in value["counts"]])
+        for name, value in event["values"].items()
+    }
+    for name, histogram in found.items():
+        if not (histogram.counts and float("-inf") < histogram.low <= histogram.high < float("inf")):
+            raise ValueError(f"{name} is not a distribution")
+    return found
+
+
+def message(event: Event) -> tuple[int, str] | None:
+    """Return (level of `logging`, text without control characters) of an event that is a message; None of others."""
+    match event["type"]:
+        case "alert":
+            return logging.WARNING, neutralise(f"{event['kind']}: {event['message']}")
+        case "log":
+            return _LEVELS.get(event["level"], logging.INFO), neutralise(event["message"])
+        case "control":
+            return logging.INFO, text(event) or ""
+    return None
+
+
+def parameters(event: Event) -> dict[str, Any]:
+    """Return what an event says about the run as a whole, by the key under which Aim keeps it."""
+    if event["type"] == "run_started":
+        keys = ("name", "host", "recipe", "attempt", "resumed_from", "versions")
+        return {"run": {key: event[key] for key in keys}}
+    if event["type"] == "planned":
+        return {"plan": {**event["plan"], "total_steps": event["total_steps"], "devices": event["devices"]}}
+    if event["type"] == "run_finished":
+        return {"status": event["status"]}
+    return {}
+
+
+def flat(recipe: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str | int | float | bool]]:
+    """Yield the values of a recipe with their dotted keys; values other than numbers, texts and booleans as text."""
+    for key, value in recipe.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value if isinstance(value, str | int | float | bool) else str(value)

@@ -1,18 +1,28 @@
-"""The trainer's end of the sidecars: start them, hear of their failure, wait for them a little. Imports no tracker."""
+"""Sidecars: processes beside the trainer that copy its log, one for each tracker.
+
+The trainer starts them, reports their failure and waits for them briefly. `python -m trainkit.track.sidecar` is one of
+them. Importing this loads no tracker.
+"""
 
 from __future__ import annotations
 
+import argparse
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.outputs import Track
-from trainkit.track.projections import ABOUT, Name, enabled, installed, read_progress
+from trainkit.track.projections import ABOUT, NAMES, Name, enabled, installed, read_progress
+
+#: Training comes first.
+NICENESS = 10
 
 
 class Sidecar:
-    """A process that copies the run's events into one tracker. Whatever happens to it, it raises nothing."""
+    """A process that copies the run's events to one tracker. Its failure raises nothing here."""
 
     def __init__(
         self, run_directory: Path, name: Name, process: subprocess.Popen[bytes] | None, problem: str | None
@@ -25,12 +35,12 @@ class Sidecar:
 
     @classmethod
     def start(cls, run_directory: Path, name: Name, spec: Track) -> Sidecar:
-        """Start it. Call this once `run_started` has been written: an ended attempt is all that it would see before."""
+        """Return the sidecar, started. Write `run_started` first: otherwise it sees only an attempt that has ended."""
         title, package = ABOUT[name]
         if not installed(name):
             problem = f"{package} is not installed here: the run is not tracked; its event log has it all"
             return cls(run_directory, name, None, problem)
-        command = [sys.executable, "-m", "trainkit.track", str(run_directory.resolve())]
+        command = [sys.executable, "-m", "trainkit.track.sidecar", str(run_directory.resolve())]
         command += ["--to", name, "--spec", spec.model_dump_json()]
         try:
             with (run_directory / f"{name}.log").open("wb") as log:
@@ -43,7 +53,7 @@ class Sidecar:
         return cls(run_directory, name, process, None)
 
     def poll(self) -> str | None:
-        """What went wrong, once; None while it runs and after it ended well. Does not wait."""
+        """Return what went wrong, once; None while it runs and after a good end. Does not wait."""
         if self._process is not None and self._process.poll() is not None:
             code, self._process = self._process.returncode, None
             if code != 0:
@@ -52,19 +62,18 @@ class Sidecar:
         return problem
 
     def run_id(self, *, patience: float = 0.0) -> str | None:
-        """What the tracker calls the run; None where the sidecar has not opened it within `patience` seconds, or died
-        before."""
+        """Return the tracker's name for the run; None if the sidecar has not opened it within `patience` seconds."""
         deadline = time.monotonic() + patience
-        while (found := read_progress(self._run, self.name)) is None and time.monotonic() < deadline:
+        while (progress := read_progress(self._run, self.name)) is None and time.monotonic() < deadline:
             if self._process is None or self._process.poll() is not None:
                 break
             time.sleep(0.05)
-        return found.run if found else None
+        return progress.run if progress else None
 
     def finish(self, *, timeout: float) -> str | None:
-        """After `run_finished`: wait up to `timeout` seconds for it to copy the rest. What went wrong, or None.
+        """Wait up to `timeout` seconds after `run_finished` for the rest to be copied; return what went wrong, or None.
 
-        One that needs longer is left running: it ends by itself.
+        A sidecar that needs longer keeps running, and ends by itself.
         """
         if self._process is not None:
             try:
@@ -84,21 +93,22 @@ class Sidecar:
 
 
 class Sidecars:
-    """All that a recipe asks for."""
+    """The sidecars of all trackers that a recipe turns on."""
 
     def __init__(self, sidecars: list[Sidecar]) -> None:
         self._sidecars = sidecars
 
     @classmethod
     def start(cls, run_directory: Path, spec: Track) -> Sidecars:
+        """Return the sidecars, started."""
         return cls([Sidecar.start(run_directory, name, spec) for name in enabled(spec)])
 
     def poll(self) -> list[tuple[str, str]]:
-        """(tracker, what went wrong there), each once. Does not wait."""
+        """Return (tracker, what went wrong there), each once. Does not wait."""
         return [(sidecar.name, problem) for sidecar in self._sidecars if (problem := sidecar.poll())]
 
     def finish(self, *, timeout: float) -> list[tuple[str, str]]:
-        """Wait up to `timeout` seconds for all of them together; (tracker, what went wrong there)."""
+        """Wait up to `timeout` seconds for all of them together; return (tracker, what went wrong there)."""
         deadline = time.monotonic() + timeout
         ends = [
             (sidecar.name, sidecar.finish(timeout=max(0.0, deadline - time.monotonic()))) for sidecar in self._sidecars
@@ -106,6 +116,31 @@ class Sidecars:
         return [(name, problem) for name, problem in ends if problem]
 
     def aim_run(self, *, patience: float) -> str | None:
-        """Hash of the Aim run; None where there is none, or it is not known within `patience` seconds."""
+        """Return the hash of the Aim run; None if the recipe has none, or it is unknown within `patience` seconds."""
         aim = [sidecar for sidecar in self._sidecars if sidecar.name == "aim"]
         return aim[0].run_id(patience=patience) if aim else None
+
+
+def main() -> int:
+    """Copy a run to a tracker as the arguments say, and return the exit code."""
+    from trainkit.track.tail import follow
+
+    parser = argparse.ArgumentParser(
+        prog="python -m trainkit.track.sidecar", description="Copy a run's events into a tracker."
+    )
+    parser.add_argument("run_directory", type=Path)
+    parser.add_argument("--to", choices=NAMES, required=True)
+    parser.add_argument("--spec", required=True, help="the section [track] of the recipe, as JSON")
+    arguments = parser.parse_args()
+    os.nice(NICENESS)
+    try:
+        follow(arguments.run_directory, arguments.to, Track.model_validate_json(arguments.spec))
+    except TrainkitError as error:
+        # one line: whoever started this shows the last one
+        print(" ".join(str(error).split("\n")), file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,11 +1,13 @@
-"""The sidecar's work: follow the log, write it to a tracker, and close that when the trainer is gone."""
+"""Copy a run's log to a tracker, until its trainer has ended, or its metrics to a table."""
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import fcntl
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,9 @@ from typing import Any
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.attempts import MESSAGES, CurrentEvents, process_alive, resumed_step
 from trainkit.events.log import Tail
+from trainkit.events.reducer import record
 from trainkit.events.schema import FOREIGN, Event
+from trainkit.events.series import Series
 from trainkit.recipe.sections.outputs import Track
 from trainkit.track.projections import ABOUT, Name, Projection, TrackerProgress, read_progress, write_progress
 
@@ -26,9 +30,9 @@ PATIENCE = 30.0
 
 
 def follow(run_directory: Path, name: Name, spec: Track) -> TrackerProgress:
-    """Copy a run's events until its newest attempt has ended, or its trainer is dead and the log read out.
+    """Copy a run's events until its newest attempt has ended, or its trainer has died and the whole log is copied.
 
-    Goes on as the same run of the tracker that the sidecar before it wrote. Returns how far it came.
+    Continues the tracker's run of an earlier sidecar. Returns how far the log has been copied.
 
     Raises:
         TrainkitError: the tracker cannot be written, or the log has events that cannot be copied (the others are).
@@ -41,16 +45,16 @@ def follow(run_directory: Path, name: Name, spec: Track) -> TrackerProgress:
         raise TrainkitError(
             f"{ABOUT[name].title} cannot be brought up to date: {error}",
             where=str(run_directory),
-            hint=f"once that is mended: trainkit track {run_directory} goes on where it ended",
+            hint=f"fix that; trainkit track {run_directory} then continues where this stopped",
             exit_code=FAILED,
         ) from error
-    done = read_progress(run_directory, name)
-    assert done is not None
-    return done
+    progress = read_progress(run_directory, name)
+    assert progress is not None
+    return progress
 
 
 def _copied(run_directory: Path, name: Name, spec: Track) -> bool:
-    """Whether all is copied: False where the tracker has to be told everything anew."""
+    """Return whether the copy is complete; False if it must start again from the beginning."""
     projection = _open(run_directory, name, spec)
     copy = _Copy(run_directory, name, projection)
     try:
@@ -62,7 +66,7 @@ def _copied(run_directory: Path, name: Name, spec: Track) -> bool:
         raise TrainkitError(
             f"{len(copy.problems)} of the events cannot be copied; the first: {copy.problems[0]}",
             where=str(run_directory),
-            hint=f"the others are; the log itself has them all: trainkit watch {run_directory}",
+            hint=f"the others are copied; the log has them all: trainkit watch {run_directory}",
             exit_code=FAILED,
         )
     return done
@@ -95,14 +99,15 @@ class _Copy:
         self.problems: list[str] = []
 
     def to_the_end(self) -> bool:
-        tail, course = Tail(self._run, offset=self._progress.offset), events_to_copy(self._run, self._progress.offset)
+        offset = self._progress.offset
+        tail, current = Tail(self._run, offset=offset), events_to_copy(self._run, offset)
         while True:
-            # asked before reading: what a trainer wrote before it died is then read for certain
+            # asked before reading, so that everything a trainer wrote before it died is read
             over = self._is_over()
             events = tail.poll(limit_bytes=1 << 18)
             for event in events:
                 try:
-                    if course.keeps(event) and not self._take(event):
+                    if current.keeps(event) and not self._take(event):
                         return False
                 except FOREIGN as error:
                     self.problems.append(f"{type(error).__name__}: {error}, in an event of step {event['step']!r}")
@@ -116,7 +121,7 @@ class _Copy:
 
     def _take(self, event: Event) -> bool:
         progress = self._progress
-        if event["type"] not in STAYS:  # else there would for ever be something to forget
+        if event["type"] not in STAYS:  # otherwise there would always be something to delete
             progress.last_step = max(progress.last_step, event["step"])
         if event["type"] == "run_started":
             resumed = resumed_step(event)
@@ -133,13 +138,13 @@ class _Copy:
         return True
 
     def _is_over(self) -> bool:
-        """Of a log in which no attempt has begun there is nothing to wait for."""
+        """Return whether nothing more will come: the attempt has ended, its trainer is dead, or none has begun."""
         now = self._progress
         return now.finished or now.pid is None or not process_alive(now.pid, now.process_started)
 
 
 def events_to_copy(run_directory: Path, offset: int = 0) -> CurrentEvents:
-    """Return what says of the events of a log, read in order from byte `offset` on, which are to be copied."""
+    """Return what decides which events of a log are to be copied, asked in order from byte `offset` on."""
     return CurrentEvents(_events(run_directory, offset), always=STAYS)
 
 
@@ -158,7 +163,7 @@ def _recipe(run_directory: Path) -> dict[str, Any]:
 
 @contextmanager
 def _only_one(run_directory: Path, name: Name) -> Iterator[None]:
-    """Two sidecars of one run would write everything twice. The lock goes with the process."""
+    """Hold the lock of the run's sidecar: two would write everything twice. It ends with the process."""
     with (run_directory / f"{name}.lock").open("w") as file:
         deadline = time.monotonic() + PATIENCE
         while True:
@@ -170,8 +175,69 @@ def _only_one(run_directory: Path, name: Name) -> Iterator[None]:
                     raise TrainkitError(
                         f"another process is copying this run into {ABOUT[name].title}",
                         where=str(run_directory),
-                        hint="wait until it ends, or end it",
+                        hint="wait until it ends, or stop it",
                         exit_code=FAILED,
                     ) from None
                 time.sleep(0.2)
         yield
+
+
+def write_table(run_directory: Path, path: Path) -> int:
+    """Write the metrics of a run to `path`, `.csv` or `.parquet`, and return the number of rows.
+
+    A row is a step, a column a metric. The table has every step, however long the run, but not the steps that a later
+    attempt did again.
+
+    Raises:
+        TrainkitError: the suffix is another, or the file cannot be written.
+    """
+    if path.suffix not in (".csv", ".parquet"):
+        raise TrainkitError(
+            f"a table is a .csv or a .parquet file, found '{path.suffix}'",
+            where=str(path),
+            hint="end the name with .csv or .parquet",
+        )
+    columns = _columns(_metrics(run_directory))
+    try:
+        if path.suffix == ".csv":
+            _write_csv(columns, path)
+        else:
+            import pyarrow
+            from pyarrow import parquet
+
+            parquet.write_table(pyarrow.table(columns), path)
+    except OSError as error:
+        raise TrainkitError(
+            f"the table cannot be written: {error.strerror or error}",
+            where=str(path),
+            hint="name a file in an existing directory in which you may write",
+        ) from error
+    return len(columns["step"])
+
+
+def _metrics(run_directory: Path) -> dict[str, Series]:
+    series: dict[str, Series] = {}
+    tail, current = Tail(run_directory), events_to_copy(run_directory)
+    while events := tail.poll():
+        for event in events:
+            if current.keeps(event) and event["type"] in ("step", "evaluated"):
+                with contextlib.suppress(*FOREIGN):
+                    record(series, event, limit=None)
+    return series
+
+
+def _columns(metrics: Mapping[str, Series]) -> dict[str, list[float | int | None]]:
+    """Return the column `step` and one for each metric; None where a step has no value of a metric."""
+    steps = sorted(set().union(*(series.steps for series in metrics.values())))
+    columns: dict[str, list[float | int | None]] = {"step": [int(step) for step in steps]}
+    for name, series in sorted(metrics.items()):
+        values = dict(zip(series.steps, series.values, strict=True))
+        columns[name] = [values.get(step) for step in steps]
+    return columns
+
+
+def _write_csv(columns: Mapping[str, list[float | int | None]], path: Path) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        writer.writerows(zip(*columns.values(), strict=True))

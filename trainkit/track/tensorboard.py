@@ -24,9 +24,8 @@ from tensorboardX.proto.summary_pb2 import HistogramProto, Summary
 from tensorboardX.record_writer import RecordWriter
 
 from trainkit.events.schema import Event
-from trainkit.track import mapping
-from trainkit.track.mapping import Distribution
-from trainkit.track.projections import TrackerProgress
+from trainkit.track import projections
+from trainkit.track.projections import Distribution, TrackerProgress
 
 #: In the run's directory, so that `tensorboard --logdir runs` lists every run by its name.
 DIRECTORY = "tensorboard"
@@ -55,13 +54,15 @@ class TensorBoard:
         if not recipe:
             return
         text = summary.text("recipe", _verbatim(self._recipe.read_text(encoding="utf-8")))
-        hyperparameters = summary.hparams(dict(mapping.flat(recipe)), {"train/loss": None})
+        hyperparameters = summary.hparams(dict(projections.flat(recipe)), {"train/loss": None})
         for part in (text, *hyperparameters):
             self._put(Record(wall_time=time.time(), step=0, summary=part))
 
     def write(self, event: Event) -> None:
-        values = [Summary.Value(tag=path, simple_value=value) for path, value in mapping.metrics(event).items()]
-        values += [Summary.Value(tag=path, histo=_histogram(it)) for path, it in mapping.distributions(event).items()]
+        values = [Summary.Value(tag=path, simple_value=value) for path, value in projections.metrics(event).items()]
+        values += [
+            Summary.Value(tag=path, histo=_histogram(it)) for path, it in projections.distributions(event).items()
+        ]
         if event["type"] == "sampled":
             number = self._prompts.setdefault(event["prompt"], len(self._prompts) + 1)
             told = f"{_verbatim(event['prompt'])}\n\n---\n\n{_verbatim(event['text'])}"

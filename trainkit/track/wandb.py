@@ -21,7 +21,7 @@ import numpy as np
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.schema import Event
 from trainkit.recipe.sections.outputs import Track, WandB
-from trainkit.track import mapping
+from trainkit.track import projections
 from trainkit.track.projections import TrackerProgress
 
 #: In the run's directory; W&B gives it that name.
@@ -84,8 +84,8 @@ class WandBRun:
         self._run.config.update(recipe, allow_val_change=True)
 
     def write(self, event: Event) -> None:
-        row: dict[str, Any] = dict(mapping.metrics(event))
-        for path, it in mapping.distributions(event).items():
+        row: dict[str, Any] = dict(projections.metrics(event))
+        for path, it in projections.distributions(event).items():
             row[path] = self._wandb.Histogram(np_histogram=(np.array(it.counts), np.array(it.edges())))
         if event["type"] == "sampled":
             cells = [event["step"], event["prompt"], event["text"]]

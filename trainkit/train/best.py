@@ -12,7 +12,7 @@ from pathlib import Path
 from trainkit.events.attempts import current_events
 from trainkit.events.log import number, of_kinds
 from trainkit.recipe import Recipe
-from trainkit.rundir.marks import BestMark
+from trainkit.rundir.checkpoint_files import BestMark
 from trainkit.train.owed import falls_on
 
 

@@ -14,8 +14,8 @@ from trainkit.checkpoint.saver import Provenance, Saved, Saver
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
 from trainkit.recipe.sections.outputs import Checkpoint
-from trainkit.rundir import marks
-from trainkit.rundir.marks import BestMark
+from trainkit.rundir import checkpoint_files
+from trainkit.rundir.checkpoint_files import BestMark
 from trainkit.train.state import State, without_frozen
 
 
@@ -68,7 +68,7 @@ class Checkpointing:
         self._reader = reader
         self._directory = directory
         #: The best checkpoint, and the one that is being written to take its place.
-        self._best = self._next_best = marks.best(directory)
+        self._best = self._next_best = checkpoint_files.best(directory)
         self._saver = Saver(directory, on_saved=self._report_saved, held=self._held, keep_last=spec.keep_last)
         self._last_time = time.monotonic()
         #: The step whose state is on disk or on its way there, and its kind.
@@ -184,7 +184,7 @@ class Checkpointing:
         try:
             if mark is not None:
                 store.note_metric(self._directory, mark.step, mark.metric, mark.value)
-            marks.mark_best(self._directory, mark)
+            checkpoint_files.mark_best(self._directory, mark)
         except OSError as error:
             where = str(self._directory / "checkpoints")
             raise TrainkitError(f"the best checkpoint cannot be marked: {error}", where=where) from error

@@ -19,8 +19,8 @@ from trainkit.dashboard.pages.table import TablePage
 from trainkit.dashboard.panels.checkpoints import CheckpointFiles, command, commands, facts_table, lack, losses, table
 from trainkit.dashboard.panels.rows import cell
 from trainkit.events.view import SavedCheckpoint, View
-from trainkit.rundir import marks
-from trainkit.rundir.manifest import kept, manifest_facts, present
+from trainkit.rundir import checkpoint_files
+from trainkit.rundir.checkpoint_files import kept, manifest_facts, present
 from trainkit.text import format_duration, format_time
 
 #: Seconds between two looks at the disk while nothing new is saved, and before a manifest is read: who walks through
@@ -167,7 +167,7 @@ class CheckpointsPage(TablePage):
 
     async def _mark(self, checkpoint: Path) -> None:
         try:
-            await asyncio.to_thread(marks.mark, checkpoint, keep=not marks.is_marked(checkpoint))
+            await asyncio.to_thread(checkpoint_files.mark, checkpoint, keep=not checkpoint_files.is_marked(checkpoint))
         except OSError as error:
             told = f"{checkpoint.name} cannot be marked: {error.strerror}"
             self.notify(told, severity="error", markup=False)

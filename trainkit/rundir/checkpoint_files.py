@@ -1,17 +1,72 @@
-"""What lies in a run's `checkpoints/`, as it is shown: which there are, and what a manifest says. Imports no jax."""
+"""The `checkpoints/` of a run as viewers see them: which exist, what their manifests say, and their marks.
+
+A person marks a checkpoint to be kept with an empty file in its directory, the one thing that a viewer writes into a
+run; it is then never removed. The trainer marks the best checkpoint in `checkpoints/best.json`.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from trainkit.rundir import marks
 from trainkit.text import format_bytes, format_time
 
+NAME = "keep"
+#: Beside the checkpoints of a run.
+BEST = "best.json"
 #: Bytes of a manifest that are read at most; those of large models have a few hundred thousand.
 MOST_BYTES = 1 << 24
+_LABELS = {
+    "kind": "kind", "mesh": "mesh", "devices": "devices", "bytes": "size", "leaves": "arrays", "metrics": "metrics",
+    "created": "written", "attempt": "attempt", "versions": "versions", "recipe": "recipe", "data": "data",
+    "aim_run": "Aim run",
+}  # fmt: skip
+
+
+def is_marked(checkpoint: Path) -> bool:
+    """Whether the checkpoint in this directory is to be kept."""
+    return os.path.lexists(checkpoint / NAME)
+
+
+def mark(checkpoint: Path, *, keep: bool) -> None:
+    """Have it kept, or no longer. Raises OSError; of a checkpoint that is gone, FileNotFoundError."""
+    if keep:
+        os.close(os.open(checkpoint / NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+    else:
+        os.unlink(checkpoint / NAME)
+
+
+class BestMark(NamedTuple):
+    """Which checkpoint is the best by `checkpoint.best`, and why."""
+
+    step: int
+    metric: str
+    value: float
+
+
+def best(run_directory: Path) -> BestMark | None:
+    """Return the mark of a run's best checkpoint; None where it has none that can be read."""
+    try:
+        found = json.loads((run_directory / "checkpoints" / BEST).read_text(encoding="utf-8"))
+        return BestMark(int(found["step"]), str(found["metric"]), float(found["value"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def mark_best(run_directory: Path, mark: BestMark | None) -> None:
+    """Write the mark of a run's best checkpoint, or remove it. Raises OSError."""
+    path = run_directory / "checkpoints" / BEST
+    if mark is None:
+        path.unlink(missing_ok=True)
+        return
+    fresh = path.with_name(f".{BEST}")
+    with fresh.open("w", encoding="utf-8") as file:
+        json.dump(mark._asdict(), file)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
 
 
 def present(run_directory: Path) -> dict[int, bool] | None:
@@ -28,7 +83,7 @@ def present(run_directory: Path) -> dict[int, bool] | None:
 def kept(run_directory: Path) -> frozenset[int]:
     """The steps whose checkpoints a person has marked to be kept."""
     where = run_directory / "checkpoints"
-    return frozenset(step for step in present(run_directory) or () if marks.is_marked(where / str(step)))
+    return frozenset(step for step in present(run_directory) or () if is_marked(where / str(step)))
 
 
 def manifest_facts(directory: Path) -> list[tuple[str, str]]:
@@ -44,13 +99,6 @@ def manifest_facts(directory: Path) -> list[tuple[str, str]]:
         return [("manifest", "it is not a table")]
     facts = [(_LABELS[key], _said(key, manifest[key])) for key in _LABELS if key in manifest]
     return [(label, text) for label, text in facts if text]
-
-
-_LABELS = {
-    "kind": "kind", "mesh": "mesh", "devices": "devices", "bytes": "size", "leaves": "arrays", "metrics": "metrics",
-    "created": "written", "attempt": "attempt", "versions": "versions", "recipe": "recipe", "data": "data",
-    "aim_run": "Aim run",
-}  # fmt: skip
 
 
 def _said(key: str, value: Any) -> str:
