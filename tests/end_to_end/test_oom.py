@@ -229,10 +229,10 @@ def test_an_evaluation_without_memory_is_done_in_smaller_parts_with_the_same_res
     )
     add = evaluator._add
 
-    def refuse(sums, state, batch, key):
+    def refuse(sums, lost, state, batch, key):
         if batch["x"].shape[1] > most:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
-        return add(sums, state, batch, key)
+        return add(sums, lost, state, batch, key)
 
     evaluator._add = refuse  # type: ignore[assignment]
 

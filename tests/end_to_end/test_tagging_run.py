@@ -10,6 +10,7 @@ from pathlib import Path
 import likeness
 import numpy as np
 import pytest
+from pyarrow import parquet
 from trainer import WORDS, Trainer, arrays, losses, trainkit
 
 from trainkit.events.log import read
@@ -47,6 +48,7 @@ keep_every = 20
 [evaluate]
 every = 30
 metrics = [{ type = "f1" }]
+predictions = true
 [track]
 aim = false
 """
@@ -88,6 +90,16 @@ def test_words_of_held_out_texts_get_their_tags(uninterrupted: Path) -> None:
     assert last["validation/held-out/accuracy"] > 0.95 and last["validation/held-out/f1"] > 0.9
     shown = trainkit(uninterrupted.parent.parent, "inspect", "tiny", "--step", "0", "--rows", "8").stdout
     assert "[animal]" in shown and "the[other]" in shown
+
+
+def test_the_predictions_are_those_of_the_words_of_each_row(uninterrupted: Path) -> None:
+    table = parquet.read_table(uninterrupted / "results" / "held-out-60.parquet").to_pydict()
+    rows = [json.loads(line) for line in (uninterrupted.parent.parent / "words.jsonl").read_text().splitlines()]
+    for row in set(table["row"]):
+        labels = [label for label, of in zip(table["label"], table["row"], strict=True) if of == row]
+        assert labels == [CLASSES[tag] if isinstance(tag, int) else tag for tag in rows[row]["tags"]]
+    right = np.mean(np.array(table["label"]) == np.array(table["predicted"]))
+    assert right == pytest.approx(evaluations(uninterrupted)[60]["validation/held-out/accuracy"], rel=1e-6)
 
 
 def test_a_run_that_was_killed_ends_bit_for_bit_as_one_that_was_not(

@@ -15,7 +15,7 @@ from trainkit.train.results import PredictionTable, RowOrigin, write_results
 
 
 def places(*rows: int) -> list[Any]:
-    return [SimpleNamespace(index=row) for row in rows]
+    return [[SimpleNamespace(index=row, first=0, end=1)] for row in rows]
 
 
 def origin(place: Any) -> RowOrigin:
@@ -41,15 +41,18 @@ def test_rows_of_padding_are_left_out_and_texts_without_a_label_have_none() -> N
     }
 
 
-def test_of_tokens_only_those_with_a_label_are_kept_with_their_position() -> None:
+def test_of_tokens_only_those_with_a_label_are_kept_with_the_document_that_each_is_of() -> None:
     table = PredictionTable()
-    label, weights = np.array([-1, 1, 0, -1, -1, -1], np.int32), np.array([0, 1, 1, 0, 0, 0], np.float32)
-    table.add(places(5), 2, {"label": label, "predicted": np.zeros(6, np.int32), "weights": weights})
+    label, weights = np.array([-1, 1, 0, -1, 1, -1], np.int32), np.array([0, 1, 1, 0, 1, 0], np.float32)
+    packed = [SimpleNamespace(index=5, first=3, end=5), SimpleNamespace(index=6, first=0, end=1)]
+    predictions = {"label": label, "predicted": np.zeros(6, np.int32), "weights": weights}
+    table.add([packed], 2, predictions)
     found = table.columns(origin, ())
-    assert (found["row"], found["position"], found["label"]) == ([5, 5], [1, 2], [1, 0])
+    assert (found["row"], found["token"], found["label"]) == ([5, 6], [4, 0], [1, 0])
 
 
 def test_metrics_that_are_not_finite_are_written_as_in_the_log(tmp_path: Path) -> None:
     path = write_results(tmp_path, "dev", 3, {"validation/dev/loss": math.inf})
     assert path == tmp_path / "results" / "dev-3.json" and not (tmp_path / "results" / "dev-3.parquet").exists()
     assert number(json.loads(path.read_text())["metrics"]["validation/dev/loss"]) == math.inf
+    assert write_results(tmp_path, "../a/b", 3, {}) == tmp_path / "results" / ".._a_b-3.json"

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from trainkit.cli.options import RunOrStep
-from trainkit.cli.progress import show_progress
+from trainkit.cli.arguments import RunOrStep
+from trainkit.cli.cache_data import show_progress
 from trainkit.text import format_quantity, neutralise
 
 
@@ -44,7 +44,7 @@ def eval(
 
     Writes the metrics to the run's results/SET-STEP.json.
     """
-    from trainkit.cli.where import find_run
+    from trainkit.cli.arguments import find_run
     from trainkit.events.log import as_logged
     from trainkit.parallel.xla import use_compile_cache
     from trainkit.run.evaluation import evaluate_run

@@ -138,7 +138,9 @@ def _evaluation(event: Event) -> str:
     words = {"loss": "loss", "perplexity": "perplexity", "bits_per_byte": "bits per byte"}
     told = ""
     for name, value in event["metrics"].items():
-        last = name.rpartition("/")[2]
+        last = name.removeprefix(f"validation/{event['name']}/")
+        if "/" in last:  # one of many parts of a metric, such as a class or the cell of a confusion matrix
+            continue
         told += f"  {words.get(last, last.replace('_', ' '))} {format_quantity(number(value))}"
     return told
 

@@ -22,6 +22,9 @@ class BestSoFar:
     def __init__(self, recipe: Recipe) -> None:
         self._spec, self._every = recipe.checkpoint.best, recipe.evaluate.every
         self._patience = recipe.evaluate.patience
+        named = self._spec.metric if self._spec else ""
+        #: The set that the metric is computed on; the longest that fits, as a name may hold a slash.
+        self._set = max((s for s in recipe.data.validation_names if named.startswith(f"validation/{s}/")), default="")
         #: Scheduled evaluations since the best one, and the last that was counted.
         self._since, self._counted = 0, -1
         self.mark: BestMark | None = None
@@ -49,9 +52,9 @@ class BestSoFar:
         Args:
             evaluated: the metrics of the sets that were evaluated after this step, by the set's name.
         """
-        if self._spec is None or self._spec.set_name not in evaluated:
+        if self._spec is None or self._set not in evaluated:
             return None
-        value = evaluated[self._spec.set_name].get(self._spec.metric, math.nan)
+        value = evaluated[self._set].get(self._spec.metric, math.nan)
         if self._is_better(value):
             self.mark = BestMark(step, self._spec.metric, value)
             self._since, self._counted = 0, step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,9 +30,9 @@ class PredictionTable:
     """The predictions of a set, part by part, and where each item comes from."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[Sequence[SourceSpan], int, Mapping[str, Any]]] = []
+        self._parts: list[tuple[Sequence[Sequence[SourceSpan]], int, Mapping[str, Any]]] = []
 
-    def add(self, places: Sequence[SourceSpan], rows: int, predictions: Mapping[str, Array]) -> None:
+    def add(self, places: Sequence[Sequence[SourceSpan]], rows: int, predictions: Mapping[str, Array]) -> None:
         """Add those of a part with so many rows, of which the first have these places and the others are padding.
 
         They are fetched from the devices when the next part is added, and so without waiting for this one.
@@ -39,8 +40,9 @@ class PredictionTable:
         self._fetch_last()
         self._parts.append((places, rows, predictions))
 
-    def columns(self, origin: Callable[[SourceSpan], RowOrigin], classes: Sequence[str]) -> dict[str, Any]:
-        """Return a column for each prediction, and `source` and `row`; of tokens also `position` in the row of a batch.
+    def columns(self, origin: Callable[[SourceSpan], RowOrigin], classes: Sequence[str]) -> dict[str, list[Any]]:
+        """Return a column for each prediction, and `source` and `row`; of tokens also `token`, its place in the
+        document from 0.
 
         Items without a label have a null; of tokens they are left out. Classes are named.
         """
@@ -51,13 +53,14 @@ class PredictionTable:
             of_row = len(weights_N) // rows
             items = np.arange(len(weights_N))
             kept = items[(items // of_row < len(places)) & ((of_row == 1) | (weights_N > 0))]
-            origins = [origin(place) for place in places]
+            located = [_locate(places[item // of_row], item % of_row) for item in kept.tolist()]
+            origins = [origin(place) for place, _ in located]
             part: dict[str, list[Any]] = {
-                "source": [origins[item // of_row].source for item in kept],
-                "row": [origins[item // of_row].row for item in kept],
+                "source": [each.source for each in origins],
+                "row": [each.row for each in origins],
             }
             if of_row > 1:
-                part["position"] = (kept % of_row).tolist()
+                part["token"] = [token for _, token in located]
             for name, array in predictions.items():
                 if name != "weights":
                     part[name] = _named(array[kept], classes)
@@ -69,6 +72,15 @@ class PredictionTable:
         if self._parts:
             places, rows, predictions = self._parts.pop()
             self._parts.append((places, rows, jax.device_get(predictions)))
+
+
+def _locate(places: Sequence[SourceSpan], position: int) -> tuple[SourceSpan, int]:
+    """Return the document at a position of a row, and the token of it that stands there."""
+    for place in places[:-1]:
+        if position < place.end - place.first:
+            return place, place.first + position
+        position -= place.end - place.first
+    return places[-1], places[-1].first + position
 
 
 def _named(array: np.ndarray, classes: Sequence[str]) -> list[Any]:
@@ -89,16 +101,16 @@ def write_results(
     Raises:
         TrainkitError: the disk refuses them.
     """
-    directory = run_directory / DIRECTORY
+    directory, file_name = run_directory / DIRECTORY, re.sub(r"[^\w.@-]", "_", f"{name}-{step}")
     if table is not None:
         import pyarrow
         from pyarrow import parquet
 
         buffer = pyarrow.BufferOutputStream()
         parquet.write_table(pyarrow.table(dict(table)), buffer)
-        with writing(directory / f"{name}-{step}.parquet") as file:
+        with writing(directory / f"{file_name}.parquet") as file:
             file.write(buffer.getvalue())
-    path = directory / f"{name}-{step}.json"
+    path = directory / f"{file_name}.json"
     found = {"set": name, "step": step, "metrics": {key: as_logged(value) for key, value in metrics.items()}}
     with writing(path) as file:
         file.write(json.dumps(found, indent=1).encode() + b"\n")

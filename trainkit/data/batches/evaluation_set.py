@@ -79,9 +79,11 @@ class EvalSet:
         """Return which examples, as stored, a part has; the rows behind them are padding."""
         return self._plan()[index][0]
 
-    def places(self, index: int) -> list[SourceSpan]:
-        """Return where each example of a part begins."""
-        return [next(self._examples.spans(int(which)))[0] for which in self.examples(index)]
+    def places(self, index: int) -> list[list[SourceSpan]]:
+        """Return where each example of a part comes from: of a packed one, every document in it, in order."""
+        return [
+            [place for places in self._examples.spans(int(which)) for place in places] for which in self.examples(index)
+        ]
 
     def _plan(self) -> list[tuple[np.ndarray, int]]:
         """Return (examples, length) of each part."""

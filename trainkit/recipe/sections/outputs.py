@@ -17,11 +17,6 @@ class Best(Spec):
     mode: Literal["min", "max"]
     """Whether the lowest or the highest value is the best."""
 
-    @property
-    def set_name(self) -> str:
-        """The validation set that it is computed on."""
-        return self.metric.split("/")[1]
-
 
 class Checkpoint(Spec):
     """When checkpoints are saved and how many are kept. The end of a run and a stop always save one."""

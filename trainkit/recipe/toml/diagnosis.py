@@ -90,7 +90,7 @@ class _Search:
                 self._unknown(key)
             for key, e in [] if unknown else errors:
                 if e["type"] == "value_error" and isinstance(missing := e["ctx"]["error"], MissingKey):
-                    self._missing((*key, missing.key), f"needed because {missing.why}")
+                    self._missing((*key, *missing.key.split(".")), f"needed because {missing.why}")
                 elif e["type"] == "value_error":
                     self._contradiction(key, str(e["ctx"]["error"]))
                 elif e["type"] == "missing" and _get(self.data, key, _NOTHING) is _NOTHING:
