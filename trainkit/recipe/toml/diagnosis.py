@@ -1,7 +1,7 @@
-"""From a table to a `Recipe`, or to everything that is wrong with it at once, in words.
+"""Everything that is wrong with a recipe, in one error.
 
-Validators over several keys run only where each key is right in itself, so one look does not see all: what was found
-is repaired in a copy (a misspelt key renamed, a wrong value replaced), and the copy is looked at again.
+Validators over several keys run only if each key is valid by itself, so one validation does not find everything: each
+mistake is repaired in a copy (a misspelt key renamed, a wrong value replaced), and the copy is validated again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from trainkit.recipe.toml.schema import (
 from trainkit.recipe.toml.suggestions import correction, fit, is_kind, kind_of, short, suggest
 from trainkit.recipe.toml.values import toml_value
 
-#: Looks at the repaired copy; each finds what the one before it hid.
+#: Largest number of validations; each finds what earlier mistakes hid.
 LOOKS = 8
 
 
@@ -54,10 +54,13 @@ def diagnose(
     name: str,
     language: type[Recipe] = Recipe,
 ) -> TrainkitError:
-    """All mistakes in one error, each with file, line, key, value, what is allowed, and what to write instead.
+    """Return one error with all mistakes, each with file, line, key, value, allowed values and what to write instead.
 
-    `error` is what validating `values` gave, `name` the file's, and `origin` tells where a key, or the nearest table
-    around it, was written; `language` is the class that validated them.
+    Args:
+        error: what validating `values` raised.
+        origin: returns where a key, or the nearest table around it, was written.
+        name: of the file.
+        language: the class that validated `values`.
     """
     mistakes = _Search(deepcopy(values), origin, language).all(error)
     if len(mistakes) == 1:
@@ -78,7 +81,7 @@ class _Search:
         self.origin = origin
         self.found: dict[Key | str, Mistake] = {}
         self.repaired: set[Key] = set()
-        #: A renamed key -> as it was written, to find its line.
+        #: A renamed key -> the key as written, to find its line.
         self.written: dict[Key, Key] = {}
 
     def all(self, error: ValidationError) -> list[Mistake]:
@@ -188,7 +191,7 @@ class _Search:
 
     def _replace(self, key: Key, node: Node, allowed: list[Any]) -> None:
         if key[-1] == "type" and allowed:
-            # what else is in the table is judged by the type that was probably meant
+            # the other keys of the table are checked against the type that was probably meant
             _put(self.data, key, max(allowed, key=partial(fit, node, _get(self.data, key[:-1]))))
         elif "default" in node:
             _get(self.data, key[:-1]).pop(key[-1])
@@ -196,7 +199,7 @@ class _Search:
             _put(self.data, key, placeholder(node))
 
     def _contradiction(self, key: Key, message: str) -> None:
-        """Of several keys; one that speaks of a key that was repaired is about our repair and not about the recipe."""
+        """Record a contradiction between keys, unless its message names a repaired key: then the repair caused it."""
         words = set(re.findall(r"\w+", message))
         inside = [known for known in self.repaired if known[: len(key)] == key]
         around = [known for known in self.repaired if key[: len(known)] == known]
@@ -206,11 +209,11 @@ class _Search:
         if not isinstance(value, dict):
             self.found[message] = Mistake(self._where(key), f"{dotted(key)} = {short(value)}: {message}")
             return
-        # the first key that the message names is where a person looks
+        # a person looks at the first key that the message names
         paths = [(*key, name) for name in value if name in words]
         whole = [tuple(map(_part, name.split("."))) for name in re.findall(r"\w+(?:\.\w+)+", message)]
-        if told := [path for path in whole if _get(self.data, path, _NOTHING) is not _NOTHING]:
-            self.found[message] = Mistake(self._where(told[0]), message)
+        if existing := [path for path in whole if _get(self.data, path, _NOTHING) is not _NOTHING]:
+            self.found[message] = Mistake(self._where(existing[0]), message)
             return
         if not key:
             paths = [path for path in leaves(self.language) if len(path) > 1 and dotted(path) in message]
@@ -220,9 +223,9 @@ class _Search:
 
 
 def _with_plain_keys(error: ValidationError, data: Any) -> list[tuple[Key, dict[str, Any]]]:
-    """Pydantic's errors by the keys that a person wrote: one for each, and of nested ones only the inner.
+    """Return pydantic's errors by the keys that a person wrote: one per key, and only the innermost of nested ones.
 
-    Pydantic puts the member of a union that it tried into the path; such a part leads nowhere in the data.
+    Pydantic adds the member of a union that it tried to the path; no key in the data has that name.
     """
     by_key: dict[Key, dict[str, Any]] = {}
     for item in error.errors(include_url=False, include_input=False):

@@ -23,7 +23,7 @@ from trainkit.recipe.toml.positions import Origin, locate
 
 
 def read_file(path: Path, chain: tuple[Path, ...] = ()) -> Layer:
-    """Return a file merged over what it extends; `chain` are the files that led here."""
+    """Return a file merged over what it extends; `chain` are the files that extend it."""
     shown = as_shown(path)
     led_here = " -> ".join([*map(as_shown, chain), shown])
     resolved = path.resolve()
@@ -61,11 +61,12 @@ def _extends(layer: Layer) -> list[str]:
 
 
 def are_texts(value: Any) -> TypeGuard[list[str]]:
+    """Return whether a value is a list of texts that are not empty."""
     return isinstance(value, list) and all(isinstance(inner, str) and inner for inner in value)
 
 
 def _unreadable(path: Path, error: OSError | UnicodeDecodeError, *, where: str) -> TrainkitError:
-    """Why a recipe file cannot be read; `where` names it and the files that led to it."""
+    """Return the error of a recipe file that cannot be read; `where` names it and the files that extend it."""
     if isinstance(error, UnicodeDecodeError):
         line = error.object.count(b"\n", 0, error.start) + 1
         return TrainkitError("is not UTF-8 text", where=f"{where}:{line}", hint="save it as UTF-8")
@@ -79,13 +80,13 @@ def _unreadable(path: Path, error: OSError | UnicodeDecodeError, *, where: str) 
 
 
 def _not_toml(text: str, error: tomli.TOMLDecodeError | RecursionError, shown: str) -> TrainkitError:
-    """A syntax error with its line and what probably was meant; `shown` is the file's name."""
+    """Return a syntax error with its line and what was probably meant; `shown` is the file's name."""
     if isinstance(error, RecursionError):
         return TrainkitError("nested too deeply", where=shown)
     number, column = error.lineno, error.colno
     lines = text.split("\n")
     if number > 1 and column == 1 and not lines[number - 1].strip():
-        # the end of the text, where the line before it is the one that was not finished
+        # the end of the text: the line before it is unfinished
         number, column = number - 1, len(lines[number - 2]) + 1
     line = lines[number - 1]
     problem = f"not TOML: {error.msg[0].lower()}{error.msg[1:]}\n  {line}\n  {' ' * (column - 1)}^"
@@ -115,7 +116,7 @@ def _meant(line: str, message: str) -> str:
 
 
 def _tomls(directory: Path) -> list[Path]:
-    """Those that may be recipes."""
+    """Return the files of a directory that may be recipes."""
     try:
         return sorted(p for p in directory.iterdir() if p.suffix == ".toml" and p.name != "pyproject.toml")
     except OSError:
@@ -141,9 +142,9 @@ def as_shown(path: Path) -> str:
 
 
 def with_absolute_paths(recipe: Recipe) -> Recipe:
-    """Return the recipe with its relative paths made absolute, against the working directory.
+    """Return the recipe with its relative paths made absolute against the working directory.
 
-    URLs stay as they are. A name that may be one of the hub stays unless a file or directory here has that name.
+    URLs do not change. Neither does a name that may be on the hub, unless a local file or directory has that name.
     """
     data = recipe.data
     tokenizer = recipe.tokenizer

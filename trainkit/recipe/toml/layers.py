@@ -13,7 +13,7 @@ from trainkit.recipe.toml.positions import Key, Origin, dotted
 SET = Origin("--set")
 DEFAULT = Origin("default")
 
-#: Keys that exclude each other: a file or `--set` that gives one removes the others given before it.
+#: Keys that exclude each other: a file or `--set` that gives one removes the others given earlier.
 ONE_OF: dict[Key, frozenset[str]] = {
     ("train",): frozenset({"steps", "epochs", "tokens"}),
     ("tokenizer",): frozenset({"path", "train"}),
@@ -45,7 +45,9 @@ class Layer:
     """A table, and where each part of it was written."""
 
     def __init__(self, table: dict[str, Any], origins: dict[Key, Origin], fallback: Origin, *, text: str = "") -> None:
-        """`fallback` is the origin of keys that have none; `text` is the file's."""
+        """Args:
+        fallback: the origin of keys that have none.
+        text: of the file."""
         self.table = table
         self.text = text
         self.origins = origins

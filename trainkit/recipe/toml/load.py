@@ -51,7 +51,7 @@ def load(
 
     Args:
         look_up: reads the config of the checkpoint that `[model] pretrained` names. Without it, the recipe itself must
-            hold everything that the config says, as the recipe in a run's directory does.
+            hold everything that the config would give, as the recipe in a run's directory does.
         look_up_adapter: the same for `[adapter] pretrained`.
 
     Raises:
@@ -164,7 +164,7 @@ def load_resolved(path: Path, overrides: Sequence[str] = ()) -> Loaded:
 
 def locate_error(error: TrainkitError, loaded: Loaded) -> TrainkitError:
     """Return an error about a key of the recipe with the file and line of the key's value."""
-    # a table has no line of its own here: the first value in it that a person wrote stands for it
+    # a table has no origin: use that of its first value that a person wrote
     written = (o for key, o in loaded.origins.items() if key.startswith(f"{error.where}.") and o != str(DEFAULT))
     origin = loaded.origins.get(error.where) or next(written, None)
     where = error.where if origin in (None, str(DEFAULT)) else f"{origin}: {error.where}"

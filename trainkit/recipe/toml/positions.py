@@ -1,7 +1,7 @@
-"""Where in a TOML text each key stands.
+"""The line of each key in a TOML text.
 
-`tomli` gives values without positions. This reads the same text again for positions without values; it is called only
-with text that tomli has accepted, so it has no errors of its own.
+`tomli` gives values without positions. This scanner reads the same text again for positions without values. It is
+called only with text that tomli has accepted, so it raises no errors.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Origin:
 
 
 def dotted(key: Key) -> str:
-    """`data.train.0.path`"""
+    """Return a key as text, such as `data.train.0.path`."""
     return ".".join(map(str, key))
 
 
 def locate(text: str) -> dict[Key, int]:
-    """The line (from 1) of every table, key and array element of a valid TOML text."""
+    """Return the line (from 1) of every table, key and array element of a valid TOML text."""
     return _Scanner(text).document()
 
 
@@ -40,7 +40,7 @@ class _Scanner:
         self.text = text
         self.at = 0
         self.lines: dict[Key, int] = {}
-        #: Elements so far of each array of tables.
+        #: Number of elements so far in each array of tables.
         self.counts: dict[Key, int] = {}
         self._counted_to, self._newlines = 0, 0
 
@@ -85,7 +85,7 @@ class _Scanner:
         self._value(path)
 
     def _key(self) -> list[str]:
-        """A dotted key; stops at the `=` or `]` after it."""
+        """Read and return a dotted key, up to the `=` or `]` after it."""
         parts: list[str] = []
         while True:
             self._skip_blank()
@@ -123,7 +123,7 @@ class _Scanner:
                 self.at += 1
 
     def _next(self, closing: str) -> bool:
-        """Go to the next element of an array or inline table, or past its end."""
+        """Move to the next element of an array or inline table, or past its end; return whether there is one."""
         while True:
             self._skip_space()
             char = self.text[self.at]
@@ -141,7 +141,7 @@ class _Scanner:
         while not self.text.startswith(end, self.at):
             self.at += 2 if self.text[self.at] == "\\" and quote == '"' else 1
         self.at += len(end)
-        # up to two quotes may stand directly before the closing three
+        # up to two quotes may directly precede the closing three
         while len(end) == 3 and self.text.startswith(quote, self.at):
             self.at += 1
 
@@ -150,7 +150,7 @@ class _Scanner:
             self.at += 1
 
     def _skip_space(self) -> bool:
-        """Past white space, line ends and comments; whether anything is left."""
+        """Skip white space, line ends and comments; return whether anything is left."""
         while self.at < len(self.text):
             if self.text[self.at] == "#":
                 end = self.text.find("\n", self.at)
@@ -162,7 +162,7 @@ class _Scanner:
         return False
 
     def _line(self) -> int:
-        """The current line; counted on from the last call, since a position never goes back."""
+        """Return the current line, counted from that of the last call, since positions only increase."""
         self._newlines += self.text.count("\n", self._counted_to, self.at)
         self._counted_to = self.at
         return self._newlines + 1

@@ -1,4 +1,4 @@
-"""What a pretrained checkpoint says about the [model] or [adapter] that begins with it; the recipe overrides it."""
+"""Values that [model] or [adapter] takes from its pretrained checkpoint, below those of the recipe."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from trainkit.recipe.toml.values import toml_value
 
 @dataclass(frozen=True)
 class PretrainedCheckpoint:
-    """What a checkpoint that a model, or an adapter, begins with says of it."""
+    """The checkpoint that a model or an adapter begins with."""
 
     values: dict[str, Any]
-    """Keys of its section; of `[model]`, `type` among them."""
+    """Values for its section, by key; for `[model]`, `type` included."""
     pretrained: str
     """Its directory, or its hub id."""
     revision: str | None
-    """Its commit where it is from the hub."""
+    """Its commit if it is from the hub."""
     config: str
-    """Where the values were read."""
+    """The file that the values were read from."""
     changeable: frozenset[str] = CHANGEABLE
     """Keys that a recipe may give another value."""
     section: Literal["model", "adapter"] = "model"
-    """Of the recipe, which begins with it."""
+    """The section that names the checkpoint."""
 
     def values_for(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Those that count below what is `given` in its section of the recipe.
+        """Return the values to put below what is `given` in the section of the recipe.
 
-        Raises TrainkitError where that contradicts them.
+        Raises TrainkitError if the two contradict each other.
         """
         wrong = [
             key
@@ -53,7 +53,7 @@ class PretrainedCheckpoint:
         return values
 
 
-#: Finds the checkpoint of `model.pretrained` and `model.revision`. Raises TrainkitError.
+#: Returns the checkpoint of `model.pretrained` and `model.revision`. Raises TrainkitError.
 LookUp = Callable[[str, str | None], PretrainedCheckpoint]
 
 
@@ -63,11 +63,11 @@ class LookUpAdapter(Protocol):
     def __call__(
         self, pretrained: str, revision: str | None, *, tables: Mapping[str, Any]
     ) -> PretrainedCheckpoint | None:
-        """`tables` is the recipe, whose model the adapter is for; None where that is wrong. Raises TrainkitError."""
+        """Return the checkpoint, or None if the model is invalid; `tables` is the recipe. Raises TrainkitError."""
 
 
 def put_below(layer: Layer, section: str, look_up: Callable[[str, str | None], PretrainedCheckpoint | None]) -> Layer:
-    """Return the layer over what the checkpoint says that its [model] or [adapter] begins with, if it names one.
+    """Return the layer over the values of the checkpoint that its [model] or [adapter] names, if it names one.
 
     Raises:
         TrainkitError: the checkpoint cannot be found or used, or the recipe contradicts it.

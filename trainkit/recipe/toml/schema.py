@@ -1,7 +1,7 @@
-"""The recipe language as data: which keys there are, what each may hold, in words.
+"""The recipe language as data: its keys, what each may hold, and what it means.
 
-Read from the JSON schema that pydantic derives from the specs, and from the docstrings below their fields, so that it
-cannot say anything else than they do.
+It is derived from pydantic's JSON schema of the specs and from the docstrings below their fields, so that it cannot
+disagree with them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def root(language: type[Recipe] = Recipe) -> Node:
 
 
 def node_at(key: Key, data: Any, language: type[Recipe] = Recipe) -> Node | None:
-    """What may stand at `key` in `data`, whose `type` values choose among unions; None where nothing may."""
+    """Return the schema of `key` in `data`, whose `type` values choose among unions; None if there is no such key."""
     node = root(language)
     for part in key:
         child = _element(node, part) if isinstance(part, int) else keys_of(node, data).get(part)
@@ -73,12 +73,12 @@ def node_at(key: Key, data: Any, language: type[Recipe] = Recipe) -> Node | None
 
 
 def keys_of(node: Node, value: Any = None) -> dict[str, Node]:
-    """The keys of a table, each with its node; `value` is the table as written, to choose among types."""
+    """Return the keys of a table, each with its node; the `type` of the table's `value` chooses among several."""
     return (table(node, value) or {}).get("properties", {})
 
 
 def table(node: Node, value: Any = None) -> Node | None:
-    """The table that a node stands for; of several the one that has the value's `type`, or the default one."""
+    """Return the table that a node stands for: of several the one with the value's `type`, or the default one."""
     tables = [branch for branch in branches(node) if branch.get("type") == "object"]
     if len(tables) > 1:
         wanted = value.get("type") if isinstance(value, dict) else None
@@ -88,7 +88,7 @@ def table(node: Node, value: Any = None) -> Node | None:
 
 
 def branches(node: Node) -> list[Node]:
-    """The alternatives of a union, or the node itself; `null` left out, since TOML cannot say it."""
+    """Return the alternatives of a union, or the node itself, without `null`, which TOML cannot express."""
     node = _resolved(node)
     union = node.get("anyOf") or node.get("oneOf")
     if union is None:
@@ -97,7 +97,7 @@ def branches(node: Node) -> list[Node]:
 
 
 def types_of(node: Node) -> list[str]:
-    """The values that `type` may have in a table or union of tables."""
+    """Return the values that `type` may have in a table or union of tables."""
     return [
         branch["properties"]["type"]["const"]
         for branch in branches(node)
@@ -106,7 +106,7 @@ def types_of(node: Node) -> list[str]:
 
 
 def choices(node: Node) -> list[Any]:
-    """The literal values that a node allows."""
+    """Return the literal values that a node allows."""
     found: list[Any] = []
     for branch in branches(node):
         found += [branch["const"]] if "const" in branch else branch.get("enum", [])
@@ -114,15 +114,17 @@ def choices(node: Node) -> list[Any]:
 
 
 def has_table(node: Node) -> bool:
+    """Return whether a node allows a table."""
     return any(branch.get("type") == "object" for branch in branches(node))
 
 
 def has_list(node: Node) -> bool:
+    """Return whether a node allows a list."""
     return any(branch.get("type") == "array" for branch in branches(node))
 
 
 def leaves(language: type[Recipe] = Recipe) -> Iterator[Key]:
-    """Every key of every table outside lists, tables included, in any of its types."""
+    """Yield every key of every table outside lists, tables included, in all of its types."""
 
     def walk(node: Node, key: Key) -> Iterator[Key]:
         seen: set[str] = set()
@@ -137,20 +139,20 @@ def leaves(language: type[Recipe] = Recipe) -> Iterator[Key]:
 
 
 def describe(node: Node) -> str:
-    """What is allowed: `a whole number of at least 1 or "auto"`."""
+    """Return what a node allows, in words, such as `a whole number of at least 1 or "auto"`."""
     if len(types := types_of(node)) > 1:
         return f"a table with type = {' or '.join(map(json.dumps, types))}"
     return " or ".join(dict.fromkeys(_describe(branch) for branch in branches(node)))
 
 
 def meaning(node: Node) -> str:
-    """Its docstring on one line; that of the table where the key has none of its own."""
+    """Return the docstring of a key on one line, or that of its table if the key has none."""
     text = node.get("description") or _resolved(node).get("description") or ""
     return " ".join(text.split())
 
 
 def placeholder(node: Node) -> Any:
-    """Some value that is allowed, to be able to look for further mistakes around a wrong one."""
+    """Return some allowed value, to replace a wrong one while looking for further mistakes."""
     branch = branches(node)[0]
     if "default" in branch:
         return branch["default"]
@@ -170,7 +172,7 @@ def placeholder(node: Node) -> Any:
 
 
 def _specs(base: type[Spec]) -> dict[str, type[Spec]]:
-    """Every spec that a spec leads to, by its name, and by the longer one that pydantic gives where two are alike."""
+    """Return all specs that a spec contains, by name, and by the longer name that pydantic gives if two are alike."""
     found: dict[str, type[Spec]] = {}
     seen: set[Any] = set()
 
@@ -189,11 +191,11 @@ def _specs(base: type[Spec]) -> dict[str, type[Spec]]:
 
 
 def _docstrings(spec: type[Spec]) -> dict[str, str]:
-    """The docstrings below the fields of a spec, its own and those of the specs it builds on."""
+    """Return the docstrings below the fields of a spec and of its bases."""
     found: dict[str, str] = {}
     for base in reversed([base for base in spec.__mro__ if issubclass(base, Spec)]):
         if getattr(sys.modules[base.__module__], base.__name__, None) is not base:
-            continue  # made by `plugins.py`: it has no source of its own
+            continue  # made by `widen`: it has no source code
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
         assert isinstance(definition, ast.ClassDef)
         for field, below in pairwise(definition.body):

@@ -16,7 +16,7 @@ from trainkit.text import shorten
 
 @dataclass(frozen=True)
 class Foreign:
-    """`key` is ours, dotted, empty where there is none; `note` says what differs."""
+    """Our dotted `key`, empty if there is none, and a `note` on what differs."""
 
     key: str = ""
     note: str = ""
@@ -87,14 +87,14 @@ _DIFFERENT = {
     ),
     "gradient_accumulation_steps": Foreign(
         "train.micro_batch_size",
-        "accumulation is not written down: it follows from batch_size / (micro_batch_size x devices)",
+        "accumulation is not a key: it follows from batch_size / (micro_batch_size x devices)",
     ),
     "save_steps": Foreign(
         "checkpoint.keep_every",
         "keep_every keeps all of them; what the run resumes from is saved by the clock: checkpoint.every_minutes",
     ),
     "save_total_limit": Foreign(
-        "checkpoint.keep_last", "so many rolling checkpoints stay; those of checkpoint.keep_every all do"
+        "checkpoint.keep_last", "this many rolling checkpoints are kept; those of checkpoint.keep_every are always kept"
     ),
     "bf16": Foreign("precision.compute", 'write compute = "bfloat16"'),
     "fp16": Foreign("precision.compute", 'write compute = "float16", or "bfloat16", which needs no loss scale'),
@@ -125,21 +125,21 @@ _DIFFERENT = {
     "validation_file": Foreign("data.validation", 'write [[data.validation]] with path = "…"'),
     "dataset_name": Foreign("data.train", 'write [[data.train]] with path = "…"'),
 }
-#: Their name -> ours. `warmup_steps` and `warmup_ratio` both fit `warmup`, which takes steps as an integer and a
-#: fraction as a float.
+#: Other trainers' names -> ours. `warmup_steps` and `warmup_ratio` both become `warmup`, which takes an integer for
+#: steps and a float for a fraction.
 FOREIGN: dict[str, Foreign] = {name: Foreign(key) for key, names in _SAME.items() for name in names.split()}
 FOREIGN.update(_DIFFERENT)
 
 
 def fit(node: Node, value: dict[str, Any], kind: str) -> int:
-    """How well the keys of a table go with one of its types."""
+    """Return how well the keys of a table fit one of its types."""
     found = table(node, {"type": kind}) or {"properties": {}}
     missing = set(found.get("required", [])) - value.keys()
     return len(found["properties"].keys() & value.keys()) - 2 * len(missing)
 
 
 def suggest(name: str, section: Key, known: list[str], language: type[Recipe] = Recipe) -> tuple[str, Key | None]:
-    """(what to write instead, the key that it surely means) for an unknown key of a section."""
+    """Return (what to write instead, the key that is certainly meant) for an unknown key of a section."""
     foreign = FOREIGN.get(name)
     if foreign and foreign.key != dotted((*section, name)):
         target: Key = tuple(foreign.key.split("."))
@@ -161,7 +161,7 @@ def suggest(name: str, section: Key, known: list[str], language: type[Recipe] = 
 
 
 def correction(key: Key, value: Any, node: Node, allowed: list[Any]) -> str:
-    """How to write a value so that it is what was probably meant; empty where nobody can know."""
+    """Return how to write what was probably meant by a value; empty if that is unclear."""
     name = key[-1]
     if isinstance(value, str):
         words = [choice for choice in allowed if isinstance(choice, str)]
@@ -187,7 +187,7 @@ def _kinds(node: Node) -> set[str]:
 
 
 def is_kind(value: Any, node: Node) -> bool:
-    """Whether a value is of a kind that the node allows, in or out of bounds."""
+    """Return whether a node allows the kind of a value, within bounds or not."""
     kinds = _kinds(node)
     match value:
         case bool():
@@ -204,7 +204,7 @@ def is_kind(value: Any, node: Node) -> bool:
 
 
 def kind_of(value: Any) -> str:
-    """What a value is, in words."""
+    """Return the kind of a value, in words."""
     match value:
         case bool():
             return "true or false"
@@ -226,5 +226,5 @@ def _is_number(text: str) -> bool:
 
 
 def short(value: Any, width: int = 60) -> str:
-    """A value as TOML, cut to `width` characters."""
+    """Return a value as TOML, cut to `width` characters."""
     return shorten(toml_value(value), width)

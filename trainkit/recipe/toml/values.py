@@ -26,19 +26,19 @@ class Difference:
 
 
 def differences(old: Recipe, new: Recipe) -> list[Difference]:
-    """What differs, key by key, in the order of the recipe."""
+    """Return the keys that differ, in the order of the recipe."""
     was, now = flat(old), flat(new)
     keys = [*was, *(key for key in now if key not in was)]
     return [Difference(dotted(k), was.get(k), now.get(k)) for k in keys if was.get(k) != now.get(k)]
 
 
 def flat(recipe: Recipe) -> dict[Key, Any]:
-    """Every value by its key. Lists of tables are walked into, other lists are values."""
+    """Return every value by its key. Tables in lists have keys of their own; other lists are values."""
     return dict(_leaves(recipe.model_dump(by_alias=True), ()))
 
 
 def toml_value(value: Any) -> str:
-    """A value as it is written in TOML on one line."""
+    """Return a value as TOML on one line."""
     match value:
         case bool():
             return "true" if value else "false"
