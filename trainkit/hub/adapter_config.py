@@ -1,6 +1,6 @@
-"""adapter_config.json, in which the library PEFT says what an adapter is: to our words and from them.
+"""adapter_config.json, in which the library PEFT describes an adapter, read as and written from `[adapter]`.
 
-PEFT names the layers of an adapter by the ends of their names in the base, or by one pattern for all of a name
+PEFT names the layers of an adapter by the ends of their names in the base, or by a pattern for whole names
 (https://github.com/huggingface/peft, `LoraConfig`).
 """
 
@@ -26,29 +26,29 @@ from trainkit.recipe.spec import with_tuples
 from trainkit.recipe.toml.pretrained import PretrainedCheckpoint
 
 FILE = find.ADAPTER.config
-#: Keys that say nothing of what the adapter computes: names, versions, and how it was trained.
+#: Keys that do not change what the adapter computes: names, versions, and how it was trained.
 _HARMLESS = frozenset(
     """
     peft_version auto_mapping task_type base_model_name_or_path revision inference_mode lora_dropout fan_in_fan_out
     megatron_core qalora_group_size runtime_config eva_config layers_pattern
     """.split()  # noqa: SIM905
 )
-#: Our own key, which PEFT passes over with a warning: how the base was quantised while the adapter was trained on it.
+#: Our own key, which PEFT ignores with a warning: how the base was quantised while the adapter was trained.
 QUANTISED = "base_quantization"
-#: What it says of a base in 4 bit: what transformers' `BitsAndBytesConfig` takes to load the same.
+#: Its value for a base in 4 bit: the options of transformers' `BitsAndBytesConfig` that load the same.
 NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
 #: Keys that are read.
 _READ = frozenset({"r", "lora_alpha", "target_modules", "exclude_modules", "use_rslora", "use_dora"})
-#: Keys with the values that change nothing. Other ways to begin than these change the base.
+#: Keys with the values that are supported. Other initialisations than these change the base.
 _POSSIBLE: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
     "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva"),
     QUANTISED: (None, NF4),
 }
-#: What any other key must be: PEFT's way to say that something is not used.
+#: Values of any other key by which PEFT says that something is not used.
 _UNUSED: tuple[Any, ...] = (None, False, {}, [], "")
-#: What to do with an adapter that is not supported as it is.
+#: What to do with an adapter that is not supported.
 _MERGE = (
     'merge it into its model with PEFT (merge_and_unload), and begin with what that saves: [model] pretrained = "…"'
 )
@@ -56,7 +56,7 @@ _LAYERS = 'such as ["q_proj", "v_proj"], ends of names; or a pattern for whole n
 
 
 def read(directory: Path, spec: Transformer) -> Lora:
-    """What the adapter in a directory is on a model.
+    """Return the `[adapter]` that the adapter in a directory is on a model.
 
     Raises:
         TrainkitError: there is none, it has something that there is not here (names all of it), or it is for another
@@ -87,7 +87,7 @@ def read(directory: Path, spec: Transformer) -> Lora:
 
 
 def trained_on(directory: Path) -> Literal["none", "nf4"]:
-    """How the base of the adapter in a directory was kept while it was trained, as far as the adapter says."""
+    """Return how the base was stored while the adapter in a directory was trained, as far as the adapter records it."""
     return _base_storage(read_object(directory / FILE))
 
 
@@ -96,7 +96,8 @@ def _base_storage(config: Mapping[str, Any]) -> Literal["none", "nf4"]:
 
 
 def base_of(directory: Path) -> tuple[str, str | None]:
-    """(directory or hub id, revision) of the model that the adapter in a directory is for. Raises TrainkitError."""
+    """Return (directory or hub id, revision) of the model that the adapter in a directory is for. Raises
+    TrainkitError."""
     config = read_object(directory / FILE)
     name, revision = config.get("base_model_name_or_path"), config.get("revision")
     if not (isinstance(name, str) and name):
@@ -109,7 +110,7 @@ def base_of(directory: Path) -> tuple[str, str | None]:
 
 
 def write(directory: Path, layers: Iterable[str], spec: Transformer, adapter: Lora) -> Path:
-    """The file that says what an adapter on these layers of a model is. Raises OSError."""
+    """Write adapter_config.json of an adapter on these layers of a model, and return its path. Raises OSError."""
     layers, theirs = list(layers), names(spec)
     config = {
         "peft_type": "LORA",
@@ -148,7 +149,7 @@ def look_up(pretrained: str, revision: str | None, *, tables: Mapping[str, Any])
         return None
     if spec.pretrained is None:
         raise TrainkitError(
-            "an adapter that was trained belongs on the model that it was trained on, and [model] begins at random",
+            "a trained adapter needs the model that it was trained on, and [model] begins at random",
             hint=f'[model] pretrained = "{read_object(directory / FILE).get("base_model_name_or_path") or "…"}"',
         )
     found = read(directory, spec)
@@ -170,9 +171,10 @@ def look_up(pretrained: str, revision: str | None, *, tables: Mapping[str, Any])
 
 
 def other_base(directory: Path, spec: Transformer) -> str | None:
-    """The model that the adapter in a directory is said to be for, where that has another name than `spec` begins with.
+    """Return the model that the adapter in a directory names, if it has another name than the base of `spec`; else
+    None.
 
-    Wherever either lies, the last part of it is its name.
+    Only the last part of a path or hub id is compared.
     """
     said = read_object(directory / FILE).get("base_model_name_or_path")
     ours = spec.pretrained
@@ -180,7 +182,7 @@ def other_base(directory: Path, spec: Transformer) -> str | None:
 
 
 def names(spec: Transformer) -> dict[str, TensorName]:
-    """What the linear layers' matrices are called in checkpoints of the model, by our name of the layer."""
+    """Return the names of the linear layers' tensors in checkpoints of the model, by our name of the layer."""
     theirs = {name.ours: name for name in family_of_spec(spec).names}
     return {layer: theirs[f"blocks.{layer}.weight"] for layer in linear_shapes(spec)}
 
@@ -190,7 +192,7 @@ def _is_known(key: str, value: Any) -> bool:
 
 
 def _targets(config: Mapping[str, Any], spec: Transformer, where: str) -> tuple[str, ...]:
-    """Our names of the layers that a config means."""
+    """Return our names of the layers that a config targets."""
     chosen = _matcher(config.get("target_modules"), "target_modules", where)
     left_out = _matcher(config.get("exclude_modules") or [], "exclude_modules", where)
     beyond = [path for path in _not_adapted(spec) if chosen(path) and not left_out(path)]
@@ -221,7 +223,8 @@ def _targets(config: Mapping[str, Any], spec: Transformer, where: str) -> tuple[
 
 
 def _not_adapted(spec: Transformer) -> list[str]:
-    """What PEFT could adapt besides the linear layers of blocks: the embedding, the output, routers and experts."""
+    """Return what PEFT could adapt besides the linear layers of blocks: the embedding, the output, routers and
+    experts."""
     ours = {f"blocks.{layer}.weight" for layer in linear_shapes(spec)}
     others = (name for name in family_of_spec(spec).names if name.theirs.endswith(".weight") and name.ours not in ours)
     return [name.at((0, 0)[: name.stacked]).removesuffix(".weight") for name in others if "norm" not in name.ours]
@@ -245,7 +248,7 @@ def _matcher(said: Any, key: str, where: str) -> Callable[[str], bool]:
 
 
 def _layers(targets: Any, spec: Transformer) -> list[str] | None:
-    """Those that a recipe's targets mean; None where they mean none."""
+    """Return the layers that a recipe's targets match; None if a target matches none."""
     try:
         return targeted_layers(Lora(targets=with_tuples(targets)), list(linear_shapes(spec)))
     except (ValidationError, TrainkitError):

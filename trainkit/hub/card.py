@@ -50,7 +50,7 @@ _LOADED_BY = {
 
 
 def card(made: Made, *, family: str, parameters: int, kind: str = "causal") -> str:
-    """README.md of a model, as the hub reads it; `kind` is that of the model, or of its head with classes."""
+    """Return README.md of a model, in the hub's format; `kind` is that of the model, or of its head with classes."""
     loaded_by, pipeline = _LOADED_BY[kind]
     return _card(
         made,
@@ -69,7 +69,7 @@ def card(made: Made, *, family: str, parameters: int, kind: str = "causal") -> s
 
 
 def adapter_card(made: Made, adapter: Lora, *, family: str, parameters: int, tokenizer: bool) -> str:
-    """README.md of an adapter alone; `tokenizer` is whether its own lies beside it."""
+    """Return README.md of an adapter alone; `tokenizer` says whether its tokenizer is exported with it."""
     base = made.base or "BASE"
     packed = adapter.base == "nf4"
     return _card(

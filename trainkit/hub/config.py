@@ -1,4 +1,4 @@
-"""config.json ↔ the spec of a family. What a checkpoint asks for and trainkit does not support is refused by name.
+"""config.json ↔ the spec of a family. What trainkit does not support is refused by name.
 
 A family is a table (`recipe/families/NAME.py`; `recipe/families/hugging_face.py` says what one is made of). A key that
 no part of the table knows is refused too, since it may change what is computed; `HARMLESS` are those that do not. Noise
@@ -22,7 +22,7 @@ from trainkit.recipe.families.model import TOKENS, Head
 from trainkit.recipe.families.transformer import Pretrained
 from trainkit.recipe.spec import type_of, with_tuples
 
-#: Keys that ask for what is never done, and why. A family may have said of a value what it comes to.
+#: Keys that are never supported, and why, unless the table of a family allows a value.
 NEVER = {
     "auto_map": "it brings code of its own (trust_remote_code), which is never run",
     "quantization_config": "its weights are quantised",
@@ -30,7 +30,7 @@ NEVER = {
 
 
 def read_config(directory: Path) -> Config:
-    """The config.json of a checkpoint's directory. Raises TrainkitError."""
+    """Return the config.json in a checkpoint's directory. Raises TrainkitError."""
     return read_object(
         directory / "config.json",
         hint="a checkpoint is a directory with config.json and model.safetensors, as transformers saves it",
@@ -54,7 +54,7 @@ def family_of(config: Config, *, where: str) -> Family:
 
 
 def spec_values(config: Config, family: Family, *, where: str) -> dict[str, Any]:
-    """The keys of `[model]` that a config.json says, `type` and `vocab_size` among them.
+    """Return the keys of `[model]` that a config.json gives, `type` and `vocab_size` included.
 
     Raises:
         TrainkitError: it asks for what is not available, or has keys that are not known; names all of them.
@@ -95,12 +95,12 @@ def spec_values(config: Config, family: Family, *, where: str) -> dict[str, Any]
 
 
 def known_keys(family: Family) -> set[str]:
-    """The keys that the table of a family has: each is read, refused, or listed by `untrained`."""
+    """Return the keys in the table of a family: each is read, refused, or listed by `untrained`."""
     return {*NEVER, *family.keys, *family.fixed, *family.noise, *(key for part in family.parts for key in part.keys)}
 
 
 def untrained(config: Config, family: Family) -> list[str]:
-    """The noise that the library of a family would add in training, each as `key = value`; trainkit adds none."""
+    """Return the noise that transformers would add in training, each as `key = value`; trainkit adds none."""
 
     def value(key: str) -> Any:
         *tables, last = key.split(".")
@@ -113,7 +113,8 @@ def untrained(config: Config, family: Family) -> list[str]:
 
 
 def spec_of(config: Config, family: Family, *, where: str) -> Pretrained:
-    """The spec of the model that a config.json speaks of. Raises TrainkitError as `spec_values`, or if it is none."""
+    """Return the spec of the model that a config.json describes. Raises TrainkitError as `spec_values`, or if it is
+    invalid."""
     values = spec_values(config, family, where=where)
     try:
         return family.spec.model_validate(with_tuples(values))
@@ -123,16 +124,16 @@ def spec_of(config: Config, family: Family, *, where: str) -> Pretrained:
 
 
 def _without(theirs: str, ours: str, said: Config, family: Family) -> str | None:
-    """What is wrong about a key that is null or missing, if anything is."""
+    """Return what is wrong with a key that is null or missing, or None."""
     field = family.spec.model_fields[ours]
-    # of the model of a checkpoint these two are known, whatever a recipe may leave open
+    # the model of a checkpoint must have these two, which a recipe may omit
     if field.is_required() or ours in ("vocab_size", "context_length"):
         return f"{theirs} is missing"
     return f"{theirs} = null: it must say something" if theirs in said and field.default is not None else None
 
 
 def config_of(model: Pretrained, *, vocab_size: int, sequence_length: int, dtype: str) -> Config:
-    """The config.json of a model: what transformers needs to build the same. `dtype` is that of its weights.
+    """Return the config.json of a model, from which transformers builds the same; `dtype` is that of its weights.
 
     Raises TrainkitError as `check_loads`.
     """
@@ -149,7 +150,7 @@ def config_of(model: Pretrained, *, vocab_size: int, sequence_length: int, dtype
     for part in family.parts:
         config |= part.write(values)
     config |= _classes_of(model.head)
-    # their libraries do not all take null for what is not given
+    # transformers does not accept null for every absent key
     return {key: value for key, value in config.items() if value is not None or key in _WRITTEN_NULL}
 
 
@@ -182,7 +183,7 @@ def other_width(found: int, wanted: int, where: str) -> TrainkitError:
     )
 
 
-#: Absent, these would be what the library has for a default.
+#: Keys that would have other defaults in transformers if they were absent.
 _WRITTEN_NULL = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping", "n_inner", "pad_token_id")
 
 

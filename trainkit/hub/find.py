@@ -1,4 +1,4 @@
-"""Where a checkpoint is: in a directory, or in the cache of the hub's client, which fetches it."""
+"""The directory of a checkpoint: a local one, or that of the hub client's cache after fetching it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True)
 class Kind:
-    """What is looked for: the file that says what it is, that of its weights, and the key of a recipe that names it."""
+    """A kind of checkpoint: its config file, its weights, and the key of a recipe that names it."""
 
     config: str
     weights: str
-    """Or shards of it, which an index beside it names."""
+    """Or its shards, which an index beside it names."""
     key: str
     beside: tuple[str, ...] = ()
-    """What is fetched besides."""
+    """Further files to fetch."""
 
     @property
     def index(self) -> str:
@@ -37,7 +37,7 @@ ADAPTER = Kind("adapter_config.json", "adapter_model.safetensors", "adapter.pret
 
 
 def config(pretrained: str, revision: str | None, *, kind: Kind = MODEL) -> tuple[Path, str | None]:
-    """(a directory with the checkpoint's config, the commit where it is from the hub). Raises TrainkitError."""
+    """Return (a directory with the checkpoint's config, its commit if it is from the hub). Raises TrainkitError."""
     if (directory := local(pretrained, kind=kind)) is not None:
         return directory, None
 
@@ -51,9 +51,9 @@ def config(pretrained: str, revision: str | None, *, kind: Kind = MODEL) -> tupl
 
 
 def weights(pretrained: str, revision: str | None, *, kind: Kind = MODEL) -> Path:
-    """The directory with all of the checkpoint. Raises TrainkitError.
+    """Return the directory with the whole checkpoint. Raises TrainkitError.
 
-    From the hub come the files of the kind alone: no pickles, no code, no weights for other libraries.
+    Only files of the kind are fetched from the hub: no pickles, no code, no weights for other libraries.
     """
     if (directory := local(pretrained, kind=kind)) is not None:
         return directory
@@ -71,7 +71,7 @@ def weights(pretrained: str, revision: str | None, *, kind: Kind = MODEL) -> Pat
     files = _files(directory, kind)
     directory = fetch(*files)
     if missing := [file for file in files if not (directory / file).is_file()]:
-        # offline the client gives what of a snapshot it has, and does not say that there is more
+        # offline the client returns an incomplete snapshot without saying so
         _fetch(pretrained, lambda: [file_of(pretrained, file, revision) for file in (missing[0], kind.index)], kind)
     if not ((directory / kind.weights).is_file() or (directory / kind.index).is_file()):
         raise TrainkitError(
@@ -84,21 +84,21 @@ def weights(pretrained: str, revision: str | None, *, kind: Kind = MODEL) -> Pat
 
 
 def _files(directory: Path, kind: Kind) -> list[str]:
-    """Those of the weights."""
+    """Return the names of the files with the weights."""
     shards = read_object(directory / kind.index, missing_ok=True).get("weight_map")
     found = {file for file in shards.values() if isinstance(file, str)} if isinstance(shards, dict) else set()
     return sorted(found) or [kind.weights]
 
 
 def _commit(directory: Path) -> str | None:
-    """Of a directory in the client's cache."""
+    """Return the commit of a directory in the client's cache."""
     return directory.name if _COMMIT.fullmatch(directory.name) else None
 
 
 def local(pretrained: str, *, kind: Kind = MODEL) -> Path | None:
-    """The directory that is meant, or None where a hub id is. Raises TrainkitError where it is neither."""
+    """Return the local directory, or None for a hub id. Raises TrainkitError if it is neither."""
     hint = f'pretrained is a directory with {kind.config} and {kind.weights}, or a hub id such as "me/it"'
-    if not pretrained:  # which as a path is the working directory
+    if not pretrained:  # as a path, it would be the working directory
         raise TrainkitError("it names nothing", where=kind.key, hint=hint)
     path = Path(pretrained).expanduser()
     if path.is_dir():
@@ -115,9 +115,9 @@ def local(pretrained: str, *, kind: Kind = MODEL) -> Path | None:
 def _fetch(pretrained: str, fetch: Callable[[], T], kind: Kind) -> T:
     try:
         return fetch()
-    # the hub's client and its HTTP library each raise what they like
+    # the hub's client and its HTTP library raise exceptions of their own
     except Exception as error:
-        cause = error.__cause__ or error  # the client wraps what happened in words that fit all of it
+        cause = error.__cause__ or error  # the client's own message is too general
         said = str(cause).strip().splitlines() or [type(cause).__name__]
         raise TrainkitError(
             f"'{pretrained}' is no directory here, and could not be fetched from the Hugging Face hub: {said[0]}",

@@ -1,4 +1,4 @@
-"""From a checkpoint's directory to the arrays of a model, leaf by leaf, each part once and straight to its device."""
+"""The weights that a run begins with, loaded leaf by leaf, each part once and directly to its device."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ from trainkit.recipe.families.model import TOKENS, Head
 from trainkit.recipe.families.sizes import Shape
 from trainkit.recipe.families.transformer import Pretrained, Transformer
 
-#: Pieces of tensors that are copied at once.
+#: Pieces of tensors that are copied in parallel.
 COPIES = 4
 _ARRAYS = (jax.ShapeDtypeStruct, jax.Array, np.ndarray)
 
 
 def read_spec(directory: Path) -> Transformer:
-    """The spec of the model in a checkpoint's directory, with its head. Raises TrainkitError."""
+    """Return the spec of the model in a checkpoint's directory, with its head. Raises TrainkitError."""
     config, where = read_config(directory), str(directory / "config.json")
     family = family_of(config, where=where)
     return cast(Transformer, spec_of(config, family, where=where)).with_head(head_of(config, family))
 
 
 def check(directory: Path, shapes: PyTree, *, resize: bool = False, head: Head = TOKENS) -> None:
-    """Whether `load_params` finds what it needs. Of the weights nothing is read but what they are.
+    """Check that `load_params` would find what it needs, by reading only the headers of the weights.
 
     Raises:
-        TrainkitError: as there, but for a tied embedding that is there in two versions.
+        TrainkitError: as `load_params`, except for a tied embedding that is stored twice with different numbers.
     """
     TensorSource(directory, head).check(_arrays(shapes), resize=resize)
 
@@ -63,19 +63,19 @@ def load_params(
     head: Head = TOKENS,
     fresh_leaf: Callable[[str, Shape], np.ndarray] | None = None,
 ) -> PyTree:
-    """The weights of a checkpoint in the structure of `shapes`, a model or the arrays of one.
+    """Return the weights of a checkpoint in the structure of `shapes`, a model or its arrays.
 
-    Each leaf is put together in host memory, a part for each device, and handed over before the next is looked at.
+    Each leaf is assembled in host memory, one part per device, and transferred before the next leaf is read.
 
     Args:
         shapes: a pytree of arrays or `jax.ShapeDtypeStruct`, named as a model's leaves; what is no array stays.
-        shardings: where each leaf goes; where None, as its shape says or, if it does not, to the first device.
-        dtype: that all leaves get; as `shapes` says where None.
-        resize: whether embeddings may have other rows than the checkpoint: the first are taken, further ones are
-            their mean (Hewitt 2021).
-        owned: whether they are to be donated. Where not, jax on a CPU takes over the memory that a leaf was put
-            together in, which cannot be donated, and is spared a copy.
-        made: what stands in the place of a leaf, of its name and itself; made before the next leaf is read.
+        shardings: where each leaf goes; if None, as its shape says or else to the first device.
+        dtype: of all leaves; if None, as `shapes` says.
+        resize: whether embeddings may have another number of rows than the checkpoint: missing rows are the mean of the
+            others (Hewitt 2021).
+        owned: whether the arrays will be donated. If not, jax on a CPU takes over the host memory of a leaf without a
+            copy, and such memory cannot be donated.
+        made: returns what replaces a leaf, given its name and itself; called before the next leaf is read.
         head: that of the model.
         fresh_leaf: what a leaf of a head that the checkpoint does not have begins as, of its name and shape; where
             None, it must be there.
@@ -110,12 +110,12 @@ def load_params(
 
 def _place(read: Callable[[Any], np.ndarray], shape: Shape, sharding: Any) -> jax.Array:
     array = jax.make_array_from_callback(shape, sharding, read)
-    array.block_until_ready()  # what it was made of is not needed any more
+    array.block_until_ready()  # its host memory is reused
     return array
 
 
 def _arrays(shapes: PyTree) -> dict[str, Shape]:
-    """The shapes of those that are arrays, by name."""
+    """Return the shapes of the leaves that are arrays, by name."""
     named = zip(jax.tree.leaves(leaf_names(shapes)), jax.tree.leaves(shapes), strict=True)
     return {name: leaf.shape for name, leaf in named if isinstance(leaf, _ARRAYS)}
 

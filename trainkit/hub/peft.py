@@ -1,6 +1,6 @@
-"""Adapters as the library PEFT keeps them: `adapter_model.safetensors` and `adapter_config.json`, in and out.
+"""Adapters in the format of the library PEFT: `adapter_model.safetensors` and `adapter_config.json`, read and written.
 
-Of each linear layer and each of our layers' adapters PEFT has `lora_A`, (rank, in), and `lora_B`, (out, rank), as torch
+For each adapted linear layer of a block PEFT has `lora_A`, (rank, in), and `lora_B`, (out, rank), as torch
 keeps matrices, under the layer's name in the checkpoint that the adapter is for (https://github.com/huggingface/peft,
 "Checkpoint format").
 """
@@ -26,12 +26,13 @@ from trainkit.recipe.sections.adapter import Lora
 
 WEIGHTS = find.ADAPTER.weights
 PREFIX = "base_model.model."
-#: What PEFT calls the leaves of an `Adapted`.
+#: PEFT's names of the leaves of an `Adapted`.
 _CALLED = {"a": "lora_A.weight", "b": "lora_B.weight", "magnitude": "lora_magnitude_vector"}
 
 
 def save(directory: Path, model: PyTree, spec: Transformer, adapter: Lora) -> list[Path]:
-    """Write the adapter of an adapted model into an existing directory, in float32; the files. Raises OSError."""
+    """Write the adapter of an adapted model into an existing directory, in float32; return the files. Raises
+    OSError."""
     layers, names = adapted_layers(model), adapter_config.names(spec)
     entries = [
         TensorEntry(_key(tensor, leaf), numbers[at].T.shape, np.dtype(np.float32), partial(np.transpose, numbers[at]))
@@ -45,7 +46,7 @@ def save(directory: Path, model: PyTree, spec: Transformer, adapter: Lora) -> li
 
 
 def read(directory: Path, shapes: PyTree, spec: Transformer) -> Numbers:
-    """The numbers of the adapter in a directory, on the host, for `models.adapters.with_numbers`.
+    """Return the numbers of the adapter in a directory, on the host, for `models.adapters.with_numbers`.
 
     `shapes` is a model, or the shapes of one, that is adapted as `adapter_config.read` says.
 
@@ -58,7 +59,7 @@ def read(directory: Path, shapes: PyTree, spec: Transformer) -> Numbers:
     def keys(name: str, leaf: str, shape: tuple[int, ...]) -> list[str]:
         return [_key(tensor, leaf) for _, tensor in names[name].places(shape)]
 
-    # of each block's matrix all axes but the first are turned around
+    # all axes but that of the blocks are reversed
     wanted = {key: like.shape[1:][::-1] for name, leaf, like in leaves for key in keys(name, leaf, like.shape)}
     try:
         compare(wanted, {name: tensor.shape for name, tensor in tensors.items()}, where=str(directory / WEIGHTS))
@@ -91,5 +92,5 @@ def _tensors(directory: Path) -> Tensors:
         why = "its weights are pickled: such a file may run any code when it is read" if pickled else "there is none"
         raise TrainkitError(f"no {WEIGHTS} to be read: {why}", where=str(directory))
     found = read_header(file)
-    # PEFT has written both
+    # PEFT has written both names
     return Tensors({name.replace("magnitude_vector.weight", "magnitude_vector"): t for name, t in found.items()})

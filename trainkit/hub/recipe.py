@@ -1,4 +1,4 @@
-"""Reading a recipe that may begin with a checkpoint: `recipe.toml.load.load`, with the eyes for a config.json."""
+"""Loading a recipe that may begin with a checkpoint: `recipe.toml.load.load` with the checkpoint's config.json."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from trainkit.text import neutralise
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Loaded:
-    """As `recipe.toml.load.load`; what `[model] pretrained` says of the model is read from its config.json, and what
-    `[adapter] pretrained` says of the adapter from its adapter_config.json.
+    """Return the recipe as `recipe.toml.load.load` does, with the values that its checkpoints give.
+
+    Those of `[model] pretrained` are in its config.json, those of `[adapter] pretrained` in its adapter_config.json.
 
     Raises:
         TrainkitError: as there, and where the checkpoint cannot be found, asks for what is not supported, or has a head
@@ -63,7 +64,7 @@ def _config_of(recipe: Recipe) -> tuple[Config, Family, str] | None:
 
 
 def notes(recipe: Recipe) -> list[str]:
-    """What is worth a look in a recipe that is right.
+    """Return notes on a valid recipe: differences from what its checkpoints say.
 
     Raises:
         TrainkitError: the config of its model or of its adapter cannot be found or read.
@@ -73,7 +74,7 @@ def notes(recipe: Recipe) -> list[str]:
 
 
 def _notes_on_model(recipe: Recipe) -> list[str]:
-    """What the checkpoint that the model begins with asks of training and trainkit does not do."""
+    """Return what the model's checkpoint asks of training and trainkit does not do."""
     if (found := _config_of(recipe)) is None:
         return []
     from trainkit.hub.config import head_of, untrained
@@ -113,7 +114,7 @@ def _notes_on_adapter(recipe: Recipe) -> list[str]:
 
 
 def look_up(pretrained: str, revision: str | None) -> PretrainedCheckpoint:
-    """What a checkpoint says of its model. Raises TrainkitError."""
+    """Return the values of `[model]` that a checkpoint gives. Raises TrainkitError."""
     from trainkit.hub import find
     from trainkit.hub.config import family_of, read_config, spec_values
 
@@ -131,7 +132,7 @@ def look_up(pretrained: str, revision: str | None) -> PretrainedCheckpoint:
 
 
 def look_up_adapter(pretrained: str, revision: str | None, *, tables: Mapping[str, Any]) -> PretrainedCheckpoint | None:
-    """As `adapter_config.look_up`, which most recipes have no use for."""
+    """Return what `adapter_config.look_up` does, imported only by recipes that need it."""
     from trainkit.hub import adapter_config
 
     return adapter_config.look_up(pretrained, revision, tables=tables)

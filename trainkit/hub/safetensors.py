@@ -1,9 +1,8 @@
-"""Files of tensors in the safetensors format: read one tensor at a time without copying, written in shards.
+"""The safetensors format: files are read one tensor at a time without copying, and written in shards.
 
 A file is 8 bytes with the length of a header, the header (JSON: of every tensor its dtype, shape and place), then the
-numbers, little-endian (https://github.com/huggingface/safetensors, "Format"). This is so little that it is read here,
-through a memory map: the library is not among our dependencies, and its numpy half copies every tensor, and has no
-bfloat16.
+numbers, little-endian (https://github.com/huggingface/safetensors, "Format"). It is simple enough to read here, through
+a memory map. The library's numpy interface copies every tensor and lacks bfloat16.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from trainkit.errors import TrainkitError
 from trainkit.hub.find import MODEL
 
 FILE, INDEX = MODEL.weights, MODEL.index
-#: Longer headers are refused by everyone: no model has so many tensors.
+#: The format allows no longer header.
 MOST_HEADER_BYTES = 100_000_000
-#: Files that hold Python objects, which may run any code when they are read.
+#: Files of pickled Python objects, which may run any code when they are read.
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 DTYPES: dict[str, np.dtype] = {
@@ -51,7 +50,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True)
 class Tensor:
-    """Where the numbers of a tensor are: `begin` counts from the first byte of the file."""
+    """The place of a tensor's numbers: `begin` counts from the first byte of the file."""
 
     file: Path
     shape: tuple[int, ...]
@@ -80,7 +79,7 @@ class Tensors(Mapping[str, Tensor]):
         return len(self._tensors)
 
     def view(self, name: str) -> np.ndarray:
-        """Its numbers, read-only, where they are: what is not looked at is not read from the disk."""
+        """Return its numbers as a read-only memory map: only what is accessed is read from the disk."""
         tensor = self[name]
         if not tensor.nbytes:
             return np.zeros(tensor.shape, tensor.dtype)
@@ -88,7 +87,7 @@ class Tensors(Mapping[str, Tensor]):
         return numbers.view(tensor.dtype).reshape(tensor.shape)
 
     def release(self, name: str, rows: slice = slice(None)) -> None:
-        """Give back the memory that looking at it, or some rows of it, took; the next look reads it again."""
+        """Release the memory that its numbers, or some rows of them, have taken; they are read again when accessed."""
         tensor = self[name]
         start, end, _ = rows.indices(tensor.shape[0] if tensor.shape else 1)
         row = tensor.nbytes // (tensor.shape[0] if tensor.shape else 1) if tensor.nbytes else 0
@@ -105,7 +104,7 @@ class Tensors(Mapping[str, Tensor]):
 
 
 def open_directory(directory: Path) -> Tensors:
-    """The tensors of a checkpoint's directory.
+    """Return the tensors of a checkpoint's directory.
 
     Raises:
         TrainkitError: it has none, shards are missing, a file is no such file or is cut off, or there are pickles only.
@@ -134,7 +133,7 @@ def open_directory(directory: Path) -> Tensors:
 
 
 def read_header(file: Path) -> dict[str, Tensor]:
-    """The tensors of one file.
+    """Return the tensors of one file.
 
     Raises:
         TrainkitError: it is cut off, no such file, or its tensors overlap or lie outside of it.
@@ -206,7 +205,7 @@ def _read_sharded(directory: Path) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """A tensor to be written; `numbers` is asked for them when it is its turn."""
+    """A tensor to write; `numbers` returns its numbers when they are written."""
 
     name: str
     shape: tuple[int, ...]
@@ -219,7 +218,8 @@ class TensorEntry:
 
 
 def write(directory: Path, entries: Sequence[TensorEntry], *, shard_bytes: int) -> list[Path]:
-    """Write them into one file, or into shards of at most `shard_bytes` (or one tensor) with an index; the files.
+    """Write tensors into one file, or into shards of at most `shard_bytes` (or one tensor) with an index; return the
+    files.
 
     Raises OSError.
     """
@@ -239,7 +239,7 @@ def write(directory: Path, entries: Sequence[TensorEntry], *, shard_bytes: int) 
 
 
 def write_file(file: Path, entries: Iterable[TensorEntry]) -> None:
-    """One file with these tensors, in this order. Raises OSError."""
+    """Write one file with these tensors, in this order. Raises OSError."""
     entries, at = list(entries), 0
     # transformers asks every file which library its tensors are of
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}

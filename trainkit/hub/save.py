@@ -1,4 +1,4 @@
-"""From a model to a checkpoint that `transformers` loads without code of anyone's: weights and config.json."""
+"""Writing a model as a checkpoint that `transformers` loads without remote code: weights and config.json."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainkit.models.build import leaf_names
 from trainkit.recipe.families.hugging_face import TensorName
 from trainkit.recipe.families.transformer import Pretrained
 
-#: Of one file; what the hub recommends.
+#: Largest size of a file, as the hub recommends.
 SHARD_BYTES = 5_000_000_000
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
@@ -35,13 +35,13 @@ def save(
     tokens: dict[str, int] | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> list[Path]:
-    """Write weights and config.json into an existing directory; the files.
+    """Write weights and config.json into an existing directory; return the files.
 
     Args:
         model: the model, or its arrays in its structure.
         dtype: of the weights: "float32" or "bfloat16".
-        sequence_length: the context where the spec does not say one.
-        tokens: what else config.json says, such as `eos_token_id`.
+        sequence_length: the context length if the spec has none.
+        tokens: further keys of config.json, such as `eos_token_id`.
 
     Raises OSError, and TrainkitError as `config_of`.
     """
@@ -55,7 +55,7 @@ def save(
         for at, tensor in names[leaf].places(array.shape)
     ]
     vocab_size = leaves["token_embedding"].shape[0]
-    # before the weights, which take long: it may be refused
+    # before the weights, which take long, because it may be refused
     config = config_of(spec, vocab_size=vocab_size, sequence_length=sequence_length, dtype=dtype)
     files = safetensors.write(directory, entries, shard_bytes=shard_bytes)
     written = directory / "config.json"
@@ -64,11 +64,12 @@ def save(
 
 
 def as_json(config: Config) -> str:
+    """Return a config as the text of its file."""
     return json.dumps(config, indent=2, sort_keys=True) + "\n"
 
 
 class _Fetched:
-    """The leaf whose tensors are being written, on the host."""
+    """Returns leaves on the host and keeps the last one, whose tensors are being written."""
 
     def __init__(self) -> None:
         self._array: Any = None
@@ -76,13 +77,13 @@ class _Fetched:
 
     def __call__(self, array: Any) -> np.ndarray:
         if self._array is not array:
-            self._numbers = np.empty(0)  # the one before is gone before the next is there
+            self._numbers = np.empty(0)  # free the last leaf before the next is fetched
             self._array, self._numbers = array, _on_host(array)
         return self._numbers
 
 
 def _on_host(array: Any) -> np.ndarray:
-    """Its numbers. An array keeps what it was asked for as long as it lives: here one is asked that lives no longer."""
+    """Return the numbers of an array on the host. An array caches them, so this asks a temporary copy of it."""
     if not isinstance(array, jax.Array):
         return np.asarray(array)
     parts = [shard.data for shard in array.addressable_shards]

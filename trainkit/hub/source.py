@@ -1,4 +1,4 @@
-"""A checkpoint's tensors under the names of our leaves: whether all are there, and parts of leaves made of them."""
+"""A checkpoint's tensors by the names of our leaves: checked for completeness, and copied into parts of leaves."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ PIECE = 16 << 20
 #: The bounds of a part of a leaf, by axis.
 Bounds = tuple[tuple[int, int], ...]
 
-#: Of memory that jax on a CPU takes over as it is. It copies what lies otherwise.
+#: Alignment of memory that jax on a CPU takes over; it copies memory with another alignment.
 ALIGNMENT = 64
-#: Rows and columns that are turned at once.
+#: Rows and columns that are transposed at once.
 BLOCK = 256
-#: Numbers after each row of a block that is turned. Rows a power of two apart would all fall on the same few places of
-#: a cache, and put each other out of it.
+#: Numbers after each row of a block that is transposed. Rows a power of two apart would map to the same few cache
+#: lines and evict each other.
 PADDING = 32
 
 
-#: New memory for numbers of a shape and a dtype.
+#: Returns new memory for numbers of a shape and a dtype.
 Memory = Callable[[tuple[int, ...], np.dtype], np.ndarray]
 
 
@@ -48,7 +48,7 @@ class TensorSource:
     """The tensors in a directory, for a model with such a head."""
 
     def __init__(self, directory: Path, head: Head = TOKENS) -> None:
-        """Raises TrainkitError where it holds no checkpoint of a family that is known, or a damaged one."""
+        """Raise TrainkitError if it holds no checkpoint of a known family, or a damaged one."""
         self.where = str(directory)
         config = read_config(directory)
         self.family = family_of(config, where=self.where)
@@ -57,7 +57,7 @@ class TensorSource:
         said = config.get("tie_word_embeddings", self.family.defaults.get("tie_word_embeddings"))
         self.tied = bool(said)
         bare = not any(name.startswith(self.family.prefix) for name in self.tensors)
-        #: As the family calls them -> as they are called here.
+        #: The family's name of a tensor -> its name in this checkpoint.
         self.called = {
             self.family.prefix + name if bare and not name.startswith("lm_head") else name: name
             for name in self.tensors
@@ -68,7 +68,7 @@ class TensorSource:
             for name, called in self.called.items()
             if name in own or not re.fullmatch(self.family.ignored, called)
         }
-        # TensorFlow's names of a norm, which checkpoints of before 2020 have and transformers renames as well
+        # TensorFlow's names of a norm in checkpoints from before 2020, which transformers renames as well
         for old, new in (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")):
             self.called = {name.replace(old, new): called for name, called in self.called.items()}
         embedding, output = (self.names[leaf].theirs for leaf in EMBEDDINGS)
@@ -83,7 +83,7 @@ class TensorSource:
         return (is_output and self.head.new) or self.names[f"{layer}.weight"].theirs not in self.called
 
     def check(self, leaves: Mapping[str, Shape], *, resize: bool) -> None:
-        """Raises TrainkitError where these leaves cannot be made of the tensors. Those of which `begins_at_random` is
+        """Raise TrainkitError if these leaves cannot be made from the tensors. Those of which `begins_at_random` is
         true need none."""
         if unknown := [leaf for leaf in leaves if leaf not in self.names]:
             raise TrainkitError(
@@ -125,7 +125,7 @@ class TensorSource:
         return {name.theirs for name in heads if not name.stacked} - ours
 
     def check_tied(self) -> None:
-        """A tied checkpoint may hold its embedding twice; twice the same, or it is not tied. Raises TrainkitError."""
+        """Raise TrainkitError if a tied checkpoint holds two different embeddings."""
         embedding, output = (self.called.get(self.names[leaf].theirs) for leaf in EMBEDDINGS)
         if not self.tied or embedding is None or output is None or embedding == output:
             return
@@ -142,7 +142,7 @@ class TensorSource:
     def reader(
         self, leaf: str, shape: Shape, dtype: np.dtype, pool: Executor, memory: Memory
     ) -> Callable[[tuple[slice, ...]], np.ndarray]:
-        """What reads any part of a leaf into `memory`; the same part is read once."""
+        """Return a function that reads any part of a leaf into `memory`; it reads the same part only once."""
         name, known = self.names[leaf], dict[Bounds, np.ndarray]()
         new = self._new_row(name, shape)
 
@@ -156,7 +156,7 @@ class TensorSource:
         return read
 
     def _pieces(self, name: TensorName, bounds: Bounds, part: np.ndarray) -> Iterator[tuple[str, Bounds, np.ndarray]]:
-        """(a tensor, bounds in it as the leaf has it, where that goes): no more of each than one thread copies."""
+        """Yield (a tensor, bounds in it in the leaf's order, their destination), in pieces that one thread copies."""
         for at in np.ndindex(part.shape[: name.stacked]):
             called = self.called[name.at(tuple(bounds[axis][0] + place for axis, place in enumerate(at)))]
             to, inner = part[at], bounds[name.stacked :]
@@ -169,7 +169,8 @@ class TensorSource:
                 yield called, (*inner[:axis], rows, *inner[axis + 1 :]), piece
 
     def _new_row(self, name: TensorName, shape: Shape) -> np.ndarray | None:
-        """What every row of an embedding is that the checkpoint does not have: the mean of those that it has."""
+        """Return the row for entries that the checkpoint's embedding lacks: the mean of its rows; None if it lacks
+        none."""
         if name.ours not in EMBEDDINGS:
             return None
         called = self.called[name.theirs]
@@ -202,7 +203,7 @@ def _other_rows(found: int, wanted: int, where: str) -> TrainkitError:
 
 
 def expected(names: Mapping[str, TensorName], leaves: Mapping[str, Shape]) -> dict[str, Shape]:
-    """Every tensor that leaves of these shapes are made of. A leaf that has no name is a fault of the name map."""
+    """Return the shape of every tensor that leaves of these shapes are made of. Every leaf must have a name."""
     return {
         tensor: names[leaf].tensor_shape(shape)
         for leaf, shape in leaves.items()
@@ -211,7 +212,7 @@ def expected(names: Mapping[str, TensorName], leaves: Mapping[str, Shape]) -> di
 
 
 def compare(wanted: Mapping[str, Shape], found: Mapping[str, Shape], *, where: str) -> None:
-    """Raises TrainkitError where tensors are missing, too many, or of another shape; lists them with their shapes."""
+    """Raise TrainkitError if tensors are missing, unknown or of another shape; it lists them with their shapes."""
     missing = [f"{name} {list(shape)}" for name, shape in wanted.items() if name not in found]
     extra = [f"{name} {list(shape)}" for name, shape in found.items() if name not in wanted]
     other = [
@@ -236,14 +237,13 @@ def _list(lines: Iterable[str]) -> list[str]:
 
 
 def fresh(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Memory of its own, which jax on a CPU takes over."""
+    """Return new memory, which jax on a CPU takes over."""
     size = math.prod(shape) * dtype.itemsize
     return _pages(size)[:size].view(dtype).reshape(shape)
 
 
 class Scratch:
-    """Memory that is used again and again, so that jax has to copy what is in it: there is room for `size` bytes, in
-    so many parts."""
+    """Memory that is reused, so that jax has to copy from it: `size` bytes in this many parts."""
 
     def __init__(self, size: int, *, parts: int) -> None:
         self._pages, self._used = _pages(size + 2 * ALIGNMENT * parts), 0
@@ -254,18 +254,18 @@ class Scratch:
         return self._pages[start : start + size].view(dtype).reshape(shape)
 
     def clear(self) -> None:
-        """Nothing in it is needed any more."""
+        """Free all of it for new numbers."""
         self._used = 0
 
 
 def _pages(size: int) -> np.ndarray:
-    """Whole pages of the usual size, taken when they are written: numpy asks for huge ones, which may cost the system
-    more to find than all of the copying."""
+    """Return whole pages of the usual size, allocated when they are written. numpy asks for huge pages, which may take
+    longer to find than all of the copying."""
     return np.frombuffer(mmap.mmap(-1, max(size, 1), access=mmap.ACCESS_COPY), np.uint8)
 
 
 def copy(given: np.ndarray, to: np.ndarray) -> None:
-    """Copy and convert; `given` may be a matrix that is turned, of a file that keeps it otherwise."""
+    """Copy and convert `given`, which may be a transposed matrix."""
     if given.ndim != 2 or given.flags.c_contiguous or given.strides[1] <= given.strides[0]:
         _convert(given, to)
         return

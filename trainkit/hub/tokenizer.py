@@ -21,7 +21,7 @@ TEMPLATE, NAMES = "chat_template.jinja", "special_tokens_map.json"
 
 
 def put_around(path: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The special tokens that the tokenizer in a file puts before a text by itself, and those that it puts after it."""
+    """Return the special tokens that the tokenizer in a file puts before a text, and those that it puts after it."""
     own = Tokenizer.from_file(str(path))
     own.no_padding()
     own.no_truncation()
@@ -97,7 +97,7 @@ def _pad_token(found: dict[str, Any], codec: LoadedTokenizer) -> int | None:
 
 
 def _beginning(path: Path, begin: Sequence[int]) -> bytes:
-    """The tokenizer in a file, that puts these tokens before a text and none after it; as it is where it does."""
+    """Return the file of a tokenizer, changed if necessary to put these tokens before a text and none after it."""
     if put_around(path) == (tuple(begin), ()):
         return path.read_bytes()
     content = read_object(path)
@@ -117,8 +117,8 @@ def _beginning(path: Path, begin: Sequence[int]) -> bytes:
 
 
 def _named(found: dict[str, Any], codec: LoadedTokenizer, begin: Sequence[int], ends: Sequence[int]) -> dict[str, str]:
-    """What a config must say besides, so that `bos_token` is the token with which a text begins, and `eos_token` one
-    with which it ends."""
+    """Return the keys that a config needs so that `bos_token` is the token that begins a text, and `eos_token` one that
+    ends it."""
     named = {}
     if begin and _content(found.get("bos_token")) != codec.name(begin[0]):
         named["bos_token"] = codec.name(begin[0])
@@ -128,7 +128,7 @@ def _named(found: dict[str, Any], codec: LoadedTokenizer, begin: Sequence[int], 
 
 
 def _content(token: Any) -> str | None:
-    """The name of a token in a config, which may be an object with more than that."""
+    """Return the name of a token in a config, which may be an object that contains it."""
     said = token.get("content") if isinstance(token, dict) else token
     return said if isinstance(said, str) else None
 

@@ -1,4 +1,4 @@
-"""Adapters on their base: as training begins with them, and put back to be used."""
+"""Adapters on their base: opened from a checkpoint, and merged into the base."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from trainkit.recipe.families.transformer import Transformer
 
 
 def merge_adapter(info: Info, recipe: Recipe, *, vocab_size: int, on: Mesh, dtype: jnp.dtype) -> LanguageModel:
-    """The model that a checkpoint of an adapter amounts to, with plain layers, in `dtype`. Raises as `open_adapted`."""
+    """Return the model that a checkpoint's adapter makes of its base, with plain layers, in `dtype`. Raises as
+    `open_adapted`."""
     model = open_adapted(info, recipe, vocab_size=vocab_size, on=on)
 
     def plain(model: LanguageModel) -> LanguageModel:
@@ -38,9 +39,9 @@ def merge_adapter(info: Info, recipe: Recipe, *, vocab_size: int, on: Mesh, dtyp
 
 
 def merging(directory: Path, spec: Transformer, shapes: PyTree) -> Callable[[LanguageModel], LanguageModel]:
-    """What makes of a model of these shapes the one that it and the PEFT adapter in a directory amount to.
+    """Return a function that merges the PEFT adapter in a directory into a model of these shapes.
 
-    That has the dtype of the former, which is gone.
+    The result has the dtype of that model, whose arrays are donated.
 
     Raises:
         TrainkitError: the adapter cannot be read, is for another model, or has something that there is not here.
@@ -69,7 +70,7 @@ def base_of(directory: Path) -> Path:
 
 
 def open_adapted(info: Info, recipe: Recipe, *, vocab_size: int, on: Mesh) -> LanguageModel:
-    """The adapted model in a checkpoint of an adapter; its base is made again.
+    """Return the adapted model of a checkpoint; its base is loaded or drawn again.
 
     Raises:
         TrainkitError: the base is not available, is another one, or the checkpoint has other leaves than the adapter.
@@ -102,7 +103,7 @@ def _base(recipe: Recipe, key: jax.Array, *, vocab_size: int) -> LanguageModel:
 
 
 def _run_donating(function: Callable[..., PyTree], lie: PyTree, tree: PyTree, *rest: Any) -> Any:
-    """`function` of a tree and more; the tree is gone after, so that what does not change is in memory once."""
+    """Return `function` of a tree and more. The tree is donated, so that unchanged arrays are in memory only once."""
     with warnings.catch_warnings():
         # what is packed or merged, and the adapter itself, cannot be taken over as they are
         warnings.filterwarnings("ignore", "Some donated buffers were not usable")

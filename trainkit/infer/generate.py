@@ -1,4 +1,5 @@
-"""Sampling text, in static shapes: a prefill of padded prompts, then tokens one by one until all have ended.
+"""Generation in static shapes: a prefill of padded prompts, then tokens one by one until all sequences have ended.
+Also the text of a sequence while its tokens arrive.
 
 Shapes: N sequences, P positions of the longest prompt's bucket, S positions that the cache has room for, V vocabulary,
 T tokens at a time.
@@ -18,14 +19,14 @@ from trainkit.infer.sampling import Sampling, draw
 from trainkit.models.attention import KeyValues
 from trainkit.models.stack import LanguageModel
 
-#: Stands where a sequence has no token any more.
+#: Stands for a token after the end of a sequence.
 NOTHING = -1
 #: The least bucket: shorter prompts are padded to it.
 LEAST_BUCKET = 16
 
 
 class TextCodec(Protocol):
-    """What generation asks of a tokenizer."""
+    """The parts of a tokenizer that generation uses."""
 
     end_of_text: int
 
@@ -34,7 +35,7 @@ class TextCodec(Protocol):
 
 
 class Decoding(NamedTuple):
-    """Where sequences stand between two tokens."""
+    """The state of sequences between two tokens."""
 
     logits_NV: Float[Array, "N V"]
     """Of the next token."""
@@ -56,7 +57,7 @@ def prefill(
     cache_length: int,
     sampling: Sampling,
 ) -> Decoding:
-    """Read the prompts, the first `lengths_N` tokens of each row; a row of length 0 has ended before it began."""
+    """Read the prompts, the first `lengths_N` tokens of each row, and return the state; a row of length 0 has ended."""
     n, p = prompts_NP.shape
     seen_NV = None
     if sampling.penalises:
@@ -89,7 +90,7 @@ def extend(
 
 
 def resize_cache(cache: KeyValues, length: int) -> KeyValues:
-    """The cache with room for `length` positions, the first of which it holds as before."""
+    """Return the cache with room for `length` positions; the first keep their contents."""
     had = cache.k_BSGK.shape[2]
     if had >= length:
         return cache if had == length else jax.tree.map(lambda x_LBSGK: x_LBSGK[:, :, :length], cache)
@@ -106,10 +107,11 @@ def decode(
     sampling: Sampling,
     ends: tuple[int, ...],
 ) -> tuple[Int[Array, "N T"], Decoding]:
-    """Up to `limit` further tokens of each sequence, in rows of `tokens`, `NOTHING` after its end; stops at the last.
+    """Return up to `limit` further tokens of each sequence, in rows of `tokens` with `NOTHING` after the end, and the
+    state.
 
-    A sequence ends with one of the tokens `ends`, which it still gets. `limit` is at most `tokens`, and no constant, so
-    that the same program makes a few tokens less where fewer are wanted.
+    A sequence ends with one of the tokens `ends`, which is included. `limit` is at most `tokens` and is not static, so
+    that the same program serves where fewer tokens are wanted.
     """
     rows_N, ends_E = jnp.arange(len(state.ended_N)), jnp.asarray(ends, jnp.int32)
 
@@ -125,7 +127,7 @@ def decode(
         ended_N = state.ended_N | jnp.isin(token_N, ends_E)
         hidden_N1D, cache = model.hidden(token_N[:, None], positions_BT=state.positions_N[:, None], cache=state.cache)
         seen_NV = None if state.seen_NV is None else state.seen_NV.at[rows_N, token_N].set(True)
-        # who has ended stands still, so that nobody leaves the cache
+        # sequences that have ended keep their position, so that none leaves the cache
         positions_N = state.positions_N + ~state.ended_N
         logits_NV = model.logits(hidden_N1D[:, 0])
         return i + 1, tokens_NT, Decoding(logits_NV, positions_N, ended_N, state.drawn + 1, cache, seen_NV)
@@ -153,28 +155,28 @@ def generate(
 
 
 def bucket(length: int, *, most: int) -> int:
-    """The power of two that holds `length`, but not more than `most`: how few shapes there are to compile for."""
+    """Return the power of two that holds `length`, at most `most`: few shapes are compiled."""
     assert length <= most
     return min(most, max(LEAST_BUCKET, 1 << (length - 1).bit_length()))
 
 
 def pad_prompts(prompts: Sequence[Sequence[int]], width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Prompts as rows of `width` tokens, and their lengths."""
+    """Return prompts as rows of `width` tokens, and their lengths."""
     rows = np.zeros((len(prompts), width), np.int32)
     for row, prompt in zip(rows, prompts, strict=True):
         row[: len(prompt)] = prompt
     return rows, np.array([len(prompt) for prompt in prompts], np.int32)
 
 
-#: Tokens of the prompt that are decoded along, since some tokenizers write the first word of a text differently.
+#: Tokens of the prompt that are decoded too, since some tokenizers write the first word of a text differently.
 CONTEXT = 8
 
 
 class Transcript:
     """The text of one sequence.
 
-    Characters whose bytes are not all there wait until they are; so does what may be the beginning of a stop string.
-    The stop string that is complete first ends the text, and is no part of it.
+    Characters wait until all of their bytes have arrived, and so does what may be the beginning of a stop string. The
+    stop string that is complete first ends the text and is not part of it.
     """
 
     def __init__(self, codec: TextCodec, prompt: Sequence[int], *, stop: Sequence[str] = ()) -> None:
@@ -187,17 +189,17 @@ class Transcript:
         self._searched = 0
         """How many of them make a text without a stop string, whatever comes after them."""
         self.text = ""
-        """What has been said."""
+        """The text that `add` has returned."""
         self.stopped = False
         """Whether a stop string was found."""
 
     def add(self, ids: Sequence[int], *, last: bool = False) -> str:
-        """What can be said now that was not before; with `last` nothing waits any longer."""
+        """Add tokens and return the text that is complete now; with `last` nothing is held back."""
         if self.stopped:
             return ""
         self.ids += ids
         whole = self._decode(self.ids)
-        # bytes that are no character yet
+        # incomplete characters
         text = whole if last else whole.rstrip("\ufffd")
         if (end := self._end(text)) is not None:
             self.stopped = True
@@ -221,13 +223,14 @@ class Transcript:
         return self._end(self._decode(ids).rstrip("\ufffd")) is not None
 
     def _end(self, text: str) -> int | None:
-        """Where a stop string ends the text: the one that is complete first, however many tokens come at a time."""
-        # what has been said holds none
+        """Return where a stop string ends the text: the one that is complete first, however many tokens arrive at a
+        time."""
+        # earlier text holds none
         begin = max(0, len(self.text) - self._longest)
         found = [(place + len(stop), place) for stop in self._stop if (place := text.find(stop, begin)) >= 0]
         return min(found)[1] if found else None
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of `text` are the first of `stop`."""
+    """Return how many characters at the end of `text` are the beginning of `stop`."""
     return next((n for n in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,4 +1,4 @@
-"""A model that continues texts: batches of prompts, in chunks of tokens that can be shown as they come."""
+"""A model that continues batches of prompts, in chunks of tokens that can be shown as they arrive."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from trainkit.infer.sampling import Sampling
 from trainkit.models.attention import KeyValues
 from trainkit.models.stack import LanguageModel
 
-#: Tokens from one look of the host to the next: where a stop string is found, at most so many were made for nothing.
+#: Tokens between two looks of the host: after a stop string, at most this many were computed in vain.
 CHUNK = 16
 
 Reason = Literal["end", "stop", "length"]
@@ -39,7 +39,7 @@ Reason = Literal["end", "stop", "length"]
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt, and how it is to go on."""
+    """A prompt, and the seed of its continuation."""
 
     ids: Sequence[int]
     seed: int = 0
@@ -48,7 +48,7 @@ class Request:
 
 @dataclass
 class Answer:
-    """What has come of a request so far."""
+    """The text of a request so far."""
 
     transcript: Transcript
     reason: Reason | None = None
@@ -65,7 +65,7 @@ class Answer:
 
 
 class News(NamedTuple):
-    """What one request has more of."""
+    """New text of a request."""
 
     number: int
     """Of the request."""
@@ -102,7 +102,7 @@ class Generator:
         self._decode = jax.jit(decode, static_argnames=("tokens", "sampling", "ends"), donate_argnums=1)
 
     def check(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Raises TrainkitError where one of them leaves no room for a token in the model's context."""
+        """Raise TrainkitError if a prompt leaves no room for a token in the model's context."""
         context = self.model.context_length
         for number, ids in enumerate(prompts, 1):
             if len(ids) >= context:
@@ -113,7 +113,7 @@ class Generator:
     def stream(
         self, requests: Sequence[Request], *, max_tokens: int, sampling: Sampling, stop: Sequence[str] = ()
     ) -> Iterator[News]:
-        """Continue all requests together, and tell what is new of each, a few tokens at a time.
+        """Continue all requests together, and yield the new text of each, a few tokens at a time.
 
         Raises:
             TrainkitError: a prompt leaves no room for a token in the model's context.
@@ -145,7 +145,7 @@ class Generator:
     def answers(
         self, requests: Sequence[Request], *, max_tokens: int, sampling: Sampling, stop: Sequence[str] = ()
     ) -> list[Answer]:
-        """The same at once, when all is there. Raises TrainkitError."""
+        """Return the complete answers to all requests. Raises TrainkitError."""
         found: dict[int, Answer] = {}
         for news in self.stream(requests, max_tokens=max_tokens, sampling=sampling, stop=stop):
             found[news.number] = news.answer
@@ -188,18 +188,18 @@ class Generator:
         return new
 
     def _mesh_context(self) -> AbstractContextManager[object]:
-        """As in training: by the mesh each device knows its rows."""
+        """Return the context in which each device knows its rows, as in training."""
         return nullcontext() if self.mesh is None else jax.set_mesh(self.mesh)
 
     def _distribute(self, rows: Any, count: int) -> Any:
-        """Arrays of so many sequences, split over all devices where that is possible."""
+        """Return arrays of this many sequences, split over all devices if possible."""
         if self.mesh is None:
             return rows
         split = PartitionSpec(self.mesh.axis_names) if count % self.mesh.size == 0 else PartitionSpec()
         return jax.device_put(rows, NamedSharding(self.mesh, split))
 
     def _end_stopped(self, state: Decoding, answers: Sequence[Answer]) -> Decoding:
-        """The state in which what a stop string or the context has ended is not continued."""
+        """Return the state without the sequences that a stop string or the context length has ended."""
         if all(answer.reason in (None, "end") for answer in answers):
             return state
         size = len(state.ended_N)
@@ -208,6 +208,6 @@ class Generator:
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """Return how many tokens both begin with."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))

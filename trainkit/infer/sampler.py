@@ -1,4 +1,4 @@
-"""Samples from the model in training, by the code that generates from a finished one."""
+"""Samples from the model during training, with the code that generates from a finished one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from trainkit.recipe.sections.outputs import ChatMessage, Sample
 
 
 class SampleCodec(TextCodec, ChatCodec, Protocol):
-    """What prompts ask of a tokenizer."""
+    """The parts of a tokenizer that samples use."""
 
 
 #: What samples draw random numbers for: see `train/step.py`.
@@ -77,7 +77,8 @@ class Sampler:
         log: EventLog,
         template: ChatTemplate | None = None,
     ) -> None:
-        """Of a model on the devices of `mesh`, with `begin` before every prompt, until one of the tokens `ends`.
+        """Sample from a model on the devices of `mesh`, with `begin` before every prompt, until one of the tokens
+        `ends`.
 
         Raises TrainkitError where a prompt is a conversation that `template` cannot write, or there is none.
         """

@@ -1,4 +1,5 @@
-"""Which token comes next. Shapes: N sequences, V vocabulary, C candidates, of equals those of a lower id first."""
+"""The choice of the next token. Shapes: N sequences, V vocabulary, C candidates, of equals those of a lower id
+first."""
 
 from __future__ import annotations
 
@@ -52,9 +53,9 @@ class Sampling:
 def draw(
     logits_NV: Float[Array, "N V"], keys_N: PRNGKeyArray, sampling: Sampling, *, seen_NV: Bool[Array, "N V"] | None
 ) -> Int[Array, " N"]:
-    """One token for each sequence, by its own key, whatever stands beside it.
+    """Return one token for each sequence, drawn with its own key, whatever else is in the batch.
 
-    `seen_NV` says which tokens a sequence has already; it is asked for where `sampling.penalises`.
+    `seen_NV` says which tokens a sequence already has; it is needed if `sampling.penalises`.
     """
     if sampling.penalises:
         assert seen_NV is not None

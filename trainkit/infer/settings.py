@@ -40,7 +40,7 @@ _OFF: Mapping[str, float] = {"num_beams": 1, "typical_p": 1, "encoder_repetition
 
 @dataclass(frozen=True)
 class Generation:
-    """What such a file asks for."""
+    """The contents of a generation_config.json."""
 
     path: Path
     values: Mapping[str, Any]
@@ -54,7 +54,7 @@ class Generation:
 
 
 def generation(directories: Iterable[Path]) -> Generation | None:
-    """What the file says in the first of these directories that has one; None where none has.
+    """Return the generation_config.json of the first of these directories that has one; None if none has.
 
     Raises:
         TrainkitError: it cannot be read, or something in it is no number that must be one.
@@ -81,7 +81,7 @@ def generation(directories: Iterable[Path]) -> Generation | None:
     return Generation(path, values, not sampled, sampled is None, tuple(unknown))
 
 
-#: What a token is drawn with where nobody says anything else.
+#: Defaults.
 OURS = Sampling(temperature=0.8)
 _SAMPLING = tuple(field.name for field in fields(Sampling))
 #: Of which any means that tokens are drawn.
@@ -90,19 +90,18 @@ _DRAWING = {"temperature", "top_k", "top_p", "min_p"}
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """How texts go on."""
+    """The settings of a generation."""
 
     sampling: Sampling
     max_tokens: int
     notes: tuple[str, ...]
-    """A line of what was taken from the model's generation config, and one of what in it is not done."""
+    """A line on what was taken from the model's generation config, and one on what of it is not supported."""
 
 
 def settle(typed: Mapping[str, Any], config: Generation | None, *, max_tokens: int) -> GenerationSettings:
-    """The settings, by our names; `typed` holds those that a person gave (`top_k`: 0 for none), `max_tokens` is ours.
+    """Return the settings. `typed` holds those that a person gave (`top_k`: 0 for none); `max_tokens` is the default.
 
-    A config that does not say `do_sample = true` means the likeliest token, unless something is typed by which one is
-    drawn.
+    A config without `do_sample = true` means the likeliest token, unless an option for drawing tokens is typed.
 
     Raises:
         TrainkitError: a value is out of its range.

@@ -1,4 +1,4 @@
-"""How the texts of a run begin and end, and how its conversations are written: asked here for every use of it."""
+"""How the texts of a run begin and end, and how its conversations are written, for every use of its model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OTHERS = ("bos_token_id", "pad_token_id")
 
 @dataclass(frozen=True)
 class TextFormat:
-    """What a model has learned of them."""
+    """The format of the texts that a model has learned."""
 
     begin: tuple[int, ...]
     """Tokens before every text."""
@@ -38,7 +38,7 @@ class TextFormat:
 
 
 def text_format_of(recipe: Recipe, directory: Path, codec: LoadedTokenizer) -> TextFormat:
-    """Those of the run in a directory, by what it has kept alone.
+    """Return the text format of the run in a directory, from the files in that directory alone.
 
     Raises:
         TrainkitError: it has learned conversations, and their template is missing or cannot be used.
@@ -98,7 +98,7 @@ def chat_of(recipe: Recipe) -> ChatTemplateChoice | None:
 
 
 def begin_of(recipe: Recipe, codec: LoadedTokenizer) -> tuple[int, ...]:
-    """The tokens that training put before every text."""
+    """Return the tokens that training put before every text."""
     begin = codec.beginning_of_text
     return (begin,) if begin is not None and load.begins(recipe, codec) else ()
 
@@ -113,14 +113,16 @@ def pad_of(recipe: Recipe, codec: LoadedTokenizer) -> int | None:
 
 
 def ends_of(codec: LoadedTokenizer, directories: Sequence[Path], template: ChatTemplate | None) -> tuple[int, ...]:
-    """The end-of-text token, what configs beside the tokenizer have for that, and what ends an answer in a chat."""
+    """Return the tokens that end a text: end-of-text, those in configs beside the tokenizer, and the end of a chat's
+    answer."""
     ends = [codec.end_of_text, *(end for directory in directories for end in _end_ids(directory, *CONFIGS))]
     ends += closing(template, codec)[0] if template is not None else ()
     return tuple(dict.fromkeys(ends))
 
 
 def _special_ids(directory: Path, files: Sequence[str]) -> dict[str, Any]:
-    """What configs in a directory say of special tokens, the first of them first, as one of them says it."""
+    """Return the special tokens in the configs of a directory, in the form of one config; earlier files take
+    precedence."""
     found: dict[str, Any] = {}
     for file in reversed(files):
         content = read_object(directory / file, missing_ok=True)
@@ -130,7 +132,7 @@ def _special_ids(directory: Path, files: Sequence[str]) -> dict[str, Any]:
 
 
 def _end_ids(directory: Path, *files: str) -> list[int]:
-    """The end tokens that configs in a directory name."""
+    """Return the end tokens that configs in a directory name."""
     found: list[Any] = []
     for file in files:
         said = read_object(directory / file, missing_ok=True).get("eos_token_id")
@@ -139,10 +141,10 @@ def _end_ids(directory: Path, *files: str) -> list[int]:
 
 
 def template_of(chat: ChatTemplateChoice | None, directories: Sequence[Path]) -> ChatTemplate | None:
-    """The chat template beside the tokenizer, in the first of these directories that has one, else the recipe's.
+    """Return the chat template beside the tokenizer, in the first of these directories that has one, else the recipe's.
 
-    A run keeps the template of its training beside its tokenizer, which so goes before a file that the recipe names:
-    that may have been changed, moved or deleted. None where there is none.
+    A run keeps the template of its training beside its tokenizer. It precedes a file that the recipe names, which may
+    have been changed, moved or deleted since. None if there is none.
 
     Raises:
         TrainkitError: it cannot be used, or `chat` says that there is one, and there is none.
@@ -154,7 +156,7 @@ def template_of(chat: ChatTemplateChoice | None, directories: Sequence[Path]) ->
 
 
 def usable_template(chat: ChatTemplateChoice | None, directories: Sequence[Path]) -> ChatTemplate | None:
-    """The same for who can do without: None also where it cannot be used."""
+    """Return the chat template as `template_of` does, but None if it cannot be used."""
     try:
         return template_of(chat, directories)
     except TrainkitError:
@@ -174,7 +176,7 @@ def _has_template(directory: Path) -> bool:
 
 
 def _with_beginning(template: ChatTemplate, codec: LoadedTokenizer, begin: tuple[int, ...]) -> str:
-    """The template's Jinja, that writes as well what training put before a conversation where it did not."""
+    """Return the template's Jinja, extended where necessary by the tokens that training put before a conversation."""
     try:
         text = render(template, [{"role": "user", "content": "a"}])
     except TrainkitError:  # of one message it writes nothing
@@ -183,12 +185,12 @@ def _with_beginning(template: ChatTemplate, codec: LoadedTokenizer, begin: tuple
     return template.text if tuple(ids[: len(begin)]) == begin else "{{ bos_token }}" + template.text
 
 
-#: Two answers with words in between that no template writes by itself.
+#: An answer and a question that no template contains.
 _SAID, _ASKED = "QvwxzJ", "ZkqvwX"
 
 
 class ChatCodec(Protocol):
-    """What a conversation asks of a tokenizer: a template writes the names of special tokens."""
+    """The parts of a tokenizer that a conversation uses: a template writes the names of special tokens."""
 
     @property
     def special_tokens(self) -> Mapping[str, int]: ...
@@ -198,7 +200,7 @@ class ChatCodec(Protocol):
 
 @dataclass
 class Conversation:
-    """What was said so far."""
+    """A conversation so far."""
 
     template: ChatTemplate
     codec: ChatCodec
@@ -213,9 +215,10 @@ class Conversation:
         return [*([{"role": "system", "content": self.system}] if self.system else []), *self.turns]
 
     def prompt(self, question: str) -> list[int]:
-        """The tokens after which the answer to `question` follows. Raises TrainkitError where the template refuses.
+        """Return the tokens of the conversation up to the answer to `question`. Raises TrainkitError if the template
+        refuses.
 
-        As in training, the name of a special token is that token, also where it is a person that writes it.
+        As in training, the name of a special token becomes that token, also in what a person writes.
         """
         asked = [*self.messages, {"role": "user", "content": question}]
         text = render(self.template, asked, add_generation_prompt=True)
@@ -227,7 +230,7 @@ class Conversation:
 
 
 def closing(template: ChatTemplate, codec: ChatCodec) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """What ends an answer, by what the template writes between it and the next question: (tokens, stop strings).
+    """Return what ends an answer, (tokens, stop strings), from what the template writes before the next question.
 
     A special token where no words stand before it, else the words; nothing where these are blank, or where the template
     does not write such a conversation. Where no special token follows an answer that is followed by a question, it is
@@ -253,7 +256,7 @@ def _after_the_last(template: ChatTemplate, messages: Sequence[dict[str, str]]) 
 
 
 def _up_to_special(text: str, codec: ChatCodec) -> tuple[str, int | None]:
-    """What a text says before its first special token, without blanks at its end, and that token."""
+    """Return the text before the first special token, without trailing blanks, and that token."""
     names = sorted(filter(str.strip, codec.special_tokens), key=len, reverse=True)
     found = re.search("|".join(map(re.escape, names)), text) if names else None
     words = (text[: found.start()] if found else text).rstrip()

@@ -1,4 +1,4 @@
-"""A trained model, opened to be used: parameters alone, in the dtype that is computed in, sharded as in training."""
+"""Opening a trained model: its parameters alone, in the compute dtype, sharded as in training."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from trainkit.rundir.directory import as_typed, recipe_of
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model with what its tokens mean."""
+    """A model with its tokenizer and text format."""
 
     model: LanguageModel
     codec: LoadedTokenizer
@@ -50,19 +50,19 @@ class TrainedModel:
     mesh: Mesh
     """The devices that it lies on."""
     chat: ChatTemplateChoice | None
-    """How the recipe has conversations written, where it has learned any."""
+    """The chat template that the recipe chooses; None if it has learned no conversations."""
     directories: tuple[Path, ...]
-    """Where files of the tokenizer are, such as a chat template."""
+    """Directories with files of the tokenizer, such as a chat template."""
 
     def prompt(self, text: str) -> list[int]:
-        """A text to continue, in which the name of a special token is that token; an empty one is the token after
-        which documents begin."""
+        """Return the tokens of a text to continue. The name of a special token becomes that token; an empty text
+        becomes the token after which documents begin."""
         (ids,) = self.codec.encode_batch([text], special_tokens=True)
         ids = ids if tuple(ids[: len(self.begin)]) == self.begin else [*self.begin, *ids]
         return ids or [self.codec.end_of_text]
 
     def template(self) -> ChatTemplate:
-        """Raises TrainkitError where it has none, or none that can be used."""
+        """Return its chat template. Raises TrainkitError if it has none, or one that cannot be used."""
         if (found := template_of(self.chat, self.directories)) is not None:
             return found
         raise TrainkitError(
@@ -130,7 +130,8 @@ def restore_model(info: Info, recipe: Recipe, *, on: Mesh, dtype: jnp.dtype) -> 
 
 
 def open_pretrained(directory: Path) -> TrainedModel:
-    """A Hugging Face checkpoint in a directory, in bfloat16, on a CPU in float32; or an adapter of PEFT, on its base.
+    """Return the Hugging Face checkpoint, or the PEFT adapter on its base, in a directory: in bfloat16, on a CPU in
+    float32.
 
     Raises:
         TrainkitError: it is of a family that is not known, something in it cannot be used, or it is an adapter whose
@@ -212,8 +213,8 @@ def _compute(recipe: Recipe) -> jnp.dtype:
 
 
 def all_devices(platform: str, *, fsdp: int | None = None) -> Mesh:
-    """All devices, the CPU's where the run was on one; `fsdp` of them share the parameters where that divides them,
-    else all."""
+    """Return a mesh of all devices, of the CPU if the run used one; `fsdp` of them share the parameters if that divides
+    their number, else all."""
     # what was trained on a GPU may be used without one
     count = devices.local("cpu" if platform == "cpu" else "auto").count
     fsdp = fsdp if fsdp is not None and count % fsdp == 0 else count
