@@ -19,7 +19,6 @@ from trainkit.data.sources.units import Unit
 from trainkit.data.tokenizer.long_text import LongText
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import TrainkitError
-from trainkit.recipe.sections.document import Labelled
 
 
 class _Row:
@@ -72,7 +71,8 @@ class ShardWriter:
         self._file, self._unit, self._encoding = file, unit, encoding
         self._tokenizer, self._text, self._reporter = tokenizer, text, reporter
         self._specials = unit.files[0].reading.has_special_tokens
-        self._pairs = isinstance(unit.files[0].reading.document, Labelled)
+        document = unit.files[0].reading.document
+        self._pairs = document is not None and document.is_pair
         self._numbers = {file.path: number for number, file in enumerate(unit.files)}
         self._dtype = np.dtype(encoding.dtype).newbyteorder("<")
         self._pieces: list[Piece] = []

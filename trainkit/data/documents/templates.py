@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trainkit.data.documents.pieces import Piece, Refused, RowContext, learned_in_part, text_pieces
 from trainkit.data.problems import NO_TEXT, Problem, kind_of, missing_key
 from trainkit.errors import TrainkitError
-from trainkit.recipe.sections.document import Document, Labelled, Prompt, Template
+from trainkit.recipe.sections.document import Document, Prompt, Template
 from trainkit.recipe.sections.source import CustomRows, HuggingFace
 from trainkit.recipe.spec import implementation_of, plugin_digest
 
@@ -69,7 +69,7 @@ class RowReading:
             parts.append(_LEARNED_IN_PART)
         if document_spec is not None and document_spec.sequences > 1 and (self.shortest or self.longest):
             parts.append(_PROMPT_COUNTS_ONCE)
-        if isinstance(document_spec, Labelled) and len(document_spec.texts) > 1:
+        if document_spec is not None and document_spec.is_pair:
             parts.append(_TEXTS_ARE_DIVIDED)
         code = document_spec and plugin_digest(document_spec)
         return [*parts, ["plugin", code]] if code else parts

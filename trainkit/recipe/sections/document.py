@@ -49,6 +49,11 @@ class DocumentSpec(Spec):
     """Whether its tokens may have a label each, which batches then hold as `labels`."""
 
     @property
+    def is_pair(self) -> bool:
+        """Whether two texts are one sequence, with the tokens between them that the tokenizer puts there."""
+        return False
+
+    @property
     def is_text(self) -> bool:
         """Whether a tokenizer makes tokens of the documents."""
         return self.stored_as == "tokens"
@@ -222,6 +227,10 @@ class Labelled(DocumentSpec):
     implementation: ClassVar[str] = "trainkit.data.documents.labelled"
     marked: ClassVar[bool] = True
     labelled: ClassVar[bool] = True
+
+    @property
+    def is_pair(self) -> bool:
+        return len(self.texts) > 1
 
     @property
     def form(self) -> str:
