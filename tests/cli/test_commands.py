@@ -34,6 +34,7 @@ OPTIONS = {
     "track": "--to --table",
     "verify": "",
     "doctor": "--json",
+    "eval": "--set --data --split --predictions --json",
     "generate": "--file --count --json --max-tokens --temperature --top-k --top-p --min-p --repetition-penalty --stop"
     " --seed",
     "chat": "--system --raw --max-tokens --temperature --top-k --top-p --min-p --repetition-penalty --stop --seed",
