@@ -13,7 +13,7 @@ from textual.pilot import Pilot
 from viewer import drive, screen_text
 
 from trainkit.dashboard.app import NAMES, Dashboard
-from trainkit.events.commands import order
+from trainkit.events.commands import parse_command
 
 METRICS = (f"train/{HOSTILE}", f"validation/{HOSTILE}/loss", f"data/epochs/{HOSTILE}", f"memory/device/{HOSTILE}")
 
@@ -22,7 +22,7 @@ METRICS = (f"train/{HOSTILE}", f"validation/{HOSTILE}/loss", f"data/epochs/{HOST
 def run(tmp_path: Path) -> Path:
     """A run in which whatever has a name or a text wants to be obeyed."""
     where = {"t": time.time(), "step": 1, "attempt": 1}
-    asked = order("sample", "p")._asdict()
+    asked = parse_command("sample", "p")._asdict()
     return fake_run.write(tmp_path / "hostile", [
         {"type": "run_started", **where, "step": 0, **fake_run.started(HOSTILE), "versions": {HOSTILE: HOSTILE}},
         {"type": "planned", **where, "total_steps": 9, "plan": {"compute": HOSTILE}, "devices": [HOSTILE]},

@@ -5,7 +5,7 @@
 | `adapter.py` | `[adapter]` |
 | `data.py` | `[data]`, `[data.encoding]` |
 | `document.py` | `document = { … }` of a source |
-| `evaluate.py` | `[evaluate]` |
+| `evaluate.py`, `metric.py` | `[evaluate]`, `[[evaluate.metrics]]` |
 | `model.py` | `[model]`: the families of `recipe/families/` |
 | `optimizer.py` | `[optimizer]`, `[[optimizer.groups]]` |
 | `outputs.py` | `[checkpoint]`, `[export]`, `[sample]`, `[statistics]`, `[track]` |
