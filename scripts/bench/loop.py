@@ -107,8 +107,7 @@ class _Prepared:
         from trainkit.events.control import Server
         from trainkit.events.log import Tail
         from trainkit.train.compilations import Compilations
-        from trainkit.train.control import Commands
-        from trainkit.train.live_schedule import LiveSchedule
+        from trainkit.train.control import Commands, LiveSchedule
         from trainkit.train.loop import Job, train
         from trainkit.train.metrics import MetricsWriter, StepWork
         from trainkit.train.prefetch import Prefetch
@@ -148,7 +147,7 @@ class _Prepared:
             sample=lambda state, step, prompts=None: None,
             statistics=lambda state, step: None,
             compilations=compilations,
-            profile=Profile(self.directory, None, log=self.log, meter=metrics),
+            profile=Profile(self.directory, None, log=self.log, metrics=metrics),
             check_health=lambda step: None,
         )
         self.state = train(self.state, job).state

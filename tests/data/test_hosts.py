@@ -17,7 +17,9 @@ from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache import build as caches
 
 
-def test_two_hosts_read_their_own_rows_of_one_cache_and_together_every_batch(tmp_path: Path, monkeypatch) -> None:
+def test_two_hosts_read_their_own_rows_of_one_cache_and_together_every_batch_and_evaluate_each_row_once(
+    tmp_path: Path, monkeypatch
+) -> None:
     room.small_units(monkeypatch)
     room.write_texts(tmp_path / "text", 60)
     recipe = host_child.recipe(tmp_path)
@@ -36,6 +38,8 @@ def test_two_hosts_read_their_own_rows_of_one_cache_and_together_every_batch(tmp
     ended = [child.communicate(timeout=120) for child in children]
     assert [child.returncode for child in children] == [0, 0], ended
     told = [json.loads(out.splitlines()[-1]) for out, _ in ended]
+    for host in told:
+        assert host["evaluated"] == {"validation/rows/loss": 7.5, "validation/rows/rows": 16}, "each row counts once"
     first, second = (host["asked"][0] for host in told)
     assert len(first) == len(second) == 8 and sorted(first + second) == list(range(16))
     for step in range(host_child.STEPS):

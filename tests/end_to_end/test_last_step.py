@@ -13,7 +13,7 @@ from trainkit.checkpoint import store
 from trainkit.events.commands import Command
 from trainkit.events.log import EventLog, read
 from trainkit.recipe.toml.load import load
-from trainkit.train.owed import Owed, owed
+from trainkit.rundir.owed import Owed, owed
 
 STEPS = 4
 #: Its last evaluation takes seconds.

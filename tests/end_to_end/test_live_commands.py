@@ -17,7 +17,7 @@ from trainkit.events.plain_log import PlainLog
 from trainkit.recipe.sections.schedule import NEVER, Cosine
 from trainkit.run.prepare import commands_to_repeat
 from trainkit.run.start import Start
-from trainkit.train.live_schedule import LiveSchedule
+from trainkit.train.control import LiveSchedule
 from trainkit.train.state import Live
 
 WARMUP, DECAY, PEAK = 4, 12, 1e-2

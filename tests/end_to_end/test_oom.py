@@ -24,9 +24,7 @@ from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog, read
 from trainkit.parallel.mesh import make_mesh
 from trainkit.recipe.toml.load import load
-from trainkit.run import setup
 from trainkit.run.attempt import attempt
-from trainkit.run.out_of_memory import start_again
 from trainkit.run.start import Start
 from trainkit.rundir.directory import create
 from trainkit.tasks import Loss, Task
@@ -149,13 +147,13 @@ def test_a_run_without_memory_goes_on_as_one_that_was_resumed_by_hand_with_the_s
     place = trainer.workplace(tmp_path, recipe)
     monkeypatch.chdir(place)
     full = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
-    held, again = [array_bytes()], setup.start_again
+    held, again = [array_bytes()], Start.again
 
-    def start_again_noted(*arguments: Any, **named: Any) -> Start:
+    def noted(*arguments: Any, **named: Any) -> Start:
         held.append(array_bytes())
         return again(*arguments, **named)
 
-    monkeypatch.setattr(setup, "start_again", start_again_noted)
+    monkeypatch.setattr(Start, "again", noted)
     starved = stopped_at(place, "starved", monkeypatch, full)
     before, at_restart = held
     assert at_restart <= before, "the state and its copy are gone before there is another"
@@ -190,10 +188,10 @@ def test_an_attempt_starts_again_with_its_own_commands_and_resets_the_optimizer_
     newest = saved_by and SimpleNamespace(manifest=SimpleNamespace(attempt=saved_by))
     monkeypatch.setattr("trainkit.checkpoint.store.newest", lambda directory: newest)
     told = Start(step=5, reset_optimizer=True, forget_commands=True, profile=(6, 7))
-    again = start_again(tmp_path, told, log=log)
+    again = told.again(tmp_path, log=log)
     assert again.step is None and again.profile is None and again.reset_optimizer == (saved_by != 2)
     assert [given.step for given in again.repeated(after=4)] == [6], "that of attempt 1 stays forgotten"
-    kept = start_again(tmp_path, replace(told, forget_commands=False, profile=(7, 7)), log=log)
+    kept = replace(told, forget_commands=False, profile=(7, 7)).again(tmp_path, log=log)
     assert [given.step for given in kept.repeated(after=4)] == [5, 6] and kept.profile == (7, 7)
 
 

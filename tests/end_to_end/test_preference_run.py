@@ -6,6 +6,8 @@ import json
 import random
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +17,13 @@ from trainer import WORDS, Trainer, arrays, losses, trainkit
 
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache import build as caches
-from trainkit.events.log import read
+from trainkit.events.log import EventLog, read
+from trainkit.hub.load import base_digest
 from trainkit.parallel.devices import local
 from trainkit.plan import make_plan
 from trainkit.rundir.directory import recipe_of
 from trainkit.train.build import build, new_state
+from trainkit.train.reference import Reference
 
 RECIPE = """
 schema = 1
@@ -115,7 +119,9 @@ def test_the_loss_falls_from_that_of_the_reference_and_held_out_pairs_are_ranked
     assert first["train/reward_margin"] == pytest.approx(0, abs=1e-4)
 
 
-def test_the_cached_reference_is_what_the_initial_model_says(place: Path, uninterrupted: Path, monkeypatch) -> None:
+def test_the_cached_reference_is_what_the_initial_model_says(
+    place: Path, uninterrupted: Path, tmp_path: Path, monkeypatch
+) -> None:
     monkeypatch.chdir(place)
     recipe = recipe_of(uninterrupted, ["train.micro_batch_size=1"]).recipe
     cache = caches.build(recipe)
@@ -123,6 +129,18 @@ def test_the_cached_reference_is_what_the_initial_model_says(place: Path, uninte
     plan = make_plan(recipe, devices=local("cpu"), vocab_size=cache.tokenizer.vocab_size, data=data.size())
     built = build(recipe, plan)
     model = new_state(built, jax.random.key(recipe.run.seed), None).params
+    parts: list[str | None] = []
+
+    def noted(*arguments: Any, part: str | None = None) -> Any:
+        parts.append(part)
+        return new_state(*arguments, part=part)
+
+    monkeypatch.setattr("trainkit.train.reference.new_state", noted)
+    log = EventLog(tmp_path, attempt=1)
+    trained: Any = SimpleNamespace(params=None, frozen=jax.tree.map(lambda _: None, model), step=1)
+    again = Reference(uninterrupted, recipe, built, trained, log)
+    assert base_digest(again.model, recipe) == again.recorded.parameters, "bit for bit"
+    assert parts == ["params"], "a second optimizer state is not made"
     files = {path.stat().st_size: path for path in (place / "cache" / "reference").glob("*.f32")}
     kept = np.fromfile(files[8 * data.examples], "<f4").reshape(-1, 2)
     for step in range(3):
@@ -148,7 +166,9 @@ def test_a_run_that_was_killed_ends_bit_for_bit_as_one_that_was_not_with_and_wit
     done = trainkit(tmp_path, "resume", "tiny", "--plain")
     assert done.returncode == 0, done.stderr
     run = tmp_path / "runs" / "tiny"
-    assert sum("missing from the cache, or damaged" in message for message in said(run, attempt=3)) == 1 + len(others)
+    assert sum("not complete in the cache, or damaged" in message for message in said(run, attempt=3)) == 1 + len(
+        others
+    )
     assert references(tmp_path) == references(place), "made again by the parameters that the run began with"
     assert arrays(run, 12) == arrays(uninterrupted, 12)
     assert evaluations(run) == evaluations(uninterrupted)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from trainkit.optim import learning_rate
 from trainkit.recipe.sections.schedule import NEVER, Constant, Cosine, LinearDecay, Schedule, Wsd
-from trainkit.run.rates import share
+from trainkit.rundir.changes import share
 
 WARMUPS = st.integers(0, 12) | st.floats(0, 0.4)
 RATIOS = st.floats(0, 1)

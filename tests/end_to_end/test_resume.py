@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from trainer import Trainer, arrays, copied, losses, trainkit, workplace
 
-from trainkit.events.log import read
+from trainkit.events.log import last_attempt, read
+from trainkit.rundir.summary import SummaryReader
 
 STEPS = 24
 
@@ -130,6 +131,31 @@ def test_resume_says_what_differs_and_refuses_what_would_be_wrong(tmp_path: Path
     (tmp_path / "text" / "000.txt").write_text("another text altogether")
     other = trainkit(tmp_path, "resume", "tiny", "--plain", "--set", "train.steps=5", "--raise-rate")
     assert other.returncode == 2 and "the data is not what this run was trained on" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("status", "resume"), [("finished", ["tiny/12"]), ("stopped", ["tiny", "--set", "train.steps=30", "--raise-rate"])]
+)
+def test_a_refused_resume_leaves_the_run_as_it_was(
+    tmp_path: Path, uninterrupted: Path, status: str, resume: list[str]
+) -> None:
+    run = copied(uninterrupted, tmp_path)
+    log = run / "events.jsonl"
+    log.write_text(log.read_text().replace('"status": "finished"', f'"status": "{status}"'))
+    (tmp_path / "text" / "000.txt").write_text("another text altogether")
+
+    def shown() -> tuple[object, ...]:
+        summary = SummaryReader(run)
+        summary.read()
+        facts = summary.facts
+        checkpoints = sorted(path.name for path in (run / "checkpoints").iterdir())
+        return facts.state, facts.step, facts.curve, facts.best, losses(run), checkpoints, summary.recipe
+
+    before = shown()
+    refused = trainkit(tmp_path, "resume", *resume, "--plain")
+    assert refused.returncode == 2 and "the data is not what this run was trained on" in refused.stderr
+    assert before[:2] == (status, STEPS)
+    assert shown() == before and last_attempt(run) == 2
 
 
 def test_resuming_a_longer_run_goes_on_and_from_an_older_step_sets_the_newer_aside(

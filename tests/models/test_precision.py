@@ -28,10 +28,8 @@ from trainkit.recipe.sections.optimizer import SMALLEST_COMPRESSED, AdamW
 from trainkit.recipe.sections.schedule import Constant
 from trainkit.recipe.sections.task import CausalLM
 from trainkit.tasks import build as build_task
-from trainkit.train import loss_scale
-from trainkit.train.guard import check_finite
-from trainkit.train.loss_scale import LossScale
-from trainkit.train.state import State, init
+from trainkit.train.metrics import check_finite
+from trainkit.train.state import SCALE_PATIENCE, LossScale, State, init
 from trainkit.train.step import make_step
 
 COUNT = 1 << 14
@@ -347,7 +345,7 @@ def test_the_scale_comes_down_until_nothing_overflows_and_doubles_after_enough_g
         check_finite(i, {name: float(value) for name, value in metrics.items()})
     assert 1 < state.loss_scale.value < 2.0**30 and state.loss_scale.good_steps > 0
     settled = float(state.loss_scale.value)
-    state = scaled(state, settled / 4, good_steps=loss_scale.PATIENCE - 2)
+    state = scaled(state, settled / 4, good_steps=SCALE_PATIENCE - 2)
     state, _ = step(state, small.batch(0))
     assert state.loss_scale.value == settled / 4
     state, _ = step(state, small.batch(0))

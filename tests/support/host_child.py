@@ -1,4 +1,6 @@
-"""One of several hosts that train on one cache: `host_child.py CACHE-DIRECTORY PORT HOSTS NUMBER`; prints what it read.
+"""One of several hosts that train on one cache: `host_child.py CACHE-DIRECTORY PORT HOSTS NUMBER`.
+
+Prints what it read, and what it found in an evaluation.
 
 Real processes joined by `jax.distributed`, each with two fake CPU devices.
 """
@@ -11,18 +13,71 @@ from pathlib import Path
 
 import data_room as room
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache import build as caches
+from trainkit.events.log import EventLog, read
 from trainkit.parallel import mesh
 from trainkit.plan import BatchSplit
+from trainkit.tasks import Loss, Task
+from trainkit.tasks.statistics import Counts
+from trainkit.train.evaluate import Evaluator
 from trainkit.train.prefetch import Prefetch
+from trainkit.train.state import State, initial_live
 
 STEPS, BATCH = 6, 16
 
 
 def recipe(directory: Path):
     return room.recipe(directory, directory / "text/**/*.txt", batch_size=BATCH)
+
+
+class Rows:
+    """Two batches of eight rows, 0.0 to 15.0."""
+
+    targets, bytes = 16, 0
+
+    def ready(self, seconds: float) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        return 2
+
+    def batch(self, index: int) -> dict[str, np.ndarray]:
+        return {"x": np.arange(8, dtype=np.float32) + 8 * index}
+
+
+class CountRows(Task):
+    metrics = {"rows": Counts.zero()}  # noqa: RUF012
+
+    def loss(self, model, batch, *, key):
+        rows = jnp.float32(batch["x"].size)
+        return Loss(batch["x"].sum(), rows, {"rows": Counts(rows)})
+
+    def report(self, *, loss, metrics, targets, bytes):
+        return {"loss": loss, "rows": float(metrics["rows"].array)}
+
+
+def evaluation(directory: Path, number: int) -> dict[str, float]:
+    """Return the metrics of an evaluation in which all hosts take part."""
+    run = directory / f"host-{number}"
+    run.mkdir()
+    log = EventLog(run, attempt=1)
+    evaluator = Evaluator(
+        {"rows": Rows()},
+        batch_size=8,
+        task=CountRows(),
+        compute=np.dtype(np.float32),
+        mesh=mesh.make_mesh(data=len(jax.devices()), fsdp=1),
+        log=log,
+        interrupted=lambda: False,
+    )
+    evaluator(State(None, None, (), jnp.int32(3), jax.random.key(0), initial_live()), 3)
+    log.close()
+    (found,) = (event["metrics"] for event in read(run) if event["type"] == "evaluated")
+    return found
 
 
 def main() -> None:
@@ -48,7 +103,7 @@ def main() -> None:
         assert tokens.shape == (2, BATCH // 2, 16), "the array is that of all hosts"
         shards.append([[s.index[1].start or 0, s.data.tolist()] for s in tokens.addressable_shards])
     feed.close()
-    print(json.dumps({"asked": asked, "shards": shards}))
+    print(json.dumps({"asked": asked, "shards": shards, "evaluated": evaluation(directory, number)}))
 
 
 if __name__ == "__main__":

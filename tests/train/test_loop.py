@@ -28,14 +28,12 @@ from trainkit.run.attempt import attempt
 from trainkit.run.setup import check_before_data
 from trainkit.run.start import Start
 from trainkit.rundir.directory import create
+from trainkit.rundir.owed import Owed
 from trainkit.train.best import BestSoFar
 from trainkit.train.compilations import Compilations
-from trainkit.train.control import Commands
-from trainkit.train.guard import NotFinite
-from trainkit.train.live_schedule import LiveSchedule
+from trainkit.train.control import Commands, LiveSchedule
 from trainkit.train.loop import Job, Outcome, train
-from trainkit.train.metrics import MetricsWriter, StepWork
-from trainkit.train.owed import Owed
+from trainkit.train.metrics import MetricsWriter, NotFinite, StepWork
 from trainkit.train.prefetch import Fed, Prefetch
 from trainkit.train.profile import Profile
 from trainkit.train.signals import Signals, StopBeforeTraining
@@ -104,7 +102,7 @@ class Played:
             sample=lambda state, step, prompts=None: self.done.append(("sample", step, prompts)),
             statistics=lambda state, step: self.done.append(("statistics", step)),
             compilations=self.compilations,
-            profile=Profile(directory, None, log=log, meter=metrics),
+            profile=Profile(directory, None, log=log, metrics=metrics),
             check_health=lambda step: None,
         )
 
@@ -346,5 +344,5 @@ def test_an_attempt_that_is_stopped_just_before_it_trains_leaves_nothing_open(
     assert attempt(directory, Start()) == 75
     assert [event["status"] for event in read(directory) if event["type"] == "run_finished"] == ["stopped"]
     assert not (directory / "control.sock").exists()
-    assert not [t.name for t in threading.enumerate() if t.name.startswith(("control", "checkpoint", "feed"))]
+    assert not [t.name for t in threading.enumerate() if t.name.startswith(("control", "checkpoint", "prefetch"))]
     assert len(jax._src.monitoring._event_duration_secs_listeners) == listeners

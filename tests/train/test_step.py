@@ -18,7 +18,7 @@ from trainkit.events.commands import Command
 from trainkit.parallel.mesh import batch_sharding, make_mesh, partition, replicated_sharding, state_shardings
 from trainkit.recipe.sections.optimizer import AdamW, Group
 from trainkit.recipe.sections.schedule import NEVER, Constant, Cosine, LinearDecay, Wsd
-from trainkit.train.live_schedule import LiveSchedule
+from trainkit.train.control import LiveSchedule
 from trainkit.train.state import Live, init, initial_live
 
 

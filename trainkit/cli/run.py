@@ -94,7 +94,7 @@ def follow(directory: Path, start: Start, loaded: Loaded, *, plain: bool, json: 
 
         with EventPrinter(directory, as_json=json) as printer:
             return attempt(directory, start, loaded=loaded, echo=printer)
-    from trainkit.run.process import spawn
+    from trainkit.run.attempt import spawn
     from trainkit.rundir.directory import as_typed
 
     trainer = spawn(directory, start)
@@ -120,7 +120,7 @@ class EventPrinter:
 
     def __init__(self, directory: Path, *, as_json: bool) -> None:
         from trainkit.events.plain_log import PlainLog
-        from trainkit.run.process import LOG
+        from trainkit.run.attempt import LOG
 
         self._plain = None if as_json else PlainLog()
         self._path = directory / LOG

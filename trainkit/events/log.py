@@ -174,6 +174,12 @@ def last_attempt(run_directory: Path) -> int:
     return max((event["attempt"] for event in _newest(run_directory)), default=0)
 
 
+def last_step(run_directory: Path) -> int:
+    """Return the last step that the newest attempt has reached; 0 without an event."""
+    events = _newest(run_directory)
+    return max((event["step"] for event in events if event["attempt"] == events[-1]["attempt"]), default=0)
+
+
 def last_end(run_directory: Path) -> str | None:
     """How the newest attempt ended; None where it has not, or does not say so."""
     ends = [e for e in _newest(run_directory) if e["type"] in ("run_started", "run_finished")]

@@ -1,8 +1,13 @@
-"""One attempt at a run: one process, one lock, and an end that the log records whatever happens."""
+"""One attempt at a run: one process, one lock, and an end that the log records whatever happens.
+
+`python -m trainkit.run.attempt` is the trainer as a process of its own: see `spawn`.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,24 +17,45 @@ from trainkit.checkpoint import store
 from trainkit.errors import DONE, FAILED, INTERRUPTED, STOPPED_EARLY, WRONG_INPUT, TrainkitError
 from trainkit.events.alerts import Watch
 from trainkit.events.commands import issued_commands
-from trainkit.events.log import EventLog, last_attempt, last_end
+from trainkit.events.log import EventLog, last_attempt, last_end, last_step
 from trainkit.events.schema import Event
 from trainkit.parallel.xla import make_deterministic
 from trainkit.recipe.toml.load import Loaded, locate_error
-from trainkit.run.start import Start, announce
+from trainkit.run.start import Start, announce, steps_of
 from trainkit.rundir.directory import disk_errors, hold_lock, recipe_of, restore_recipe
 from trainkit.train.signals import Signals, StopBeforeTraining
+
+#: The output of the trainer, in the run's directory.
+LOG = "trainer.log"
+
+
+def spawn(directory: Path, start: Start) -> subprocess.Popen[bytes]:
+    """Start `attempt(directory, start)` in a process and session of its own, so that the terminal may be closed.
+
+    Its output goes to the run's `trainer.log`.
+    """
+    step = "" if start.step is None else str(start.step)
+    profile = ":".join(map(str, start.profile or ()))
+    arguments = [str(directory), step, str(int(start.reset_optimizer)), str(int(start.forget_commands)), profile]
+    with (directory / LOG).open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", __name__, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
 
 
 def attempt(
     directory: Path, start: Start, *, loaded: Loaded | None = None, echo: Callable[[Event], None] | None = None
 ) -> int:
-    """Train the run in `directory` to its end, or to where it is stopped; return the exit code.
+    """Train the run in `directory` to its end, or until it is stopped; return the exit code.
 
     Everything that happens is written to the run's event log, and `echo` is called with each event.
 
     Args:
-        loaded: the run's recipe, where this process has loaded it already.
+        loaded: the run's recipe, if this process has loaded it already.
 
     Raises:
         TrainkitError: something is wrong with the recipe, the data or the machine; the log says so too.
@@ -40,10 +66,10 @@ def attempt(
         log = EventLog(directory, attempt=last_attempt(directory) + 1, echo=echo, watch=Watch().feed)
         with contextlib.ExitStack() as afterwards:
             afterwards.callback(log.close)
-            return _to_the_end(directory, loaded, start, signal=signal, log=log, afterwards=afterwards)
+            return _run_to_end(directory, loaded, start, signal=signal, log=log, afterwards=afterwards)
 
 
-def _to_the_end(
+def _run_to_end(
     directory: Path,
     loaded: Loaded,
     start: Start,
@@ -56,25 +82,18 @@ def _to_the_end(
         log.write("run_finished", step=log.step, status=status, exit_code=code, message=message)
         return code
 
-    def fail(error: BaseException, code: int, message: str) -> NoReturn:
+    def fail(error: BaseException, status: str, code: int, message: str) -> NoReturn:
         # a log that cannot be written must not hide the error
         with contextlib.suppress(OSError):
-            end("failed", code, message)
-        raise error
-
-    def refuse(error: TrainkitError) -> NoReturn:
-        """Leave the run as it was before this attempt, which trained nothing: its recipe, and that it is finished."""
-        with contextlib.suppress(OSError):
-            restore_recipe(directory, attempt=log.attempt - 1)
-            end("finished" if was_finished else "failed", WRONG_INPUT, str(error))
+            end(status, code, message)
         raise error
 
     store.clean(directory)
-    was_finished = last_end(directory) == "finished"
-    newest = store.newest(directory)
+    status_before, newest = last_end(directory), store.newest(directory)
     start = replace(start, issued=tuple(issued_commands(directory)))
-    resumed_from = start.step if start.step is not None else newest.step if newest else None
-    announce(log, loaded, start, resumed_from=resumed_from)
+    # The steps after an older checkpoint stay in the log until that checkpoint is restored, as this may be refused.
+    going_back = start.step is not None
+    announce(log, loaded, start, resumed_from=last_step(directory) if going_back else newest.step if newest else None)
     for plugin in loaded.plugins:
         log.write("log", step=log.step, level="info", message=f"plugin {plugin}")
     try:
@@ -88,15 +107,18 @@ def _to_the_end(
     except TrainkitError as unplaced:
         placed = locate_error(unplaced, loaded)
         placed.__cause__ = unplaced
-        if placed.exit_code == WRONG_INPUT and not signal.training:
-            refuse(placed)
-        fail(placed, placed.exit_code, str(placed))
+        if placed.exit_code != WRONG_INPUT or signal.training:
+            fail(placed, "failed", placed.exit_code, str(placed))
+        # An attempt that is refused leaves the run as it was.
+        with contextlib.suppress(OSError):
+            restore_recipe(directory, attempt=log.attempt - 1)
+        fail(placed, status_before or "failed", WRONG_INPUT, str(placed))
     except KeyboardInterrupt:
         with contextlib.suppress(OSError):
             end(_status(INTERRUPTED), INTERRUPTED, "a second Ctrl-C: the steps after the newest checkpoint are lost")
         raise
     except BaseException as error:
-        fail(error, FAILED, f"{type(error).__name__}: {error}")
+        fail(error, "failed", FAILED, f"{type(error).__name__}: {error}")
     if loop_end.done:
         return end("finished", DONE, loop_end.reason)
     code = signal.exit_code if signal.received else STOPPED_EARLY
@@ -105,3 +127,23 @@ def _to_the_end(
 
 def _status(code: int) -> str:
     return "interrupted" if code == INTERRUPTED else "stopped"
+
+
+def main(arguments: list[str]) -> int:
+    """Run the attempt that `spawn` describes by these arguments; return the exit code."""
+    directory, step, reset_optimizer, forget_commands, profile = arguments
+    start = Start(
+        step=int(step) if step else None,
+        reset_optimizer=reset_optimizer == "1",
+        forget_commands=forget_commands == "1",
+        profile=steps_of(profile) if profile else None,
+    )
+    try:
+        return attempt(Path(directory), start)
+    except TrainkitError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

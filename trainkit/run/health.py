@@ -1,4 +1,4 @@
-"""What is checked while a run trains: its data, its disk, its trackers."""
+"""Checks while a run trains: its data, its disk, its trackers."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from trainkit.recipe import Recipe
 from trainkit.recipe.sections.outputs import Track
 from trainkit.track.sidecar import Sidecars
 
-#: Seconds that the end of a run waits for its trackers, and after a SIGTERM for its exports.
+#: Seconds that the end of a run waits for its trackers and, after a SIGTERM, for its exports.
 TRACKER_SECONDS = 60.0
 
 
 class DataHealth:
-    """Checks the training data before the first step, and again once all of it is tokenised."""
+    """Checks the training data before the first step, and again once it is completely tokenised."""
 
     def __init__(self, cache: Cache, recipe: Recipe, log: EventLog) -> None:
         self._cache, self._recipe, self._log = cache, recipe, log
         self._checked = self._complete = False
 
     def check(self) -> None:
-        """Log what is suspicious. Costs nothing if nothing has changed since the last call.
+        """Log problems of the data. Does nothing if no more data was tokenised since the last call.
 
         Raises:
             TrainkitError: training would learn nothing, or break.
@@ -51,18 +51,19 @@ class DataHealth:
 
 
 class DiskSpace:
-    """Writes an alert when the next checkpoints may not fit on the disk; again only after there was room."""
+    """Writes an alert if the next checkpoints may not fit on the disk, and another only after there was room."""
 
     #: Seconds between two checks.
     EVERY = 30.0
 
     def __init__(self, directory: Path, checkpoint_bytes: int, log: EventLog, *, keep_last: int) -> None:
-        """The disk must hold `keep_last` checkpoints of this size and the one that is being written."""
+        """The disk must hold `keep_last` checkpoints of this size, and the one that is being written."""
         self._directory, self._bytes, self._log = directory, checkpoint_bytes, log
         self._keep_last = keep_last
         self._checked, self._reported = -math.inf, False
 
     def check(self) -> None:
+        """Look at the disk, if the last look was long ago."""
         if time.monotonic() - self._checked < self.EVERY:
             return
         self._checked = time.monotonic()
@@ -83,7 +84,7 @@ class Health(NamedTuple):
     log: EventLog
 
     def check(self, step: int) -> None:
-        """Log what is wrong. Raises TrainkitError where tokenising in the background has failed."""
+        """Log problems. Raises TrainkitError if tokenising in the background has failed."""
         self.cache.check()
         self.data.check()
         self.disk.check()

@@ -1,9 +1,10 @@
-"""Everything the loop works with, assembled around one state and one compiled step."""
+"""What the loop works with, assembled around one state and one compiled step."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from trainkit.run.evaluation import result_writer
 from trainkit.run.health import TRACKER_SECONDS, Health
 from trainkit.run.prepare import Ready
 from trainkit.run.start import Start
+from trainkit.rundir.owed import owed
 from trainkit.track.sidecar import Sidecars
 from trainkit.train.best import best_so_far
 from trainkit.train.build import BuiltStep
@@ -30,19 +32,17 @@ from trainkit.train.compilations import Compilations
 from trainkit.train.control import Commands
 from trainkit.train.evaluate import Evaluator, ResultWriter
 from trainkit.train.loop import Job, SampleReport, train
-from trainkit.train.metrics import MetricsWriter, StepWork
-from trainkit.train.owed import owed
+from trainkit.train.metrics import MetricsWriter, StepWork, log_distributions
 from trainkit.train.prefetch import Prefetch
 from trainkit.train.profile import Profile
 from trainkit.train.signals import Signals
-from trainkit.train.statistics import ParameterHistograms
 
 #: Seconds that the last checkpoint of a short run waits for Aim to name its run.
 AIM_HASH_SECONDS = 20.0
 
 
 class Attempt(NamedTuple):
-    """What lasts for a whole attempt, also where it starts again because memory ran out."""
+    """What lasts for a whole attempt, even if it restarts because memory ran out."""
 
     directory: Path
     recipe: Recipe
@@ -68,7 +68,7 @@ class LoopEnd(NamedTuple):
 
 
 def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands | None = None) -> LoopEnd:
-    """Run the loop from the state in `ready`. `before` took the commands until memory ran out."""
+    """Run the loop from the state in `ready`. `before` took the commands until memory ran out, if it did."""
     directory, recipe, log = attempt.directory, attempt.recipe, attempt.log
     cache, data, exporting = attempt.cache, attempt.data, attempt.exporting
     schedule, program = ready.schedule, ready.program
@@ -82,7 +82,7 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
             reader=exporting,
             restored=None if start.reset_optimizer else first,
         )
-        opened.callback(checkpointing.close)  # a save that is under way when training fails is still a good one
+        opened.callback(checkpointing.close)  # if training fails, a save that has started is still good
         best = best_so_far(directory, recipe)
         checkpointing.keep_best(best.mark)
         compilations = Compilations(log)
@@ -96,7 +96,7 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
             before=before,
         )
         metrics = MetricsWriter(log, data=data.epochs, work=StepWork.of(plan, tflops=recipe.parallel.peak_tflops))
-        profile = Profile(directory, start.profile, log=log, meter=metrics)
+        profile = Profile(directory, start.profile, log=log, metrics=metrics)
         starts_again = False
         opened.callback(lambda: profile.close(log.step, starts_again=starts_again))
         sharding = mesh.batch_sharding(built.mesh)
@@ -109,7 +109,7 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
             if not starts_again:
                 cache.close()
 
-        opened.callback(close_cache)  # before the prefetch, which may be waiting for it
+        opened.callback(close_cache)  # before the prefetch, which may be waiting for the cache
         job = Job(
             recipe=recipe,
             schedule=schedule,
@@ -121,7 +121,7 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
             best=best,
             evaluate=_evaluator(attempt, built, plan, commands=commands),
             sample=_sampler(attempt, built),
-            statistics=ParameterHistograms(log),
+            statistics=partial(log_distributions, log),
             compilations=compilations,
             profile=profile,
             log=log,
@@ -165,7 +165,7 @@ def _results(attempt: Attempt) -> ResultWriter | None:
 
 def _sampler(attempt: Attempt, built: BuiltStep) -> SampleReport:
     recipe, log = attempt.recipe, attempt.log
-    if recipe.model.kind != "causal":  # a command may ask for samples, though no recipe can
+    if recipe.model.kind != "causal":  # a command may ask for samples, although a recipe cannot
         message = f'model.type = "{recipe.model.type}" ({recipe.model.kind}) generates no text: nothing was sampled'
         return lambda state, step, prompts=None: log.write("alert", step=step, kind="sample", message=message)
     codec = attempt.cache.text_tokenizer
@@ -178,7 +178,7 @@ def _sampler(attempt: Attempt, built: BuiltStep) -> SampleReport:
 def provenance_of(
     recipe: Recipe, data_fingerprint: str, base: str | None, trackers: Sidecars, log: EventLog, last: bool
 ) -> Provenance:
-    """Return what the manifest of a checkpoint says beside its state; `last` of the last checkpoint of the run."""
+    """Return what a checkpoint's manifest records besides the state; `last` of the run's last checkpoint."""
     return Provenance(
         recipe=recipe.fingerprint(),
         data=data_fingerprint,

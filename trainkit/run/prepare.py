@@ -3,34 +3,43 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
+
+from trainkit.checkpoint import manifest as manifests
+from trainkit.checkpoint import restore, store
+from trainkit.checkpoint.manifest import Manifest
 from trainkit.data.batches.dataset import TrainSet
-from trainkit.data.cache import build as caches
+from trainkit.data.cache.build import Cache
 from trainkit.data.jobs import Stop
+from trainkit.data.recorded import check_same_data
+from trainkit.errors import TrainkitError
 from trainkit.events.commands import IssuedCommand
 from trainkit.events.log import EventLog, of_kinds
+from trainkit.hub.load import check_same_base, load_adapter, load_base
 from trainkit.infer.text_format import keep_tokenizer
 from trainkit.parallel import devices
 from trainkit.plan import Choice, Devices, Plan, choices, make_plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.toml.load import Loaded
-from trainkit.run.health import DataHealth
-from trainkit.run.initial_state import initial_state
-from trainkit.run.out_of_memory import Restart, compile_smaller, explain_out_of_memory
-from trainkit.run.reference import attach_reference
-from trainkit.run.start import Start
+from trainkit.run.start import Start, announce
 from trainkit.tasks import build as build_task
 from trainkit.tasks import check_tokenizer
-from trainkit.train.build import build
-from trainkit.train.live_schedule import LiveSchedule
+from trainkit.train.build import BuiltStep, build, model_shapes, new_state, state_shapes
+from trainkit.train.control import LiveSchedule
+from trainkit.train.out_of_memory import explain_out_of_memory
 from trainkit.train.profile import check_steps
-from trainkit.train.program import Program, fit_program, log_plan, log_program
-from trainkit.train.state import State
+from trainkit.train.program import Program, compile_smaller, fit_program, log_plan, log_program
+from trainkit.train.reference import attach_reference
+from trainkit.train.state import State, initial_live, initial_scale, without_frozen
 
 
 class Ready(NamedTuple):
@@ -43,19 +52,42 @@ class Ready(NamedTuple):
     """Commands of earlier attempts that are carried out again."""
 
 
+class Restart(NamedTuple):
+    """A restart in this process with `plan`, because a step of the plan `failed` ran out of memory.
+
+    `step` steps had been dispatched. It starts like any resumed attempt: from the newest checkpoint, or at step 0.
+    """
+
+    failed: Plan
+    plan: Plan
+    step: int
+
+    def report(self, *, first: int, log: EventLog) -> None:
+        """Write the alert. `first` is the step from which training continues."""
+        before, after = (f"micro-batch {p.batch.micro} x accumulation {p.batch.accumulation}" for p in self[:2])
+        message = f"out of memory with {before}: continuing with {after} and the same batches"
+        if first < self.step:
+            message += f", again from step {first}, because the state after it was lost"
+        log.write("alert", step=first, kind="out of memory", message=message)
+
+
 def prepare_training(
     directory: Path,
     loaded: Loaded,
     start: Start,
-    cache: caches.Cache,
+    cache: Cache,
     data: TrainSet,
-    data_health: DataHealth,
     *,
+    check_data: Callable[[], None],
     restart: Restart | None = None,
     log: EventLog,
 ) -> Ready:
-    """Plan and compile the step, and meanwhile make or read the state. After running out of memory, `restart` has the
-    plan."""
+    """Plan and compile the step and, meanwhile, make or restore the state.
+
+    Args:
+        check_data: raises if training would learn nothing; called before a reference is computed.
+        restart: has the plan, after running out of memory.
+    """
     recipe = loaded.recipe
     plan = restart.plan if restart else plan_of(recipe, cache, data, before=partial(previous_choice, directory))
     if cache.tokenizer is not None:
@@ -63,40 +95,40 @@ def prepare_training(
     built = build(recipe, plan, task=build_task(recipe.task, cache.tokenizer))
     stop = Stop()
     with ThreadPoolExecutor(1, "compile") as thread, contextlib.ExitStack() as leaving:
-        leaving.callback(stop.set)  # an exception waits for the compilation under way, and for no other
-        # XLA compiles without the interpreter's lock, so the state is made or read meanwhile.
+        leaving.callback(stop.set)  # an exception waits for the present compilation, and for no other
+        # XLA compiles without the interpreter's lock, so the state is made or restored meanwhile.
         # A resumed attempt computes with the choice of the attempt before it.
         enlarge = previous_choice(directory, plan.devices) is None
         compiler = compile_smaller if restart else partial(fit_program, stop=stop, enlarge=enlarge)
         compiling = thread.submit(compiler, recipe, plan, built, data.layouts())
         with explain_out_of_memory("the state (parameters and optimizer)", plan, recipe):
-            state = initial_state(directory, loaded, start, built=built, cache=cache, log=log)
-        first = int(state.step)
+            initial = initial_state(directory, recipe, start, built=built, cache=cache, log=log)
+        first = int(initial.state.step)
+        schedule = LiveSchedule(recipe.schedule, steps=plan.steps, live=initial.state.live)
+        check_steps(start.profile, done=first, total=schedule.total_steps)
+        accept_start(directory, loaded, start, initial, log=log)
         if restart:
             restart.report(first=first, log=log)
-        schedule = LiveSchedule(recipe.schedule, steps=plan.steps, live=state.live)
         log_plan(plan, built, total_steps=schedule.total_steps, log=log)
-        check_steps(start.profile, done=first, total=schedule.total_steps)
         repeats = commands_to_repeat(start, schedule, first=first, log=log)
         if cache.tokenizer is not None:
             keep_tokenizer(cache.tokenizer, recipe, directory)
         with explain_out_of_memory("a step of the smallest micro-batch", plan, recipe):
             program = compiling.result()
     log_program(program, guessed=plan, total_steps=schedule.total_steps, log=log)
-    state = program.adopt(state)
+    state = program.adopt(initial.state)
+    del initial
     with explain_out_of_memory("the reference model", program.plan, recipe):
-        attach_reference(
-            directory, recipe, cache, data, program.built, program.plan, state, check=data_health.check, log=log
-        )
+        attach_reference(directory, recipe, cache, data, program, state, check=check_data, log=log)
     return Ready(program, state, schedule, repeats)
 
 
 def plan_of(
-    recipe: Recipe, cache: caches.Cache, data: TrainSet, *, before: Callable[[Devices], Choice | None] | None = None
+    recipe: Recipe, cache: Cache, data: TrainSet, *, before: Callable[[Devices], Choice | None] | None = None
 ) -> Plan:
     """Return the plan on this machine's devices.
 
-    `before` returns the choice of an earlier attempt on them. It is made again where it is possible, so that a resumed
+    `before` returns an earlier attempt's choice on them. It is used again if it is still possible, so that a resumed
     run computes the same in the same order.
     """
     local = devices.local(recipe.parallel.platform)
@@ -109,7 +141,7 @@ def plan_of(
 
 
 def previous_choice(directory: Path, devices: Devices) -> Choice | None:
-    """Return what the run's last attempt computed with; None if it had no plan yet, or other devices."""
+    """Return the choice of the run's last plan; None without one, or if that was for other devices."""
     *_, plan = (None, *(event["plan"] for event in of_kinds(directory, "planned")))
     try:
         if plan is None or (plan["devices"]["kind"], plan["devices"]["count"]) != (devices.kind, devices.count):
@@ -120,10 +152,10 @@ def previous_choice(directory: Path, devices: Devices) -> Choice | None:
 
 
 def commands_to_repeat(start: Start, schedule: LiveSchedule, *, first: int, log: EventLog) -> list[IssuedCommand]:
-    """Return, by step, the commands of earlier attempts beyond step `first`, from which this attempt continues.
+    """Return, by step, the commands of earlier attempts to repeat when continuing from step `first`.
 
-    They are carried out again. A checkpoint may or may not include a command that came after its very step, because
-    it may have been written while the command came.
+    The checkpoint may or may not include a command that came right after its step, because it may have been written at
+    the same time.
     """
     repeats = [
         issued
@@ -131,12 +163,104 @@ def commands_to_repeat(start: Start, schedule: LiveSchedule, *, first: int, log:
         if issued.step > first or not schedule.holds(issued.command, step=first)
     ]
     if repeats:
-        listed = ", ".join(map(_described, repeats))
+        listed = ", ".join(map(_in_words, repeats))
         message = f"commands of earlier attempts are repeated: {listed}; to omit them: trainkit resume RUN"
         log.write("log", step=log.step, level="info", message=f"{message} --forget-commands")
     return repeats
 
 
-def _described(issued: IssuedCommand) -> str:
+def _in_words(issued: IssuedCommand) -> str:
     argument = "" if issued.command.argument is None else f" {issued.command.argument}"
     return f"{issued.command.name}{argument} after step {issued.step}"
+
+
+class Initial(NamedTuple):
+    """The state at the start of an attempt, and where it came from."""
+
+    state: State
+    manifest: Manifest | None = None
+    """That of the restored checkpoint; None for a new state."""
+    skipped: bool = False
+    """Whether a newer checkpoint is damaged."""
+
+
+def initial_state(
+    directory: Path, recipe: Recipe, start: Start, *, built: BuiltStep, cache: Cache, log: EventLog
+) -> Initial:
+    """Return the state at the start of an attempt: that of a checkpoint or, without one, a new one.
+
+    Raises:
+        TrainkitError: no checkpoint is whole, none has this step, or it was trained on other data or another base.
+    """
+    damaged: list[Path] = []
+
+    def on_damaged(path: Path, error: TrainkitError) -> None:
+        damaged.append(path)
+        message = f"the checkpoint {path.name} is damaged and was skipped: {error.problem}"
+        log.write("alert", step=log.step, kind="checkpoint", message=message)
+
+    key = jax.random.key(recipe.run.seed)
+    read = partial(_read_state, recipe=recipe, built=built, key=key, reset_optimizer=start.reset_optimizer)
+    if start.step is None:
+        restored = restore.restore_newest(directory, read, on_damaged=on_damaged)
+    else:
+        info = store.find(directory, start.step)
+        restored = read(info.directory), info.manifest
+    if restored is None:
+        numbers = load_adapter(recipe, model_shapes(built))  # small, so an error in it is found early
+        return Initial(new_state(built, key, load_base(recipe, built.base, on=built.mesh), numbers))
+    state, manifest = restored
+    check_same_base(manifest, state.frozen, where=directory)
+    check_same_data(cache, recipe, manifest.data, where=directory)
+    return Initial(state, manifest, skipped=bool(damaged))
+
+
+def _read_state(path: Path, *, recipe: Recipe, built: BuiltStep, key: jax.Array, reset_optimizer: bool) -> State:
+    """Return the state in a checkpoint; parts that it lacks, or that start again, are new."""
+    shardings, template = built.shardings, without_frozen(state_shapes(built))
+
+    @functools.cache
+    def new_part(part: str) -> Any:
+        if not jax.tree.leaves(getattr(shardings, part)):
+            return getattr(shardings, part)
+        # the optimizer state does not depend on the weights
+        weights = load_base(recipe, built.base, on=built.mesh) if part == "frozen" else None
+        return new_state(built, key, weights, part=part)
+
+    saved = {name.partition(".")[0] for name in manifests.read(path).leaves}
+    has_live, is_scaled = "live" in saved, "loss_scale" in saved
+    if has_live and is_scaled == (template.loss_scale is not None) and not reset_optimizer:
+        return replace(restore.restore(path, template), frozen=new_part("frozen"))
+    new: dict[str, Any] = {"frozen": new_part("frozen")}
+    if reset_optimizer:
+        new["optimizer"] = new_part("optimizer")
+    if not has_live:  # written by an early version, in which nothing could change during a run
+        new["live"] = jax.device_put(initial_live(), shardings.live)
+    if template.loss_scale is None or not is_scaled:  # only float16 has one
+        new["loss_scale"] = template.loss_scale and jax.device_put(initial_scale(), shardings.loss_scale)
+    kept = [field.name for field in fields(State) if field.name not in new]
+    return State(**new, **{name: restore.restore(path, getattr(template, name), under=name) for name in kept})
+
+
+def accept_start(directory: Path, loaded: Loaded, start: Start, initial: Initial, *, log: EventLog) -> None:
+    """Log where the attempt begins, and set the checkpoints of later steps aside: the restored state is accepted."""
+    manifest = initial.manifest
+    if (manifest.step if manifest else 0) != log.step:
+        announce(log, loaded, start, resumed_from=manifest.step if manifest else None)
+    if manifest is None:
+        return
+    before = _devices_in_words(manifest.devices, manifest.mesh)
+    mesh = jax.tree.leaves(initial.state)[0].sharding.mesh
+    after = _devices_in_words(sorted(device.device_kind for device in mesh.devices.flat), dict(mesh.shape))
+    if before != after:
+        message = f"devices: {before} -> {after}; results agree to rounding, not bit for bit"
+        log.write("log", step=log.step, level="warning", message=message)
+    if start.step is not None or initial.skipped:
+        # damaged ones too: kept beside whole ones they would push these out
+        for step in store.set_aside(store.directory_of(directory), beyond=manifest.step):
+            log.write("log", step=log.step, level="info", message=f"the checkpoint of step {step} was set aside")
+
+
+def _devices_in_words(kinds: list[str], axes: dict[str, int]) -> str:
+    counted = ", ".join(f"{count} x {kind}" for kind, count in Counter(kinds).items())
+    return f"{counted} ({', '.join(f'{axis} {size}' for axis, size in axes.items())})"

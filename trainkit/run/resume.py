@@ -1,10 +1,10 @@
-"""Resuming a run: what differs from before, and what must not."""
+"""Resuming a run: check that it can continue, put its changed recipe in place, and say what differs."""
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from importlib.metadata import version
 from pathlib import Path
 
@@ -13,38 +13,19 @@ from trainkit.errors import TrainkitError
 from trainkit.events.commands import issued_commands
 from trainkit.events.log import last_attempt
 from trainkit.recipe import Recipe
-from trainkit.recipe.sections.optimizer import OptimizerSpec
 from trainkit.recipe.sections.schedule import NEVER
 from trainkit.recipe.toml.load import Loaded
 from trainkit.recipe.toml.values import Difference, differences
-from trainkit.run.rates import compare_rates
 from trainkit.run.start import Start
+from trainkit.rundir.changes import check_changes, compare_rates
 from trainkit.rundir.directory import EXPORTS, disk_errors, hold_lock, recipe_of, replace_recipe
+from trainkit.rundir.owed import owed
 from trainkit.train.best import best_so_far
-from trainkit.train.owed import owed
-
-#: What the state or the data order depends on: with another value, the run would be another run.
-FIXED = (
-    "schema",
-    "run.*",
-    "model.*",
-    "adapter.[!l]*",  # all but the learning rate's ratio
-    "tokenizer.*",
-    "task.*",
-    "data.sequence_length",
-    "data.encoding*",
-    "data.train.*",
-    "data.held_out",
-    "data.shuffle*",
-    "data.on_error",
-    "train.batch_size",
-    "precision.params",
-)
 
 
 @dataclass(frozen=True)
 class Resumption:
-    """How a run will continue, its recipe, and what a person should know before it does, a line each."""
+    """How a run will continue, its recipe, and lines for people about what differs."""
 
     start: Start
     loaded: Loaded
@@ -70,18 +51,9 @@ def prepare(
         old = recipe_of(directory)
         new = recipe_of(directory, overrides) if overrides else old
         changed = differences(old.recipe, new.recipe)
-        _refuse(changed)
-        if not reset_optimizer:
-            _check_optimizer_state(old.recipe.optimizer, new.recipe.optimizer)
+        check_changes(old.recipe, new.recipe, changed, reset_optimizer=reset_optimizer)
         info = store.find(directory, step) if step is not None else store.newest(directory)
-        if (
-            info
-            and info.manifest.kind == "final"
-            and not (
-                _goes_further(directory, new.recipe, info.step, changed)
-                or _left_undone(directory, new.recipe, info.step)
-            )
-        ):
+        if info and info.manifest.kind == "final" and not _has_work_left(directory, new.recipe, info.step, changed):
             reason = best_so_far(directory, new.recipe, until=info.step).reason
             longer = "evaluate.patience=…" if reason else "train.steps=… --raise-rate"
             raise TrainkitError(
@@ -93,63 +65,35 @@ def prepare(
         rates = compare_rates(directory, old.recipe, new.recipe, at, changed, raise_rate=raise_rate)
         if changed or new.changed_plugins:
             replace_recipe(directory, new, attempt=last_attempt(directory))
-        notes = [*(f"recipe: {difference}" for difference in changed), *rates]
-        notes += [f"the plugin {file} has changed since the run was last started" for file in new.changed_plugins]
-        if info:
-            notes += [f"versions: {line}" for line in _version_changes(info.manifest.versions)]
-            notes.insert(0, f"resuming from step {info.step}")
-        else:
-            notes.insert(0, "there is no checkpoint: starting at step 0")
+    notes = [f"resuming from step {info.step}" if info else "there is no checkpoint: starting at step 0"]
+    notes += [*(f"recipe: {difference}" for difference in changed), *rates]
+    notes += [f"the plugin {file} has changed since the run was last started" for file in new.changed_plugins]
+    notes += [f"versions: {line}" for line in _version_changes(info.manifest.versions)] if info else []
     start = Start(step=step, reset_optimizer=reset_optimizer, forget_commands=forget_commands)
     return Resumption(start, new, tuple(notes))
 
 
-def _refuse(changed: list[Difference]) -> None:
-    wrong = [d for d in changed if any(fnmatchcase(d.key, pattern) for pattern in FIXED)]
-    if wrong:
-        raise TrainkitError(
-            "these cannot change within a run:\n" + "\n".join(f"  {difference}" for difference in wrong),
-            hint="begin a new run with the changed recipe: trainkit run RECIPE --name NAME",
-        )
-
-
-def _check_optimizer_state(before: OptimizerSpec, after: OptimizerSpec) -> None:
-    """Raise TrainkitError where the saved optimizer state does not fit the changed [optimizer]."""
-    old, new = before.state_key_values(), after.state_key_values()
-    wrong = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
-    if wrong:
-        raise TrainkitError(
-            "the saved optimizer state does not fit:\n"
-            + "\n".join(f"  optimizer.{key}: {old.get(key, 'none')} -> {new.get(key, 'none')}" for key in wrong),
-            hint="undo the change, or start with a new optimizer state: --reset-optimizer",
-        )
-
-
-def _left_undone(directory: Path, recipe: Recipe, last: int) -> bool:
-    """Whether the end of the run was cut off: its last evaluation, its last samples, or an export."""
+def _has_work_left(directory: Path, recipe: Recipe, last: int, changed: list[Difference]) -> bool:
+    """Return whether a run with a final checkpoint of step `last` is longer now, or its end was cut off."""
     exported = not recipe.export or (directory / EXPORTS / str(last)).exists()
-    return not exported or bool(owed(directory, recipe, last, last=True))
+    return (
+        not exported or _is_longer(directory, recipe, last, changed) or bool(owed(directory, recipe, last, last=True))
+    )
 
 
-def _goes_further(directory: Path, recipe: Recipe, step: int, changed: list[Difference]) -> bool:
+def _is_longer(directory: Path, recipe: Recipe, step: int, changed: list[Difference]) -> bool:
     if best_so_far(directory, recipe, until=step).exhausted:
         return False
-    if recipe.train.steps is not None:
-        begun = [
-            found.step for found in issued_commands(directory) if found.command.name == "decay" and found.step <= step
-        ]
-        return recipe.schedule.last_step(recipe.train.steps, decay_start=min(begun, default=NEVER)) > step
-    return any(d.key in ("train.epochs", "train.tokens") for d in changed)
+    if recipe.train.steps is None:
+        return any(difference.key in ("train.epochs", "train.tokens") for difference in changed)
+    decays = [
+        issued.step for issued in issued_commands(directory) if issued.command.name == "decay" and issued.step <= step
+    ]
+    return recipe.schedule.last_step(recipe.train.steps, decay_start=min(decays, default=NEVER)) > step
 
 
-def _version_changes(then: dict[str, str]) -> Iterator[str]:
-    for package, before in then.items():
-        now = _version(package)
+def _version_changes(earlier: dict[str, str]) -> Iterator[str]:
+    for package, before in earlier.items():
+        now = platform.python_version() if package == "python" else version(package)
         if now != before:
             yield f"{package} {before} -> {now}"
-
-
-def _version(package: str) -> str:
-    import platform
-
-    return platform.python_version() if package == "python" else version(package)

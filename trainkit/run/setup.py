@@ -22,12 +22,12 @@ from trainkit.infer.text_format import check_texts
 from trainkit.parallel import devices
 from trainkit.parallel.xla import use_compile_cache
 from trainkit.plan import DataSize, make_plan
+from trainkit.plan.proposal import smaller_plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.toml.load import Loaded
 from trainkit.run.health import DataHealth, DiskSpace, Health, start_trackers
 from trainkit.run.job import Attempt, LoopEnd, provenance_of, run_loop
-from trainkit.run.out_of_memory import Restart, smaller_plan, start_again
-from trainkit.run.prepare import prepare_training
+from trainkit.run.prepare import Restart, prepare_training
 from trainkit.run.start import Start
 from trainkit.tasks import check_tokenizer
 from trainkit.track.projections import enabled, require
@@ -46,34 +46,32 @@ def train(
     log: EventLog,
     afterwards: contextlib.ExitStack,
 ) -> LoopEnd:
-    """Train to the end of the run, or to where it is stopped, and return how the loop ended.
+    """Train to the end of the run, or until it is stopped, and return how the loop ended. Save a checkpoint first.
 
-    There is a checkpoint either way. Work that must wait until the attempt's end is in the log is pushed on
-    `afterwards`.
+    What must wait until the end of the attempt is in the log is pushed onto `afterwards`.
     """
     recipe = loaded.recipe
-    check_before_data(recipe, start, done=log.step)
+    check_before_data(recipe, start, done=log.step if start.step is None else start.step)
     use_compile_cache()
 
     resumed = store.newest(directory) is not None
     cache = _tokens(recorded.with_own_tokenizer(recipe, directory) if resumed else recipe, log, resumed=resumed)
     afterwards.callback(cache.close)
-    data = TrainSet(cache, recipe)
-    data_health = DataHealth(cache, recipe, log)
-    ready = prepare_training(directory, loaded, start, cache, data, data_health, log=log)
+    data, data_health = TrainSet(cache, recipe), DataHealth(cache, recipe, log)
+    check_data = data_health.check
+    prepare = partial(prepare_training, directory, loaded, cache=cache, data=data, check_data=check_data, log=log)
+    ready = prepare(start)
 
     recorded.keep(cache, directory)
     first = int(ready.state.step)
     data.batch(first)  # waits for the first window of tokens, so that there is data to check
-    data_health.check()
+    check_data()
     kept = recipe.checkpoint.keep_last + (recipe.checkpoint.best is not None)
     disk = DiskSpace(directory, size_of(without_frozen(ready.state)), log, keep_last=kept)
     trackers = start_trackers(directory, recipe.track, log, afterwards)  # only now, to leave the CPU to the compiler
     base = base_digest(ready.state.frozen, recipe)
 
-    with contextlib.ExitStack() as opened:
-        server = Server(directory)
-        opened.callback(server.close)
+    with contextlib.closing(Server(directory)) as server:
         attempt = Attempt(
             directory=directory,
             recipe=recipe,
@@ -88,20 +86,19 @@ def train(
         )
         signal.training_begins()
         end = run_loop(ready, start, attempt)
-        while end.out_of_memory:
+        while end.out_of_memory:  # a restart is a resume in this process, with a smaller micro-batch
             failed = ready.program.plan
-            del ready  # its state would take the memory that the next one needs
-            restart = Restart(failed, smaller_plan(recipe, failed), end.step)
-            start = start_again(directory, start, log=log)
-            ready = prepare_training(directory, loaded, start, cache, data, data_health, restart=restart, log=log)
+            del ready  # the new state needs its memory
+            start = start.again(directory, log=log)
+            ready = prepare(start, restart=Restart(failed, smaller_plan(recipe, failed), end.step))
             end = run_loop(ready, start, attempt, before=end.commands)
         return end
 
 
 def check_before_data(recipe: Recipe, start: Start, *, done: int) -> None:
-    """Raise TrainkitError for what is wrong with a run and can be known before anything is tokenised."""
+    """Raise TrainkitError for errors of a run that are known before anything is tokenised. `done` steps are done."""
     for tracker in enabled(recipe.track):
-        if tracker != "aim":  # Aim is installed with trainkit; an alert reports it if it is missing nevertheless
+        if tracker != "aim":  # it is installed with trainkit; if it is missing nevertheless, an alert says so
             require(tracker)
     recipe.task.check_documents(recipe.data.train)
     if recipe.task.masks and (codec := peek(recipe)) is not None:
@@ -111,7 +108,7 @@ def check_before_data(recipe: Recipe, start: Start, *, done: int) -> None:
 
 
 def _tokens(recipe: Recipe, log: EventLog, *, resumed: bool) -> caches.Cache:
-    """Return the tokens. Where training may start early, some of them are made in the background after this returns."""
+    """Return the tokens. If training may start early, the later ones are made in the background."""
     cache = caches.find(recipe)
     if cache is None:
         rehearse(recipe, resumed=resumed)
@@ -121,9 +118,9 @@ def _tokens(recipe: Recipe, log: EventLog, *, resumed: bool) -> caches.Cache:
 
 
 def rehearse(recipe: Recipe, *, resumed: bool) -> None:
-    """Raise now what hours of tokenising would only delay: errors of devices, batch, optimiser, weights or templates.
+    """Raise TrainkitError for errors that tokenising would only delay: devices, batch, optimizer, weights, templates.
 
-    Nothing here depends on the data, which is still unknown. Raises TrainkitError.
+    Nothing here depends on the data, which is still unknown.
     """
     if not resumed and recipe.data.is_text:  # a resumed run has its own copies
         check_texts(recipe)

@@ -5,44 +5,66 @@ from __future__ import annotations
 import os
 import re
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
+from pathlib import Path
 
+from trainkit.checkpoint import store
 from trainkit.errors import TrainkitError
 from trainkit.events.attempts import process_started
-from trainkit.events.commands import IssuedCommand
+from trainkit.events.commands import IssuedCommand, issued_commands
 from trainkit.events.log import EventLog
 from trainkit.events.schema import SCHEMA
 from trainkit.recipe.toml.load import Loaded
 
-#: Packages whose versions are logged: bits may differ between versions.
+#: Packages whose versions are logged, because results may differ between them.
 PACKAGES = ("trainkit", "jax", "jaxlib", "equinox", "optax", "numpy", "tensorstore", "tokenizers")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """How an attempt begins: from the checkpoint of `step`; where that is None, from the newest good one, if any."""
+    """How an attempt begins: from the checkpoint of `step`, or from the newest good one, if any, where that is None."""
 
     step: int | None = None
     reset_optimizer: bool = False
     forget_commands: bool = False
     """Repeat no command that came after the checkpoint."""
     issued: tuple[IssuedCommand, ...] = ()
-    """The commands of the run so far, as the log has them when the attempt begins."""
+    """The commands in the run's log when the attempt begins."""
     profile: tuple[int, int] | None = None
     """The first and the last step to trace."""
 
     def repeated(self, *, after: int) -> list[IssuedCommand]:
-        """Return the commands that an attempt which continues from step `after` carries out again."""
-        return [] if self.forget_commands else [given for given in self.issued if given.step > after]
+        """Return the commands that an attempt repeats if it continues from step `after`."""
+        return [] if self.forget_commands else [issued for issued in self.issued if issued.step > after]
+
+    def again(self, directory: Path, *, log: EventLog) -> Start:
+        """Return how the attempt begins again, from its newest checkpoint, after it ran out of memory.
+
+        The commands that it received are repeated at their steps. If it has saved a checkpoint, the optimizer was
+        already reset.
+        """
+        newest = store.newest(directory)
+        has_saved = newest is not None and newest.manifest.attempt == log.attempt
+        issued = (
+            each for each in issued_commands(directory) if not self.forget_commands or each.attempt == log.attempt
+        )
+        return replace(
+            self,
+            step=None,
+            reset_optimizer=self.reset_optimizer and not has_saved,
+            forget_commands=False,
+            issued=tuple(issued),
+            profile=self.profile if self.profile and self.profile[0] > log.step else None,
+        )
 
 
 def steps_of(text: str) -> tuple[int, int]:
-    """Return the first and the last step to trace from a text such as `20:25`. Raises TrainkitError for other texts."""
-    found = re.fullmatch(r"(\d{1,15}):(\d{1,15})", text.strip(), re.ASCII)
-    first, last = (int(found[1]), int(found[2])) if found else (0, 0)
+    """Return the first and the last step to trace from text such as `20:25`. Raises TrainkitError for other text."""
+    match = re.fullmatch(r"(\d{1,15}):(\d{1,15})", text.strip(), re.ASCII)
+    first, last = (int(match[1]), int(match[2])) if match else (0, 0)
     if not 1 <= first <= last:
-        why = f": {first} comes after {last}" if first > last else ": steps are counted from 1" if found else ""
+        why = f": {first} comes after {last}" if first > last else ": steps are counted from 1" if match else ""
         raise TrainkitError(
             f"{text!r} is not a range of steps{why}",
             where="--profile",
@@ -52,7 +74,7 @@ def steps_of(text: str) -> tuple[int, int]:
 
 
 def announce(log: EventLog, loaded: Loaded, start: Start, *, resumed_from: int | None) -> None:
-    """Write `run_started`; again if the attempt must begin at an earlier step than it first announced."""
+    """Write `run_started`, or write it again if the attempt begins at another step than it announced."""
     log.write(
         "run_started",
         step=resumed_from or 0,
@@ -63,6 +85,6 @@ def announce(log: EventLog, loaded: Loaded, start: Start, *, resumed_from: int |
         host=socket.gethostname(),
         recipe=loaded.recipe.fingerprint(),
         resumed_from=resumed_from,
-        orders=[given.fields() for given in start.repeated(after=resumed_from or 0)],
+        orders=[issued.fields() for issued in start.repeated(after=resumed_from or 0)],
         versions={package: version(package) for package in PACKAGES},
     )

@@ -13,7 +13,7 @@ from trainkit.events.attempts import current_events
 from trainkit.events.log import number, of_kinds
 from trainkit.recipe import Recipe
 from trainkit.rundir.checkpoint_files import BestMark
-from trainkit.train.owed import falls_on
+from trainkit.rundir.owed import falls_on
 
 
 class BestSoFar:

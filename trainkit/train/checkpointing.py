@@ -1,4 +1,4 @@
-"""When checkpoints are written, and what the log says of them."""
+"""When checkpoints are written, and their events in the log."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from trainkit.train.state import State, without_frozen
 
 
 class CheckpointReader(Protocol):
-    """Uses checkpoints while training continues, such as for exports."""
+    """Reads checkpoints while training continues, such as for exports."""
 
     def wants(self, step: int, /) -> bool:
-        """Return whether it needs a checkpoint of this step, which nothing else may have asked for."""
+        """Return whether it needs a checkpoint of this step, even if nothing else asks for one."""
 
     def take(self, step: int, /, *, last: bool) -> None:
-        """Use the checkpoint of this step, which is on disk, whole."""
+        """Read the checkpoint of this step, which is on disk."""
 
     def held(self) -> Collection[int]:
-        """Return the steps whose checkpoints it still needs. May be called from any thread."""
+        """Return the steps whose checkpoints it still needs. Any thread may call it."""
 
     def poll(self) -> None:
         """Check on its work. Does not wait."""
 
 
-#: Seconds before each new attempt to write the checkpoint that an attempt ends with.
+#: Seconds before each further try to write the last checkpoint of an attempt.
 RETRY_AFTER = (1.0, 3.0, 10.0)
 
 
 class CheckpointNotWritten(TrainkitError):
-    """The checkpoint that an attempt ends with could not be written, at any try."""
+    """Every try to write the last checkpoint of an attempt failed."""
 
 
 class Checkpointing:
-    """Saves as the recipe, a command or the reader of checkpoints asks, and always at the end of an attempt.
+    """Saves when the recipe, a command or the reader of checkpoints asks for it, and at the end of an attempt.
 
-    A save that fails while training continues is an alert, and the next save that is due tries again. The one that an
-    attempt ends with is tried several times, and must succeed.
+    A save that fails during training is an alert, and the next save that is due tries again. The last one of an attempt
+    is tried several times, and must succeed.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class Checkpointing:
         reader: CheckpointReader | None = None,
         restored: int | None = None,
     ) -> None:
-        """`provenance` is called with whether the checkpoint is the run's last. `restored` is the step that the state
-        was restored from, if its checkpoint still holds that state."""
+        """`provenance` is called with whether the checkpoint is the run's last. `restored` is the step from which the
+        state was restored, if its checkpoint still holds that state."""
         self._spec = spec
         self._provenance = provenance
         self._log = log
@@ -71,7 +71,7 @@ class Checkpointing:
         self._best = self._next_best = checkpoint_files.best(directory)
         self._saver = Saver(directory, on_saved=self._report_saved, held=self._held, keep_last=spec.keep_last)
         self._last_time = time.monotonic()
-        #: The step whose state is on disk or on its way there, and its kind.
+        #: The step and kind of the checkpoint that was saved or started last.
         kinds = {info.step: info.manifest.kind for info in store.checkpoints(directory) if info.step == restored}
         self._saved_step: int | None = restored if restored in kinds else None
         #: The newest step that is on disk, of this attempt or restored.
@@ -79,11 +79,11 @@ class Checkpointing:
         self._saved_kind: Kind | None = kinds.get(restored) if restored is not None else None
 
     def is_due(self, step: int) -> bool:
-        """Whether the recipe, or the reader of checkpoints, asks for a checkpoint of this step that does not exist."""
+        """Return whether the recipe or the reader asks for a checkpoint of this step that does not exist."""
         return step != self._saved_step and (self._due_kind(step) is not None or self._is_wanted(step))
 
     def save(self, state: State, step: int, *, last: bool = False, requested: bool = False) -> bool:
-        """Save in the background if there is a reason to, and return whether there was.
+        """Save in the background if a checkpoint is due, and return whether it was.
 
         The caller may donate the state to the next step as soon as this returns.
         """
@@ -120,12 +120,12 @@ class Checkpointing:
                 self._mark_best(mark if exists else None)
 
     def save_and_wait(self, state: State, step: int, *, last: bool) -> None:
-        """Return once the state that the attempt ends with is on disk; `last` if it is also the run's last.
+        """Return once the last state of the attempt is on disk; `last` if it is also the run's last.
 
-        A save that fails is tried again, with an alert, after each of `RETRY_AFTER` seconds.
+        A save that fails is an alert, and is tried again after each of `RETRY_AFTER` seconds.
 
         Raises:
-            CheckpointNotWritten: all of them failed.
+            CheckpointNotWritten: every try failed.
         """
         for seconds in (*RETRY_AFTER, None):
             try:
@@ -145,19 +145,19 @@ class Checkpointing:
                 time.sleep(seconds)
 
     def report(self, step: int) -> None:
-        """Log a save that has ended or failed since the last call. Does not wait."""
+        """Log a save that finished or failed since the last call. Does not wait."""
         with self._alert_on_failure():
             self._saver.poll()
         if self._reader:
             self._reader.poll()
 
     def close(self) -> None:
-        """Return once a save that is under way has ended."""
+        """Return once the present save has ended."""
         with self._alert_on_failure():
             self._saver.close()
 
     def _start(self, state: State, step: int, kind: Kind, *, last: bool) -> None:
-        with self._alert_on_failure():  # of the save before this one
+        with self._alert_on_failure():  # the previous save
             self._saver.wait()
         self._log.write("checkpoint_started", step=step, kind=kind)
         self._saved_step, self._saved_kind, self._last_time = step, kind, time.monotonic()
@@ -197,7 +197,7 @@ class Checkpointing:
         return store.due(self._spec, step=step, last_saved_time=self._last_time, now=time.monotonic())
 
     def _is_more(self, kind: Kind) -> bool:
-        """Whether this kind is kept longer than that of the checkpoint that exists."""
+        """Return whether this kind is kept longer than that of the existing checkpoint."""
         return self._saved_kind is None or KINDS.index(kind) > KINDS.index(self._saved_kind)
 
     def _is_wanted(self, step: int) -> bool:

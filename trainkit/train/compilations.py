@@ -1,5 +1,4 @@
-"""What is compiled while a run trains, and why something that has been compiled is compiled again: shapes or types that
-change cost seconds each time."""
+"""Logs what is compiled during a run, and why it is compiled again: changing shapes or types cost seconds each time."""
 
 from __future__ import annotations
 
@@ -15,106 +14,107 @@ import jax.monitoring
 
 from trainkit.events.log import EventLog
 
-#: What JAX (0.10) says after each compilation, also of a program that its cache on disk had. Where another version
-#: calls it otherwise, nothing is told.
+#: JAX's event (0.10) after each compilation, also of a program from the cache on disk. If a version of JAX has another
+#: name for it, nothing is logged.
 COMPILED = "/jax/core/compile/backend_compile_duration"
-#: How often a kind of work is done before it must have compiled all it needs; and how often in a row without
-#: compiling before it can be told of again.
-SETTLED, CALM = 2, 10
-#: Changed arguments that are named.
+#: A kind of work must have compiled all it needs after being done so often.
+SETTLED = 2
+#: After an alert, the same kind of work must be done so often without compiling before there is another alert.
+CALM = 10
+#: A message names so many changed arguments.
 NAMED = 3
 #: JAX's explanation of one change (0.10), as in `  * at batch['tokens'], now i32[8,64] and before i32[8,32]`.
 CHANGE = re.compile(r"^ *\* (?:at (?:input path )?)?(.+?),? (?:differs: )?now (.+?) and before (.+?)(?:, so .*)?$")
 
 
 class Compilations:
-    """Writes a `compiled` event for every work that compiles, and an alert where a kind of work compiles again. Only a
-    compilation costs anything: JAX calls us then.
+    """Writes a `compiled` event for work that compiles, and an alert if a kind of work compiles again.
 
-    What other threads compile, and what is compiled between two works, is not looked at.
+    Only a compilation costs time, because JAX reports it. Compilations in other threads, or outside `during`, are
+    ignored.
     """
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
         self._thread = threading.get_ident()
         self._done: Counter[str] = Counter()
-        #: The works of a kind that are to be done without compiling before it is calm; 0 where it is.
-        self._uneasy: Counter[str] = Counter()
+        #: How often each kind of work must still be done without compiling before its next alert.
+        self._until_calm: Counter[str] = Counter()
         self._seconds, self._names = 0.0, list[str]()
         self._explanations = Explanations(self._thread)
         logging.getLogger("jax").addHandler(self._explanations)
-        jax.monitoring.register_event_duration_secs_listener(self._hear)
+        jax.monitoring.register_event_duration_secs_listener(self._on_event)
 
     @contextmanager
     def during(self, what: str, step: int) -> Iterator[None]:
-        """What is compiled in this block belongs to work of this kind, done at `step`."""
+        """Log what this block compiles, which does a kind of work at `step`."""
         settled = self._done[what] >= SETTLED
         self._seconds, self._names = 0.0, []
         self._explanations.changes.clear()
-        # only where something is wrong if it compiles: JAX is told nothing by those that compile as they should
+        # only once nothing should compile: explanations cost time
         with jax.explain_cache_misses(settled):
             yield
         if self._names:
-            self._tell(what, step, again=settled)
-        elif self._uneasy[what]:
-            self._uneasy[what] -= 1
+            self._report(what, step, again=settled)
+        elif self._until_calm[what]:
+            self._until_calm[what] -= 1
         self._done[what] += 1
 
     def close(self) -> None:
-        """Listen no more."""
-        jax.monitoring.unregister_event_duration_listener(self._hear)
+        """Stop listening to JAX."""
+        jax.monitoring.unregister_event_duration_listener(self._on_event)
         logging.getLogger("jax").removeHandler(self._explanations)
 
-    def _tell(self, what: str, step: int, *, again: bool) -> None:
+    def _report(self, what: str, step: int, *, again: bool) -> None:
         functions, seconds = list(dict.fromkeys(self._names)), round(self._seconds, 3)
         cause = self._cause() if again else {}
         self._log.write(
             "compiled", step=step, what=what, seconds=seconds, count=len(self._names), functions=functions, **cause
         )
         if again:
-            if not self._uneasy[what]:
-                told = f"{what} at step {step} compiled again, for {seconds:.1f} s ({', '.join(functions)})"
-                self._log.write("alert", step=step, kind="recompilation", message=f"{told}: {cause['cause']}")
-            self._uneasy[what] = CALM
+            if not self._until_calm[what]:
+                message = f"{what} at step {step} compiled again, for {seconds:.1f} s ({', '.join(functions)})"
+                self._log.write("alert", step=step, kind="recompilation", message=f"{message}: {cause['cause']}")
+            self._until_calm[what] = CALM
 
     def _cause(self) -> dict[str, str]:
-        """Which arguments have changed; JAX does not say where the change is not one of shape, type or structure."""
+        """Return which arguments changed, if the change is one of shape, type or structure, which JAX explains."""
         changes = self._explanations.changes
         if not changes:
-            return {"cause": "a shape, a type or a placement has changed since it was done before"}
+            return {"cause": "a shape, a type or a sharding has changed"}
         more = f", and {len(changes) - NAMED} more" if len(changes) > NAMED else ""
         return {"cause": ", ".join(changes[:NAMED]) + more}
 
-    def _hear(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+    def _on_event(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         if event == COMPILED and threading.get_ident() == self._thread:
             self._seconds += duration_secs
             self._names.append(str(kwargs.get("fun_name", "a function")))
 
 
 class Explanations(logging.Handler):
-    """Reads JAX's explanations of what it has to trace again, which are asked for by `jax.explain_cache_misses`."""
+    """Collects JAX's explanations of why it traces again, which `jax.explain_cache_misses` enables."""
 
     def __init__(self, thread: int) -> None:
-        """Only what this thread traces is read."""
+        """Read explanations of this thread only."""
         super().__init__(logging.WARNING)
         self._thread = thread
-        #: Each says which argument has changed, from what to what.
+        #: Arguments that changed: see `changes`.
         self.changes: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
         if "CACHE MISS" not in message:
-            # a logger that has a handler is no longer heard by the one of last resort
+            # Python's handler of last resort ignores a logger that has a handler
             if logging.lastResort and not logging.getLogger().handlers:
                 logging.lastResort.handle(record)
         elif record.thread == self._thread:
-            self.changes += [told for told in changes(message) if told not in self.changes]
+            self.changes += [change for change in changes(message) if change not in self.changes]
 
 
 def changes(explanation: str) -> list[str]:
-    """Of JAX's words the arguments that have changed, such as `batch['tokens'] was i32[8,32] and is i32[8,64]`."""
-    found = [CHANGE.match(line) for line in explanation.splitlines()]
-    told = [f"{one[1]} was {one[3]} and is {one[2]}" for one in found if one]
-    if not told and "never seen function" in explanation:
-        told = ["it is another function each time"]
-    return told
+    """Return the changed arguments in JAX's explanation, such as `batch['tokens'] was i32[8,32] and is i32[8,64]`."""
+    matches = [CHANGE.match(line) for line in explanation.splitlines()]
+    changed = [f"{match[1]} was {match[3]} and is {match[2]}" for match in matches if match]
+    if not changed and "never seen function" in explanation:
+        changed = ["it is another function each time"]
+    return changed

@@ -1,4 +1,4 @@
-"""Commands of a person: from the control socket, by signal, and repeated from an earlier attempt."""
+"""Commands during a run: from the control socket, by signal, or repeated from an earlier attempt."""
 
 from __future__ import annotations
 
@@ -10,30 +10,95 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
+import equinox as eqx
+import jax
+import numpy as np
+
 from trainkit.errors import TrainkitError
 from trainkit.events.commands import Command, IssuedCommand
 from trainkit.events.control import PendingCommand, Server
 from trainkit.events.log import EventLog
-from trainkit.train.live_schedule import LiveSchedule
+from trainkit.recipe.sections.schedule import Schedule
 from trainkit.train.signals import Signals
+from trainkit.train.state import Live, State
+
+
+class LiveSchedule:
+    """The learning-rate schedule with the changes of commands: the host's copy of `State.live`.
+
+    With it the host need not ask the device. Commands change it, and the loop puts it into the state.
+    """
+
+    def __init__(self, schedule: Schedule, *, steps: int, live: Live) -> None:
+        """`steps` are the plan's."""
+        self._schedule, self._steps = schedule, steps
+        self._rate_factor, self._decay_start = float(live.rate_factor), int(live.decay_start)
+        self._changed = False
+
+    @property
+    def total_steps(self) -> int:
+        """The last step of the run, which a command may have moved."""
+        return self._schedule.last_step(self._steps, decay_start=self._decay_start)
+
+    def holds(self, command: Command, *, step: int) -> bool:
+        """Return whether the schedule already is as this command, given after `step`, would make it."""
+        if command.name == "decay":
+            return self._decay_start == step
+        return self._rate_factor == np.float32(command.argument)
+
+    def change_rate(self, factor: float, *, step: int) -> str:
+        """Multiply the schedule's rate by `factor`, which replaces an earlier factor. Return a message."""
+        self._rate_factor, self._changed = float(np.float32(factor)), True
+        return f"the learning rate is {factor:g} x the schedule's from step {step + 1} on"
+
+    def begin_decay(self, *, step: int) -> str:
+        """Let the decay begin after `step`, and the run end with it. Return a message.
+
+        Raises:
+            TrainkitError: the schedule has no decay, the decay has begun, or the warm-up is not over.
+        """
+        schedule = self._schedule
+        begins = schedule.decay_start(self._steps, ordered=self._decay_start)
+        if begins is None:
+            raise TrainkitError(
+                f"there is no decay to begin: schedule.type is '{schedule.type}', and only that of 'wsd' can be moved"
+            )
+        warm = schedule.warmup_steps(self._steps)
+        if step >= begins:
+            raise TrainkitError(f"the decay has begun already, after step {begins}; it ends at {self.total_steps}")
+        if step < warm:
+            raise TrainkitError(f"the learning rate is still warming up: the decay can begin after step {warm}")
+        self._decay_start, self._changed = step, True
+        return f"the decay begins after step {step}; the run ends with it, at step {self.total_steps}"
+
+    def put_into(self, state: State) -> State:
+        """Return the state with the changes since the last call. Does not wait."""
+        if not self._changed:
+            return state
+        self._changed = False
+        live = Live(
+            jax.device_put(np.float32(self._rate_factor), state.live.rate_factor.sharding),
+            jax.device_put(np.int32(self._decay_start), state.live.decay_start.sharding),
+        )
+        return eqx.tree_at(lambda state: state.live, state, live)
 
 
 @dataclass
 class RequestedActions:
-    """What a person asks the loop to do after a step."""
+    """What commands ask the loop to do after a step."""
 
     evaluate: bool = False
     save: bool = False
     stop: bool = False
     prompts: list[str] = field(default_factory=list)
-    """The model as it is continues them."""
+    """Prompts for the model to continue."""
 
     def __bool__(self) -> bool:
         return self.evaluate or self.save or self.stop or bool(self.prompts)
 
 
 class Commands:
-    """Takes commands between steps, answers them, and logs each one that is carried out."""
+    """Takes commands between steps, answers them, and logs each one that it carries out."""
 
     def __init__(
         self,
@@ -45,29 +110,30 @@ class Commands:
         repeats: Iterable[IssuedCommand] = (),
         before: Commands | None = None,
     ) -> None:
-        """`repeats`, in the order of their steps, are carried out again at these steps. `before` took the commands of
-        this process until memory ran out: its pause continues, and what it promised is still to be done.
+        """`repeats`, in the order of their steps, are carried out again at these steps. `before` took this process's
+        commands until memory ran out: its pause and its unfinished actions carry over.
         """
         self._server = server
         self._signal = signal
         self._log = log
         self._schedule = schedule
         self._repeats = deque(repeats)
-        self._back: RequestedActions = before._back if before else RequestedActions()
+        self._unfinished: RequestedActions = before._unfinished if before else RequestedActions()
         self.paused: bool = before.paused if before else False
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal has come: work that can be cut short should be."""
+        """Whether a signal has asked the run to end: long work should be cut short."""
         return self._signal.received is not None
 
     def take(
         self, step: int, *, meanwhile: Callable[[], None], aside: Callable[[], AbstractContextManager[None]]
     ) -> RequestedActions:
-        """Return what is to be done after this step. While the run is paused, wait within `aside()` until there is
-        something to do, and call `meanwhile` now and then.
+        """Return what commands ask for after this step.
+
+        While the run is paused, wait within `aside()` for the next command, and call `meanwhile` repeatedly.
         """
-        wanted, self._back = self._back, RequestedActions()
+        wanted, self._unfinished = self._unfinished, RequestedActions()
         self.repeat(step)
         self._answer(self._server.take(), step, wanted)
         if self.paused and not wanted and not self.interrupted:
@@ -79,16 +145,16 @@ class Commands:
         return wanted
 
     def put_back(self, wanted: RequestedActions) -> None:
-        """Let the next `take` return what was promised and could not be done."""
-        self._back = wanted
+        """Let the next `take` return actions that were confirmed but could not be done."""
+        self._unfinished = wanted
 
     def until_stopped(self, busy: str, *, patience: float) -> Callable[[], bool]:
-        """Return a function that says, after training has ended, whether the process is to end now.
+        """Return a function that says, after training, whether the process should end without further work.
 
-        It is after a command to stop; after another signal than the one that ended training; and, if that was a
-        SIGTERM, `patience` seconds from now. Other commands are refused: the trainer is `busy`.
+        That is so after a stop command, after a further signal, and `patience` seconds from now if a SIGTERM ended
+        training. Other commands are refused: the trainer is `busy`.
         """
-        heard = min(self._signal.count, 1)
+        handled = min(self._signal.count, 1)
         until = time.monotonic() + patience if self._signal.received == signal.SIGTERM else math.inf
 
         def is_stopped() -> bool:
@@ -96,18 +162,18 @@ class Commands:
             for pending in self._server.take():
                 stopped |= (stop := pending.command.name == "stop")
                 pending.reply(stop, f"no longer {busy}" if stop else f"training has ended: the trainer is {busy}")
-            return stopped or self._signal.count > heard or time.monotonic() >= until
+            return stopped or self._signal.count > handled or time.monotonic() >= until
 
         return is_stopped
 
     def repeat(self, step: int) -> None:
-        """Carry out again the commands that an earlier attempt was given after this step."""
+        """Carry out again the commands that an earlier attempt received up to this step."""
         while self._repeats and self._repeats[0].step <= step:
-            given = self._repeats.popleft()
+            issued = self._repeats.popleft()
             try:
-                self._carry_out(given.command, step, RequestedActions(), but=f", as in attempt {given.attempt}")
+                self._carry_out(issued.command, step, RequestedActions(), suffix=f", as in attempt {issued.attempt}")
             except TrainkitError as refused:
-                message = f"'{given.command.name}' of attempt {given.attempt} was not repeated: {refused.problem}"
+                message = f"'{issued.command.name}' of attempt {issued.attempt} was not repeated: {refused.problem}"
                 self._log.write("log", step=step, level="warning", message=message)
 
     def _answer(self, commands: list[PendingCommand], step: int, wanted: RequestedActions) -> None:
@@ -117,15 +183,15 @@ class Commands:
             except TrainkitError as refused:
                 pending.reply(False, refused.problem)
 
-    def _carry_out(self, command: Command, step: int, wanted: RequestedActions, *, but: str = "") -> str:
-        """Carry out a command, or note it as wanted, and log it; return in words what was done."""
-        detail, total = self._done(command, step, wanted) + but, None
+    def _carry_out(self, command: Command, step: int, wanted: RequestedActions, *, suffix: str = "") -> str:
+        """Carry out a command, or add it to the wanted actions, and log it. Return a message."""
+        detail, total = self._act(command, step, wanted) + suffix, None
         if command.name == "decay":
             total = self._schedule.total_steps
         self._log.write("control", step=step, detail=detail, total_steps=total, **command.fields())
         return detail
 
-    def _done(self, command: Command, step: int, wanted: RequestedActions) -> str:
+    def _act(self, command: Command, step: int, wanted: RequestedActions) -> str:
         match command:
             case Command("pause"):
                 self.paused = True

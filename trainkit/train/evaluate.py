@@ -21,8 +21,8 @@ from trainkit.parallel.mesh import batch_sharding, replicated_sharding
 from trainkit.plan import divisors
 from trainkit.tasks import Loss, Task
 from trainkit.tasks.metric import Metric
-from trainkit.train.memory import is_out_of_memory
-from trainkit.train.prefetch import PATIENCE, HostBatch, to_device
+from trainkit.train.out_of_memory import can_recover_from
+from trainkit.train.prefetch import PATIENCE, HostBatch, whole_to_device
 from trainkit.train.results import PredictionTable
 from trainkit.train.state import State
 from trainkit.train.step import no_loss
@@ -153,7 +153,7 @@ class Evaluator:
                 batch = data.batch(index)
                 for part in range(self._parts):
                     rows = {name: np.array_split(array, self._parts)[part] for name, array in batch.items()}
-                    arrays = to_device(rows, accumulation=1, sharding=self._sharding)
+                    arrays = whole_to_device(rows, sharding=self._sharding)
                     with jax.set_mesh(self._mesh):  # as in a step, by the mesh each device knows its rows
                         sums, lost, predicted = self._add(sums, lost, state, arrays, number)
                     if predicted:
@@ -163,7 +163,7 @@ class Evaluator:
                     break
             found, error_of_rounding = jax.device_get((sums, lost))
         except jax.errors.JaxRuntimeError as error:
-            if not is_out_of_memory(error):
+            if not can_recover_from(error):
                 raise
             return None
         exact: Sums = jax.tree.map(_without_error, found, error_of_rounding)

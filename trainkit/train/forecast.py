@@ -1,4 +1,4 @@
-"""What a run would need, found by compiling its step: on this machine's devices, or in a child on supposed ones."""
+"""The memory that a run would need, by compiling its step: on this machine's devices, or on supposed ones."""
 
 from __future__ import annotations
 
@@ -18,32 +18,33 @@ from trainkit.recipe.spec import with_tuples
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """The plan with the micro-batch and remat that were found, and what its step needs when it is compiled."""
+    """The micro-batch and remat that a run would choose, and the memory of its compiled step."""
 
     choice: Choice
     memory: Memory | None
-    """None where the compiler does not tell."""
+    """None if the compiler does not report it."""
     attention: str
     attention_reason: str
     proposal: Proposal | None
-    """Where it does not fit: what would; None if nothing was found, or nothing had to be."""
+    """If the step does not fit, changes that do; None if there are none, or none are needed."""
 
     def fits(self, devices: Devices) -> bool | None:
+        """Return whether the step fits in the memory of the devices; None if unknown."""
         return None if self.memory is None else devices.have_room_for(self.memory.peak)
 
 
 def forecast(recipe: Recipe, plan: Plan) -> Forecast:
-    """Compile the step of the plan in this process; nothing is allocated on the devices.
+    """Return the forecast of a plan by compiling its step in this process. Nothing is allocated on the devices.
 
     Raises:
-        TrainkitError: the model cannot be laid out over the devices.
+        TrainkitError: the model cannot be sharded over the devices.
     """
     from jax.errors import JaxRuntimeError
 
     from trainkit.data.batches.layout import longest_layout
     from trainkit.plan import proposal
     from trainkit.train.build import build
-    from trainkit.train.memory import is_out_of_memory
+    from trainkit.train.out_of_memory import is_out_of_memory
     from trainkit.train.program import fit_program
 
     def layouts(recipe: Recipe) -> dict[int, Any]:
@@ -59,7 +60,7 @@ def forecast(recipe: Recipe, plan: Plan) -> Forecast:
     def memory(recipe: Recipe, plan: Plan) -> Memory | None:
         try:
             return fit_program(recipe, plan, build(recipe, plan), layouts(recipe)).memory
-        except TrainkitError:  # it cannot be laid out over the devices so
+        except TrainkitError:  # it cannot be sharded over the devices
             return None
         except JaxRuntimeError as error:
             if not is_out_of_memory(error):
@@ -68,21 +69,21 @@ def forecast(recipe: Recipe, plan: Plan) -> Forecast:
 
     built = build(recipe, plan)
     program = fit_program(recipe, plan, built, layouts(recipe), enlarge=True)
-    found = Forecast(
+    result = Forecast(
         choice=program.plan.choice,
         memory=program.memory,
         attention=built.attention.name,
         attention_reason=built.attention.reason,
         proposal=None,
     )
-    if found.fits(plan.devices) is not False:
-        return found
+    if result.fits(plan.devices) is not False:
+        return result
     smaller = proposal.find(recipe, program.plan, program.memory, compiled=memory)
-    return Forecast(**{**vars(found), "proposal": smaller})
+    return Forecast(**{**vars(result), "proposal": smaller})
 
 
 def forecast_supposed(recipe: Recipe, plan: Plan) -> Forecast:
-    """The same for as many CPU devices as the plan has, in a process of its own: JAX counts its devices once."""
+    """Return the forecast for as many CPU devices as the plan has, from a process that JAX starts with so many."""
     question = {
         "recipe": count_in_steps(recipe, plan).model_dump(mode="json", by_alias=True),
         "devices": asdict(plan.devices),

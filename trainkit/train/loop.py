@@ -14,15 +14,13 @@ from jax.errors import JaxRuntimeError
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
 from trainkit.recipe import Recipe
+from trainkit.rundir.owed import NOTHING, Owed, falls_on
 from trainkit.train.best import BestSoFar
 from trainkit.train.checkpointing import Checkpointing, CheckpointNotWritten
 from trainkit.train.compilations import Compilations
-from trainkit.train.control import Commands, RequestedActions
-from trainkit.train.guard import NotFinite
-from trainkit.train.live_schedule import LiveSchedule
-from trainkit.train.memory import is_alive, is_out_of_memory, skip_without_memory
-from trainkit.train.metrics import MetricsWriter
-from trainkit.train.owed import NOTHING, Owed, falls_on
+from trainkit.train.control import Commands, LiveSchedule, RequestedActions
+from trainkit.train.metrics import MetricsWriter, NotFinite
+from trainkit.train.out_of_memory import can_recover_from, is_alive, skip_without_memory
 from trainkit.train.prefetch import Prefetch
 from trainkit.train.profile import Profile
 from trainkit.train.state import State
@@ -33,17 +31,17 @@ class EvaluationReport(Protocol):
     def __call__(
         self, state: State, step: int, /, only: Collection[str] | None = None
     ) -> Mapping[str, Mapping[str, float]]:
-        """Write to the log how well the model does on all validation sets, or on some; return the metrics of each."""
+        """Write the metrics on all validation sets, or on some, to the log, and return those of each."""
 
 
 class StateReport(Protocol):
     def __call__(self, state: State, step: int, /) -> None:
-        """Write to the log how the parameters are distributed."""
+        """Write the distributions of the parameters to the log."""
 
 
 class SampleReport(Protocol):
     def __call__(self, state: State, step: int, prompts: Sequence[str] | None = None, /) -> None:
-        """Write to the log how the model continues these prompts, or those of the recipe."""
+        """Write the model's continuations of these prompts, or of those of the recipe, to the log."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,32 +63,31 @@ class Job:
     profile: Profile
     log: EventLog
     check_health: Callable[[int], None]
-    """Called after every step: what runs beside the trainer may have something to report."""
+    """Called after every step, to report on what runs beside the trainer."""
     owed: Owed = NOTHING
-    """What an earlier attempt left undone after the step that this one begins with."""
+    """What an earlier attempt left undone after the first step of this one."""
 
 
 class Outcome(NamedTuple):
     """How the loop ended."""
 
     state: State | None
-    """None where memory ran out: the restart needs the memory that it would take."""
+    """None after running out of memory, because the restart needs its memory."""
     step: int
-    """The last step that was dispatched."""
+    """The last dispatched step."""
     stopped: bool
-    """Whether a command or a signal ended it."""
+    """Whether a command or a signal ended the loop."""
     out_of_memory: bool = False
-    """Whether a step found no memory: the run must restart with less to do at once."""
+    """Whether a step ran out of memory, so that the run must restart with a smaller micro-batch."""
 
 
 def train(state: State, job: Job) -> Outcome:
-    """Train from the step of `state` to the last one, to where a person stops the run, or until memory runs out.
+    """Train from the step of `state` to the last one, until a command or signal stops the run, or memory runs out.
 
-    The returned state has been saved. So has a state that an error or a lack of memory leaves intact; errors are raised
-    again.
+    The returned state is saved. So is a state that survives an error, which is raised again, or a lack of memory.
 
     Raises:
-        CheckpointNotWritten: the last checkpoint could not be written, at any try.
+        CheckpointNotWritten: every try to write the last checkpoint failed.
     """
     first = step = int(state.step)
     try:
@@ -110,10 +107,10 @@ def train(state: State, job: Job) -> Outcome:
                     job.profile.after(step)
                 else:
                     job.metrics.spend("data_wait", since=time.perf_counter() - waited)
-                    job.metrics.flush()  # the devices have nothing to do: the log need not be a step behind
+                    job.metrics.flush()  # the devices are idle, so this does not delay them
                 due = _due_after(step, job, scheduled=batch is not None)
             except JaxRuntimeError as error:
-                if not is_out_of_memory(error) or jax.process_count() > 1:
+                if not can_recover_from(error):
                     raise
                 if step > first and is_alive(state):
                     job.metrics.flush()
@@ -138,20 +135,20 @@ def train(state: State, job: Job) -> Outcome:
 
 
 def _rescue(state: State, step: int, job: Job) -> None:
-    """Save a state that did not fail itself, so that the steps since the last checkpoint are not lost."""
+    """Save a state that survived an error, so that the steps since the last checkpoint are not lost."""
     if any(leaf.is_deleted() for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array)):
-        return  # the step itself has failed
+        return  # the step itself failed
     try:
         job.metrics.flush()
         job.checkpointing.save_and_wait(state, step, last=False)
     except (TrainkitError, OSError, RuntimeError) as error:
         with contextlib.suppress(OSError):
-            message = f"what was trained up to step {step} could not be saved: {error}"
+            message = f"the state of step {step} could not be saved: {error}"
             job.log.write("alert", step=step, kind="checkpoint", message=message)
 
 
 class _Due(NamedTuple):
-    """What is to be done after a step."""
+    """What to do after a step."""
 
     wanted: RequestedActions
     last: bool = False
@@ -163,9 +160,9 @@ class _Due(NamedTuple):
 
 
 def _due_after(step: int, job: Job, *, scheduled: bool) -> _Due:
-    """Return what a person asks for and, if `scheduled`, what the recipe asks for after this step.
+    """Return what commands and, if `scheduled`, the recipe ask for after this step.
 
-    If there is anything, the device has done all steps up to this one when this returns.
+    If there is anything, the device has completed all steps up to this one when this returns.
     """
     wanted = job.commands.take(step, meanwhile=lambda: job.checkpointing.report(step), aside=job.metrics.aside)
     last = step == job.schedule.total_steps
@@ -180,7 +177,7 @@ def _due_after(step: int, job: Job, *, scheduled: bool) -> _Due:
     )
     if any(due):
         try:
-            job.metrics.flush()  # the log holds every step up to here before anything is said about its result
+            job.metrics.flush()  # the log must hold every step so far before it holds a result of this one
         except JaxRuntimeError:
             job.commands.put_back(wanted)
             raise
@@ -188,16 +185,16 @@ def _due_after(step: int, job: Job, *, scheduled: bool) -> _Due:
 
 
 def _between_steps(state: State, step: int, job: Job, due: _Due) -> tuple[State, bool]:
-    """Save, evaluate and sample; return the state as commands have changed it, and whether the run is to end here.
+    """Save, evaluate and sample; return the state with the changes of commands, and whether the run ends here.
 
-    The state is saved first, so that nothing that follows can lose it. The next attempt does what is cut off here.
+    The state is saved first, so that nothing after it can lose it. The next attempt does what is cut off here.
     """
     state = job.schedule.put_into(state)
     if not any(due):
         return state, False
     wanted, owed, stop, during = due.wanted, due.owed, due.wanted.stop, job.compilations.during
     started = time.perf_counter()
-    if due.last and not stop:  # nothing is left to train while it is written
+    if due.last and not stop:  # there is nothing to train meanwhile
         job.checkpointing.save_and_wait(state, step, last=True)
         job.metrics.spend("checkpoint", since=started)
     elif job.checkpointing.save(state, step, requested=wanted.save):
@@ -212,8 +209,8 @@ def _between_steps(state: State, step: int, job: Job, due: _Due) -> tuple[State,
         with skip_without_memory("statistics", step=step, log=job.log), during("statistics", step):
             job.statistics(state, step)
     prompt_lists: list[Sequence[str] | None] = [None] if due.sampling or owed.samples or ends else []
-    if prompts_of_people := [*owed.prompts, *wanted.prompts]:
-        prompt_lists.append(prompts_of_people)
+    if prompts_of_commands := [*owed.prompts, *wanted.prompts]:
+        prompt_lists.append(prompts_of_commands)
     for prompts in prompt_lists:
         if not stop and not job.commands.interrupted:
             with skip_without_memory("samples", step=step, log=job.log), during("sampling", step):

@@ -1,43 +1,62 @@
-"""Metrics from device to log, a step late, so that the host never makes the device wait."""
+"""Metrics from the device to the log, one step late, so that the device never waits for the host."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PyTree
 
+from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.log import EventLog
+from trainkit.models import leaf_names
 from trainkit.parallel.hardware import peak_of
 from trainkit.plan import Plan
-from trainkit.train.guard import check_finite
+from trainkit.train.state import State
 from trainkit.train.step import WEIGHT, Metrics
 from trainkit.train.system_metrics import SystemMetrics
 
+#: Metrics that must be finite.
+WATCHED = ("train/loss", "gradients/norm", "parameters/norm")
+LOSS_SCALE = "precision/loss_scale"
+#: Bins of a histogram of parameters.
+BINS = 64
+#: The leaves of a model's blocks, which have a leading axis of layers.
+STACKED = "blocks."
+
+
+class NotFinite(TrainkitError):
+    """The state is no longer finite, and must not be saved."""
+
 
 class StepWork(NamedTuple):
-    """What a step amounts to, and what the devices could do at best."""
+    """The work of a step, and the peak performance of the devices."""
 
     flops_per_token: int
     """Analytic, as the plan counts them."""
     peak_flops: float | None
-    """Operations a second of all devices that train; None where that is not known."""
+    """Operations per second of all devices that train; None if unknown."""
     of_examples: bool = False
-    """Whether the plan counts examples, since the documents have no tokens."""
+    """Whether the plan counts examples, because the documents have no tokens."""
 
     @classmethod
     def of(cls, plan: Plan, *, tflops: float | None) -> StepWork:
-        """`tflops` is what the recipe says of one device (`parallel.peak_tflops`), None where it says nothing."""
+        """Return the work of a step of the plan. `tflops` is the recipe's `parallel.peak_tflops`, or None."""
         return cls(plan.flops_per_token, peak_of(plan, tflops=tflops), plan.sequence_length is None)
 
     def rates(self, size: Mapping[str, int], *, seconds: float) -> dict[str, float]:
-        """Return the metrics of a step of this size (`Task.count`) that took so long.
+        """Return the throughput of a step of this size (`Task.count`) that took so many seconds.
 
-        Those of tokens only where the batch has any; model FLOP/s utilisation (Chowdhery et al. 2022, appendix B) only
-        where the peak is known.
+        Tokens are included if the batch has any; model FLOP/s utilisation (Chowdhery et al. 2022, appendix B) if the
+        peak is known.
         """
         tokens, samples = size["tokens"], {"throughput/samples_per_second": _digits(size["samples"] / seconds)}
         if not tokens and not self.of_examples:
@@ -56,27 +75,26 @@ class StepWork(NamedTuple):
 class MetricsWriter:
     """Writes one `step` event for every step, with what the step computed and how long it took.
 
-    `time/step` is the time from the moment at which the result of the step before was here to that at which this one's
-    was. `time/data_wait`, `time/dispatch` and `time/device` are what the loop did meanwhile: it waited for a batch,
-    called the step, waited for the device; the rest is its own work, such as the log's. They are told of the same
-    stretch of time, so that they add up; since the loop is a step ahead of its results, what it waited for was mostly
-    the batch after this one. A device that computes within the call, as a CPU may, shows in `time/dispatch`.
-    `time/evaluation` and `time/checkpoint` came between the step before and this one, and are no part of `time/step`.
+    `time/step` is the time between the results of the previous step and of this one. `time/data_wait`, `time/dispatch`
+    and `time/device` are what the loop did in that time: wait for a batch, call the step, wait for the device. The rest
+    is the loop's own work, such as the log. The loop is one step ahead of its results, so it mostly waited for the
+    batch after this one. A CPU may compute within the call, which then counts as `time/dispatch`. `time/evaluation` and
+    `time/checkpoint` came between the two steps, and are not part of `time/step`.
     """
 
     def __init__(self, log: EventLog, *, data: Callable[[int], dict[str, float]], work: StepWork) -> None:
-        """`data` says how often each source has been seen after so many steps."""
+        """`data` returns the epochs of each source after so many steps."""
         self._log, self._data, self._work = log, data, work
         self._pending: tuple[int, Metrics, Mapping[str, int]] | None = None
-        self._machine = SystemMetrics()
+        self._system = SystemMetrics()
         self._last_done: float | None = None
         self._spent: defaultdict[str, float] = defaultdict(float)
 
     def add(self, step: int, metrics: Metrics, *, waited: float, size: Mapping[str, int]) -> None:
-        """Take the metrics of `step`, just dispatched, and log those of the step before; `size` is `Task.count`'s.
+        """Log the metrics of the previous step, and keep those of `step`, just dispatched; `size` is `Task.count`'s.
 
         Raises:
-            TrainkitError: a loss or gradient is not finite.
+            NotFinite: a loss, gradient or parameter is not finite.
         """
         self._spent["data_wait"] += waited
         previous, self._pending = self._pending, (step, metrics, size)
@@ -85,7 +103,7 @@ class MetricsWriter:
 
     @contextmanager
     def spent(self, part: str) -> Iterator[None]:
-        """The time that this block takes is told as `time/PART` with the next step that is logged."""
+        """Add the time of a block to `time/PART` of the next step that is logged."""
         started = time.perf_counter()
         try:
             yield
@@ -93,18 +111,18 @@ class MetricsWriter:
             self.spend(part, since=started)
 
     def spend(self, part: str, *, since: float) -> None:
-        """The same of the time since this moment of `time.perf_counter`."""
+        """Add the time since a moment of `time.perf_counter` to `time/PART` of the next step that is logged."""
         self._spent[part] += time.perf_counter() - since
 
     def flush(self) -> None:
-        """Log what is pending: waits for the device."""
+        """Log the step that is pending. Waits for the device."""
         if self._pending:
             pending, self._pending = self._pending, None
             self._write(*pending)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """For blocks in which nothing is trained: the log holds every step before, and no time of it is a step's."""
+        """Log every step so far, and count the time of a block, in which nothing is trained, for no step."""
         self.flush()
         try:
             yield
@@ -112,14 +130,14 @@ class MetricsWriter:
             self.restart_clock()
 
     def restart_clock(self) -> None:
-        """The time since the last step was spent on something else: it is not the next step's."""
+        """Count the time since the last step for no step."""
         self._last_done = time.perf_counter()
         self._spent.pop("data_wait", None)
 
     def _write(self, step: int, metrics: Metrics, size: Mapping[str, int]) -> None:
         with self.spent("device"):
             values = _numbers(jax.device_get(metrics))
-        if values.pop(WEIGHT) == 0:  # a step that learned from nothing has no mean loss
+        if values.pop(WEIGHT) == 0:  # a batch without targets has no mean loss
             del values["train/loss"]
         done = time.perf_counter()
         values |= {f"time/{part}": round(seconds, 6) for part, seconds in self._spent.items()}
@@ -129,19 +147,93 @@ class MetricsWriter:
             values["time/step"] = round(seconds, 6)
             values |= self._work.rates(size, seconds=seconds)
         self._last_done = done
-        if machine := self._machine.look(done):
-            values |= machine
+        if system := self._system.read(done):
+            values |= system
             values |= {f"data/epochs/{name}": round(epochs, 4) for name, epochs in self._data(step).items()}
         self._log.write("step", step=step, metrics=values)
         check_finite(step, values)
 
 
 def _numbers(metrics: Metrics) -> dict[str, float]:
-    """The numbers of a step on the host: arrays, and statistics that have a value."""
-    found = {name: value.value() if hasattr(value, "value") else float(value) for name, value in metrics.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    """Return the metrics on the host as numbers, without statistics that have no value."""
+    values = {name: value.value() if hasattr(value, "value") else float(value) for name, value in metrics.items()}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _digits(value: float) -> float:
-    """Four of them: a tiny model's numbers are as readable as a large one's."""
+    """Return a number with four significant digits, so that small ones stay readable."""
     return float(f"{value:.4g}")
+
+
+def check_finite(step: int, metrics: Mapping[str, float]) -> None:
+    """Raise `NotFinite` if the loss, the gradient or a parameter is not finite.
+
+    The parameters are those after the step, so that broken ones are never saved. A step that overflowed float16 has
+    changed no parameter: it is an error only once its loss scale is less than 1.
+    """
+    wrong = [name for name in WATCHED if name in metrics and not math.isfinite(metrics[name])]
+    scale = metrics.get(LOSS_SCALE)
+    if scale is not None and scale >= 1 and "gradients/norm" in wrong and "parameters/norm" not in wrong:
+        return  # the step was skipped, and the next one uses half the scale
+    if scale is not None and scale < 1:
+        raise NotFinite(
+            f"{LOSS_SCALE} fell to {scale:g}: gradients overflow float16 even if the loss is not scaled up",
+            where=f"step {step}",
+            hint='precision.compute = "bfloat16" or "float32" has the range; or resume from an earlier checkpoint with '
+            "a lower optimizer.learning_rate",
+            exit_code=FAILED,
+        )
+    if wrong:
+        raise NotFinite(
+            " and ".join(f"{name} is {metrics[name]}" for name in wrong) + "; the run was stopped",
+            where=f"step {step}",
+            hint="resume from an earlier checkpoint with a lower optimizer.learning_rate, a longer schedule.warmup "
+            "or a lower train.max_grad_norm",
+            exit_code=FAILED,
+        )
+
+
+class Histogram(NamedTuple):
+    """For each of N layers (1 if a leaf has none): counts in bins of equal width from `low` to `high`."""
+
+    low: Float[Array, " N"]
+    high: Float[Array, " N"]
+    counts: Int[Array, "N bins"]
+
+
+def histogram(values: Float[Array, " count"]) -> Histogram:
+    """Return the histogram of all values. Its bounds are not finite if a value is not."""
+    values = values.astype(jnp.float32)
+    low, high = values.min(), values.max()
+    place = jnp.floor((values - low) / jnp.where(high > low, high - low, 1) * BINS)
+    counts = jnp.zeros(BINS, jnp.int32).at[jnp.clip(place, 0, BINS - 1).astype(jnp.int32)].add(1)
+    return Histogram(low, high, counts)
+
+
+@jax.jit
+def _histograms(leaves: dict[str, Array]) -> dict[str, Histogram]:
+    return {
+        name: jax.vmap(histogram)(leaf.reshape(leaf.shape[0] if name.startswith(STACKED) else 1, -1))
+        for name, leaf in leaves.items()
+    }
+
+
+def distributions(params: PyTree) -> dict[str, dict[str, Any]]:
+    """Return `{"low", "high", "counts"}` by path, such as `parameters/layers/3/attention.qkv.weight`.
+
+    Layers with a value that is not finite are omitted.
+    """
+    leaves = eqx.filter(params, eqx.is_inexact_array)
+    named = dict(zip(jax.tree.leaves(leaf_names(leaves)), jax.tree.leaves(leaves), strict=True))
+    by_path: dict[str, dict[str, Any]] = {}
+    for name, layers in jax.device_get(_histograms(named)).items():
+        for layer, (low, high, counts) in enumerate(zip(*map(np.asarray, layers), strict=True)):
+            path = f"layers/{layer}/{name.removeprefix(STACKED)}" if name.startswith(STACKED) else name
+            if math.isfinite(low) and math.isfinite(high):
+                by_path[f"parameters/{path}"] = {"low": float(low), "high": float(high), "counts": counts.tolist()}
+    return by_path
+
+
+def log_distributions(log: EventLog, state: State, step: int) -> None:
+    """Write the distributions of the parameters to the log."""
+    log.write("distributions", step=step, values=distributions(state.params))

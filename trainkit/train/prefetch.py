@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 
 from trainkit.plan import BatchSplit
 
-#: Seconds for which a batch is waited for at a time.
+#: Seconds of one wait for a batch. Between two waits the loop handles signals and commands.
 PATIENCE = 0.2
 
 HostBatch = Mapping[str, np.ndarray]
@@ -23,16 +23,25 @@ DeviceBatch = dict[str, jax.Array]
 
 class Batches(Protocol):
     def __call__(self, step: int, rows: np.ndarray | None = None, /) -> HostBatch:
-        """The batch of a step, or only some rows of it, rising."""
+        """Return the batch of a step, or only some rows of it, in ascending order."""
 
 
 def to_device(batch: HostBatch, *, accumulation: int, sharding: NamedSharding) -> DeviceBatch:
-    """Arrays (B, …) to arrays (accumulation, B / accumulation, …) on the mesh.
+    """Return arrays (B, …) as arrays (accumulation, B / accumulation, …) on the mesh.
 
-    Of a mesh over several processes the arrays are this process's rows, see `own_rows`.
+    On a mesh over several processes `batch` holds this process's rows: see `own_rows`.
     """
     put = jax.device_put if sharding.is_fully_addressable else _put_own
     return {name: put(array.reshape(accumulation, -1, *array.shape[1:]), sharding) for name, array in batch.items()}
+
+
+def whole_to_device(batch: HostBatch, *, sharding: NamedSharding) -> DeviceBatch:
+    """Return arrays (B, …) as arrays (1, B, …) on the mesh. Each process has the whole batch, and uses its own rows."""
+
+    def put(array: np.ndarray) -> jax.Array:
+        return jax.make_array_from_callback((1, *array.shape), sharding, lambda index: array[None][index])
+
+    return {name: put(array) for name, array in batch.items()}
 
 
 def _put_own(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
@@ -40,28 +49,28 @@ def _put_own(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
 
 
 def own_rows(split: BatchSplit, sharding: NamedSharding) -> np.ndarray | None:
-    """The rows of a batch that the devices of this process take; None where they take all."""
+    """Return the rows of a batch for the devices of this process; None for all rows."""
     shape = (split.accumulation, split.global_size // split.accumulation)
-    taken = np.zeros(shape, bool)
+    own = np.zeros(shape, bool)
     for place in sharding.addressable_devices_indices_map(shape).values():
-        taken[place] = True
-    return None if taken.all() else np.flatnonzero(taken)
+        own[place] = True
+    return None if own.all() else np.flatnonzero(own)
 
 
 class Fed(NamedTuple):
-    """What the loop takes for a step."""
+    """The batch of a step."""
 
     batch: DeviceBatch | None
     size: Mapping[str, int]
-    """`tokens` and `samples` of the whole batch; where this process has only some of its rows, as if all were alike."""
+    """The tokens and samples of the whole batch, extrapolated from this process's rows."""
     waited: float
-    """Seconds for which the loop had to wait for it."""
+    """Seconds for which the loop waited for it."""
 
 
 class Prefetch:
-    """The batches of steps `first`, `first` + 1, … `last` - 1, made by a thread while the device computes.
+    """Batches of the steps `first` to `last` - 1, made by a thread while the device computes.
 
-    What it holds is a cache of a pure function: dropping it at any time loses nothing.
+    It caches a pure function: dropping it at any time loses nothing.
     """
 
     def __init__(
@@ -75,7 +84,7 @@ class Prefetch:
         sharding: NamedSharding,
         depth: int = 2,
     ) -> None:
-        """`count` is that of the task."""
+        """`count` is `Task.count`, `depth` the number of batches that wait on the device."""
         ready = self._ready = queue.Queue[tuple[DeviceBatch, Mapping[str, int]] | BaseException](depth)
         closed = self._closed = threading.Event()
 
@@ -92,20 +101,20 @@ class Prefetch:
                 share = 1 if rows is None else split.global_size / len(rows)
                 for step in range(first, last):
                     read = batch(step, rows)
-                    there = to_device(read, accumulation=split.accumulation, sharding=sharding)
-                    put((there, {unit: round(number * share) for unit, number in count(read).items()}))
+                    arrays = to_device(read, accumulation=split.accumulation, sharding=sharding)
+                    put((arrays, {unit: round(number * share) for unit, number in count(read).items()}))
                     if closed.is_set():
                         return
-            except BaseException as error:  # handed to the thread that waits for the batch, which raises it
+            except BaseException as error:  # raised in the thread that waits for the batch
                 put(error)
 
-        self._thread = threading.Thread(target=work, name="feed", daemon=True)
+        self._thread = threading.Thread(target=work, name="prefetch", daemon=True)
         self._thread.start()
 
     def next(self) -> Fed:
-        """The next batch, and the seconds for which the loop had to wait for it.
+        """Return the next batch; None instead of it after `PATIENCE` seconds, to handle signals and commands.
 
-        None where it is not there after a while, so that who waits can listen to signals and commands.
+        Raises what the thread raised.
         """
         started = time.perf_counter()
         try:
@@ -117,5 +126,6 @@ class Prefetch:
         return Fed(*item, waited=time.perf_counter() - started)
 
     def close(self) -> None:
+        """End the thread."""
         self._closed.set()
         self._thread.join(timeout=5)

@@ -1,4 +1,4 @@
-"""A trace of a few steps: what host and devices did, for Perfetto and XProf, and in words what took most."""
+"""A trace of a few steps for Perfetto and XProf, and a summary of the operations that took longest."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
 from trainkit.train.metrics import MetricsWriter
 
-#: In the run's directory: a directory for each first step that was profiled.
+#: In the run's directory; it holds a directory for each trace, named by its first step.
 DIRECTORY = "profile"
 SUMMARY = "summary.txt"
-#: Operations that the summary names.
+#: The summary lists so many operations.
 TOP = 30
 
 Event = Mapping[str, Any]
 
 
 class Operation(NamedTuple):
-    """What was spent on all calls of one operation, without what was called within them."""
+    """The time of all calls of one operation, without the operations called within it."""
 
     name: str
     calls: int
@@ -35,47 +35,49 @@ class Operation(NamedTuple):
 
 
 def check_steps(steps: tuple[int, int] | None, *, done: int, total: int) -> None:
-    """Raise TrainkitError where an attempt that goes on after `done` steps to `total` does not do all of `steps`."""
+    """Raise TrainkitError if an attempt from step `done` to `total` does not do all of `steps`."""
     if steps is None or done < steps[0] <= steps[1] <= total:
         return
     first, last = steps
     if done >= total:
-        raise TrainkitError("there is no step left to be profiled", where=f"--profile {first}:{last}")
+        raise TrainkitError("there is no step left to profile", where=f"--profile {first}:{last}")
     begin = done + 1 if not done < first <= total else first
-    fitting = f"--profile {begin}:{min(total, begin + last - first)}"
+    hint = f"--profile {begin}:{min(total, begin + last - first)}"
     raise TrainkitError(
-        f"this attempt does the steps {done + 1} to {total}", where=f"--profile {first}:{last}", hint=fitting
+        f"this attempt does the steps {done + 1} to {total}", where=f"--profile {first}:{last}", hint=hint
     )
 
 
 class Profile:
-    """Traces the steps from `steps[0]` to `steps[1]`, both included; nothing where `steps` is None.
+    """Traces the steps from `steps[0]` to `steps[1]`, both included; nothing if `steps` is None.
 
-    A trace that cannot be taken or read is an alert, never a failed run.
+    A trace that cannot be made or read is an alert; the run continues.
     """
 
-    def __init__(self, directory: Path, steps: tuple[int, int] | None, *, log: EventLog, meter: MetricsWriter) -> None:
-        """`directory` is the run's. The meter waits for the device before a trace ends, and its clock is set right."""
-        self._run, self._steps, self._log, self._meter = directory, steps, log, meter
+    def __init__(
+        self, directory: Path, steps: tuple[int, int] | None, *, log: EventLog, metrics: MetricsWriter
+    ) -> None:
+        """`directory` is the run's. `metrics` is flushed when a trace begins or ends, and its clock restarts."""
+        self._run, self._steps, self._log, self._metrics = directory, steps, log, metrics
         self._into: Path | None = None
         self._began = 0.0
 
     def before(self, step: int) -> None:
         """Called before every step."""
         if self._steps and step == self._steps[0] and not self._into:
-            self._meter.flush()  # the step before is not part of it
+            self._metrics.flush()  # the previous step is not part of the trace
             self._start(step)
-            self._meter.restart_clock()
+            self._metrics.restart_clock()
 
     def after(self, step: int) -> None:
-        """Called after every step, when it has been dispatched."""
+        """Called after every step is dispatched."""
         if self._into and self._steps and step == self._steps[1]:
-            self._meter.flush()
+            self._metrics.flush()
             self._stop(step)
-            self._meter.restart_clock()
+            self._metrics.restart_clock()
 
     def close(self, step: int, *, starts_again: bool = False) -> None:
-        """The loop is over after `step`, maybe before all was traced that was to be; or it `starts_again`."""
+        """End the trace after the loop's last `step`, and warn if there was none, unless the loop `starts_again`."""
         if self._into:
             self._stop(step)
         elif not starts_again and self._steps and step < self._steps[0]:
@@ -84,7 +86,7 @@ class Profile:
 
     def _start(self, step: int) -> None:
         options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0  # every call of every function: slow to write, and hides what matters
+        options.python_tracer_level = 0  # tracing every Python call is slow, and hides what matters
         into = self._run / DIRECTORY / str(step)
         if into.exists():
             into = into.with_name(f"{step}-attempt-{self._log.attempt}")
@@ -107,7 +109,7 @@ class Profile:
             self._alert(step, f"the trace of steps {self._steps[0]} to {step} cannot be written or read: {error}")
             return
         where = (into / SUMMARY).relative_to(self._run)
-        message = f"profiled steps {self._steps[0]} to {step}: {where}, and beside it the trace"
+        message = f"profiled steps {self._steps[0]} to {step}: {where}, beside the trace"
         self._log.write("log", step=step, level="info", message=message)
 
     def _alert(self, step: int, message: str) -> None:
@@ -115,9 +117,11 @@ class Profile:
 
 
 def trace_of(directory: Path) -> list[Event]:
-    """The events of the newest trace below a directory, as Chrome's trace format has them.
+    """Return the events of the newest trace below a directory, in Chrome's trace format.
 
-    Raises ValueError where there is none, or it is none of JSON, and OSError.
+    Raises:
+        ValueError: there is no trace, or it is not JSON.
+        OSError: it cannot be read.
     """
     traces = sorted(directory.glob("plugins/profile/*/*.trace.json.gz"), key=lambda path: path.stat().st_mtime)
     if not traces:
@@ -128,10 +132,10 @@ def trace_of(directory: Path) -> list[Event]:
 
 
 def operations(events: Iterable[Event]) -> list[Operation]:
-    """What the devices did, the longest first; of a loop or a call only what is not in the operations within it.
+    """Return the operations of the devices, the longest first; a loop or call without the operations within it.
 
-    On a GPU or TPU these are the events of the devices' own rows "XLA Ops", where there are any; elsewhere all events
-    that XLA has named an operation of.
+    On a GPU or TPU these are the events of the rows "XLA Ops" of the devices; elsewhere, all events that name an
+    operation of XLA.
     """
     events = list(events)
     rows = {
@@ -152,43 +156,49 @@ def operations(events: Iterable[Event]) -> list[Operation]:
         for name, own in _own_times(row_events):
             calls[name] += 1
             microseconds[name] += own
-    found = [Operation(name, calls[name], microseconds[name] / 1e6) for name in calls]
-    return sorted(found, key=lambda one: (-one.seconds, one.name))
+    return _longest_first(Operation(name, calls[name], microseconds[name] / 1e6) for name in calls)
 
 
 def summary(events: Iterable[Event], *, first: int, last: int, seconds: float) -> list[str]:
-    """The operations that took most, in lines of text: by kind, and one by one.
+    """Return the operations that took longest as lines of text, by kind and one by one.
 
-    Raises ValueError where the trace holds no operation.
+    Raises:
+        ValueError: the trace holds no operation.
     """
-    found = operations(events)
-    total = sum(one.seconds for one in found)
-    if not found or not total:
+    by_operation = operations(events)
+    total, calls = sum(o.seconds for o in by_operation), sum(o.calls for o in by_operation)
+    if not total:
         raise ValueError("it holds no operation of a device")
     kinds: defaultdict[str, list[Operation]] = defaultdict(list)
-    for one in found:
-        kinds[kind_of(one.name)].append(one)
-    sums = [Operation(kind, sum(a.calls for a in all_), sum(a.seconds for a in all_)) for kind, all_ in kinds.items()]
-    by_kind = sorted(sums, key=lambda one: (-one.seconds, one.name))
-    steps, calls = last - first + 1, sum(one.calls for one in found)
+    for operation in by_operation:
+        kinds[kind_of(operation.name)].append(operation)
+    by_kind = _longest_first(
+        Operation(kind, sum(o.calls for o in members), sum(o.seconds for o in members))
+        for kind, members in kinds.items()
+    )
+    steps = last - first + 1
     return [
         f"steps {first} to {last}: {seconds:.3f} s, {1e3 * seconds / steps:.2f} ms a step",
-        f"{total:.3f} s in {calls:,} operations, added up over devices and threads: that of which the shares are",
+        f"{total:.3f} s in {calls:,} operations, summed over devices and threads; shares are of this sum",
         "",
         *_table("kind", by_kind[:TOP], total),
         "",
-        *_table("operation", found[:TOP], total),
+        *_table("operation", by_operation[:TOP], total),
     ]
 
 
+def _longest_first(operations: Iterable[Operation]) -> list[Operation]:
+    return sorted(operations, key=lambda operation: (-operation.seconds, operation.name))
+
+
 def kind_of(name: str) -> str:
-    """`fusion` of `fusion.12` and `multiply_add_fusion.3.clone`."""
+    """Return the kind of an operation: `fusion` for `fusion.12` and `multiply_add_fusion.3.clone`."""
     bare = re.sub(r"(\.(\d+|clone|remat\d*))+$", "", name.removeprefix("%"))
     return "fusion" if bare.endswith("fusion") else bare
 
 
 def _own_times(events: list[Event]) -> Iterable[tuple[str, float]]:
-    """(name, microseconds) of each event of one row, without the events that lie within it."""
+    """Yield (name, microseconds) of each event of one row, without the events within it."""
     open_: list[tuple[str, float, float]] = []  # name, end, own time so far
     for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
         begin, took = float(event["ts"]), float(event["dur"])
@@ -203,7 +213,7 @@ def _own_times(events: list[Event]) -> Iterable[tuple[str, float]]:
 
 
 def _table(title: str, rows: list[Operation], total: float) -> list[str]:
-    width = max(len(title), *(len(one.name) for one in rows))
+    width = max(len(title), *(len(row.name) for row in rows))
     head = f"{title:<{width}}  {'calls':>8}  {'total ms':>10}  share"
     return [head] + [
         f"{name:<{width}}  {calls:>8}  {1e3 * seconds:>10.3f}  {seconds / total:>5.1%}" for name, calls, seconds in rows

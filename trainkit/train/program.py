@@ -1,14 +1,17 @@
-"""The step of a run, compiled for the run's shapes before anything is allocated."""
+"""The step of a run: compiled for the run's shapes before anything is allocated, with a micro-batch that fits."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
+from jax.errors import JaxRuntimeError
+from jax.stages import Compiled
 from jaxtyping import Array
 
 from trainkit.data.batches.layout import Layout
@@ -16,14 +19,21 @@ from trainkit.data.jobs import Stop
 from trainkit.events.log import EventLog
 from trainkit.parallel import mesh
 from trainkit.plan import Choice, Memory, Plan, choices, replan
+from trainkit.plan.proposal import smaller_plan
 from trainkit.recipe import Recipe
 from trainkit.text import format_bytes
-from trainkit.train import memory
 from trainkit.train.build import BuiltStep, build, state_shapes
+from trainkit.train.out_of_memory import is_out_of_memory
 from trainkit.train.state import State
 from trainkit.train.step import Metrics, Step
 
-#: The layout of the batches of each length.
+#: Batches on the device besides the one that the step reads: two are prefetched, and one is being copied.
+WAITING = 3
+#: Bytes that XLA's CPU runtime holds and its compiler does not report: compiled code, packed operands, threads. It was
+#: 57 to 97 MB for the shapes of scripts/bench/fit.py.
+CPU_RUNTIME = 64 << 20
+T = TypeVar("T")
+#: The layout of the batches, by their length.
 Layouts = Mapping[int, Layout]
 #: The shapes of a batch's arrays, in the order of their names.
 Shapes = tuple[tuple[int, ...], ...]
@@ -31,18 +41,18 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Program:
-    """The step of a run, compiled for the shapes of all its batches. Callable as the step."""
+    """The step of a run, compiled for the shapes of all its batches. It is called like the step."""
 
     plan: Plan
     built: BuiltStep
     by_shapes: Mapping[Shapes, Step]
     memory: Memory | None
-    """Of the length that needs most; None where the compiler does not tell."""
+    """The memory of the shapes that need most; None if the compiler does not report it."""
     seconds: float
-    """That building and compiling took, those that did not fit included."""
+    """The time for building and compiling, including programs that did not fit."""
 
     def adopt(self, state: State) -> State:
-        """The same arrays in the structure that this program takes: what it keeps (`remat`) is part of the model's."""
+        """Return the same arrays in the structure that this program takes, which includes its `remat`."""
         return jax.tree.unflatten(jax.tree.structure(state_shapes(self.built)), jax.tree.leaves(state))
 
     def __call__(self, state: State, batch: Mapping[str, Array]) -> tuple[State, Metrics]:
@@ -52,10 +62,10 @@ class Program:
 
 
 def compile_program(built: BuiltStep, plan: Plan, layouts: Layouts) -> Program:
-    """The step of a run, lowered and compiled from shapes alone.
+    """Return the step of a run, compiled from shapes alone.
 
     Raises:
-        jax.errors.JaxRuntimeError: the compiler found no memory to try its kernels in.
+        JaxRuntimeError: the compiler had no memory to try its kernels in.
     """
     started = time.perf_counter()
     state = state_shapes(built)
@@ -64,10 +74,10 @@ def compile_program(built: BuiltStep, plan: Plan, layouts: Layouts) -> Program:
     most: Memory | None = None
     for layout in layouts.values():
         batch = _batch(layout, plan, built)
-        # by the mesh the cross-entropy knows which rows each device has: see `parallel/mesh.py`
+        # `on_own_rows` in `parallel/mesh.py` needs the mesh
         with jax.set_mesh(built.mesh):
-            by_shapes[_shapes(batch)] = done = step.lower(state, batch).compile()
-        needed = memory.memory_of(done, state, batch, plan)
+            by_shapes[_shapes(batch)] = compiled = step.lower(state, batch).compile()
+        needed = memory_of(compiled, state, batch, plan)
         most = max(filter(None, (most, needed)), key=lambda memory: memory.peak, default=None)
     return Program(plan, built, by_shapes, most, time.perf_counter() - started)
 
@@ -75,33 +85,174 @@ def compile_program(built: BuiltStep, plan: Plan, layouts: Layouts) -> Program:
 def fit_program(
     recipe: Recipe, plan: Plan, built: BuiltStep, layouts: Layouts, *, stop: Stop | None = None, enlarge: bool = False
 ) -> Program:
-    """The step of a run with the micro-batch and remat of `plan` or, where the recipe leaves them open and the compiled
-    step does not fit, with the next ones that do. A first guess that fits is compiled once, and is what runs;
-    with `enlarge`, and not on a CPU, a better choice runs where, by what was measured, there is room for it.
+    """Return the step of a run, compiled with a micro-batch and remat that fit.
 
-    Raises `Stopped` instead of compiling another once `stop` is set: a compilation that has begun cannot be ended.
+    The first choice is that of `plan`. If it fits, there is no second compilation, except with `enlarge` on a device
+    that is not a CPU: a better choice is compiled if, by the measured memory, there is room for it.
+
+    Raises:
+        Stopped: `stop` was set. A compilation that has begun cannot be ended, but no other one begins.
     """
-    began, stop = time.perf_counter(), stop or Stop()
-    again = partial(replan, recipe, plan)
+    started, stop = time.perf_counter(), stop or Stop()
+    with_choice = partial(replan, recipe, plan)
 
-    def attempt(choice: Choice) -> Program:
+    def compiled(choice: Choice) -> Program:
         stop.check()
         if choice == plan.choice:
             return compile_program(built, plan, layouts)
-        return compile_program(build(recipe, again(choice), task=built.task), again(choice), layouts)
+        other = with_choice(choice)
+        return compile_program(build(recipe, other, task=built.task), other, layouts)
 
     possible = list(choices(recipe, replicas=plan.batch.replicas, platform=plan.devices.platform))
     search: Any = {
-        "attempt": attempt,
+        "attempt": compiled,
         "memory": lambda program: program.memory,
-        "estimate": lambda choice: again(choice).step_bytes,
+        "estimate": lambda choice: with_choice(choice).step_bytes,
         "limit": plan.devices.usable_bytes,
     }
-    found: Program = memory.first_that_fits(possible, first=plan.choice, **search)
-    # a CPU is no faster for more at once: see `plan.plan._room`
-    if enlarge and found.plan.choice == plan.choice and plan.choice in possible and plan.devices.platform != "cpu":
-        found = memory.enlarged(found, possible[: possible.index(plan.choice)], choice=plan.choice, **search)
-    return replace(found, seconds=time.perf_counter() - began)
+    program: Program = first_that_fits(possible, first=plan.choice, **search)
+    # a CPU is no faster for larger micro-batches: see `plan.split.room_for_activations`
+    if enlarge and program.plan.choice == plan.choice and plan.choice in possible and plan.devices.platform != "cpu":
+        program = enlarged(program, possible[: possible.index(plan.choice)], choice=plan.choice, **search)
+    return replace(program, seconds=time.perf_counter() - started)
+
+
+def compile_smaller(recipe: Recipe, plan: Plan, built: BuiltStep, layouts: Layouts) -> Program:
+    """Return the compiled step of `plan` or, while the compiler has no memory, of the next smaller one.
+
+    Raises:
+        TrainkitError: the compiler has no memory even for one sequence at a time.
+    """
+    while True:
+        try:
+            return compile_program(built, plan, layouts)
+        except JaxRuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+        plan = smaller_plan(recipe, plan)
+        built = build(recipe, plan, task=built.task)
+
+
+def device_bytes(tree: Any) -> int:
+    """Return the bytes on one device of arrays, or of shapes with shardings."""
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def memory_of(compiled: Compiled, state: State, batch: Any, plan: Plan) -> Memory | None:
+    """Return what a device holds while a compiled step with donated state runs; None if the compiler does not say.
+
+    Args:
+        state, batch: the arguments of the step, as arrays or as shapes with shardings.
+        plan: its estimate divides the temporary memory into categories.
+    """
+    analysis = compiled.memory_analysis()
+    if analysis is None:
+        return None
+    parameters, frozen, optimizer = (device_bytes(part) for part in (state.params, state.frozen, state.optimizer))
+    one_batch = device_bytes(batch)
+    arguments = analysis.argument_size_in_bytes
+    results = max(0, analysis.output_size_in_bytes - analysis.alias_size_in_bytes)
+    return Memory(
+        parameters=parameters,
+        frozen=frozen,
+        optimizer=optimizer,
+        snapshot=max(0, arguments - one_batch - frozen),
+        rest=max(0, arguments - parameters - frozen - optimizer) + results,
+        batches=WAITING * one_batch,
+        program=analysis.generated_code_size_in_bytes + (CPU_RUNTIME if plan.devices.platform == "cpu" else 0),
+        temporary=_divided(analysis.temp_size_in_bytes, plan),
+    )
+
+
+def first_that_fits(
+    choices: Sequence[Choice],
+    *,
+    first: Choice,
+    attempt: Callable[[Choice], T],
+    memory: Callable[[T], Memory | None],
+    estimate: Callable[[Choice], int],
+    limit: int | None,
+) -> T:
+    """Return what `attempt` makes of the first choice that fits, starting with `first`; of the smallest if none fits.
+
+    Each attempt is a compilation. Choices are skipped that do not fit by `estimate` (bytes of a step's temporary
+    memory), corrected by the last measurement.
+
+    Raises:
+        JaxRuntimeError: the compiler had no memory, not even for the smallest choice.
+    """
+    best: tuple[int, T] | None = None
+    left, choice = list(choices), first
+    while True:
+        left = [c for c in left if c != choice]
+        try:
+            result = attempt(choice)
+        except JaxRuntimeError as error:
+            if not is_out_of_memory(error) or not (left or best):
+                raise
+            likely = [c for c in left if 2 * estimate(c) <= estimate(choice)]
+        else:
+            needed = memory(result)
+            if needed is None or limit is None or needed.peak <= limit:
+                return result
+            best = min(best or (needed.peak, result), (needed.peak, result), key=lambda measured: measured[0])
+            likely = _likely(left, needed, choice, estimate, limit)
+        if not left:
+            assert best is not None
+            return best[1]
+        # if none is likely to fit, the smallest decides
+        choice = likely[0] if likely else min(left, key=estimate)
+        left = left[left.index(choice) :] if likely else [choice]
+
+
+def enlarged(
+    result: T,
+    better: Sequence[Choice],
+    *,
+    choice: Choice,
+    attempt: Callable[[Choice], T],
+    memory: Callable[[T], Memory | None],
+    estimate: Callable[[Choice], int],
+    limit: int | None,
+) -> T:
+    """Return what `attempt` makes of the first of the `better` choices that fits, or `result`, made of `choice`.
+
+    Choices are tried that fit by `estimate`, corrected by the last measurement: the estimate may have been too high.
+    """
+    last, left = result, list(better)
+    while (needed := memory(last)) is not None and limit is not None:
+        likely = _likely(left, needed, choice, estimate, limit)
+        if not likely:
+            break
+        choice = likely[0]
+        left = left[left.index(choice) + 1 :]
+        try:
+            last = attempt(choice)
+        except JaxRuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            break
+        if (measured := memory(last)) is not None and measured.peak <= limit:
+            return last
+    return result
+
+
+def _likely(
+    choices: Sequence[Choice], needed: Memory, choice: Choice, estimate: Callable[[Choice], int], limit: int
+) -> list[Choice]:
+    """Return the choices that fit by the estimate, corrected by what `choice` needed."""
+    temporary = sum(needed.temporary.values())
+    scale = temporary / max(1, estimate(choice))
+    return [c for c in choices if needed.peak - temporary + scale * estimate(c) <= limit]
+
+
+def _divided(total: int, plan: Plan) -> dict[str, int]:
+    """Return temporary memory by category: the estimates, cut to the total, and the remainder as workspace."""
+    shares, left = {}, total
+    for name in ("gradients", "activations", *(["logits"] if "logits" in plan.bytes else [])):
+        shares[name] = min(left, plan.bytes[name])
+        left -= shares[name]
+    return {**shares, "workspace": left}
 
 
 def _shapes(batch: Mapping[str, Any]) -> Shapes:
@@ -118,6 +269,7 @@ def _batch(layout: Layout, plan: Plan, built: BuiltStep) -> dict[str, jax.ShapeD
 
 
 def log_plan(plan: Plan, built: BuiltStep, *, total_steps: int, log: EventLog) -> None:
+    """Write the `planned` event."""
     log.write(
         "planned",
         step=log.step,
@@ -130,7 +282,7 @@ def log_plan(plan: Plan, built: BuiltStep, *, total_steps: int, log: EventLog) -
 
 
 def log_program(program: Program, *, guessed: Plan, total_steps: int, log: EventLog) -> None:
-    """Log what was compiled, the memory that it needs, and what runs instead of a first guess that does not fit."""
+    """Write the `compiled` event of the step and, if the first guess did not fit, the plan that runs instead."""
     plan, memory = program.plan, program.memory
     fields = {"memory": memory.by_category} if memory else {}
     log.write("compiled", step=log.step, what="train step", seconds=round(program.seconds, 3), **fields)

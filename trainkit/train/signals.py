@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: finish the step, save, say so in the exit code."""
+"""SIGTERM and SIGINT: the run finishes its step, saves, and ends with an exit code that says so."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from trainkit.errors import INTERRUPTED, STOPPED_EARLY
 
 
 class StopBeforeTraining(BaseException):
-    """A signal came while nothing had been trained yet: there is no step to finish and nothing to save."""
+    """A signal came before the first step: there is nothing to finish or to save."""
 
 
 class Signals:
-    """Remembers the signal that asked for an end. A second SIGINT ends at once."""
+    """Remembers the signal that asks the run to end. A second SIGINT ends it at once."""
 
     def __init__(self) -> None:
         self.received: int | None = None
         self.count = 0
-        #: Whether the preparations are over, so that steps may have been trained.
+        #: Whether preparations are over, so that steps may have been trained.
         self.training = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._receive)
 
     def training_begins(self) -> None:
-        """From here on a signal is obeyed between steps; before, it ends the preparations at once.
+        """From now on handle signals between steps. Until now they ended the preparations at once.
 
         Raises:
-            StopBeforeTraining: one has come already.
+            StopBeforeTraining: a signal has come already.
         """
         self.training = True
         if self.received:
@@ -35,6 +35,7 @@ class Signals:
 
     @property
     def exit_code(self) -> int:
+        """The exit code for the signal that was received."""
         return INTERRUPTED if self.received == signal.SIGINT else STOPPED_EARLY
 
     def _receive(self, number: int, _: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""All that resumes is one pytree."""
+"""The state: everything that resumes, in one pytree."""
 
 from __future__ import annotations
 
@@ -9,26 +9,40 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from trainkit.models.adapters import trainable
 from trainkit.models.stack import LanguageModel
 from trainkit.recipe.sections.schedule import NEVER
-from trainkit.train import loss_scale
-from trainkit.train.loss_scale import LossScale
+
+#: The loss scale of the first step, for the mean loss of a micro-batch.
+INITIAL_SCALE = 2.0**16
+#: The loss scale is doubled after so many steps without an overflow.
+SCALE_PATIENCE = 2000
 
 
 class Live(eqx.Module):
-    """What a person may change while the run goes on: arrays, so that nothing retraces, saved with the rest."""
+    """What commands may change during a run: arrays, so that nothing retraces."""
 
     rate_factor: Float[Array, ""]
-    """Of the schedule's learning rate."""
+    """Multiplies the schedule's learning rate."""
     decay_start: Int[Array, ""]
-    """The step after which the decay was ordered to begin, or `NEVER`."""
+    """The step after which a command began the decay, or `NEVER`."""
+
+
+class LossScale(eqx.Module):
+    """Keeps small gradients above zero in float16 (Micikevicius et al. 2018, section 3.2).
+
+    The loss is multiplied by `value`, and the gradients are divided by it in float32.
+    """
+
+    value: Float[Array, ""]
+    good_steps: Int[Array, ""]
+    """Steps since the last overflow or the last doubling."""
 
 
 class State(eqx.Module):
-    """What one step hands to the next."""
+    """What one step passes to the next."""
 
     params: PyTree
     """The trainable part of the model, None in place of the rest."""
@@ -36,17 +50,32 @@ class State(eqx.Module):
     """The rest of the model, None in place of the trainable part."""
     optimizer: optax.OptState
     step: Int[Array, ""]
-    """Updates done."""
+    """Completed updates."""
     key: PRNGKeyArray
-    """Never consumed: what is random in a step derives from (key, purpose, step) by `fold_in`."""
+    """Never changes: random numbers of a step derive from (key, purpose, step) by `fold_in`."""
     live: Live
     loss_scale: LossScale | None = None
-    """None where the loss needs none, which is anywhere but in float16."""
+    """None unless the step computes in float16."""
 
 
 def initial_live() -> Live:
-    """As the recipe says, nothing ordered."""
+    """Return the values before any command: the schedule of the recipe."""
     return Live(jnp.float32(1), jnp.int32(NEVER))
+
+
+def initial_scale() -> LossScale:
+    """Return the loss scale of the first step."""
+    return LossScale(jnp.float32(INITIAL_SCALE), jnp.int32(0))
+
+
+def adjusted_scale(scale: LossScale, finite: Bool[Array, ""]) -> LossScale:
+    """Return the loss scale of the next step: half after an overflow, double after `SCALE_PATIENCE` good steps."""
+    good = jnp.where(finite, scale.good_steps + 1, 0)
+    doubled = good >= SCALE_PATIENCE
+    factor = jnp.where(finite, jnp.where(doubled, 2.0, 1.0), 0.5)
+    # bounded, because a gradient that stays zero would double it for ever
+    value = jnp.minimum(scale.value * factor, jnp.finfo(jnp.float32).max)
+    return LossScale(value, jnp.where(doubled, 0, good))
 
 
 def init(
@@ -56,13 +85,13 @@ def init(
     optimizer: optax.GradientTransformation,
     compute: jnp.dtype,
 ) -> State:
-    """The state before the first step. `model` makes the initial model, in the dtype in which it is kept."""
+    """Return the state before the first step. `model` builds the initial model in the dtype of its parameters."""
     initial = model(jax.random.fold_in(key, 0))
     params, frozen = eqx.partition(initial, trainable(initial))
-    scale = loss_scale.initial() if compute == jnp.float16 else None
+    scale = initial_scale() if compute == jnp.float16 else None
     return State(params, frozen, optimizer.init(params), jnp.int32(0), key, initial_live(), scale)
 
 
 def without_frozen(state: State) -> State:
-    """What a checkpoint holds: all but the frozen part, which is made again from where it came."""
+    """Return the part of a state that a checkpoint holds: the frozen parameters are loaded again instead."""
     return replace(state, frozen=None)

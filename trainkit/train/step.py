@@ -21,17 +21,16 @@ from trainkit.models.master_weights import in_compute_dtype
 from trainkit.optim import LearningRate
 from trainkit.parallel.precision import random_bits, to_bfloat16
 from trainkit.tasks import Loss, Task
-from trainkit.train import loss_scale
-from trainkit.train.state import State
+from trainkit.train.state import State, adjusted_scale
 
 Batch = Mapping[str, Array]
 Metrics = dict[str, Any]
 """Arrays and statistics by the metric's name."""
 Step = Callable[[State, Batch], tuple[State, Metrics]]
 
-#: What a step draws random numbers for; the first state has 0 (`state.py`), samples have 1 (`infer/sampler.py`).
+#: Purposes of random numbers in a step. The first state has 0 (`state.py`), samples have 1 (`infer/sampler.py`).
 MOMENTS, PARAMETERS, LOSS = 2, 3, 4
-#: The metric that says how much was learned from; the loss is a mean only where it is above 0.
+#: The metric with the sum of the weights. The loss is a mean only if it is above 0.
 WEIGHT = "train/weight"
 
 
@@ -45,23 +44,23 @@ def make_step(
     rounding: Literal["stochastic", "nearest"] = "stochastic",
     gradient_shardings: PyTree | None = None,
 ) -> Step:
-    """`step(state, batch) -> (state, metrics)`; every array of `batch` is (A, M, …).
+    """Return `step(state, batch) -> (state, metrics)`; every array of `batch` is (A, M, …).
 
-    The loss of a step is the sum of all its tokens' losses divided once by the sum of their weights, so that it is the
-    same however the batch is split, but for a penalty of the model, which is of each micro-batch. Gradients are summed
-    in float32. Where all weights are 0, the step changes nothing but its own number; where the state has a loss scale
-    and a gradient is not finite, nothing but that scale and its own number.
+    The loss is the sum of all tokens' losses divided once by the sum of their weights, so that it does not depend on
+    how the batch is split; only a model's auxiliary loss is that of each micro-batch. Gradients are summed in float32.
+    If all weights are 0, only the step's number changes; if the state has a loss scale and a gradient is not finite,
+    only that scale and the step's number.
 
     Args:
-        rounding: of parameters in bfloat16, whose updates are computed in float32.
-        gradient_shardings: where each gradient lies as soon as it is there; where XLA likes it, if None.
+        rounding: of bfloat16 parameters, whose updates are computed in float32.
+        gradient_shardings: the sharding of each gradient as soon as it exists; XLA's choice if None.
     """
 
     def gradients(state: State, params: PyTree, batch: Batch, key: PRNGKeyArray) -> tuple[PyTree, Loss]:
         def scaled(masters: PyTree) -> tuple[Array, tuple[Loss, Array]]:
             model = eqx.combine(cast(state.frozen, compute), in_compute_dtype(masters, compute))
             loss = task.loss(model, batch, key=key)
-            # of the mean loss, so that float16 meets the same numbers whatever the size of the micro-batch
+            # scaled by the mean loss, so that float16 sees the same numbers for any size of the micro-batch
             scale = state.loss_scale.value / jnp.maximum(loss.weight, 1) if state.loss_scale else jnp.float32(1)
             return loss.sum * scale, (loss, scale)
 
@@ -71,14 +70,14 @@ def make_step(
         return jax.tree.map(lambda g: g / scale, grads) if state.loss_scale else grads, loss
 
     def accumulated(state: State, params: PyTree, batch: Batch) -> tuple[PyTree, Loss]:
-        """Return the sums over all micro-batches of gradients and of what the task returns."""
+        """Return the sums of the gradients and of the task's losses over all micro-batches."""
         accumulation = jax.tree.leaves(dict(batch))[0].shape[0]
         key = jax.random.fold_in(jax.random.fold_in(state.key, LOSS), state.step)
         if accumulation == 1:
             return gradients(state, params, jax.tree.map(lambda x: x[0], dict(batch)), key)
         zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
 
-        # one key for all micro-batches: what a task draws follows from the row's example, however a batch is split
+        # one key for all micro-batches: a task draws by example, so that the split of the batch does not matter
         def add(sums: PyTree, micro_batch: Batch) -> tuple[PyTree, None]:
             return jax.tree.map(jnp.add, sums, gradients(state, params, micro_batch, key)), None
 
@@ -106,7 +105,7 @@ def make_step(
         extras = {"key": key(MOMENTS), "value": total / divisor, "grad_fn": grad_fn}
         directions, moments = optimizer.update(grads, state.optimizer, state.params, **extras)
         updates = jax.tree.map(lambda d: -rate * d, directions)
-        params = _applied(updates, state.params, key=key(PARAMETERS), rounding=rounding)
+        params = _updated(updates, state.params, key=key(PARAMETERS), rounding=rounding)
         metrics = {
             "train/loss": total / divisor,
             **{f"train/{name}": statistic for name, statistic in measured.items()},
@@ -116,18 +115,18 @@ def make_step(
             "updates/norm": optax.tree.norm(updates),
         }
         after = State(params, state.frozen, moments, state.step + 1, state.key, state.live)
-        return _unless_in_vain(state, after, metrics)
+        return _unless_skipped(state, after, metrics)
 
     return step
 
 
 def no_loss(task: Task) -> Loss:
-    """Return what the losses of batches are added to, on the host."""
+    """Return the zero to which the losses of batches are added, on the host."""
     return Loss(np.float32(0), np.float32(0), dict(task.metrics))
 
 
-def _applied(updates: PyTree, params: PyTree, *, key: PRNGKeyArray, rounding: str) -> PyTree:
-    """The parameters with their updates, added in float32, in the dtype in which they are kept."""
+def _updated(updates: PyTree, params: PyTree, *, key: PRNGKeyArray, rounding: str) -> PyTree:
+    """Return the parameters plus their updates, added in float32, in the dtype of the parameters."""
     leaves, structure = jax.tree.flatten(params)
     for i, (p, u) in enumerate(zip(leaves, jax.tree.leaves(updates), strict=True)):
         exact = p.astype(jnp.float32) + u
@@ -138,13 +137,13 @@ def _applied(updates: PyTree, params: PyTree, *, key: PRNGKeyArray, rounding: st
     return jax.tree.unflatten(structure, leaves)
 
 
-def _unless_in_vain(before: State, after: State, metrics: Metrics) -> tuple[State, Metrics]:
-    """`after`, or, where nothing was learned or float16 overflowed, `before` a step later; then with the loss scale."""
+def _unless_skipped(before: State, after: State, metrics: Metrics) -> tuple[State, Metrics]:
+    """Return `after`, or `before` with its step and loss scale if all weights are 0 or float16 overflowed."""
     changed = metrics[WEIGHT] > 0
     if before.loss_scale:
         finite = jnp.isfinite(metrics["gradients/norm"])
         changed &= finite
-        scale = loss_scale.adjusted(before.loss_scale, finite)
+        scale = adjusted_scale(before.loss_scale, finite)
         after = replace(after, loss_scale=scale)
         metrics["precision/loss_scale"] = scale.value
     params, moments = jax.tree.map(

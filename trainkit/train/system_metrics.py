@@ -1,4 +1,4 @@
-"""What the machine is doing while it trains: memory, processors, power, heat."""
+"""Metrics of the machine that trains: memory, processors, power and temperature."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-#: Seconds between looks at the trainer and its devices, and at all cores of the host; steps can be much shorter.
+#: Seconds between two readings of the trainer and its devices, and of the cores of the host. Steps can be much shorter.
 EVERY, CORES_EVERY = 1.0, 5.0
 
 
@@ -20,19 +20,19 @@ class SystemMetrics:
     """Memory and processor time of this process, its devices, and the cores of the host."""
 
     def __init__(self) -> None:
-        self._looked = self._cores_looked = time.perf_counter()
+        self._read_at = self._cores_read_at = time.perf_counter()
         self._cpu = sum(os.times()[:2])
         self._cores = _core_times()
         self._gpus = Gpus.find(jax.local_devices())
 
-    def look(self, now: float) -> dict[str, float]:
-        """Metrics, or nothing where the last look was less than `EVERY` ago."""
-        elapsed = now - self._looked
+    def read(self, now: float) -> dict[str, float]:
+        """Return the metrics; empty if the last ones were read less than `EVERY` seconds ago."""
+        elapsed = now - self._read_at
         if elapsed < EVERY:
             return {}
         cpu = sum(os.times()[:2])
         metrics: dict[str, float] = {"host/cpu": round((cpu - self._cpu) / elapsed, 2)}
-        self._looked, self._cpu = now, cpu
+        self._read_at, self._cpu = now, cpu
         if (resident := _resident_bytes()) is not None:
             metrics["memory/host"] = resident
         for device in jax.local_devices():
@@ -41,9 +41,9 @@ class SystemMetrics:
                 if "peak_bytes_in_use" in statistics:
                     metrics[f"memory/device_peak/{device.id}"] = statistics["peak_bytes_in_use"]
         if self._gpus:
-            metrics |= self._gpus.look()
-        if now - self._cores_looked >= CORES_EVERY:
-            before, self._cores, self._cores_looked = self._cores, _core_times(), now
+            metrics |= self._gpus.read()
+        if now - self._cores_read_at >= CORES_EVERY:
+            before, self._cores, self._cores_read_at = self._cores, _core_times(), now
             metrics |= {f"host/core/{n}": share for n, share in enumerate(busy(before, self._cores))}
         return metrics
 
@@ -52,12 +52,12 @@ class Gpus:
     """Power, temperature and utilisation of NVIDIA devices, from the driver's management library (NVML)."""
 
     def __init__(self, nvml: ModuleType | Any, handles: dict[int, Any]) -> None:
-        """`handles` are NVML's, by the number that the device has in JAX."""
+        """`handles` are NVML's, by the device's number in JAX."""
         self._nvml, self._handles = nvml, handles
 
     @classmethod
     def find(cls, devices: Sequence[Any]) -> Gpus | None:
-        """None where these are no NVIDIA devices, or the driver does not tell."""
+        """Return a reader for these devices; None if they are not NVIDIA's, or NVML is not available."""
         if not any(device.platform == "gpu" and "nvidia" in device.device_kind.lower() for device in devices):
             return None
         try:
@@ -67,13 +67,14 @@ class Gpus:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         try:
             pynvml.nvmlInit()
-            return cls(pynvml, {d.id: _handle(pynvml, name(d.local_hardware_id, visible)) for d in devices})
+            return cls(pynvml, {d.id: _handle(pynvml, nvml_name(d.local_hardware_id, visible)) for d in devices})
         except pynvml.NVMLError:
             return None
 
-    def look(self) -> dict[str, float]:
-        """Watts, degrees Celsius and the share of the last moments in which a kernel ran; what the driver does not tell
-        is left out."""
+    def read(self) -> dict[str, float]:
+        """Return power (watts), temperature (°C) and utilisation (the share of time in which a kernel ran).
+
+        What the driver does not report is omitted."""
         nvml = self._nvml
         metrics: dict[str, float] = {}
         for number, handle in self._handles.items():
@@ -87,17 +88,17 @@ class Gpus:
         return metrics
 
 
-def name(place: int, visible: str | None) -> int | str:
-    """What NVML calls the device at this place of `CUDA_VISIBLE_DEVICES`: a number or a UUID."""
+def nvml_name(place: int, visible: str | None) -> int | str:
+    """Return NVML's name of the device at this place in `CUDA_VISIBLE_DEVICES`: a number or a UUID."""
     if not visible:
         return place
-    found = visible.split(",")[place].strip()
-    return int(found) if found.isdecimal() else found
+    entry = visible.split(",")[place].strip()
+    return int(entry) if entry.isdecimal() else entry
 
 
 def busy(before: Sequence[tuple[int, int]], after: Sequence[tuple[int, int]]) -> list[float]:
-    """The share of the time between two looks at (busy, all) ticks in which each core was busy."""
-    if len(before) != len(after):  # a core came or went
+    """Return the share of time in which each core was busy between two readings of (busy, all) ticks."""
+    if len(before) != len(after):  # a core was added or removed
         return []
     return [
         round((busy - was_busy) / (ticks - were), 3) if ticks > were else 0.0
@@ -110,25 +111,25 @@ def _handle(nvml: Any, name: int | str) -> Any:
 
 
 def _core_times() -> list[tuple[int, int]]:
-    """(busy, all) ticks of each core since the host started; empty on systems without /proc.
+    """Return (busy, all) ticks of each core since the host started; empty on systems without /proc.
 
-    Of a line `cpu0 user nice system idle iowait …` (proc(5)) the fourth and fifth are idle.
+    In a line `cpu0 user nice system idle iowait …` (proc(5)) the fourth and fifth numbers are idle ticks.
     """
     try:
         lines = Path("/proc/stat").read_text().splitlines()
     except OSError:
         return []
-    found = []
+    cores = []
     for line in lines:
         label, *rest = line.split()
         if label.startswith("cpu") and label != "cpu":
             ticks = list(map(int, rest[:8]))
-            found.append((sum(ticks) - sum(ticks[3:5]), sum(ticks)))
-    return found
+            cores.append((sum(ticks) - sum(ticks[3:5]), sum(ticks)))
+    return cores
 
 
 def _resident_bytes() -> int | None:
-    """Resident memory of this process; None on systems without /proc."""
+    """Return the resident memory of this process in bytes; None on systems without /proc."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except FileNotFoundError:

@@ -6,7 +6,7 @@
     CACHE/shards/      tokens, by the hash of what they were made from
     CACHE/frames/      where in the shards examples begin and end
     CACHE/apart/       held-out shards without copies of training documents: see `sets.py`
-    CACHE/reference/   what frozen reference models say of examples: see `run/reference.py`
+    CACHE/reference/   what frozen reference models say of examples: see `columns.py`
     CACHE/ledgers/     which shards, in which order, make up a source
     CACHE/hub/         the commits at which datasets of the Hugging Face hub were first seen
     CACHE/rejected/    lists of the documents that could not be used

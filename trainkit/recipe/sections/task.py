@@ -48,7 +48,7 @@ class TaskSpec(Spec):
         """What a frozen reference model says of each example, float32: its shape, by the name that it has in a batch.
 
         It is computed once, before the first step, with the parameters that the run begins with, by `Task.reference`,
-        and kept in the cache; see `run/reference.py`."""
+        and kept in the cache; see `train/reference.py`."""
         return {}
 
     def head(self, data: Data) -> Head:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import SPEC, model
 
-from trainkit.train.statistics import BINS, distributions, histogram
+from trainkit.train.metrics import BINS, distributions, histogram
 
 DRAW = jax.jit(histogram)
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from trainkit.train import system_metrics
-from trainkit.train.system_metrics import Gpus, SystemMetrics, busy, name
+from trainkit.train.system_metrics import Gpus, SystemMetrics, busy, nvml_name
 
 
 def test_a_core_at_work_is_told_as_busy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,14 +25,14 @@ def test_a_core_at_work_is_told_as_busy(monkeypatch: pytest.MonkeyPatch) -> None
     worker = threading.Thread(target=spin)
     worker.start()
     time.sleep(0.6)
-    told = looker.look(time.perf_counter())
+    told = looker.read(time.perf_counter())
     done.set()
     worker.join()
     cores = [value for metric, value in told.items() if metric.startswith("host/core/")]
     assert len(cores) == len(system_metrics._core_times()) and all(0 <= share <= 1 for share in cores)
     assert sum(cores) > 0.2 and told["host/cpu"] > 0.2
     assert told["memory/host"] > 1e6
-    assert looker.look(time.perf_counter()) == {}, "not so soon again"
+    assert looker.read(time.perf_counter()) == {}, "not so soon again"
 
 
 def test_shares_are_of_the_time_between_two_looks() -> None:
@@ -46,7 +46,7 @@ def test_shares_are_of_the_time_between_two_looks() -> None:
     [(None, 1, 1), ("", 1, 1), ("3,5", 1, 5), ("GPU-8932f937, GPU-1", 0, "GPU-8932f937")],
 )
 def test_a_device_is_found_by_its_place_among_the_visible_ones(visible: str, place: int, found: int | str) -> None:
-    assert name(place, visible) == found
+    assert nvml_name(place, visible) == found
 
 
 def test_what_the_driver_does_not_tell_is_left_out() -> None:
@@ -63,7 +63,7 @@ def test_what_the_driver_does_not_tell_is_left_out() -> None:
         nvmlDeviceGetTemperature=lambda handle, sensor: {("a", 0): 61}[handle, sensor],
         nvmlDeviceGetUtilizationRates=refuse,
     )
-    assert Gpus(nvml, {0: "a"}).look() == {"power/device/0": 123.4, "temperature/device/0": 61}
+    assert Gpus(nvml, {0: "a"}).read() == {"power/device/0": 123.4, "temperature/device/0": 61}
 
 
 def test_a_device_that_tells_its_memory_tells_the_most_that_it_held(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ def test_a_device_that_tells_its_memory_tells_the_most_that_it_held(monkeypatch:
 
     def looked(told: dict[str, int] | None) -> dict[str, float]:
         monkeypatch.setattr(system_metrics.jax, "local_devices", lambda: [Device(told)])
-        found = SystemMetrics().look(time.perf_counter() + 2 * system_metrics.EVERY)
+        found = SystemMetrics().read(time.perf_counter() + 2 * system_metrics.EVERY)
         return {name: value for name, value in found.items() if name.startswith("memory/device")}
 
     both = {"memory/device/3": 5, "memory/device_peak/3": 9}

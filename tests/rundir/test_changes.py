@@ -14,7 +14,7 @@ from trainkit.events.log import EventLog
 from trainkit.recipe import Recipe
 from trainkit.recipe.toml.load import load
 from trainkit.recipe.toml.values import differences
-from trainkit.run.rates import compare_rates
+from trainkit.rundir.changes import compare_rates
 
 FLAT = ('type = "cosine"\nwarmup = 0.02\nmin_ratio = 0.1', 'type = "constant"\nwarmup = 0')
 GROUPS = '[[optimizer.groups]]\nmatch = "*embedding"\nlearning_rate_factor = 0.5\n'

@@ -1,4 +1,4 @@
-"""What was due after a step and was cut off: the log tells what has been done."""
+"""What was due after a step and was cut off, according to the log."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from trainkit.recipe.sections.outputs import Sample
 
 @dataclass(frozen=True, kw_only=True)
 class Owed:
-    """What an attempt that goes on from a step has to do before the next one."""
+    """What an attempt that continues from a step has to do before the next step."""
 
     sets: frozenset[str] = frozenset()
-    """Validation sets that are still to be evaluated."""
+    """Validation sets to evaluate."""
     statistics: bool = False
+    """Whether the distributions of the parameters are to be logged."""
     samples: bool = False
-    """Those of the recipe."""
+    """Whether the prompts of the recipe are to be continued."""
     prompts: tuple[str, ...] = ()
-    """Those of a person."""
+    """Prompts of `sample` commands."""
 
     def __bool__(self) -> bool:
         return bool(self.sets or self.statistics or self.samples or self.prompts)
@@ -32,19 +33,23 @@ NOTHING = Owed()
 
 
 def falls_on(step: int, every: int | None) -> bool:
+    """Return whether something that is done `every` so many steps (None: never) is due after this step."""
     return every is not None and step % every == 0
 
 
 def owed(run_directory: Path, recipe: Recipe, step: int, *, last: bool) -> Owed:
-    """What is due after `step`, by the recipe or by order, and was not finished. `last` of the last step of the run."""
+    """Return what the recipe or a command asked for after `step` and the log lacks.
+
+    `last` says whether it is the run's last step.
+    """
     if not step:
         return NOTHING
     evaluate, sample = last or falls_on(step, recipe.evaluate.every), recipe.sample
     evaluated: set[str] = set()
     sampled: set[str] = set()
     prompts: list[str] = []
-    looked = False
-    for event in _done_at(run_directory, step):
+    distributions = False
+    for event in _events_after(run_directory, step):
         match event:
             case {"type": "control", "command": "evaluate"}:
                 evaluate, evaluated = True, set()
@@ -56,30 +61,32 @@ def owed(run_directory: Path, recipe: Recipe, step: int, *, last: bool) -> Owed:
                 sampled.add(event["prompt"])
                 prompts = [prompt for prompt in prompts if prompt != event["prompt"]]
             case {"type": "distributions"}:
-                looked = True
+                distributions = True
     sampling = sample is not None and (last or falls_on(step, sample.every))
     return Owed(
         sets=frozenset(recipe.data.validation_names) - evaluated if evaluate else frozenset(),
-        statistics=falls_on(step, recipe.statistics.every) and not looked,
+        statistics=falls_on(step, recipe.statistics.every) and not distributions,
         samples=sample is not None and sampling and not _has_sampled(sample, sampled),
         prompts=() if sample is not None and sample.chat and sampled else tuple(prompts),
     )
 
 
 def _has_sampled(sample: Sample, sampled: set[str]) -> bool:
-    """Whether all prompts of the recipe were continued. The log holds conversations as the chat template wrote them, so
-    they are counted."""
+    """Return whether all prompts of the recipe were continued.
+
+    Conversations are counted, because the log holds them as the chat template wrote them.
+    """
     if sample.chat or not all(isinstance(prompt, str) for prompt in sample.prompts):
         return len(sampled) >= len(set(sample.prompts))
     return sampled.issuperset(sample.prompts)
 
 
-def _done_at(run_directory: Path, step: int) -> list[Event]:
-    """What the run's course so far tells of commands and results after `step`."""
-    done: list[Event] = []
+def _events_after(run_directory: Path, step: int) -> list[Event]:
+    """Return the commands and results right after `step` that count."""
+    events: list[Event] = []
     for event in of_kinds(run_directory, "run_started", "control", "evaluated", "sampled", "distributions"):
         if event["type"] == "run_started":
-            done = done if resumed_step(event) >= step else []
+            events = events if resumed_step(event) >= step else []
         elif event["step"] == step:
-            done.append(event)
-    return done
+            events.append(event)
+    return events

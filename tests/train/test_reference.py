@@ -11,17 +11,20 @@ from typing import Any
 import data_room as room
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from trainkit.checkpoint.leaves import digest
 from trainkit.data.cache import build as caches
+from trainkit.data.cache.columns import read_columns, read_progress, write_progress
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
 from trainkit.models.nf4 import quantise
+from trainkit.parallel.mesh import make_mesh
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.adapter import Lora
 from trainkit.recipe.sections.task import Preference
-from trainkit.run.reference import FILE, Reference, attach_reference, key_of, settings_of
+from trainkit.train.reference import FILE, Reference, attach_reference, key_of, settings_of
 
 
 def recipe_of(directory: Path, **model: Any) -> Recipe:
@@ -90,6 +93,54 @@ def test_a_record_of_the_first_format_is_still_known(tmp_path: Path) -> None:
     assert found.model and found.identity.settings == settings_of(recipe)
 
 
+def test_a_reference_that_a_kill_cut_off_continues_with_the_next_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[int] = []
+
+    class Killed(BaseException):
+        pass
+
+    class Examples:
+        killed_at = 3
+
+        def __len__(self) -> int:
+            return 5
+
+        def examples(self, index: int) -> np.ndarray:
+            return np.arange(9)[8 - 2 * index :: -1][:2]  # pairs from the end; the last one is alone
+
+        def batch(self, index: int) -> dict[str, np.ndarray]:
+            if index == self.killed_at:
+                raise Killed
+            computed.append(index)
+            which = self.examples(index)
+            return {"x": np.resize(which, 2).astype(np.float32)}
+
+    monkeypatch.setattr("trainkit.train.reference.REPORT_SECONDS", -1.0)
+    task = SimpleNamespace(reference=lambda model, batch: {"reference": jnp.stack([batch["x"], -batch["x"]], axis=1)})
+    built: Any = SimpleNamespace(task=task, compute=jnp.dtype("float32"), mesh=make_mesh(data=1, fsdp=1))
+    path, examples = tmp_path / "key.f32", Examples()
+
+    def compute() -> Any:
+        reference = replace(reference_of(tmp_path, recipe_of(tmp_path), WEIGHTS, step=0), built=built)
+        return reference.compute(examples, path, "set", rows=2)  # type: ignore[arg-type]
+
+    with pytest.raises(Killed):
+        compute()
+    assert not path.exists()
+    examples.killed_at = -1
+    columns = compute()
+    assert computed == [0, 1, 2, 3, 4], "no batch is computed twice"
+    np.testing.assert_array_equal(columns["reference"], np.stack([np.arange(9), -np.arange(9)], axis=1))
+    np.testing.assert_array_equal(read_columns(path, {"reference": (2,)})["reference"], columns["reference"])
+    assert sorted(found.suffix for found in tmp_path.glob("key*")) == [".f32", ".json"]
+    write_progress(path, columns, rows=4, batches=2)
+    assert read_progress(path, {"reference": (2,)}, examples=9, rows=2)[1] == 0, "batches of another size"
+    (tmp_path / "key.partial.npz").write_bytes(b"damaged")
+    assert read_progress(path, {"reference": (2,)}, examples=9, rows=4)[1] == 0
+
+
 def test_the_data_is_checked_before_a_reference_is_computed(tmp_path: Path) -> None:
     recipe = recipe_of(tmp_path)
     room.write_rows(tmp_path / "pairs.jsonl", [{"prompt": "alpha", "chosen": " beta", "rejected": " gamma"}])
@@ -100,5 +151,5 @@ def test_the_data_is_checked_before_a_reference_is_computed(tmp_path: Path) -> N
 
     log = EventLog(tmp_path, attempt=1)
     with pytest.raises(TrainkitError, match="nothing is learned"):
-        attach_reference(tmp_path, recipe, cache, nothing, nothing, nothing, nothing, check=check, log=log)  # type: ignore[arg-type]
+        attach_reference(tmp_path, recipe, cache, nothing, nothing, nothing, check=check, log=log)  # type: ignore[arg-type]
     assert not (tmp_path / FILE).exists()

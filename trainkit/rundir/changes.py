@@ -1,9 +1,10 @@
-"""What a changed recipe does to the learning rates of a resumed run. Imports no jax."""
+"""What may change in a run's recipe when it resumes, and what a change does to its learning rates. Imports no jax."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +16,68 @@ from trainkit.events.log import of_kinds
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.adapter import trained_shapes
 from trainkit.recipe.sections.data import is_padded
+from trainkit.recipe.sections.optimizer import OptimizerSpec
 from trainkit.recipe.sections.schedule import NEVER, ScheduleSpec
 from trainkit.recipe.toml.positions import dotted
 from trainkit.recipe.toml.values import Difference, differences, flat
 
-#: The least ratio of a new rate to the old one that counts as a rise.
+#: Keys on which the state or the data order depends. They cannot change within a run.
+FIXED = (
+    "schema",
+    "run.*",
+    "model.*",
+    "adapter.[!l]*",  # all keys but the learning rate's ratio
+    "tokenizer.*",
+    "task.*",
+    "data.sequence_length",
+    "data.encoding*",
+    "data.train.*",
+    "data.held_out",
+    "data.shuffle*",
+    "data.on_error",
+    "train.batch_size",
+    "precision.params",
+)
+#: A rate rises if it is more than so many times the old one.
 RAISED = 1.01
-#: What the schedule's share of the peak depends on, and what the peaks of single parameters depend on.
+#: Keys on which the schedule's share of the peak depends, and those on which peaks of single parameters depend.
 _SCHEDULE = ("train.steps", "train.epochs", "train.tokens", "optimizer.learning_rate", "schedule.")
 _PEAKS = ("optimizer.", "adapter.learning_rate_ratio")
-#: Parameters that a line names.
+#: A line names so many parameters.
 _NAMED = 3
+
+
+def check_changes(old: Recipe, new: Recipe, changed: Sequence[Difference], *, reset_optimizer: bool) -> None:
+    """Raise TrainkitError if a key must not change within a run, or the saved optimizer state does not fit a change."""
+    wrong = [d for d in changed if any(fnmatchcase(d.key, pattern) for pattern in FIXED)]
+    if wrong:
+        raise TrainkitError(
+            "these cannot change within a run:\n" + "\n".join(f"  {difference}" for difference in wrong),
+            hint="begin a new run with the changed recipe: trainkit run RECIPE --name NAME",
+        )
+    if not reset_optimizer:
+        _check_optimizer_state(old.optimizer, new.optimizer)
+
+
+def _check_optimizer_state(before: OptimizerSpec, after: OptimizerSpec) -> None:
+    old, new = before.state_key_values(), after.state_key_values()
+    wrong = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+    if wrong:
+        raise TrainkitError(
+            "the saved optimizer state does not fit:\n"
+            + "\n".join(f"  optimizer.{key}: {old.get(key, 'none')} -> {new.get(key, 'none')}" for key in wrong),
+            hint="undo the change, or start with a new optimizer state: --reset-optimizer",
+        )
 
 
 def compare_rates(
     directory: Path, old: Recipe, new: Recipe, step: int, changed: Sequence[Difference], *, raise_rate: bool
 ) -> list[str]:
-    """Return lines that show the learning rates of the update after `step`, before and after a change of the recipe.
+    """Return lines with the learning rates of the update after `step`, before and after a change of the recipe.
 
-    The first line is about `optimizer.learning_rate`. Another follows for each set of parameters whose rates a group,
-    an inner optimizer or an adapter sets and the change alters. There are no lines where nothing changes the rates, or
-    where `raise_rate` is set and they are unknown until the data is counted.
+    The first line is about `optimizer.learning_rate`. Another one follows for each set of parameters whose rates change
+    and come from a group, an inner optimizer or an adapter. There are no lines if no rate changes, or if `raise_rate`
+    is set and the rates are unknown until the data is counted.
 
     Raises:
         TrainkitError: the change raises a rate, or may raise one, and `raise_rate` does not allow it.
@@ -69,14 +111,14 @@ def compare_rates(
 
 
 def _other_peaks(old: Recipe, new: Recipe, peak: tuple[float, float]) -> dict[tuple[float, float], list[str]]:
-    """Return the parameters that have other peaks than `optimizer.learning_rate`, by (peak before, peak after)."""
-    found: dict[tuple[float, float], list[str]] = {}
+    """Return the parameters whose peak is not `optimizer.learning_rate`, by (peak before, peak after)."""
+    by_peaks: dict[tuple[float, float], list[str]] = {}
     shapes = trained_shapes(new.model, new.adapter, vocab_size=1, sequence_length=new.data.positions)
     for name, shape in shapes.items():
         pair = (_peak_of(old, name, shape), _peak_of(new, name, shape))
         if not all(map(math.isclose, pair, peak)):
-            found.setdefault(pair, []).append(name)
-    return found
+            by_peaks.setdefault(pair, []).append(name)
+    return by_peaks
 
 
 def _peak_of(recipe: Recipe, name: str, shape: tuple[int, ...]) -> float:
@@ -87,7 +129,7 @@ def _peak_of(recipe: Recipe, name: str, shape: tuple[int, ...]) -> float:
 def _refuse_rise(directory: Path, step: int, rates: list[tuple[float, float]], kept: list[str]) -> None:
     """Raise TrainkitError for the first pair of rates that rises; the first pair is that of the whole model.
 
-    `kept` are the settings that keep the present rates, none where no settings do.
+    `kept` are the settings that keep the present rates, if there are such settings.
     """
     for before, after in rates:
         if after > RAISED * before:
@@ -110,9 +152,9 @@ def _refuse_unknown(directory: Path, step: int) -> None:
 
 
 def _settings_that_keep(old: Recipe, new: Recipe, share: float) -> list[str]:
-    """Return the settings that go on with the rates of `old`, whose schedule is at `share` of its peaks.
+    """Return the settings that keep the rates of `old`, whose schedule is at `share` of its peaks.
 
-    There are none where that share is 0, or where the change is also to other keys on which the rates depend.
+    There are none if that share is 0, or if other keys changed on which the rates depend.
     """
     before = {dotted(key): value for key, value in flat(old).items() if key[0] == "optimizer"}
     other = [difference.key for difference in differences(old, new) if difference.key.startswith(_PEAKS)]
@@ -128,20 +170,20 @@ def _listed(names: list[str]) -> str:
 
 
 def share(schedule: ScheduleSpec, steps: int, step: int, *, decay_start: int = NEVER) -> float:
-    """Return the share of the peak rate that a run of `steps` has in the update after `step` others."""
+    """Return the learning rate of the update after `step` others, as a share of the peak, in a run of `steps`."""
     return float(schedule.rate(step, peak=1.0, steps=steps, decay_start=decay_start, xp=np))
 
 
 def _newest_plan(directory: Path) -> dict[str, Any]:
-    """Return the plan that the run last followed; empty where it has none."""
+    """Return the run's last plan; empty without one."""
     *_, plan = ({}, *(event["plan"] for event in of_kinds(directory, "planned")))
     return plan
 
 
 def _total(recipe: Recipe, plan: Mapping[str, Any]) -> int | None:
-    """Return the steps of the run by this recipe, or None where that is not known.
+    """Return the steps of the run by this recipe, or None if that is unknown.
 
-    Epochs, and tokens where examples are padded, are turned into steps as the run's `plan` counted them.
+    Epochs, and tokens of padded examples, are converted to steps as the run's `plan` counted them.
     """
     train = recipe.train
     if train.steps is not None:
