@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -55,7 +56,7 @@ def counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[
     (tmp_path / "own.py").write_text(PLUGIN)
     (tmp_path / "extending.toml").write_text(EXTENDING)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(setup, "train", lambda *_, **__: True)
+    monkeypatch.setattr(setup, "train", lambda *_, **__: SimpleNamespace(done=True, reason=""))
     monkeypatch.setattr(Recipe, "model_validate", classmethod(validating))
     monkeypatch.setattr(plugins, "load_plugins", importing)
     for name in ("read_bytes", "read_text"):
