@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from rich.style import Style
 
 from trainkit.dashboard import theme
-from trainkit.dashboard.charts import braille, ticks
-from trainkit.dashboard.charts.columns import StepRange, envelope, moving_average, points, trend
-from trainkit.dashboard.charts.curves import ChartOptions, Curve
+from trainkit.dashboard.charts import ticks
+from trainkit.dashboard.charts.columns import StepRange, braille_cells, envelope, line_dots, points
+from trainkit.dashboard.charts.curves import ChartOptions, Curve, moving_average, trend
 from trainkit.dashboard.charts.plot import Picture, draw
 from trainkit.events.series import Series
 from trainkit.events.view import Marker
@@ -48,9 +48,9 @@ def test_marks_of_several_kinds_at_one_step_are_all_in_sight() -> None:
 
 def test_small_pictures_are_as_drawn_by_hand() -> None:
     reduced = envelope(points(series([0, 1, 2, 3])), window=StepRange(0, 3), columns=4)
-    drawn = braille.line(reduced, y_range=(0, 3), rows=4, columns=4)
+    drawn = line_dots(reduced, y_range=(0, 3), rows=4, columns=4)
     assert (drawn == np.eye(4, dtype=bool)[::-1]).all()
-    assert braille.cells(drawn).tolist() == [[ord("⡠") - 0x2800, ord("⠊") - 0x2800]]
+    assert braille_cells(drawn).tolist() == [[ord("⡠") - 0x2800, ord("⠊") - 0x2800]]
     assert picture(series([0, 1, 2, 3]), width=4, height=1) == ["3 ⡠⠊"]
     assert picture(series([1, 0, 0, 1]), width=4, height=1) == ["1 ⢣⡜"]
 
@@ -65,7 +65,7 @@ def test_the_lowest_and_highest_point_of_every_column_are_drawn(values: list[flo
     y, columns = np.array(values), 2 * width
     window, y_range = StepRange(0.0, len(y) - 1.0), (y.min() - 1, y.max() + 1)
     reduced = envelope(points(series(values)), window=window, columns=columns)
-    drawn = braille.line(reduced, y_range=y_range, rows=rows, columns=columns)
+    drawn = line_dots(reduced, y_range=y_range, rows=rows, columns=columns)
     for index, value in enumerate(y):
         share = index / (len(y) - 1) * (columns - 1) if len(y) > 1 else columns // 2
         level = (y_range[1] - value) / (y_range[1] - y_range[0]) * (rows - 1)
@@ -196,7 +196,7 @@ def test_a_thinned_series_is_drawn_as_the_whole_one_is_to_within_a_dot(values: l
     window, rows = StepRange(0, len(values) - 1), 32
     y_range = (min(values) - 1, max(values) + 1)
     drawn = [
-        braille.line(envelope(points(one), window=window, columns=columns), y_range=y_range, rows=rows, columns=columns)
+        line_dots(envelope(points(one), window=window, columns=columns), y_range=y_range, rows=rows, columns=columns)
         for one in (whole, few)
     ]
     assert few.stride > 1 and len(few) >= 3 * columns

@@ -16,8 +16,8 @@ from viewer import drive, screen_text, until, write_run
 
 from trainkit.dashboard.app import NAMES, Dashboard
 from trainkit.dashboard.charts.chart import Chart
+from trainkit.dashboard.keys import Help
 from trainkit.dashboard.panels.overview import LossChart
-from trainkit.dashboard.screens import Help
 from trainkit.events import reducer
 from trainkit.events.series import Series
 from trainkit.rundir.follow import Replay

@@ -18,8 +18,7 @@ from viewer import WAITING, answered, drive, trainer, until, write_run
 
 from trainkit.dashboard.app import NAMES, Dashboard
 from trainkit.dashboard.control_keys import farewell, present_rate
-from trainkit.dashboard.keys import keys_in_force
-from trainkit.dashboard.screens import Ask, Confirm
+from trainkit.dashboard.keys import Ask, Confirm, keys_in_force
 from trainkit.events.commands import Command, parse_command
 from trainkit.events.control import PendingCommand, Server
 from trainkit.events.log import NAME
@@ -103,7 +102,7 @@ def test_a_learning_rate_factor_that_is_none_is_refused_here_in_words(run: Path,
     async def steps(pilot: Pilot[None], dashboard: Dashboard) -> None:
         await pilot.press("R")
         await pilot.pause()
-        told = dashboard.screen.query_one("#told", Static)
+        told = dashboard.screen.query_one("#explanation", Static)
         assert "The factor is 1 now" in str(told.content)
         for wrong in ("-1", "0", "nan", "fast"):
             dashboard.screen.query_one(Input).value = wrong

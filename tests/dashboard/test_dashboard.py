@@ -15,10 +15,9 @@ from textual.widget import Widget
 from viewer import drive, until, write_run
 
 from trainkit.dashboard.app import Dashboard
+from trainkit.dashboard.keys import Help
 from trainkit.dashboard.panels.header import _age
-from trainkit.dashboard.picture import export_svg, once
-from trainkit.dashboard.screens import Help
-from trainkit.dashboard.terminal import watch
+from trainkit.dashboard.terminal import once, watch
 from trainkit.errors import TrainkitError
 from trainkit.events.log import NAME
 
@@ -63,11 +62,6 @@ def test_a_run_without_tokens_shows_its_samples_per_second(tmp_path: Path) -> No
             del event["metrics"]["throughput/tokens_per_second"]
     frame = once(fake_run.write(tmp_path / "run", events))
     assert frame.count("samples/s") == 2 and "512.0" in frame and "tok" not in frame.partition("log")[0]
-
-
-def test_a_picture_is_written_as_svg(run: Path, tmp_path: Path) -> None:
-    export_svg(run, tmp_path / "picture.svg", width=100, height=30)
-    assert (tmp_path / "picture.svg").read_text().startswith("<svg")
 
 
 def test_resizing_from_wide_to_tiny_and_back_keeps_the_loss_in_sight(run: Path) -> None:
@@ -144,8 +138,6 @@ def test_hostile_names_samples_and_messages_are_shown_and_not_obeyed(tmp_path: P
     frame = once(run, width=160, height=48)
     assert all(c == "\n" or c.isprintable() for c in frame)
     assert frame.count("[bold red]boo[/]") >= 3, "markup is shown as it is"
-    export_svg(run, tmp_path / "picture.svg")
-    assert "\x1b" not in (tmp_path / "picture.svg").read_text()
 
 
 def test_without_a_terminal_it_refuses_and_writes_no_escape(run: Path) -> None:

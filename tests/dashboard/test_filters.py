@@ -15,8 +15,8 @@ from viewer import drive, screen_text, write_run
 import trainkit.dashboard as dashboards
 from trainkit.dashboard.app import NAMES, Dashboard
 from trainkit.dashboard.charts.plot import MARKS
-from trainkit.dashboard.filters import ascii_of, wants_ascii
 from trainkit.dashboard.runs.leaderboard import BLOCKS
+from trainkit.dashboard.theme import ascii_of, wants_ascii
 
 
 @given(st.text() | st.text(alphabet=st.characters(min_codepoint=0x2500, max_codepoint=0x29FF)))

@@ -19,11 +19,11 @@ from PIL import Image
 from terminal import Terminal
 from textual.pilot import Pilot
 
-from trainkit.dashboard import images
 from trainkit.dashboard.app import Dashboard
 from trainkit.dashboard.pages.samples import SamplesPage
+from trainkit.dashboard.panels import sample as images
 from trainkit.dashboard.panels.sample import SampleImage, prediction_lines
-from trainkit.dashboard.picture import once
+from trainkit.dashboard.terminal import once
 from trainkit.events import plain_log
 from trainkit.events.log import EventLog, read
 from trainkit.events.view import SampleText
@@ -130,7 +130,7 @@ def test_what_cannot_be_shown_is_a_word_and_nobody_waits_for_it(tmp_path: Path) 
         **{f"{side}.png": "too large" for side in (5_000, 10_000, 100_000)},
     }  # fmt: skip
     for path, word in expected.items():
-        found = images.read(run, path)
+        found = images.read_image(run, path)
         assert isinstance(found, str) and word in found, (path[:20], found)
 
 
@@ -143,7 +143,7 @@ def test_a_damaged_image_is_drawn_or_a_word(tmp_path: Path, data: st.DataObject,
     for _ in range(data.draw(st.integers(1, 8))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     whole.write_bytes(bytes(damaged[: data.draw(st.integers(0, len(damaged)))]))
-    found = images.read(tmp_path, "image")
+    found = images.read_image(tmp_path, "image")
     assert isinstance(found, str) or max(found.size) <= images.SIDE
 
 

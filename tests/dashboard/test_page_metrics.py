@@ -24,8 +24,15 @@ from trainkit.dashboard.charts.columns import StepRange
 from trainkit.dashboard.charts.keys import ChartKeys
 from trainkit.dashboard.charts.plot import Picture
 from trainkit.dashboard.charts.titles import goal, summarize
-from trainkit.dashboard.pages.metrics import HEIGHT, WIDTH, MetricsPage, compile_pattern, layout, sort_metrics
-from trainkit.dashboard.panels.metric import MetricCell
+from trainkit.dashboard.pages.metrics import (
+    HEIGHT,
+    WIDTH,
+    MetricCell,
+    MetricsPage,
+    compile_pattern,
+    layout,
+    sort_metrics,
+)
 from trainkit.events.reducer import reduce
 from trainkit.events.series import Series
 from trainkit.events.view import View

@@ -19,8 +19,8 @@ from textual.widgets import Static
 import trainkit.dashboard.app as app
 from trainkit.dashboard.charts.chart import Chart
 from trainkit.dashboard.charts.columns import StepRange
-from trainkit.dashboard.hardware import BLOCKS, core_lines
 from trainkit.dashboard.pages.system import SystemPage, wait_shares
+from trainkit.dashboard.panels.machine import BLOCKS, core_lines
 from trainkit.events.log import NAME
 from trainkit.events.schema import Event
 from trainkit.events.series import Series

@@ -15,8 +15,7 @@ from viewer import Steps, drive, screen_text, until, write_run
 
 from trainkit.dashboard import theme
 from trainkit.dashboard.app import NAMES, Dashboard
-from trainkit.dashboard.keys import keys_in_force
-from trainkit.dashboard.screens import Help
+from trainkit.dashboard.keys import Help, keys_in_force
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import fake_run
 import pytest
 
 from trainkit.dashboard.app import NAMES, Dashboard
-from trainkit.dashboard.picture import once
+from trainkit.dashboard.terminal import once
 from trainkit.events.log import NAME
 
 

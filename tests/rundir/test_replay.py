@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 from viewer import drive
 
 from trainkit.dashboard.app import NAMES, Dashboard
-from trainkit.dashboard.screens import Ask
+from trainkit.dashboard.keys import Ask
 from trainkit.events.log import NAME, read
 from trainkit.events.reducer import reduce
 from trainkit.events.view import View

@@ -99,8 +99,8 @@ def _browse(directory: Path, *, readonly: bool, ascii_only: bool) -> None:
 
 def _picture(run: Path, *, size: str, page: str, ascii_only: bool) -> str:
     """Return one frame of the dashboard as text, of `size` ("120x40") or of the terminal's size."""
-    from trainkit.dashboard.filters import wants_ascii
-    from trainkit.dashboard.picture import once
+    from trainkit.dashboard.terminal import once
+    from trainkit.dashboard.theme import wants_ascii
 
     columns, lines = shutil.get_terminal_size((120, 40))
     if size:

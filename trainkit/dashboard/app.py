@@ -18,23 +18,18 @@ from trainkit.dashboard import preferences, replay_keys
 from trainkit.dashboard.charts.keys import ChartKeys
 from trainkit.dashboard.control_keys import ControlKeys
 from trainkit.dashboard.keys import Footer
-from trainkit.dashboard.pages import PAGES, Page
+from trainkit.dashboard.pages import NAMES, PAGES, Page
 from trainkit.dashboard.pages.data import DataPage
-from trainkit.dashboard.panels.header import Header
+from trainkit.dashboard.panels.header import KEYED, Header, Tabs
 from trainkit.dashboard.panels.overview import WIDE, Overview, TextPanels
-from trainkit.dashboard.panels.tabs import KEYED, Tabs
 from trainkit.dashboard.replay_keys import ReplayKeys
-from trainkit.errors import TrainkitError
 from trainkit.events.series import Series
 from trainkit.events.view import State, View
 from trainkit.rundir.follow import LogFollower, Replay
 
-#: Seconds between two looks at the log, while the run goes on and after it has ended; between two drawings of the
-#: charts, which take about 20 ms of a core each; and of reading at a time.
+#: Seconds between two looks at the log, during the run and after it; between two drawings of the charts, each 20 ms
+#: of a core; and of one slice of reading.
 POLL, REST, DRAW, READ = 0.2, 0.5, 1.0, 0.03
-#: The pages in the order of their keys.
-NAMES = ("overview", *(page.NAME for page in PAGES))
-
 LEAVE = "close this window: the run continues"
 PANEL = "the next panel, where there is room for one"
 #: Actions of the overview alone.
@@ -45,24 +40,19 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
     """One run on one screen."""
 
     BINDING_GROUP_TITLE = "everywhere"
-    # the lowest class of each is a terminal that is too small for anything
+    # the first class of each is for a terminal that is too small
     HORIZONTAL_BREAKPOINTS = [(0, "-tiny"), (24, "-narrow"), (78, "-medium"), (WIDE, "-wide")]  # noqa: RUF012 (the same)
     VERTICAL_BREAKPOINTS = [(0, "-flat"), (8, "-low"), (23, "-middle"), (32, "-high")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
-        *ChartKeys.BINDINGS,  # these and the next have keys in common
+        *ChartKeys.BINDINGS,  # these share keys with the next
         *ReplayKeys.BINDINGS,
         Binding("q", "detach", "detach", tooltip=LEAVE),
         Binding("y", "copy", "copy", show=False, tooltip="copy what this page shows to the clipboard"),
         Binding("tab", "next_panel", "next panel", show=False, priority=True, tooltip=PANEL),
-        *(
-            Binding(keys, f"scroll_text({lines})", f"text {way}", show=False)
-            for keys, lines, way in (
-                ("j,down", 1, "down"),
-                ("k,up", -1, "up"),
-                ("pagedown", 10, "page down"),
-                ("pageup", -10, "page up"),
-            )
-        ),
+        Binding("j,down", "scroll_text(1)", "text down", show=False),
+        Binding("k,up", "scroll_text(-1)", "text up", show=False),
+        Binding("pagedown", "scroll_text(10)", "text page down", show=False),
+        Binding("pageup", "scroll_text(-10)", "text page up", show=False),
         *(Binding(str(n), f"page({n})", f"page {name}", show=False) for n, name in enumerate(NAMES[:KEYED], 1)),
     ]
 
@@ -78,10 +68,10 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
     ) -> None:
         """
         Args:
-            replay: show the run as it went; no command can be sent.
-            readonly: no command can be sent.
-            page: the page to begin with.
-            remembered: the file of the person's preferences; without one nothing is remembered.
+            replay: show the run again; commands are forbidden.
+            readonly: forbid commands.
+            page: the page to show first.
+            remembered: the file of the person's preferences; None: remember nothing.
         """
         forbidden = (
             "this is a replay: it takes no commands" if replay else "this viewer is read-only" if readonly else ""
@@ -94,7 +84,7 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
         self.replay = replay
         self.viewport.adopt(kept.looks)
         self._header, self._tabs = Header(), Tabs(NAMES)
-        #: What had happened when the charts were last drawn, and when that was.
+        #: The events that had happened when the charts were last drawn, and when that was.
         self._drawn: object = None
         self._drawn_at = float("-inf")
         self._key_waits = False
@@ -127,7 +117,7 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
         self.set_timer(REST if over else POLL, self._look_on)
 
     async def on_event(self, event: Event) -> None:
-        """As any application's; but whoever presses a key sees the run as it is then."""
+        """Handle the event, and show the newest state of the run after a key."""
         await super().on_event(event)
         if isinstance(event, Key) and not self._key_waits:
             self._key_waits = True
@@ -138,8 +128,8 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
         self.poll(everything=True)
 
     def on_resize(self, event: Resize) -> None:
-        told = f"too small: {event.size.width} x {event.size.height}"
-        self.screen_stack[0].query_one("#too-small", Static).update(told)
+        message = f"too small: {event.size.width} x {event.size.height}"
+        self.screen_stack[0].query_one("#too-small", Static).update(message)
 
     @property
     def view(self) -> View:
@@ -147,7 +137,7 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
 
     @property
     def state(self) -> State:
-        """What the run is doing, as far as the log has been read."""
+        """What the run does, as far as the log has been read."""
         return self._source.state(self._source.now())
 
     @property
@@ -185,13 +175,12 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
             self._more = self.set_timer(0.01, self._read_on)
 
     def show(self, *, everything: bool = False) -> None:
-        """Show the view: state, pace, log and samples as they are now; charts once a second, or at once where something
-        has happened or `everything` is asked for."""
-        view, now = self._source.view, self._source.now()
-        if not self.screen_stack or not self._header.is_attached:
-            return  # the last tick of the clock while the app closes: its screens and widgets have gone before it
+        """Show the view: state, speed, log and samples at each call; charts once a second, or at once if something has
+        happened or with `everything`."""
         source = self._source
-        read = source.read_share
+        view, now, read = source.view, source.now(), source.read_share
+        if not self.screen_stack or not self._header.is_attached:
+            return  # the last tick while the app closes, after its screens and widgets
         self._header.show(view, state=source.state(now), now=now, read=read, problem=source.problem)
         if self.replay:
             self._tabs.tell(replay_keys.status(self.replay))
@@ -210,21 +199,18 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
             page.reading = read is not None
             page.show_view(view, now=now)
         elif not page:
-            # by its id, which textual remembers: any other query walks through all widgets of all pages
+            # by its id, which textual caches: any other query walks through all widgets of all pages
             overview = self.screen_stack[0].query_one(f"#{NAMES[0]}", Overview)
             if charts:
                 overview.show_view(view, now=now)
             else:
                 overview.show_panels(view, now=now)
 
-    def draw_all(self) -> None:
-        self.show(everything=True)
-
     def load(self) -> None:
         """Read the whole log and show it."""
         while self._source.advance(seconds=60):
             pass
-        self.show(everything=True)
+        self.draw_all()
 
     def remember(self) -> None:
         if self._remembered and self._pages():
@@ -239,6 +225,9 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
 
     def action_leave(self) -> None:
         self.action_detach()
+
+    def draw_all(self) -> None:
+        self.show(everything=True)
 
     def action_next_panel(self) -> None:
         texts = self.screen_stack[0].query_one(TextPanels)
@@ -263,7 +252,7 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
         self._turn_to(NAMES[number - 1])
 
     def action_copy(self) -> None:
-        """Copy what the page is about, by OSC 52: the terminal's clipboard, over SSH as well."""
+        """Copy the subject of the page to the terminal's clipboard by OSC 52, which works over SSH."""
         page = self._page()
         text = page.copy_text() if page else str(self._directory)
         if not text:
@@ -271,12 +260,12 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
             return
         self.copy_to_clipboard(text)
         lines = text.splitlines()
-        told = lines[0] if len(lines) == 1 else f"{len(lines):,} lines, beginning with: {lines[0]}"
-        self.notify(told, title="copied", markup=False)
+        message = lines[0] if len(lines) == 1 else f"{len(lines):,} lines, beginning with: {lines[0]}"
+        self.notify(message, title="copied", markup=False)
 
     def on_page_arranged(self, event: Page.Arranged) -> None:
-        """Draw a page at its size as soon as it has one, and let it have the keys again that it lost where the terminal
-        was too small for it."""
+        """Draw a page as soon as it has a size, and give it back the focus that it lost when the terminal was too
+        small."""
         if len(self.screen_stack) == 1 and self.screen.focused is None and (page := self._page()):
             self.screen.set_focus(page)
         self.show(everything=True)
@@ -285,13 +274,13 @@ class Dashboard(ChartKeys, ReplayKeys, ControlKeys):
         self._turn_to(event.name)
 
     def _page(self) -> Page | None:
-        """The current page; None for the overview."""
+        """Return the current page; None for the overview."""
         pages = self._pages()
         name = pages.current if pages else None
         return None if name in (None, NAMES[0]) else self.screen_stack[0].query_one(f"#{name}", Page)
 
     def _pages(self) -> ContentSwitcher | None:
-        """All pages; None before they are mounted and after they are removed."""
+        """Return the switcher of all pages; None before it is mounted and after it is removed."""
         return self.screen_stack[0].query_one_optional("#pages", ContentSwitcher)
 
     def _turn_to(self, name: str) -> None:
@@ -308,11 +297,3 @@ def _happened(view: View) -> object:
     """Return what redraws everything at once when it changes: attempt, pause, end, evaluations, alerts, new metrics."""
     last = view.markers[-1] if view.markers else None
     return id(view), view.attempt, view.paused, view.finished, len(view.series), len(view.markers), last
-
-
-def require_page(name: str) -> None:
-    """Raises:
-    TrainkitError: there is no page of this name; an empty name is allowed.
-    """
-    if name and name not in NAMES:
-        raise TrainkitError(f"there is no page {name!r}; the pages are {', '.join(NAMES)}")

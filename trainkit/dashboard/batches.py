@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from trainkit.text import neutralise, one_line
 
-#: Rows of a batch that are read, batches that are kept, and lines of an error that are told.
+#: Rows of a batch that are read, batches that are kept, and lines of an error that are shown.
 ROWS, MOST_BATCHES, ERROR_LINES = 8, 64, 12
 
 
@@ -42,10 +42,7 @@ class Batch(NamedTuple):
 
 
 class BatchReader:
-    """Reads batches of a run by step, one at a time and in a thread, and keeps the last of them.
-
-    `done` is called from the thread when one has been read.
-    """
+    """Reads batches of a run by step, one at a time, in a thread that then calls `done`; keeps the last ones."""
 
     def __init__(self, run_directory: Path, done: Callable[[], object]) -> None:
         self._run, self._done = run_directory, done
@@ -56,7 +53,7 @@ class BatchReader:
         self._age, self._closed = 0, False
 
     def get(self, step: int) -> Batch | None:
-        """The batch of a step; None where it has not been read: then it is, unless another is just being read."""
+        """Return the batch of a step, or None and start reading it, unless another is being read."""
         with self._lock:
             if step in self._kept:
                 return self._kept[step]
@@ -66,7 +63,7 @@ class BatchReader:
             return None
 
     def newest_before(self, step: int) -> tuple[int, Batch] | None:
-        """The last batch before `step` that is kept."""
+        """Return the last batch in memory before `step`, with its step."""
         with self._lock:
             kept = [other for other in self._kept if other < step]
             return (max(kept), self._kept[max(kept)]) if kept else None
@@ -78,7 +75,7 @@ class BatchReader:
                 del self._kept[step]
 
     def forget(self) -> None:
-        """Forget all batches, also the one that is being read."""
+        """Forget all batches, including the one that is being read."""
         with self._lock:
             self._kept.clear()
             self._age += 1
@@ -116,28 +113,28 @@ class BatchReader:
                 )  # fmt: skip
             except OSError as error:
                 return Batch(error=neutralise(f"{error}"))
-        told, problem = child.communicate()
+        output, problem = child.communicate()
         if child.returncode:
             lines = neutralise(problem.strip()).split("\n")[-ERROR_LINES:]
             return Batch(
                 error="\n".join(lines) if problem.strip() else f"trainkit inspect ended with {child.returncode}"
             )
-        try:  # split at line feeds alone: texts may hold other ends of lines
-            rows = tuple(_row(json.loads(line)) for line in told.split("\n") if line)
+        try:  # split at line feeds alone: texts may contain other line ends
+            rows = tuple(_row(json.loads(line)) for line in output.split("\n") if line)
         except ValueError as error:
             return Batch(error=neutralise(f"trainkit inspect printed no JSON: {error}"))
         return Batch(rows) if rows else Batch(error="trainkit inspect printed no row")
 
 
-def _row(told: dict[str, Any]) -> DisplayedRow:
+def _row(fields: dict[str, Any]) -> DisplayedRow:
     pieces = tuple(
         ShownSpan(
             _line(piece["where"]), piece["first"], piece["end"],
             tuple((neutralise(text), learned) for text, learned in piece["runs"]),
         )
-        for piece in told["pieces"]
+        for piece in fields["pieces"]
     )  # fmt: skip
-    return DisplayedRow(told["row"], _line(told["source"]), told["example"], told["label"], pieces)
+    return DisplayedRow(fields["row"], _line(fields["source"]), fields["example"], fields["label"], pieces)
 
 
 def _line(name: str) -> str:

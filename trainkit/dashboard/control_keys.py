@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 from textual.binding import Binding, BindingType
 from textual.notifications import Notification, Notify
 
+from trainkit.dashboard.keys import Ask, Confirm
 from trainkit.dashboard.preferences import Preferences
-from trainkit.dashboard.screens import Ask, Confirm
 from trainkit.dashboard.themed import Themed
 from trainkit.errors import TrainkitError
 from trainkit.events.attempts import lock_holder
@@ -125,8 +125,10 @@ class ControlKeys(Themed[None]):
                 self.action_send("rate", factor)
 
         if self._may():
-            told = RATE.format(now=present_rate(self.view))
-            self.push_screen(Ask("Learning rate", told, check=lambda text: parse_command("rate", text)), answered)
+            explanation = RATE.format(now=present_rate(self.view))
+            self.push_screen(
+                Ask("Learning rate", explanation, check=lambda text: parse_command("rate", text)), answered
+            )
 
     def action_send(self, command: Name, argument: str | None = None) -> None:
         """Send a command from a thread of its own, so that the screen does not wait for the answer."""
@@ -147,8 +149,8 @@ class ControlKeys(Themed[None]):
             waiting.timeout = 0.0  # it may not even have been shown yet
             self._unnotify(waiting)
             if isinstance(reply, TrainkitError):
-                told = f"{reply.problem}\n{reply.hint}".strip()
-                self.notify(told, title=command, severity="error", markup=False)
+                message = f"{reply.problem}\n{reply.hint}".strip()
+                self.notify(message, title=command, severity="error", markup=False)
             elif reply.ok:
                 self.notify(reply.detail, title=command, markup=False)
             else:
@@ -184,7 +186,7 @@ def without_trainer(state: State, run: Path) -> str:
     """Return why a run in this state takes no commands, and what to do instead; empty where its trainer takes them.
 
     A trainer opens its control socket once it has cached its data and compiled its step, and takes commands from then
-    on: the log may not have a step yet, or the step may be compiled again.
+    on, even if the log has no step yet or the step is compiled again.
     """
     match state:
         case "waiting":
@@ -199,7 +201,7 @@ def without_trainer(state: State, run: Path) -> str:
 
 
 def farewell(run: Path, state: State | Literal["replayed"]) -> str:
-    """Return what to print when the dashboard has gone: how the run stands, how to come back and how to stop it."""
+    """Return what to print when the dashboard has closed: the run's state, how to come back and how to stop it."""
     back = f"  come back:  trainkit watch {run}"
     match state:
         case "replayed":

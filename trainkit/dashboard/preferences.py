@@ -1,4 +1,4 @@
-"""The dashboard's preferences of a person, kept in one small file."""
+"""A person's preferences for the dashboard, kept in one small file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONGEST = 1 << 18
 
 @dataclass
 class Preferences:
-    """Choices that outlive a viewer. The file may be damaged, so whoever uses a value checks it."""
+    """Choices that outlive a viewer. The file may be damaged, so users of a value check it."""
 
     theme: str = ""
     page: str = ""
@@ -32,7 +32,8 @@ class Preferences:
 
 
 def where() -> Path:
-    """The file: in $XDG_STATE_HOME (XDG Base Directory Specification), which must be absolute, or in ~/.local/state."""
+    """Return the path of the file: in $XDG_STATE_HOME, which must be absolute (XDG Base Directory Specification), or in
+    ~/.local/state."""
     given = os.environ.get("XDG_STATE_HOME", "")
     return Path(given if os.path.isabs(given) else "~/.local/state").expanduser() / "trainkit" / NAME
 

@@ -9,7 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.widgets import Input
 
 from trainkit.dashboard.charts.viewport import viewport_of
-from trainkit.dashboard.screens import Ask
+from trainkit.dashboard.keys import Ask
 from trainkit.errors import TrainkitError
 from trainkit.rundir.follow import Replay
 
@@ -17,8 +17,8 @@ ACTIONS = ("play", "speed", "seek", "go_to_step")
 
 
 class ReplayKeys(App[None]):
-    """The keys of a replay, on every page and before the page's own. An input line, a dialog and a crosshair keep
-    theirs."""
+    """The keys of a replay, which precede those of every page, but not those of an input line, a dialog or a
+    crosshair."""
 
     BINDING_GROUP_TITLE = "the replay"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -68,8 +68,8 @@ class ReplayKeys(App[None]):
                 self._seek(int(step))
 
         if self.replay:
-            told = f"Show the run as it was after this step. The replay is at step {self.replay.view.step:,}."
-            self.push_screen(Ask("Go to step", told, check=_step), answered)
+            explanation = f"Show the run as it was after this step. The replay is at step {self.replay.view.step:,}."
+            self.push_screen(Ask("Go to step", explanation, check=_step), answered)
 
     def _seek(self, step: int) -> None:
         if self.replay:

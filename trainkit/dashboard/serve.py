@@ -1,4 +1,4 @@
-"""The dashboard in a browser, through textual-serve: on this machine only, and only with the address.
+"""The dashboard in a browser, through textual-serve: for this machine only, at a secret address.
 
 The address has a random token in its path; a request without it is refused, also for the web socket. Each browser
 tab is a viewer of its own, in a process of its own.
@@ -23,7 +23,8 @@ from aiohttp import web
 from textual_serve.server import Server
 
 from trainkit.dashboard import preferences
-from trainkit.dashboard.app import Dashboard, require_page
+from trainkit.dashboard.app import Dashboard
+from trainkit.dashboard.pages import require_page
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.rundir.follow import Replay
 from trainkit.text import one_line
@@ -31,11 +32,11 @@ from trainkit.text import one_line
 HOST = "127.0.0.1"
 #: Bytes of randomness in the address.
 TOKEN_BYTES = 24
-#: Seconds that open tabs have to close when the server ends, and that the viewer of a tab has when it is to end.
+#: Seconds that open tabs have to close when the server ends, and that the viewer of a tab has to end.
 PATIENCE, GRACE = 1.0, 3.0
-#: Seconds between two looks at whether the viewer still polls, and how many may find that it does not.
+#: Seconds between two checks that the viewer still polls, and how many may fail.
 WATCH_EVERY, WATCHES = 5.0, 12
-#: The page may load what we serve and nothing else, and tells nobody where it is from.
+#: The page may load only what this server serves, and sends no referrer.
 HEADERS = {
     "Content-Security-Policy": "default-src 'self' 'unsafe-inline' data: blob:; connect-src 'self' ws://127.0.0.1:{port};"
     " frame-ancestors 'none'",
@@ -47,7 +48,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Guarded(Server):
-    """textual-serve below a path that cannot be guessed."""
+    """textual-serve under a path that nobody can guess."""
 
     def __init__(self, command: str, *, port: int, title: str) -> None:
         self.token = secrets.token_urlsafe(TOKEN_BYTES)
@@ -58,7 +59,7 @@ class Guarded(Server):
         return f"{self.public_url}/{self.token}/"
 
     async def application(self) -> web.Application:
-        """What answers requests."""
+        """Return the web application: textual-serve behind the token."""
         guarded = web.Application(middlewares=[self._admit])
         guarded.add_subapp(f"/{self.token}", await self._make_app())
         guarded.on_response_prepare.append(self._add_headers)
@@ -99,7 +100,7 @@ class Viewer(Dashboard):
             loop.call_soon_threadsafe(self._end_by_signal, number)
 
         for number in (signal.SIGTERM, signal.SIGHUP):
-            loop.remove_signal_handler(number)  # textual's, which the loop would call
+            loop.remove_signal_handler(number)  # Textual's handler, which the loop would call
             signal.signal(number, end)
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""The terminal around the dashboard: what it must be able to do, and its restoration however the viewer ends.
+"""The dashboard in a terminal, which is restored however the viewer ends; and one frame of it without a terminal.
 
 The dashboard runs in a child of a thin parent. A dashboard that is killed cannot restore the terminal;
 the parent can. It is forked before anything heavy is imported, which costs a few milliseconds.
@@ -12,21 +12,26 @@ import signal
 import sys
 import termios
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from trainkit.errors import DONE, FAILED, INTERRUPTED, TrainkitError
 from trainkit.text import neutralise
 
-#: The viewer steps back for the trainer, which may want every core. Not further: where none is idle, it would answer
-#: keys only after seconds.
+if TYPE_CHECKING:
+    from textual.pilot import Pilot
+
+
+#: The viewer yields to the trainer, which may use every core. With more niceness it would take seconds to answer a key
+#: while no core is idle.
 NICENESS = 10
 #: Signals that end a process.
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGINT)
-#: Ends what a killed viewer has begun: an unfinished sequence, a synchronised update, mouse, focus and size reports,
+#: Ends what a killed viewer has started: an unfinished sequence, a synchronised update, mouse, focus and size reports,
 #: bracketed paste, the Kitty keyboard; then leaves the alternate screen, and wraps lines and shows the cursor again.
 RESTORE = (
     b"\x18\x1b[?2026l\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[?1016l\x1b[?1004l\x1b[?2048l\x1b[?2004l\x1b[<u"
@@ -51,14 +56,16 @@ def watch(
     require_terminal(f"one picture of it as text: trainkit watch {run_directory} --once")
 
     def show() -> None:
-        from trainkit.dashboard import images, preferences
-        from trainkit.dashboard.app import Dashboard, require_page
+        from trainkit.dashboard import preferences
+        from trainkit.dashboard.app import Dashboard
         from trainkit.dashboard.control_keys import farewell
-        from trainkit.dashboard.filters import wants_ascii
+        from trainkit.dashboard.pages import require_page
+        from trainkit.dashboard.panels.sample import graphics
+        from trainkit.dashboard.theme import wants_ascii
         from trainkit.rundir.follow import Replay
 
         require_page(page)
-        images.graphics()
+        graphics()
         dashboard = Dashboard(
             run_directory,
             replay=Replay(run_directory) if replay else None,
@@ -78,7 +85,7 @@ def watch(
 
 
 def require_terminal(hint: str) -> None:
-    """Textual draws on stderr and reads stdin; where either is a file or a pipe it would fill it with escapes.
+    """Check for a terminal: Textual draws on stderr and reads stdin, and would write escapes into a file or a pipe.
 
     Raises:
         TrainkitError: with `hint`, what to do instead.
@@ -110,7 +117,7 @@ def guarded(show: Callable[[], None]) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     ours, lifeline = os.pipe()
-    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # one that comes now waits until somebody can see to it
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # a signal that comes now waits until a handler is set
     child = os.fork()
     if not child:
         os.close(lifeline)
@@ -129,7 +136,7 @@ def guarded(show: Callable[[], None]) -> None:
 
 
 def _be_the_child(show: Callable[[], None], lifeline: int) -> NoReturn:
-    """What the parent has open stays the parent's to close: the child leaves without unwinding its stack.
+    """Run `show` and leave without unwinding the stack: what the parent has open is the parent's to close.
 
     `lifeline` is a pipe that the parent holds for as long as it lives: without a parent the child hangs up.
     """
@@ -165,7 +172,7 @@ def _be_the_child(show: Callable[[], None], lifeline: int) -> NoReturn:
 
 
 def _outlive(child: int) -> int:
-    """The exit code of the child, or minus the signal that killed it. Stops and goes on with it (ctrl-z, fg)."""
+    """Return the exit code of the child, or minus the signal that killed it; stop and continue with it (ctrl-z, fg)."""
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -183,3 +190,44 @@ def _outlive(child: int) -> int:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+#: Seconds that a page may take to read what it shows.
+PATIENCE = 30.0
+
+
+def once(run_directory: Path, *, width: int = 120, height: int = 40, page: str = "", ascii_only: bool = False) -> str:
+    """Return one frame as `height` lines of plain text of at most `width` cells; of `page`, or of the overview.
+
+    Raises:
+        TrainkitError: there is no such run, or no such page.
+    """
+    import asyncio
+
+    from trainkit.dashboard.app import Dashboard
+    from trainkit.dashboard.pages import Page, require_page
+
+    if not run_directory.is_dir():
+        raise TrainkitError("there is no such run", where=str(run_directory), hint="list them: trainkit runs")
+    require_page(page)
+    dashboard = Dashboard(run_directory, page=page, ascii_only=ascii_only)
+    lines: list[str] = []
+
+    async def pilot(pilot: Pilot[object]) -> None:
+        def busy() -> bool:
+            """Return whether something is still being read; a reader that another has replaced does not count."""
+            reading = any(not worker.is_finished for worker in dashboard.workers)
+            return reading or not all(shown.settled for shown in dashboard.query(Page) if shown.display)
+
+        dashboard.load()
+        until, quiet = time.monotonic() + PATIENCE, 0
+        while quiet < 2 and time.monotonic() < until:  # reading one thing may start reading another
+            await pilot.pause(0.02)
+            quiet = 0 if busy() else quiet + 1
+        dashboard.draw_all()
+        await pilot.pause()
+        lines.extend(strip.text.rstrip() for strip in dashboard.screen._compositor.render_strips())
+        dashboard.exit()
+
+    asyncio.run(dashboard.run_async(headless=True, size=(width, height), auto_pilot=pilot))
+    return "\n".join(lines)

@@ -1,1 +1,1 @@
-"""Charts in a terminal: series to cells, axes, what is shown of them, and the keys for it."""
+"""Charts in a terminal: from series to cells, axes and captions, zooming and panning, and the keys of charts."""

@@ -25,7 +25,7 @@ DELTA = "Δ: last tenth of the steps against the first"
 
 @dataclass(frozen=True, kw_only=True)
 class Caption:
-    """What a chart shows: `window` is None where that is everything, `exact` as for `draw`."""
+    """What a chart shows: `window` is None if it shows all steps, `exact` is as for `draw`."""
 
     title: Sequence[Part]
     curves: Sequence[Curve]
@@ -39,23 +39,23 @@ class Caption:
     exact: Mapping[str, Series]
 
     def above(self, width: int) -> Content:
-        """The upper border: the name and the last values, or those under the crosshair."""
+        """Return the upper border: the name and the last values, or those under the crosshair."""
         return titles.fit_parts(self._one(width) if len(self.curves) < 2 else self._several(), width)
 
     def below(self, width: int) -> Content:
-        """The lower border: how it is drawn, so that nobody is misled, and more of a single curve."""
+        """Return the lower border: scale and smoothing, so that nobody is misled, and more about a single curve."""
         more = [piece for piece in self._more() if sum(len(text) for text, _ in piece.parts) <= width]
         return titles.fit_parts([*self._at_cross(), *self._how(), *more], width)
 
     def _one(self, width: int) -> list[TitlePart]:
-        """Of a name that is too long the end is told."""
+        """Return name and value of the only curve; a name that is too long keeps its end."""
         *before, (name, color) = self.title
         values = [part for curve in self.curves for part in ((" ", theme.DIM), self._value(curve))]
         room = width - sum(len(text) for text, _ in [*before, *values])
         return [TitlePart(0, [*before, (titles.shorten(name, room), color), *values])]
 
     def _several(self) -> list[TitlePart]:
-        """Each curve's name and value; its best value and its change where there is room."""
+        """Return name and value of each curve; its best value and its change if they fit."""
         pieces = [TitlePart(TITLE, self.title)]
         if self.cross is not None:
             pieces = [TitlePart(0, [(f"step {self.cross:,.0f}", theme.BRIGHT)])]
@@ -73,16 +73,16 @@ class Caption:
         return [*pieces, TitlePart(MEANING, [(DELTA, theme.DIM)])] if changes else pieces
 
     def _at_cross(self) -> list[TitlePart]:
-        """The step of the crosshair, and the marks that stand where it does, the most important first."""
+        """Return the step of the crosshair, and the marks at it, the most important first."""
         if self.cross is None:
             return []
         step = TitlePart(0, [(f"step {self.cross:,.0f}", theme.BRIGHT)] if len(self.curves) < 2 else [])
         if (cell := self.picture.cell(self.cross)) is None:
             return [step]
         low, high = self.picture.steps(cell)
-        here = [mark for mark in self.marks if low <= mark.step < high and mark.kind in MARKS]
-        here.sort(key=lambda mark: -list(MARKS).index(mark.kind))
-        texts = [(f"{MARKS[mark.kind][0]} {mark.kind} {one_line(mark.text)}", theme.TEXT) for mark in here]
+        marks = [mark for mark in self.marks if low <= mark.step < high and mark.kind in MARKS]
+        marks.sort(key=lambda mark: -list(MARKS).index(mark.kind))
+        texts = [(f"{MARKS[mark.kind][0]} {mark.kind} {one_line(mark.text)}", theme.TEXT) for mark in marks]
         return [step, *(TitlePart(1, [text]) for text in texts)]
 
     def _how(self) -> list[TitlePart]:
@@ -99,7 +99,7 @@ class Caption:
         return [*pieces, *(TitlePart(3, [(word, theme.WARN)]) for word in words)]
 
     def _more(self) -> list[TitlePart]:
-        """The best value of a single curve, and its change."""
+        """Return the best value of a single curve, and its change."""
         if self.cross is not None or len(self.curves) != 1:
             return []
         (curve,) = self.curves
@@ -111,7 +111,7 @@ class Caption:
         return [TitlePart(BEST, [(best, theme.DIM)]), TitlePart(CHANGE, [change]), TitlePart(MEANING, meaning)]
 
     def _value(self, curve: Curve) -> Part:
-        """The last value that is shown of a curve, or the one under the crosshair."""
+        """Return the last value of a curve in the window, or the one under the crosshair."""
         series = self._series(curve)
         if self.cross is not None:
             cell = self.picture.cell(self.cross)

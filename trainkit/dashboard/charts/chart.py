@@ -31,7 +31,8 @@ class Chart(Widget):
     DEFAULT_CSS = "Chart { height: 1fr; width: 1fr; }"
 
     def __init__(self, *, key: str = "", from_zero: bool = False, linked: bool = True, id: str | None = None) -> None:
-        """`key` is the metric whose look it has. One that is not `linked` (its x are no steps) follows no viewport."""
+        """`key` is the metric whose options it has. A chart that is not `linked` has an axis other than steps, and so
+        follows no viewport."""
         self._only_borders = False
         super().__init__(id=id)
         self.key = key
@@ -40,7 +41,7 @@ class Chart(Widget):
         self._marks: Sequence[Marker] = ()
         self._log = False
         self._title: Sequence[Part] | None = None
-        #: What is drawn, with how far the curves had come.
+        #: What is drawn, with the versions of the curves.
         self._shown: object = None
         self._picture: Picture | None = None
         self._picture_of: object = None
@@ -52,7 +53,7 @@ class Chart(Widget):
 
     def on_mount(self) -> None:
         self.viewport.members.add(self)
-        # in the borders a curve is told by a letter where there are no colours
+        # without colours, a letter identifies a curve in the borders
         self.app.theme_changed_signal.subscribe(self, lambda theme: self._follow())
 
     def show(
@@ -63,10 +64,10 @@ class Chart(Widget):
         log: bool = False,
         title: str | Sequence[Part] | None = None,
     ) -> None:
-        """Show these from now on; costs nothing where they are as they were.
+        """Show these curves from now on; cheap if nothing has changed.
 
-        With a `title` (inert where it is in parts) the chart tells itself what it shows, else whoever calls this does.
-        `log` says that values are on a logarithmic axis even where the chart's look does not.
+        With a `title` (inert if it is in parts) the chart writes its own captions, otherwise the caller does.
+        `log` gives values a logarithmic axis even if the chart's options do not.
         """
         parts = [(one_line(title), theme.DIM)] if isinstance(title, str) else title
         viewport = self.viewport
@@ -88,7 +89,7 @@ class Chart(Widget):
 
     @property
     def window(self) -> StepRange | None:
-        """The steps that are shown; None where these are all."""
+        """The steps that are shown; None if these are all."""
         return self.viewport.window(self.extent)
 
     @property
@@ -119,7 +120,7 @@ class Chart(Widget):
 
     @property
     def extent(self) -> StepRange | None:
-        """All steps that it has; None where it has none, or follows no viewport."""
+        """All steps that it has; None if it has none, or follows no viewport."""
         return extent(self._curves, log=self.log_x) if self.linked else None
 
     @property
@@ -134,7 +135,7 @@ class Chart(Widget):
         return self.app.theme == theme.PLAIN or self.app.no_color
 
     def picture(self) -> Picture:
-        """The curves as they are, drawn at the present size."""
+        """Return the curves drawn at the present size."""
         width, height = self.size
         viewport, look = self.viewport, self.look
         of = (self._shown, width, height, self.app.theme, self.letters, look, viewport.version)
@@ -150,7 +151,7 @@ class Chart(Widget):
         return self._picture
 
     def _repaint(self, before: Picture | None) -> None:
-        """Draw the lines that differ from the picture that is on the screen; a terminal is sent no others."""
+        """Draw only the lines that differ from the picture on the screen, so that a terminal receives no others."""
         lines = None
         if before is not None and self.cross is None and self.size.area:
             lines = self.picture().lines_unlike(before)
@@ -168,7 +169,7 @@ class Chart(Widget):
         return self._strips[y] if y < len(self._strips) else Strip.blank(self.size.width)
 
     def viewport_changed(self) -> None:
-        """Show what is looked at now, once for a burst of changes."""
+        """Follow the viewport, once for a burst of changes."""
         if not self._stale and self.in_sight:
             self._stale = True
             self.call_later(self._follow)
@@ -201,7 +202,7 @@ class Chart(Widget):
         self._only_borders = False
 
     def refresh(self, *regions: Region, repaint: bool = True, layout: bool = False, recompose: bool = False) -> Self:
-        """As any widget's, but what is told on the borders, which changes all the time, has these alone drawn anew."""
+        """Refresh as any widget does, but redraw the borders alone where only a caption has changed, which is often."""
         if self._only_borders and all(edge := self.content_offset):
             width, below = self.outer_size.width, self.size.height
             regions = (Region(-edge.x, -edge.y, width, edge.y), Region(-edge.x, below, width, edge.y))

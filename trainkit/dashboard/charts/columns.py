@@ -1,12 +1,14 @@
-"""What of a series falls into each dot column of a chart: a few passes of numpy over its buckets.
+"""From series to dot columns to braille, in a few passes of numpy over the buckets of a series.
 
 The points of each column are reduced to the first, the last, the lowest and the highest (the min/max decimation of
 waveform displays; M4 of Jugel et al., VLDB 2014): a spike is never lost, however many points share its column.
+
+A dot column is half a braille cell wide; a cell is four dots high.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -16,8 +18,6 @@ from trainkit.events.series import Series
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
-#: Columns on each side that count for the trend: a share of all of them.
-REACH = 1 / 40
 
 
 class StepRange(NamedTuple):
@@ -107,7 +107,7 @@ def points(series: Series, *, low: float = -np.inf, high: float = np.inf, log: b
     x = steps[begin:end]
     if series.stride == 1:
         y = np.frombuffer(series.values)[begin:end]
-        good = _drawable(y, log)
+        good = drawable(y, log)
         return Points(x[good], y[good], x[~good], x[good], y[good], np.ones(int(good.sum())), log)
 
     def part(name: str) -> Floats:
@@ -121,7 +121,7 @@ def points(series: Series, *, low: float = -np.inf, high: float = np.inf, log: b
     all_y[:, 1] = np.where(low_first, part("lows"), part("highs"))
     all_y[:, 2] = np.where(low_first, part("highs"), part("lows"))
     flat_x, flat_y = all_x.ravel(), all_y.ravel()
-    good, wrong, broken = _drawable(flat_y, log), part("broken"), np.empty(0)
+    good, wrong, broken = drawable(flat_y, log), part("broken"), np.empty(0)
     if not good.all() or not np.isnan(wrong).all():
         broken = np.sort(np.concatenate([flat_x[~good], wrong[~np.isnan(wrong)]]))
         flat_x, flat_y = flat_x[good], flat_y[good]
@@ -153,68 +153,7 @@ def envelope(of: Points, *, window: StepRange, columns: int) -> Envelope:
     return Envelope(used, low, high, first, last, broken, total, count, of.log)
 
 
-def trend(of: Envelope) -> Envelope:
-    """A smooth line through the means of the columns: local linear regression over a few of them.
-
-    Unlike a moving average it is not drawn inwards at the ends, where a loss falls steeply (Cleveland 1979).
-    """
-    columns = len(of.count)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        mean = of.total / of.count
-        mean = np.log10(mean) if of.log else mean
-    there = np.isfinite(mean)
-    count, total = np.where(there, of.count, 0.0), np.where(there, of.count * mean, 0.0)
-    reach = max(1, round(columns * REACH))
-    offset = np.arange(-3 * reach, 3 * reach + 1)
-    weight = np.exp(-0.5 * (offset / reach) ** 2)
-
-    def around(values: Floats, power: int) -> Floats:
-        padded = np.zeros(columns + 6 * reach)
-        padded[3 * reach : -3 * reach] = values
-        return np.asarray(np.correlate(padded, weight * offset**power, "valid")[there], dtype=np.float64)
-
-    n0, n1, n2 = (around(count, power) for power in (0, 1, 2))
-    t0, t1 = around(total, 0), around(total, 1)
-    spread = n0 * n2 - n1**2
-    flat = spread <= 1e-9 * n0**2
-    smooth = np.where(flat, t0 / n0, (n2 * t0 - n1 * t1) / np.where(flat, 1, spread))
-    return replace(of, columns=np.flatnonzero(there), low=smooth, high=smooth, first=smooth, last=smooth)
-
-
-def moving_average(series: Series, decay: float, *, exact: Series | None = None, log: bool = False) -> Points:
-    """The exponential moving average over the finite points, without the pull towards zero of its beginning (Kingma and
-    Ba, "Adam", ICLR 2015, section 3). A bucket counts as so many points of its mean.
-
-    From the first step of `exact` on, its points are taken instead of the buckets.
-    """
-    parts = [_means(series)] if exact is None else [_means(series, before=exact.steps[0]), _means(exact)]
-    x, mean, count = (np.concatenate([part[n] for part in parts]) for n in range(3))
-    kept = decay**count
-    value, past = (1 - kept) * mean, kept.copy()
-    # each pass joins runs of buckets twice as long: all of them after log2(n) passes
-    reach = 1
-    while reach < len(x) and past[reach:].any():
-        value[reach:] += past[reach:] * value[:-reach]
-        past[reach:] *= past[:-reach]
-        reach *= 2
-    y = value / (1 - past)
-    good = _drawable(y, log)
-    none = np.empty(0)
-    return Points(x[good], y[good], none, none, none, none, log)
-
-
-def _means(series: Series, *, before: float = np.inf) -> tuple[Floats, Floats, Floats]:
-    """(last step, mean, number of points) of the buckets with finite points that end before a step."""
-    steps, values = np.frombuffer(series.steps), np.frombuffer(series.values)
-    if series.stride == 1:
-        there = np.isfinite(values) & (steps < before)
-        return steps[there], values[there], np.ones(int(there.sum()))
-    count = np.frombuffer(series.counts)
-    there = (count > 0) & (steps < before)
-    return steps[there], np.frombuffer(series.totals)[there] / count[there], count[there]
-
-
-def _drawable(y: Floats, log: bool) -> npt.NDArray[np.bool_]:
+def drawable(y: Floats, log: bool) -> npt.NDArray[np.bool_]:
     return np.isfinite(y) & (y > 0) if log else np.isfinite(y)
 
 
@@ -248,3 +187,72 @@ def _sums(of: Points, borders: Floats) -> tuple[Floats, Floats]:
 def _column(steps: Floats, borders: Floats) -> Ints:
     column = np.searchsorted(borders, steps, side="right") - 1
     return column[(column >= 0) & (column < len(borders) - 1)]
+
+
+Mask = npt.NDArray[np.bool_]
+
+#: The bit of each dot in a braille cell, 4 rows by 2 columns (Unicode, block U+2800).
+BITS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]], dtype=np.uint8)
+
+
+def line_dots(of: Envelope, *, y_range: tuple[float, float], rows: int, columns: int) -> Mask:
+    """Dots (rows, columns) of the envelope, its columns joined as the line through the points would join them."""
+    if not len(of.columns):
+        return np.zeros((rows, columns), dtype=bool)
+    low, high, first, last = (_row(value, y_range, rows) for value in (of.low, of.high, of.first, of.last))
+    across = np.arange(of.columns[0], of.columns[-1] + 1)
+    place = np.searchsorted(of.columns, across, side="right") - 1
+    top, bottom = high[place], low[place]
+    between = across != of.columns[place]
+    if between.any():
+        left, right = place[between], place[between] + 1
+        share = (across[between] - of.columns[left]) / (of.columns[right] - of.columns[left])
+        level = np.rint(last[left] + share * (first[right] - last[left])).astype(np.intp)
+        top[between] = bottom[between] = level
+    joined = _unbroken(of, across, place)
+    return _fill(across, *_close_gaps(top, bottom, joined), drawn=joined | ~between, rows=rows, columns=columns)
+
+
+def braille_cells(dots: Mask) -> npt.NDArray[np.uint8]:
+    """Dots (4 * height, 2 * width) as the bits of braille cells (height, width): character 0x2800 + bits."""
+    rows, columns = dots.shape
+    blocks = dots.reshape(rows // 4, 4, columns // 2, 2)
+    return np.einsum("hawb,ab->hw", blocks.astype(np.uint8), BITS)
+
+
+def _row(y: Floats, y_range: tuple[float, float], rows: int) -> Ints:
+    low, high = y_range
+    return np.clip(np.rint((high - y) / (high - low) * (rows - 1)), 0, rows - 1).astype(np.intp)
+
+
+def _unbroken(of: Envelope, across: Ints, place: Ints) -> Mask:
+    """For each column, whether no value that cannot be drawn lies between it and what it is joined to on its left."""
+    if not len(of.broken):
+        return np.ones(len(across), dtype=bool)
+    before = np.searchsorted(of.broken, of.columns, side="right")
+    gap_is_whole = np.append(np.diff(before) == 0, True)
+    joined = gap_is_whole[place]
+    here = across == of.columns[place]
+    joined[here] = np.append(True, gap_is_whole[:-1])
+    return joined
+
+
+def _close_gaps(top: Ints, bottom: Ints, joined: Mask) -> tuple[Ints, Ints]:
+    """Neighbours that do not touch are each drawn out to the middle between them."""
+    top, bottom = top.copy(), bottom.copy()
+    falls = joined[1:] & (top[1:] > bottom[:-1] + 1)
+    rises = joined[1:] & (bottom[1:] < top[:-1] - 1)
+    middle_down, middle_up = (bottom[:-1] + top[1:]) // 2, (top[:-1] + bottom[1:]) // 2
+    new_top, new_bottom = top.copy(), bottom.copy()
+    new_bottom[:-1][falls] = middle_down[falls]
+    new_top[1:][falls] = middle_down[falls] + 1
+    new_top[:-1][rises] = middle_up[rises] + 1
+    new_bottom[1:][rises] = np.maximum(bottom[1:], middle_up)[rises]
+    return new_top, new_bottom
+
+
+def _fill(across: Ints, top: Ints, bottom: Ints, *, drawn: Mask, rows: int, columns: int) -> Mask:
+    row = np.arange(rows)[:, None]
+    dots = np.zeros((rows, columns), dtype=bool)
+    dots[:, across] = (row >= top) & (row <= bottom) & drawn
+    return dots

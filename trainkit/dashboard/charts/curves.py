@@ -1,4 +1,4 @@
-"""Curves: how a person wants them drawn, what of their points falls into a picture, and the range of its values."""
+"""Curves: the options for drawing them, their points in a window, smoothing, and the range of the values."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from trainkit.dashboard import theme
-from trainkit.dashboard.charts.columns import Envelope, Points, StepRange, envelope, moving_average, points, trend
+from trainkit.dashboard.charts.columns import Envelope, Floats, Points, StepRange, drawable, envelope, points
 from trainkit.events.series import Series
 
-#: The share of a curve's columns on either side that may be cut off, the number of columns that it takes, how much
-#: larger the rest must then be drawn, and the room left around it.
+#: The share of the highest and lowest columns that may be cut off, the columns needed for that, by how
+#: much that must enlarge the rest, and the margin around the rest.
 OUTLIERS, ENOUGH, GAIN, ROOM = 0.02, 40, 4.0, 0.1
+
+#: Columns on each side that count for the trend: a share of all of them.
+REACH = 1 / 40
 
 Smoothing = Literal["auto", "0.9", "0.99", "0.999", "off"]
 SMOOTHINGS: tuple[Smoothing, ...] = ("auto", "0.9", "0.99", "0.999", "off")
@@ -26,9 +29,9 @@ class Curve:
     """One series and how it is drawn.
 
     Attributes:
-        band: where there is one, many points are a band of this colour, and what smooths them a line on it.
-        metric: its name in the log, which says how values are told and where exact points are to be looked for.
-        label: what a legend calls it.
+        band: the colour of the band that many points form below their smoothed line; None: no band.
+        metric: its name in the log, which decides the unit of its values and the exact points that replace it.
+        label: its name in the legend.
         filled: an area down to the bottom, rather than a line.
     """
 
@@ -41,7 +44,7 @@ class Curve:
 
 
 class ChartOptions(NamedTuple):
-    """How a person wants a chart: values on a logarithmic axis; what smooths; outliers drawn, whatever that costs."""
+    """A person's options for a chart: logarithmic values, smoothing, whether outliers fit on the scale."""
 
     log: bool = False
     smoothing: Smoothing = "auto"
@@ -49,7 +52,7 @@ class ChartOptions(NamedTuple):
 
 
 class DrawnCurve(NamedTuple):
-    """A curve as it is drawn: what was measured, and what smooths that, where there is a band."""
+    """A curve ready to be drawn: what was measured, and its smoothed line if it has a band."""
 
     curve: Curve
     raw: Envelope
@@ -57,7 +60,7 @@ class DrawnCurve(NamedTuple):
 
 
 def extent(curves: Sequence[Curve], *, log: bool = False) -> StepRange | None:
-    """All steps of the curves; on a logarithmic axis from 1 on."""
+    """Return all steps of the curves, on a logarithmic axis from 1 on; None if they have no points."""
     there = [c.series for c in curves if len(c.series)]
     if not there:
         return None
@@ -68,7 +71,7 @@ def extent(curves: Sequence[Curve], *, log: bool = False) -> StepRange | None:
 
 
 def visible_curves(curves: Sequence[Curve], look: ChartOptions) -> list[Curve]:
-    """Those that have points. One that is alone and has no band gets one, where it is to be averaged."""
+    """Return the curves that have points. A single curve without a band gets one if it is to be averaged."""
     there = [curve for curve in curves if len(curve.series)]
     if len(there) == 1 and there[0].band is None and look.smoothing not in ("auto", "off"):
         return [replace(there[0], band=theme.FAINT)]
@@ -78,7 +81,7 @@ def visible_curves(curves: Sequence[Curve], look: ChartOptions) -> list[Curve]:
 def points_to_draw(
     curve: Curve, window: StepRange, look: ChartOptions, exact: Mapping[str, Series]
 ) -> tuple[Points, Points | None]:
-    """What is to be drawn of a curve, and its moving average where that is asked for."""
+    """Return the points of a curve in the window, and its moving average if the options ask for it."""
     series, low, high = exact.get(curve.metric, curve.series), window.low, window.high
     raw = points(series, low=low, high=high, log=look.log)
     if curve.band is None or look.smoothing in ("auto", "off"):
@@ -91,7 +94,7 @@ def points_to_draw(
 def reduce_curve(
     curve: Curve, of: tuple[Points, Points | None], window: StepRange, columns: int, look: ChartOptions
 ) -> DrawnCurve:
-    """What of a curve's points falls on each of so many dot columns."""
+    """Return the curve reduced to `columns` dot columns."""
     raw = envelope(of[0], window=window, columns=columns)
     if of[1] is not None:
         smooth = envelope(of[1], window=window, columns=columns)
@@ -101,9 +104,9 @@ def reduce_curve(
 
 
 def y_range(envelopes: Sequence[Envelope], *, from_zero: bool, whole: bool) -> Range:
-    """What the left axis goes from and to.
+    """Return the lowest and highest value of the axis.
 
-    Unless it is to be the `whole`, some outliers are left out where the rest can be drawn much larger then.
+    It leaves out a few outliers if the rest can then be drawn much larger, unless it must be `whole`.
     """
     drawn = [e for e in envelopes if len(e.columns)]
     if not drawn:
@@ -124,6 +127,67 @@ def y_range(envelopes: Sequence[Envelope], *, from_zero: bool, whole: bool) -> R
 
 
 def _core(of: Envelope) -> Range:
-    """The range without the outermost columns; with all of them where they are few."""
+    """Return the range of the values without the outermost columns, or with all if they are few."""
     left_out = int(OUTLIERS * len(of.columns)) if len(of.columns) >= ENOUGH else 0
     return float(np.sort(of.low)[left_out]), float(np.sort(of.high)[-1 - left_out])
+
+
+def trend(of: Envelope) -> Envelope:
+    """A smooth line through the means of the columns: local linear regression over a few of them.
+
+    Unlike a moving average it is not drawn inwards at the ends, where a loss falls steeply (Cleveland 1979).
+    """
+    columns = len(of.count)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = of.total / of.count
+        mean = np.log10(mean) if of.log else mean
+    there = np.isfinite(mean)
+    count, total = np.where(there, of.count, 0.0), np.where(there, of.count * mean, 0.0)
+    reach = max(1, round(columns * REACH))
+    offset = np.arange(-3 * reach, 3 * reach + 1)
+    weight = np.exp(-0.5 * (offset / reach) ** 2)
+
+    def around(values: Floats, power: int) -> Floats:
+        padded = np.zeros(columns + 6 * reach)
+        padded[3 * reach : -3 * reach] = values
+        return np.asarray(np.correlate(padded, weight * offset**power, "valid")[there], dtype=np.float64)
+
+    n0, n1, n2 = (around(count, power) for power in (0, 1, 2))
+    t0, t1 = around(total, 0), around(total, 1)
+    spread = n0 * n2 - n1**2
+    flat = spread <= 1e-9 * n0**2
+    smooth = np.where(flat, t0 / n0, (n2 * t0 - n1 * t1) / np.where(flat, 1, spread))
+    return replace(of, columns=np.flatnonzero(there), low=smooth, high=smooth, first=smooth, last=smooth)
+
+
+def moving_average(series: Series, decay: float, *, exact: Series | None = None, log: bool = False) -> Points:
+    """The exponential moving average over the finite points, without the pull towards zero of its beginning (Kingma and
+    Ba, "Adam", ICLR 2015, section 3). A bucket counts as so many points of its mean.
+
+    From the first step of `exact` on, its points are taken instead of the buckets.
+    """
+    parts = [_means(series)] if exact is None else [_means(series, before=exact.steps[0]), _means(exact)]
+    x, mean, count = (np.concatenate([part[n] for part in parts]) for n in range(3))
+    kept = decay**count
+    value, past = (1 - kept) * mean, kept.copy()
+    # each pass joins runs of buckets twice as long: all of them after log2(n) passes
+    reach = 1
+    while reach < len(x) and past[reach:].any():
+        value[reach:] += past[reach:] * value[:-reach]
+        past[reach:] *= past[:-reach]
+        reach *= 2
+    y = value / (1 - past)
+    good = drawable(y, log)
+    none = np.empty(0)
+    return Points(x[good], y[good], none, none, none, none, log)
+
+
+def _means(series: Series, *, before: float = np.inf) -> tuple[Floats, Floats, Floats]:
+    """(last step, mean, number of points) of the buckets with finite points that end before a step."""
+    steps, values = np.frombuffer(series.steps), np.frombuffer(series.values)
+    if series.stride == 1:
+        there = np.isfinite(values) & (steps < before)
+        return steps[there], values[there], np.ones(int(there.sum()))
+    count = np.frombuffer(series.counts)
+    there = (count > 0) & (steps < before)
+    return steps[there], np.frombuffer(series.totals)[there] / count[there], count[there]

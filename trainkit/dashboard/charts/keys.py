@@ -24,7 +24,7 @@ from trainkit.events.series import Series
 LOSS = "train/loss"
 #: How much a key zooms, and the share of the picture that it pans.
 ZOOM, PAN = 2.0, 0.25
-#: Seconds for which nothing must move before points are read from the log.
+#: Seconds for which the window must rest before points are read from the log.
 STILL = 0.1
 #: The class of the chart that the keys are about.
 SELECTED = "-selected"
@@ -37,10 +37,10 @@ _WITH_CHARTS = frozenset(
 
 
 class ChartKeys(App[None]):
-    """What is asked of a run is answered by an application that overrides `detail`, `open_batch` and `run_name`.
+    """The keys of charts. An application overrides `detail`, `open_batch` and `run_name` for its run.
 
-    A class whose bases have the same keys must have both classes' bindings among its own: those of the base that comes
-    first would replace the other's.
+    A class whose bases share keys must list both classes' bindings among its own; otherwise those of the first base
+    replace the other's.
     """
 
     BINDING_GROUP_TITLE = "charts"
@@ -74,13 +74,13 @@ class ChartKeys(App[None]):
         self.viewport.moved = self.want_detail
 
     def renew(self, view: object, attempt: int) -> None:
-        """The charts show this attempt of this view from now on; exact points of another one are forgotten."""
+        """Show this attempt of this view from now on; forget the exact points of another."""
         if view is not self._shown_view or attempt != self._shown_attempt:
             self._shown_view, self._shown_attempt = view, attempt
             self.viewport.forget()
 
     def detail(self, low: float, high: float) -> dict[str, Series]:
-        """Every point of these steps by metric; empty where they are too many. Called from a thread."""
+        """Return every point of these steps by metric, or nothing if they are too many. A thread calls this."""
         return {}
 
     def open_batch(self, step: int) -> None:
@@ -96,12 +96,12 @@ class ChartKeys(App[None]):
         return viewport_of(self)
 
     def charts(self) -> list[Chart]:
-        """Those in sight, from top left to bottom right."""
+        """Return the visible charts, from top left to bottom right."""
         found = [m for m in self.viewport.members if isinstance(m, Chart) and m.in_sight]
         return sorted(found, key=lambda chart: (chart.region.y, chart.region.x))
 
     def chosen(self) -> Chart | None:
-        """The chart that the keys act on."""
+        """Return the chart that the keys act on."""
         charts = self.charts()
         return next((chart for chart in charts if chart.has_class(SELECTED)), charts[0] if charts else None)
 
@@ -189,25 +189,25 @@ class ChartKeys(App[None]):
             self.viewport.change_look(chart.key, look._replace(whole=not look.whole))
 
     def action_write_svg(self) -> None:
-        """Write the chosen chart into the working directory: nothing is written beside a run."""
+        """Write the chosen chart into the working directory; a viewer writes nothing into a run."""
         if (chart := self.chosen()) is None or (window := chart.picture().window) is None:
             return
         parts = (self.run_name, chart.key, f"{window.high:.0f}")
         path = Path("-".join(re.sub(r"[^\w.]+", "-", part).strip("-.") or "chart" for part in parts) + ".svg")
         name, over = (chart.key, "step") if chart.linked else (chart.title_text, "")  # which tells what its axis is
-        told = svg(
+        document = svg(
             chart.curves, window=window, look=chart.look, marks=chart.marks, title=f"{self.run_name} · {name}",
             colors=self.theme_variables, from_zero=chart.from_zero, exact=self.viewport.exact_for(window), over=over,
         )  # fmt: skip
         try:
-            path.write_text(told, encoding="utf-8")
+            path.write_text(document, encoding="utf-8")
         except OSError as error:
             self.notify(f"{path.absolute()}: {error.strerror}", severity="error", markup=False)
         else:
             self.notify(f"wrote {path.absolute()}", markup=False)
 
     def want_detail(self) -> None:
-        """Have the exact points of what is shown read, once it stands still, where charts have too few of their own."""
+        """Read the exact points of the window once it rests, if a chart has too few points for it."""
         if self._asking is not None:
             self._asking.stop()
         self._asking = self.set_timer(STILL, self._ask_detail)
@@ -221,7 +221,7 @@ class ChartKeys(App[None]):
             self.run_worker(self._read_detail(low, high), group="detail", exclusive=True)
 
     async def _read_detail(self, low: float, high: float) -> None:
-        """With some more on both sides, where that is not too much: one can pan then."""
+        """Read the points with a margin for panning on both sides, or without it if that is too many."""
         margin = (high - low) / 4
         for begin, end in ((low - margin, high + margin), (low, high)):
             if found := await asyncio.to_thread(self.detail, begin, end):

@@ -14,8 +14,8 @@ from rich.style import Style
 from textual.strip import Strip
 
 from trainkit.dashboard import theme
-from trainkit.dashboard.charts import braille, ticks
-from trainkit.dashboard.charts.columns import StepRange, envelope
+from trainkit.dashboard.charts import ticks
+from trainkit.dashboard.charts.columns import Envelope, StepRange, braille_cells, envelope, line_dots
 from trainkit.dashboard.charts.curves import (
     ChartOptions,
     Curve,
@@ -33,7 +33,7 @@ from trainkit.events.view import Marker
 
 #: From so many rows on there is room for labels under the plot, and for a line with ticks and marks above them.
 ROWS_FOR_LABELS, ROWS_FOR_LINE = 5, 8
-#: What is told on the axis: kind -> (sign, colour), the most important last.
+#: The marks on the axis: kind -> (sign, colour), the most important last.
 MARKS = {
     "evaluation": ("◦", theme.DIM),
     "checkpoint": ("◆", theme.BUSY),
@@ -52,7 +52,7 @@ Paint = npt.NDArray[np.intp]
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawing of curves, ready but for the crosshair. `cut` is whether something lies above, and below, of it."""
+    """A drawing of curves without the crosshair. `cut` says whether values lie above it, and below it."""
 
     window: StepRange | None
     gutter: int
@@ -69,32 +69,32 @@ class Picture:
         return self.characters.shape[1]
 
     def cell(self, step: float) -> int | None:
-        """The column of cells that a step is drawn in, from 0; None where it is not in the picture."""
+        """Return the column of cells of a step, from 0; None if it is not in the picture."""
         if self.window is None or not self.columns:
             return None
         return next(iter(_cells(np.array([step]), self.window, self.columns).tolist()), None)
 
     def steps(self, cell: int) -> Range:
-        """The steps that column `cell` of the plot stands for: from, and up to but without."""
+        """Return the steps of column `cell` of the plot: from the first up to the second, exclusive."""
         assert self.window is not None
         borders = self.window.borders(2 * self.columns)
         cell = min(max(0, cell), self.columns - 1)
         return float(borders[2 * cell]), float(borders[2 * cell + 2])
 
     def lines_unlike(self, other: Picture) -> list[int] | None:
-        """The lines that are not as the other picture has them; None where that may be any."""
+        """Return the lines that differ from the other picture; None if any may."""
         if (self.gutter, self.characters.shape, self.palette) != (other.gutter, other.characters.shape, other.palette):
             return None
         if len(self.axis) != len(other.axis):
             return None
         drawn = (self.characters != other.characters).any(axis=1) | (self.paint != other.paint).any(axis=1)
         labels = zip(self.labels, other.labels, strict=True)
-        told = np.fromiter((ours != theirs for ours, theirs in labels), dtype=bool)  # of no rows too
+        relabelled = np.fromiter((ours != theirs for ours, theirs in labels), dtype=bool)  # of no rows too
         below = [ours != theirs for ours, theirs in zip(self.axis, other.axis, strict=True)]
-        return [line for line, differs in enumerate([*(drawn | told).tolist(), *below]) if differs]
+        return [line for line, differs in enumerate([*(drawn | relabelled).tolist(), *below]) if differs]
 
     def strips(self, cross: float | None, style: Style) -> list[Strip]:
-        """The lines of the picture, with a crosshair of that style at a step."""
+        """Return the lines of the picture, with a crosshair in `style` at step `cross`."""
         characters, paint, palette = self.characters, self.paint, self.palette
         if cross is not None and (cell := self.cell(cross)) is not None:
             characters, paint, palette = characters.copy(), paint.copy(), [*palette, style]
@@ -171,15 +171,15 @@ def _cut(lines: Sequence[DrawnCurve], y: Range) -> tuple[bool, bool]:
 
 def _nothing(width: int, height: int, style: _Style) -> Picture:
     blank = [Strip.blank(width, style(theme.DIM)) for _ in range(height)]
-    told = "no data"
-    if height and width > len(told):
-        blank[(height - 1) // 2] = Strip([Segment(told.center(width), style(theme.FAINT))], width)
+    message = "no data"
+    if height and width > len(message):
+        blank[(height - 1) // 2] = Strip([Segment(message.center(width), style(theme.FAINT))], width)
     none = np.empty((0, 0))
     return Picture(None, 0, none.astype(np.uint32), none.astype(np.intp), (), (), blank)
 
 
 def _y_labels(y: Range, rows: int, look: ChartOptions, unit: Unit) -> dict[int, str]:
-    """Row -> label. Where no two round numbers find a place, the ends are told as they are."""
+    """Return the label of each row that has one: round numbers, or the ends of the range where no two of them fit."""
     low, high = y
     most = (rows + 1) // 3 if rows > 12 else max(2, (2 * rows + 2) // 3)
     find = ticks.logarithmic if look.log else ticks.linear
@@ -193,7 +193,7 @@ def _y_labels(y: Range, rows: int, look: ChartOptions, unit: Unit) -> dict[int, 
 
 
 def letter(index: int) -> str:
-    """What the curve with this number is drawn with where there are no colours; the first one has dots."""
+    """Return the letter that draws the curve with this number where there are no colours; the first has dots."""
     return chr(ord("a") + (index - 1) % 26)
 
 
@@ -206,18 +206,18 @@ def _paint(
     palette = [(theme.FAINT, False)]
 
     def put(where: npt.NDArray[np.bool_], what: npt.NDArray[np.uint32] | int, color: str, smooth: bool = False) -> None:
-        # a cell has one colour: dots of what lies below would be taken for this curve's
+        # a cell has one colour: the dots of a curve below would look like this curve's
         palette.append((color, smooth))
         characters[where], paint[where] = what if isinstance(what, int) else what[where], len(palette) - 1
 
-    def trace(index: int, line: braille.Envelope, color: str, *, smooth: bool = False) -> None:
-        dots = braille.line(line, y_range=y, rows=4 * height, columns=2 * width)
-        bits = braille.cells(np.maximum.accumulate(dots, axis=0) if lines[index][0].filled and not smooth else dots)
+    def trace(index: int, line: Envelope, color: str, *, smooth: bool = False) -> None:
+        dots = line_dots(line, y_range=y, rows=4 * height, columns=2 * width)
+        bits = braille_cells(np.maximum.accumulate(dots, axis=0) if lines[index][0].filled and not smooth else dots)
         sign = ord(letter(index)) if letters and index else None
         put(bits > 0, bits + np.uint32(0x2800) if sign is None else sign, color, smooth)
 
     for index, (curve, raw, smooth) in enumerate(lines):
-        if smooth:  # the bands first: none of them hides what another curve tells
+        if smooth:  # bands first, so that none hides another curve
             trace(index, raw, curve.band or curve.color)
     for index, (curve, raw, smooth) in enumerate(lines):
         trace(index, smooth or raw, curve.color, smooth=smooth is not None)

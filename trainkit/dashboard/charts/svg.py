@@ -1,4 +1,4 @@
-"""One chart as a picture for a page or a paper: SVG of lines and text, drawn from the data rather than from cells."""
+"""One chart as an SVG of lines and text for a page or a paper, drawn from the data and not from cells."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Place:
 
     def y_of(self, values: Floats) -> Floats:
         low, high = self.y
-        # far outside is as good as very far outside, and any reader of SVG can take it
+        # limited to coordinates that any reader of SVG accepts
         return np.clip(TOP + (high - values) / (high - low) * (HEIGHT - TOP - BOTTOM), -HEIGHT, 2 * HEIGHT)
 
     def column(self, columns: Ints) -> Floats:
@@ -64,9 +64,9 @@ def svg(
     exact: Mapping[str, Series] | None = None,
     over: str = "step",
 ) -> str:
-    """The curves over the steps of the window, as a whole SVG document; `exact` and `look` are as for `draw`.
+    """Return the curves over the steps of the window as an SVG document; `exact` and `look` are as for `draw`.
 
-    `over` says below the axis what it counts.
+    `over` is the label of the horizontal axis.
     """
     exact = exact or {}
     curves = visible_curves(curves, look)
@@ -93,10 +93,12 @@ def svg(
     for index, line in enumerate(lines):
         parts += [*_line(line, place, color(line.curve.color), color(line.curve.band or line.curve.color))]
         parts += [_text(sign_x, sign_y, sign, color(theme.BAD)) for sign_x, sign_y, sign in _signs(line.raw, place)]
-        told = titles.summarize(exact.get(line.curve.metric, line.curve.series), window)
+        summary = titles.summarize(exact.get(line.curve.metric, line.curve.series), window)
         name = one_line(line.curve.label or line.curve.metric)
-        words = f"{name} {titles.format_value(line.curve.metric, told.last)}" if told else name
-        words += f" ({titles.format_best(line.curve.metric, told)})" if told and titles.goal(line.curve.metric) else ""
+        words = f"{name} {titles.format_value(line.curve.metric, summary.last)}" if summary else name
+        words += (
+            f" ({titles.format_best(line.curve.metric, summary)})" if summary and titles.goal(line.curve.metric) else ""
+        )
         parts.append(f'<rect x="{x}" y="{TOP - 29}" width="14" height="4" fill="{color(line.curve.color)}"/>')
         parts.append(_text(x + 20, TOP - 22, words, color(theme.TEXT)))
         x += round(0.62 * LETTERS * len(words)) + 44
@@ -108,7 +110,7 @@ def svg(
 
 
 def _how(lines: Sequence[DrawnCurve], look: ChartOptions, window: StepRange) -> str:
-    """How it is drawn, so that nobody is misled."""
+    """Return scale and smoothing in words, so that nobody is misled."""
     smooth = {"auto": "line: trend", "off": ""}.get(look.smoothing, f"line: EMA {look.smoothing}")
     words = [smooth if any(line.smooth for line in lines) else "", "log scale" * look.log, "log steps" * window.log]
     return ", ".join(word for word in words if word)
@@ -128,7 +130,7 @@ def _axes(place: _Place, look: ChartOptions, unit: ticks.Unit, edge: str, dim: s
 
 
 def _line(line: DrawnCurve, place: _Place, color: str, band: str) -> Iterator[str]:
-    """What was points_to_draw, behind it the band's colour where something smooths it; an area down to the axis."""
+    """Yield the measured line, as a band if a smooth line lies on it; or the area down to the axis."""
     curve, raw, smooth = line
     if curve.filled:
         for x, y in _pieces(raw, place, points=False):
@@ -162,16 +164,16 @@ def _pieces(of: Envelope, place: _Place, *, points: bool) -> Iterator[tuple[Floa
 
 
 def _path(x: Floats, y: Floats) -> str:
-    told: list[str] = []
+    points: list[str] = []
     for at, level in zip(x.tolist(), y.tolist(), strict=True):
         point = f"{at:.1f} {level:.1f}"
-        if not told or told[-1] != point:
-            told.append(point)
-    return "M" + "L".join(told)
+        if not points or points[-1] != point:
+            points.append(point)
+    return "M" + "L".join(points)
 
 
 def _signs(of: Envelope, place: _Place) -> Iterator[tuple[float, float, str]]:
-    """What is off the scale, and what is not a number, at the edge where it would be."""
+    """Yield the signs at the edges for values off the scale, and for those that are not numbers."""
     low, high = place.y
     for columns, y, sign in (
         (of.columns[of.high > high], TOP - 2, ABOVE), (of.columns[of.low < low], HEIGHT - BOTTOM - 2, BELOW),

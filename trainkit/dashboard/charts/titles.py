@@ -41,8 +41,8 @@ class TitlePart(NamedTuple):
 
 
 class CurveSummary(NamedTuple):
-    """What a title tells of the finite values in a window. `change` is the mean of its first tenth and of its last;
-    None of a single point; `median` is that of the points, or of the means of buckets."""
+    """The finite values of a curve in a window. `change` has the means of the first and of the last tenth, None for a
+    single point; `median` is that of the points, or of the means of buckets."""
 
     last: float
     low: float
@@ -54,9 +54,9 @@ class CurveSummary(NamedTuple):
 
 
 class CrosshairReading(NamedTuple):
-    """What a curve has at a crosshair: the lowest and the highest value `here`, or else the last one before.
+    """The lowest and highest value of a curve at a crosshair if it has one `here`, otherwise the last value before.
 
-    `at` is the step of the first of them, or of that one.
+    `at` is the step of the value.
     """
 
     low: float
@@ -66,7 +66,7 @@ class CrosshairReading(NamedTuple):
 
 
 def goal(metric: str) -> Goal:
-    """Whether the lowest or the highest value is the best one; None where neither is."""
+    """Return whether the lowest or the highest value is the best; None if neither is."""
     last = metric.rpartition("/")[2]
     if LESS.search(last) or metric == "time/step":
         return "min"
@@ -74,7 +74,7 @@ def goal(metric: str) -> Goal:
 
 
 def unit(metric: str) -> ticks.Unit:
-    """What a metric counts."""
+    """Return what an axis of this metric counts."""
     return "B" if metric.startswith("memory/") else "%" if SHARE.search(metric) else ""
 
 
@@ -94,7 +94,7 @@ def format_value(metric: str, value: float) -> str:
 
 
 def summarize(series: Series, window: StepRange | None = None) -> CurveSummary | None:
-    """Of the buckets that end in the window (None: all); None where no value of theirs is finite."""
+    """Return a summary of the buckets that end in the window (None: all); None if no value is finite."""
     steps = np.frombuffer(series.steps) if len(series) else np.empty(0)
     begin, end = 0 if window is None else int(np.searchsorted(steps, window.low)), _ending(series, window)
     thinned = series.stride > 1
@@ -125,13 +125,13 @@ def summarize(series: Series, window: StepRange | None = None) -> CurveSummary |
 
 
 def last(series: Series, window: StepRange | None = None) -> float | None:
-    """The last value up to the end of the window (None: all); None where there is none."""
+    """Return the last value up to the end of the window (None: of all); None if there is none."""
     end = _ending(series, window)
     return series.values[end - 1] if end else None
 
 
 def reading(series: Series, low: float, high: float) -> CrosshairReading | None:
-    """What the series has from step `low` up to, but without, `high`."""
+    """Return what the series has from step `low` up to `high`, exclusive; None if it starts later."""
     if not len(series):
         return None
     steps = np.frombuffer(series.steps)
@@ -151,7 +151,7 @@ def reading(series: Series, low: float, high: float) -> CrosshairReading | None:
 
 
 def fit_parts(pieces: Sequence[TitlePart], width: int) -> Content:
-    """As many of the pieces as there is room for, two cells apart; one at least, which is cut where it must be."""
+    """Return the pieces that fit into `width` cells, two cells apart; at least one, cut if necessary."""
     kept = [(piece, length) for piece in pieces if (length := sum(cell_len(text) for text, _ in piece.parts))]
     while len(kept) > 1 and sum(length + 2 for _, length in kept) - 2 > width:
         kept.remove(max(reversed(kept), key=lambda entry: entry[0].rank))
@@ -162,13 +162,13 @@ def fit_parts(pieces: Sequence[TitlePart], width: int) -> Content:
 
 
 def legend(curve: Curve, index: int, *, letters: bool) -> list[Part]:
-    """What tells a curve from others, and its name."""
+    """Return the sign of a curve in the legend, and its name."""
     sign = "━" if not letters else letter(index) if index else "⠿"
     return [(f"{sign} ", curve.color), (f"{neutralise(curve.label)} ", theme.DIM)]
 
 
 def format_reading(metric: str, found: CrosshairReading | None) -> Part:
-    """The value or values under the crosshair."""
+    """Return the value or values under the crosshair."""
     if found is None:
         return "–", theme.DIM
     low, high = format_value(metric, found.low), format_value(metric, found.high)
@@ -178,8 +178,8 @@ def format_reading(metric: str, found: CrosshairReading | None) -> Part:
 
 
 def format_best(metric: str, found: CurveSummary) -> str:
-    """The best value and its step; of a metric of which neither is better, the extremes; of how fast steps are the
-    median, because the best is that of a single step, such as the first after a pause."""
+    """Return the best value and its step; the extremes of a metric without a better direction; the median of speeds and
+    times, because the best is that of a single step, such as the first after a pause."""
     if metric.startswith(TIMED):
         return f"median {format_value(metric, found.median)}"
     which, low, high = goal(metric), format_value(metric, found.low), format_value(metric, found.high)
@@ -190,7 +190,7 @@ def format_best(metric: str, found: CurveSummary) -> str:
 
 
 def format_change(metric: str, found: CurveSummary) -> Part:
-    """How much the last tenth of what is shown differs from its first."""
+    """Return how much the mean of the last tenth of the window differs from that of the first."""
     if found.change is None:
         return "", theme.DIM
     before, now = found.change
@@ -204,7 +204,7 @@ def format_change(metric: str, found: CurveSummary) -> Part:
 
 
 def shorten(text: str, width: int) -> str:
-    """As much of `text` as `width` cells hold; of a path the end, which tells more than its beginning."""
+    """Return as much of `text` as fits into `width` cells; a path keeps its end, which says more."""
     if cell_len(text) <= width:
         return text
     if "/" not in text:

@@ -28,15 +28,15 @@ class Member(Protocol):
 
 
 class Viewport:
-    """What all charts of an application have in common.
+    """The steps that all charts of an application show, their crosshair, and their options.
 
     Attributes:
-        range: the steps from and to which all charts show; None: each shows all it has, also what is still to come.
-        cross: the step of the crosshair, None where there is none.
-        pinned: whether the crosshair was set; else it is where the mouse happens to be.
-        log_x: steps on a logarithmic axis.
-        looks: how a person wants the chart of a metric; a chart that is not here looks as usual.
-        exact: every point of a few steps by metric, and which steps these are.
+        range: the first and last step that all charts show; None: each shows all it has, and future steps too.
+        cross: the step of the crosshair, or None.
+        pinned: whether the crosshair was set by a key or a click; otherwise it follows the mouse.
+        log_x: whether steps have a logarithmic axis.
+        looks: a person's options for the chart of a metric; other charts have the defaults.
+        exact: every point of a few steps, by metric.
         version: grows with every change of `range`, `log_x` and `exact`.
     """
 
@@ -76,14 +76,14 @@ class Viewport:
         """Apply the options in `preferences`; wrong values are ignored."""
         if not isinstance(preferences, dict):
             return
-        for key, told in preferences.items():
-            match told:
-                case [bool(), str(), bool()] if isinstance(key, str) and told[1] in SMOOTHINGS:
-                    self.looks[key] = ChartOptions(*told)
+        for key, values in preferences.items():
+            match values:
+                case [bool(), str(), bool()] if isinstance(key, str) and values[1] in SMOOTHINGS:
+                    self.looks[key] = ChartOptions(*values)
         self._tell()
 
     def whole(self) -> StepRange | None:
-        """All steps of all charts in sight; None where there is no such step."""
+        """Return all steps of all visible charts; None if they have none."""
         there = [member.extent for member in self.members if member.in_sight]
         found = [extent for extent in there if extent is not None]
         if not found:
@@ -91,20 +91,20 @@ class Viewport:
         return StepRange(min(e.low for e in found), max(e.high for e in found), all(e.log for e in found))
 
     def window(self, whole: StepRange | None) -> StepRange | None:
-        """The steps to be shown of a chart whose data are the `whole`; None: the whole."""
+        """Return the steps to show of a chart that has the `whole`; None means all of them."""
         if self.range is None or whole is None:
             return None
         low, high = self.range
         return StepRange(max(1.0, low) if whole.log else low, high, whole.log)
 
     def zoom(self, factor: float, whole: StepRange, *, around: float | None = None) -> None:
-        """Show `factor` times as many steps of the `whole`; the step `around` stays where it is: the crosshair, or else
-        the right end."""
+        """Show `factor` times as many steps of the `whole`. The step `around` stays in place; by default it is the
+        crosshair's, or else the right end."""
         shown = self.window(whole) or whole
         center = around if around is not None else self.cross if self.cross is not None else shown.high
         at = min(max(0.0, shown.share_of(center)), 1.0)
         left, right = shown.share_of(whole.low), shown.share_of(whole.high)
-        # what lies beyond one end is made up for at the other
+        # what would lie beyond one end is added at the other
         begin = max(left, min(at - at * factor, right - factor))
         low, high = shown.step(begin), shown.step(min(right, begin + factor))
         if high - low < LEAST:
@@ -113,13 +113,13 @@ class Viewport:
         self._show(low, high, whole)
 
     def pan(self, share: float, whole: StepRange) -> None:
-        """Move by a share of what is shown, to the right where it is positive, and not beyond the ends."""
+        """Move by a share of the window, to the right if positive, and not beyond the ends."""
         if (shown := self.window(whole)) is None:
             return
         left, right = shown.share_of(whole.low), shown.share_of(whole.high)
         share = min(max(share, left), right - 1)
         low = shown.step(share)
-        # on a logarithmic axis the same share holds fewer steps the further to the left it lies
+        # on a logarithmic axis the same share holds fewer steps further to the left
         self._show(low, max(shown.step(1 + share), min(low + LEAST, whole.high)), whole)
 
     def reset(self) -> None:
@@ -132,7 +132,7 @@ class Viewport:
         self._changed()
 
     def point(self, step: float | None, *, pinned: bool = False) -> None:
-        """Put the crosshair at a step, or (None) put it away. The mouse that passes by moves no pinned one."""
+        """Put the crosshair at a step, or remove it (None). A passing mouse does not move a pinned crosshair."""
         if self.pinned and not pinned and step is not None:
             return
         step = None if step is None else float(round(step))
@@ -141,18 +141,18 @@ class Viewport:
             self._tell()
 
     def give(self, exact: Mapping[str, Series], low: float, high: float) -> None:
-        """Show these points wherever no more than the steps `low` to `high` are shown."""
+        """Use these exact points for any window within the steps `low` to `high`."""
         self.exact = {name: series for name, series in exact.items() if len(series)}
         self._exact_range = (low, high)
         self._changed()
 
     def exact_for(self, window: StepRange) -> Mapping[str, Series]:
-        """The points of all steps of the window, by metric, where they have been given."""
+        """Return every point of the window by metric, if they have been read."""
         low, high = self._exact_range
         return self.exact if low <= window.low and window.high <= high else {}
 
     def asked_for(self, low: float, high: float) -> bool:
-        """Whether the points of these steps have been given, or found to be too many."""
+        """Return whether the points of these steps have been read, or were too many."""
         return self._exact_range[0] <= low and high <= self._exact_range[1]
 
     def forget(self) -> None:

@@ -11,8 +11,9 @@ from trainkit.dashboard.pages.page import Page
 from trainkit.dashboard.pages.recipe import RecipePage
 from trainkit.dashboard.pages.samples import SamplesPage
 from trainkit.dashboard.pages.system import SystemPage
+from trainkit.errors import TrainkitError
 
-__all__ = ["PAGES", "Page"]
+__all__ = ["NAMES", "PAGES", "Page", "require_page"]
 
 #: The pages in the order of their keys, from 2 on; 1 is the overview.
 PAGES: tuple[type[Page], ...] = (
@@ -25,3 +26,14 @@ PAGES: tuple[type[Page], ...] = (
     RecipePage,
     ComparePage,
 )
+NAMES = ("overview", *(page.NAME for page in PAGES))
+
+
+def require_page(name: str) -> None:
+    """Check that there is a page of this name, or that it is empty.
+
+    Raises:
+        TrainkitError: there is none.
+    """
+    if name and name not in NAMES:
+        raise TrainkitError(f"there is no page {name!r}; the pages are {', '.join(NAMES)}")

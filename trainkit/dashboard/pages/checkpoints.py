@@ -15,7 +15,7 @@ from textual.content import Content
 from textual.widgets import OptionList
 
 from trainkit.dashboard import theme
-from trainkit.dashboard.pages.table import TablePage
+from trainkit.dashboard.pages.page import TablePage
 from trainkit.dashboard.panels.checkpoints import CheckpointFiles, command, commands, facts_table, lack, losses, table
 from trainkit.dashboard.panels.rows import cell
 from trainkit.events.view import SavedCheckpoint, View
@@ -23,8 +23,8 @@ from trainkit.rundir import checkpoint_files
 from trainkit.rundir.checkpoint_files import kept, manifest_facts, present
 from trainkit.text import format_duration, format_time
 
-#: Seconds between two looks at the disk while nothing new is saved, and before a manifest is read: who walks through
-#: the table fast reads none on the way.
+#: Seconds between two looks at the disk while nothing new is saved, and before a manifest is read, so that moving fast
+#: through the table reads none on the way.
 LOOK_EVERY, REST = 10.0, 0.05
 EMPTY = "no checkpoints yet: [checkpoint] in the recipe sets when they are written (every_minutes, keep_every)"
 
@@ -50,14 +50,14 @@ class CheckpointsPage(TablePage):
         super().__init__(run_directory)
         self._view = View()
         self._now = 0.0
-        self._told: object = None
+        self._drawn: object = None
         self._disk = CheckpointFiles()
         self._looked, self._looked_for = 0.0, object()
         self._only_present = False
-        #: The chosen step, and what is known of it.
+        #: The chosen step, and the facts of its manifest.
         self._chosen: int | None = None
         self._facts: list[tuple[str, str]] = []
-        #: What verifying found, by step, and the step that is being verified since when (of the monotonic clock).
+        #: The results of verifying by step; the step being verified, and when that started (monotonic seconds).
         self._verified: dict[int, list[Content]] = {}
         self._verifying: tuple[int, float] | None = None
 
@@ -70,13 +70,13 @@ class CheckpointsPage(TablePage):
         measured = [view.series[loss].version for loss in losses(view)]
         if self._verifying:
             self._show_detail()
-        told = (saved, measured, self._disk, self._only_present, view.saving, view.finished, int(now // 60))
-        if told != self._told:
-            self._told = told
+        content = (saved, measured, self._disk, self._only_present, view.saving, view.finished, int(now // 60))
+        if content != self._drawn:
+            self._drawn = content
             self._show()
 
     async def _look(self) -> None:
-        """Look at the disk, and read the chosen manifest again: it is rewritten when its kind changes."""
+        """Look at the disk, and read the chosen manifest again, because a change of kind rewrites it."""
         self._disk = await asyncio.to_thread(
             lambda: CheckpointFiles(present(self.run_directory), kept(self.run_directory))
         )
@@ -89,7 +89,7 @@ class CheckpointsPage(TablePage):
         shown = table(view, self._disk, now=self._now, only_present=self._only_present)
         below = "★ lowest loss on disk" if shown.best else ""
         saving = None if view.saving is None else f"saving step {view.saving:,} …"
-        self.entitle(f"checkpoints: {shown.there:,} on disk of {shown.written:,} written", saving or below)
+        self.entitle(f"checkpoints: {shown.on_disk:,} on disk of {shown.written:,} written", saving or below)
         empty = "no checkpoint that was written is still on disk; o lists them" if shown.written else EMPTY
         if not shown.written and self.app.offers("send('save')"):  # type: ignore[attr-defined]
             empty += "; c writes one now"
@@ -144,10 +144,10 @@ class CheckpointsPage(TablePage):
     def action_copy(self, name: str) -> None:
         if not self._is_there():
             return
-        # what is pasted into a shell is inert too; a directory whose name is not cannot be named this way
-        told = cell(command(name, self.run_directory, self._chosen)).plain
-        self.app.copy_to_clipboard(told)
-        self.notify(told, title="copied", markup=False)
+        # text to be pasted into a shell must be inert; a directory with another name cannot be named this way
+        text = cell(command(name, self.run_directory, self._chosen)).plain
+        self.app.copy_to_clipboard(text)
+        self.notify(text, title="copied", markup=False)
 
     def preferences(self) -> dict[str, Any]:
         return {"present": self._only_present}
@@ -169,8 +169,8 @@ class CheckpointsPage(TablePage):
         try:
             await asyncio.to_thread(checkpoint_files.mark, checkpoint, keep=not checkpoint_files.is_marked(checkpoint))
         except OSError as error:
-            told = f"{checkpoint.name} cannot be marked: {error.strerror}"
-            self.notify(told, severity="error", markup=False)
+            message = f"{checkpoint.name} cannot be marked: {error.strerror}"
+            self.notify(message, severity="error", markup=False)
         await self._look()
 
     def action_verify(self) -> None:
@@ -190,7 +190,7 @@ class CheckpointsPage(TablePage):
         self._show_detail()
 
     def _is_there(self) -> bool:
-        """Whether the chosen one is on the disk; says so where it is not."""
+        """Return whether the chosen checkpoint is on disk; if not, say so."""
         if self._usable():
             return True
         self.notify("this checkpoint is not on disk", severity="warning", markup=False)
@@ -201,7 +201,7 @@ class CheckpointsPage(TablePage):
         return chosen is not None and lack(self._disk.whereabouts(chosen)) is None
 
     def _written(self) -> SavedCheckpoint | None:
-        """The chosen checkpoint as logged; None where none is chosen."""
+        """Return the chosen checkpoint as logged; None if none is chosen."""
         return next((c for c in self._view.checkpoints[::-1] if c.step == self._chosen), None)
 
 
@@ -216,14 +216,14 @@ async def verify_checkpoint(directory: Path) -> list[Content]:
     except OSError as error:
         return [cell(f"   cannot be verified: {error.strerror}", theme.WARN)]
     try:
-        told, problem = await child.communicate()
+        output, problem = await child.communicate()
     finally:
         if child.returncode is None:
             child.kill()
     seconds = format_duration(time.monotonic() - started)
     if child.returncode == 0:
         return [cell(f"   intact: every checksum matches ({format_time(time.time())}, in {seconds})", theme.GOOD)]
-    found = [line.strip() for line in told.decode(errors="replace").split("\n")[1:] if line.strip()]
+    found = [line.strip() for line in output.decode(errors="replace").split("\n")[1:] if line.strip()]
     if not found:
         wrong = problem.decode(errors="replace").strip() or f"trainkit verify ended with {child.returncode}"
         return [cell(f"   cannot be verified: {line}", theme.WARN) for line in wrong.split("\n")[:3]]

@@ -72,10 +72,10 @@ class ComparePage(Page):
         self._names: dict[str, Path] = {}
         self._looked = float("-inf")
         self._metric, self._axis = LOSS, AXES[0]
-        #: Each metric over another axis, as long as it does not change.
+        #: Series over the chosen axis, kept until their metric changes.
         self._moved: dict[tuple[str, str, str], tuple[object, Series | None]] = {}
-        self._told: object = None
-        #: When the next slices of logs that are not read yet are read.
+        self._drawn: object = None
+        #: The timer for the next slices of logs that are still being read.
         self._more: Timer | None = None
 
     def compose(self) -> ComposeResult:
@@ -129,7 +129,7 @@ class ComparePage(Page):
         self._show()
 
     def _read_on(self) -> None:
-        """Read a slice of each log that is not read yet, so that keys and timers are handled in between."""
+        """Read a slice of each log that is still being read; keys and timers are handled in between."""
         for other in [other for other in self._others.values() if other.loading]:
             other.advance()
         loading = any(other.loading for other in self._others.values())
@@ -138,7 +138,7 @@ class ComparePage(Page):
 
     @property
     def _shown(self) -> list[tuple[str, View]]:
-        """Name and view of each run that is compared, this one first."""
+        """The name and view of each compared run, this run first."""
         own = self.run_directory.absolute().name
         return [(own, self._view), *((name, other.view) for name, other in self._others.items())]
 
@@ -149,10 +149,10 @@ class ComparePage(Page):
         wanted = self.query_one(Input).value.casefold()
         versions = [{name: series.version for name, series in view.series.items()} for _, view in shown]
         others = [(name, other.loading, other.problem, other.recipe) for name, other in self._others.items()]
-        told = (versions, others, self._recipe, self._metric, self._axis, wanted, tuple(self._names), self.app.theme)
-        if told == self._told:
+        content = (versions, others, self._recipe, self._metric, self._axis, wanted, tuple(self._names), self.app.theme)
+        if content == self._drawn:
             return
-        self._told = told
+        self._drawn = content
         self._show_list(shown, wanted)
         self._show_chart(shown)
         self.query_one(Results).show(shown, [self._recipe, *(other.recipe for other in self._others.values())])
@@ -166,7 +166,7 @@ class ComparePage(Page):
         found.show(shown, rest, metric=self._metric, notes=notes, letters=letters)
         with_ = f", {len(rest):,} more match “{wanted}”" if wanted else ""
         alone = ALONE if len(shown) == 1 and self._names else ""
-        # the chart's own title gives way to its legend where there is little room
+        # the chart's title gives way to its legend
         found.border_title = cell(f"{self._metric} over {self._axis}", theme.DIM)
         known = chosen.union(self._names)
         found.border_subtitle = cell(f"{len(shown)} of {len(known):,} runs{with_}{alone}", theme.DIM)
@@ -180,7 +180,7 @@ class ComparePage(Page):
             if series is None or not series:
                 lacking.append(name)
             else:
-                # where it is looked at closely, the exact points that are read are this run's alone
+                # exact points, which zooming in reads, are this run's alone
                 metric = self._metric if not place and self._axis == "steps" else f"{name}/{self._metric}"
                 curves.append(Curve(series, COLORS[place], theme.EDGE, metric=metric, label=cell(name).plain))
         charts = {"over-steps": self._axis == "steps", "over-others": self._axis != "steps"}
@@ -193,7 +193,7 @@ class ComparePage(Page):
                 chart.show(curves, title=f"{self._metric} over {self._axis}{unit}{below}")
 
     def _over_axis(self, name: str, view: View, seconds: float) -> Series | None:
-        """The metric of a run over the axis that is chosen, time in units of so many seconds; made anew only where it
+        """Return the metric of a run over the chosen axis, time in units of so many seconds; computed again only if it
         has changed."""
         series = view.series.get(self._metric)
         if series is None:
@@ -222,7 +222,7 @@ class ComparePage(Page):
         return action != "choose" or bool(self._names)
 
     def copy_text(self) -> str | None:
-        """The table."""
+        """Return the table of results as tab-separated lines."""
         rows = self.query_one(Results).text_rows()
         return "\n".join("\t".join(neutralise(value) for value in row) for row in rows)
 
@@ -241,7 +241,7 @@ class ComparePage(Page):
             self.compare_with([self._names[name]])
 
     def action_metric(self, by: int) -> None:
-        """Draw the next metric that any of the runs has."""
+        """Draw the next metric of those that any run has."""
         names = sort_metrics({name for _, view in self._shown for name in view.series} | {self._metric})
         self._metric = names[(names.index(self._metric) + by) % len(names)]
         self._show()
@@ -277,5 +277,5 @@ class ComparePage(Page):
     def on_resize(self, event: Resize) -> None:
         self.set_class(event.size.width < WIDE, "-column")
         self.set_class(event.size.height < HIGH, "-low")
-        self._told = None
+        self._drawn = None
         self._show()

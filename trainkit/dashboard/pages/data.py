@@ -24,7 +24,7 @@ from trainkit.events.view import View
 from trainkit.text import one_line
 
 EPOCHS = "data/epochs/"
-#: Sources that are told, and the steps over which the wait for data is taken.
+#: Sources that are listed, and the steps over which the wait for data is averaged.
 MOST_SOURCES, WAIT_STEPS = 16, 50
 #: Characters of a batch that are laid out: the rest is what `trainkit inspect` is for.
 MOST_CHARACTERS = 30_000
@@ -38,7 +38,7 @@ NO_MIXTURE = "how often each source has been seen appears here; the trainer logs
 
 
 class DataPage(Page):
-    """The batch of a step: the last update's when the page opens, until another is chosen."""
+    """The batch of a step: at first that of the last update."""
 
     NAME = "data"
     DEFAULT_CSS = """
@@ -67,13 +67,13 @@ class DataPage(Page):
         super().__init__(run_directory)
         self._reader = BatchReader(run_directory, lambda: self.post_message(self.Read()))
         self._step: int | None = None
-        #: Whether a person asked for this step: then it is there when the page is opened again.
+        #: Whether a person asked for this step; then the page shows it again when it is opened again.
         self._asked = False
         self._follow = False
         self._newest, self._last, self._attempt = -1, math.inf, 0
         self._followed = -math.inf
         self._mixture: dict[str, float] = {}
-        #: What the mixture and the batch have been drawn from.
+        #: What the mixture and the batch were last drawn from.
         self._drawn: object = None
         self._laid_out: object = None
 
@@ -86,11 +86,11 @@ class DataPage(Page):
             yield Static("", markup=False, id="batch-text")
 
     def show_view(self, view: View, *, now: float) -> None:
-        if view.attempt != self._attempt:  # another attempt may have another recipe
+        if view.attempt != self._attempt:  # an attempt may have another recipe
             self._attempt = view.attempt
             self._reader.forget()
         self._newest, self._last = view.step - 1, math.inf if view.total_steps is None else view.total_steps - 1
-        if self.size:  # before it has one there is no room for a word
+        if self.size:  # without a size nothing fits
             self._show_mixture(view)
         if self._step is None and self._newest >= 0 and not self.reading:
             self._step = self._newest
@@ -105,7 +105,7 @@ class DataPage(Page):
         self._follow = preferences.get("follow") is True
 
     def copy_text(self) -> str | None:
-        """The row of the batch that is in sight, the first of several: where it is from, and its texts."""
+        """Return the first visible row of the batch: its source and its texts."""
         batch = None if self._step is None else self._reader.get(self._step)
         if batch is None or not batch.rows:
             return None
@@ -134,14 +134,14 @@ class DataPage(Page):
             else (f"data wait {waited:.1%} of the step time", color)
         )
         title = Content.assemble(("mixture · ", theme.DIM), wait)
-        if (told := (tuple(self._mixture.items()), title.plain, box.size.width)) == self._drawn:
+        if (content := (tuple(self._mixture.items()), title.plain, box.size.width)) == self._drawn:
             return
-        self._drawn = told
+        self._drawn = content
         box.border_title = title
         box.update(mixture_table(self._mixture, box.size.width, self._colors()))
 
     def _show_batch(self) -> None:
-        """Show the batch of the step, or that it is being read; asks for it where it has not been read."""
+        """Show the batch of the step, or start reading it and say so."""
         step = self._step
         if step is None:
             self._tell("batch", Content.styled(NO_STEP, theme.DIM))
@@ -162,17 +162,17 @@ class DataPage(Page):
 
     def _show_rows(self, title: str, batch: Batch) -> None:
         box = self.query_one("#batch")
-        if (told := (title, batch, box.scrollable_content_region.width)) == self._laid_out:
+        if (content := (title, batch, box.scrollable_content_region.width)) == self._laid_out:
             return
-        self._laid_out = told
+        self._laid_out = content
         box.border_title = Content.styled(title, theme.DIM)
         lines = batch_lines(batch.rows, max(8, box.scrollable_content_region.width), self._colors())
         self.query_one("#batch-text", Static).update(Content("\n").join(lines))
 
     def _tell(self, title: str, text: Content) -> None:
-        if (told := (title, text.plain)) == self._laid_out:
+        if (content := (title, text.plain)) == self._laid_out:
             return
-        self._laid_out = told
+        self._laid_out = content
         self.query_one("#batch").border_title = Content.styled(title, theme.DIM)
         self.query_one("#batch-text", Static).update(text)
 
@@ -190,7 +190,7 @@ class DataPage(Page):
         self._reader.close()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        return action != "no_question" or self.query_one(Input).display  # else escape is not this page's
+        return action != "no_question" or self.query_one(Input).display  # otherwise escape is not this page's
 
     def action_move(self, steps: int) -> None:
         """Show the batch so many steps later, or earlier where negative."""
@@ -220,7 +220,7 @@ class DataPage(Page):
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         self.action_no_question()
-        with contextlib.suppress(ValueError):  # a sign alone, or more digits than there are steps
+        with contextlib.suppress(ValueError):  # a sign alone, or too many digits
             self.show_step(int(event.value))
 
     def show_step(self, step: int) -> None:
@@ -233,13 +233,13 @@ class DataPage(Page):
 
 
 def epochs_of(view: View) -> dict[str, float]:
-    """How many times each source has been seen, by its (inert) name, in the order of the log."""
+    """Return how many times each source has been seen, by its (inert) name, in the order of the log."""
     found = {name.removeprefix(EPOCHS): view.last(name) for name in view.series if name.startswith(EPOCHS)}
     return {one_line(name): epochs for name, epochs in found.items() if epochs is not None}
 
 
 def wait_share(view: View) -> float | None:
-    """The share of the last steps' time that the trainer waited for data; None where unknown."""
+    """Return the share of the last steps' time that the trainer waited for data; None if unknown."""
     seconds, waited = view.series.get("time/step"), view.series.get("time/data_wait")
     if not seconds or not waited:
         return None
@@ -250,17 +250,17 @@ def wait_share(view: View) -> float | None:
 
 
 def mixture_table(epochs: dict[str, float], width: int, colors: dict[str, str]) -> Content:
-    """Name, epochs and how far the present one is, in as many columns as `width` cells hold."""
+    """Return name, epochs and progress of the current epoch of each source, in as many columns as fit `width` cells."""
     if not epochs:
         return Content.styled(NO_MIXTURE, theme.DIM)
     pad = min(24, max(map(len, epochs)))
     cells = []
     for name, seen in list(epochs.items())[:MOST_SOURCES]:
         full = int(BAR * (seen % 1)) if math.isfinite(seen) else 0
-        told = Content.styled(name, colors[name]).truncate(pad, ellipsis=True, pad=True)
+        label = Content.styled(name, colors[name]).truncate(pad, ellipsis=True, pad=True)
         number = f" {seen:8.2f} epochs  "
         bar = (("━" * full, colors[name]), ("─" * (BAR - full), theme.FAINT))
-        cells.append(Content.assemble(told, (number, theme.TEXT), *bar, "    "))
+        cells.append(Content.assemble(label, (number, theme.TEXT), *bar, "    "))
     columns = max(1, width // (cells[0].cell_length or 1))
     lines = [Content("").join(cells[i : i + columns]) for i in range(0, len(cells), columns)]
     lines = [line.truncate(max(1, width)) for line in lines]
@@ -270,8 +270,8 @@ def mixture_table(epochs: dict[str, float], width: int, colors: dict[str, str]) 
 
 
 def batch_lines(rows: Sequence[DisplayedRow], width: int, colors: dict[str, str]) -> Iterator[Content]:
-    """The rows as lines of at most `width` cells: what is learned bright, what is only read dim, and before each line
-    a bar in the colour of its source."""
+    """Yield the rows as lines of at most `width` cells, each with a bar in the colour of its source. Tokens that are
+    learned are bright, the others dim."""
     left = MOST_CHARACTERS
     for row in rows:
         color = colors.get(row.source, COLORS[0])

@@ -40,8 +40,8 @@ class LogsPage(Page):
         super().__init__(run_directory)
         self._level = 0
         self._view = View()
-        self._told: object = None
-        #: False where the newest line was out of sight the last time, until somebody scrolls.
+        self._drawn: object = None
+        #: False if the newest line was not visible in the last session, until the person scrolls.
         self._follow = True
         self._search = Input(placeholder="text to look for; escape shows all", id="log-search")
 
@@ -51,7 +51,7 @@ class LogsPage(Page):
         yield TextPanel(id="all-lines", indent=CLOCK)
 
     def preferences(self) -> dict[str, Any]:
-        follow = self.query_one(TextPanel).at_end if self._told is not None else self._follow
+        follow = self.query_one(TextPanel).at_end if self._drawn is not None else self._follow
         return {"level": LEVELS[self._level], "search": self._search.value, "follow": follow}
 
     def adopt(self, preferences: Mapping[str, Any]) -> None:
@@ -68,10 +68,10 @@ class LogsPage(Page):
 
     def _show(self) -> None:
         view, wanted = self._view, self._search.value.casefold()
-        told = (view.told, wanted, self._level)
-        if told == self._told:
+        content = (view.told, wanted, self._level)
+        if content == self._drawn:
             return
-        self._told = told
+        self._drawn = content
         shown = self._lines()
         lines = self.query_one(TextPanel)
         level = f", {LEVELS[self._level]} and worse" if self._level else ""

@@ -17,9 +17,11 @@ from textual.events import Click, Resize
 from textual.widgets import Input, Static
 
 from trainkit.dashboard import theme
+from trainkit.dashboard.charts.chart import Chart
+from trainkit.dashboard.charts.curves import Curve
+from trainkit.dashboard.charts.keys import SELECTED
 from trainkit.dashboard.charts.titles import Part, format_best, format_value, summarize
 from trainkit.dashboard.pages.page import Page, begin_typing
-from trainkit.dashboard.panels.metric import GridCell, MetricCell
 from trainkit.events.view import View
 from trainkit.text import one_line
 
@@ -27,14 +29,14 @@ GROUPS = (
     "train", "validation", "optimizer", "gradients", "parameters", "updates", "throughput", "time", "data", "memory",
     "host",
 )  # fmt: skip
-#: The smallest cell of the grid, and the shape (width : height) that a cell should come near to.
+#: The smallest cell of the grid, and the ideal shape of a cell (width : height).
 WIDTH, HEIGHT, SHAPE = 36, 8, 4.5
-#: What the Δ of every chart is, in as many words as there is room for.
+#: What the Δ of every chart means, in a long and a short form.
 CHANGE = ("Δ: last tenth of the steps against the first", "Δ: last tenth against first")
 
 
 def sort_metrics(names: Iterable[str], *, pinned: Iterable[str] = ()) -> list[str]:
-    """The pinned first, then by group (train, validation, optimizer, …, unknown ones last), then by name."""
+    """Return the names, pinned ones first, then by group (train, validation, optimizer, …, unknown last) and name."""
     first = set(pinned)
 
     def place(name: str) -> tuple[bool, int, str]:
@@ -45,7 +47,7 @@ def sort_metrics(names: Iterable[str], *, pinned: Iterable[str] = ()) -> list[st
 
 
 def layout(count: int, *, width: int, height: int) -> tuple[int, int]:
-    """(columns, rows) of a grid: the best shape that holds `count` charts, else as many as there is room for."""
+    """Return (columns, rows) of the grid: the best shape that holds `count` charts, or the largest that fits."""
     most_columns, most_rows = max(1, width // WIDTH), max(1, height // HEIGHT)
     fitting = [(c, r) for c in range(1, most_columns + 1) if (r := max(1, -(-count // c))) <= most_rows]
 
@@ -57,7 +59,7 @@ def layout(count: int, *, width: int, height: int) -> tuple[int, int]:
 
 
 def compile_pattern(pattern: str) -> re.Pattern[str] | str:
-    """The pattern, or what is wrong with it."""
+    """Return the pattern, or what is wrong with it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # `[[` may mean something else one day
@@ -130,7 +132,7 @@ class MetricsPage(Page):
 
     @property
     def selected(self) -> str | None:
-        """The metric that the keys are about; None where none is shown."""
+        """The metric that keys act on; None if none is shown."""
         return self._names[self._place()] if self._names else None
 
     def action_move(self, way: str) -> None:
@@ -189,17 +191,17 @@ class MetricsPage(Page):
             self._draw()
 
     def copy_text(self) -> str | None:
-        """The name of the chosen metric, its last value and its best."""
+        """Return the name of the chosen metric, its last value and its best."""
         name = self.selected
-        if self._view is None or name is None or (told := summarize(self._view.series[name])) is None:
+        if self._view is None or name is None or (summary := summarize(self._view.series[name])) is None:
             return None
-        return f"{one_line(name)}: {format_value(name, told.last)}, {format_best(name, told)}"
+        return f"{one_line(name)}: {format_value(name, summary.last)}, {format_best(name, summary)}"
 
     def _place(self) -> int:
         return self._names.index(self._selected) if self._selected in self._names else 0
 
     def _draw(self) -> None:
-        """Lay out the grid so that the selected metric is in it, and show what is in it."""
+        """Lay out the grid so that it has the selected metric, and draw it."""
         if (view := self._view) is None:
             return
         height = self.size.height - 1 - 3 * self.query_one(Input).display
@@ -214,12 +216,11 @@ class MetricsPage(Page):
         visible = self._names[first : first + self._columns * self._rows]
         self._assign(visible)
         for cell in self._cells:
-            place = GridCell(cell.key in self._pinned, cell.key == self.selected, bool(one))
-            cell.show_metric(cell.key, view, place)
+            cell.show_metric(view, pinned=cell.key in self._pinned, selected=cell.key == self.selected, alone=bool(one))
         self._show_status(view, first=first, shown=len(visible))
 
     def _assign(self, visible: list[str]) -> None:
-        """One cell for each metric; one that stays in sight keeps its cell, and with it what has been drawn."""
+        """Give each metric a cell. A metric that stays visible keeps its cell, and so its picture."""
         grid = self.query_one(".grid")
         if (grid.styles.grid_size_columns, grid.styles.grid_size_rows) != (self._columns, self._rows):
             grid.styles.grid_size_columns, grid.styles.grid_size_rows = self._columns, self._rows
@@ -239,7 +240,7 @@ class MetricsPage(Page):
         grid.sort_children(key=lambda cell: place.get(cell, len(place)))  # type: ignore[call-overload]
 
     def _show_status(self, view: View, *, first: int, shown: int) -> None:
-        """The line above the grid, and what is said in place of an empty one."""
+        """Write the line above the grid, or what replaces an empty grid."""
         empty, grid = self.query_one(".empty", Static), self.query_one(".grid")
         empty.display, grid.display = not self._names, bool(self._names)
         pattern = one_line(self._pattern.pattern)
@@ -250,7 +251,7 @@ class MetricsPage(Page):
             parts += [(f" that match {pattern} (escape: all)", theme.WARN)] if pattern else [(" metrics", theme.DIM)]
             parts += [("  ", theme.DIM), (one_line(self.selected or ""), theme.BRIGHT)]
             room = self.size.width - 2 - Content.assemble(*parts).cell_length
-            parts += [(f"   {told}", theme.DIM) for told in CHANGE if len(told) + 3 <= room][:1]
+            parts += [(f"   {words}", theme.DIM) for words in CHANGE if len(words) + 3 <= room][:1]
         elif pattern:
             empty.update(f"none of the {len(view.series)} metrics match {pattern}; escape shows all")
         else:
@@ -259,3 +260,34 @@ class MetricsPage(Page):
         if status != self._status:
             self._status = status
             self.query_one(".status", Static).update(status, layout=False)
+
+
+#: The group's colours: the line's and that of the band around it.
+COLORS = {
+    "train": (theme.TRAIN, theme.TRAIN_BAND),
+    "optimizer": (theme.RATE, None),
+    **dict.fromkeys(("gradients", "parameters", "updates"), (theme.NORM, theme.NORM_BAND)),
+    "throughput": (theme.SPEED, theme.SPEED_BAND),
+}
+
+
+class MetricCell(Chart):
+    """One metric of the grid."""
+
+    def show_metric(self, view: View, *, pinned: bool, selected: bool, alone: bool) -> None:
+        """Show the view's series of the metric in `key`; marks too where the chart is `alone` on the page."""
+        self.set_class(selected, SELECTED)
+        star: list[Part] = [("★ ", theme.WARN)] if pinned else []
+        title = [*star, (one_line(self.key), theme.BRIGHT if selected else theme.DIM)]
+        self.show([_curve(self.key, view)], marks=view.markers if alone else (), title=title)
+
+
+def _curve(metric: str, view: View) -> Curve:
+    group, _, rest = metric.partition("/")
+    series = view.series[metric]
+    if group == "validation":
+        sets = view.validation_sets()
+        index = next((i for i, name in enumerate(sets) if rest.startswith(f"{name}/")), len(sets))
+        return Curve(series, theme.VALIDATION[index % len(theme.VALIDATION)], metric=metric)
+    color, band = COLORS.get(group, (theme.TEXT, theme.FAINT))
+    return Curve(series, color, band, metric=metric)

@@ -1,4 +1,4 @@
-"""The base class of every page, and the line that a key opens."""
+"""The base classes of pages, and the input line that a key opens."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from textual.binding import Binding
-from textual.containers import Container
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Container, Vertical, VerticalScroll
+from textual.content import Content
 from textual.events import Resize
 from textual.message import Message
 from textual.screen import Screen
-from textual.widgets import Input
+from textual.widgets import Input, Static
 from textual.worker import Worker
 
+from trainkit.dashboard import theme
+from trainkit.dashboard.panels.rows import MOVES, RowTable, cell
 from trainkit.events.view import View
 
 
@@ -42,7 +46,7 @@ class Page(Container, can_focus=True):
     def __init__(self, run_directory: Path) -> None:
         super().__init__(id=self.NAME, classes="page")
         self.run_directory = run_directory
-        #: Whether the view is that of the log's middle, because the rest of it is still being read.
+        #: Whether the view ends in the middle of the log, because the rest is still being read.
         self.reading = False
 
     def on_resize(self, event: Resize) -> None:
@@ -71,8 +75,8 @@ class Page(Container, can_focus=True):
     def work(self, do: Callable[[], Coroutine[Any, Any, None]], *, group: str, only: bool = False) -> None:
         """Run a coroutine in the background; with `only` it replaces what its group is doing.
 
-        The coroutine is made by the worker: one that is made before, and whose worker is cancelled before it begins,
-        is never awaited.
+        The worker makes the coroutine: one made earlier would never be awaited if its worker were cancelled before it
+        starts.
         """
         _worker: Worker[None] = self.run_worker(do, group=group, exclusive=only)
 
@@ -91,8 +95,8 @@ class Page(Container, can_focus=True):
 def begin_typing(line: Input) -> None:
     """Show `line` and give it the focus before the next key.
 
-    The key's binding must have priority: any other is looked at by the widget that has the focus, at which the keys
-    behind it may have arrived by then. `Widget.focus` too would come behind them.
+    The key's binding must have priority: the focused widget handles any other binding, and by then the next keys may
+    have reached it. `Widget.focus` would come after them as well.
     """
     line.display = True
     line.screen.set_focus(line)
@@ -101,3 +105,48 @@ def begin_typing(line: Input) -> None:
 def is_typing(screen: Screen[Any]) -> bool:
     """Return whether an input line has the focus, so that a key that opens one is an ordinary character."""
     return isinstance(screen.focused, Input)
+
+
+class TablePage(Page):
+    """A page of `rows` with a `detail` below them."""
+
+    DEFAULT_CSS = """
+    TablePage > .detail {
+        height: 7; max-height: 50%; scrollbar-size-vertical: 1;
+        scrollbar-color: $edge; scrollbar-color-hover: $dim; scrollbar-background: $ground;
+    }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *MOVES,
+        Binding("J", "scroll_detail(1)", "scroll what is below down", show=False),
+        Binding("K", "scroll_detail(-1)", "scroll what is below up", show=False),
+    ]
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="framed rows"):
+            yield RowTable()
+        with VerticalScroll(classes="framed detail", can_focus=False):
+            yield Static("", markup=False)
+
+    @property
+    def rows(self) -> RowTable:
+        return self.query_one(RowTable)
+
+    def entitle(self, title: str, below: str = "") -> None:
+        """Set the titles of the frame around the table."""
+        frame = self.query_one(".rows", Vertical)
+        frame.border_title, frame.border_subtitle = cell(title, theme.DIM), cell(below, theme.DIM)
+
+    def show_detail(self, text: Content, *, title: str = "", from_top: bool = False) -> None:
+        """Show `text` below the table."""
+        frame = self.query_one(".detail", VerticalScroll)
+        frame.border_title = cell(title, theme.DIM)
+        if from_top:
+            frame.scroll_home(animate=False)
+        frame.query_one(Static).update(text)
+
+    def action_move(self, how: str) -> None:
+        self.rows.move(how)
+
+    def action_scroll_detail(self, cells: int) -> None:
+        self.query_one(".detail", VerticalScroll).scroll_relative(y=cells, animate=False)

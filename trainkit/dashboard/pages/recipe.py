@@ -1,4 +1,4 @@
-"""The recipe as it was resolved for this run: every value, where it was written, and what differs from others."""
+"""The resolved recipe of this run: every value and its origin, and what differs in earlier attempts or another run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList
 
 from trainkit.dashboard import theme
-from trainkit.dashboard.pages.page import begin_typing
-from trainkit.dashboard.pages.table import TablePage
+from trainkit.dashboard.pages.page import TablePage, begin_typing
 from trainkit.dashboard.panels.rows import Column, RowTable, TableRow, cell
 from trainkit.errors import TrainkitError
 from trainkit.events.view import View
@@ -42,11 +41,11 @@ class RecipePage(TablePage):
         self._found: RecipeHistory | None = None
         self._read_for: object = None
         self._written = False
-        #: Which of the changes is shown, counted from 1; 0 is none of them.
+        #: The number of the change that is shown, from 1; 0 shows the recipe.
         self._change = 0
         #: The other run that this one is compared with, and what differs.
         self._other: tuple[str, tuple[RecipeChange, ...]] | None = None
-        #: What is told below the table of each row, by its key.
+        #: The text below the table for each row, by its key.
         self._details: dict[str, Content] = {}
 
     def compose(self) -> ComposeResult:
@@ -56,7 +55,7 @@ class RecipePage(TablePage):
         yield from super().compose()
 
     def show_view(self, view: View, *, now: float) -> None:
-        # a run's recipe is replaced only before an attempt begins, and put back where that is refused
+        # a resumed run replaces its recipe before the attempt begins, and restores it if the attempt is refused
         if (wanted := (view.attempt, view.started, view.finished)) != self._read_for:
             self._read_for = wanted
             self.work(self._read, group="recipe", only=True)
@@ -80,7 +79,7 @@ class RecipePage(TablePage):
             self.show_detail(Content(""))
 
     def _lines(self, found: RecipeHistory) -> tuple[str, str, tuple[Column, ...], list[_Line]]:
-        """Title, what is said of an empty table, columns and lines."""
+        """Return the title, the text for an empty table, columns and lines."""
         if self._other:
             name, changes = self._other
             title = f"recipe: {_differences(len(changes))} from {name}"
@@ -100,14 +99,14 @@ class RecipePage(TablePage):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         if action != "all":
             return super().check_action(action, parameters)
-        # where all is shown, escape is not this page's
+        # otherwise escape is not this page's
         return self.query_one(Input).display or self._written or self._change > 0 or self._other is not None
 
     def offers(self, action: str) -> bool:
         return action != "differences" or bool(self._found and self._found.changes)
 
     def copy_text(self) -> str | None:
-        """The chosen key and its value."""
+        """Return the chosen key and its value."""
         detail = self._details.get(self.rows.chosen or "")
         return None if detail is None else detail.plain.partition("\n")[0]
 
@@ -119,7 +118,7 @@ class RecipePage(TablePage):
         self._show()
 
     def action_differences(self) -> None:
-        """Go back through the changes, one attempt at a time, and then to the recipe again."""
+        """Show the changes of one attempt after another, and then the recipe again."""
         changes = self._found.changes if self._found else ()
         if not changes:
             self.notify("the recipe has not changed since the run started", markup=False)
@@ -169,7 +168,12 @@ class _Line(NamedTuple):
 _ORIGIN = Column("written at", drop=1, least=24)
 _ENTRY: tuple[Column, ...] = (Column("key", least=34), Column("value", least=16), _ORIGIN)
 _CHANGE: tuple[Column, ...] = (Column("key", least=24), Column("before", least=12), Column("now", least=12), _ORIGIN)
-_OTHER: tuple[Column, ...] = (Column("key", least=24), Column("there", least=12), Column("here", least=12), _ORIGIN)
+_OTHER: tuple[Column, ...] = (
+    Column("key", least=24),
+    Column("other run", least=12),
+    Column("this run", least=12),
+    _ORIGIN,
+)
 
 
 def _entry_line(entry: RecipeEntry) -> _Line:
@@ -211,7 +215,7 @@ def _differences(number: int) -> str:
 
 
 class ChooseRun(ModalScreen[Path | None]):
-    """Type a part of a name; arrows choose, enter takes, escape is no answer."""
+    """A dialog to choose a run by a part of its name; arrows choose, enter accepts, escape cancels."""
 
     DEFAULT_CSS = """
     ChooseRun > .choose {

@@ -1,4 +1,4 @@
-"""What the model writes or recognises, by step and prompt, and two steps of a prompt side by side."""
+"""The texts and predictions of the model, by step and prompt, and two steps of a prompt side by side."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from textual.events import Click, Resize
 from textual.message import Message
 from textual.widgets import Static
 
-from trainkit.dashboard import images, theme
+from trainkit.dashboard import theme
 from trainkit.dashboard.pages.page import Page
-from trainkit.dashboard.panels.sample import Text, prediction_lines, text_of
+from trainkit.dashboard.panels.sample import Text, prediction_lines, read_image, text_of
 from trainkit.events.series import Series
 from trainkit.events.view import SampleText, View
 from trainkit.text import format_quantity, one_line
 
 #: prompt -> sample, in the order of the prompts, by step.
 ByStep = dict[int, dict[str, SampleText]]
-#: What stands beside the chosen step.
+#: The step shown beside the chosen one.
 Beside = Literal["nothing", "before", "first"]
 BESIDE: tuple[Beside, ...] = ("nothing", "before", "first")
-#: Images that are kept.
+#: Images that are kept in memory.
 MOST_IMAGES = 64
-#: Cells below which the list of steps is over the text.
+#: Cells below which the list of steps is above the text.
 NARROW = 78
 EMPTY = "no samples: the texts that the model writes for the prompts of [sample] in the recipe appear here"
 UNKNOWN = "this prompt was not sampled at this step"
@@ -51,7 +51,7 @@ class Steps(Static):
 
 
 class SamplesPage(Page):
-    """The texts of one step. It is the newest until another is chosen."""
+    """The texts of one step: the newest, until a person chooses another."""
 
     NAME = "samples"
     WORDS = True
@@ -83,11 +83,11 @@ class SamplesPage(Page):
         self._samples: ByStep = {}
         self._loss: Series | None = None
         self._step: int | None = None
-        #: The prompt that was chosen; where it is not (yet, or any more) there, the first.
+        #: The chosen prompt; the first is shown if the samples do not have it.
         self._wanted = ""
         self._beside: Beside = "nothing"
         self._seen: object = None
-        #: By their paths: an image, why there is none, or None while it is being read.
+        #: By path: an image, the reason why there is none, or None while it is being read.
         self._images: dict[str, Image | str | None] = {}
 
     def compose(self) -> ComposeResult:
@@ -115,7 +115,7 @@ class SamplesPage(Page):
         self._beside = next((beside for beside in BESIDE if beside == preferences.get("beside")), self._beside)
 
     def copy_text(self) -> str | None:
-        """What was written at the step that is shown."""
+        """Return the texts of the step that is shown."""
         if not self._samples:
             return None
         return "\n\n".join(sample.text for sample in self._samples[self._chosen].values())
@@ -129,7 +129,7 @@ class SamplesPage(Page):
 
     @property
     def _chosen(self) -> int:
-        """The step that is shown: the one asked for while it is there, else the newest."""
+        """The step that is shown: the chosen one if it has samples, otherwise the newest."""
         return self._step if self._step in self._samples else self._steps[0]
 
     @property
@@ -138,7 +138,7 @@ class SamplesPage(Page):
 
     @property
     def _prompt(self) -> int:
-        """The place of the chosen prompt: a new one, or one that is kept no more, moves the others."""
+        """The index of the chosen prompt, which changes as prompts come and go."""
         return self._prompts.index(self._wanted) if self._wanted in self._prompts else 0
 
     def _draw(self) -> None:
@@ -169,9 +169,9 @@ class SamplesPage(Page):
 
     def _step_line(self, step: int) -> Content:
         loss = _at(self._loss, step)
-        told = f"{step:>9,} {'' if loss is None else format_quantity(loss):>9}"
+        label = f"{step:>9,} {'' if loss is None else format_quantity(loss):>9}"
         chosen = step == self._chosen
-        return Content.styled(f"{'▸' if chosen else ' '}{told}", f"bold {theme.BRIGHT}" if chosen else theme.DIM)
+        return Content.styled(f"{'▸' if chosen else ' '}{label}", f"bold {theme.BRIGHT}" if chosen else theme.DIM)
 
     def _one(self, step: int, prompt: str) -> Content:
         sample = self._samples[step].get(prompt)
@@ -180,7 +180,7 @@ class SamplesPage(Page):
         return Content("\n").join([text_of(sample), *prediction_lines(sample)])
 
     def _image(self, step: int, prompt: str) -> Image | str:
-        """The image of a sample; a word while it is being read, or where it cannot be shown."""
+        """Return the image of a sample; a message while it is being read or if it cannot be shown."""
         sample = self._samples[step].get(prompt)
         if sample is None or not sample.image:
             return ""
@@ -192,7 +192,7 @@ class SamplesPage(Page):
         return f"reading {name} …" if found is None else f"{name}: {found}" if isinstance(found, str) else found
 
     async def _read(self, path: str) -> None:
-        self._images[path] = await asyncio.to_thread(images.read, self.run_directory, path)
+        self._images[path] = await asyncio.to_thread(read_image, self.run_directory, path)
         while len(self._images) > MOST_IMAGES:
             del self._images[next(iter(self._images))]
         self._choose_again()
@@ -227,7 +227,7 @@ class SamplesPage(Page):
             self._choose_again()
 
     def action_beside(self) -> None:
-        """Show the step before beside the chosen one, then the first, then none."""
+        """Show the previous step beside the chosen one, then the first, then none."""
         self._beside = BESIDE[(BESIDE.index(self._beside) + 1) % len(BESIDE)]
         self._choose_again()
 
@@ -267,7 +267,7 @@ class SamplesPage(Page):
 
 
 def by_step(samples: Iterable[SampleText]) -> ByStep:
-    """The samples by step and prompt; of a prompt that was sampled twice at one step the later counts."""
+    """Return the samples by step and prompt; the later one if a step has two of a prompt."""
     grouped: ByStep = {}
     for sample in samples:
         grouped.setdefault(sample.step, {})[sample.prompt] = sample
@@ -275,7 +275,7 @@ def by_step(samples: Iterable[SampleText]) -> ByStep:
 
 
 def compared_with(step: int, prompt: str, samples: ByStep, beside: Beside) -> int | None:
-    """The step before `step` at which the prompt was sampled, or the first such step; None where there is none."""
+    """Return the previous, or the first, earlier step with a sample of the prompt; None if there is none."""
     earlier = sorted(other for other, there in samples.items() if other < step and prompt in there)
     if not earlier or beside == "nothing":
         return None
@@ -283,7 +283,7 @@ def compared_with(step: int, prompt: str, samples: ByStep, beside: Beside) -> in
 
 
 def _at(series: Series | None, step: int) -> float | None:
-    """The value at the newest point of a series that is not after `step`."""
+    """Return the last value of a series up to `step`."""
     if series is None or not (points := bisect_right(series.steps, step)):
         return None
     return series.values[points - 1]

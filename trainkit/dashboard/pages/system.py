@@ -20,7 +20,8 @@ from trainkit.dashboard.charts.chart import Chart
 from trainkit.dashboard.charts.columns import Floats, StepRange, points
 from trainkit.dashboard.charts.curves import Curve
 from trainkit.dashboard.charts.viewport import viewport_of
-from trainkit.dashboard.hardware import (
+from trainkit.dashboard.pages.page import Page
+from trainkit.dashboard.panels.machine import (
     DEVICES,
     POWER,
     TEMPERATURE,
@@ -30,14 +31,13 @@ from trainkit.dashboard.hardware import (
     metrics_below,
     planned_bytes,
 )
-from trainkit.dashboard.pages.page import Page
 from trainkit.events.series import Series
 from trainkit.events.view import View
 
 DEVICE_COLORS = (theme.TRAIN, *theme.VALIDATION, theme.NORM, theme.SPEED)
-#: The share of a step below which waiting is told and not drawn.
+#: The share of a step below which the wait is a number and not drawn.
 LEAST_SHARE = 0.01
-#: What the log does not tell, by names that say how it is told.
+#: Series that the log does not have; their names decide their units.
 WAIT, PLANNED = "data/wait_share", "memory/planned"
 
 
@@ -73,7 +73,7 @@ class SystemPage(Page):
 
     def __init__(self, run_directory: Path) -> None:
         super().__init__(run_directory)
-        self._told: object = None
+        self._drawn: object = None
         self._facts = Content("")
         self._waiting, self._whole, self._planned = Series(limit=None), Series(), Series()
 
@@ -95,11 +95,11 @@ class SystemPage(Page):
                 yield Static("", markup=False)
 
     def show_view(self, view: View, *, now: float) -> None:
-        if not self.size:  # a chart without a width would be divided into one stretch
+        if not self.size:  # a chart without a width would have one stretch
             return
         shown = ("time/", "throughput/", "memory/", "host/", POWER, TEMPERATURE, UTILIZATION)
         versions = tuple((name, s.version) for name, s in view.series.items() if name.startswith(shown))
-        told = (
+        content = (
             view.attempt,
             view.total_steps,
             len(view.plan),
@@ -109,9 +109,9 @@ class SystemPage(Page):
             self.query_one("#system-charts").size,
             viewport_of(self.app).version,
         )
-        if told == self._told:
+        if content == self._drawn:
             return
-        self._told = told
+        self._drawn = content
         self._show_time(view)
         self._show_memory(view)
         self._facts = machine_facts(view)
@@ -126,7 +126,7 @@ class SystemPage(Page):
         return self._facts.plain or None
 
     def action_move(self, rows: int) -> None:
-        """Scroll whichever of the two can be scrolled."""
+        """Scroll the page or the facts, whichever can scroll."""
         for name in ("#system-body", "#system-facts"):
             self.query_one(name).scroll_relative(y=rows, animate=False)
 
@@ -138,13 +138,13 @@ class SystemPage(Page):
         _rewrite(self._whole, [(step, 1.0) for step in _ends([self._waiting])])
         whole = Curve(self._whole, theme.TRAIN_BAND, metric=WAIT, filled=True)
         wait = Curve(self._waiting, theme.WARN, metric=WAIT, label="data wait share", filled=True)
-        # the least that can be drawn is a row of dots, which looks like more than this
+        # the lowest row of dots would look like more than this
         if (most := max(shares, default=0.0)) >= LEAST_SHARE:
             chart.show([whole, wait], title=title)
         else:
             chart.show([whole])
-            told = f"data wait: at most {most:.1%} of step time" if shares else title
-            chart.border_title, chart.border_subtitle = Content(told), ""
+            text = f"data wait: at most {most:.1%} of step time" if shares else title
+            chart.border_title, chart.border_subtitle = Content(text), ""
         self._show_one("#time-step", view, "time/step", "step time", theme.NORM, theme.NORM_BAND)
 
     def _show_memory(self, view: View) -> None:
@@ -176,11 +176,11 @@ class SystemPage(Page):
 def wait_shares(
     seconds: Series | None, waited: Series | None, *, stretches: int, window: StepRange | None
 ) -> tuple[list[float], list[float]]:
-    """Last steps of so many stretches of the run, and the share of each's time that was waited for data: 0 to 1. The
-    steps of the `window` are divided into so many as well.
+    """Return the last steps of so many stretches of the run, and the share of the time of each, 0 to 1, that the
+    trainer waited for data. The steps of the `window` are divided into so many as well.
 
-    Both metrics are told at the same steps, and so put together in the same way; where they are not, a stretch has the
-    mean of what there is in it.
+    Both metrics are logged at the same steps and so have the same buckets; if not, a stretch has the mean of its
+    points.
     """
     if not seconds or not waited:
         return [], []
@@ -196,7 +196,7 @@ def wait_shares(
 
 
 def _mean_between(series: Series, ends: Floats) -> Floats:
-    """The mean of the finite points from each of the `ends` (excluded) to the next (included); nan where none is."""
+    """Return the mean of the finite points from each of the `ends` (excluded) to the next (included), or nan."""
     of = points(series)
     starts = np.concatenate([[0], np.searchsorted(of.at, ends, side="right")])
     total, count = (np.concatenate([[0.0], np.cumsum(part)]) for part in (of.total, of.count))
@@ -211,13 +211,13 @@ def _rewrite(series: Series, points: Iterable[tuple[float, float]]) -> None:
 
 
 def _ends(series: Iterable[Series]) -> list[float]:
-    """The first and the last step of them all."""
+    """Return the first and the last step of all series."""
     there = [(s.first_steps[0] if s.stride > 1 else s.steps[0], s.steps[-1]) for s in series if s]
     return sorted({min(first for first, _ in there), max(last for _, last in there)}) if there else []
 
 
 def _device_curves(view: View, prefix: str, *, called: str) -> list[Curve]:
-    """One a device; `called` comes before its number in the legend, which may have no room for a title beside it."""
+    """Return a curve for each device, with `called` before its number in the legend."""
     return [
         Curve(view.series[name], color, metric=name, label=f"{called}{name[len(prefix) :]}")
         for name, color in zip(metrics_below(view, prefix), cycle(DEVICE_COLORS), strict=False)

@@ -1,1 +1,1 @@
-"""The parts of the screen. Each has `show(view, …)`, draws from the view alone, and redraws only what has changed."""
+"""The parts of the screen. Each draws from the view alone, and redraws only what has changed."""

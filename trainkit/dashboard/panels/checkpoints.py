@@ -1,4 +1,4 @@
-"""What is drawn of checkpoints: the rows of their table, and what can be done with the chosen one."""
+"""The texts of the checkpoints page: the rows of its table, and what can be done with the chosen checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainkit.events.view import SavedCheckpoint, View
 from trainkit.recipe.toml.files import as_shown
 from trainkit.text import format_bytes, format_quantity, format_time, one_line
 
-#: The commands that are about one checkpoint, each with the key that is about it.
+#: The commands for one checkpoint, each with its key.
 COMMANDS = {"resume": "y", "verify": "v", "export": "E"}
 KEPT = ", kept"
 KINDS = {"rolling": theme.DIM, "requested": theme.TEXT, "permanent": theme.BUSY, "final": theme.GOOD}
@@ -31,10 +31,10 @@ WHEREABOUTS = {
 
 
 class CheckpointFiles(NamedTuple):
-    """What lies in `checkpoints/`, as far as it has been looked at.
+    """The contents of `checkpoints/`, as of the last look at the disk.
 
-    `present`: whether there is a manifest, by the step of each directory; None where that is not known (yet).
-    `kept`: the steps that a person has marked to be kept.
+    `present`: whether there is a manifest, by the step of each directory; None before the first look.
+    `kept`: the steps that a person has marked to keep.
     """
 
     present: Mapping[int, bool] | None = None
@@ -50,36 +50,36 @@ class CheckpointFiles(NamedTuple):
 
 
 class CheckpointTable(NamedTuple):
-    """`written` counts all, `there` those that are on the disk; `best` says whether one of them is marked as it."""
+    """`written` counts all, `on_disk` those on the disk; `best` says whether a row has the star of the best loss."""
 
     columns: Sequence[Column]
     rows: Sequence[TableRow]
     written: int
-    there: int
+    on_disk: int
     best: bool
 
 
 def losses(view: View) -> list[str]:
-    """The metrics by which checkpoints are compared."""
+    """Return the metrics that compare checkpoints."""
     return [f"validation/{name}/loss" for name in view.validation_sets()]
 
 
 def _newest_first(view: View) -> list[SavedCheckpoint]:
-    """One for each step: a rolling one that somebody asked to keep was told of twice."""
+    """Return one for each step: the log has a rolling one twice if somebody asked to keep it."""
     return sorted({c.step: c for c in view.checkpoints}.values(), key=lambda c: c.step, reverse=True)
 
 
 def table(view: View, disk: CheckpointFiles, *, now: float, only_present: bool) -> CheckpointTable:
-    """Every checkpoint that was written, or those alone that are there, as of `now` (Unix seconds)."""
+    """Return every checkpoint that was written, or only those on disk, as of `now` (Unix seconds)."""
     saved = _newest_first(view)
-    there = {c.step: disk.whereabouts(c) for c in saved}
+    where_is = {c.step: disk.whereabouts(c) for c in saved}
     values = {loss: {c.step: _at(view, loss, c.step) for c in saved} for loss in losses(view)}
-    best = {loss: _best(measured, there) for loss, measured in values.items()}
+    best = {loss: _best(measured, where_is) for loss, measured in values.items()}
     rows = []
     for c in saved:
-        if only_present and there[c.step] != "yes":
+        if only_present and where_is[c.step] != "yes":
             continue
-        gone = there[c.step] in ("replaced", "gone")
+        gone = where_is[c.step] in ("replaced", "gone")
         cells = [
             cell(f"{c.step:,}", theme.DIM if gone else theme.BRIGHT),
             *(_loss(values[loss][c.step], best=best[loss] == c.step, gone=gone) for loss in values),
@@ -87,15 +87,15 @@ def table(view: View, disk: CheckpointFiles, *, now: float, only_present: bool) 
             cell(format_bytes(c.bytes), theme.DIM if gone else theme.TEXT),
             cell(coarse(now - c.t), theme.DIM),
             cell(format_time(c.t), theme.DIM),
-            cell(there[c.step] + KEPT * (c.step in disk.kept), WHEREABOUTS[there[c.step]]),
+            cell(where_is[c.step] + KEPT * (c.step in disk.kept), WHEREABOUTS[where_is[c.step]]),
         ]
         rows.append(TableRow(str(c.step), cells))
-    number = sum(where == "yes" for where in there.values())
+    number = sum(where == "yes" for where in where_is.values())
     return CheckpointTable(_columns(values), rows, len(saved), number, any(step is not None for step in best.values()))
 
 
 def lack(where: str) -> Content | None:
-    """Why nothing can be done with a checkpoint that is there; None where something can."""
+    """Return why a checkpoint cannot be used; None if it can."""
     match where:
         case "replaced":
             return cell("A rolling checkpoint, replaced by newer ones.", theme.DIM)
@@ -108,13 +108,13 @@ def lack(where: str) -> Content | None:
 
 
 def command(name: str, run_directory: Path, step: int | None) -> str:
-    """The command for a shell that does this with a checkpoint."""
-    told = f"trainkit {name} {shlex.quote(f'{as_shown(run_directory)}/{step}')}"
-    return f"{told} {shlex.quote(f'{run_directory.absolute().name}-{step}')}" if name == "export" else told
+    """Return the shell command that does this with a checkpoint."""
+    text = f"trainkit {name} {shlex.quote(f'{as_shown(run_directory)}/{step}')}"
+    return f"{text} {shlex.quote(f'{run_directory.absolute().name}-{step}')}" if name == "export" else text
 
 
 def commands(chosen: SavedCheckpoint, view: View, disk: CheckpointFiles, run_directory: Path) -> list[Content]:
-    """The keys and commands that are about the chosen one, and what is to be known before the first is used."""
+    """Return the keys and commands for the chosen checkpoint, and what to know before resuming from it."""
     lines = [
         Content.assemble(
             cell(f"{key}  ", f"bold {theme.WARN}"), cell(command(name, run_directory, chosen.step), theme.BRIGHT)
@@ -126,7 +126,7 @@ def commands(chosen: SavedCheckpoint, view: View, disk: CheckpointFiles, run_dir
 
 
 def facts_table(facts: Sequence[tuple[str, str]]) -> list[Content]:
-    """A line for each (label, text)."""
+    """Return a line for each (label, text)."""
     pad = max((len(label) for label, _ in facts), default=0) + 2
     return [Content.assemble(cell(f"{label:<{pad}}", theme.DIM), cell(text)) for label, text in facts]
 
@@ -145,26 +145,26 @@ def _notes(chosen: SavedCheckpoint, view: View, disk: CheckpointFiles) -> Iterat
 
 
 def _at(view: View, loss: str, step: int) -> float | None:
-    """The loss that was measured at exactly this step."""
+    """Return the loss measured at exactly this step, or None."""
     series = view.series[loss]
     place = bisect_left(series.steps, step)
     return series.values[place] if place < len(series) and series.steps[place] == step else None
 
 
-def _best(values: Mapping[int, float | None], there: Mapping[int, str]) -> int | None:
-    """The step with the lowest loss among those that can be used."""
-    usable = [(v, step) for step, v in values.items() if v is not None and math.isfinite(v) and there[step] == "yes"]
+def _best(values: Mapping[int, float | None], where_is: Mapping[int, str]) -> int | None:
+    """Return the step with the lowest loss of those on disk."""
+    usable = [(v, step) for step, v in values.items() if v is not None and math.isfinite(v) and where_is[step] == "yes"]
     return min(usable)[1] if usable else None
 
 
 def _loss(value: float | None, *, best: bool, gone: bool) -> Content:
     if value is None:
         return cell("–  ", theme.FAINT)
-    told = format_quantity(value)
+    text = format_quantity(value)
     return (
-        cell(f"{told} ★", f"bold {theme.VALIDATION[0]}")
+        cell(f"{text} ★", f"bold {theme.VALIDATION[0]}")
         if best
-        else cell(f"{told}  ", theme.DIM if gone else theme.TEXT)
+        else cell(f"{text}  ", theme.DIM if gone else theme.TEXT)
     )
 
 

@@ -1,4 +1,4 @@
-"""What is told of runs beside each other: the list that they are chosen from, and the table of what came of them."""
+"""The panels of the compare page: the list to choose runs from, and the table of their results."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from trainkit.rundir import recipes
 from trainkit.rundir.compare import results
 from trainkit.text import format_count, format_quantity
 
-#: One a run, this one's first; so many can be told apart.
+#: One for each run, this run's first. More could not be distinguished.
 COLORS = (theme.TRAIN, *theme.VALIDATION[:2], theme.SPEED, theme.NORM, *theme.VALIDATION[2:], theme.RATE)
-#: Cells that the label of a result, and the values of one run, have at least.
+#: The least width of the labels, and of the values of a run, in cells.
 LABEL, VALUE = 20, 9
 
 Shown = Sequence[tuple[str, View]]
 
 
 class ComparedRuns(Vertical):
-    """The runs that are compared, this one first, each with the sign of its curve; below them those that may be."""
+    """The compared runs, this run first, each with the sign of its curve; below them the runs to choose from."""
 
     def __init__(self) -> None:
         super().__init__(classes="framed runs")
@@ -34,7 +34,7 @@ class ComparedRuns(Vertical):
 
     def show(self, shown: Shown, rest: Sequence[str], *, metric: str, notes: Mapping[str, str], letters: bool) -> None:
         """Name and view of each run that is shown, and the names of the others. `notes` say what is wrong with a run,
-        by its name; with `letters` curves are not told apart by colours."""
+        by its name; with `letters`, letters distinguish the curves and not colours."""
         rows = []
         for place, (name, view) in enumerate(shown):
             series, style = view.series.get(metric), f"bold {COLORS[place]}"
@@ -53,7 +53,7 @@ class ComparedRuns(Vertical):
 
 
 class Results(Vertical):
-    """A column for each run: what came of it, and the values of the keys in which the recipes differ."""
+    """A column for each run: its results, and its values of the keys in which the recipes differ."""
 
     def __init__(self) -> None:
         super().__init__(classes="framed results")
@@ -83,7 +83,7 @@ class Results(Vertical):
         table = self.query_one(RowTable)
         came = results([view for _, view in self._shown])
         needed = LABEL + sum(GAP + max(VALUE, *map(len, column)) for column in list(zip(*came, strict=True))[1:])
-        if needed >= table.size.width:  # the step of the best value is the first to go
+        if needed >= table.size.width:  # leave out the step of the best value first
             came = [(label, *(value.partition(" at ")[0] for value in values)) for label, *values in came]
         columns = [Column("", least=LABEL, path=True)]
         for place, (name, _) in enumerate(self._shown):

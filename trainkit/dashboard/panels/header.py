@@ -1,9 +1,13 @@
-"""The two lines at the top: name, state, speed and progress."""
+"""The lines at the top: the run's name, state, speed and progress; the pages and their keys."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.cells import cell_len
 from textual.content import Content
+from textual.events import Click
+from textual.message import Message
 from textual.widget import Widget
 
 from trainkit.dashboard import theme
@@ -25,15 +29,15 @@ class Header(Widget):
         self._now = 0.0
         self._read: float | None = None
         self._problem = ""
-        self._told: object = None
+        self._drawn: object = None
 
     def show(self, view: View, *, state: State, now: float, read: float | None = None, problem: str = "") -> None:
-        """Show `view` as of `now` (Unix seconds); `read` is the share of the log that it comes from, where that is not
-        yet all of it, `problem` what is wrong with the log."""
+        """Show `view` as of `now` (Unix seconds). `read` is the share of the log that has been read, None once that is
+        all of it; `problem` says what is wrong with the log."""
         self._view, self._state, self._now, self._read, self._problem = view, state, now, read, problem
-        told = (self._facts(), view.step, view.total_steps, state, read, problem, tuple(view.cache.items()))
-        if told != self._told:
-            self._told = told
+        content = (self._facts(), view.step, view.total_steps, state, read, problem, tuple(view.cache.items()))
+        if content != self._drawn:
+            self._drawn = content
             self.refresh()
 
     @property
@@ -63,7 +67,7 @@ class Header(Widget):
         return Content.assemble(first, "\n", self._progress(width))
 
     def _facts(self) -> list[list[Part]]:
-        """The most important first: on a narrow screen the last ones go."""
+        """Return the facts on the right, the most important first; a narrow screen drops the last ones."""
         view, facts = self._view, []
         if self._earlier:
             return []
@@ -89,8 +93,8 @@ class Header(Widget):
         if self._state == "caching" and caching:
             what, cache = one_line(caching[0]), caching[1]
             share = cache.bytes / cache.total_bytes if cache.total_bytes else None
-            told = f"{what}  {format_count(cache.documents)} documents  {format_count(cache.tokens)} tokens"
-            return _bar(told, share, width=width, color=theme.BUSY)
+            label = f"{what}  {format_count(cache.documents)} documents  {format_count(cache.tokens)} tokens"
+            return _bar(label, share, width=width, color=theme.BUSY)
         if view.total_steps is None or self._earlier:
             return Content("")
         color = theme.STATES[self._state][1]
@@ -104,17 +108,17 @@ def _age(seconds: float) -> str:
     return f"{whole} s" if whole < 10 else format_duration(whole)
 
 
-def _bar(told: str, share: float | None, *, width: int, color: str) -> Content:
-    """`told ━━━━━╸──── 52%`, the bar as long as there is room for."""
+def _bar(label: str, share: float | None, *, width: int, color: str) -> Content:
+    """`label ━━━━━╸──── 52%`, the bar as long as there is room for."""
     if share is None:
-        return Content.styled(told, theme.TEXT).truncate(width, ellipsis=True)
+        return Content.styled(label, theme.TEXT).truncate(width, ellipsis=True)
     percent = f" {share:4.0%}" if share < 1 else " 100%"
-    length = width - cell_len(told) - len(percent) - 2
+    length = width - cell_len(label) - len(percent) - 2
     if length < 4:
-        return Content.styled(told + percent, theme.TEXT).truncate(width, ellipsis=True)
+        return Content.styled(label + percent, theme.TEXT).truncate(width, ellipsis=True)
     halves = int(2 * length * share)
     full, half = divmod(halves, 2)
-    parts: list[Part] = [(told + "  ", theme.TEXT), ("━" * full + "╸" * half, color)]
+    parts: list[Part] = [(label + "  ", theme.TEXT), ("━" * full + "╸" * half, color)]
     parts += [("─" * (length - full - half), theme.EDGE), (percent, theme.TEXT)]
     return Content.assemble(*parts)
 
@@ -128,3 +132,69 @@ def _join(facts: list[list[Part]]) -> list[Part]:
 
 def _width(parts: list[Part]) -> int:
     return sum(Content(text).cell_length for text, _ in parts)
+
+
+#: The gap between two pages; how many pages have a number key; the hint at the names of the others.
+GAP, KEYED, MORE = "   ", 9, ": more"
+
+
+class Tabs(Widget):
+    """`1 overview   2 logs …`, or `1   2 logs   3` where it is narrow; a click chooses.
+
+    A page without a number key has its name alone; where that does not fit, only the command palette has it.
+    """
+
+    DEFAULT_CSS = "Tabs { height: 1; padding: 0 1; }"
+
+    class Chosen(Message):
+        """A person has clicked on the name of a page."""
+
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name = name
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        self._names, self._shown, self._status = tuple(names), names[0], ""
+
+    def choose(self, name: str) -> None:
+        """Mark the page that is shown."""
+        self._shown = name
+        self.refresh()
+
+    def tell(self, text: str) -> None:
+        """Show `text` at the right."""
+        if text != self._status:
+            self._status = text
+            self.refresh()
+
+    def render(self) -> Content:
+        parts: list[tuple[str, str]] = []
+        labels = self._labels()
+        if ("", "") in labels:
+            labels.append(("", MORE))
+        for number, name in labels:
+            shown = name == self._shown
+            if number or name:
+                parts += [(number, theme.DIM), (name, f"bold {theme.BRIGHT}" if shown else theme.DIM), (GAP, theme.DIM)]
+        room = self.size.width - len(self._status)
+        left = Content.assemble(*parts)
+        if not self._status or room < 10:
+            return left.truncate(self.size.width, ellipsis=True)
+        left = left.truncate(room, ellipsis=True)
+        return Content.assemble(left, " " * (room - left.cell_length), (self._status, theme.WARN))
+
+    def on_click(self, event: Click) -> None:
+        place = 0
+        for (number, label), name in zip(self._labels(), self._names, strict=True):
+            place += len(number + label + GAP) if number or label else 0
+            if event.x - 1 < place:
+                self.post_message(self.Chosen(name))
+                return
+
+    def _labels(self) -> list[tuple[str, str]]:
+        """Return number and name of each page; if they do not all fit, only the current page has its name."""
+        full = [(f"{number} " if number <= KEYED else "", name) for number, name in enumerate(self._names, 1)]
+        if sum(len(number + name + GAP) for number, name in full) - len(GAP) + len(self._status) <= self.size.width:
+            return full
+        return [(number, name) if name == self._shown else (number.strip(), "") for number, name in full]

@@ -21,15 +21,15 @@ from trainkit.events.view import LogLine, View
 LEVELS = {"info": theme.TEXT, "warning": theme.WARN, "error": theme.BAD}
 #: Lines and samples that are laid out; the rest is in the log file.
 MOST_LINES, MOST_SAMPLES = 200, 12
-#: Cells of the time before a line of the log, and of a panel from which what is wrapped stands below the text alone.
+#: Cells of the time before a line of the log; the width from which the rest of a wrapped line is indented.
 CLOCK, WIDE = 9, 40
 
 
 class Paragraphs(Widget):
-    """Lines of text, as high as they are; where one is wrapped, the rest of it stands `indent` cells to the right.
+    """Lines of text of any number; the continuation of a wrapped line is indented by `indent` cells.
 
-    Of lines that were there before nothing is wrapped anew, and only what is in sight is drawn: there are hundreds, and
-    they change by one at a time.
+    There are hundreds of lines, which change one at a time: known lines are not wrapped again, and only visible rows
+    are drawn.
     """
 
     DEFAULT_CSS = "Paragraphs { width: 1fr; height: auto; }"
@@ -44,7 +44,7 @@ class Paragraphs(Widget):
         self._rows: dict[tuple[object, ...], list[Content]] = {}
 
     def show(self, lines: Sequence[Content]) -> None:
-        """Show these."""
+        """Replace the lines."""
         width = self.size.width
         height, self._lines = len(self._at(width)), lines
         self.refresh(layout=width < 1 or len(self._at(width)) != height)
@@ -89,8 +89,8 @@ class TextPanel(VerticalScroll, can_focus=False):
         """`indent`: cells before what is wrapped."""
         super().__init__(id=id)
         self._text = Paragraphs(indent=indent)
-        self._told: object = None
-        #: Whether the last line was in sight, and is to be after a resize.
+        self._drawn: object = None
+        #: Whether the last line was visible, and must be after a resize.
         self._follows = False
 
     def compose(self) -> ComposeResult:
@@ -98,11 +98,11 @@ class TextPanel(VerticalScroll, can_focus=False):
 
     @property
     def at_end(self) -> bool:
-        """Whether the last line is in sight."""
+        """Whether the last line is visible."""
         return self.scroll_offset.y >= self.max_scroll_y - 1
 
     def show(self, lines: Sequence[Content], *, follow: bool = True) -> None:
-        """Show these lines; the last is in sight, unless somebody has scrolled up or it is not to be followed."""
+        """Show these lines, and the end of them if `follow` is true and nobody has scrolled up."""
         self._follows = follow and self.at_end
         self._text.show(lines)
         if self._follows:
@@ -119,13 +119,13 @@ class TextPanel(VerticalScroll, can_focus=False):
 
 @lru_cache(maxsize=1 << 10)  # more than a view keeps
 def log_line(line: LogLine) -> Content:
-    """A line of the log with its time, of `CLOCK` cells, in the colour of its level."""
+    """Return a line of the log after its time (`CLOCK` cells), in the colour of its level."""
     clock = time.strftime("%H:%M:%S ", time.localtime(line.t))
     return Content.assemble((clock, theme.DIM), (line.text, LEVELS[line.level]))
 
 
 class LogPanel(TextPanel):
-    """What happened, the newest at the bottom, in sight unless somebody has scrolled up."""
+    """The log, newest line at the bottom and visible unless a person has scrolled up."""
 
     BORDER_TITLE = "log"
 
@@ -134,23 +134,23 @@ class LogPanel(TextPanel):
 
     def show_view(self, view: View, *, now: float) -> None:
         """Show the view's newest lines."""
-        if (told := (view.told, len(view.log))) == self._told:
+        if (content := (view.told, len(view.log))) == self._drawn:
             return
-        self._told = told
+        self._drawn = content
         self.show([log_line(line) for line in list(view.log)[-MOST_LINES:]])
 
 
 class SamplePanel(TextPanel):
-    """What the model writes, the newest at the top."""
+    """The texts that the model writes, the newest at the top."""
 
     BORDER_TITLE = "samples"
 
     def show_view(self, view: View, *, now: float) -> None:
         """Show the view's newest samples."""
         newest = view.samples[-1] if view.samples else None
-        if (told := (newest, len(view.samples))) == self._told:
+        if (content := (newest, len(view.samples))) == self._drawn:
             return
-        self._told = told
+        self._drawn = content
         lines: list[Content] = []
         for sample in list(view.samples)[: -MOST_SAMPLES - 1 : -1]:
             lines += [Content("")] if lines else []
@@ -161,6 +161,6 @@ class SamplePanel(TextPanel):
 
 
 def _hanging(line: Content, indent: int, width: int) -> list[Content]:
-    """The line on so many cells as it needs, all but the first `indent` of them cells to the right."""
+    """Return the rows of the line at this width, all but the first indented."""
     first, *more = line[indent:].wrap(width - indent)
     return [Content.assemble(line[:indent], first), *(Content.assemble(" " * indent, part) for part in more)]

@@ -1,4 +1,4 @@
-"""What most people want to see of a run: its loss, how it is trained and how fast, the machine, log and samples."""
+"""The overview of a run: loss, learning rate, gradient norm and speed; machine, log and samples."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from trainkit.events.view import View
 LOSS = "train/loss"
 #: How fast a run is: the second where its task has no tokens.
 TOKENS, SAMPLES = "throughput/tokens_per_second", "throughput/samples_per_second"
-#: The panels below the charts in order, by name, and from how many cells on they are side by side.
+#: The panels below the charts by name, in order; the width from which they are side by side.
 PANELS: dict[str, type[Any]] = {"machine": SystemPanel, "log": LogPanel, "samples": SamplePanel}
 WIDE = 110
 
 
 class Overview(Container):
-    """Its children are asked for by their ids, which textual remembers: any other query walks through all of them."""
+    """The first page. It queries children by id, which textual caches; any other query walks through all of them."""
 
     def __init__(self, panel: str, *, id: str) -> None:
-        """`panel` of text is shown where there is room for one."""
+        """`panel` is the text panel that is shown if only one fits."""
         super().__init__(id=id)
         self._panel = panel
 
@@ -94,11 +94,11 @@ class MetricChart(Chart):
 
 class TextPanels(Container):
     """Attributes:
-    shown: the name of the panel that is shown where one has room. It has the class `-shown`, for the style sheet.
+    shown: the name of the panel that is shown if only one fits; the style sheet knows it by its class `-shown`.
     """
 
     def __init__(self, shown: str) -> None:
-        """The log is `shown` where there is no panel of that name."""
+        """The log is shown if no panel has the name `shown`."""
         self.shown = shown if shown in PANELS else "log"
         super().__init__(id="texts")
 
@@ -115,12 +115,12 @@ class TextPanels(Container):
             self.query_one(f"#{name}-panel").set_class(name == self.shown, "-shown")
 
     def scroll_lines(self, lines: int) -> None:
-        """Scroll the panel that is shown; where all are, or it does not scroll, the log."""
+        """Scroll the panel that is shown; the log, if all are shown or that panel does not scroll."""
         one = self.size.width < WIDE and issubclass(PANELS[self.shown], TextPanel)
         self.query_one(f"#{self.shown if one else 'log'}-panel").scroll_relative(y=lines, animate=False)
 
     def on_resize(self, event: Resize) -> None:
-        """Where there is room for one panel only, each says how to get to the next."""
+        """If only one panel fits, write on it the key that shows the next."""
         for name in PANELS:
             self.query_one(f"#{name}-panel").border_subtitle = (
                 "" if event.size.width >= WIDE else f"tab: {_after(name)}"

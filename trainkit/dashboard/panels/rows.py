@@ -29,10 +29,10 @@ MOVES: tuple[Binding, ...] = (
 
 
 class Column(NamedTuple):
-    """How a column gives way where all do not fit.
+    """A column, and how it gives way if the columns do not all fit.
 
-    First those with the highest `drop` are left out, 0 never; then the widest are cut, each to `least` cells at least,
-    at its end, or of a `path`, whose end tells more, at its beginning.
+    Columns with the highest `drop` are left out first, those with 0 never; then the widest are cut to no less than
+    `least` cells, at the end, or at the beginning if it is a `path`.
     """
 
     title: str
@@ -43,15 +43,14 @@ class Column(NamedTuple):
 
 
 class TableRow(NamedTuple):
-    """`id` tells it from the others, and finds it again when the rows are shown anew."""
+    """`id` identifies the row when the rows are replaced."""
 
     id: str
     cells: Sequence[Content]
 
 
 class RowTable(Vertical):
-    """The page that holds it has the keys, and passes them on to `move`. `OptionList.OptionHighlighted` tells of the
-    choice."""
+    """A table. Its page has the keys and calls `move`; `OptionList.OptionHighlighted` reports the choice."""
 
     DEFAULT_CSS = """
     RowTable { height: 1fr; width: 1fr; background: $ground; }
@@ -74,7 +73,7 @@ class RowTable(Vertical):
         self._rows: Sequence[TableRow] = ()
         self._empty = ""
         self._width = 0
-        #: The titles of the columns for which there was no room.
+        #: The titles of the columns that did not fit.
         self.left_out: list[str] = []
 
     def compose(self) -> ComposeResult:
@@ -83,17 +82,17 @@ class RowTable(Vertical):
 
     @property
     def chosen(self) -> str | None:
-        """The id of the row that is chosen; None where there is no row."""
+        """The id of the chosen row; None if there are no rows."""
         at = self._list.highlighted
         return None if at is None else self._list.get_option_at_index(at).id
 
     def show(self, columns: Sequence[Column], rows: Sequence[TableRow], *, empty: str) -> None:
-        """Show these rows, or `empty` where there are none. A choice of the first row stays first, another stays."""
+        """Show these rows, or `empty` if there are none. The chosen row stays so; a chosen first stays first."""
         self._columns, self._rows, self._empty = columns, rows, empty
         self._draw()
 
     def choose(self, id: str) -> None:
-        """Choose the row with this id, where there is one."""
+        """Choose the row with this id, if there is one."""
         place = next((place for place, row in enumerate(self._rows) if row.id == id), None)
         if place is not None and self._list.option_count:
             self._list.highlighted = place
@@ -147,7 +146,7 @@ def coarse(seconds: float) -> str:
 
 
 def _fitting(columns: Sequence[Column], cells: Sequence[Sequence[Content]], room: int) -> list[tuple[int, int]]:
-    """(place, width) of the columns that are shown, in order."""
+    """Return (index, width) of the columns that are shown, in order."""
     natural = [
         max([cell_len(column.title), *(row[place].cell_length for row in cells)])
         for place, column in enumerate(columns)

@@ -31,14 +31,14 @@ READ, DRAW = 1.0, 0.25
 
 
 class RunSelection(NamedTuple):
-    """The run that is to be opened, and those to compare it with."""
+    """The run to open, and those to compare it with."""
 
     run: Path
     others: tuple[Path, ...] = ()
 
 
 class RunsApp(Themed[RunSelection]):
-    """The runs of a directory. Ends with the one to open, or with None."""
+    """The runs of a directory. Ends with the run to open, or None."""
 
     BINDING_GROUP_TITLE = "runs"
     CSS = """
@@ -87,7 +87,7 @@ class RunsApp(Themed[RunSelection]):
         self._lines: list[LeaderboardRow] = []
         #: What the list was made of when it was drawn last by itself, its rows, and what stands around them.
         self._seen: object = None
-        self._told: object = None
+        self._drawn: object = None
         self._around: object = None
 
     def compose(self) -> ComposeResult:
@@ -107,7 +107,7 @@ class RunsApp(Themed[RunSelection]):
         self.call_after_refresh(self._first)
 
     def _first(self) -> None:
-        """The run that was looked at is the chosen one again."""
+        """Choose the run that was open before."""
         self.show()
         if self._wanted is not None:
             self._rows.choose(self._wanted)
@@ -123,29 +123,29 @@ class RunsApp(Themed[RunSelection]):
             self._leaving.wait(READ)
 
     def _look_on(self) -> None:
-        """Draw what has been read since, and look again as soon as there may be more."""
+        """Draw what has been read since the last look, at intervals."""
         if (known := self._known()) != self._seen:
             self._seen = known
             self.show()
         self.set_timer(READ if self._runs.passes else DRAW, self._look_on)
 
     def _known(self) -> object:
-        """What the list is made of: ages are told in minutes."""
+        """Return what the list shows; ages are in minutes."""
         summaries = self._runs.summaries
-        told = [
+        content = [
             (name, summary.facts, summary.size, summary.kept, summary.recipe) for name, summary in summaries.items()
         ]
-        return told, self._runs.passes > 0, int(time.time() // 60)
+        return content, self._runs.passes > 0, int(time.time() // 60)
 
     def show(self) -> None:
-        """Draw what is known, where that has changed."""
+        """Draw what has changed."""
         if not self._rows.is_attached:
             return  # the last tick of the clock while the app closes
         arranged = self._arranged
         by, columns, self._lines = table(list(self._runs.summaries.values()), arranged, now=time.time())
         empty = words.nothing(self._runs, arranged)
-        if (told := (columns, self._lines, empty)) != self._told:
-            self._told = told
+        if (content := (columns, self._lines, empty)) != self._drawn:
+            self._drawn = content
             rows = [TableRow(line.name, [cell(text, style) for text, style in line.cells]) for line in self._lines]
             self._rows.show(columns, rows, empty=empty)
             self._tell_chosen()
@@ -187,7 +187,7 @@ class RunsApp(Themed[RunSelection]):
             self.action_move("cursor_down")
 
     def action_compare(self) -> None:
-        """Open the first of the marked ones, as they are sorted, compared with the others."""
+        """Open the first marked run of the list, compared with the others."""
         marked = [line.name for line in self._lines if line.name in self._arranged.marked]
         if len(marked) < 2:
             self.notify("mark at least two runs first, with the space bar", severity="warning", markup=False)
@@ -197,7 +197,7 @@ class RunsApp(Themed[RunSelection]):
             self.exit(RunSelection(runs[0], tuple(runs[1:])))
 
     def _openable(self, name: str | None) -> Path | None:
-        """Its directory; where it cannot be opened, says why."""
+        """Return the directory of a run; if it cannot be opened, say why."""
         if (summary := self._summary(name)) is None:
             return None
         if problem := words.unopenable(summary):
@@ -230,7 +230,7 @@ class RunsApp(Themed[RunSelection]):
         return action not in ("sort", "reverse") or not self._arranged.leaderboard
 
     def action_metric(self, by: int) -> None:
-        """Show another metric as the one that counts."""
+        """Rank by another metric."""
         names = [metric.name for metric in metrics(self._runs.summaries.values())]
         place = names.index(self._arranged.metric) if self._arranged.metric in names else 0
         self._arranged.metric = names[(place + by) % len(names)]
@@ -259,7 +259,7 @@ class RunsApp(Themed[RunSelection]):
         return action != "delete" or not self._readonly
 
     def action_delete(self) -> None:
-        """Ask whether the chosen run is to be deleted."""
+        """Ask whether to delete the chosen run."""
         if self._readonly:
             self.notify("this viewer is read-only", severity="warning", markup=False)
             return
@@ -280,8 +280,8 @@ class RunsApp(Themed[RunSelection]):
         try:
             await asyncio.to_thread(self._runs.delete, name)
         except TrainkitError as error:
-            told = f"{error.problem}\n{error.hint}".strip()
-            self.notify(told, title=cell(name).plain, severity="error", markup=False)
+            message = f"{error.problem}\n{error.hint}".strip()
+            self.notify(message, title=cell(name).plain, severity="error", markup=False)
             return
         self._arranged.marked.discard(name)
         self.notify(f"{cell(name).plain} was deleted", markup=False)

@@ -7,17 +7,18 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from trainkit.dashboard import images, preferences
+from trainkit.dashboard import preferences
 from trainkit.dashboard.app import Dashboard
-from trainkit.dashboard.filters import wants_ascii
 from trainkit.dashboard.pages.compare import ComparePage
+from trainkit.dashboard.panels.sample import graphics
 from trainkit.dashboard.runs.app import RunsApp, RunSelection
 from trainkit.dashboard.runs.leaderboard import Arrangement
+from trainkit.dashboard.theme import wants_ascii
 from trainkit.rundir.listing import RunList
 
 
 class Opened(Dashboard):
-    """The dashboard of a run that was chosen from many: leaving it leads back to them."""
+    """The dashboard of a run opened from the list; leaving it returns to the list."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "detach", "runs", tooltip="back to the list of runs: this run continues"),
@@ -34,12 +35,12 @@ class Opened(Dashboard):
 
 
 def show(directory: Path, *, readonly: bool, ascii_only: bool) -> None:
-    """Run the browser in this process, and the dashboards that are opened from it, until it is left.
+    """Show the list of runs in this process, and the dashboards opened from it, until a person leaves it.
 
     Raises:
         SystemExit: a SIGTERM or SIGHUP came, or something failed; the terminal has been restored.
     """
-    images.graphics()
+    graphics()
     runs, arrangement = RunList(directory), Arrangement()
     while True:
         plain_text, remembered = ascii_only or wants_ascii(), preferences.where()
@@ -54,7 +55,7 @@ def show(directory: Path, *, readonly: bool, ascii_only: bool) -> None:
 
 
 def _end_with(app: RunsApp | Dashboard) -> None:
-    """End the process where a signal has ended this application, or an error."""
+    """End the process if a signal or an error has ended this application."""
     if app.signal is not None:
         raise SystemExit(128 + app.signal)
     if app.return_code:

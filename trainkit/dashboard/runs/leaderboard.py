@@ -52,7 +52,7 @@ class Arrangement:
 
 
 class LeaderboardMetric(NamedTuple):
-    """A number by which runs are told apart. `of` is it or None; the sign of `better` is -1 where less is better."""
+    """A number that ranks runs. `of` returns it or None; `better` is 1 if more is better, -1 if less is."""
 
     name: str
     of: Callable[[RunSummary], float | None]
@@ -60,7 +60,7 @@ class LeaderboardMetric(NamedTuple):
 
 
 def metrics(summaries: Iterable[SummaryReader]) -> list[LeaderboardMetric]:
-    """The best loss of each validation set, that which most runs have first; then the training loss and the pace."""
+    """Return the best loss of each validation set, the most frequent first; then the training loss and the speed."""
     sets = Counter(name for summary in summaries if summary.facts for name in summary.facts.best)
     return [
         *(_best(name) for name, _ in sets.most_common()),
@@ -72,21 +72,21 @@ def metrics(summaries: Iterable[SummaryReader]) -> list[LeaderboardMetric]:
 def table(
     summaries: Sequence[SummaryReader], arranged: Arrangement, *, now: float
 ) -> tuple[LeaderboardMetric, list[Column], list[LeaderboardRow]]:
-    """What is shown as it is `arranged`: the metric that counts, columns and rows. `now` is in Unix seconds."""
+    """Return the metric that ranks runs, the columns and the rows, as `arranged`. `now` is in Unix seconds."""
     found = metrics(summaries)
     metric = next((metric for metric in found if metric.name == arranged.metric), found[0])
     fitting = [summary for summary in summaries if fits(summary, arranged.filter)]
     if arranged.leaderboard:
         return metric, *leaderboard_rows(fitting, metric, marked=arranged.marked)
-    told = list_rows(fitting, arranged.order, metric, now=now, marked=arranged.marked)
-    return metric, columns_of(arranged.order, metric), told
+    rows = list_rows(fitting, arranged.order, metric, now=now, marked=arranged.marked)
+    return metric, columns_of(arranged.order, metric), rows
 
 
 def columns_of(order: SortOrder, metric: LeaderboardMetric) -> list[Column]:
-    """The columns of the list; that which it is sorted by has an arrow."""
+    """Return the columns of the list; the one that sorts it has an arrow."""
 
-    def title(name: str, told: str = "") -> str:
-        return f"{told or name}{' ▴' if order.reverse else ' ▾'}" if name == order.column else told or name
+    def title(name: str, shown: str = "") -> str:
+        return f"{shown or name}{' ▴' if order.reverse else ' ▾'}" if name == order.column else shown or name
 
     return [
         Column(" "),
@@ -110,7 +110,7 @@ def list_rows(
     now: float,
     marked: Collection[str],
 ) -> list[LeaderboardRow]:
-    """The rows of the list, in order; what is not known of a run comes last. `now` is in Unix seconds."""
+    """Return the rows of the list, in order; runs with an unknown value come last. `now` is in Unix seconds."""
     values = {summary.directory.name: metric.of(summary.facts) if summary.facts else None for summary in summaries}
     best = _best_of(values.values(), metric)
     shown = sorted(summaries, key=lambda summary: summary.directory.name)
@@ -160,13 +160,13 @@ def list_rows(
 def leaderboard_rows(
     summaries: Sequence[SummaryReader], metric: LeaderboardMetric, *, marked: Collection[str]
 ) -> tuple[list[Column], list[LeaderboardRow]]:
-    """The leaderboard by a metric: rank, run, the metric, and every key that recipes differ in. Columns and rows.
+    """Return columns and rows of the leaderboard: rank, run, the metric, and every key in which recipes differ.
 
-    Who has no such number has no rank.
+    A run without the metric has no rank.
     """
-    told = [summary.recipe for summary in summaries if summary.recipe is not None]
-    # what all have was perhaps searched over; what some lack belongs to other models, and gives way
-    keys = sorted(recipes.differing(told), key=lambda key: sum(key not in recipe for recipe in told))[:MOST_KEYS]
+    known = [summary.recipe for summary in summaries if summary.recipe is not None]
+    # a key that all recipes have was perhaps searched over; one that some lack is dropped first
+    keys = sorted(recipes.differing(known), key=lambda key: sum(key not in recipe for recipe in known))[:MOST_KEYS]
     columns = [Column(" "), Column("#", right=True), Column("run", least=16), Column(_short(metric), right=True)]
     columns += [Column("state", drop=1), Column("step", drop=len(keys) + 3, right=True)]
     columns += [Column(cell(key).plain, drop=place + 2, least=12) for place, key in enumerate(keys)]
@@ -193,17 +193,17 @@ def leaderboard_rows(
 
 
 def fits(summary: SummaryReader, wanted: str) -> bool:
-    """Whether a run's name, state, problem or one of its recipe's values has this text (case-folded) in it."""
+    """Return whether a run's name, state, problem or a value of its recipe contains this text (case-folded)."""
     if not wanted:
         return True
     facts = summary.facts
-    told = [summary.directory.name, (facts.state or facts.problem) if facts else ""]
-    told += [f"{key} = {value}" for key, value in (summary.recipe or {}).items()]
-    return any(wanted in text.casefold() for text in told)
+    texts = [summary.directory.name, (facts.state or facts.problem) if facts else ""]
+    texts += [f"{key} = {value}" for key, value in (summary.recipe or {}).items()]
+    return any(wanted in text.casefold() for text in texts)
 
 
 def spark(curve: Sequence[float]) -> str:
-    """A curve in one line of text: as high as each value lies between the lowest and the highest; × is no number."""
+    """Return a curve as blocks on one line, between the lowest and the highest value; × is not a number."""
     finite = [value for value in curve if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
 
@@ -225,7 +225,7 @@ def _best(name: str) -> LeaderboardMetric:
 
 
 def _short(metric: LeaderboardMetric) -> str:
-    """What a column is called; of a validation loss, the best is meant."""
+    """Return the title of the metric's column; for a validation loss it says `best`."""
     parts = metric.name.split("/")
     return cell(f"best {'/'.join(parts[1:-1])}" if parts[0] == "validation" else metric.name).plain
 
@@ -238,7 +238,7 @@ def _best_of(values: Iterable[float | None], metric: LeaderboardMetric) -> float
 def _sort_by(
     summaries: Sequence[SummaryReader], key: Callable[[SummaryReader], float | str | None], *, reverse: bool = False
 ) -> list[SummaryReader]:
-    """By a key; those without one at the end in either direction."""
+    """Return the runs sorted by a key; those without it come last in either direction."""
     known = [(found, summary) for summary in summaries if (found := key(summary)) is not None]
     known.sort(key=lambda pair: pair[0], reverse=reverse)  # type: ignore[arg-type, return-value]
     return [summary for _, summary in known] + [summary for summary in summaries if key(summary) is None]
@@ -271,7 +271,7 @@ def _step(facts: RunSummary) -> Text:
 def _number(value: float | None, *, best: bool = False) -> Text:
     if value is None:
         return "–", theme.FAINT
-    told = format_count(value) if 1e3 <= value < math.inf else format_quantity(value)
+    text = format_count(value) if 1e3 <= value < math.inf else format_quantity(value)
     if not math.isfinite(value):
-        return told, theme.BAD
-    return (f"★ {told}", f"bold {theme.VALIDATION[0]}") if best else (told, theme.TEXT)
+        return text, theme.BAD
+    return (f"★ {text}", f"bold {theme.VALIDATION[0]}") if best else (text, theme.TEXT)

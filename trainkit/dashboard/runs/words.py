@@ -1,20 +1,20 @@
-"""The texts around the list of many runs: above it, below it, instead of it, and before a deletion."""
+"""The texts around the list of runs: title, details, the text of an empty list, the question before a deletion."""
 
 from __future__ import annotations
 
 from textual.content import Content
 
 from trainkit.dashboard import theme
+from trainkit.dashboard.keys import Confirm
 from trainkit.dashboard.panels.rows import cell
 from trainkit.dashboard.runs.leaderboard import Arrangement
-from trainkit.dashboard.screens import Confirm
 from trainkit.rundir.listing import RunList
 from trainkit.rundir.summary import ENDED, SummaryReader
 from trainkit.text import format_bytes
 
 
 def heading(runs: RunList, arranged: Arrangement) -> Content:
-    """How many runs there are, are at work, are yet to be read, and are marked."""
+    """Return the title: how many runs there are, are running, are still unread, and are marked."""
     summaries = runs.summaries.values()
     unread = sum(summary.facts is None for summary in summaries)
     at_work = sum(summary.facts is not None and summary.facts.state not in (None, *ENDED) for summary in summaries)
@@ -26,7 +26,7 @@ def heading(runs: RunList, arranged: Arrangement) -> Content:
 
 
 def nothing(runs: RunList, arranged: Arrangement) -> str:
-    """Why there is no row."""
+    """Return why the list is empty."""
     if arranged.filter:
         return f"no run matches “{arranged.filter}”; escape shows all"
     if not runs.passes:
@@ -35,7 +35,7 @@ def nothing(runs: RunList, arranged: Arrangement) -> str:
 
 
 def about(summary: SummaryReader) -> Content:
-    """Two lines on a run: where it is, and what is wrong with it or how it ended."""
+    """Return two lines on a run: its directory, and its problem or how it ended."""
     facts, style = summary.facts, theme.DIM
     second = "reading its log …"
     if facts is not None:
@@ -47,20 +47,20 @@ def about(summary: SummaryReader) -> Content:
 
 
 def unopenable(summary: SummaryReader) -> str:
-    """Why a run cannot be opened; empty where it can."""
+    """Return why a run cannot be opened; empty if it can."""
     if summary.facts is None:
         return "its log is still being read"
     return summary.facts.problem if summary.facts.broken else ""
 
 
 def deletion(summary: SummaryReader) -> Confirm | str:
-    """The question whether a run is to be deleted, or why it may not be."""
+    """Return the question before deleting a run, or why it must not be deleted."""
     name, facts = cell(summary.directory.name).plain, summary.facts
     if facts is not None and facts.state is not None and facts.state not in ENDED:
         return f"{name} is {facts.state}: stop it first"
     size = "" if summary.size is None else f", {format_bytes(summary.size)}"
-    told = "It is a link: the run it points to is kept."
+    warning = "It is a link: the run it points to is kept."
     if not summary.directory.is_symlink():
         steps = facts.step if facts else 0
-        told = f"This deletes its {steps:,} steps, its checkpoints and its log{size}.\nThis cannot be undone."
-    return Confirm(f"Delete the run {name}?", told, yes="delete it")
+        warning = f"This deletes its {steps:,} steps, its checkpoints and its log{size}.\nThis cannot be undone."
+    return Confirm(f"Delete the run {name}?", warning, yes="delete it")
