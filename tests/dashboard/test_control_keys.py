@@ -284,6 +284,7 @@ def test_who_may_only_look_is_offered_no_key_that_changes_the_run(run: Path, why
         await until(lambda: "verify" in footer(dashboard), pilot)
         assert "keep" not in footer(dashboard)
 
+    fake_run.saved(run, 300)
     drive(run, steps, size=(130, 40), **({"readonly": True} if why == "readonly" else {"replay": Replay(run)}))
 
 
