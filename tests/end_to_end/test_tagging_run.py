@@ -102,6 +102,21 @@ def test_the_predictions_are_those_of_the_words_of_each_row(uninterrupted: Path)
     assert right == pytest.approx(evaluations(uninterrupted)[60]["validation/held-out/accuracy"], rel=1e-6)
 
 
+def test_written_predictions_have_the_labels_of_each_row_in_its_order(place: Path, uninterrupted: Path) -> None:
+    from pyarrow import parquet
+
+    done = trainkit(place, "eval", "tiny", "--predictions")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (place / "words.jsonl").read_text().splitlines()]
+    found: dict[int, list[tuple[int, str]]] = {}
+    for item in parquet.read_table(uninterrupted / "results" / "held-out-60.parquet").to_pylist():
+        found.setdefault(item["row"], []).append((item["token"], item["label"]))
+    assert len(found) > 40
+    for row, items in found.items():
+        assert items == sorted(items)
+        assert [label for _, label in items] == rows[row]["tags"]
+
+
 def test_a_run_that_was_killed_ends_bit_for_bit_as_one_that_was_not(
     place: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:
