@@ -21,6 +21,7 @@ from trainkit.errors import TrainkitError
 from trainkit.hub.config import config_of, family_of, family_of_spec, read_config, spec_of, spec_values
 from trainkit.recipe.families import FAMILIES, llama, mpt
 from trainkit.recipe.families.bert import Bert
+from trainkit.recipe.families.distilbert import DistilBert
 from trainkit.recipe.families.gemma2 import Gemma2
 from trainkit.recipe.families.gemma3 import Gemma3
 from trainkit.recipe.families.gpt2 import Gpt2
@@ -32,6 +33,7 @@ from trainkit.recipe.families.olmo2 import Olmo2
 from trainkit.recipe.families.qwen2 import Qwen2
 from trainkit.recipe.families.qwen3 import Qwen3
 from trainkit.recipe.families.qwen3_moe import Qwen3Moe
+from trainkit.recipe.families.roberta import Roberta
 from trainkit.recipe.families.rope import Llama3
 from trainkit.recipe.families.transformer import Pretrained
 
@@ -176,6 +178,31 @@ PUBLISHED: dict[str, tuple[Pretrained, int]] = {
         ),
         109_514_298,
     ),
+    "roberta-base": (
+        Roberta(
+            vocab_size=50265,
+            layers=12,
+            hidden=768,
+            heads=12,
+            intermediate=3072,
+            context_length=512,
+            first_position=2,
+            pad_token_id=1,
+        ),
+        124_697_433,
+    ),
+    "distilbert-base-uncased": (
+        DistilBert(
+            vocab_size=30522,
+            layers=6,
+            hidden=768,
+            heads=12,
+            intermediate=3072,
+            context_length=512,
+            pad_token_id=0,
+        ),
+        66_985_530,
+    ),
     "mpt-7b": (Mpt(vocab_size=50432, **_7B, context_length=2048), 6_649_286_656),
 }
 
@@ -283,12 +310,14 @@ def test_a_model_without_shared_keys_says_how_many_heads_it_has(name):
 def test_a_config_that_does_not_say_how_long_texts_may_be_is_read_with_its_librarys_length(name):
     lengths = {"gpt2": 1024, "llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768, "olmo2": 2048}
     lengths |= {"gemma2": 8192, "gemma3": 131072, "mixtral": 131072, "qwen3-moe": 32768, "mpt": 2048, "bert": 512}
+    lengths |= {"roberta": 510, "distilbert": 512}
     config = published(name)
     key = next(key for key in ("max_position_embeddings", "n_positions", "max_seq_len") if key in config)
     del config[key]
     found = read(config).model_dump()
     assert found["context_length"] == lengths[found["type"]]
-    assert f"{key} is missing" in refusal({**config, key: None})
+    said = refusal({**config, key: None})
+    assert f"{key} is missing" in said or f"{key} = null" in said
 
 
 def test_null_is_not_what_a_library_takes_for_a_key_that_is_absent():

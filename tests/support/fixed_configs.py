@@ -202,4 +202,12 @@ ENCODERS: dict[str, Config] = {
         "model_type": "bert", "vocab_size": 97, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3,
         "intermediate_size": 40, "max_position_embeddings": 64, "type_vocab_size": 3,
     },
+    "roberta": {
+        "model_type": "roberta", "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 48, "max_position_embeddings": 66, "type_vocab_size": 1, "layer_norm_eps": 1e-5,
+    },
+    "distilbert": {
+        "model_type": "distilbert", "vocab_size": 97, "dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48,
+        "max_position_embeddings": 64,
+    },
 }  # fmt: skip

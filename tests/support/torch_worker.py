@@ -103,11 +103,17 @@ def make_encoder(request: dict[str, Any]) -> dict[str, Any]:
     mask[0, -request["padded"] :], types[:, tokens.shape[1] // 2 :] = 0, 1
     labels = torch.where(torch.arange(tokens.shape[1]) % 3 == 0, ids, -100)
     labels[0, -request["padded"] :] = -100
-    found = model(input_ids=ids, attention_mask=mask, token_type_ids=types, labels=labels)
+    paired = {"token_type_ids": types} if has_types(model) else {}
+    found = model(input_ids=ids, attention_mask=mask, labels=labels, **paired)
     found.loss.backward()
     arrays = {"logits": found.logits.detach().numpy(), "loss": found.loss.detach().numpy(), "tokens": tokens}
     np.savez(directory / "reference.npz", **arrays, **gradients(model))
     return {"tensors": shapes}
+
+
+def has_types(model: Any) -> bool:
+    """Whether a model tells the texts of a pair apart."""
+    return getattr(model.config, "type_vocab_size", 0) > 1
 
 
 HEADS = {"sequence": AutoModelForSequenceClassification, "token": AutoModelForTokenClassification}
@@ -131,7 +137,7 @@ def make_classifier(request: dict[str, Any]) -> dict[str, Any]:
     mask = torch.ones_like(ids)
     mask[0, -request["padded"] :] = 0
     given = {"input_ids": ids, "attention_mask": mask}
-    if request["pairs"]:
+    if request["pairs"] and has_types(model):
         given["token_type_ids"] = (torch.arange(ids.shape[1]) >= ids.shape[1] // 2).long().expand(ids.shape)
     labels = torch.tensor(request["labels"])
     found = model(**given, labels=torch.where(labels < 0, -100, labels))
@@ -148,7 +154,7 @@ def classify(request: dict[str, Any]) -> dict[str, Any]:
     tokenizer = AutoTokenizer.from_pretrained(directory)
     texts = [text if isinstance(text, str) else tuple(text) for text in request["texts"]]
     given = tokenizer(texts, return_tensors="pt", padding=len(texts) > 1)
-    if model.config.model_type not in ("bert", "roberta"):
+    if not has_types(model):
         given.pop("token_type_ids", None)
     scores = model(**given).logits.detach()
     names = [model.config.id2label[number] for number in range(scores.shape[-1])]

@@ -168,7 +168,7 @@ def _write(
         context_length=spec.context_length or length,
         pad=pad,
         encoder=spec.kind == "encoder",
-        token_types=getattr(spec, "token_types", 1) > 1,
+        token_types=getattr(spec, "type_rows", 0) > 1,
         name_pad=not spec.predicts_tokens,
     )
     save(out, model, spec, dtype=dtype, sequence_length=length, tokens=tokens)

@@ -20,8 +20,8 @@ from trainkit.models.master_weights import Weight, lookup
 from trainkit.models.remat import block_input, rematerialise
 from trainkit.models.stack import positions
 from trainkit.parallel.devices import AttentionName
-from trainkit.recipe.families.bert import Bert
 from trainkit.recipe.families.sizes import Remat
+from trainkit.recipe.families.transformer import Encoder
 
 
 class EncoderAttention(eqx.Module):
@@ -52,7 +52,7 @@ class EncoderBlock(eqx.Module):
     mlp_norm: LayerNorm
 
     @staticmethod
-    def init(spec: Bert, key: PRNGKeyArray, *, implementation: AttentionName, fp8: bool) -> EncoderBlock:
+    def init(spec: Encoder, key: PRNGKeyArray, *, implementation: AttentionName, fp8: bool) -> EncoderBlock:
         d, f = spec.hidden, spec.mlp_width
         keys = iter(jax.random.split(key, 6))
 
@@ -72,7 +72,8 @@ class EncoderModel(eqx.Module):
 
     token_embedding: Float[Array, "V D"]
     position_embedding: Float[Array, "P D"]
-    type_embedding: Float[Array, "Y D"]
+    type_embedding: Float[Array, "Y D"] | None
+    """None where the texts of a pair are not told apart."""
     embedding_norm: LayerNorm
     blocks: EncoderBlock
     """All blocks in one, every leaf with a leading axis of layers."""
@@ -81,16 +82,18 @@ class EncoderModel(eqx.Module):
     output_bias: Float[Array, " V"] | None
     """These three predict tokens; None where there is a classifier."""
     classifier: Classifier | None
+    unused_positions: int = eqx.field(static=True)
+    """Rows of `position_embedding` before that of the first position."""
     remat: Remat = eqx.field(static=True)
 
     @property
     def context_length(self) -> int:
         """Return the number of learned positions."""
-        return self.position_embedding.shape[0]
+        return self.position_embedding.shape[0] - self.unused_positions
 
     @staticmethod
     def init(
-        spec: Bert,
+        spec: Encoder,
         *,
         vocab_size: int,
         sequence_length: int,
@@ -111,14 +114,15 @@ class EncoderModel(eqx.Module):
 
         return EncoderModel(
             token_embedding=table(tokens, vocab_size),
-            position_embedding=table(places, spec.context_length or sequence_length),
-            type_embedding=table(types, spec.token_types),
+            position_embedding=table(places, spec.unused_positions + (spec.context_length or sequence_length)),
+            type_embedding=table(types, spec.type_rows) if spec.type_rows else None,
             embedding_norm=_norm(spec),
             blocks=jax.vmap(block)(jax.random.split(blocks, spec.layers)),
             head=Linear.init(head, d, d, scale=spec.initializer_range, fp8=fp8) if spec.predicts_tokens else None,
             head_norm=_norm(spec) if spec.predicts_tokens else None,
             output_bias=jnp.zeros(vocab_size) if spec.predicts_tokens else None,
             classifier=Classifier.init(spec, head),
+            unused_positions=spec.unused_positions,
             remat=remat,
         )
 
@@ -133,12 +137,14 @@ class EncoderModel(eqx.Module):
         """Return the last hidden states.
 
         Positions count from 0 where not given; every position attends to its own segment, or to all where none are
-        given; token types are 0 where not given.
+        given; token types are 0 where not given, or where there is one type.
         """
         at_BT = positions(tokens_BT) if positions_BT is None else positions_BT
-        types_BT = jnp.zeros_like(tokens_BT) if types_BT is None else types_BT
-        x_BTD = lookup(self.token_embedding, tokens_BT) + lookup(self.type_embedding, types_BT)
-        x_BTD = x_BTD + lookup(self.position_embedding, at_BT)
+        x_BTD = lookup(self.token_embedding, tokens_BT)
+        if self.type_embedding is not None:
+            types_BT = jnp.zeros_like(tokens_BT) if types_BT is None else types_BT
+            x_BTD = x_BTD + lookup(self.type_embedding, jnp.minimum(types_BT, self.type_embedding.shape[0] - 1))
+        x_BTD = x_BTD + lookup(self.position_embedding, self.unused_positions + at_BT)
         x_BTD = self.embedding_norm(x_BTD)
 
         def layer(x_BTD: Array, block: Any) -> tuple[Array, None]:
@@ -182,8 +188,8 @@ class EncoderModel(eqx.Module):
         return jnp.einsum("...d,vd->...v", states, rounded_VD, preferred_element_type=jnp.float32)
 
 
-def _norm(spec: Bert) -> LayerNorm:
-    return LayerNorm.init(spec.hidden, epsilon=spec.layer_norm_eps)
+def _norm(spec: Encoder) -> LayerNorm:
+    return LayerNorm.init(spec.hidden, epsilon=spec.norm_epsilon)
 
 
 build = EncoderModel.init

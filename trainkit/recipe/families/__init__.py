@@ -5,6 +5,7 @@ A new family is a file beside this one and a line in `FAMILIES`: the `[model]` s
 
 from trainkit.recipe.families import (
     bert,
+    distilbert,
     gemma2,
     gemma3,
     gpt2,
@@ -16,6 +17,7 @@ from trainkit.recipe.families import (
     qwen2,
     qwen3,
     qwen3_moe,
+    roberta,
 )
 from trainkit.recipe.families.hugging_face import Family
 
@@ -32,4 +34,6 @@ FAMILIES: tuple[Family, ...] = (
     mixtral.FAMILY,
     qwen3_moe.FAMILY,
     bert.FAMILY,
+    roberta.FAMILY,
+    distilbert.FAMILY,
 )

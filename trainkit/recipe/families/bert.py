@@ -5,83 +5,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from trainkit.recipe.families.hugging_face import Family, HeadTable, Part, TensorName, linear_names, norm_names
-from trainkit.recipe.families.model import HeadKind, HeadLayers, Kind
-from trainkit.recipe.families.sizes import Shape, linear, norm, stack
-from trainkit.recipe.families.transformer import CHANGEABLE, GeluTransformer
+from trainkit.recipe.families.hugging_face import Family, HeadTable, TensorName, linear_names, mlp_width, norm_names
+from trainkit.recipe.families.model import HeadKind, HeadLayers
+from trainkit.recipe.families.transformer import Encoder
 from trainkit.recipe.spec import Count, Positive
 
 
-class Bert(GeluTransformer):
+class Bert(Encoder):
     """BERT (Devlin et al. 2019): a bidirectional encoder with learned positions and a head that predicts tokens."""
 
-    kind: ClassVar[Kind] = "encoder"
-    implementation: ClassVar[str] = "trainkit.models.encoder"
+    type: Literal["bert"] = "bert"
+    token_types: Count = 2
+    """Rows of the embedding that tells the first text of a pair from the second."""
+    layer_norm_eps: Positive = 1e-12
+    """Added to the variance in the norms."""
+
     class_heads: ClassVar[Mapping[HeadKind, HeadLayers]] = {
         "sequence": HeadLayers("first", dense="tanh"),
         "token": HeadLayers("each"),
     }
 
-    type: Literal["bert"] = "bert"
-    intermediate: Count | None = None
-    """Width inside the MLP; 4 x hidden where not given."""
-    context_length: Count | None = None
-    """Number of learned positions; `data.sequence_length` where not given."""
-    token_types: Count = 2
-    """Rows of the embedding that tells the first text of a pair from the second."""
-    layer_norm_eps: Positive = 1e-12
-    """Added to the variance in the norms."""
-    tied: Literal[True] = True
-    """The output matrix is the token embedding."""
-
-    # each position has a row of weights
-    changeable: ClassVar[frozenset[str]] = CHANGEABLE - {"context_length"}
+    @property
+    def type_rows(self) -> int:
+        return self.token_types
 
     @property
-    def mlp_width(self) -> int:
-        return self.intermediate or 4 * self.hidden
-
-    def leaf_shapes(self, *, vocab_size: int, sequence_length: int) -> dict[str, Shape]:
-        d, f = self.hidden, self.mlp_width
-        block = {
-            **linear("attention.query", d, d, bias=True),
-            **linear("attention.key", d, d, bias=True),
-            **linear("attention.value", d, d, bias=True),
-            **linear("attention.output", d, d, bias=True),
-            **norm("attention_norm", d, bias=True),
-            **linear("mlp_in", d, f, bias=True),
-            **linear("mlp_out", f, d, bias=True),
-            **norm("mlp_norm", d, bias=True),
-        }
-        predictions = {
-            **linear("head", d, d, bias=True),
-            **norm("head_norm", d, bias=True),
-            "output_bias": (vocab_size,),
-        }
-        return {
-            "token_embedding": (vocab_size, d),
-            "position_embedding": (self.context_length or sequence_length, d),
-            "type_embedding": (self.token_types, d),
-            **norm("embedding_norm", d, bias=True),
-            **stack(self.layers, block),
-            **(predictions if self.predicts_tokens else self.head_shapes()),
-        }
-
-    def matmul_parameters(self, *, vocab_size: int) -> int:
-        transform = self.hidden**2 if self.predicts_tokens else 0
-        return super().matmul_parameters(vocab_size=vocab_size) + transform
-
-    def attention_flops_per_token(self, *, sequence_length: int) -> int:
-        # two products of 2 x hidden FLOPs with every position, in every layer
-        return self.layers * 2 * 2 * self.hidden * sequence_length
+    def norm_epsilon(self) -> float:
+        return self.layer_norm_eps
 
 
-# where a config lacks it, transformers takes a number that does not follow from the hidden width
-_MLP = Part(
-    ("intermediate_size",),
-    lambda config: {"intermediate": config["intermediate_size"]},
-    lambda values: {"intermediate_size": values["intermediate"] or 4 * values["hidden"]},
-)
 _BLOCK = "bert.encoder.layer.{layer}"
 
 FAMILY = Family(
@@ -116,7 +68,7 @@ FAMILY = Family(
         "is_decoder": (False,),
     },
     noise={"attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.1},
-    parts=(_MLP,),
+    parts=(mlp_width("intermediate_size"),),
     names=(
         TensorName("token_embedding", "bert.embeddings.word_embeddings.weight"),
         TensorName("position_embedding", "bert.embeddings.position_embeddings.weight"),

@@ -105,6 +105,16 @@ class Part:
     write: Callable[[dict[str, Any]], Config]
 
 
+def mlp_width(key: str) -> Part:
+    """Return the part of an encoder's width inside the MLP. Where a config lacks it, transformers takes a number that
+    does not follow from the hidden width, so it is always written."""
+    return Part(
+        (key,),
+        lambda config: {"intermediate": config[key]},
+        lambda values: {key: values["intermediate"] or 4 * values["hidden"]},
+    )
+
+
 @dataclass(frozen=True)
 class HeadTable:
     """A head with classes, as checkpoints have it."""

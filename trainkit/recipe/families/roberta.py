@@ -1,0 +1,137 @@
+"""RoBERTa (Liu et al. 2019), with the head that predicts masked tokens; XLM-RoBERTa is of another `model_type`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from trainkit.recipe.families.hugging_face import (
+    Config,
+    Family,
+    HeadTable,
+    Part,
+    TensorName,
+    Unsupported,
+    linear_names,
+    mlp_width,
+    norm_names,
+    whole,
+)
+from trainkit.recipe.families.model import HeadKind, HeadLayers
+from trainkit.recipe.families.transformer import Encoder
+from trainkit.recipe.spec import Count, Positive
+
+
+class Roberta(Encoder):
+    """RoBERTa (Liu et al. 2019): a BERT whose positions count from the row after that of the padding token."""
+
+    type: Literal["roberta"] = "roberta"
+    token_types: Count = 1
+    """Rows of the embedding that tells the first text of a pair from the second; 1: it does not."""
+    layer_norm_eps: Positive = 1e-5
+    """Added to the variance in the norms."""
+    first_position: Annotated[int, Field(ge=1)] = 2
+    """Row of the embedding of the first position: one more than the id of the padding token."""
+
+    class_heads: ClassVar[Mapping[HeadKind, HeadLayers]] = {
+        "sequence": HeadLayers("first", dense="tanh"),
+        "token": HeadLayers("each"),
+    }
+    changeable: ClassVar[frozenset[str]] = Encoder.changeable - {"pad_token_id"}
+
+    @property
+    def type_rows(self) -> int:
+        return self.token_types
+
+    @property
+    def norm_epsilon(self) -> float:
+        return self.layer_norm_eps
+
+    @property
+    def unused_positions(self) -> int:
+        return self.first_position
+
+
+def _read_positions(config: Config) -> dict[str, Any]:
+    padding = whole(config, "pad_token_id", 1, least=0)
+    if config["max_position_embeddings"] is None:
+        raise Unsupported("max_position_embeddings", None, "it must say something")
+    rows = whole(config, "max_position_embeddings", 512, least=padding + 2)
+    return {"context_length": rows - padding - 1, "first_position": padding + 1, "pad_token_id": padding}
+
+
+def _write_positions(values: dict[str, Any]) -> Config:
+    first = values["first_position"]
+    return {"max_position_embeddings": values["context_length"] + first, "pad_token_id": first - 1}
+
+
+_BLOCK = "roberta.encoder.layer.{layer}"
+
+FAMILY = Family(
+    spec=Roberta,
+    model_type="roberta",
+    architecture="RobertaForMaskedLM",
+    base="RobertaModel",
+    keys={
+        "num_hidden_layers": "layers",
+        "hidden_size": "hidden",
+        "num_attention_heads": "heads",
+        "type_vocab_size": "token_types",
+        "layer_norm_eps": "layer_norm_eps",
+        "vocab_size": "vocab_size",
+        "initializer_range": "initializer_range",
+    },
+    defaults={
+        "max_position_embeddings": 512,
+        "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12,
+        "intermediate_size": 3072,
+        "tie_word_embeddings": True,
+    },
+    fixed={
+        "hidden_act": ("gelu",),
+        # untied, transformers reads a second bias
+        "tie_word_embeddings": (True,),
+        "position_embedding_type": ("absolute",),
+        "add_cross_attention": (False,),
+        "is_decoder": (False,),
+    },
+    parts=(
+        mlp_width("intermediate_size"),
+        Part(("max_position_embeddings", "pad_token_id"), _read_positions, _write_positions),
+    ),
+    noise={"attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.1},
+    names=(
+        TensorName("token_embedding", "roberta.embeddings.word_embeddings.weight"),
+        TensorName("position_embedding", "roberta.embeddings.position_embeddings.weight"),
+        TensorName("type_embedding", "roberta.embeddings.token_type_embeddings.weight"),
+        *norm_names("embedding_norm", "roberta.embeddings.LayerNorm", bias=True),
+        *linear_names("blocks.attention.query", f"{_BLOCK}.attention.self.query", bias=True),
+        *linear_names("blocks.attention.key", f"{_BLOCK}.attention.self.key", bias=True),
+        *linear_names("blocks.attention.value", f"{_BLOCK}.attention.self.value", bias=True),
+        *linear_names("blocks.attention.output", f"{_BLOCK}.attention.output.dense", bias=True),
+        *norm_names("blocks.attention_norm", f"{_BLOCK}.attention.output.LayerNorm", bias=True),
+        *linear_names("blocks.mlp_in", f"{_BLOCK}.intermediate.dense", bias=True),
+        *linear_names("blocks.mlp_out", f"{_BLOCK}.output.dense", bias=True),
+        *norm_names("blocks.mlp_norm", f"{_BLOCK}.output.LayerNorm", bias=True),
+        *linear_names("head", "lm_head.dense", bias=True),
+        *norm_names("head_norm", "lm_head.layer_norm", bias=True),
+        TensorName("output", "lm_head.decoder.weight"),
+        TensorName("output_bias", "lm_head.bias"),
+    ),
+    heads={
+        "sequence": HeadTable(
+            "RobertaForSequenceClassification",
+            (
+                *linear_names("classifier.dense", "classifier.dense", bias=True),
+                *linear_names("classifier.output", "classifier.out_proj", bias=True),
+            ),
+        ),
+        "token": HeadTable("RobertaForTokenClassification", linear_names("classifier.output", "classifier", bias=True)),
+    },
+    prefix="roberta.",
+    # what no head here uses: the pooler, and copies of tied tensors
+    ignored=r"(roberta\.)?(pooler\..*|embeddings\.position_ids)|lm_head\.decoder\.bias",
+)
