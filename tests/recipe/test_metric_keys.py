@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sample_recipe import TEXT, write
+from sample_recipe import TEXT, changed, write
 
 from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.task import TASKS
@@ -31,6 +31,21 @@ def test_a_metric_that_cannot_be_computed_is_an_error_of_its_line(tmp_path: Path
         load(write(tmp_path, f"{TEXT}\n[[evaluate.metrics]]\n{keys}\n"))
     assert WRONG[keys] in str(raised.value), raised.value
     assert "sample.toml:" in str(raised.value)
+
+
+def test_a_task_with_classes_says_that_they_are_missing(tmp_path: Path) -> None:
+    document = 'path = "a.jsonl"\ndocument = { type = "labelled", texts = ["text"] }'
+    text = changed(
+        ('type = "python-stdlib"', document),
+        ("held_out = 0.1", 'held_out = 0.1\nencoding = { type = "pad" }'),
+        ('type = "gpt2"', 'type = "bert"'),
+        ('[sample]\nevery = 10\nprompts = ["def main("]\n', ""),
+        ("train = { vocab_size = 300 }", 'path = "t"'),
+    )
+    text += '[task]\ntype = "sequence-classification"\n'
+    with pytest.raises(TrainkitError) as raised:
+        load(write(tmp_path, text))
+    assert "task.classes is missing" in str(raised.value)
 
 
 @pytest.mark.parametrize("spec", TASKS, ids=type_of)
