@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import trainer
@@ -173,12 +174,14 @@ def test_a_place_that_may_not_even_be_searched_is_one_that_is_not_ours(
     assert doctor._free(tmp_path / "closed" / "cache") is None
 
 
-def test_the_memory_that_is_told_is_what_trainers_plan_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_in_the_report_is_what_trainers_plan_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = SimpleNamespace(answer=lambda deadline: ('["cpu:0 cpu"]', ""))
+    monkeypatch.setattr(doctor, "Question", lambda code: answers)
     monkeypatch.setattr(doctor, "available_memory", lambda: 5)
     monkeypatch.setattr(doctor, "whole_memory", lambda: 7)
-    assert doctor._memory() == (5, 7)
+    assert doctor.look().memory == (5, 7)
     monkeypatch.setattr(doctor, "whole_memory", lambda: None)
-    assert doctor._memory() is None
+    assert doctor.look().memory is None
 
 
 def test_the_command_tells_of_this_machine_as_lines_and_as_json(tmp_path: Path) -> None:

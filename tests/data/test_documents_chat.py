@@ -27,7 +27,8 @@ from trainkit.data.documents.templates import RowReading
 from trainkit.data.sources.listing import list_files
 from trainkit.data.sources.source_file import read
 from trainkit.errors import TrainkitError
-from trainkit.recipe.sections.document import Chat, ChatTemplateChoice
+from trainkit.recipe.sections.document import Chat
+from trainkit.recipe.sections.document_spec import ChatTemplateChoice
 from trainkit.recipe.sections.source import Files
 
 TOKENS = (("bos_token", "<s>"), ("eos_token", "</s>"))

@@ -18,7 +18,7 @@ PLUGIN = '''
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
-from trainkit.recipe.sections.document import ChatTemplateChoice, DocumentSpec
+from trainkit.recipe.sections.document_spec import ChatTemplateChoice, DocumentSpec
 from trainkit.recipe.sections.source import CustomRows
 from trainkit.recipe.spec import Count
 

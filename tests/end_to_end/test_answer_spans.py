@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from trainkit.recipe.families.model import Head, Kind
-from trainkit.recipe.sections.document import DocumentSpec
+from trainkit.recipe.sections.document_spec import DocumentSpec
 from trainkit.recipe.sections.task import TaskSpec
 
 

@@ -77,7 +77,7 @@ class MachineReport:
     seen: Seen
     cores: int
     memory: tuple[int, int] | None
-    """(available, total) bytes; those of the container where it has a limit."""
+    """(available, total) bytes; those of the container where it has a limit; None where not reported."""
     disks: Mapping[str, int | None] = field(default_factory=dict)
     """What is kept on a disk -> bytes free there; None where it cannot be written."""
     shm: int | None = None
@@ -122,15 +122,15 @@ def look() -> MachineReport:
         questions["nvml"] = Question(NVML)
     deadline = time.monotonic() + PATIENCE
     answers = {name: question.answer(deadline) for name, question in questions.items()}
-    version = sys.version_info
+    available, whole = available_memory(), whole_memory()  # as trainers plan with them
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     places = {"runs and tokens": Path.cwd(), "compiled programs": cache}
     return MachineReport(
-        python=(version.major, version.minor, version.micro),
+        python=sys.version_info[:3],
         gpu=gpu,
         seen=_seen(answers["devices"]),
         cores=len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1,
-        memory=_memory(),
+        memory=None if available is None or whole is None else (available, whole),
         disks={f"{what} ({path})": _free(path) for what, path in places.items()},
         shm=shutil.disk_usage("/dev/shm").total if Path("/dev/shm").exists() else None,
         encoding=locale.getpreferredencoding(False),
@@ -182,12 +182,6 @@ def _complaint(answer: tuple[str, str] | float) -> str | None:
     if isinstance(answer, float):
         return f"no answer within {answer:.0f} s"
     return answer[1] or None
-
-
-def _memory() -> tuple[int, int] | None:
-    """Return (available, total) bytes, as trainers plan with them; None where the system does not report them."""
-    available, whole = available_memory(), whole_memory()
-    return None if available is None or whole is None else (available, whole)
 
 
 def _free(path: Path) -> int | None:
@@ -247,8 +241,7 @@ def _jax(facts: MachineReport) -> Iterator[Diagnosis]:
 def _gpu(facts: MachineReport) -> Iterator[Diagnosis]:
     gpu, present = facts.gpu, bool(facts.gpu.cards or facts.gpu.driver)
     if facts.seen.platforms & {"gpu", "cuda"}:
-        driver = f"driver {gpu.driver}" if gpu.driver else "in use"
-        yield Diagnosis("ok", "gpu", driver)
+        yield Diagnosis("ok", "gpu", f"driver {gpu.driver}" if gpu.driver else "in use")
         if facts.nvml:
             fix = reasons.install(reasons.plugin_of(gpu) or "cuda13")
             yield Diagnosis("warn", "nvml", f"power and temperature will not be shown: {facts.nvml}", fix)
@@ -278,8 +271,8 @@ def _machine(facts: MachineReport) -> Iterator[Diagnosis]:
             fix = "free some space for checkpoints and the token cache" if level != "ok" else ""
             yield Diagnosis(level, "disk", f"{format_bytes(free)} free for {what}", fix)
     if facts.shm is not None:
-        several = sum(device.startswith(("gpu:", "cuda:")) for device in facts.seen.devices) > 1
-        small = several and facts.shm < SHM
+        gpus = sum(device.startswith(("gpu:", "cuda:")) for device in facts.seen.devices)
+        small = gpus > 1 and facts.shm < SHM
         fix = "docker run --shm-size=1g" if small else ""
         message = "; several GPUs exchange data through it" if small else ""
         yield Diagnosis("warn" if small else "ok", "/dev/shm", f"{format_bytes(facts.shm)}{message}", fix)
@@ -294,8 +287,8 @@ def _terminal(facts: MachineReport) -> Iterator[Diagnosis]:
     if facts.term is None:
         yield Diagnosis("ok", "terminal", "none; a run prints lines")
     elif facts.term in ("", "dumb", "unknown"):
-        message = f"TERM={facts.term} cannot move the cursor; a run prints lines"
-        yield Diagnosis("warn", "terminal", message, "export TERM=xterm-256color")
+        problem = f"TERM={facts.term} cannot move the cursor; a run prints lines"
+        yield Diagnosis("warn", "terminal", problem, "export TERM=xterm-256color")
     elif facts.tmux and not facts.colors:
         fix = "export COLORTERM=truecolor, and in ~/.tmux.conf: set -as terminal-features ',*:RGB'"
         yield Diagnosis("warn", "terminal", f"{facts.term} in tmux, with only 256 colours", fix)

@@ -17,7 +17,7 @@ from trainkit.errors import TrainkitError
 from trainkit.hub.save import as_json
 from trainkit.hub.tokenizer import CONFIG, GENERATION, IDS_ONLY, TEMPLATE, TOKENIZER
 from trainkit.recipe import Recipe
-from trainkit.recipe.sections.document import ChatTemplateChoice
+from trainkit.recipe.sections.document_spec import ChatTemplateChoice
 from trainkit.recipe.sections.source import document_of
 
 #: What may have ids of special tokens beside a tokenizer, and those of them of which there is one.

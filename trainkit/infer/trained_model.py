@@ -30,7 +30,7 @@ from trainkit.models.stack import LanguageModel
 from trainkit.parallel import devices, mesh
 from trainkit.parallel.precision import compute_dtype
 from trainkit.recipe import Recipe
-from trainkit.recipe.sections.document import ChatTemplateChoice
+from trainkit.recipe.sections.document_spec import ChatTemplateChoice
 from trainkit.recipe.sections.model import Model
 from trainkit.rundir.directory import as_typed, recipe_of
 

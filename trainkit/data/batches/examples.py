@@ -13,7 +13,7 @@ from trainkit.data.batches.layout import Batch
 from trainkit.data.batches.spans import SpanExamples
 from trainkit.data.cache.stream import SourceSpan, Stream
 from trainkit.recipe.sections.data import Concatenate, Data, Encoding, Pad
-from trainkit.recipe.sections.document import DocumentSpec
+from trainkit.recipe.sections.document_spec import DocumentSpec
 from trainkit.recipe.sections.source import Source, document_of
 from trainkit.recipe.spec import implementation_of, import_named
 

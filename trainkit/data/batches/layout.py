@@ -38,7 +38,7 @@ from typing import TypeAlias
 import numpy as np
 
 from trainkit.recipe.sections.data import Concatenate, Data, Encoding, Pack
-from trainkit.recipe.sections.document import DocumentSpec
+from trainkit.recipe.sections.document_spec import DocumentSpec
 from trainkit.recipe.sections.source import document_of
 from trainkit.recipe.spec import implementation_of
 

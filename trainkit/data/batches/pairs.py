@@ -12,7 +12,7 @@ from trainkit.data.batches.spans import SpanExamples
 from trainkit.data.cache.shards import LEARNED, SECOND
 from trainkit.data.cache.stream import Stream
 from trainkit.recipe.sections.data import Data, Pad
-from trainkit.recipe.sections.document import DocumentSpec
+from trainkit.recipe.sections.document_spec import DocumentSpec
 
 
 def pair_examples(stream: Stream, document: DocumentSpec, data: Data, cache: Path, *, shifted: bool = True) -> Pairs:

@@ -14,7 +14,7 @@ from trainkit.data.batches.packing import PackedSpans
 from trainkit.data.cache.shards import LEARNED, SECOND, Arrays
 from trainkit.data.cache.stream import SourceSpan, Stream
 from trainkit.recipe.sections.data import Encoding, Pack
-from trainkit.recipe.sections.document import DocumentSpec
+from trainkit.recipe.sections.document_spec import DocumentSpec
 
 
 class DocumentSpan(NamedTuple):

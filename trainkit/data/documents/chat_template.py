@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from trainkit.data.hub_files import read_object
 from trainkit.data.problems import NO_TEXT
 from trainkit.errors import TrainkitError
-from trainkit.recipe.sections.document import ChatTemplateChoice
+from trainkit.recipe.sections.document_spec import ChatTemplateChoice
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -68,9 +68,9 @@ class Decoder(Transformer):
         if self.head_width is None:
             check_heads(self.heads, self.hidden)
         if self.key_width % 2:
-            made = f"hidden = {self.hidden} over heads = {self.heads} makes heads of {self.key_width}"
-            given = f"head_width = {self.head_width}"
-            raise ValueError(f"{given if self.head_width else made}: rotary positions need an even width")
+            derived = f"hidden = {self.hidden} over heads = {self.heads} makes heads of {self.key_width}"
+            width = f"head_width = {self.head_width}" if self.head_width else derived
+            raise ValueError(f"{width}: rotary positions need an even width")
         check_groups(self.groups, self.heads)
         return self
 
@@ -252,9 +252,8 @@ class Multiple(Decoder):
 
     @property
     def not_in_transformers(self) -> str | None:
-        if self.hidden % self.heads == 0:
-            return None
-        return f"hidden = {self.hidden} with heads = {self.heads}: transformers takes multiples of heads only"
+        reason = f"hidden = {self.hidden} with heads = {self.heads}: transformers takes multiples of heads only"
+        return reason if self.hidden % self.heads else None
 
 
 class Sparse(Decoder):

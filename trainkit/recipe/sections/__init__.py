@@ -4,7 +4,7 @@
 |---|---|
 | `adapter.py` | `[adapter]` |
 | `data.py` | `[data]`, `[data.encoding]` |
-| `document.py` | `document = { … }` of a source |
+| `document.py`, `document_spec.py` | `document = { … }` of a source; what every type of document says about itself |
 | `evaluate.py`, `metric.py` | `[evaluate]`, `[[evaluate.metrics]]` |
 | `model.py` | `[model]`: the families of `recipe/families/` |
 | `optimizer.py` | `[optimizer]`, `[[optimizer.groups]]` |

@@ -8,85 +8,14 @@ Everything that differs between types of documents stands in its spec and in the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from trainkit.recipe.spec import Count, Spec, union_of
+from trainkit.recipe.sections.document_spec import ChatTemplateChoice, DocumentSpec
+from trainkit.recipe.spec import Count, union_of
 
 Keys = Annotated[tuple[str, ...], Field(min_length=1)]
-
-
-class ChatTemplateChoice(NamedTuple):
-    """Which chat template writes conversations: that of the tokenizer where both are None."""
-
-    jinja: str | None = None
-    """The template itself."""
-    path: str | None = None
-    """The file that holds it."""
-
-
-class DocumentSpec(Spec):
-    """What all types of documents have in common."""
-
-    type: str
-
-    implementation: ClassVar[str]
-    """The module whose `make(document, row, index, context)` returns the pieces of a row, or what is wrong with it."""
-    examples: ClassVar[str] = "trainkit.data.batches.examples:text_examples"
-    """The function that returns the `Examples` of a stream, called as `text_examples` is."""
-    stored_as: ClassVar[str] = "tokens"
-    """What the cache holds: `tokens`, or bytes of something else, by its name."""
-    marked: ClassVar[bool] = False
-    """Whether some of its tokens may be no targets, or in second texts."""
-    learned_in_part: ClassVar[bool] = False
-    """Whether a text may have parts that are no targets: it is tokenised as a whole."""
-    sequences: ClassVar[int] = 1
-    """Sequences of `data.sequence_length` in an example."""
-    labelled: ClassVar[bool] = False
-    """Whether it may have a label, which batches then hold as `labels`."""
-    token_labels: ClassVar[bool] = False
-    """Whether its tokens may have a label each, which batches then hold as `labels`."""
-
-    @property
-    def is_pair(self) -> bool:
-        """Whether two texts are one sequence, with the tokens between them that the tokenizer puts there."""
-        return False
-
-    @property
-    def is_text(self) -> bool:
-        """Whether a tokenizer makes tokens of the documents."""
-        return self.stored_as == "tokens"
-
-    @property
-    def form(self) -> str:
-        """What the documents of all sources must agree on."""
-        return "text"
-
-    @property
-    def keys(self) -> tuple[str, ...] | None:
-        """The keys of a row that the document is made of; None where they follow from a template, or may be any."""
-        return None
-
-    @property
-    def templates(self) -> Mapping[str, str]:
-        """Its templates, by the name of their setting."""
-        return {}
-
-    @property
-    def number_keys(self) -> tuple[str, ...]:
-        """Keys that hold whole numbers, which CSV writes as text."""
-        return ()
-
-    @property
-    def chat_template(self) -> ChatTemplateChoice | None:
-        """The chat template that its rows are written with; None where they are not."""
-        return None
-
-    @property
-    def path_keys(self) -> tuple[str, ...]:
-        """Its keys that hold a path, which becomes absolute in the recipe of a run."""
-        return ()
 
 
 class Template(DocumentSpec):

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 
 from pydantic import Field, model_validator
 
-from trainkit.recipe.sections.document import Document, DocumentSpec, Keys
+from trainkit.recipe.sections.document import Document, Keys
+from trainkit.recipe.sections.document_spec import DocumentSpec
 from trainkit.recipe.spec import Count, NotNegative, Positive, Spec, union_of
 
 Stages = Annotated[tuple[tuple[Annotated[int, Field(ge=0)], NotNegative], ...], Field(min_length=1)]

@@ -25,7 +25,8 @@ from pydantic.errors import PydanticUserError
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.families.model import ModelSpec
-from trainkit.recipe.sections.document import Document, DocumentSpec
+from trainkit.recipe.sections.document import Document
+from trainkit.recipe.sections.document_spec import DocumentSpec
 from trainkit.recipe.sections.metric import Metric, MetricSpec
 from trainkit.recipe.sections.model import Model
 from trainkit.recipe.sections.optimizer import Optimizer, OptimizerSpec
