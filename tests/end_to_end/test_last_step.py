@@ -88,7 +88,7 @@ def test_the_log_tells_what_is_owed(tmp_path: Path) -> None:
         log.write("run_started", step=resumed_from or 0, schema=1, resumed_from=resumed_from, **about)
 
     def carry_out(given: Command, step: int) -> None:
-        log.write("control", step=step, detail="", total_steps=None, **given._asdict())
+        log.write("control", step=step, detail="", total_steps=None, command=given.name, argument=given.argument)
 
     def evaluated(step: int) -> None:
         log.write("evaluated", step=step, name="held-out", metrics={}, seconds=1.0)

@@ -40,7 +40,7 @@ _RETRIES = 3
 #: Seconds between two looks at the size of the cluster, and until a CPU must appear.
 _LOOK, _PATIENCE = 5.0, 300.0
 #: Seconds for cancelled tasks to clean up: Ray reaches one that is only beginning at its second try, 2 s later.
-_GRACE = 5.0
+_GRACE = 20.0
 #: Seconds in which an address must answer.
 _ANSWER = 5.0
 #: Bytes for the arguments and results of tasks: a tokenizer, and records of shards.
