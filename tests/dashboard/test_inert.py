@@ -13,7 +13,6 @@ from textual.pilot import Pilot
 from viewer import drive, screen_text
 
 from trainkit.dashboard.app import NAMES, Dashboard
-from trainkit.events.commands import parse_command
 
 METRICS = (f"train/{HOSTILE}", f"validation/{HOSTILE}/loss", f"data/epochs/{HOSTILE}", f"memory/device/{HOSTILE}")
 
@@ -22,14 +21,13 @@ METRICS = (f"train/{HOSTILE}", f"validation/{HOSTILE}/loss", f"data/epochs/{HOST
 def run(tmp_path: Path) -> Path:
     """A run in which whatever has a name or a text wants to be obeyed."""
     where = {"t": time.time(), "step": 1, "attempt": 1}
-    asked = parse_command("sample", "p")._asdict()
     return fake_run.write(tmp_path / "hostile", [
         {"type": "run_started", **where, "step": 0, **fake_run.started(HOSTILE), "versions": {HOSTILE: HOSTILE}},
         {"type": "planned", **where, "total_steps": 9, "plan": {"compute": HOSTILE}, "devices": [HOSTILE]},
         {"type": "step", **where, "metrics": {"train/loss": 2.0, **dict.fromkeys(METRICS, 1.0)}},
         {"type": "sampled", **where, "prompt": HOSTILE, "text": HOSTILE, "seconds": 0.1},
         {"type": "checkpoint_saved", **where, "kind": HOSTILE, "path": HOSTILE, "bytes": 1, "seconds": 0.1},
-        {"type": "control", **where, **asked, "argument": HOSTILE, "detail": HOSTILE, "total_steps": None},
+        {"type": "control", **where, "command": "sample", "argument": HOSTILE, "detail": HOSTILE, "total_steps": None},
         {"type": "alert", **where, "kind": HOSTILE, "message": HOSTILE},
         {"type": "log", **where, "level": "warning", "message": HOSTILE},
         {"type": "step", **where, "step": 2, "metrics": {"train/loss": 2.0, **dict.fromkeys(METRICS, 1.0)}},
