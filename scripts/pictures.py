@@ -3,7 +3,7 @@
 uv run python scripts/pictures.py RUN [OTHER…]   # draws RUN, compared with the OTHERs of its directory
 uv run python scripts/pictures.py                # writes the keys alone
 
-Those in the README are of `recipes/quickstart.toml` as it is, evaluated more often and with an order or two on the way,
+Those in the README are of `recipes/quickstart.toml` as it is, evaluated more often and with a command or two,
 and of a few shorter runs of it with other learning rates.
 """
 

@@ -103,8 +103,8 @@ class Checkout:
 
 def start(checkout: Checkout) -> dict[str, float]:
     first, _ = checkout.train("usual", "train.steps=2")
-    told = {"--help": ["--help"], "check": ["check", "usual.toml"]}
-    return {**{name: checkout.seconds(*words)[0] for name, words in told.items()}, "first step": first}
+    commands = {"--help": ["--help"], "check": ["check", "usual.toml"]}
+    return {**{name: checkout.seconds(*words)[0] for name, words in commands.items()}, "first step": first}
 
 
 def loop(checkout: Checkout) -> dict[str, float]:

@@ -103,9 +103,10 @@ class _Prepared:
         return statistics.median(b - a for a, b in itertools.pairwise(times))
 
     def looped(self) -> float:
-        """Seconds a step as the event log tells them: feed, meter, log, control and all."""
+        """Return the seconds of a step by the event log, with prefetch, metrics, log and commands."""
         from trainkit.events.control import Server
         from trainkit.events.log import Tail
+        from trainkit.train.best import BestSoFar
         from trainkit.train.compilations import Compilations
         from trainkit.train.control import Commands, LiveSchedule
         from trainkit.train.loop import Job, train
@@ -143,6 +144,7 @@ class _Prepared:
             commands=Commands(server=server, signal=SimpleNamespace(received=None), log=self.log, schedule=schedule),
             log=self.log,
             checkpointing=checkpointing,
+            best=BestSoFar(self.recipe),
             evaluate=lambda state, step: None,
             sample=lambda state, step, prompts=None: None,
             statistics=lambda state, step: None,

@@ -587,7 +587,7 @@ def test_watch_means_the_runs_of_a_directory_unless_it_is_a_run_or_the_name_of_o
     for run in ("best", "runs/best", str(runs / "good"), "docs", "nowhere"):
         assert directory_of_runs(run) is None, run
     monkeypatch.chdir(runs.parent / "docs")
-    with pytest.raises(TrainkitError, match="there is no directory runs/ here"):
+    with pytest.raises(TrainkitError, match="there is no directory runs/ in "):
         directory_of_runs(None)
 
 

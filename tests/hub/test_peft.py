@@ -127,13 +127,13 @@ def test_layers_are_those_that_peft_would_take(tmp_path: Path, changes: dict[str
         ({"use_dora": True, "use_rslora": True}, "use_rslora and use_dora together"),
         ({"r": "8"}, 'r and lora_alpha are numbers above 0, found "8"'),
         ({"lora_alpha": 0}, "r and lora_alpha are numbers above 0"),
-        ({"target_modules": ["q_proj", "lm_head"]}, "layers that are not adapted here: lm_head"),
-        ({"target_modules": ["lm_head"]}, "layers that are not adapted here: lm_head"),
-        ({"target_modules": r".*\.(embed_tokens|q_proj)"}, "layers that are not adapted here: model.embed_tokens"),
+        ({"target_modules": ["q_proj", "lm_head"]}, "layers that trainkit does not adapt: lm_head"),
+        ({"target_modules": ["lm_head"]}, "layers that trainkit does not adapt: lm_head"),
+        ({"target_modules": r".*\.(embed_tokens|q_proj)"}, "layers that trainkit does not adapt: model.embed_tokens"),
         ({"base_quantization": {"load_in_8bit": True}}, "base_quantization"),
         ({"target_modules": None}, "target_modules names no layers: null"),
         ({"target_modules": "(q_proj"}, "is no pattern"),
-        ({"target_modules": r"model\.layers\.0\..*q_proj"}, "attention.query of 1 of the 2 blocks only"),
+        ({"target_modules": r"model\.layers\.0\..*q_proj"}, "attention.query in 1 of the 2 blocks only"),
     ],
 )
 def test_what_is_not_to_be_had_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], told: str) -> None:

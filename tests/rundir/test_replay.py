@@ -37,7 +37,7 @@ def as_of(run: Path, step: int) -> View:
 
 def facts(view: View) -> tuple[object, ...]:
     losses = view.series.get("train/loss")
-    return view.step, view.told, list(losses.values) if losses else [], len(view.checkpoints), len(view.samples)
+    return view.step, view.entries, list(losses.values) if losses else [], len(view.checkpoints), len(view.samples)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -83,14 +83,15 @@ def directory_of_runs(text: str | None) -> Path | None:
     """Return the directory of runs that `text` names, by default `runs/`; None where it names a run.
 
     Raises:
-        TrainkitError: `text` is None, and there is no `runs/` here.
+        TrainkitError: `text` is None, and there is no `runs/`.
     """
     from trainkit.rundir.summary import is_run
 
     path = RUNS if text is None else Path(text)
     if text is None and not path.is_dir():
         raise TrainkitError(
-            f"there is no directory {RUNS}/ here", hint="start a run: trainkit run RECIPE   or name a directory of runs"
+            f"there is no directory {RUNS}/ in {Path.cwd()}",
+            hint="start a run: trainkit run RECIPE   or name a directory of runs",
         )
     if is_run(path) or (text is not None and (is_run(RUNS / text) or not runs_in(path))):
         return None
@@ -114,5 +115,5 @@ def _nearest(text: str) -> str:
     if near:
         return f"did you mean {' or '.join(near)}?"
     if names:
-        return f"runs here: {', '.join(names[:8])}{' …' if len(names) > 8 else ''}"
+        return f"runs in {RUNS}/: {', '.join(names[:8])}{' …' if len(names) > 8 else ''}"
     return f"there are no runs in {RUNS.absolute()}; start one: trainkit run RECIPE"

@@ -22,7 +22,9 @@ def compare(runs: Annotated[list[str], typer.Argument(metavar="RUN RUN…", help
     from trainkit.rundir.recipes import differing
 
     if len(runs) < 2:
-        raise TrainkitError("one run is nothing to compare", hint=f"name another: trainkit compare {runs[0]} RUN")
+        raise TrainkitError(
+            "compare needs at least two runs, found one", hint=f"name another: trainkit compare {runs[0]} RUN"
+        )
     directories = [run_directory(run) for run in runs]
     recipes = [_values(recipe_of(directory).recipe) for directory in directories]
     views = [view_of(directory) for directory in directories]
@@ -30,7 +32,7 @@ def compare(runs: Annotated[list[str], typer.Argument(metavar="RUN RUN…", help
     lines = align([head, *([neutralise(cell) for cell in row] for row in results(views))])
     keys = differing(recipes)
     if not keys:
-        return "\n".join([*lines, "", "their recipes are equal but for their names"])
+        return "\n".join([*lines, "", "their recipes are the same, except for their names"])
     rows = [(key, *(neutralise(recipe.get(key, "–")) for recipe in recipes)) for key in keys]
     return "\n".join([*lines, "", *align([("RECIPE", *head[1:]), *rows])])
 

@@ -24,26 +24,26 @@ def runs(
 
     if not directory.is_dir():
         raise TrainkitError(
-            "there is no such directory",
+            "the directory does not exist",
             where=str(directory),
             hint="name the directory of your runs, or start one: trainkit run RECIPE makes runs/",
         )
     listing = RunList(directory)
     listing.read()
-    found = [
+    shown = [
         (name, reader.facts, reader.kept)
         for name, reader in listing.summaries.items()
         if reader.facts is not None and is_run(reader.directory)
     ]
-    if not found:
+    if not shown:
         if is_run(directory):
             return f"{directory} is a run itself: trainkit watch {directory}"
         return f"no runs in {directory}"
-    found.sort(key=lambda run: run[1].last_event or 0.0)
+    shown.sort(key=lambda run: run[1].last_event or 0.0)
     now = time.time()
     rows: list[tuple[str, ...]] = [("RUN", "STATE", "STEP", "LOSS", "LAST EVENT", "KEPT")]
-    rows += [(*_row(name, summary, now), ", ".join(map(str, kept))) for name, summary, kept in found]
-    if not any(kept for _, _, kept in found):
+    rows += [(*_row(name, summary, now), ", ".join(map(str, kept))) for name, summary, kept in shown]
+    if not any(kept for _, _, kept in shown):
         rows = [row[:-1] for row in rows]
     return "\n".join(align(rows))
 

@@ -104,8 +104,8 @@ class Watch:
         self._losses.add(loss)
         if not self._episodes["loss-spike"].begins(wrong=score > SPIKE, normal=score < NORMAL):
             return []
-        told = f"{format_quantity(loss)}, where the median of the last steps is {format_quantity(median)}"
-        return [("loss-spike", f"the loss of step {step} is {told} (robust z-score {score:.1f})")]
+        comparison = f"{format_quantity(loss)}, where the median of the last steps is {format_quantity(median)}"
+        return [("loss-spike", f"the loss of step {step} is {comparison} (robust z-score {score:.1f})")]
 
     def _norm(self, step: int, norm: float) -> list[Alert]:
         median = math.exp(self._norms.median)
@@ -113,8 +113,10 @@ class Watch:
         self._norms.add(math.log(norm))
         if not self._episodes["gradient-explosion"].begins(wrong=score > SPIKE, normal=score < NORMAL):
             return []
-        told = f"{format_quantity(norm)}, {norm / median:.1f} times the median of the last steps"
-        return [("gradient-explosion", f"the gradient's norm at step {step} is {told} (robust z-score {score:.1f})")]
+        comparison = f"{format_quantity(norm)}, {norm / median:.1f} times the median of the last steps"
+        return [
+            ("gradient-explosion", f"the gradient's norm at step {step} is {comparison} (robust z-score {score:.1f})")
+        ]
 
     def _share(self, step: int, share: float) -> list[Alert]:
         self._shares.add(min(1.0, share))
@@ -142,8 +144,8 @@ class Watch:
         if not evaluations.add(step, values[metric]):
             return []
         newest, best = format_quantity(values[metric]), format_quantity(evaluations.best)
-        told = f"the last {RISING} losses are above the best one, {best}; at step {step} it is {newest}"
-        return [("validation-rising", f"{name}: {told}")]
+        comparison = f"the last {RISING} losses are above the best one, {best}; at step {step} it is {newest}"
+        return [("validation-rising", f"{name}: {comparison}")]
 
 
 def disk_alert(path: Path, needed_bytes: int) -> str | None:

@@ -134,10 +134,10 @@ class _Open:
     def pack(self, end: int) -> None:
         """Make buckets of the step events since the last ones."""
         for name in dict.fromkeys(name for _, metrics in self.block for name in metrics):
-            told = [(step, metrics[name]) for step, metrics in self.block if name in metrics]
+            points = [(step, metrics[name]) for step, metrics in self.block if name in metrics]
             if name not in self.series:
                 self.series[name] = Series(stride=self.stride, limit=None)
-            self.series[name].pack([step for step, _ in told], [float(value) for _, value in told])
+            self.series[name].pack([step for step, _ in points], [float(value) for _, value in points])
         self.blocks.append((self.last, end))
         self.block = []
 
@@ -204,7 +204,7 @@ class Writer:
         end = sum(self._line)
         to.pack(end)
         if not to.others.isdisjoint(to.series):
-            self._give_up()  # which of two events told a metric last is not in buckets
+            self._give_up()  # buckets do not say which of two events had a metric last
             return
         kept = [*to.kept, self._line] if self._stepped else to.kept
         stretch = Stretch(
@@ -237,9 +237,9 @@ class Writer:
 
 
 def _record(stretch: Stretch, digest: int) -> bytes:
-    told = {name: value for name, value in vars(stretch).items() if name not in ("series", "lines")}
+    fields = {name: value for name, value in vars(stretch).items() if name not in ("series", "lines")}
     metrics = {name: len(series) for name, series in stretch.series.items()}
-    head = json.dumps({**told, "digest": digest, "metrics": metrics}).encode()
+    head = json.dumps({**fields, "digest": digest, "metrics": metrics}).encode()
     arrays = (getattr(series, part) for series in stretch.series.values() for part in Series.FIELDS)
     body = b"".join((_HEAD.pack(len(head)), head, *arrays))
     return _RECORD.pack(_MAGIC, len(body), zlib.crc32(body)) + body

@@ -61,7 +61,7 @@ class EventLog:
             event["metrics"] = {name: as_logged(value) for name, value in event["metrics"].items()}
         assert well_formed(event), event
         with self._writing:
-            event["t"] = round(time.time(), 3)  # here: of two threads the one that is told later has the later time
+            event["t"] = round(time.time(), 3)  # inside the lock, so that times rise from line to line
             line = json.dumps(event, ensure_ascii=False, allow_nan=False).encode(errors="replace") + b"\n"
             self._index.add(event, self._append(line), line)
             if self._echo:
@@ -96,7 +96,7 @@ class Tail:
         self._path = run_directory / NAME
         #: Bytes consumed; a later Tail that starts here continues without a gap.
         self.offset = offset
-        #: Whether another log was found there at the last poll: it is to be read anew.
+        #: Whether the last poll found another log there, which must be read from its beginning.
         self.replaced = False
         #: Which file the log was when it was last read.
         self._file: tuple[int, int] | None = None
@@ -110,16 +110,16 @@ class Tail:
                 return events
 
     def placed(self, *, limit_bytes: int) -> list[tuple[int, Event]]:
-        """As `poll`, each event with the byte at which its line begins. No line is begun beyond the limit."""
+        """As `poll`, each event with the byte at which its line begins. No line begins beyond the limit."""
         try:
             # most looks find nothing new, and then open nothing
             if self._as_left(self._path.stat()):
                 self.replaced = False
                 return []
             with self._path.open("rb") as file:
-                found = os.fstat(file.fileno())
-                self.replaced = is_replaced(found, self._file, self.offset)
-                self._file = file_of(found)
+                status = os.fstat(file.fileno())
+                self.replaced = is_replaced(status, self._file, self.offset)
+                self._file = file_of(status)
                 file.seek(self.offset)
                 chunk = file.read(limit_bytes)
                 while chunk and b"\n" not in chunk and (more := file.read(limit_bytes)):
@@ -134,19 +134,19 @@ class Tail:
         """Bytes of the log that have not been consumed."""
         return max(0, _size(self._path) - self.offset)
 
-    def _as_left(self, found: os.stat_result) -> bool:
-        return found.st_size == self.offset and self._file == file_of(found)
+    def _as_left(self, status: os.stat_result) -> bool:
+        return status.st_size == self.offset and self._file == file_of(status)
 
 
-def file_of(found: os.stat_result) -> tuple[int, int]:
+def file_of(status: os.stat_result) -> tuple[int, int]:
     """Which file it is, whatever its name."""
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
-def is_replaced(found: os.stat_result, file: tuple[int, int] | None, offset: int) -> bool:
+def is_replaced(status: os.stat_result, file: tuple[int, int] | None, offset: int) -> bool:
     """Whether another log stands where `offset` bytes of `file` were read, None where that has never been opened:
     one that is another file, or that has become shorter. It is to be read anew."""
-    return found.st_size < offset or file not in (None, file_of(found))
+    return status.st_size < offset or file not in (None, file_of(status))
 
 
 def read(run_directory: Path) -> list[Event]:

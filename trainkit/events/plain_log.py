@@ -15,7 +15,7 @@ from trainkit.text import format_bytes, format_count, format_duration, format_qu
 
 #: Seconds of the log's own time between two step lines, and between two lines about the growth of a cache.
 EVERY_SECONDS = 10.0
-#: Predictions of a sample that are told.
+#: Predictions of a sample that are printed.
 PREDICTIONS = 5
 
 
@@ -26,50 +26,50 @@ def as_json(event: Event) -> str:
 
 def line(event: Event) -> str | None:
     """One event as it is printed, with the time of day before it; None where a person need not read it."""
-    told = text(event)
-    return None if told is None else f"{time.strftime('%H:%M:%S', time.localtime(event['t']))}  {told}"
+    words = text(event)
+    return None if words is None else f"{time.strftime('%H:%M:%S', time.localtime(event['t']))}  {words}"
 
 
 def text(event: Event) -> str | None:
     """One event in words, without the time; None where a person need not read it. Several lines for samples."""
     match event["type"]:
         case "run_started":
-            told = f"run {event['name']}, attempt {event['attempt']}, process {event['pid']} on {event['host']}"
+            words = f"run {event['name']}, attempt {event['attempt']}, process {event['pid']} on {event['host']}"
             if event["resumed_from"] is not None:
-                told += f", resumed from step {event['resumed_from']}"
+                words += f", resumed from step {event['resumed_from']}"
         case "planned":
-            told = _planned(event)
+            words = _planned(event)
         case "cache_progress":
-            told = _cache(event)
+            words = _cache(event)
         case "compiled":
-            told = f"compiled {event['what']} in {event['seconds']:.1f} s"
+            words = f"compiled {event['what']} in {event['seconds']:.1f} s"
         case "step":
-            told = f"step {event['step']}{_metrics(event['metrics'])}"
+            words = f"step {event['step']}{_metrics(event['metrics'])}"
         case "evaluated":
-            told = f"evaluated {event['name']} at step {event['step']}{_evaluation(event)}  ({event['seconds']:.1f} s)"
+            words = f"evaluated {event['name']} at step {event['step']}{_evaluation(event)}  ({event['seconds']:.1f} s)"
         case "sampled":
-            told = f"sample at step {event['step']}: {event['prompt']!r}\n{_indented(event['text'])}{_seen(event)}"
+            words = f"sample at step {event['step']}: {event['prompt']!r}\n{_indented(event['text'])}{_seen(event)}"
         case "checkpoint_saved":
             size, seconds = format_bytes(event["bytes"]), event["seconds"]
-            told = f"saved {event['path']} ({event['kind']}, {size}, {seconds:.1f} s)"
+            words = f"saved {event['path']} ({event['kind']}, {size}, {seconds:.1f} s)"
         case "exported":
             size, seconds = format_bytes(event["bytes"]), event["seconds"]
-            told = f"exported {event['path']} ({event['format']}, {size}, {seconds:.1f} s), read back: "
-            told += f"logits differ by {event['difference']:.1e}" if event["difference"] else "the same"
+            words = f"exported {event['path']} ({event['format']}, {size}, {seconds:.1f} s), read back: "
+            words += f"logits differ by {event['difference']:.1e}" if event["difference"] else "the same"
         case "control":
-            told = f"{event['command']}: {event['detail']}"
+            words = f"{event['command']}: {event['detail']}"
         case "alert":
-            told = f"ALERT {event['kind']}: {event['message']}"
+            words = f"ALERT {event['kind']}: {event['message']}"
         case "log":
-            told = event["message"] if event["level"] == "info" else f"{event['level'].upper()} {event['message']}"
+            words = event["message"] if event["level"] == "info" else f"{event['level'].upper()} {event['message']}"
         case "run_finished":
-            told = f"{event['status']} at step {event['step']}"
+            words = f"{event['status']} at step {event['step']}"
             if event["status"] == "finished" and event["exit_code"]:
-                told = f"nothing was trained: the run is still {told}"
-            told += f": {event['message']}" if event["message"] else ""
+                words = f"nothing was trained: the run is still {words}"
+            words += f": {event['message']}" if event["message"] else ""
         case _:
             return None
-    return neutralise(told)
+    return neutralise(words)
 
 
 class PlainLog:
@@ -101,7 +101,7 @@ class PlainLog:
                 self._total = event.get("total_steps") or self._total
         held, self._held = (self._held, None) if event["type"] == "run_finished" else (None, self._held)
         told = line(event)
-        # lines have been printed since that step: it is told with the time at which it is
+        # lines have been printed since that step: it is printed with the time at which that happens
         return ([self._tell({**held, "t": event["t"]})] if held else []) + ([told] if told is not None else [])
 
     def _step(self, event: Event) -> list[str]:
@@ -121,7 +121,7 @@ class PlainLog:
 
 
 def _metrics(metrics: Mapping[str, float | str]) -> str:
-    told = ""
+    words = ""
     for name, label, form in (
         ("train/loss", "loss", format_quantity),
         ("optimizer/learning_rate", "lr", lambda value: f"{value:.2e}"),
@@ -130,31 +130,31 @@ def _metrics(metrics: Mapping[str, float | str]) -> str:
         ("throughput/mfu", "MFU", lambda value: f"{value:.1%}"),
     ):
         if name in metrics:
-            told += f"  {label} {form(number(metrics[name]))}" if label else f"  {form(number(metrics[name]))}"
-    return told
+            words += f"  {label} {form(number(metrics[name]))}" if label else f"  {form(number(metrics[name]))}"
+    return words
 
 
 def _evaluation(event: Event) -> str:
-    words = {"loss": "loss", "perplexity": "perplexity", "bits_per_byte": "bits per byte"}
-    told = ""
+    labels = {"loss": "loss", "perplexity": "perplexity", "bits_per_byte": "bits per byte"}
+    words = ""
     for name, value in event["metrics"].items():
         last = name.removeprefix(f"validation/{event['name']}/")
         if "/" in last:  # one of many parts of a metric, such as a class or the cell of a confusion matrix
             continue
-        told += f"  {words.get(last, last.replace('_', ' '))} {format_quantity(number(value))}"
-    return told
+        words += f"  {labels.get(last, last.replace('_', ' '))} {format_quantity(number(value))}"
+    return words
 
 
 def _planned(event: Event) -> str:
     plan: dict[str, Any] = event["plan"]
-    told = f"planned {event['total_steps']:,} steps"
+    words = f"planned {event['total_steps']:,} steps"
     if "tokens_per_step" in plan:
         # without a length of sequences, an example counts as one token
         unit = "tokens" if plan.get("sequence_length", 0) is not None else "examples"
-        told += f" of {format_count(plan['tokens_per_step'])} {unit}"
+        words += f" of {format_count(plan['tokens_per_step'])} {unit}"
     if "parameters" in plan:
-        told += f", {format_count(plan['parameters'])} parameters"
-    return f"{told}, on {', '.join(event['devices'])}"
+        words += f", {format_count(plan['parameters'])} parameters"
+    return f"{words}, on {', '.join(event['devices'])}"
 
 
 def _cache(event: Event) -> str:
@@ -173,26 +173,26 @@ def predictions(event: Event) -> list[tuple[str, float]]:
 
     Raises ValueError where they are not in pairs of a text and a number.
     """
-    found = []
+    pairs = []
     for pair in event.get("predictions", ()):
         match pair:
             case [str(label), int() | float() as probability] if not isinstance(probability, bool):
-                found.append((one_line(label), float(probability)))
+                pairs.append((one_line(label), float(probability)))
             case _:
                 raise ValueError("a prediction is a label and a probability")
-    return found
+    return pairs
 
 
 def _seen(event: Event) -> str:
     """Of a sample that is more than text: what was predicted, whether that is right, and where its image is."""
-    told = [f"{label} {probability:.1%}" for label, probability in predictions(event)[:PREDICTIONS]]
-    if told and "expected" in event:
+    parts = [f"{label} {probability:.1%}" for label, probability in predictions(event)[:PREDICTIONS]]
+    if parts and "expected" in event:
         right = predictions(event)[0][0] == one_line(event["expected"])
-        told.append(f"right: {event['expected']}" if right else f"wrong: expected {event['expected']}")
+        parts.append(f"right: {event['expected']}" if right else f"wrong: expected {event['expected']}")
     elif "expected" in event:
-        told.append(f"expected {event['expected']}")
-    told += [f"image {event['image']}"] if "image" in event else []
-    return "\n    " + one_line(", ".join(told)) if told else ""
+        parts.append(f"expected {event['expected']}")
+    parts += [f"image {event['image']}"] if "image" in event else []
+    return "\n    " + one_line(", ".join(parts)) if parts else ""
 
 
 def _indented(sample: str) -> str:

@@ -152,7 +152,7 @@ def _sampled(view: View, event: Event) -> None:
     image, expected = event.get("image", ""), one_line(event.get("expected", ""))
     prompt, text = neutralise(event["prompt"]), neutralise(event["text"])
     view.samples.append(SampleText(event["step"], prompt, text, image, tuple(plain_log.predictions(event)), expected))
-    view.told += 1
+    view.entries += 1
 
 
 def _checkpoint_started(view: View, event: Event) -> None:
@@ -206,7 +206,7 @@ def _add_line(view: View, event: Event) -> None:
         case "run_finished" if event["status"] == "failed" or (event["status"] == "finished" and event["exit_code"]):
             level = "error"
     view.log.append(LogLine(event["t"], level, text))
-    view.told += 1
+    view.entries += 1
 
 
 _FOLDS: dict[str, Callable[[View, Event], None]] = {

@@ -115,20 +115,20 @@ _OF_KIND = {kind: fields | OPTIONAL.get(kind, {}) for kind, fields in FIELDS.ite
 FOREIGN = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError)
 
 
-def well_formed(found: object) -> bool:
+def well_formed(event: object) -> bool:
     """Whether it has what every event has, and nothing in a field that no version of this schema puts there.
 
     An attempt must also say from where it begins: what readers make of all events before it depends on that.
     """
-    if not isinstance(found, dict):
+    if not isinstance(event, dict):
         return False
-    kind = found.get("type")
+    kind = event.get("type")
     of_kind = _OF_KIND.get(kind, {}) if isinstance(kind, str) else {}
     return (
-        all(_fits(found.get(field), types) for field, types in COMMON.items())
-        and found["t"] < _LAST_SECOND
-        and (kind != "run_started" or "resumed_from" in found)
-        and all(_fits(found[field], types) for field, types in of_kind.items() if field in found)
+        all(_fits(event.get(field), types) for field, types in COMMON.items())
+        and event["t"] < _LAST_SECOND
+        and (kind != "run_started" or "resumed_from" in event)
+        and all(_fits(event[field], types) for field, types in of_kind.items() if field in event)
     )
 
 

@@ -69,7 +69,7 @@ class Series:
         return len(self.steps)
 
     def add(self, step: float, value: float) -> None:
-        """Append; a step told again replaces what was told from there on."""
+        """Append a value. A step that was added before replaces everything from it on."""
         if self.steps and step <= self.steps[-1]:
             self.cut(step - 1)
         self.version += 1
@@ -213,5 +213,5 @@ def _alone(step: float, value: float) -> tuple[float, ...]:
 
 
 def _extreme(best: Callable[..., float | None], values: array[float], steps: array[float]) -> Extreme | None:
-    found = best(filter(isfinite, values), default=None)
-    return None if found is None else Extreme(found, steps[values.index(found)])
+    value = best(filter(isfinite, values), default=None)
+    return None if value is None else Extreme(value, steps[values.index(value)])

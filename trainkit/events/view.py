@@ -139,8 +139,8 @@ class View:
     markers: deque[Marker] = field(default_factory=lambda: deque(maxlen=10_000))
     samples: deque[SampleText] = field(default_factory=lambda: deque(maxlen=64))
     log: deque[LogLine] = field(default_factory=lambda: deque(maxlen=500))
-    #: Grows with every line and every sample, so that a panel knows whether it is out of date.
-    told: int = 0
+    #: Lines and samples so far, so that a panel knows whether it is out of date.
+    entries: int = 0
     alerts: deque[LogLine] = field(default_factory=lambda: deque(maxlen=100))
     checkpoints: list[SavedCheckpoint] = field(default_factory=list)
     pace: Pace = field(default_factory=Pace)
@@ -206,7 +206,7 @@ def alive(view: View) -> bool:
 
 
 def resuming(view: View, run_directory: Path) -> bool:
-    """Whether a process of this host has begun another attempt, of which the log says nothing yet."""
+    """Whether a process of this host has started another attempt that is not in the log yet."""
     holder = lock_holder(run_directory) if view.host == socket.gethostname() else None
     return holder is not None and holder != view.pid
 

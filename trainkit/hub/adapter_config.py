@@ -152,20 +152,20 @@ def look_up(pretrained: str, revision: str | None, *, tables: Mapping[str, Any])
             "a trained adapter needs the model that it was trained on, and [model] begins at random",
             hint=f'[model] pretrained = "{read_object(directory / FILE).get("base_model_name_or_path") or "…"}"',
         )
-    found = read(directory, spec)
-    values = found.model_dump(include={"rank", "alpha", "variant"}) | {"targets": list(found.targets)}
-    said = tables["adapter"].get("targets")
-    if said is not None and _layers(said, spec) == list(found.targets):
-        values["targets"] = said
-    if found.base != "none":
-        values["base"] = found.base
+    settings = read(directory, spec)
+    values = settings.model_dump(include={"rank", "alpha", "variant"}) | {"targets": list(settings.targets)}
+    targets = tables["adapter"].get("targets")
+    if targets is not None and _layers(targets, spec) == list(settings.targets):
+        values["targets"] = targets
+    if settings.base != "none":
+        values["base"] = settings.base
     here = find.local(pretrained, kind=find.ADAPTER) is not None
     return PretrainedCheckpoint(
         values=values,
         pretrained=str(directory) if here else pretrained,
         revision=commit,
         config=str(directory / FILE) if here else f"{pretrained}/{FILE}",
-        changeable=frozenset({"base"}) if found.base != "none" else frozenset(),
+        changeable=frozenset({"base"}) if settings.base != "none" else frozenset(),
         section="adapter",
     )
 
@@ -176,9 +176,10 @@ def other_base(directory: Path, spec: Transformer) -> str | None:
 
     Only the last part of a path or hub id is compared.
     """
-    said = read_object(directory / FILE).get("base_model_name_or_path")
-    ours = spec.pretrained
-    return said if isinstance(said, str) and said and ours and PurePath(said).name != PurePath(ours).name else None
+    theirs, ours = read_object(directory / FILE).get("base_model_name_or_path"), spec.pretrained
+    if not (isinstance(theirs, str) and theirs and ours):
+        return None
+    return theirs if PurePath(theirs).name != PurePath(ours).name else None
 
 
 def names(spec: Transformer) -> dict[str, TensorName]:
@@ -198,20 +199,20 @@ def _targets(config: Mapping[str, Any], spec: Transformer, where: str) -> tuple[
     beyond = [path for path in _not_adapted(spec) if chosen(path) and not left_out(path)]
     if beyond and str(config["target_modules"]).lower() != "all-linear":
         raise TrainkitError(
-            f"the adapter has layers that are not adapted here: {', '.join(beyond)}", where=where, hint=_MERGE
+            f"the adapter has layers that trainkit does not adapt: {', '.join(beyond)}", where=where, hint=_MERGE
         )
-    found: list[str] = []
+    layers: list[str] = []
     for layer, name in names(spec).items():
         paths = [name.at((i,)).removesuffix(".weight") for i in range(spec.layers)]
         meant = sum(chosen(path) and not left_out(path) for path in paths)
         if 0 < meant < spec.layers:
             raise TrainkitError(
-                f"the adapter has {layer} of {meant} of the {spec.layers} blocks only, which there is not here",
+                f"the adapter has {layer} in {meant} of the {spec.layers} blocks only, which trainkit does not support",
                 where=where,
                 hint=_MERGE,
             )
-        found += [layer] if meant else []
-    if not found:
+        layers += [layer] if meant else []
+    if not layers:
         first = next(iter(names(spec).values())).at((0,)).removesuffix(".weight")
         raise TrainkitError(
             f"the adapter has no layer of this model ({family_of_spec(spec).type}), such as {first}:"
@@ -219,7 +220,7 @@ def _targets(config: Mapping[str, Any], spec: Transformer, where: str) -> tuple[
             where=where,
             hint=f"it is for {config.get('base_model_name_or_path') or 'another model'}",
         )
-    return tuple(found)
+    return tuple(layers)
 
 
 def _not_adapted(spec: Transformer) -> list[str]:
@@ -230,21 +231,21 @@ def _not_adapted(spec: Transformer) -> list[str]:
     return [name.at((0, 0)[: name.stacked]).removesuffix(".weight") for name in others if "norm" not in name.ours]
 
 
-def _matcher(said: Any, key: str, where: str) -> Callable[[str], bool]:
+def _matcher(value: Any, key: str, where: str) -> Callable[[str], bool]:
     """Whether a layer's whole name is meant, as PEFT decides it."""
-    if isinstance(said, str):
-        if said.lower() == "all-linear":
+    if isinstance(value, str):
+        if value.lower() == "all-linear":
             return lambda path: True
         try:
-            pattern = re.compile(said)
+            pattern = re.compile(value)
         except re.error as error:
             raise TrainkitError(
-                f"{key} = {json.dumps(said)} is no pattern: {error}", where=where, hint=_LAYERS
+                f"{key} = {json.dumps(value)} is no pattern: {error}", where=where, hint=_LAYERS
             ) from error
         return lambda path: pattern.fullmatch(path) is not None
-    if not (isinstance(said, list) and all(isinstance(end, str) for end in said)):
-        raise TrainkitError(f"{key} names no layers: {json.dumps(said)}", where=where, hint=_LAYERS)
-    return lambda path: any(path == end or path.endswith(f".{end}") for end in said)
+    if not (isinstance(value, list) and all(isinstance(end, str) for end in value)):
+        raise TrainkitError(f"{key} names no layers: {json.dumps(value)}", where=where, hint=_LAYERS)
+    return lambda path: any(path == end or path.endswith(f".{end}") for end in value)
 
 
 def _layers(targets: Any, spec: Transformer) -> list[str] | None:

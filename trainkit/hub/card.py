@@ -116,7 +116,7 @@ def _card(
 ) -> str:
     front = [f"library_name: {library}", f"pipeline_tag: {pipeline}", "tags:", "- trainkit"]
     front += [f"- {tag}" for tag in tags] + ([f"base_model: {made.base}"] if made.base else [])
-    told = f"as it was after step {made.step:,} of its training with trainkit {trainkit.__version__}{origin}."
+    state = f"as it was after step {made.step:,} of its training with trainkit {trainkit.__version__}{origin}."
     recipe = ["## Recipe", "", "```toml", made.recipe.rstrip(), "```"]
     lines = [
         "---",
@@ -125,7 +125,7 @@ def _card(
         "",
         f"# {made.name}",
         "",
-        f"{what}, {told}",
+        f"{what}, {state}",
         "",
         *notes,
         "```python",

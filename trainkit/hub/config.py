@@ -39,15 +39,15 @@ def read_config(directory: Path) -> Config:
 
 def family_of(config: Config, *, where: str) -> Family:
     """Return the family of a config.json. Raises TrainkitError where it is none of ours, with the names of ours."""
-    said = _architectures(config, where)
+    architectures = _architectures(config, where)
     for family in FAMILIES:
         if config.get("model_type") == family.model_type:
-            _check_architecture(said, family, where)
+            _check_architecture(architectures, family, where)
             return family
-    found = ", ".join(said) or "not said"
+    named = ", ".join(architectures) or "not named"
     supported = ", ".join(f"{family.model_type} ({family.architecture})" for family in FAMILIES)
     raise TrainkitError(
-        f"model_type = {json.dumps(config.get('model_type'))} (architecture {found}) is not supported",
+        f"model_type = {json.dumps(config.get('model_type'))} (architecture {named}) is not supported",
         where=where,
         hint=f"supported: {supported}",
     )
@@ -74,15 +74,15 @@ def spec_values(config: Config, family: Family, *, where: str) -> dict[str, Any]
         for key, value in config.items()
         if not (key in known or means_nothing(key, value))
     ]
-    said = {**family.defaults, **config}
+    stated = {**family.defaults, **config}
     values: dict[str, Any] = {"type": family.type}
     for theirs, ours in family.keys.items():
-        values[ours] = said.get(theirs)
-        if values[ours] is None and (problem := _without(theirs, ours, said, family)):
+        values[ours] = stated.get(theirs)
+        if values[ours] is None and (problem := _without(theirs, ours, stated, family)):
             wrong.append(problem)
     for part in family.parts:
         try:
-            values |= part.read(said)
+            values |= part.read(stated)
         except Unsupported as error:
             wrong.append(str(error))
     if wrong:
@@ -104,10 +104,10 @@ def untrained(config: Config, family: Family) -> list[str]:
 
     def value(key: str) -> Any:
         *tables, last = key.split(".")
-        found: Any = config
+        table: Any = config
         for name in tables:
-            found = found.get(name) or {}
-        return found.get(last, family.noise[key])
+            table = table.get(name) or {}
+        return table.get(last, family.noise[key])
 
     return [f"{key} = {json.dumps(value(key))}" for key in family.noise if value(key)]
 
@@ -119,17 +119,19 @@ def spec_of(config: Config, family: Family, *, where: str) -> Pretrained:
     try:
         return family.spec.model_validate(with_tuples(values))
     except ValidationError as error:
-        lines = [f"  {'.'.join(map(str, found['loc'])) or family.type}: {found['msg']}" for found in error.errors()]
+        lines = [
+            f"  {'.'.join(map(str, problem['loc'])) or family.type}: {problem['msg']}" for problem in error.errors()
+        ]
         raise TrainkitError("what the checkpoint says is no model:\n" + "\n".join(lines), where=where) from error
 
 
-def _without(theirs: str, ours: str, said: Config, family: Family) -> str | None:
+def _without(theirs: str, ours: str, stated: Config, family: Family) -> str | None:
     """Return what is wrong with a key that is null or missing, or None."""
     field = family.spec.model_fields[ours]
     # the model of a checkpoint must have these two, which a recipe may omit
     if field.is_required() or ours in ("vocab_size", "context_length"):
         return f"{theirs} is missing"
-    return f"{theirs} = null: it must say something" if theirs in said and field.default is not None else None
+    return f"{theirs} = null: it must say something" if theirs in stated and field.default is not None else None
 
 
 def config_of(model: Pretrained, *, vocab_size: int, sequence_length: int, dtype: str) -> Config:
@@ -165,19 +167,19 @@ def _classes_of(head: Head) -> Config:
 
 def head_of(config: Config, family: Family) -> Head:
     """Return the head that the checkpoint of a config.json has; one that predicts tokens where it does not say."""
-    said = {name.lower() for name in config.get("architectures") or []}
+    architectures = {name.lower() for name in config.get("architectures") or []}
     for kind, table in family.heads.items():
-        if table.architecture.lower() in said:
+        if table.architecture.lower() in architectures:
             names = config.get("id2label") or {}
             # transformers leaves two classes without names out
             return Head(kind, len(names) or int(config.get("num_labels", 2)), tuple(map(str, names.values())))
     return TOKENS
 
 
-def other_width(found: int, wanted: int, where: str) -> TrainkitError:
+def other_width(classes: int, wanted: int, where: str) -> TrainkitError:
     """Return the error of a head that has other classes than the task."""
     return TrainkitError(
-        f"the head of the checkpoint has {found} classes, and the task has {wanted}",
+        f"the head of the checkpoint has {classes} classes, and the task has {wanted}",
         where=where,
         hint="begin with a new last layer, [task] new_head = true, or give the classes that the checkpoint has",
     )
@@ -210,19 +212,19 @@ def family_of_spec(model: Pretrained) -> Family:
 
 
 def _architectures(config: Config, where: str) -> list[str]:
-    said = config.get("architectures") or []
-    if not (isinstance(said, list) and all(isinstance(name, str) for name in said)):
-        raise TrainkitError(f"architectures = {json.dumps(said)} are no names", where=where)
-    return said
+    architectures = config.get("architectures") or []
+    if not (isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)):
+        raise TrainkitError(f"architectures = {json.dumps(architectures)} are no names", where=where)
+    return architectures
 
 
-def _check_architecture(said: list[str], family: Family, where: str) -> None:
+def _check_architecture(architectures: list[str], family: Family, where: str) -> None:
     tables = family.heads.values()
     known = {family.architecture, family.base_architecture, *(table.architecture for table in tables)}
     # MPT's own files write it in capitals
-    if said and not {name.lower() for name in known} & {name.lower() for name in said}:
+    if architectures and not {name.lower() for name in known} & {name.lower() for name in architectures}:
         raise TrainkitError(
-            f"its architecture is {', '.join(said)}; it is not supported",
+            f"its architecture is {', '.join(architectures)}; it is not supported",
             where=where,
             hint=f"a head of another kind cannot be read; supported are {', '.join(sorted(known))}",
         )

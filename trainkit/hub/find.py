@@ -118,9 +118,9 @@ def _fetch(pretrained: str, fetch: Callable[[], T], kind: Kind) -> T:
     # the hub's client and its HTTP library raise exceptions of their own
     except Exception as error:
         cause = error.__cause__ or error  # the client's own message is too general
-        said = str(cause).strip().splitlines() or [type(cause).__name__]
+        lines = str(cause).strip().splitlines() or [type(cause).__name__]
         raise TrainkitError(
-            f"'{pretrained}' is no directory here, and could not be fetched from the Hugging Face hub: {said[0]}",
+            f"'{pretrained}' is not a directory, and could not be fetched from the Hugging Face hub: {lines[0]}",
             where=kind.key,
             hint="give a local directory, or look at the network, the name, and your token (HF_TOKEN) for private ones",
         ) from error

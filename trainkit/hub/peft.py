@@ -67,11 +67,11 @@ def read(directory: Path, shapes: PyTree, spec: Transformer) -> Numbers:
         named = read_object(directory / adapter_config.FILE).get("base_model_name_or_path")
         hint = f"the adapter says that it is for {named}" if named else "it is for another model"
         raise TrainkitError(error.problem, where=error.where, hint=hint) from None
-    found: dict[str, dict[str, np.ndarray]] = {}
+    by_layer: dict[str, dict[str, np.ndarray]] = {}
     for name, leaf, like in leaves:
         parts = [tensors.view(key).T.astype(np.float32) for key in keys(name, leaf, like.shape)]
-        found.setdefault(name, {})[leaf] = np.stack(parts)
-    return found
+        by_layer.setdefault(name, {})[leaf] = np.stack(parts)
+    return by_layer
 
 
 def _leaves(layer: Adapted) -> Iterator[tuple[str, Any]]:
@@ -91,6 +91,6 @@ def _tensors(directory: Path) -> Tensors:
         pickled = (directory / "adapter_model.bin").is_file()
         why = "its weights are pickled: such a file may run any code when it is read" if pickled else "there is none"
         raise TrainkitError(f"no {WEIGHTS} to be read: {why}", where=str(directory))
-    found = read_header(file)
+    leaves = read_header(file)
     # PEFT has written both names
-    return Tensors({name.replace("magnitude_vector.weight", "magnitude_vector"): t for name, t in found.items()})
+    return Tensors({name.replace("magnitude_vector.weight", "magnitude_vector"): t for name, t in leaves.items()})

@@ -84,9 +84,9 @@ def _notes_on_model(recipe: Recipe) -> list[str]:
     notes = [f"the checkpoint asks for {', '.join(noise)}; trainkit trains without noise"] if noise else []
     head, wanted = head_of(config, family), recipe.model.head
     if wanted.kind != "tokens" and head.kind != wanted.kind:
-        said = ", ".join(config.get("architectures") or []) or "of no architecture that it names"
+        named = ", ".join(config.get("architectures") or []) or "of no architecture that it names"
         notes.append(
-            f"the checkpoint is {said}: what it lacks of {family.architecture_of(wanted.kind)} begins at random"
+            f"the checkpoint is {named}: what it lacks of {family.architecture_of(wanted.kind)} begins at random"
         )
     elif wanted.new:
         notes.append(

@@ -166,18 +166,18 @@ def read_header(file: Path) -> dict[str, Tensor]:
 
 def _tensor(file: Path, name: str, entry: Any, data: int, size: int) -> Tensor:
     try:
-        shape, (begin, end), said = tuple(entry["shape"]), entry["data_offsets"], entry["dtype"]
+        shape, (begin, end), dtype = tuple(entry["shape"]), entry["data_offsets"], entry["dtype"]
         right = all(type(n) is int and n >= 0 for n in (*shape, begin, end))
     except (KeyError, TypeError, ValueError):
         right = False
     if not right:
         raise _damaged(f"the header says of the tensor {name} neither dtype, shape nor place as it should", file)
-    if said not in DTYPES:
-        raise _damaged(f"the tensor {name} has the dtype {said}, which is none of {', '.join(DTYPES)}", file)
-    tensor = Tensor(file, shape, DTYPES[said], data + begin)
+    if dtype not in DTYPES:
+        raise _damaged(f"the tensor {name} has the dtype {dtype}, which is none of {', '.join(DTYPES)}", file)
+    tensor = Tensor(file, shape, DTYPES[dtype], data + begin)
     if tensor.nbytes != end - begin:
         raise _damaged(
-            f"the tensor {name}, {said}{list(shape)}, takes {tensor.nbytes:,} bytes, and has {end - begin:,}", file
+            f"the tensor {name}, {dtype}{list(shape)}, takes {tensor.nbytes:,} bytes, and has {end - begin:,}", file
         )
     if data + end > size:
         problem = f"it is cut off: the tensor {name} ends at byte {data + end:,}, the file at {size:,}"

@@ -102,7 +102,7 @@ def _entry(
     fetch: Callable[[Any], np.ndarray],
 ) -> TensorEntry:
     def numbers() -> np.ndarray:
-        found = fetch(array)[at]
-        return (found.T if name.transposed else found).astype(dtype, copy=False)
+        part = fetch(array)[at]
+        return (part.T if name.transposed else part).astype(dtype, copy=False)
 
     return TensorEntry(tensor, name.tensor_shape(array.shape), dtype, numbers)

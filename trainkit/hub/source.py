@@ -54,8 +54,8 @@ class TensorSource:
         self.family = family_of(config, where=self.where)
         self.tensors = open_directory(directory)
         self.head, self.names = head, self.family.names_of(head.kind)
-        said = config.get("tie_word_embeddings", self.family.defaults.get("tie_word_embeddings"))
-        self.tied = bool(said)
+        tied = config.get("tie_word_embeddings", self.family.defaults.get("tie_word_embeddings"))
+        self.tied = bool(tied)
         bare = not any(name.startswith(self.family.prefix) for name in self.tensors)
         #: The family's name of a tensor -> its name in this checkpoint.
         self.called = {
@@ -91,32 +91,32 @@ class TensorSource:
                 where=self.where,
                 hint="the model is of another family than the checkpoint",
             )
-        found = {name: self.tensors[called].shape for name, called in self.called.items()}
+        shapes = {name: self.tensors[called].shape for name, called in self.called.items()}
         if self.head.kind != "tokens":
-            self._check_classes(found)
+            self._check_classes(shapes)
             leaves = {leaf: shape for leaf, shape in leaves.items() if not self.begins_at_random(leaf)}
             for name in self._of_heads(leaves):
-                found.pop(name, None)
+                shapes.pop(name, None)
         wanted = expected(self.names, leaves)
         for leaf in EMBEDDINGS:
             name = self.names[leaf].theirs
-            if leaf in leaves and name in found and found[name][1:] == wanted[name][1:]:
-                if found[name] != wanted[name] and not resize:
-                    raise _other_rows(found[name][0], wanted[name][0], self.where)
-                wanted[name] = found[name]
+            if leaf in leaves and name in shapes and shapes[name][1:] == wanted[name][1:]:
+                if shapes[name] != wanted[name] and not resize:
+                    raise _other_rows(shapes[name][0], wanted[name][0], self.where)
+                wanted[name] = shapes[name]
         if "output" not in leaves and self.tied:
-            found.pop(self.names["output"].theirs, None)
-        compare(wanted, found, where=self.where)
+            shapes.pop(self.names["output"].theirs, None)
+        compare(wanted, shapes, where=self.where)
         for name in wanted:
             kind = self.tensors[self.called[name]].dtype
             if not (np.issubdtype(kind, np.floating) or kind.name in ("bfloat16", "float8_e4m3fn", "float8_e5m2")):
                 raise TrainkitError(f"the tensor {name} is of {kind}: no numbers to train", where=self.where)
 
-    def _check_classes(self, found: Mapping[str, Shape]) -> None:
+    def _check_classes(self, shapes: Mapping[str, Shape]) -> None:
         """Raise TrainkitError where the checkpoint has a classifier of another width and no new one is asked for."""
         name = self.names[f"{CLASSIFIER}.output.weight"].theirs
-        if name in found and found[name][0] != self.head.width and not self.head.new:
-            raise other_width(found[name][0], self.head.width, self.where)
+        if name in shapes and shapes[name][0] != self.head.width and not self.head.new:
+            raise other_width(shapes[name][0], self.head.width, self.where)
 
     def _of_heads(self, leaves: Mapping[str, Shape]) -> set[str]:
         """Return the tensors of heads, that of this model and others, that none of these leaves is made of."""
@@ -194,9 +194,9 @@ class TensorSource:
         self.tensors.release(called, slice(*bounds[1 if name.transposed else 0]))
 
 
-def _other_rows(found: int, wanted: int, where: str) -> TrainkitError:
+def _other_rows(rows: int, wanted: int, where: str) -> TrainkitError:
     return TrainkitError(
-        f"the embedding of the checkpoint has {found:,} rows, and the model is to have {wanted:,}",
+        f"the embedding of the checkpoint has {rows:,} rows, and the model is to have {wanted:,}",
         where=where,
         hint="cut or widen it to the tokenizer: [model] resize_vocabulary = true",
     )
@@ -211,14 +211,14 @@ def expected(names: Mapping[str, TensorName], leaves: Mapping[str, Shape]) -> di
     }
 
 
-def compare(wanted: Mapping[str, Shape], found: Mapping[str, Shape], *, where: str) -> None:
+def compare(wanted: Mapping[str, Shape], shapes: Mapping[str, Shape], *, where: str) -> None:
     """Raise TrainkitError if tensors are missing, unknown or of another shape; it lists them with their shapes."""
-    missing = [f"{name} {list(shape)}" for name, shape in wanted.items() if name not in found]
-    extra = [f"{name} {list(shape)}" for name, shape in found.items() if name not in wanted]
+    missing = [f"{name} {list(shape)}" for name, shape in wanted.items() if name not in shapes]
+    extra = [f"{name} {list(shape)}" for name, shape in shapes.items() if name not in wanted]
     other = [
-        f"{name} {list(found[name])}, the model has {list(shape)}"
+        f"{name} {list(shapes[name])}, the model has {list(shape)}"
         for name, shape in wanted.items()
-        if name in found and found[name] != shape
+        if name in shapes and shapes[name] != shape
     ]
     kinds = (("missing", missing), ("not known", extra), ("of another shape", other))
     lines = [line for kind, which in kinds if which for line in (f"{len(which)} {kind}:", *_list(which))]

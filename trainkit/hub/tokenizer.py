@@ -48,9 +48,9 @@ def write(
         source: the run's directory, with the files that came with its tokenizer.
         begin: the tokens that training put before a text: so does, by itself, the tokenizer that is written.
         ends: the tokens that end a text, that of training first.
-        pad: the token that the model is said to be padded with; where None, the tokenizer's own `pad_token`.
+        pad: the token that the exported config names for padding; where None, the tokenizer's own `pad_token`.
         encoder: whether the model reads texts with the tokens that the tokenizer itself puts around them.
-        token_types: whether the model is told the texts of a pair apart.
+        token_types: whether the model has embeddings that tell the texts of a pair apart.
         name_pad: whether the tokenizer is to pad with `pad` where it has no such token itself.
         template: the chat template that training wrote conversations with; where None, what `source` has.
 
@@ -61,38 +61,38 @@ def write(
     (out / TOKENIZER).write_bytes(own)
     if template is None and (source / TEMPLATE).is_file():
         (out / TEMPLATE).write_bytes((source / TEMPLATE).read_bytes())
-    found = {**_config(codec, context_length, encoder=encoder), **read_object(source / CONFIG, missing_ok=True)}
+    config = {**_config(codec, context_length, encoder=encoder), **read_object(source / CONFIG, missing_ok=True)}
     # code of anyone's is never asked for
-    found.pop("auto_map", None)
+    config.pop("auto_map", None)
     if token_types:
-        found.setdefault("model_input_names", ["input_ids", "token_type_ids", "attention_mask"])
+        config.setdefault("model_input_names", ["input_ids", "token_type_ids", "attention_mask"])
     if name_pad and pad is not None:
-        found.setdefault("pad_token", codec.name(pad))
+        config.setdefault("pad_token", codec.name(pad))
     if template is not None:
-        found["chat_template"] = template
+        config["chat_template"] = template
     # some of transformers' tokenizers go by these, whatever the tokenizer's own file says
-    found |= {"add_bos_token": bool(begin), "add_eos_token": False, **_named(found, codec, begin, ends)}
-    (out / CONFIG).write_text(as_json(found), encoding="utf-8")
+    config |= {"add_bos_token": bool(begin), "add_eos_token": False, **_named(config, codec, begin, ends)}
+    (out / CONFIG).write_text(as_json(config), encoding="utf-8")
     if names := read_object(source / NAMES, missing_ok=True):
         others = {key: name for key, name in _named(names, codec, begin, ends).items() if key in names}
         (out / NAMES).write_text(as_json({**names, **others}), encoding="utf-8")
-    said = {
+    tokens = {
         "eos_token_id": ends[0] if len(ends) == 1 else list(ends),
         "bos_token_id": codec.beginning_of_text,
-        "pad_token_id": _pad_token(found, codec) if pad is None else pad,
+        "pad_token_id": _pad_token(config, codec) if pad is None else pad,
     }
-    known = {key: value for key, value in said.items() if value is not None}
+    known = {key: value for key, value in tokens.items() if value is not None}
     generation = read_object(source / GENERATION, missing_ok=True)
     generation.pop(IDS_ONLY, None)
     padded = {"pad_token_id": generation["pad_token_id"]} if generation.get("pad_token_id") is not None else {}
     (out / GENERATION).write_text(as_json({**generation, **known, **padded}), encoding="utf-8")
     # where a token is missing, config.json says null: transformers would take a number of the family's own
-    return said
+    return tokens
 
 
-def _pad_token(found: dict[str, Any], codec: LoadedTokenizer) -> int | None:
+def _pad_token(config: dict[str, Any], codec: LoadedTokenizer) -> int | None:
     """Return the tokenizer's own padding token, or the one that its exported config names."""
-    name = _content(found.get("pad_token"))
+    name = _content(config.get("pad_token"))
     return codec.padding if codec.padding is not None or name is None else codec.token_id(name)
 
 
@@ -116,21 +116,21 @@ def _beginning(path: Path, begin: Sequence[int]) -> bytes:
     return json.dumps(content, ensure_ascii=False, indent=2).encode()
 
 
-def _named(found: dict[str, Any], codec: LoadedTokenizer, begin: Sequence[int], ends: Sequence[int]) -> dict[str, str]:
+def _named(config: dict[str, Any], codec: LoadedTokenizer, begin: Sequence[int], ends: Sequence[int]) -> dict[str, str]:
     """Return the keys that a config needs so that `bos_token` is the token that begins a text, and `eos_token` one that
     ends it."""
     named = {}
-    if begin and _content(found.get("bos_token")) != codec.name(begin[0]):
+    if begin and _content(config.get("bos_token")) != codec.name(begin[0]):
         named["bos_token"] = codec.name(begin[0])
-    if _content(found.get("eos_token")) not in [codec.name(end) for end in ends]:
+    if _content(config.get("eos_token")) not in [codec.name(end) for end in ends]:
         named["eos_token"] = codec.name(codec.end_of_text)
     return named
 
 
 def _content(token: Any) -> str | None:
     """Return the name of a token in a config, which may be an object that contains it."""
-    said = token.get("content") if isinstance(token, dict) else token
-    return said if isinstance(said, str) else None
+    name = token.get("content") if isinstance(token, dict) else token
+    return name if isinstance(name, str) else None
 
 
 def _config(codec: LoadedTokenizer, context_length: int, *, encoder: bool) -> dict[str, Any]:

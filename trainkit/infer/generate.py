@@ -227,8 +227,8 @@ class Transcript:
         time."""
         # earlier text holds none
         begin = max(0, len(self.text) - self._longest)
-        found = [(place + len(stop), place) for stop in self._stop if (place := text.find(stop, begin)) >= 0]
-        return min(found)[1] if found else None
+        places = [(place + len(stop), place) for stop in self._stop if (place := text.find(stop, begin)) >= 0]
+        return min(places)[1] if places else None
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -92,8 +92,8 @@ class Generator:
     mesh: Mesh | None = None
     """The devices that the model lies on; one where not given."""
     remembers: bool = False
-    """Whether it keeps in memory what it has read and said last, for a prompt alone that begins with the same: what a
-    conversation repeats at every turn is then not read again."""
+    """Whether it keeps the keys and values of the last prompt and answer, for a single prompt that begins with the same
+    tokens: a conversation repeats them at every turn."""
 
     def __post_init__(self) -> None:
         self._last: _Text | None = None
@@ -146,10 +146,10 @@ class Generator:
         self, requests: Sequence[Request], *, max_tokens: int, sampling: Sampling, stop: Sequence[str] = ()
     ) -> list[Answer]:
         """Return the complete answers to all requests. Raises TrainkitError."""
-        found: dict[int, Answer] = {}
+        answers: dict[int, Answer] = {}
         for news in self.stream(requests, max_tokens=max_tokens, sampling=sampling, stop=stop):
-            found[news.number] = news.answer
-        return [found[number] for number in range(len(requests))]
+            answers[news.number] = news.answer
+        return [answers[number] for number in range(len(requests))]
 
     def _begin(self, requests: Sequence[Request], room: int, sampling: Sampling) -> tuple[Decoding, jax.Array]:
         # what fills the batch up has no tokens, and so has ended; a power of two, as with the lengths

@@ -134,8 +134,8 @@ class Sampler:
                 where="sample.chat" if isinstance(prompt, str) else "sample.prompts",
                 hint="put a chat_template.jinja beside the tokenizer, or give prompts as text",
             )
-        said = [ChatMessage(role="user", content=prompt)] if isinstance(prompt, str) else prompt
-        messages = [message.model_dump() for message in said]
+        conversation = [ChatMessage(role="user", content=prompt)] if isinstance(prompt, str) else prompt
+        messages = [message.model_dump() for message in conversation]
         try:
             return render(self._template, messages, add_generation_prompt=True), self._stop
         except TrainkitError as error:

@@ -62,21 +62,21 @@ def generation(directories: Iterable[Path]) -> Generation | None:
     path = next((directory / GENERATION for directory in directories if (directory / GENERATION).is_file()), None)
     if path is None:
         return None
-    found = {key: value for key, value in read_object(path).items() if value is not None}
-    if found.pop(IDS_ONLY, False):
+    config = {key: value for key, value in read_object(path).items() if value is not None}
+    if config.pop(IDS_ONLY, False):
         return None
-    sampled = found.pop("do_sample", None)
+    sampled = config.pop("do_sample", None)
     if not isinstance(sampled, bool | None):
         raise TrainkitError(f"do_sample = {json.dumps(sampled)}: it must be true or false", where=str(path))
     values: dict[str, Any] = dict(_DRAWN) if sampled else {}
     for theirs, (ours, kind, off) in _KEYS.items():
-        if theirs in found:
-            value = found[theirs]
+        if theirs in config:
+            value = config[theirs]
             if isinstance(value, bool) or not isinstance(value, (int, kind)):
                 must = "a whole number" if kind is int else "a number"
                 raise TrainkitError(f"{theirs} = {json.dumps(value)}: it must be {must}", where=str(path))
             values[ours] = None if value in off else value
-    others = {key: value for key, value in found.items() if key not in _KEYS and key not in _HARMLESS}
+    others = {key: value for key, value in config.items() if key not in _KEYS and key not in _HARMLESS}
     unknown = [f"{key} = {json.dumps(value)}" for key, value in others.items() if value and value != _OFF.get(key)]
     return Generation(path, values, not sampled, sampled is None, tuple(unknown))
 

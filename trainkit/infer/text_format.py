@@ -64,11 +64,11 @@ def keep_tokenizer(codec: LoadedTokenizer, recipe: Recipe, directory: Path) -> N
     kept = {name: source.read_bytes() for name, source in beside.items() if source.is_file()}
     # beside a file that is named by itself may lie the config.json of anything
     alone = Path(recipe.text_tokenizer.path or "").expanduser().is_file()
-    if said := _special_ids(codec.path.parent, [GENERATION] if alone else CONFIGS):
+    if tokens := _special_ids(codec.path.parent, [GENERATION] if alone else CONFIGS):
         generation = read_object(beside[GENERATION], missing_ok=True)
         # a file that the model's maker did not write says nothing of how to sample
         made = {} if generation else {IDS_ONLY: True}
-        kept[GENERATION] = as_json({**made, **generation, **said}).encode()
+        kept[GENERATION] = as_json({**made, **generation, **tokens}).encode()
     if (chat := chat_of(recipe)) is not None:
         kept[TEMPLATE] = resolve_template(chat, codec.path).text.encode()
     # the tokenizer is the last: where it is, all is
@@ -123,21 +123,21 @@ def ends_of(codec: LoadedTokenizer, directories: Sequence[Path], template: ChatT
 def _special_ids(directory: Path, files: Sequence[str]) -> dict[str, Any]:
     """Return the special tokens in the configs of a directory, in the form of one config; earlier files take
     precedence."""
-    found: dict[str, Any] = {}
+    tokens: dict[str, Any] = {}
     for file in reversed(files):
         content = read_object(directory / file, missing_ok=True)
-        found |= {key: content[key] for key in OTHERS if content.get(key) is not None}
+        tokens |= {key: content[key] for key in OTHERS if content.get(key) is not None}
     ends = _end_ids(directory, *files)
-    return {**found, "eos_token_id": ends} if ends else found
+    return {**tokens, "eos_token_id": ends} if ends else tokens
 
 
 def _end_ids(directory: Path, *files: str) -> list[int]:
     """Return the end tokens that configs in a directory name."""
-    found: list[Any] = []
+    ends: list[Any] = []
     for file in files:
-        said = read_object(directory / file, missing_ok=True).get("eos_token_id")
-        found += said if isinstance(said, list) else [said]
-    return list(dict.fromkeys(end for end in found if isinstance(end, int)))
+        named = read_object(directory / file, missing_ok=True).get("eos_token_id")
+        ends += named if isinstance(named, list) else [named]
+    return list(dict.fromkeys(end for end in ends if isinstance(end, int)))
 
 
 def template_of(chat: ChatTemplateChoice | None, directories: Sequence[Path]) -> ChatTemplate | None:
@@ -236,15 +236,15 @@ def closing(template: ChatTemplate, codec: ChatCodec) -> tuple[tuple[int, ...], 
     does not write such a conversation. Where no special token follows an answer that is followed by a question, it is
     the one that follows the last answer, beside the words.
     """
-    asked, said = {"role": "user", "content": _ASKED}, {"role": "assistant", "content": _SAID}
+    question, answer = {"role": "user", "content": _ASKED}, {"role": "assistant", "content": _SAID}
     try:
-        between = render(template, [asked, said, asked]).partition(_SAID)[2].partition(_ASKED)[0]
+        between = render(template, [question, answer, question]).partition(_SAID)[2].partition(_ASKED)[0]
     except TrainkitError:
         return (), ()
     words, end = _up_to_special(between, codec)
     if end is not None and not words:
         return (end,), ()
-    blank, last = _up_to_special(_after_the_last(template, [asked, said]), codec)
+    blank, last = _up_to_special(_after_the_last(template, [question, answer]), codec)
     return (() if blank or last is None else (last,)), ((words,) if words else ())
 
 

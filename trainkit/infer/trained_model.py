@@ -63,8 +63,8 @@ class TrainedModel:
 
     def template(self) -> ChatTemplate:
         """Return its chat template. Raises TrainkitError if it has none, or one that cannot be used."""
-        if (found := template_of(self.chat, self.directories)) is not None:
-            return found
+        if (template := template_of(self.chat, self.directories)) is not None:
+            return template
         raise TrainkitError(
             "the model has no chat template, so how a conversation is written is not known",
             where=str(self.where),
@@ -122,11 +122,11 @@ def restore_model(info: Info, recipe: Recipe, *, on: Mesh, dtype: jnp.dtype) -> 
     named, wanted = named_leaves(template, under="params"), jax.tree.leaves(jax.eval_shape(_cast(dtype), template))
     if set(named) != {name for name in leaves if name.startswith("params.")}:
         restore.restore(info.directory, template, under="params")  # which says all that does not fit
-    found = [
+    arrays = [
         restore.restore(info.directory, leaf, under=name).astype(cast.dtype)
         for (name, leaf), cast in zip(named.items(), wanted, strict=True)
     ]
-    return jax.tree.unflatten(jax.tree.structure(template), found)
+    return jax.tree.unflatten(jax.tree.structure(template), arrays)
 
 
 def open_pretrained(directory: Path) -> TrainedModel:
@@ -141,7 +141,7 @@ def open_pretrained(directory: Path) -> TrainedModel:
     base = base_of(directory) if is_adapter else directory
     # what lies beside an adapter is what it was trained with
     directories = (directory, base) if is_adapter else (directory,)
-    tokenizers = tuple(found / TOKENIZER for found in directories)
+    tokenizers = tuple(directory / TOKENIZER for directory in directories)
     there = all_devices("auto")
     dtype = jnp.dtype("float32" if jax.devices()[0].platform == "cpu" else "bfloat16")
     spec = read_spec(base)

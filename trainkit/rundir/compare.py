@@ -17,8 +17,8 @@ from trainkit.rundir import recipes
 from trainkit.rundir.follow import LogFollower
 from trainkit.text import format_count, format_quantity
 
-#: What a curve is drawn over. Time is that of the steps of the present course alone, in seconds: pauses, evaluations,
-#: caching, and what a resumed attempt did again are not in it.
+#: What a curve is drawn over. Time is the sum of the seconds of the steps that count, without pauses, evaluations,
+#: caching, and steps that a resumed attempt did again.
 Axis = Literal["steps", "tokens", "training time"]
 AXES: tuple[Axis, ...] = ("steps", "tokens", "training time")
 SECONDS = "time/step"
@@ -59,10 +59,10 @@ def results(views: Sequence[View]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [("step", *(f"{view.step}/{view.total_steps or '?'}" for view in views))]
     sets = list(dict.fromkeys(name for view in views for name in view.validation_sets()))
     for metric in ("train/loss", *(f"validation/{name}/loss" for name in sets)):
-        found = [view.series.get(metric) for view in views]
-        rows.append((f"{metric}, last", *(_last(series) for series in found)))
+        series_of_runs = [view.series.get(metric) for view in views]
+        rows.append((f"{metric}, last", *(_last(series) for series in series_of_runs)))
         if metric != "train/loss":
-            rows.append((f"{metric}, best", *(_best(series) for series in found)))
+            rows.append((f"{metric}, best", *(_best(series) for series in series_of_runs)))
     rows.append(("tokens/s", *(format_count(v.tokens_per_second) if v.tokens_per_second else "–" for v in views)))
     rows.append(("trained for", *(_trained(view) for view in views)))
     return rows
@@ -87,7 +87,7 @@ def along(series: Series, view: View, axis: Axis, *, seconds: float = 1.0) -> Se
 def elapsed(times: Series) -> tuple[Floats, Floats]:
     """Steps, and the seconds of training until each was done, of the seconds that each step took.
 
-    Steps that are not told of count as the mean of those that they are followed by.
+    Steps that are not in the log count as the mean of the steps after them.
     """
     last, values = np.array(times.steps), np.array(times.values)
     if times.stride > 1:
@@ -102,7 +102,7 @@ def elapsed(times: Series) -> tuple[Floats, Floats]:
 
 
 def time_unit(views: Sequence[View]) -> tuple[str, float]:
-    """What training time is told in, and its seconds."""
+    """Return the unit of training time for these runs, and its seconds."""
     longest = max((view.series[SECONDS].total for view in views if SECONDS in view.series), default=0.0)
     for unit, seconds in ((", days", 86400.0), (", hours", 3600.0), (", minutes", 60.0)):
         if longest >= 3 * seconds:

@@ -105,7 +105,7 @@ class LogFollower:
             lines, self._unreadable = self._tail.placed(limit_bytes=limit), ""
         except OSError as error:
             lines, self._unreadable = [], error.strerror or str(error)
-        if self._tail.replaced:  # the run has been begun anew
+        if self._tail.replaced:  # the run was started again from nothing
             self._rewind()
             return self._read()
         return lines

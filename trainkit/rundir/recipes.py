@@ -72,13 +72,13 @@ def entries(path: Path) -> dict[str, RecipeEntry]:
 
     text, table = _parsed(path)
     lines, places = text.split("\n"), locate(text)
-    found = {}
+    entries = {}
     for key, value in _leaves(table, ()):
         node, place = None if _of_unknown_type(key, table) else schema.node_at(key, table), places[key]
         origin = lines[place - 1].rpartition("  # ")[2] if "  # " in lines[place - 1] else f"{path.name}:{place}"
         name = dotted(key)
-        found[name] = RecipeEntry(name, toml_value(value), origin, schema.meaning(node) if node else "")
-    return found
+        entries[name] = RecipeEntry(name, toml_value(value), origin, schema.meaning(node) if node else "")
+    return entries
 
 
 def values(run_directory: Path) -> dict[str, str]:
@@ -92,8 +92,8 @@ def values(run_directory: Path) -> dict[str, str]:
 def between(old: Mapping[str, RecipeEntry], new: Mapping[str, RecipeEntry]) -> tuple[RecipeChange, ...]:
     """The keys that differ, in the order of the new recipe; those that it lacks last."""
     keys = [*new, *(key for key in old if key not in new)]
-    found = [RecipeChange(key, old.get(key), new.get(key)) for key in keys]
-    return tuple(c for c in found if c.old is None or c.new is None or c.old.value != c.new.value)
+    changes = [RecipeChange(key, old.get(key), new.get(key)) for key in keys]
+    return tuple(c for c in changes if c.old is None or c.new is None or c.old.value != c.new.value)
 
 
 def differing(recipes: Sequence[Mapping[str, str]]) -> list[str]:

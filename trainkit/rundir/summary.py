@@ -210,8 +210,8 @@ def _file_states(directory: Path) -> list[tuple[int, ...]] | None:
     states: list[tuple[int, ...]] = []
     for name in (NAME, "lock"):
         try:
-            found = os.stat(directory / name)
-            states.append((*file_of(found), found.st_size, found.st_mtime_ns))
+            status = os.stat(directory / name)
+            states.append((*file_of(status), status.st_size, status.st_mtime_ns))
         except OSError:
             if name == NAME:
                 return None

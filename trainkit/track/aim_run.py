@@ -125,13 +125,13 @@ class AimRun:
         """The metrics that have a value at a step, by path; those of one path in two contexts cannot be."""
         from aim.storage.hashing import hash_auto
 
-        found = {}
+        metrics = {}
         for context, name, about in self._sequences():
             if about["version"] == 2:
                 value = self._run.series_run_trees[2].subtree((context, name)).get(("val", hash_auto(step)), None)
                 if value is not None:
-                    found[name] = value
-        return found
+                    metrics[name] = value
+        return metrics
 
     def _forget_artifacts(self, unwanted: Callable[[Any], bool]) -> None:
         for name, artifact in self._run.artifacts.items():

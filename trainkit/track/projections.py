@@ -165,12 +165,12 @@ class Distribution(NamedTuple):
 
 def context(path: str) -> dict[str, str | int]:
     """Return the Aim context of a metric or a distribution."""
-    found: dict[str, str | int] = {}
+    values: dict[str, str | int] = {}
     for pattern in _CONTEXTS:
         if match := pattern.match(path):
             known = {key: value for key, value in match.groupdict().items() if value is not None}
-            found |= {key: int(value) if key in NUMBERED else value for key, value in known.items()}
-    return found
+            values |= {key: int(value) if key in NUMBERED else value for key, value in known.items()}
+    return values
 
 
 def metrics(event: Event) -> dict[str, float]:
@@ -184,14 +184,14 @@ def distributions(event: Event) -> dict[str, Distribution]:
     """Return the histograms of an event by name. Raises ValueError if one has no bins or no proper bounds."""
     if event["type"] != "distributions":
         return {}
-    found = {
+    histograms = {
         name: Distribution(number(value["low"]), number(value["high"]), [int(count) for count in value["counts"]])
         for name, value in event["values"].items()
     }
-    for name, histogram in found.items():
+    for name, histogram in histograms.items():
         if not (histogram.counts and float("-inf") < histogram.low <= histogram.high < float("inf")):
             raise ValueError(f"{name} is not a distribution")
-    return found
+    return histograms
 
 
 def message(event: Event) -> tuple[int, str] | None:

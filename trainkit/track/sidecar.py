@@ -88,8 +88,8 @@ class Sidecar:
             lines = (self._run / f"{self.name}.log").read_text(encoding="utf-8", errors="replace").split("\n")
         except OSError:
             lines = []
-        said = [line.strip() for line in lines if line.strip()]
-        return said[-1] if said else "it printed nothing"
+        printed = [line.strip() for line in lines if line.strip()]
+        return printed[-1] if printed else "it printed nothing"
 
 
 class Sidecars:

@@ -138,7 +138,7 @@ class _Copy:
         return True
 
     def _is_over(self) -> bool:
-        """Return whether nothing more will come: the attempt has ended, its trainer is dead, or none has begun."""
+        """Return whether nothing more will come: the attempt has ended, its trainer is dead, or there is none."""
         now = self._progress
         return now.finished or now.pid is None or not process_alive(now.pid, now.process_started)
 

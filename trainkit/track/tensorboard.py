@@ -65,8 +65,8 @@ class TensorBoard:
         ]
         if event["type"] == "sampled":
             number = self._prompts.setdefault(event["prompt"], len(self._prompts) + 1)
-            told = f"{_verbatim(event['prompt'])}\n\n---\n\n{_verbatim(event['text'])}"
-            values += summary.text(f"samples/{number}", told).value
+            markdown = f"{_verbatim(event['prompt'])}\n\n---\n\n{_verbatim(event['text'])}"
+            values += summary.text(f"samples/{number}", markdown).value
         if values:
             self._put(Record(wall_time=event["t"], step=event["step"], summary=Summary(value=values)))
 

@@ -31,8 +31,8 @@ DIRECTORY = "wandb"
 class WandBRun:
     """The W&B run of a run's directory: the same one each time.
 
-    Offline its files are written anew each time, since they can only grow. Online it goes on where it was; what W&B was
-    sent of a course that was given up stays there, as nothing sent can be taken back.
+    Offline its files are written again each time, since they can only grow. Online it continues where it was; steps
+    that a later attempt replaced stay there, because W&B deletes nothing that it was sent.
     """
 
     def __init__(self, run_directory: Path, spec: Track, known: TrackerProgress | None) -> None:

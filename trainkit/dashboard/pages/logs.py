@@ -68,7 +68,7 @@ class LogsPage(Page):
 
     def _show(self) -> None:
         view, wanted = self._view, self._search.value.casefold()
-        content = (view.told, wanted, self._level)
+        content = (view.entries, wanted, self._level)
         if content == self._drawn:
             return
         self._drawn = content

@@ -134,7 +134,7 @@ class LogPanel(TextPanel):
 
     def show_view(self, view: View, *, now: float) -> None:
         """Show the view's newest lines."""
-        if (content := (view.told, len(view.log))) == self._drawn:
+        if (content := (view.entries, len(view.log))) == self._drawn:
             return
         self._drawn = content
         self.show([log_line(line) for line in list(view.log)[-MOST_LINES:]])
