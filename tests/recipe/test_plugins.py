@@ -194,6 +194,26 @@ def test_an_edited_plugin_is_imported_again_and_known_to_be_edited(tmp_path: Pat
 
 # what is wrong with a plugin
 
+METRIC = """
+from typing import Literal
+from trainkit.recipe.sections.metric import MetricSpec
+
+class Near(MetricSpec):
+    type: Literal["near"]
+
+    def build(self, classes): ...
+"""
+TASK = """
+from typing import Literal
+from trainkit.recipe.sections.task import TaskSpec
+
+class Copy(TaskSpec):
+    type: Literal["copy"]
+    models = frozenset({"encoder"})
+
+    def build(self, tokenizer): ...
+"""
+
 
 @pytest.mark.parametrize(
     ("old", "new", "said"),
@@ -222,6 +242,10 @@ def test_an_edited_plugin_is_imported_again_and_known_to_be_edited(tmp_path: Pat
         ("def rate_after_warmup", "def rate_then", ["InverseRoot lacks rate_after_warmup"]),
         ("def build", "def make", ['the optimizer "sign" lacks an implementation', "define build"]),
         ("momentum: Annotated[float", "momentum: Annotated[Flaot", ["the keys of SignDescent", "Flaot"]),
+        (PLUGIN, METRIC, ["Near lacks the class variable predictions", "predictions: ClassVar[frozenset[str]] = "]),
+        (PLUGIN, METRIC + '    predictions: frozenset[str] = frozenset({"label"})\n', ["predictions is a key of the"]),
+        (PLUGIN, METRIC + '    predictions = {"label"}\n', ["Near.predictions = {'label'} is not a frozenset"]),
+        (PLUGIN, TASK, ["Copy lacks the class variable documents", "documents: ClassVar[frozenset[str]] = "]),
     ],
 )
 def test_a_wrong_plugin_is_an_error_with_its_place_and_the_way_out(

@@ -203,6 +203,7 @@ def _check(spec: type[Spec], module: ModuleType, path: Path, *, alone: bool) -> 
         raise _Wrong(f"{name} must have one type, and has {found}", 'write  type: Literal["my-type"]')
     if missing := sorted(spec.__abstractmethods__):
         raise _Wrong(f"{name} lacks {', '.join(missing)}", f"define {' and '.join(missing)} in {name}")
+    _check_class_variables(spec)
     kind, base, _, function = _place_of(spec)
     if "implementation" not in get_type_hints(base) or "implementation" in vars(spec):
         return
@@ -216,6 +217,20 @@ def _check(spec: type[Spec], module: ModuleType, path: Path, *, alone: bool) -> 
             f" neither the file nor {name} has a function {function}",
             f"define {function}(spec, …) in {as_shown(path)}, as the modules of trainkit's own {kind}s do",
         )
+
+
+def _check_class_variables(spec: type[Spec]) -> None:
+    """Raise where the spec lacks a class variable that its base declares, or has a key or another type in its place."""
+    hints = get_type_hints(_place_of(spec).base, include_extras=True)
+    for name in sorted(spec.__class_vars__ & hints.keys() - {"implementation"}):
+        kind = str(hints[name]).removeprefix("typing.ClassVar[").removesuffix("]")
+        hint = f"write  {name}: ClassVar[{kind}] = …"
+        if name in spec.model_fields:
+            raise _Wrong(f"{spec.__name__}.{name} is a key of the recipe, and must be a class variable", hint)
+        if not hasattr(spec, name):
+            raise _Wrong(f"{spec.__name__} lacks the class variable {name}", hint)
+        if kind.startswith("frozenset") and not isinstance(value := getattr(spec, name), frozenset | property):
+            raise _Wrong(f"{spec.__name__}.{name} = {value!r} is not a frozenset", hint)
 
 
 def _place_of(spec: type[Spec]) -> Extensible:
