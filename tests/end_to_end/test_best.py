@@ -126,6 +126,26 @@ def test_a_best_metric_that_is_never_computed_is_refused(tmp_path: Path, change:
     assert WRONG[change] in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("change", "computed"),
+    {
+        "task.type=causal-lm": True,
+        'data.encoding={type="pack"}': False,
+        'data.train=[{path="a.npy", type="tokens"}]': False,
+        'data.train=[{path="a.jsonl", document={type="prompt", prompt="{a}", response="{b}"}}]': False,
+    }.items(),
+)
+def test_bits_per_byte_can_be_the_best_metric_where_every_byte_of_a_text_is_predicted(
+    tmp_path: Path, change: str, computed: bool
+) -> None:
+    changes = (change, "checkpoint.best.metric=validation/held-out/bits_per_byte")
+    if computed:
+        recipe_of(tmp_path, *changes)
+    else:
+        with pytest.raises(TrainkitError, match=r"bits_per_byte.* is never computed"):
+            recipe_of(tmp_path, *changes)
+
+
 @pytest.mark.parametrize(("line", "missing"), [("every = 3\n", "evaluate.every"), ("best = ", "checkpoint.best")])
 def test_patience_without_what_it_counts_is_refused(tmp_path: Path, line: str, missing: str) -> None:
     text = "".join(each for each in EARLY.splitlines(keepends=True) if not each.startswith(line))

@@ -46,6 +46,7 @@ def test_a_task_with_classes_says_that_they_are_missing(tmp_path: Path) -> None:
     with pytest.raises(TrainkitError) as raised:
         load(write(tmp_path, text))
     assert "task.classes is missing" in str(raised.value)
+    assert "mistakes" not in str(raised.value), "the class that stands in for the missing ones is no mistake"
 
 
 @pytest.mark.parametrize("spec", TASKS, ids=type_of)

@@ -197,6 +197,12 @@ class Data(Spec):
             names = ["validation"]
         return names + (["held-out"] if self.held_out else [])
 
+    @property
+    def validation_sources(self) -> dict[str, tuple[Source, ...]]:
+        """The sources of each validation set, by its name."""
+        sources = [*((source,) for source in self.validation), *([self.train] if self.held_out else [])]
+        return dict(zip(self.validation_names, sources, strict=True))
+
 
 def _form(source: Source) -> str:
     document = document_of(source)

@@ -85,8 +85,12 @@ class Evaluate(Spec):
             raise ValueError("evaluate.patience counts the evaluations of evaluate.every: set it too")
         if best is None:
             return
-        names = [*sorted(task.reports), *(n for metric in self.metrics for n in metric.names(task.class_names(data)))]
-        known = [f"validation/{name_of_set}/{name}" for name_of_set in data.validation_names for name in names]
+        listed = [name for metric in self.metrics for name in metric.names(task.class_names(data))]
+        known = [
+            f"validation/{name_of_set}/{name}"
+            for name_of_set, sources in data.validation_sources.items()
+            for name in (*sorted(task.reports_on(sources, data)), *listed)
+        ]
         if best.metric not in known:
             if not known:
                 raise ValueError("checkpoint.best needs a validation set: set data.held_out or add [[data.validation]]")

@@ -13,9 +13,10 @@ from pydantic import Field, model_validator
 
 from trainkit.errors import TrainkitError
 from trainkit.recipe.families.model import TOKENS, Head, Kind, ModelSpec
-from trainkit.recipe.sections.data import Data, Pad
-from trainkit.recipe.sections.source import Source, document_of
+from trainkit.recipe.sections.data import Concatenate, Data, Pad
+from trainkit.recipe.sections.source import Source, Tokens, document_of
 from trainkit.recipe.spec import Count, Fraction, MissingKey, NotNegative, Positive, Spec, union_of
+from trainkit.text import plural
 
 #: The types of documents that become one text, `text` being rows without `document`.
 TEXTS = frozenset({"text", "template", "prompt", "chat"})
@@ -42,6 +43,10 @@ class TaskSpec(Spec):
     (int32, -1 without a label) and `scores` (float32, one for each class); of numbers, `target` and `predicted`."""
     reports: ClassVar[frozenset[str]] = frozenset({"loss"})
     """Names of the values that `Task.report` gives of each validation set."""
+
+    def reports_on(self, sources: Iterable[Source], data: Data) -> frozenset[str]:
+        """Return the names of the values that `Task.report` gives of a validation set with these sources."""
+        return self.reports
 
     @property
     def reference(self) -> Mapping[str, tuple[int, ...]]:
@@ -104,6 +109,12 @@ class CausalLM(TaskSpec):
     documents: ClassVar[frozenset[str]] = TEXTS
     models: ClassVar[frozenset[Kind]] = frozenset({"causal"})
     reports: ClassVar[frozenset[str]] = frozenset({"loss", "perplexity", "bits_per_byte"})
+
+    def reports_on(self, sources: Iterable[Source], data: Data) -> frozenset[str]:
+        """Return the names of its values, with `bits_per_byte` only where every byte of a text is predicted."""
+        documents = [document_of(source) for source in sources if not isinstance(source, Tokens)]
+        whole = isinstance(data.encoding, Concatenate) and documents and not any(d and d.marked for d in documents)
+        return self.reports if whole else self.reports - {"bits_per_byte"}
 
 
 class MaskedLM(TaskSpec):
@@ -233,11 +244,11 @@ class Classification(TaskSpec):
         if names and count != len(names):
             raise ValueError(f"task.classes = {count}, but document.classes names {len(names)}: leave one of them out")
         if count < 2:
-            raise ValueError("there is one class, so there is nothing to tell apart")
+            raise ValueError("there must be at least two classes to tell apart: add to task.classes or document.classes")
         if len(set(names)) < len(names):
             raise ValueError(f"two classes have the same name: {', '.join(names)}")
         if self.class_weights and len(self.class_weights) != count:
-            raise ValueError(f"task.class_weights has {len(self.class_weights)} numbers for {count} classes")
+            raise ValueError(f"task.class_weights has {plural(len(self.class_weights), 'number')} for {count} classes")
         return count, names
 
 
