@@ -413,6 +413,14 @@ def test_all_mistakes_are_told_at_once_each_with_its_line(tmp_path, monkeypatch)
             "schedule.max_ratio = 0.2: no such key\nhint: did you mean min_ratio?",
         ),
         ([('type = "cosine"', 'type = "constant"')], 'min_ratio goes with type = "cosine" or "linear" or "wsd"'),
+        (
+            [('type = "python-stdlib"', 'path = "a"\ndocument = { type = "labelled", labels = "b" }')],
+            'did you mean label? labels goes with type = "tagged"',
+        ),
+        (
+            [('type = "python-stdlib"', 'path = "a"\ndocument = { type = "chat" }')],
+            'data.train.0.document: type = "chat" needs a chat template, which tokenizer.train does not make',
+        ),
         ([("seed = 3", "batch_size = 3")], "did you mean train.batch_size or evaluate.batch_size?"),
         ([("seed = 3", "qwertz = 3")], "here may stand: name, seed, directory"),
         ([("every = 10", "every = nan")], "expected a whole number of at least 1"),

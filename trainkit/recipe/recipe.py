@@ -11,11 +11,13 @@ from trainkit.errors import TrainkitError
 from trainkit.recipe.families.transformer import Pretrained, Transformer
 from trainkit.recipe.sections.adapter import Adapter, check_adapter, trained_shapes
 from trainkit.recipe.sections.data import Data
+from trainkit.recipe.sections.document import ChatTemplateChoice
 from trainkit.recipe.sections.evaluate import Evaluate
 from trainkit.recipe.sections.model import Model
 from trainkit.recipe.sections.optimizer import Optimizer
 from trainkit.recipe.sections.outputs import Checkpoint, Export, Sample, Statistics, Track
 from trainkit.recipe.sections.schedule import Cosine, Schedule
+from trainkit.recipe.sections.source import document_of
 from trainkit.recipe.sections.task import CausalLM, Task
 from trainkit.recipe.sections.tokenizer import Tokenizer
 from trainkit.recipe.sections.train import Parallel, Precision, Train
@@ -86,6 +88,21 @@ class Recipe(Spec):
             raise MissingKey("tokenizer", "the documents are text")
         if not self.data.is_text and self.train.tokens is not None:
             raise ValueError("train.tokens counts tokens, and the documents have none: give steps or epochs")
+        return self
+
+    @model_validator(mode="after")
+    def _conversations_have_a_chat_template(self) -> Recipe:
+        """A tokenizer that the run trains has none beside it; whether another has one is known once it is read."""
+        if self.tokenizer is None or self.tokenizer.train is None:
+            return self
+        for name, sources in (("train", self.data.train), ("validation", self.data.validation)):
+            for number, source in enumerate(sources):
+                document = document_of(source)
+                if document and document.chat_template and document.chat_template == ChatTemplateChoice():
+                    raise ValueError(
+                        f'data.{name}.{number}.document: type = "{document.type}" needs a chat template, which'
+                        ' tokenizer.train does not make: name a file that holds one with template = "chat.jinja"'
+                    )
         return self
 
     @model_validator(mode="after")

@@ -138,7 +138,11 @@ class _Search:
     def _of_another_type(self, section: Key, name: str) -> str:
         node = self._node(section)
         having = [kind for kind in types_of(node) if name in keys_of(node, {"type": kind})] if node else []
-        return f"{name} goes with type = {' or '.join(map(toml_value, having))}" if having else ""
+        if not having:
+            return ""
+        close = difflib.get_close_matches(name, keys_of(node or {}, _get(self.data, section)), n=1, cutoff=0.85)
+        meant = f"did you mean {close[0]}? " if close else ""
+        return f"{meant}{name} goes with type = {' or '.join(map(toml_value, having))}"
 
     def _missing(self, key: Key, why: str = "") -> None:
         node = self._node(key)
