@@ -70,6 +70,7 @@ def evaluate_run(
         raise TrainkitError(
             f"the task {recipe.task.type} compares with a frozen reference, which is computed during training alone",
             where=str(directory),
+            hint=f"what the run itself evaluated: trainkit watch {directory.name}",
         )
     info = checkpoint_of(directory, step)
     recipe = recorded.with_own_tokenizer(recipe, directory)
