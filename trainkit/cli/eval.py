@@ -68,4 +68,5 @@ def eval(
         yield f"{name} at step {at}"
         width = max(map(len, found), default=0)
         for key, value in found.items():
-            yield f"  {key:<{width}}  {format_quantity(value)}"
+            shown = f"{value:,.0f}" if value.is_integer() else format_quantity(value)  # counts are whole numbers
+            yield f"  {key:<{width}}  {shown}"
