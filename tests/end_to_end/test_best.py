@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from trainer import RECIPE, Trainer, arrays, trainkit, workplace
+from trainer import RECIPE, Trainer, arrays, copied, trainkit, workplace
 
+from trainkit.checkpoint import manifest as manifests
 from trainkit.checkpoint import store
+from trainkit.data.cache import build as caches
+from trainkit.data.cache.build import Cache
 from trainkit.errors import TrainkitError
 from trainkit.events.log import read
 from trainkit.recipe import Recipe
 from trainkit.recipe.toml.load import load
+from trainkit.run.evaluation import _names, evaluate_run
 from trainkit.rundir import checkpoint_files
 from trainkit.train.best import BestSoFar
 
@@ -153,3 +158,35 @@ def test_patience_without_what_it_counts_is_refused(tmp_path: Path, line: str, m
     with pytest.raises(TrainkitError) as raised:
         load(tmp_path / "tiny.toml")
     assert missing in str(raised.value)
+
+
+def test_an_evaluation_of_the_newest_checkpoint_continues_with_a_newer_one_when_the_trainer_removes_it(
+    stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = copied(stopped / "runs" / "tiny", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    newest, really_build = run / "checkpoints" / "12", caches.build
+
+    def build(*arguments: Any, **options: Any) -> Cache:
+        if newest.exists():
+            manifest = manifests.read(newest).model_copy(update={"step": 13})
+            manifests.write(newest.rename(run / "checkpoints" / "13"), manifest)
+        return really_build(*arguments, **options)
+
+    monkeypatch.setattr(caches, "build", build)
+    step, results = evaluate_run(run, None, warn=pytest.fail)
+    assert step == 13 and METRIC in results["held-out"]
+    with pytest.raises(TrainkitError, match="no checkpoint of step 12; there are: 3, 8, 13"):
+        evaluate_run(run, 12, warn=pytest.fail)
+
+
+def test_sets_that_an_evaluation_would_call_alike_have_names_of_their_own() -> None:
+    paths = ["a/test.jsonl", "b/test.v1.jsonl", "other.jsonl.gz", "held-out.csv", ".hidden"]
+    assert _names(paths, None, taken=["held-out"]) == {
+        "a/test.jsonl": "a/test.jsonl",
+        "b/test.v1.jsonl": "b/test.v1.jsonl",
+        "other.jsonl.gz": "other",
+        "held-out.csv": "held-out.csv",
+        ".hidden": ".hidden",
+    }
+    assert _names(["glue", "imdb"], "test", taken=()) == {"glue": "glue", "imdb": "imdb"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import jax
 from jaxtyping import PyTree
 
 from trainkit.checkpoint import restore
+from trainkit.checkpoint.manifest import DamagedCheckpoint
 from trainkit.checkpoint.store import Info, checkpoint_of
 from trainkit.data import recorded
 from trainkit.data.batches.evaluation_set import EvalSet, evaluation_sets
@@ -72,14 +73,20 @@ def evaluate_run(
             where=str(directory),
             hint=f"what the run itself evaluated: trainkit watch {directory.name}",
         )
-    info = checkpoint_of(directory, step)
     recipe = recorded.with_own_tokenizer(recipe, directory)
-    results: Results = {}
-    for part in [_on(recipe, source) for source in _sources(recipe, data, split)] or [recipe]:
-        # what is evaluated on in place of the validation sets is the training set of a recipe of its own
-        named = None if part is recipe else str(part.data.train[0].name)
-        results |= _evaluate(directory, info, part, named=named, progress=progress, warn=warn)
-    return info.step, results
+    parts = [_on(recipe, source) for source in _sources(recipe, data, split)] or [recipe]
+    while True:
+        info, results = checkpoint_of(directory, step), Results()
+        try:
+            for part in parts:
+                # what is evaluated on in place of the validation sets is the training set of a recipe of its own
+                named = None if part is recipe else str(part.data.train[0].name)
+                results |= _evaluate(directory, info, part, named=named, progress=progress, warn=warn)
+            return info.step, results
+        except DamagedCheckpoint:
+            if info.directory.exists():
+                raise
+            # the trainer, which is still running, has removed it: there is a newer one
 
 
 def result_writer(directory: Path, recipe: Recipe, cache: Cache, *, training_set: str | None = None) -> ResultWriter:
@@ -110,8 +117,8 @@ def _sources(recipe: Recipe, data: Sequence[str], split: str | None) -> list[Sou
     if isinstance(source, HuggingFace):
         identities = data or [source.id]
         return [
-            source.model_copy(update={"id": one, "split": split or source.split, "name": _name(one, split)})
-            for one in identities
+            source.model_copy(update={"id": one, "split": split or source.split, "name": name})
+            for one, name in _names(identities, split, taken=()).items()
         ]
     if split is not None or not isinstance(source, Files):
         option = f"--split {split}" if split is not None else f"--data {data[0]}"
@@ -120,11 +127,16 @@ def _sources(recipe: Recipe, data: Sequence[str], split: str | None) -> list[Sou
             f"{option} is for a run whose data is {kind}, and data.train.0.type is '{source.type}'",
             hint="name files with --data" if isinstance(source, Files) else "",
         )
-    return [source.model_copy(update={"path": str(Path(one).absolute()), "name": _name(one, None)}) for one in data]
+    names = _names(data, None, taken=recipe.data.validation_names)
+    return [source.model_copy(update={"path": str(Path(one).absolute()), "name": name}) for one, name in names.items()]
 
 
-def _name(data: str, split: str | None) -> str:
-    return split or Path(data).name.partition(".")[0]
+def _names(data: Sequence[str], split: str | None, *, taken: Collection[str]) -> dict[str, str]:
+    """Return the set's name for each path or id: short, or the whole of it where the short one is `taken` or not the
+    only one, so that no result hides another."""
+    short = {one: split or Path(one).name.partition(".")[0] or one for one in data}
+    names = list(short.values())
+    return {one: one if names.count(name) > 1 or name in taken else name for one, name in short.items()}
 
 
 def _on(recipe: Recipe, source: Source) -> Recipe:
