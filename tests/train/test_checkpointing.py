@@ -15,6 +15,8 @@ from trainkit.checkpoint import store
 from trainkit.errors import FAILED
 from trainkit.events.log import EventLog, read
 from trainkit.recipe.sections.outputs import Checkpoint
+from trainkit.rundir import checkpoint_files
+from trainkit.rundir.checkpoint_files import BestMark
 from trainkit.train import checkpointing
 from trainkit.train.checkpointing import Checkpointing, CheckpointNotWritten
 from trainkit.train.state import State, initial_live
@@ -119,3 +121,24 @@ def test_a_step_is_saved_once_and_one_that_an_attempt_began_with_not_again(tmp_p
     assert kinds(tmp_path) == {3: "permanent", 4: "final"}
     started = [event["step"] for event in read(tmp_path) if event["type"] == "checkpoint_started"]
     assert started == [3, 4, 4]
+
+
+@pytest.mark.parametrize("metric", ["loss", "accuracy"])
+def test_the_best_checkpoint_before_one_that_was_never_written_stays_after_a_resume_unless_of_another_metric(
+    tmp_path: Path, log: EventLog, disk: Disk, metric: str
+) -> None:
+    first, second = BestMark(1, metric, 2.0), BestMark(2, "loss", 1.0)
+    ours = saving(tmp_path, log, every_minutes=1e-9, keep_last=1)
+    ours.save_best(state_of(1), first)
+    ours._saver.wait()
+    disk.full = True
+    ours.save_best(state_of(2), second)
+    ours.close()
+    disk.full = False
+    resumed = saving(tmp_path, log, every_minutes=1e-9, keep_last=1)
+    resumed.keep_best(second)
+    for step in (3, 4):
+        assert resumed.save(state_of(step), step)
+    resumed.close()
+    assert checkpoint_files.best(tmp_path) == (first if metric == "loss" else None)
+    assert set(kinds(tmp_path)) == ({1, 4} if metric == "loss" else {4})

@@ -109,13 +109,18 @@ class Checkpointing:
                 self._start(state, mark.step, "rolling", last=False)
 
     def keep_best(self, mark: BestMark | None) -> None:
-        """Let the checkpoint of this step be the best where it is on disk, as the log of earlier attempts says."""
+        """Let the checkpoint of this step be the best where it is on disk, as the log of earlier attempts says.
+
+        Where it is not, the best before it by the same metric stays, as when it could not be written."""
         self._next_best = mark
-        exists = mark is not None and any(info.step == mark.step for info in store.checkpoints(self._directory))
+        steps, before = {info.step for info in store.checkpoints(self._directory)}, self._best
+        exists = mark is not None and mark.step in steps
         if mark is not None and not exists:
             message = f"step {mark.step} is the best so far by {mark.metric}, but its checkpoint no longer exists"
             self._log.write("alert", step=self._log.step, kind="checkpoint", message=message)
-        if mark != self._best or not exists:
+            if before is not None and before.step in steps and before.metric == mark.metric:
+                return
+        if mark != before or not exists:
             with self._alert_on_failure():
                 self._mark_best(mark if exists else None)
 
