@@ -169,6 +169,15 @@ def test_a_command_that_came_just_after_the_checkpoint_of_its_step_is_repeated(t
     assert [after[s] for s in range(step + 1, step + 11)] == [before[s] for s in range(step + 1, step + 11)]
     assert rates(run)[step + 1] == pytest.approx(PEAK / 2)
 
+    # a refused attempt forgets nothing; once an attempt has forgotten it, no later one repeats it
+    refused = trainkit(tmp_path, "resume", "tiny", "--plain", "--forget-commands", "--profile", "1:2")
+    assert refused.returncode == 2 and [c.step for c in issued_commands(run)] == [step], refused.stderr
+    for options in (["--forget-commands"], []):
+        with Trainer(tmp_path, "resume", "tiny", "--plain", *options) as trainer:
+            assert trainer.until(lambda e: e["type"] == "step" and e["step"] == step + 1)
+            trainer.kill()
+        assert rates(run)[step + 1] == pytest.approx(PEAK) and issued_commands(run) == []
+
 
 def test_a_decay_is_refused_where_the_schedule_has_none_and_the_log_has_nothing_of_it(tmp_path: Path) -> None:
     workplace(tmp_path, WSD.replace(SCHEDULE, 'type = "cosine"'))

@@ -179,19 +179,22 @@ def test_a_run_without_memory_goes_on_as_one_that_was_resumed_by_hand_with_the_s
 def test_an_attempt_starts_again_with_its_own_commands_and_resets_the_optimizer_until_it_has_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved_by: int | None
 ) -> None:
-    for number, resumed_from, step in [(1, None, 5), (2, 5, 6)]:
-        log = EventLog(tmp_path, attempt=number)
-        log.write("run_started", step=resumed_from or 0, **fake_run.started(resumed_from=resumed_from))
-        rate = {"command": "rate", "argument": 0.5, "detail": "", "total_steps": None}
-        log.write("control", step=step, **rate)
-        log.close()
+    rate = {"command": "rate", "argument": 0.5}
+    forgotten = {"forgotten": [{**rate, "step": 5, "attempt": 1}]}
+    for run, omitted in ((tmp_path / "forgets", forgotten), (tmp_path / "keeps", {})):
+        run.mkdir()
+        for number, resumed_from, step, more in [(1, None, 5, {}), (2, 5, 6, omitted)]:
+            log = EventLog(run, attempt=number)
+            log.write("run_started", step=resumed_from or 0, **fake_run.started(resumed_from=resumed_from), **more)
+            log.write("control", step=step, **rate, detail="", total_steps=None)
+            log.close()
     newest = saved_by and SimpleNamespace(manifest=SimpleNamespace(attempt=saved_by))
     monkeypatch.setattr("trainkit.checkpoint.store.newest", lambda directory: newest)
     told = Start(step=5, reset_optimizer=True, forget_commands=True, profile=(6, 7))
-    again = told.again(tmp_path, log=log)
+    again = told.again(tmp_path / "forgets", log=log)
     assert again.step is None and again.profile is None and again.reset_optimizer == (saved_by != 2)
     assert [given.step for given in again.repeated(after=4)] == [6], "that of attempt 1 stays forgotten"
-    kept = replace(told, forget_commands=False, profile=(7, 7)).again(tmp_path, log=log)
+    kept = replace(told, forget_commands=False, profile=(7, 7)).again(tmp_path / "keeps", log=log)
     assert [given.step for given in kept.repeated(after=4)] == [5, 6] and kept.profile == (7, 7)
 
 

@@ -120,14 +120,17 @@ def _factor(argument: object) -> float:
 def issued_commands(run_directory: Path) -> list[IssuedCommand]:
     """Return the commands that changed what the run has learned, carried out or yet to be repeated, by step.
 
-    Commands beyond the step from which an attempt resumed count only if that attempt said it would repeat them. If the
-    same command came several times after one step, the last counts.
+    Commands beyond the step from which an attempt resumed count only if that attempt said it would repeat them, and
+    those at that step unless it said that it omits them. If the same command came several times after one step, the
+    last counts.
     """
     issued: dict[tuple[int, Name], IssuedCommand] = {}
     for event in of_kinds(run_directory, "run_started", "control"):
         written = [event]
         if event["type"] == "run_started":
             issued = {key: known for key, known in issued.items() if known.step <= resumed_step(event)}
+            for omitted in filter(None, map(_issued, event.get("forgotten", []))):
+                issued.pop((omitted.step, omitted.command.name), None)
             written = event.get("orders", [])  # early logs do not have this field
         for known in filter(None, map(_issued, written)):
             issued[known.step, known.command.name] = known

@@ -91,9 +91,10 @@ def _run_to_end(
     store.clean(directory)
     status_before, newest = last_end(directory), store.newest(directory)
     start = replace(start, issued=tuple(issued_commands(directory)))
-    # The steps after an older checkpoint stay in the log until that checkpoint is restored, as this may be refused.
-    going_back = start.step is not None
-    announce(log, loaded, start, resumed_from=last_step(directory) if going_back else newest.step if newest else None)
+    # The steps after an older checkpoint stay in the log until that checkpoint is restored, and so do commands that are
+    # to be forgotten, as this may be refused.
+    resumed_from = last_step(directory) if start.step is not None else newest.step if newest else None
+    announce(log, loaded, replace(start, forget_commands=False), resumed_from=resumed_from)
     for plugin in loaded.plugins:
         log.write("log", step=log.step, level="info", message=f"plugin {plugin}")
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from functools import partial
@@ -106,7 +106,8 @@ def prepare_training(
         first = int(initial.state.step)
         schedule = LiveSchedule(recipe.schedule, steps=plan.steps, live=initial.state.live)
         check_steps(start.profile, done=first, total=schedule.total_steps)
-        accept_start(directory, loaded, start, initial, log=log)
+        forgotten = missed_commands(start.issued if start.forget_commands else (), schedule, first=first)
+        accept_start(directory, loaded, start, initial, forgotten=forgotten, log=log)
         if restart:
             restart.report(first=first, log=log)
         log_plan(plan, built, total_steps=schedule.total_steps, log=log)
@@ -152,21 +153,25 @@ def previous_choice(directory: Path, devices: Devices) -> Choice | None:
 
 
 def commands_to_repeat(start: Start, schedule: LiveSchedule, *, first: int, log: EventLog) -> list[IssuedCommand]:
-    """Return, by step, the commands of earlier attempts to repeat when continuing from step `first`.
-
-    The checkpoint may or may not include a command that came right after its step, because it may have been written at
-    the same time.
-    """
-    repeats = [
-        issued
-        for issued in start.repeated(after=first - 1)
-        if issued.step > first or not schedule.holds(issued.command, step=first)
-    ]
+    """Return, by step, the commands of earlier attempts to repeat when continuing from step `first`."""
+    repeats = missed_commands(start.repeated(after=first - 1), schedule, first=first)
     if repeats:
         listed = ", ".join(map(_in_words, repeats))
         message = f"commands of earlier attempts are repeated: {listed}; to omit them: trainkit resume RUN"
         log.write("log", step=log.step, level="info", message=f"{message} --forget-commands")
     return repeats
+
+
+def missed_commands(issued: Sequence[IssuedCommand], schedule: LiveSchedule, *, first: int) -> list[IssuedCommand]:
+    """Return those of the commands that the checkpoint of step `first` does not include.
+
+    It may or may not include one that came right after its step, because it may have been written at the same time.
+    """
+    return [
+        each
+        for each in issued
+        if each.step > first or (each.step == first and not schedule.holds(each.command, step=first))
+    ]
 
 
 def _in_words(issued: IssuedCommand) -> str:
@@ -242,11 +247,19 @@ def _read_state(path: Path, *, recipe: Recipe, built: BuiltStep, key: jax.Array,
     return State(**new, **{name: restore.restore(path, getattr(template, name), under=name) for name in kept})
 
 
-def accept_start(directory: Path, loaded: Loaded, start: Start, initial: Initial, *, log: EventLog) -> None:
+def accept_start(
+    directory: Path,
+    loaded: Loaded,
+    start: Start,
+    initial: Initial,
+    *,
+    forgotten: Sequence[IssuedCommand] = (),
+    log: EventLog,
+) -> None:
     """Log where the attempt begins, and set the checkpoints of later steps aside: the restored state is accepted."""
     manifest = initial.manifest
-    if (manifest.step if manifest else 0) != log.step:
-        announce(log, loaded, start, resumed_from=manifest.step if manifest else None)
+    if (manifest.step if manifest else 0) != log.step or forgotten:
+        announce(log, loaded, start, resumed_from=manifest.step if manifest else None, forgotten=forgotten)
     if manifest is None:
         return
     before = _devices_in_words(manifest.devices, manifest.mesh)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -46,15 +47,12 @@ class Start:
         """
         newest = store.newest(directory)
         has_saved = newest is not None and newest.manifest.attempt == log.attempt
-        issued = (
-            each for each in issued_commands(directory) if not self.forget_commands or each.attempt == log.attempt
-        )
         return replace(
             self,
             step=None,
             reset_optimizer=self.reset_optimizer and not has_saved,
             forget_commands=False,
-            issued=tuple(issued),
+            issued=tuple(issued_commands(directory)),
             profile=self.profile if self.profile and self.profile[0] > log.step else None,
         )
 
@@ -73,8 +71,19 @@ def steps_of(text: str) -> tuple[int, int]:
     return first, last
 
 
-def announce(log: EventLog, loaded: Loaded, start: Start, *, resumed_from: int | None) -> None:
-    """Write `run_started`, or write it again if the attempt begins at another step than it announced."""
+def announce(
+    log: EventLog,
+    loaded: Loaded,
+    start: Start,
+    *,
+    resumed_from: int | None,
+    forgotten: Sequence[IssuedCommand] = (),
+) -> None:
+    """Write `run_started`, or write it again if the attempt begins otherwise than it announced.
+
+    `forgotten` are the commands that the attempt omits.
+    """
+    omitted = {"forgotten": [issued.fields() for issued in forgotten]} if forgotten else {}
     log.write(
         "run_started",
         step=resumed_from or 0,
@@ -87,4 +96,5 @@ def announce(log: EventLog, loaded: Loaded, start: Start, *, resumed_from: int |
         resumed_from=resumed_from,
         orders=[issued.fields() for issued in start.repeated(after=resumed_from or 0)],
         versions={package: version(package) for package in PACKAGES},
+        **omitted,
     )
