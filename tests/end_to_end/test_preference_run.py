@@ -194,6 +194,27 @@ def test_beside_an_adapter_the_reference_is_the_base_alone(place: Path, tmp_path
     assert references(tmp_path) == before
 
 
+def test_conversations_that_a_template_writes_as_the_same_text_train_the_same_model(
+    place: Path, uninterrupted: Path, tmp_path: Path
+) -> None:
+    pairs = [json.loads(line) for line in (place / "pairs.jsonl").read_text().splitlines()]
+    with (tmp_path / "pairs.jsonl").open("w") as file:
+        for pair in pairs:
+            asked = {"role": "user", "content": pair["prompt"]}
+            chats = {k: [asked, {"role": "assistant", "content": pair[k]}] for k in ("chosen", "rejected")}
+            file.write(json.dumps(chats) + "\n")
+    template = "{% for m in messages %}{{ ' ' if m.role == 'assistant' }}{{ m.content }}{% endfor %}"
+    (tmp_path / "chat.jinja").write_text(template)
+    recipe = RECIPE.replace(
+        'type = "preference", chosen = " {chosen}", rejected = " {rejected}"',
+        'type = "preference-chat", template = "chat.jinja"',
+    ).replace("train = { vocab_size = 300 }", f'path = "{uninterrupted}/tokenizer.json"')
+    (tmp_path / "tiny.toml").write_text(recipe)
+    run = run_of(tmp_path)
+    assert losses(run) == losses(uninterrupted) and evaluations(run) == evaluations(uninterrupted)
+    assert arrays(run, 12) == arrays(uninterrupted, 12)
+
+
 def test_a_loss_without_a_reference_computes_none(place: Path, tmp_path: Path) -> None:
     copied(place, tmp_path, ("beta = 0.2", 'loss = "simpo"\nbeta = 2.0\nmargin = 0.5'))
     run = run_of(tmp_path)
