@@ -71,6 +71,7 @@ def test_a_label_is_a_number_or_the_name_of_a_class(found, classes, label):
         ({"text": "a", "label": "1"}, (), "'label' is '1', not a number", 'classes = ["1", …]'),
         ({"text": "a", "label": 2}, ("x", "y"), "is 2, but there are 2 classes: 'x', 'y'", "from 0 to 1"),
         ({"text": "a", "label": "postive"}, ("negative", "positive"), "none of the classes", "mean 'positive'?"),
+        ({"text": "a", "label": "positive"}, ("negative", "no"), "none of the classes", "add it to document.classes"),
         ({"text": "a", "label": "B"}, ("a", "b"), "none of the classes: 'a', 'b'", "did you mean 'b'?"),
         ({"text": "a", "label": "z"}, tuple("abcdefghijk"), "'h' and 3 more", "add it to document.classes"),
     ],

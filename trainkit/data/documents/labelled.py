@@ -88,7 +88,7 @@ def _by_name(name: str, classes: Sequence[str], found: str) -> int | Problem:
             f"{name} is '{found}', not a number",
             f'name the labels in the order of their numbers: classes = ["{found}", …]',
         )
-    near = difflib.get_close_matches(found, classes, n=1, cutoff=0.5) or [
+    near = difflib.get_close_matches(found, classes, n=1, cutoff=0.6) or [
         each for each in classes if each.casefold() == found.strip().casefold()
     ]
     return (
