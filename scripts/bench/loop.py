@@ -66,9 +66,9 @@ class _Prepared:
         from trainkit.events.log import EventLog
         from trainkit.parallel import mesh
         from trainkit.recipe.toml.load import load
-        from trainkit.run.prepare import plan_of
         from trainkit.rundir.directory import create
         from trainkit.train.build import build
+        from trainkit.train.planning import plan_of
         from trainkit.train.prefetch import to_device
         from trainkit.train.program import compile_program
 
@@ -77,7 +77,7 @@ class _Prepared:
         self.directory, self.recipe = create(loaded), loaded.recipe
         cache = caches.build(self.recipe)
         self.data = TrainSet(cache, self.recipe)
-        self.plan = plan_of(self.recipe, cache, self.data)
+        self.plan = plan_of(self.recipe, vocab_size=cache.vocab_size, data=self.data.size())
         self.built = build(self.recipe, self.plan)
         self.log = EventLog(self.directory, attempt=1)
         self.sharding = mesh.batch_sharding(self.built.mesh)

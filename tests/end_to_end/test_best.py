@@ -14,10 +14,10 @@ from trainkit.checkpoint import store
 from trainkit.data.cache import build as caches
 from trainkit.data.cache.build import Cache
 from trainkit.errors import TrainkitError
+from trainkit.evaluation.evaluate_run import _names, evaluate_run
 from trainkit.events.log import read
 from trainkit.recipe import Recipe
 from trainkit.recipe.toml.load import load
-from trainkit.run.evaluation import _names, evaluate_run
 from trainkit.rundir import checkpoint_files
 from trainkit.train.best import BestSoFar
 

@@ -21,6 +21,7 @@ import trainer
 from places import SUPPORT
 
 from trainkit.errors import TrainkitError
+from trainkit.evaluation.evaluator import Evaluator
 from trainkit.events.log import EventLog, read
 from trainkit.parallel.mesh import make_mesh
 from trainkit.recipe.toml.load import load
@@ -28,7 +29,6 @@ from trainkit.run.attempt import attempt
 from trainkit.run.start import Start
 from trainkit.rundir.directory import create
 from trainkit.tasks import Loss, Task
-from trainkit.train.evaluate import Evaluator
 from trainkit.train.program import Program
 from trainkit.train.state import State, initial_live
 

@@ -11,7 +11,11 @@ from pathlib import Path
 import pytest
 from trainer import Trainer, arrays, copied, losses, trainkit, workplace
 
+from trainkit.data.checks import DataProblem
+from trainkit.errors import TrainkitError
 from trainkit.events.log import last_attempt, read
+from trainkit.run.attempt import attempt
+from trainkit.run.start import Start
 from trainkit.rundir.summary import SummaryReader
 
 STEPS = 24
@@ -133,15 +137,17 @@ def test_resume_says_what_differs_and_refuses_what_would_be_wrong(tmp_path: Path
     assert other.returncode == 2 and "the data is not what this run was trained on" in other.stderr
 
 
-@pytest.mark.parametrize(
-    ("status", "resume"), [("finished", ["tiny/12"]), ("stopped", ["tiny", "--set", "train.steps=30", "--raise-rate"])]
-)
+LONGER = ["tiny", "--set", "train.steps=30", "--raise-rate"]
+
+
+@pytest.mark.parametrize(("status", "resume"), [("finished", ["tiny/12"]), ("stopped", LONGER), ("crashed", LONGER)])
 def test_a_refused_resume_leaves_the_run_as_it_was(
     tmp_path: Path, uninterrupted: Path, status: str, resume: list[str]
 ) -> None:
     run = copied(uninterrupted, tmp_path)
     log = run / "events.jsonl"
-    log.write_text(log.read_text().replace('"status": "finished"', f'"status": "{status}"'))
+    lines = log.read_text().replace('"status": "finished"', f'"status": "{status}"').splitlines(keepends=True)
+    log.write_text("".join(line for line in lines if status != "crashed" or '"run_finished"' not in line))
     (tmp_path / "text" / "000.txt").write_text("another text altogether")
 
     def shown() -> tuple[object, ...]:
@@ -156,6 +162,19 @@ def test_a_refused_resume_leaves_the_run_as_it_was(
     assert refused.returncode == 2 and "the data is not what this run was trained on" in refused.stderr
     assert before[:2] == (status, STEPS)
     assert shown() == before and last_attempt(run) == 2
+
+
+def test_data_that_teaches_nothing_is_refused_before_the_later_steps_are_dropped(
+    tmp_path: Path, uninterrupted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = copied(uninterrupted, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    useless = DataProblem("error", "nothing would be learned")
+    monkeypatch.setattr("trainkit.run.health.find_problems", lambda cache, recipe: [useless])
+    with pytest.raises(TrainkitError, match="nothing would be learned"):
+        attempt(run, Start(step=12))
+    assert losses(run) == losses(uninterrupted)
+    assert not list((run / "checkpoints").glob("set-aside-*"))
 
 
 def test_resuming_a_longer_run_goes_on_and_from_an_older_step_sets_the_newer_aside(

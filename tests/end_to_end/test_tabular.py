@@ -24,13 +24,13 @@ from trainkit.data.batches.evaluation_set import EvalSet
 from trainkit.data.batches.layout import longest_layout
 from trainkit.data.cache import build as caches
 from trainkit.errors import TrainkitError
+from trainkit.evaluation.evaluator import Evaluator
 from trainkit.events.log import EventLog, read
 from trainkit.parallel import mesh
 from trainkit.recipe import Recipe
 from trainkit.recipe.toml.load import load
 from trainkit.tasks import build as build_task
 from trainkit.tasks.metric import build_metrics
-from trainkit.train.evaluate import Evaluator
 from trainkit.train.state import init
 
 PLUGIN = Path(__file__).parents[2] / "docs" / "examples" / "tabular.py"

@@ -28,11 +28,11 @@ from trainkit.parallel.hardware import available_memory, whole_memory
 from trainkit.plan import SUPPOSED, USABLE, Choice, Devices, Memory, make_plan, proposal
 from trainkit.recipe import Recipe
 from trainkit.recipe.toml.load import load
-from trainkit.run.prepare import previous_choice
 from trainkit.train import program as building
 from trainkit.train import program as fitting
 from trainkit.train.build import build, state_shapes
 from trainkit.train.forecast import forecast
+from trainkit.train.planning import previous_choice
 from trainkit.train.program import compile_program, fit_program
 
 LENGTH = 64

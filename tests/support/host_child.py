@@ -18,12 +18,12 @@ import numpy as np
 
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache import build as caches
+from trainkit.evaluation.evaluator import Evaluator
 from trainkit.events.log import EventLog, read
 from trainkit.parallel import mesh
 from trainkit.plan import BatchSplit
 from trainkit.tasks import Loss, Task
 from trainkit.tasks.statistics import Counts
-from trainkit.train.evaluate import Evaluator
 from trainkit.train.prefetch import Prefetch
 from trainkit.train.state import State, initial_live
 

@@ -22,6 +22,7 @@ from trainkit.data.batches.evaluation_set import EvalSet
 from trainkit.data.batches.layout import longest_layout
 from trainkit.data.cache import build as caches
 from trainkit.errors import TrainkitError
+from trainkit.evaluation.evaluator import Evaluator
 from trainkit.events.log import EventLog, read
 from trainkit.hub.save import save
 from trainkit.models.casting import cast
@@ -34,7 +35,6 @@ from trainkit.recipe.sections.task import MaskedLM
 from trainkit.tasks import build as build_task
 from trainkit.tasks.masked_lm import MaskedLMTask
 from trainkit.tasks.statistics import Counts, Ratio, values_of
-from trainkit.train.evaluate import Evaluator
 from trainkit.train.state import State, initial_live
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

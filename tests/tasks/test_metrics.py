@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from trainkit.evaluation.evaluator import add_compensated
 from trainkit.parallel.mesh import batch_sharding, make_mesh, replicated_sharding
 from trainkit.recipe.sections.metric import METRICS, MetricSpec
 from trainkit.recipe.spec import type_of
 from trainkit.tasks.exact_sums import ExactSum, exact_dot, exact_sum
 from trainkit.tasks.metric import Metric, build_metrics
-from trainkit.train.evaluate import add_compensated
 
 CLASSES = ("a", "b", "c", "d")
 KEYS: dict[str, list[dict[str, Any]]] = {

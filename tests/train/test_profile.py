@@ -13,9 +13,9 @@ import trainer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainkit.cli.arguments import steps_of
 from trainkit.errors import TrainkitError
 from trainkit.events.log import read
-from trainkit.run.start import steps_of
 from trainkit.train.profile import check_steps, kind_of, operations, summary, trace_of
 
 US = st.integers(0, 1000)

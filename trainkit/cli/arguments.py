@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -43,6 +44,20 @@ EXCLUSIVE_OUTPUTS = [
     ("--plain", "--detach", "a run in the background prints nothing"),
     ("--json", "--detach", "a run in the background prints nothing"),
 ]
+
+
+def steps_of(text: str) -> tuple[int, int]:
+    """Return the first and the last step to trace from text such as `20:25`. Raises TrainkitError for other text."""
+    match = re.fullmatch(r"(\d{1,15}):(\d{1,15})", text.strip(), re.ASCII)
+    first, last = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= first <= last:
+        why = f": {first} comes after {last}" if first > last else ": steps are counted from 1" if match else ""
+        raise TrainkitError(
+            f"{text!r} is not a range of steps{why}",
+            where="--profile",
+            hint="write FIRST:LAST, such as --profile 20:25; both steps are traced",
+        )
+    return first, last
 
 
 def find_run(text: str) -> tuple[Path, int | None]:

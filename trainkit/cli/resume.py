@@ -34,10 +34,9 @@ def resume(
     profile: Profile = None,
 ) -> int:
     """Continue a run from its newest checkpoint, or from STEP."""
-    from trainkit.cli.arguments import find_run
+    from trainkit.cli.arguments import find_run, steps_of
     from trainkit.cli.run import follow
     from trainkit.run.resume import prepare
-    from trainkit.run.start import steps_of
 
     steps = steps_of(profile) if profile is not None else None
     directory, step = find_run(run)

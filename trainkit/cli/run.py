@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
-from trainkit.cli.arguments import EXCLUSIVE_OUTPUTS, Detach, Json, Overrides, Plain, Profile, RecipePath
+from trainkit.cli.arguments import EXCLUSIVE_OUTPUTS, Detach, Json, Overrides, Plain, Profile, RecipePath, steps_of
 from trainkit.errors import DONE, WRONG_INPUT, TrainkitError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def run(
     """Train a recipe and show the run in the terminal."""
     from trainkit.hub.recipe import load, notes
     from trainkit.recipe.toml.values import toml_value
-    from trainkit.run.start import Start, steps_of
+    from trainkit.run.start import Start
     from trainkit.rundir.directory import create, discard
     from trainkit.track.projections import NAMES
 

@@ -64,7 +64,7 @@ def text(event: Event) -> str | None:
             words = event["message"] if event["level"] == "info" else f"{event['level'].upper()} {event['message']}"
         case "run_finished":
             words = f"{event['status']} at step {event['step']}"
-            if event["status"] == "finished" and event["exit_code"]:
+            if event["status"] == "crashed" or (event["status"] == "finished" and event["exit_code"]):
                 words = f"nothing was trained: the run is still {words}"
             words += f": {event['message']}" if event["message"] else ""
         case _:

@@ -203,7 +203,9 @@ def _add_line(view: View, event: Event) -> None:
             level = event["level"]
         case "alert":
             level = "error"
-        case "run_finished" if event["status"] == "failed" or (event["status"] == "finished" and event["exit_code"]):
+        case "run_finished" if event["status"] in ("failed", "crashed") or (
+            event["status"] == "finished" and event["exit_code"]
+        ):
             level = "error"
     view.log.append(LogLine(event["t"], level, text))
     view.entries += 1

@@ -95,7 +95,8 @@ FIELDS: dict[str, dict[str, Types]] = {
     "alert": {"kind": _TEXT, "message": _TEXT},
     # level: "info" | "warning" | "error"
     "log": {"level": _TEXT, "message": _TEXT},
-    # status: "finished" | "stopped" | "interrupted" | "failed"
+    # status: "finished" | "stopped" | "interrupted" | "failed"; of an attempt that was refused, that of the one before,
+    # which is "crashed" if it recorded none
     "run_finished": {"status": _TEXT, "exit_code": _WHOLE, "message": _TEXT},
 }
 

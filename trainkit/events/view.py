@@ -19,8 +19,9 @@ State = Literal[
     "waiting", "starting", "caching", "compiling", "running", "evaluating", "saving", "paused", "stopping",
     "stalled", "crashed", "finished", "stopped", "interrupted", "failed",
 ]  # fmt: skip
-#: How an attempt ends that records its end, and the levels of lines of the log.
-End = Literal["finished", "stopped", "interrupted", "failed"]
+#: How an attempt ends that records its end (`crashed` where it was refused after one that crashed), and the levels of
+#: lines of the log.
+End = Literal["finished", "stopped", "interrupted", "failed", "crashed"]
 ENDS: tuple[End, ...] = get_args(End)
 Level = Literal["info", "warning", "error"]
 LEVELS: tuple[Level, ...] = get_args(Level)

@@ -22,7 +22,7 @@ from trainkit.recipe.sections.optimizer import SMALLEST_COMPRESSED, AdamW, Momen
 
 
 def build(spec: AdamW) -> optax.GradientTransformationExtraArgs:
-    """Return gradients → descent directions, before weight decay."""
+    """Return the transformation of gradients into descent directions, before weight decay."""
     b1, b2 = spec.betas
     return scale_by_adam(b1=b1, b2=b2, eps=spec.eps, moments=spec.moments)
 
@@ -80,7 +80,7 @@ def _load(kept: Array | Blocks) -> Float[Array, ...]:
 def _average(
     x: Float[Array, ...], most: Float[Array, ...], kept: Array | Blocks, *, decay: float, bits: UInt[Array, ...]
 ) -> Array | Blocks:
-    """The moment after `x`, which is `most` at most in each block."""
+    """Return the moment after `x`, whose absolute values in each block are at most `most`."""
     moment = decay * _load(kept) + (1 - decay) * x
     if isinstance(kept, Blocks):
         bounds = decay * greatest_in(kept) + (1 - decay) * most

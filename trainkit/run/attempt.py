@@ -21,7 +21,7 @@ from trainkit.events.log import EventLog, last_attempt, last_end, last_step
 from trainkit.events.schema import Event
 from trainkit.parallel.xla import make_deterministic
 from trainkit.recipe.toml.load import Loaded, locate_error
-from trainkit.run.start import Start, announce, steps_of
+from trainkit.run.start import Start, announce
 from trainkit.rundir.directory import disk_errors, hold_lock, recipe_of, restore_recipe
 from trainkit.train.signals import Signals, StopBeforeTraining
 
@@ -89,7 +89,9 @@ def _run_to_end(
         raise error
 
     store.clean(directory)
-    status_before, newest = last_end(directory), store.newest(directory)
+    # the attempt before this one has ended, as this process holds the lock; if its end is not in the log, it crashed
+    status_before = last_end(directory) or ("crashed" if log.attempt > 1 else "failed")
+    newest = store.newest(directory)
     start = replace(start, issued=tuple(issued_commands(directory)))
     # The steps after an older checkpoint stay in the log until that checkpoint is restored, and so do commands that are
     # to be forgotten, as this may be refused.
@@ -113,7 +115,7 @@ def _run_to_end(
         # An attempt that is refused leaves the run as it was.
         with contextlib.suppress(OSError):
             restore_recipe(directory, attempt=log.attempt - 1)
-        fail(placed, status_before or "failed", WRONG_INPUT, str(placed))
+        fail(placed, status_before, WRONG_INPUT, str(placed))
     except KeyboardInterrupt:
         with contextlib.suppress(OSError):
             end(_status(INTERRUPTED), INTERRUPTED, "a second Ctrl-C: the steps after the newest checkpoint are lost")
@@ -133,11 +135,12 @@ def _status(code: int) -> str:
 def main(arguments: list[str]) -> int:
     """Run the attempt that `spawn` describes by these arguments; return the exit code."""
     directory, step, reset_optimizer, forget_commands, profile = arguments
+    first, _, last = profile.partition(":")
     start = Start(
         step=int(step) if step else None,
         reset_optimizer=reset_optimizer == "1",
         forget_commands=forget_commands == "1",
-        profile=steps_of(profile) if profile else None,
+        profile=(int(first), int(last)) if profile else None,
     )
     try:
         return attempt(Path(directory), start)

@@ -12,6 +12,8 @@ from trainkit.checkpoint.saver import Provenance
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.batches.evaluation_set import evaluation_sets
 from trainkit.data.cache import build as caches
+from trainkit.evaluation.evaluator import Evaluator
+from trainkit.evaluation.results import result_writer
 from trainkit.events.control import Server
 from trainkit.events.log import EventLog
 from trainkit.export.background import Exporting
@@ -19,7 +21,6 @@ from trainkit.infer.sampler import build_sampler
 from trainkit.parallel import mesh
 from trainkit.plan import Plan
 from trainkit.recipe import Recipe
-from trainkit.run.evaluation import result_writer
 from trainkit.run.health import TRACKER_SECONDS, Health
 from trainkit.run.prepare import Ready
 from trainkit.run.start import Start
@@ -30,7 +31,6 @@ from trainkit.train.build import BuiltStep
 from trainkit.train.checkpointing import Checkpointing
 from trainkit.train.compilations import Compilations
 from trainkit.train.control import Commands
-from trainkit.train.evaluate import Evaluator, ResultWriter
 from trainkit.train.loop import Job, SampleReport, train
 from trainkit.train.metrics import MetricsWriter, StepWork, log_distributions
 from trainkit.train.prefetch import Prefetch
@@ -144,9 +144,10 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
 
 
 def _evaluator(attempt: Attempt, built: BuiltStep, plan: Plan, *, commands: Commands) -> Evaluator:
-    at_once = attempt.recipe.evaluate.batch_size or plan.batch.micro * plan.batch.replicas
+    recipe = attempt.recipe
+    at_once = recipe.evaluate.batch_size or plan.batch.micro * plan.batch.replicas
     return Evaluator(
-        evaluation_sets(attempt.cache.directory, attempt.cache.validation, attempt.recipe, at_once=at_once),
+        evaluation_sets(attempt.cache.directory, attempt.cache.validation, recipe, at_once=at_once),
         batch_size=at_once,
         task=built.task,
         metrics=built.metrics,
@@ -154,13 +155,8 @@ def _evaluator(attempt: Attempt, built: BuiltStep, plan: Plan, *, commands: Comm
         mesh=built.mesh,
         log=attempt.log,
         interrupted=lambda: commands.interrupted,
-        results=_results(attempt),
+        results=result_writer(attempt.directory, recipe, attempt.cache) if recipe.evaluate.predictions else None,
     )
-
-
-def _results(attempt: Attempt) -> ResultWriter | None:
-    recipe = attempt.recipe
-    return result_writer(attempt.directory, recipe, attempt.cache) if recipe.evaluate.predictions else None
 
 
 def _sampler(attempt: Attempt, built: BuiltStep) -> SampleReport:

@@ -23,11 +23,10 @@ from trainkit.data.jobs import Stop
 from trainkit.data.recorded import check_same_data
 from trainkit.errors import TrainkitError
 from trainkit.events.commands import IssuedCommand
-from trainkit.events.log import EventLog, of_kinds
+from trainkit.events.log import EventLog
 from trainkit.hub.load import check_same_base, load_adapter, load_base
 from trainkit.infer.text_format import keep_tokenizer
-from trainkit.parallel import devices
-from trainkit.plan import Choice, Devices, Plan, choices, make_plan
+from trainkit.plan import Plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.toml.load import Loaded
 from trainkit.run.start import Start, announce
@@ -36,8 +35,9 @@ from trainkit.tasks import check_tokenizer
 from trainkit.train.build import BuiltStep, build, model_shapes, new_state, state_shapes
 from trainkit.train.control import LiveSchedule
 from trainkit.train.out_of_memory import explain_out_of_memory
+from trainkit.train.planning import log_plan, log_program, plan_of, previous_choice
 from trainkit.train.profile import check_steps
-from trainkit.train.program import Program, compile_smaller, fit_program, log_plan, log_program
+from trainkit.train.program import Program, compile_smaller, fit_program
 from trainkit.train.reference import attach_reference
 from trainkit.train.state import State, initial_live, initial_scale, without_frozen
 
@@ -85,11 +85,13 @@ def prepare_training(
     """Plan and compile the step and, meanwhile, make or restore the state.
 
     Args:
-        check_data: raises if training would learn nothing; called before a reference is computed.
+        check_data: raises if training would learn nothing; called before the start is accepted, and again before a
+            reference is computed.
         restart: has the plan, after running out of memory.
     """
     recipe = loaded.recipe
-    plan = restart.plan if restart else plan_of(recipe, cache, data, before=partial(previous_choice, directory))
+    size = data.size() if cache.train.complete else None
+    plan = restart.plan if restart else plan_of(recipe, vocab_size=cache.vocab_size, data=size, directory=directory)
     if cache.tokenizer is not None:
         check_tokenizer(recipe.task, cache.tokenizer)
     built = build(recipe, plan, task=build_task(recipe.task, cache.tokenizer))
@@ -106,6 +108,9 @@ def prepare_training(
         first = int(initial.state.step)
         schedule = LiveSchedule(recipe.schedule, steps=plan.steps, live=initial.state.live)
         check_steps(start.profile, done=first, total=schedule.total_steps)
+        if first:  # accepting the start drops the log's later steps
+            data.batch(first)  # waits for the first window of tokens, so that there is data to check
+            check_data()
         forgotten = missed_commands(start.issued if start.forget_commands else (), schedule, first=first)
         accept_start(directory, loaded, start, initial, forgotten=forgotten, log=log)
         if restart:
@@ -122,34 +127,6 @@ def prepare_training(
     with explain_out_of_memory("the reference model", program.plan, recipe):
         attach_reference(directory, recipe, cache, data, program, state, check=check_data, log=log)
     return Ready(program, state, schedule, repeats)
-
-
-def plan_of(
-    recipe: Recipe, cache: Cache, data: TrainSet, *, before: Callable[[Devices], Choice | None] | None = None
-) -> Plan:
-    """Return the plan on this machine's devices.
-
-    `before` returns an earlier attempt's choice on them. It is used again if it is still possible, so that a resumed
-    run computes the same in the same order.
-    """
-    local = devices.local(recipe.parallel.platform)
-    size = data.size() if cache.train.complete else None
-    planned = partial(make_plan, recipe, devices=local, vocab_size=cache.vocab_size, data=size)
-    plan = planned()
-    choice = before(local) if before else None
-    possible = list(choices(recipe, replicas=plan.batch.replicas, platform=local.platform))
-    return planned(choice=choice) if choice in possible else plan
-
-
-def previous_choice(directory: Path, devices: Devices) -> Choice | None:
-    """Return the choice of the run's last plan; None without one, or if that was for other devices."""
-    *_, plan = (None, *(event["plan"] for event in of_kinds(directory, "planned")))
-    try:
-        if plan is None or (plan["devices"]["kind"], plan["devices"]["count"]) != (devices.kind, devices.count):
-            return None
-        return Choice(micro=int(plan["batch"]["micro"]), remat=plan["remat"])
-    except (KeyError, TypeError, ValueError):  # early versions logged no choice
-        return None
 
 
 def commands_to_repeat(start: Start, schedule: LiveSchedule, *, first: int, log: EventLog) -> list[IssuedCommand]:

@@ -19,9 +19,7 @@ from trainkit.events.log import EventLog
 from trainkit.export.background import Exporting
 from trainkit.hub.load import base_digest, check_weights
 from trainkit.infer.text_format import check_texts
-from trainkit.parallel import devices
 from trainkit.parallel.xla import use_compile_cache
-from trainkit.plan import DataSize, make_plan
 from trainkit.plan.proposal import smaller_plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.toml.load import Loaded
@@ -32,6 +30,7 @@ from trainkit.run.start import Start
 from trainkit.tasks import check_tokenizer
 from trainkit.track.projections import enabled, require
 from trainkit.train.build import build, model_shapes
+from trainkit.train.planning import UNKNOWN_SIZE, plan_of
 from trainkit.train.profile import check_steps
 from trainkit.train.signals import Signals
 from trainkit.train.state import without_frozen
@@ -58,14 +57,13 @@ def train(
     cache = _tokens(recorded.with_own_tokenizer(recipe, directory) if resumed else recipe, log, resumed=resumed)
     afterwards.callback(cache.close)
     data, data_health = TrainSet(cache, recipe), DataHealth(cache, recipe, log)
-    check_data = data_health.check
-    prepare = partial(prepare_training, directory, loaded, cache=cache, data=data, check_data=check_data, log=log)
+    prepare = partial(
+        prepare_training, directory, loaded, cache=cache, data=data, check_data=data_health.check, log=log
+    )
     ready = prepare(start)
 
     recorded.keep(cache, directory)
     first = int(ready.state.step)
-    data.batch(first)  # waits for the first window of tokens, so that there is data to check
-    check_data()
     kept = recipe.checkpoint.keep_last + (recipe.checkpoint.best is not None)
     disk = DiskSpace(directory, size_of(without_frozen(ready.state)), log, keep_last=kept)
     trackers = start_trackers(directory, recipe.track, log, afterwards)  # only now, to leave the CPU to the compiler
@@ -124,8 +122,7 @@ def rehearse(recipe: Recipe, *, resumed: bool) -> None:
     """
     if not resumed and recipe.data.is_text:  # a resumed run has its own copies
         check_texts(recipe)
-    guess = DataSize(examples=1, tokens=1, documents=1, bytes=1)
-    built = build(recipe, make_plan(recipe, devices=devices.local(recipe.parallel.platform), vocab_size=1, data=guess))
+    built = build(recipe, plan_of(recipe, vocab_size=1, data=UNKNOWN_SIZE))
     check_weights(recipe, built.base, model_shapes(built), resumed=resumed)
 
 

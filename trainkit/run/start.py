@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +10,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 from trainkit.checkpoint import store
-from trainkit.errors import TrainkitError
 from trainkit.events.attempts import process_started
 from trainkit.events.commands import IssuedCommand, issued_commands
 from trainkit.events.log import EventLog
@@ -55,20 +53,6 @@ class Start:
             issued=tuple(issued_commands(directory)),
             profile=self.profile if self.profile and self.profile[0] > log.step else None,
         )
-
-
-def steps_of(text: str) -> tuple[int, int]:
-    """Return the first and the last step to trace from text such as `20:25`. Raises TrainkitError for other text."""
-    match = re.fullmatch(r"(\d{1,15}):(\d{1,15})", text.strip(), re.ASCII)
-    first, last = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not 1 <= first <= last:
-        why = f": {first} comes after {last}" if first > last else ": steps are counted from 1" if match else ""
-        raise TrainkitError(
-            f"{text!r} is not a range of steps{why}",
-            where="--profile",
-            hint="write FIRST:LAST, such as --profile 20:25; both steps are traced",
-        )
-    return first, last
 
 
 def announce(

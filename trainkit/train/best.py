@@ -71,7 +71,7 @@ class BestSoFar:
 
 
 def best_so_far(run_directory: Path, recipe: Recipe, *, until: int | None = None) -> BestSoFar:
-    """Return the best of the evaluations in a run's log that count after its attempts so far.
+    """Return the best of the evaluations that count in a run's log.
 
     Args:
         until: the last step that counts; None for all of them.

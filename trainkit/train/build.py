@@ -36,12 +36,12 @@ class BuiltStep(NamedTuple):
     mesh: Mesh
     task: Task
     metrics: Mapping[str, Metric]
-    """Of evaluations, by label."""
+    """The metrics of evaluations, by label."""
     compute: jnp.dtype
     step: Step
     initial: Callable[..., State]
-    """Returns a new state, given a key; the model's arrays if it does not begin at random (described by `base`, and
-    packed if an adapter keeps them in 4 bit); and the adapter's arrays if that does not begin at random."""
+    """Returns a new state from a key, the model's arrays, and the adapter's arrays; the arrays are optional, and random
+    where they are not given. `base` describes those of the model; they are packed if an adapter keeps them in 4 bit."""
     base: PyTree[jax.ShapeDtypeStruct]
     """The model without its adapter: the shape, dtype and sharding of every array."""
     shardings: PyTree[Any]
@@ -51,7 +51,7 @@ class BuiltStep(NamedTuple):
 def build(recipe: Recipe, plan: Plan, *, task: Task | None = None) -> BuiltStep:
     """Return model, optimiser, task and step for the plan's devices; nothing is allocated.
 
-    `task` is None where only shapes matter: the task is then made without the tokenizer.
+    `task` may be None where only shapes matter: the task is then built without the tokenizer.
 
     Raises:
         TrainkitError: the devices cannot compute in the plan's precision, or the model cannot be laid out over them.
@@ -130,7 +130,7 @@ def new_state(
 
     shardings = built.shardings if part is None else getattr(built.shardings, part)
     with warnings.catch_warnings():
-        # JAX cannot reuse the buffers of weights that are cut to another size
+        # JAX cannot reuse the buffers of weights whose size changes
         warnings.filterwarnings("ignore", "Some donated buffers were not usable")
         return jax.jit(initial, out_shardings=shardings, donate_argnums=1)(key, weights, numbers)
 

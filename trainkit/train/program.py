@@ -16,12 +16,10 @@ from jaxtyping import Array
 
 from trainkit.data.batches.layout import Layout
 from trainkit.data.jobs import Stop
-from trainkit.events.log import EventLog
 from trainkit.parallel import mesh
 from trainkit.plan import Choice, Memory, Plan, choices, replan
 from trainkit.plan.proposal import smaller_plan
 from trainkit.recipe import Recipe
-from trainkit.text import format_bytes
 from trainkit.train.build import BuiltStep, build, state_shapes
 from trainkit.train.out_of_memory import is_out_of_memory
 from trainkit.train.state import State
@@ -266,36 +264,3 @@ def _batch(layout: Layout, plan: Plan, built: BuiltStep) -> dict[str, jax.ShapeD
         name: jax.ShapeDtypeStruct((*lead, *shape[1:]), dtype, sharding=sharding)
         for name, (shape, dtype) in layout.items()
     }
-
-
-def log_plan(plan: Plan, built: BuiltStep, *, total_steps: int, log: EventLog) -> None:
-    """Write the `planned` event."""
-    log.write(
-        "planned",
-        step=log.step,
-        total_steps=total_steps,
-        plan=plan.summary(),
-        devices=[f"{device.platform}:{device.id} {device.device_kind}" for device in jax.devices()],
-        attention=built.attention.name,
-        attention_reason=built.attention.reason,
-    )
-
-
-def log_program(program: Program, *, guessed: Plan, total_steps: int, log: EventLog) -> None:
-    """Write the `compiled` event of the step and, if the first guess did not fit, the plan that runs instead."""
-    plan, memory = program.plan, program.memory
-    fields = {"memory": memory.by_category} if memory else {}
-    log.write("compiled", step=log.step, what="train step", seconds=round(program.seconds, 3), **fields)
-    if plan.choice != guessed.choice:
-        log_plan(plan, program.built, total_steps=total_steps, log=log)
-        message = f"{_described(guessed)} does not fit: continuing with {_described(plan)}"
-        log.write("log", step=log.step, level="info", message=message)
-    limit = plan.devices.memory_bytes
-    if memory and limit is not None and memory.peak > limit:
-        message = f"a step needs {format_bytes(memory.peak)} per device, which has {format_bytes(limit)};"
-        message += " to see what would fit: trainkit plan RECIPE"
-        log.write("alert", step=log.step, kind="memory", message=message)
-
-
-def _described(plan: Plan) -> str:
-    return f"micro_batch_size = {plan.batch.micro}, remat = {plan.remat}"

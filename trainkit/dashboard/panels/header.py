@@ -56,7 +56,7 @@ class Header(Widget):
             left.append(("  reading the log …", theme.DIM))
         elif self._problem:
             left.append((f"  {self._problem}", theme.WARN))
-        elif self._view.message and self._view.finished == "failed":
+        elif self._view.message and self._view.finished in ("failed", "crashed"):
             left.append((f"  {self._view.message.splitlines()[0]}", theme.BAD))
         facts = self._facts()
         while facts and _width(left) + _width(_join(facts)) + 2 > width:

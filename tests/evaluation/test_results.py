@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from trainkit.evaluation.results import PredictionTable, RowOrigin, write_results
 from trainkit.events.log import number
-from trainkit.train.results import PredictionTable, RowOrigin, write_results
 
 
 def places(*rows: int) -> list[Any]:

@@ -1,9 +1,8 @@
-"""A run's model, evaluated: on its validation sets as during training, or on other data."""
+"""Evaluation of a run's checkpoint: on the validation sets, as during training, or on other data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +16,18 @@ from trainkit.data import recorded
 from trainkit.data.batches.evaluation_set import EvalSet, evaluation_sets
 from trainkit.data.cache import build as caches
 from trainkit.data.cache.build import Cache
-from trainkit.data.cache.stream import SourceSpan
 from trainkit.data.jobs import Tell
 from trainkit.errors import TrainkitError
+from trainkit.evaluation.evaluator import Evaluator
+from trainkit.evaluation.results import result_writer
 from trainkit.hub.load import check_same_base, load_base
-from trainkit.parallel import devices
-from trainkit.plan import DataSize, Plan, choices, make_plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.source import Files, HuggingFace, Source
-from trainkit.run.prepare import previous_choice
 from trainkit.rundir.directory import recipe_of
 from trainkit.tasks import build as build_task
 from trainkit.tasks import check_tokenizer
 from trainkit.train.build import BuiltStep, build, new_state, state_shapes
-from trainkit.train.evaluate import Evaluator, ResultWriter
-from trainkit.train.results import PredictionTable, RowOrigin, write_results
+from trainkit.train.planning import UNKNOWN_SIZE, plan_of
 from trainkit.train.state import State
 
 Results = dict[str, dict[str, float]]
@@ -89,28 +85,8 @@ def evaluate_run(
             # the trainer, which is still running, has removed it: there is a newer one
 
 
-def result_writer(directory: Path, recipe: Recipe, cache: Cache, *, training_set: str | None = None) -> ResultWriter:
-    """Return what writes the results of evaluations into a run's directory, with every prediction.
-
-    `training_set` is the name that the training set is evaluated under, if it is.
-    """
-    classes = recipe.task.class_names(recipe.data)
-
-    def write(name: str, step: int, metrics: Any, predictions: PredictionTable) -> None:
-        set_name = "train" if name == training_set else name
-
-        def origin(place: SourceSpan) -> RowOrigin:
-            unit = cache.units[set_name][place.section.source][place.section.unit]
-            return RowOrigin(unit.files[place.file].path, place.index)
-
-        table = predictions.columns(origin, classes) if recipe.evaluate.predictions else None
-        write_results(directory, name, step, metrics, table)
-
-    return write
-
-
 def _sources(recipe: Recipe, data: Sequence[str], split: str | None) -> list[Source]:
-    """Return the sources to evaluate on in place of the validation sets; none where these are meant."""
+    """Return the sources to evaluate on instead of the validation sets; an empty list for the validation sets."""
     if not data and split is None:
         return []
     source = recipe.data.train[0]
@@ -140,7 +116,7 @@ def _names(data: Sequence[str], split: str | None, *, taken: Collection[str]) ->
 
 
 def _on(recipe: Recipe, source: Source) -> Recipe:
-    """Return the recipe with one source, all of which is in its training set."""
+    """Return the recipe with one source, and all of its rows in the training set."""
     alone = source.model_copy(update={"weight": None})
     only = recipe.data.model_copy(update={"train": (alone,), "validation": (), "held_out": 0.0})
     return recipe.model_copy(update={"data": only})
@@ -160,7 +136,7 @@ def _evaluate(
     try:
         if cache.tokenizer is not None:
             check_tokenizer(recipe.task, cache.tokenizer)
-        plan = _plan(directory, recipe, cache)
+        plan = plan_of(recipe, vocab_size=cache.vocab_size, data=UNKNOWN_SIZE, directory=directory)
         built = build(recipe, plan, task=build_task(recipe.task, cache.tokenizer))
         at_once = recipe.evaluate.batch_size or plan.batch.micro * plan.batch.replicas
         if named is None:
@@ -185,17 +161,6 @@ def _evaluate(
         return evaluate(_parameters(directory, info, recipe, built), info.step)
     finally:
         cache.close()
-
-
-def _plan(directory: Path, recipe: Recipe, cache: Cache) -> Plan:
-    """Return a plan with the micro-batch of the run's last attempt, where it had these devices."""
-    local = devices.local(recipe.parallel.platform)
-    size = DataSize(examples=1, tokens=1, documents=1, bytes=1)  # how many steps there are says nothing
-    planned = partial(make_plan, recipe, devices=local, vocab_size=cache.vocab_size, data=size)
-    plan = planned()
-    choice = previous_choice(directory, local)
-    possible = list(choices(recipe, replicas=plan.batch.replicas, platform=local.platform))
-    return planned(choice=choice) if choice in possible else plan
 
 
 def _training_set(cache: Cache, recipe: Recipe, *, at_once: int, name: str) -> EvalSet:
@@ -227,7 +192,7 @@ def _parameters(directory: Path, info: Info, recipe: Recipe, built: BuiltStep) -
 
 
 class _Warnings:
-    """In place of a run's log: only alerts are passed on."""
+    """Stands in for a run's log, and passes on only alerts."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn = warn

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import get_abstract_mesh
 
+from trainkit.evaluation.evaluator import Evaluator
 from trainkit.events.log import EventLog, read
 from trainkit.parallel import mesh
 from trainkit.tasks import Loss, Task
 from trainkit.train.compilations import Compilations
-from trainkit.train.evaluate import Evaluator
 from trainkit.train.state import State, initial_live
 
 

@@ -6,15 +6,17 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 from jaxtyping import Array
 
+from trainkit.data.cache.build import Cache
 from trainkit.data.cache.stream import SourceSpan
 from trainkit.data.storage import writing
 from trainkit.events.log import as_logged
+from trainkit.recipe import Recipe
 
 DIRECTORY = "results"
 
@@ -33,21 +35,21 @@ class PredictionTable:
         self._parts: list[tuple[Sequence[Sequence[SourceSpan]], int, Mapping[str, Any]]] = []
 
     def add(self, places: Sequence[Sequence[SourceSpan]], rows: int, predictions: Mapping[str, Array]) -> None:
-        """Add those of a part with so many rows, of which the first have these places and the others are padding.
+        """Add the predictions of a part of `rows` rows. The first rows come from `places`; the others are padding.
 
-        They are fetched from the devices when the next part is added, and so without waiting for this one.
+        Predictions are fetched from the devices when the next part is added, so that nothing waits for this part.
         """
         self._fetch_last()
         self._parts.append((places, rows, predictions))
 
     def columns(self, origin: Callable[[SourceSpan], RowOrigin], classes: Sequence[str]) -> dict[str, list[Any]]:
-        """Return a column for each prediction, and `source` and `row`; of tokens also `token`, its place in the
-        document from 0.
+        """Return a column for each prediction, and the columns `source` and `row`; for tokens also `token`, the token's
+        index in its document from 0.
 
-        Items without a label have a null; of tokens they are left out. Classes are named.
+        An item without a label has null as its label; a token without a label is left out. Classes are given by name.
         """
         self._fetch_last()
-        found: dict[str, list[Any]] = {}
+        table: dict[str, list[Any]] = {}
         for places, rows, predictions in self._parts:
             weights_N = predictions["weights"]
             of_row = len(weights_N) // rows
@@ -65,8 +67,8 @@ class PredictionTable:
                 if name != "weights":
                     part[name] = _named(array[kept], classes)
             for name, column in part.items():
-                found.setdefault(name, []).extend(column)
-        return found
+                table.setdefault(name, []).extend(column)
+        return table
 
     def _fetch_last(self) -> None:
         if self._parts:
@@ -75,7 +77,7 @@ class PredictionTable:
 
 
 def _locate(places: Sequence[SourceSpan], position: int) -> tuple[SourceSpan, int]:
-    """Return the document at a position of a row, and the token of it that stands there."""
+    """Return the document at a position of a row, and the index of the token there in this document."""
     for place in places[:-1]:
         if position < place.end - place.first:
             return place, place.first + position
@@ -96,10 +98,10 @@ def write_results(
     metrics: Mapping[str, float],
     table: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write the metrics of a set after a step and, where given, a table of its predictions; return the JSON file.
+    """Return the JSON file, after writing the metrics of a set at a step to it and any table of predictions beside it.
 
     Raises:
-        TrainkitError: the disk refuses them.
+        TrainkitError: the files cannot be written.
     """
     directory, file_name = run_directory / DIRECTORY, re.sub(r"[^\w.@-]", "_", f"{name}-{step}")
     if table is not None:
@@ -111,7 +113,32 @@ def write_results(
         with writing(directory / f"{file_name}.parquet") as file:
             file.write(buffer.getvalue())
     path = directory / f"{file_name}.json"
-    found = {"set": name, "step": step, "metrics": {key: as_logged(value) for key, value in metrics.items()}}
+    record = {"set": name, "step": step, "metrics": {key: as_logged(value) for key, value in metrics.items()}}
     with writing(path) as file:
-        file.write(json.dumps(found, indent=1).encode() + b"\n")
+        file.write(json.dumps(record, indent=1).encode() + b"\n")
     return path
+
+
+class ResultWriter(Protocol):
+    def __call__(self, name: str, step: int, metrics: Mapping[str, float], predictions: PredictionTable, /) -> None:
+        """Keep the metrics and the predictions of a set after a step."""
+
+
+def result_writer(directory: Path, recipe: Recipe, cache: Cache, *, training_set: str | None = None) -> ResultWriter:
+    """Return a function that writes the metrics and predictions of evaluations to a run's `results/`.
+
+    `training_set` is the name under which the training set is evaluated; None if it is not.
+    """
+    classes = recipe.task.class_names(recipe.data)
+
+    def write(name: str, step: int, metrics: Any, predictions: PredictionTable) -> None:
+        set_name = "train" if name == training_set else name
+
+        def origin(place: SourceSpan) -> RowOrigin:
+            unit = cache.units[set_name][place.section.source][place.section.unit]
+            return RowOrigin(unit.files[place.file].path, place.index)
+
+        table = predictions.columns(origin, classes) if recipe.evaluate.predictions else None
+        write_results(directory, name, step, metrics, table)
+
+    return write

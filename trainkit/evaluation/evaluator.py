@@ -16,6 +16,7 @@ from jaxtyping import Array, PyTree
 
 from trainkit.data.cache.stream import SourceSpan
 from trainkit.errors import FAILED, TrainkitError
+from trainkit.evaluation.results import PredictionTable, ResultWriter
 from trainkit.models.casting import cast
 from trainkit.parallel.mesh import batch_sharding, replicated_sharding
 from trainkit.plan import divisors
@@ -23,7 +24,6 @@ from trainkit.tasks import Loss, Task
 from trainkit.tasks.metric import Metric
 from trainkit.train.out_of_memory import can_recover_from
 from trainkit.train.prefetch import PATIENCE, HostBatch, whole_to_device
-from trainkit.train.results import PredictionTable
 from trainkit.train.state import State
 from trainkit.train.step import no_loss
 
@@ -57,11 +57,6 @@ class EventWriter(Protocol):
     """Where an evaluation says what it does: the log of a run."""
 
     def write(self, kind: str, /, *, step: int, **fields: Any) -> None: ...
-
-
-class ResultWriter(Protocol):
-    def __call__(self, name: str, step: int, metrics: Mapping[str, float], predictions: PredictionTable, /) -> None:
-        """Keep the metrics and the predictions of a set after a step."""
 
 
 class Evaluator:

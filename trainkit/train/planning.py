@@ -1,0 +1,79 @@
+"""The plan of a run on this machine's devices, and the events that report it."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import jax
+
+from trainkit.events.log import EventLog, of_kinds
+from trainkit.parallel import devices
+from trainkit.plan import Choice, DataSize, Devices, Plan, choices, make_plan
+from trainkit.recipe import Recipe
+from trainkit.text import format_bytes
+from trainkit.train.build import BuiltStep
+from trainkit.train.program import Program
+
+#: Stands for data of unknown size where the number of steps does not matter.
+UNKNOWN_SIZE = DataSize(examples=1, tokens=1, documents=1, bytes=1)
+
+
+def plan_of(recipe: Recipe, *, vocab_size: int, data: DataSize | None, directory: Path | None = None) -> Plan:
+    """Return the plan on this machine's devices.
+
+    Args:
+        data: None while it is still being tokenised.
+        directory: a run, whose last choice on such devices is used again if it is still possible, so that a resumed
+            run computes the same in the same order.
+    """
+    local = devices.local(recipe.parallel.platform)
+    planned = partial(make_plan, recipe, devices=local, vocab_size=vocab_size, data=data)
+    plan = planned()
+    choice = previous_choice(directory, local) if directory else None
+    possible = list(choices(recipe, replicas=plan.batch.replicas, platform=local.platform))
+    return planned(choice=choice) if choice in possible else plan
+
+
+def previous_choice(directory: Path, local: Devices) -> Choice | None:
+    """Return the choice of the run's last plan; None without one, or if that was for devices other than `local`."""
+    *_, plan = (None, *(event["plan"] for event in of_kinds(directory, "planned")))
+    try:
+        if plan is None or (plan["devices"]["kind"], plan["devices"]["count"]) != (local.kind, local.count):
+            return None
+        return Choice(micro=int(plan["batch"]["micro"]), remat=plan["remat"])
+    except (KeyError, TypeError, ValueError):  # early versions logged no choice
+        return None
+
+
+def log_plan(plan: Plan, built: BuiltStep, *, total_steps: int, log: EventLog) -> None:
+    """Write the `planned` event."""
+    log.write(
+        "planned",
+        step=log.step,
+        total_steps=total_steps,
+        plan=plan.summary(),
+        devices=[f"{device.platform}:{device.id} {device.device_kind}" for device in jax.devices()],
+        attention=built.attention.name,
+        attention_reason=built.attention.reason,
+    )
+
+
+def log_program(program: Program, *, guessed: Plan, total_steps: int, log: EventLog) -> None:
+    """Write the `compiled` event of the step and, if the first guess did not fit, the plan that runs instead."""
+    plan, memory = program.plan, program.memory
+    fields = {"memory": memory.by_category} if memory else {}
+    log.write("compiled", step=log.step, what="train step", seconds=round(program.seconds, 3), **fields)
+    if plan.choice != guessed.choice:
+        log_plan(plan, program.built, total_steps=total_steps, log=log)
+        message = f"{_described(guessed)} does not fit: continuing with {_described(plan)}"
+        log.write("log", step=log.step, level="info", message=message)
+    limit = plan.devices.memory_bytes
+    if memory and limit is not None and memory.peak > limit:
+        message = f"a step needs {format_bytes(memory.peak)} per device, which has {format_bytes(limit)};"
+        message += " to see what would fit: trainkit plan RECIPE"
+        log.write("alert", step=log.step, kind="memory", message=message)
+
+
+def _described(plan: Plan) -> str:
+    return f"micro_batch_size = {plan.batch.micro}, remat = {plan.remat}"
