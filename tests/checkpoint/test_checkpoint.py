@@ -339,6 +339,17 @@ def test_where_there_is_no_room_for_one_more_the_oldest_rolling_one_goes_first(
     assert [info.step for info in store.checkpoints(tmp_path)] == [2, 3]
 
 
+def test_whoever_removes_older_checkpoints_spares_the_best_one(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        at(tmp_path, step).mkdir(parents=True)
+        manifest.write(at(tmp_path, step), manifest.Manifest.model_validate({**BARE, "step": step, "kind": "rolling"}))
+    checkpoint_files.mark_best(
+        tmp_path, checkpoint_files.BestMark(step=1, metric="validation/held-out/loss", value=1.0)
+    )
+    store.retain(tmp_path, saved=3, keep_last=1)  # as the export of a finished run does, which holds nothing
+    assert [info.step for info in store.checkpoints(tmp_path)] == [1, 3]
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     saves=st.lists(st.tuples(st.sampled_from(["rolling", "requested", "permanent"]), st.booleans()), max_size=7),

@@ -110,11 +110,13 @@ def due(spec: Checkpoint, *, step: int, last_saved_time: float, now: float) -> K
 def retain(run_directory: Path, *, saved: int, keep_last: int, held: Collection[int] = ()) -> None:
     """Remove all but the newest `keep_last` of the rolling checkpoints up to step `saved`, which is on disk.
 
-    Checkpoints that a person has marked stay, and so do those of the steps in `held`.
+    Checkpoints that a person has marked stay, and so do the best one and those of the steps in `held`.
     """
+    best = checkpoint_files.best(run_directory)
+    spared = {*held, *([best.step] if best else [])}
     rolling = [i for i in checkpoints(run_directory) if i.manifest.kind == "rolling" and i.step <= saved]
     for info in rolling[:-keep_last]:
-        if info.step in held or checkpoint_files.is_marked(info.directory):
+        if info.step in spared or checkpoint_files.is_marked(info.directory):
             continue
         removed = _trash(info.directory)
         if checkpoint_files.is_marked(removed):  # meanwhile
