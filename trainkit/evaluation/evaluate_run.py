@@ -71,6 +71,10 @@ def evaluate_run(
         )
     recipe = recorded.with_own_tokenizer(recipe, directory)
     parts = [_on(recipe, source) for source in _sources(recipe, data, split)] or [recipe]
+    if parts == [recipe] and not recipe.data.validation_names:
+        raise TrainkitError(
+            "the recipe has no validation set", where=str(directory), hint="name other data: --data PATH"
+        )
     while True:
         info, results = checkpoint_of(directory, step), Results()
         try:
@@ -143,10 +147,6 @@ def _evaluate(
             sets = evaluation_sets(cache.directory, cache.validation, recipe, at_once=at_once)
         else:
             sets = {named: _training_set(cache, recipe, at_once=at_once, name=named)}
-        if not sets:
-            raise TrainkitError(
-                "the recipe has no validation set", where=str(directory), hint="name other data: --data PATH"
-            )
         evaluate = Evaluator(
             sets,
             batch_size=at_once,
