@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -9,12 +10,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from trainkit.models.custom_vjps import exact_gelu
 from trainkit.models.layers import Linear
 from trainkit.recipe.families.model import HeadLayers
 from trainkit.recipe.families.transformer import Transformer
 
 #: What the key of a model's output is folded with for this head.
 HEAD = 0x4EAD
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"tanh": jnp.tanh, "relu": jax.nn.relu, "gelu": exact_gelu}
 
 
 class Classifier(eqx.Module):
@@ -44,6 +47,6 @@ class Classifier(eqx.Module):
             last_B = segments_BT.shape[1] - 1 - jnp.argmax(segments_BT[:, ::-1] > 0, axis=1)
             x = jnp.take_along_axis(x, last_B[:, None, None], axis=1)[:, 0]
         if self.dense is not None:
-            x = self.dense(x)
-            x = jnp.tanh(x) if self.layers.dense == "tanh" else jax.nn.relu(x)
+            assert self.layers.dense is not None
+            x = _ACTIVATIONS[self.layers.dense](self.dense(x))
         return self.output(x)

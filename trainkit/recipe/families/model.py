@@ -42,7 +42,7 @@ class HeadLayers(NamedTuple):
 
     at: Literal["first", "last", "each"]
     """The position whose hidden state they are applied to: the first, the last that is no padding, or each."""
-    dense: Literal["tanh", "relu"] | None = None
+    dense: Literal["tanh", "relu", "gelu"] | None = None
     """The function after a matrix of (hidden, hidden) that comes first; None where there is none."""
     bias: bool = True
     """Whether the last matrix has a bias."""
