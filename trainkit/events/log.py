@@ -71,6 +71,7 @@ class EventLog:
             self.write("alert", step=step, kind=alert, message=message)
 
     def close(self) -> None:
+        """Close the log and its index."""
         self._index.close()
         os.close(self._fd)
 

@@ -19,6 +19,8 @@ LIMIT = 8192
 
 
 class Extreme(NamedTuple):
+    """The lowest or the highest value of a metric, and the step that has it."""
+
     value: float
     step: float
 

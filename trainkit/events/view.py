@@ -101,6 +101,8 @@ class LogLine(NamedTuple):
 
 
 class SavedCheckpoint(NamedTuple):
+    """A checkpoint as the log records it: its path within the run directory, and Unix seconds."""
+
     step: int
     kind: str
     path: str
@@ -109,6 +111,8 @@ class SavedCheckpoint(NamedTuple):
 
 
 class CacheProgress(NamedTuple):
+    """How much of a data set is tokenised so far."""
+
     documents: int
     bytes: int
     tokens: int
