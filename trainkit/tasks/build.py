@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import TrainkitError
-from trainkit.recipe.sections.task import TaskSpec
+from trainkit.recipe.sections.task_spec import TaskSpec
 from trainkit.recipe.spec import implementation_of
 from trainkit.tasks.task import Task
 

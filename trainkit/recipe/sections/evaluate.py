@@ -11,7 +11,7 @@ from pydantic import field_validator
 from trainkit.recipe.sections.data import Data
 from trainkit.recipe.sections.metric import Metric
 from trainkit.recipe.sections.outputs import Best
-from trainkit.recipe.sections.task import TaskSpec
+from trainkit.recipe.sections.task_spec import TaskSpec
 from trainkit.recipe.spec import Count, Spec, members_of, type_of
 
 _NAME = re.compile(r"[A-Za-z0-9_.@-]+")

@@ -32,7 +32,8 @@ from trainkit.recipe.sections.model import Model
 from trainkit.recipe.sections.optimizer import Optimizer, OptimizerSpec
 from trainkit.recipe.sections.schedule import Schedule, ScheduleSpec
 from trainkit.recipe.sections.source import Source, SourceSpec
-from trainkit.recipe.sections.task import Task, TaskSpec
+from trainkit.recipe.sections.task import Task
+from trainkit.recipe.sections.task_spec import TaskSpec
 from trainkit.recipe.spec import PLUGIN_DIGEST, Spec, members_of, type_of, widen
 from trainkit.recipe.toml.files import as_shown
 

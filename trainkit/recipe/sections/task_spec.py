@@ -1,0 +1,93 @@
+"""What every task is asked, so that the rest of trainkit knows no task by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
+
+from trainkit.errors import TrainkitError
+from trainkit.recipe.families.model import TOKENS, Head, Kind, ModelSpec
+from trainkit.recipe.sections.data import Data
+from trainkit.recipe.sections.source import Source, document_of
+from trainkit.recipe.spec import Spec
+
+#: The types of documents that become one text, `text` being rows without `document`.
+TEXTS = frozenset({"text", "template", "prompt", "chat"})
+
+
+class TaskSpec(Spec):
+    """What every task has, and what the rest of trainkit asks of it."""
+
+    type: str
+
+    implementation: ClassVar[str]
+    """The module whose `build(spec, tokenizer)` returns the task."""
+    documents: ClassVar[frozenset[str]]
+    """Types of documents that it learns from; rows without `document` are `text`. With `text` in it, it also learns
+    from every other type of document that becomes one text."""
+    models: ClassVar[frozenset[Kind]]
+    """Kinds of models that it trains."""
+    shifted: ClassVar[bool] = True
+    """Whether the targets are the next tokens, which batches then hold. Without, a batch has the tokens alone."""
+    masks: ClassVar[bool] = False
+    """Whether it needs a tokenizer with a mask token."""
+    predictions: ClassVar[frozenset[str]] = frozenset()
+    """What it predicts of each item, beside `weights`: the names of `Task.predict`. Of classes, `label`, `predicted`
+    (int32, -1 without a label) and `scores` (float32, one for each class); of numbers, `target` and `predicted`."""
+    reports: ClassVar[frozenset[str]] = frozenset({"loss"})
+    """Names of the values that `Task.report` gives of each validation set."""
+
+    def reports_on(self, sources: Iterable[Source], data: Data) -> frozenset[str]:
+        """Return the names of the values that `Task.report` gives of a validation set with these sources."""
+        return self.reports
+
+    @property
+    def reference(self) -> Mapping[str, tuple[int, ...]]:
+        """What a frozen reference model says of each example, float32: its shape, by the name that it has in a batch.
+
+        It is computed once, before the first step, with the parameters that the run begins with, by `Task.reference`,
+        and kept in the cache; see `train/reference.py`."""
+        return {}
+
+    def head(self, data: Data) -> Head:
+        """Return the outputs that it needs of the model. Raises ValueError where the recipe does not say how many."""
+        return TOKENS
+
+    def class_names(self, data: Data) -> tuple[str, ...]:
+        """Return the names of the classes that it predicts, in the order of their numbers; none where it has none."""
+        return ()
+
+    def check_model(self, model: str, kind: Kind, kinds: Mapping[str, Kind]) -> None:
+        """Raise ValueError where it does not train models of this type and kind.
+
+        `kinds` are those of all models, by type: the error names those that fit.
+        """
+        if kind not in self.models:
+            fitting = ", ".join(name for name, its in kinds.items() if its in self.models)
+            raise ValueError(
+                f'task.type = "{self.type}" does not train model.type = "{model}", whose kind is {kind}:'
+                f" models that fit are {fitting or 'none'}"
+            )
+
+    def check_sizes(self, model: ModelSpec, data: Data) -> None:
+        """Raise ValueError where the sizes of the model do not fit the documents, which a task may know."""
+
+    @classmethod
+    def learns_from(cls, source: Source) -> bool:
+        """Return whether it learns from the documents of a training source."""
+        document = document_of(source)
+        if document is None:
+            return "text" in cls.documents
+        return document.type in cls.documents or (document.form == "text" and "text" in cls.documents)
+
+    def check_documents(self, sources: Iterable[Source]) -> None:
+        """Raise TrainkitError where it does not learn from the documents of a training source."""
+        for number, source in enumerate(sources):
+            if not self.learns_from(source):
+                document = document_of(source)
+                kind = "text" if document is None else document.type
+                raise TrainkitError(
+                    f"the task {self.type} does not learn from documents of type {kind}",
+                    where=f"data.train.{number}.document",
+                    hint=f"it learns from {', '.join(sorted(self.documents))}; others can be cached and inspected",
+                )
