@@ -85,8 +85,8 @@ def prepare_training(
     """Plan and compile the step and, meanwhile, make or restore the state.
 
     Args:
-        check_data: raises if training would learn nothing; called before the start is accepted, and again before a
-            reference is computed.
+        check_data: raises if training would learn nothing. A resumed attempt calls it before its start is accepted; a
+            new run calls it once its step is compiled, because its first tokens may come later than that.
         restart: has the plan, after running out of memory.
     """
     recipe = loaded.recipe
@@ -109,7 +109,7 @@ def prepare_training(
         schedule = LiveSchedule(recipe.schedule, steps=plan.steps, live=initial.state.live)
         check_steps(start.profile, done=first, total=schedule.total_steps)
         if first:  # accepting the start drops the log's later steps
-            data.batch(first)  # waits for the first window of tokens, so that there is data to check
+            data.batch(first)
             check_data()
         forgotten = missed_commands(start.issued if start.forget_commands else (), schedule, first=first)
         accept_start(directory, loaded, start, initial, forgotten=forgotten, log=log)
@@ -124,6 +124,8 @@ def prepare_training(
     log_program(program, guessed=plan, total_steps=schedule.total_steps, log=log)
     state = program.adopt(initial.state)
     del initial
+    data.batch(first)  # waits for the first window of tokens, so that there is data to check
+    check_data()
     with explain_out_of_memory("the reference model", program.plan, recipe):
         attach_reference(directory, recipe, cache, data, program, state, check=check_data, log=log)
     return Ready(program, state, schedule, repeats)
