@@ -39,8 +39,8 @@ _FEWEST = 4
 _RETRIES = 3
 #: Seconds between two looks at the size of the cluster, and until a CPU must appear.
 _LOOK, _PATIENCE = 5.0, 300.0
-#: Seconds for cancelled tasks to clean up: Ray reaches one that is only beginning at its second try, 2 s later.
-_GRACE = 20.0
+#: Seconds for cancelled tasks to clean up, and until those that go on are cancelled again.
+_GRACE, _CANCEL_EVERY = 20.0, 2.0
 #: Seconds in which an address must answer.
 _ANSWER = 5.0
 #: Bytes for the arguments and results of tasks: a tokenizer, and records of shards.
@@ -293,7 +293,8 @@ def _result(ray: Any, reference: Any, unit: Unit) -> Parts | None:
 
 def _cancel(ray: Any, running: list[Any]) -> None:
     """Interrupt tasks, which then remove their unfinished files."""
-    for reference in running:
-        ray.cancel(reference)
-    if running:
-        ray.wait(running, num_returns=len(running), timeout=_GRACE)
+    deadline = time.monotonic() + _GRACE
+    while running and time.monotonic() < deadline:
+        for reference in running:  # again and again: Python drops an interrupt that comes during some imports
+            ray.cancel(reference)
+        _, running = ray.wait(running, num_returns=len(running), timeout=_CANCEL_EVERY)
