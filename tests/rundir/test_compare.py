@@ -35,7 +35,7 @@ def test_compare_shows_what_differs_and_what_came_of_it(place: Path) -> None:
 
 def test_compare_of_a_run_with_itself_says_that_nothing_differs(place: Path) -> None:
     done = trainkit(place, "compare", "slow", "slow")
-    assert done.returncode == 0 and "their recipes are equal" in done.stdout
+    assert done.returncode == 0 and "their recipes are the same" in done.stdout
     assert trainkit(place, "compare", "slow").returncode == 2
     assert "no run 'slaw'" in trainkit(place, "compare", "slow", "slaw").stderr
 
