@@ -103,7 +103,7 @@ FIELDS: dict[str, dict[str, Types]] = {
 #: kind -> fields that it may have beside those. Of a sample, tasks write them where it is more than text.
 OPTIONAL: dict[str, dict[str, Types]] = {
     # forgotten: [{command, argument, step, attempt}], those that came after the step of `resumed_from`, or right at it
-    # and are not in its checkpoint, and that this attempt was told to omit
+    # and are not in its checkpoint, and which this attempt omits because a person asked for it
     "run_started": {"forgotten": _LIST},
     # image: path within the run directory; predictions: [[label, probability]], the likeliest first; expected: label
     "sampled": {"image": _TEXT, "predictions": _LIST, "expected": _TEXT},

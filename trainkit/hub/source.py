@@ -269,7 +269,7 @@ def copy(given: np.ndarray, to: np.ndarray) -> None:
     if given.ndim != 2 or given.flags.c_contiguous or given.strides[1] <= given.strides[0]:
         _convert(given, to)
         return
-    rows, columns = given.shape  # of which the latter lie further apart
+    rows, columns = given.shape  # columns lie further apart in memory than rows
     block = np.empty((BLOCK, BLOCK + PADDING), to.dtype)[:, :BLOCK]
     bits = np.dtype(f"u{to.dtype.itemsize}")  # numbers of other libraries are copied one by one
     for left in range(0, columns, BLOCK):

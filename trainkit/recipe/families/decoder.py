@@ -292,7 +292,7 @@ class Sparse(Decoder):
         return self.hidden * self.experts + self.experts_per_token * super()._mlp_matrices()
 
     def _mlp_floats(self) -> int:
-        # what goes into each expert as well, in blocks of which a third may hold nothing; what comes out; the router
+        # also the inputs of each expert (a third of their blocks may be empty), its outputs, and the router
         in_blocks = 3 * (super()._mlp_floats() + self.hidden) // 2
         return self.experts_per_token * (in_blocks + self.hidden) + 2 * self.experts
 
