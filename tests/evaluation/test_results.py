@@ -55,4 +55,11 @@ def test_metrics_that_are_not_finite_are_written_as_in_the_log(tmp_path: Path) -
     path = write_results(tmp_path, "dev", 3, {"validation/dev/loss": math.inf})
     assert path == tmp_path / "results" / "dev-3.json" and not (tmp_path / "results" / "dev-3.parquet").exists()
     assert number(json.loads(path.read_text())["metrics"]["validation/dev/loss"]) == math.inf
-    assert write_results(tmp_path, "../a/b", 3, {}) == tmp_path / "results" / ".._a_b-3.json"
+    assert write_results(tmp_path, "../a/b", 3, {}) == tmp_path / "results" / "..%2Fa%2Fb-3.json"
+
+
+def test_no_two_sets_share_a_file(tmp_path: Path) -> None:
+    names = ["en/a", "en_a", "en%2Fa", "en a", "ä", "x" * 300, "y" + "x" * 300]
+    paths = {write_results(tmp_path, name, 1, {}): name for name in names}
+    assert list(paths.values()) == names
+    assert all(json.loads(path.read_text())["set"] == name for path, name in paths.items())

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+from urllib.parse import quote
 
 import jax
 import numpy as np
@@ -14,6 +15,7 @@ from jaxtyping import Array
 
 from trainkit.data.cache.build import Cache
 from trainkit.data.cache.stream import SourceSpan
+from trainkit.data.sources.digests import of_value
 from trainkit.data.storage import writing
 from trainkit.events.log import as_logged
 from trainkit.recipe import Recipe
@@ -103,7 +105,7 @@ def write_results(
     Raises:
         TrainkitError: the files cannot be written.
     """
-    directory, file_name = run_directory / DIRECTORY, re.sub(r"[^\w.@-]", "_", f"{name}-{step}")
+    directory, file_name = run_directory / DIRECTORY, f"{_file_name_of(name)}-{step}"
     if table is not None:
         import pyarrow
         from pyarrow import parquet
@@ -117,6 +119,13 @@ def write_results(
     with writing(path) as file:
         file.write(json.dumps(record, indent=1).encode() + b"\n")
     return path
+
+
+def _file_name_of(name: str) -> str:
+    """Return the name of a set as part of a file name, so that no two sets share a file: `en/a` becomes `en%2Fa`."""
+    escaped = re.sub(r"[^\w.@-]", lambda match: quote(match[0], safe=""), name)
+    # file systems take 255 bytes
+    return escaped if len(escaped.encode()) <= 200 else f"{escaped[-40:]}-{of_value(name)[:16]}"
 
 
 class ResultWriter(Protocol):
