@@ -89,6 +89,11 @@ def prepare_training(
             new run calls it once its step is compiled, because its first tokens may come later than that.
         restart: has the plan, after running out of memory.
     """
+
+    def check_first_data() -> None:
+        data.batch(first)  # waits for the first window of tokens
+        check_data()
+
     recipe = loaded.recipe
     size = data.size() if cache.train.complete else None
     plan = restart.plan if restart else plan_of(recipe, vocab_size=cache.vocab_size, data=size, directory=directory)
@@ -109,8 +114,7 @@ def prepare_training(
         schedule = LiveSchedule(recipe.schedule, steps=plan.steps, live=initial.state.live)
         check_steps(start.profile, done=first, total=schedule.total_steps)
         if first:  # accepting the start drops the log's later steps
-            data.batch(first)
-            check_data()
+            check_first_data()
         forgotten = missed_commands(start.issued if start.forget_commands else (), schedule, first=first)
         accept_start(directory, loaded, start, initial, forgotten=forgotten, log=log)
         if restart:
@@ -124,8 +128,8 @@ def prepare_training(
     log_program(program, guessed=plan, total_steps=schedule.total_steps, log=log)
     state = program.adopt(initial.state)
     del initial
-    data.batch(first)  # waits for the first window of tokens, so that there is data to check
-    check_data()
+    if not first:
+        check_first_data()
     with explain_out_of_memory("the reference model", program.plan, recipe):
         attach_reference(directory, recipe, cache, data, program, state, check=check_data, log=log)
     return Ready(program, state, schedule, repeats)
