@@ -71,7 +71,7 @@ def loaded(*changes: tuple[str, str]):
 FRESH = ('pretrained = "base"', 'type = "bert"\nlayers = 1\nhidden = 16\nheads = 2')
 WRONG = {
     "no count": ([FRESH, ("classes = 3\n", "")], "task.classes is missing"),
-    "one class": ([FRESH, ("classes = 3", "classes = 1")], "at least two classes"),
+    "one class": ([FRESH, ("classes = 3", "classes = 1")], "at least two classes, found 1: add"),
     "weights": ([FRESH, ("classes = 3", "classes = 3\nclass_weights = [1.0, 2.0]")], "2 numbers for 3 classes"),
     "names": (
         [FRESH, ("classes = 3", 'classes = ["a", "b"]'), ('"labelled" }', '"labelled", classes = ["b", "a"] }')],

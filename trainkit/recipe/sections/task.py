@@ -163,7 +163,10 @@ class Classification(TaskSpec):
         if names and count != len(names):
             raise ValueError(f"task.classes = {count}, but document.classes names {len(names)}: leave one of them out")
         if count < 2:
-            raise ValueError("there must be at least two classes: add to task.classes or document.classes")
+            found = f'"{names[0]}"' if names else str(count)
+            raise ValueError(
+                f"there must be at least two classes, found {found}: add to task.classes or document.classes"
+            )
         if len(set(names)) < len(names):
             raise ValueError(f"two classes have the same name: {', '.join(names)}")
         if self.class_weights and len(self.class_weights) != count:
