@@ -137,6 +137,7 @@ def test_explain_and_schema_know_a_plugin_s_keys_and_what_they_mean(tmp_path: Pa
     told = explain(path, "optimizer", [])
     assert 'type = "adamw" or "muon" or "sign"' in told and "Decay of the average of the gradients." in told
     assert told.startswith("[optimizer]\n  Steps of one size along the signs of the momentum")
+    assert "(SHA-256 of plugins.files)" in explain(path, "plugins.digests", [])
     assert "visibly" in explain(path, "schedule.offset", [])
     assert 'allowed: "adamw" or "muon" or "sign"' in explain(path, "optimizer.type", [])
     assert 'rules.py adds optimizer "sign", schedule "inverse-root"' in check(path)
