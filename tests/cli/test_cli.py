@@ -248,6 +248,10 @@ def test_a_run_is_found_by_path_by_name_and_with_a_step(tmp_path, monkeypatch):
     }.items():
         assert find_run(text) == (Path(found[0]), found[1]), text
     assert run_directory("one") == Path("runs/one")
+    for text in ("one/best/3", "runs/one/3/best", "one/lats"):
+        with pytest.raises(TrainkitError, match="is neither a run nor a checkpoint") as wrong:
+            find_run(text)
+        assert wrong.value.hint == "write runs/one, or for one of its checkpoints runs/one/STEP or runs/one/best"
     with pytest.raises(TrainkitError, match="is a checkpoint, but this command takes a run"):
         run_directory("one/12")
 

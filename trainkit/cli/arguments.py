@@ -83,6 +83,10 @@ def find_run(text: str) -> tuple[Path, int | None]:
                 hint = "[checkpoint] best says by which metric a checkpoint is the best"
                 raise TrainkitError("the run has no best checkpoint", where=str(run), hint=hint)
             return run, mark.step
+    for run in (parent for path in (Path(text), RUNS / text) for parent in path.parents):
+        if run != Path() and is_run(run):
+            hint = f"write {run}, or for one of its checkpoints {run}/STEP or {run}/best"
+            raise TrainkitError(f"'{text}' is neither a run nor a checkpoint of one", hint=hint)
     raise TrainkitError(f"there is no run '{text}'", hint=_nearest(text))
 
 
