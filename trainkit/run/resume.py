@@ -11,7 +11,7 @@ from pathlib import Path
 from trainkit.checkpoint import store
 from trainkit.errors import TrainkitError
 from trainkit.events.commands import issued_commands
-from trainkit.events.log import last_attempt
+from trainkit.events.log import last_attempt, of_kinds
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.schedule import NEVER
 from trainkit.recipe.toml.load import Loaded
@@ -54,13 +54,7 @@ def prepare(
         check_changes(old.recipe, new.recipe, changed, reset_optimizer=reset_optimizer)
         info = store.find(directory, step) if step is not None else store.newest(directory)
         if info and info.manifest.kind == "final" and not _has_work_left(directory, new.recipe, info.step, changed):
-            reason = best_so_far(directory, new.recipe, until=info.step).reason
-            longer = "evaluate.patience=…" if reason else "train.steps=… --raise-rate"
-            raise TrainkitError(
-                f"the run is finished: its last step was {info.step}" + f"; it {reason}" * bool(reason),
-                where=str(directory),
-                hint=f"to train it longer: --set {longer}   to continue from an earlier checkpoint: RUN/STEP",
-            )
+            raise _is_finished(directory, new.recipe, info.step)
         at = info.step if info else 0
         rates = compare_rates(directory, old.recipe, new.recipe, at, changed, raise_rate=raise_rate)
         if changed or new.changed_plugins:
@@ -71,6 +65,21 @@ def prepare(
     notes += [f"versions: {line}" for line in _version_changes(info.manifest.versions)] if info else []
     start = Start(step=step, reset_optimizer=reset_optimizer, forget_commands=forget_commands)
     return Resumption(start, new, tuple(notes))
+
+
+def _is_finished(directory: Path, recipe: Recipe, last: int) -> TrainkitError:
+    """Return the error about a run that ended at step `last` and is not longer now."""
+    best, train = best_so_far(directory, recipe, until=last), recipe.train
+    longer = ["--set evaluate.patience=…"] if best.exhausted else []
+    *_, total = (event.get("total_steps") or 0 for event in of_kinds(directory, "planned"))
+    if not best.exhausted or last >= total:
+        length = next(key for key in ("steps", "epochs", "tokens") if getattr(train, key) is not None)
+        longer += [f"--set train.{length}=…", "--raise-rate"]
+    return TrainkitError(
+        f"the run is finished: its last step was {last}" + f"; it {best.reason}" * best.exhausted,
+        where=str(directory),
+        hint=f"to train it longer: {' '.join(longer)}   to continue from an earlier checkpoint: RUN/STEP",
+    )
 
 
 def _has_work_left(directory: Path, recipe: Recipe, last: int, changed: list[Difference]) -> bool:
