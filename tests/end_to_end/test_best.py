@@ -18,6 +18,7 @@ from trainkit.evaluation.evaluate_run import _names, evaluate_run
 from trainkit.events.log import read
 from trainkit.recipe import Recipe
 from trainkit.recipe.toml.load import load
+from trainkit.run.resume import prepare
 from trainkit.rundir import checkpoint_files
 from trainkit.train.best import BestSoFar
 
@@ -51,7 +52,17 @@ def test_a_run_that_no_longer_improves_ends_and_says_why(stopped: Path) -> None:
     assert {i.step: i.manifest.kind for i in store.checkpoints(run)} == {3: "rolling", 8: "permanent", 12: "final"}
     assert [event["step"] for event in read(run) if event["type"] == "sampled"] == [12]
     refused = trainkit(stopped, "resume", "runs/tiny", "--plain")
-    assert refused.returncode != 0 and "stopped early" in refused.stderr and "evaluate.patience" in refused.stderr
+    assert refused.returncode != 0 and "stopped early" in refused.stderr
+    assert "to train it longer: --set evaluate.patience=…   to" in refused.stderr
+
+
+def test_a_run_whose_patience_and_steps_are_both_used_up_asks_for_more_of_both(stopped: Path, tmp_path: Path) -> None:
+    run = copied(stopped / "runs" / "tiny", tmp_path)
+    log = (run / "events.jsonl").read_text()
+    (run / "events.jsonl").write_text(log.replace('"total_steps": 24', '"total_steps": 12'))
+    with pytest.raises(TrainkitError, match="it stopped early") as refused:
+        prepare(run, step=None, overrides=(), reset_optimizer=False, forget_commands=False, raise_rate=False)
+    assert "--set evaluate.patience=… --set train.steps=… --raise-rate" in refused.value.hint
 
 
 def test_the_best_checkpoint_is_kept_named_and_reachable(stopped: Path) -> None:
@@ -62,6 +73,8 @@ def test_the_best_checkpoint_is_kept_named_and_reachable(stopped: Path) -> None:
     assert any("checkpoint 3 is the best so far" in e["message"] for e in read(run) if e["type"] == "log")
     evaluated = trainkit(stopped, "eval", "tiny/best", "--json")
     assert json.loads(evaluated.stdout)["metrics"]["held-out"][METRIC] == values[3], evaluated.stderr
+    with pytest.raises(TrainkitError, match=r'--predictions: task.type = "causal-lm" makes no predictions'):
+        evaluate_run(run, None, predictions=True, warn=pytest.fail)
     verified = trainkit(stopped, "verify", "tiny/best")
     assert verified.stdout.split() == ["runs/tiny/checkpoints/3:", "ok"]
 

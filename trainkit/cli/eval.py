@@ -51,14 +51,20 @@ def eval(
 
     directory, step = find_run(run)
     use_compile_cache()
-    changes = [*(overrides or []), *["evaluate.predictions=true"][: int(predictions)]]
 
     def warn(message: str) -> None:
         print(f"warning: {neutralise(message)}", file=sys.stderr)
 
     with show_progress() as progress:
         at, results = evaluate_run(
-            directory, step, data=data or [], split=split, overrides=changes, progress=progress, warn=warn
+            directory,
+            step,
+            data=data or [],
+            split=split,
+            predictions=predictions,
+            overrides=overrides or [],
+            progress=progress,
+            warn=warn,
         )
     if json:
         metrics = {name: {key: as_logged(value) for key, value in found.items()} for name, found in results.items()}

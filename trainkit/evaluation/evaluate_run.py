@@ -40,6 +40,7 @@ def evaluate_run(
     *,
     data: Sequence[str] = (),
     split: str | None = None,
+    predictions: bool = False,
     overrides: Sequence[str] = (),
     progress: Tell = None,
     warn: Callable[[str], None],
@@ -51,6 +52,7 @@ def evaluate_run(
         data: paths of files, or one id of a Hugging Face data set, whose rows are like those of the first training
             source; empty for the validation sets of the recipe.
         split: of the Hugging Face data set that the run was trained on, or of `data`.
+        predictions: whether to write every prediction beside the metrics.
         overrides: `evaluate.KEY=VALUE`.
         warn: called with what a person should know.
 
@@ -63,6 +65,12 @@ def evaluate_run(
                 f"--set {override}: an evaluation changes nothing of a run", hint="set keys of [evaluate] alone"
             )
     recipe = recipe_of(directory, overrides).recipe
+    if predictions:
+        if not recipe.task.predictions:
+            raise TrainkitError(
+                f'--predictions: task.type = "{recipe.task.type}" makes no predictions', hint="leave it out"
+            )
+        recipe = recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"predictions": True})})
     if recipe.task.reference:
         raise TrainkitError(
             f"the task {recipe.task.type} compares with a frozen reference, which is computed during training alone",
