@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
+from trainkit.recipe.families.encoder_checkpoints import DEFAULTS, FIXED, KEYS, NOISE, body_names
 from trainkit.recipe.families.hugging_face import Family, HeadTable, TensorName, linear_names, mlp_width, norm_names
 from trainkit.recipe.families.model import HeadKind, HeadLayers
 from trainkit.recipe.families.transformer import Encoder
@@ -34,54 +35,18 @@ class Bert(Encoder):
         return self.layer_norm_eps
 
 
-_BLOCK = "bert.encoder.layer.{layer}"
-
 FAMILY = Family(
     spec=Bert,
     model_type="bert",
     architecture="BertForMaskedLM",
     base="BertModel",
-    keys={
-        "num_hidden_layers": "layers",
-        "hidden_size": "hidden",
-        "num_attention_heads": "heads",
-        "max_position_embeddings": "context_length",
-        "type_vocab_size": "token_types",
-        "layer_norm_eps": "layer_norm_eps",
-        "vocab_size": "vocab_size",
-        "initializer_range": "initializer_range",
-        "pad_token_id": "pad_token_id",
-    },
-    defaults={
-        "max_position_embeddings": 512,
-        "type_vocab_size": 2,
-        "layer_norm_eps": 1e-12,
-        "intermediate_size": 3072,
-        "tie_word_embeddings": True,
-    },
-    fixed={
-        "hidden_act": ("gelu",),
-        # untied, transformers reads a second bias
-        "tie_word_embeddings": (True,),
-        "position_embedding_type": ("absolute",),
-        "add_cross_attention": (False,),
-        "is_decoder": (False,),
-    },
-    noise={"attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.1},
+    keys={**KEYS, "max_position_embeddings": "context_length", "pad_token_id": "pad_token_id"},
+    defaults=DEFAULTS,
+    fixed=FIXED,
+    noise=NOISE,
     parts=(mlp_width("intermediate_size"),),
     names=(
-        TensorName("token_embedding", "bert.embeddings.word_embeddings.weight"),
-        TensorName("position_embedding", "bert.embeddings.position_embeddings.weight"),
-        TensorName("type_embedding", "bert.embeddings.token_type_embeddings.weight"),
-        *norm_names("embedding_norm", "bert.embeddings.LayerNorm", bias=True),
-        *linear_names("blocks.attention.query", f"{_BLOCK}.attention.self.query", bias=True),
-        *linear_names("blocks.attention.key", f"{_BLOCK}.attention.self.key", bias=True),
-        *linear_names("blocks.attention.value", f"{_BLOCK}.attention.self.value", bias=True),
-        *linear_names("blocks.attention.output", f"{_BLOCK}.attention.output.dense", bias=True),
-        *norm_names("blocks.attention_norm", f"{_BLOCK}.attention.output.LayerNorm", bias=True),
-        *linear_names("blocks.mlp_in", f"{_BLOCK}.intermediate.dense", bias=True),
-        *linear_names("blocks.mlp_out", f"{_BLOCK}.output.dense", bias=True),
-        *norm_names("blocks.mlp_norm", f"{_BLOCK}.output.LayerNorm", bias=True),
+        *body_names("bert"),
         *linear_names("head", "cls.predictions.transform.dense", bias=True),
         *norm_names("head_norm", "cls.predictions.transform.LayerNorm", bias=True),
         TensorName("output", "cls.predictions.decoder.weight"),

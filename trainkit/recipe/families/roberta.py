@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from trainkit.recipe.families.encoder_checkpoints import DEFAULTS, FIXED, KEYS, NOISE, body_names
 from trainkit.recipe.families.hugging_face import (
     Config,
     Family,
@@ -67,55 +68,21 @@ def _write_positions(values: dict[str, Any]) -> Config:
     return {"max_position_embeddings": values["context_length"] + first, "pad_token_id": first - 1}
 
 
-_BLOCK = "roberta.encoder.layer.{layer}"
-
 FAMILY = Family(
     spec=Roberta,
     model_type="roberta",
     architecture="RobertaForMaskedLM",
     base="RobertaModel",
-    keys={
-        "num_hidden_layers": "layers",
-        "hidden_size": "hidden",
-        "num_attention_heads": "heads",
-        "type_vocab_size": "token_types",
-        "layer_norm_eps": "layer_norm_eps",
-        "vocab_size": "vocab_size",
-        "initializer_range": "initializer_range",
-    },
-    defaults={
-        "max_position_embeddings": 512,
-        "type_vocab_size": 2,
-        "layer_norm_eps": 1e-12,
-        "intermediate_size": 3072,
-        "tie_word_embeddings": True,
-    },
-    fixed={
-        "hidden_act": ("gelu",),
-        # untied, transformers reads a second bias
-        "tie_word_embeddings": (True,),
-        "position_embedding_type": ("absolute",),
-        "add_cross_attention": (False,),
-        "is_decoder": (False,),
-    },
+    keys=KEYS,
+    defaults=DEFAULTS,
+    fixed=FIXED,
     parts=(
         mlp_width("intermediate_size"),
         Part(("max_position_embeddings", "pad_token_id"), _read_positions, _write_positions),
     ),
-    noise={"attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.1},
+    noise=NOISE,
     names=(
-        TensorName("token_embedding", "roberta.embeddings.word_embeddings.weight"),
-        TensorName("position_embedding", "roberta.embeddings.position_embeddings.weight"),
-        TensorName("type_embedding", "roberta.embeddings.token_type_embeddings.weight"),
-        *norm_names("embedding_norm", "roberta.embeddings.LayerNorm", bias=True),
-        *linear_names("blocks.attention.query", f"{_BLOCK}.attention.self.query", bias=True),
-        *linear_names("blocks.attention.key", f"{_BLOCK}.attention.self.key", bias=True),
-        *linear_names("blocks.attention.value", f"{_BLOCK}.attention.self.value", bias=True),
-        *linear_names("blocks.attention.output", f"{_BLOCK}.attention.output.dense", bias=True),
-        *norm_names("blocks.attention_norm", f"{_BLOCK}.attention.output.LayerNorm", bias=True),
-        *linear_names("blocks.mlp_in", f"{_BLOCK}.intermediate.dense", bias=True),
-        *linear_names("blocks.mlp_out", f"{_BLOCK}.output.dense", bias=True),
-        *norm_names("blocks.mlp_norm", f"{_BLOCK}.output.LayerNorm", bias=True),
+        *body_names("roberta"),
         *linear_names("head", "lm_head.dense", bias=True),
         *norm_names("head_norm", "lm_head.layer_norm", bias=True),
         TensorName("output", "lm_head.decoder.weight"),
