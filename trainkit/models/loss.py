@@ -1,27 +1,29 @@
 """Cross-entropy against a vocabulary, in blocks: the logits of all tokens are never there at once.
 
-Shapes: B batch, T positions, N tokens of a block, D hidden, V vocabulary, J blocks of it, U entries of such a block.
+Shapes: B batch, T positions, and those of `loss_blocks.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from trainkit.models.loss_blocks import (
+    LossBlocks,
+    Softmax,
+    block_starts,
+    entries_at_once,
+    over_entries,
+    over_tokens,
+    scan_blocks,
+    target_logits,
+)
 from trainkit.models.master_weights import Weight
 from trainkit.parallel.mesh import on_own_rows
 from trainkit.recipe.families.sizes import tokens_in_block
-
-Sums = TypeVar("Sums")
-
-#: Of how many bytes logits are made at once on a CPU, whose caches then still hold them when they are used; elsewhere
-#: products of whole blocks of tokens are faster.
-CACHED_BYTES = 2 << 20
 
 
 def blocked_cross_entropy(
@@ -87,64 +89,6 @@ def _cross_entropy(
     by_device = on_own_rows(sums, hidden_BTD, Weight.of(unembedding_VD), targets_BT, weights_BT, whole=(1,))
     total, correct = by_device.sum(0)
     return total, weights_BT.sum(), correct
-
-
-def entries_at_once(tokens: int, vocab: int) -> int:
-    """An odd multiple of 16 on a CPU: rows a power of two apart would share the same few lines of its caches."""
-    return 16 * (CACHED_BYTES // (4 * 16 * tokens) | 1) if jax.default_backend() == "cpu" else vocab
-
-
-class LossBlocks(NamedTuple):
-    """How many tokens, and how many entries of the vocabulary, are dealt with at once; and what bounds their logits."""
-
-    tokens: int
-    entries: int
-    softcap: float | None
-    dtype: jnp.dtype
-    """That of the hidden states."""
-    counts: bool
-    """Whether it is counted how often the target has the largest logit."""
-
-    def logits(self, products: Array) -> Array:
-        return products if self.softcap is None else self.softcap * jnp.tanh(products / self.softcap)
-
-    def times_slope(self, values: Array, logits: Array) -> Array:
-        """`values` times the derivative of each one's logit, by the product that it is of; at a logit of -inf, 0."""
-        if self.softcap is None:
-            return values
-        return values * (1 - jnp.square(jnp.maximum(logits, -self.softcap) / self.softcap))
-
-
-class Softmax(NamedTuple):
-    """What the entries seen so far make of each token: the largest logit, and the sum of exp(logit - largest)."""
-
-    top_N: Array
-    sum_N: Array
-    entry_N: Array | None
-    """The first entry that has the largest logit; None where nothing is counted."""
-
-    @staticmethod
-    def empty(tokens: int, settings: LossBlocks) -> Softmax:
-        entry_N = jnp.full(tokens, -1, jnp.int32) if settings.counts else None
-        return Softmax(jnp.full(tokens, -jnp.finfo(jnp.float32).max), jnp.zeros(tokens), entry_N)
-
-    def add(self, logits_NU: Array, start: Array) -> tuple[Softmax, Array, Array]:
-        """Return (the softmax of these entries too, which begin at `start`; by what factor older exponentials shrink;
-        exp(logits - largest)) (Milakov et al. 2018)."""
-        top_N = jnp.maximum(self.top_N, logits_NU.max(-1))
-        exp_NU = jnp.exp(logits_NU - top_N[:, None])
-        shrink_N = jnp.exp(self.top_N - top_N)
-        entry_N = self.entry_N
-        if entry_N is not None:
-            entry_N = jnp.where(top_N > self.top_N, start + logits_NU.argmax(-1).astype(jnp.int32), entry_N)
-        return Softmax(top_N, self.sum_N * shrink_N + exp_NU.sum(-1), entry_N), shrink_N, exp_NU
-
-    def correct(self, targets_N: Array, weights_N: Array) -> Array:
-        """Return the sum of the weights of the targets that have the largest logit; 0 where nothing is counted."""
-        return jnp.float32(0) if self.entry_N is None else jnp.where(self.entry_N == targets_N, weights_N, 0).sum()
-
-    def losses(self, target_N: Array) -> Array:
-        return jnp.log(self.sum_N) + self.top_N - target_N
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(5,))
@@ -227,7 +171,7 @@ def _add_unembedding(
     token. That stands with the hidden states: there are fewer of them. They are divided by the largest factor for the
     product, for the sake of few bits.
     """
-    starts = _starts(dw_VD.shape[0], settings.entries)
+    starts = block_starts(dw_VD.shape[0], settings.entries)
     factors_JN = weights_N * jnp.exp(top_JN - softmax.top_N) / softmax.sum_N
 
     def add(dw_VD: Array, part: tuple[Array, Array, Array]) -> tuple[Array, None]:
@@ -238,7 +182,7 @@ def _add_unembedding(
         old_UD = jax.lax.dynamic_slice_in_dim(dw_VD, start, settings.entries)
         return jax.lax.dynamic_update_slice_in_dim(dw_VD, old_UD + dw_UD, start, axis=0), None
 
-    return _scan(add, dw_VD, (starts, exp_JNU, factors_JN))[0]
+    return scan_blocks(add, dw_VD, (starts, exp_JNU, factors_JN))[0]
 
 
 def _backward(settings: LossBlocks, residuals: tuple[Array, Array, Array], dsums: tuple[Array, Array]) -> tuple:
@@ -248,67 +192,3 @@ def _backward(settings: LossBlocks, residuals: tuple[Array, Array, Array], dsums
 
 
 _weighted_sums.defvjp(_forward, _backward)
-
-
-def target_logits(x_ND: Array, target_ND: Array, settings: LossBlocks) -> Float[Array, " N"]:
-    return settings.logits(jnp.einsum("nd,nd->n", x_ND, target_ND, preferred_element_type=jnp.float32))
-
-
-def _starts(vocab: int, entries: int) -> Int[Array, " J"]:
-    """Where each block of the vocabulary begins. The last one ends with it, and so may overlap the one before."""
-    blocks = -(-vocab // entries)
-    return jnp.minimum(jnp.arange(blocks, dtype=jnp.int32) * entries, vocab - entries)
-
-
-def over_entries(
-    see: Callable[[Sums, Array, Array, Array], tuple[Sums, object]],
-    seen: Sums,
-    x_ND: Array,
-    unembedding_VD: Array,
-    settings: LossBlocks,
-) -> tuple[Sums, tuple]:
-    """Fold `see(seen, start, logits, unembedding)` over blocks of the vocabulary; no entry counts twice: the second
-    time its logit is -inf."""
-    vocab, entries = unembedding_VD.shape[0], settings.entries
-    starts = _starts(vocab, entries)
-
-    def one(seen: Sums, place: tuple[Array, Array]) -> tuple[Sums, object]:
-        start, number = place
-        w_UD = jax.lax.dynamic_slice_in_dim(unembedding_VD, start, entries)
-        logits_NU = settings.logits(jnp.einsum("nd,ud->nu", x_ND, w_UD, preferred_element_type=jnp.float32))
-        if vocab % entries:
-            fresh_U = start + jnp.arange(entries) >= number * entries
-            logits_NU = jnp.where(fresh_U, logits_NU, -jnp.inf)
-        return see(seen, start, logits_NU, w_UD)
-
-    return _scan(one, seen, (starts, jnp.arange(len(starts), dtype=jnp.int32)))
-
-
-def over_tokens(
-    add: Callable[[Sums, Array, Array, Array, Array], Sums],
-    sums: Sums,
-    hidden_TD: Array,
-    targets_T: Array,
-    weights_T: Array,
-    settings: LossBlocks,
-) -> Sums:
-    """Fold `add(sums, start, x, targets, weights)` over blocks of tokens, the last filled up with weight 0."""
-    tokens, block = hidden_TD.shape[0], settings.tokens
-    blocks = -(-tokens // block)
-    if rest := blocks * block - tokens:
-        hidden_TD = jnp.pad(hidden_TD, ((0, rest), (0, 0)))
-        targets_T, weights_T = jnp.pad(targets_T, (0, rest)), jnp.pad(weights_T, (0, rest))
-
-    def one(sums: Sums, start: Array) -> tuple[Sums, None]:
-        parts = (jax.lax.dynamic_slice_in_dim(a, start, block) for a in (hidden_TD, targets_T, weights_T))
-        return add(sums, start, *parts), None
-
-    return _scan(one, sums, jnp.arange(blocks, dtype=jnp.int32) * block)[0]
-
-
-def _scan(step: Callable, carry: Sums, over: object) -> tuple[Sums, tuple]:
-    """`jax.lax.scan`, without a loop where there is one turn only."""
-    if jax.tree.leaves(over)[0].shape[0] > 1:
-        return jax.lax.scan(step, carry, over)
-    carry, output = step(carry, jax.tree.map(lambda x: x[0], over))
-    return carry, jax.tree.map(lambda x: x[None], output)

@@ -1,4 +1,4 @@
-"""Log-likelihoods of whole sequences, for losses that compare sequences. Shapes as in `loss.py`."""
+"""Log-likelihoods of whole sequences, for losses that compare sequences. Shapes as in `loss.py` and `loss_blocks.py`."""
 
 from __future__ import annotations
 
@@ -6,15 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from trainkit.models.loss import (
-    LossBlocks,
-    Softmax,
-    blocked_cross_entropy,
-    entries_at_once,
-    over_entries,
-    over_tokens,
-    target_logits,
-)
+from trainkit.models.loss import blocked_cross_entropy
+from trainkit.models.loss_blocks import LossBlocks, Softmax, entries_at_once, over_entries, over_tokens, target_logits
 from trainkit.models.master_weights import Weight
 from trainkit.parallel.mesh import on_own_rows
 from trainkit.recipe.families.sizes import tokens_in_block
