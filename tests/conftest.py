@@ -20,7 +20,7 @@ pytest_plugins = ("reference",)
 # they are compiled once, also where the machine's own setting is to keep nothing.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-#: Read by jax when it is first imported here. `tests/support/trainer.py` takes it away from the trainers that it starts.
+# Read by jax when it is first imported here. `support/trainer.py` takes it away from the trainers that it starts.
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["HF_HUB_OFFLINE"] = "1"
