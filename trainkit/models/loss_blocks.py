@@ -43,7 +43,7 @@ class LossBlocks(NamedTuple):
         return products if self.softcap is None else self.softcap * jnp.tanh(products / self.softcap)
 
     def times_slope(self, values: Array, logits: Array) -> Array:
-        """Return `values` times the derivative of each one's logit, by the product that it is of; at a logit of -inf, 0."""
+        """Return `values` times the derivative of each one's logit by its product; 0 at a logit of -inf."""
         if self.softcap is None:
             return values
         return values * (1 - jnp.square(jnp.maximum(logits, -self.softcap) / self.softcap))
@@ -89,7 +89,7 @@ def target_logits(x_ND: Array, target_ND: Array, settings: LossBlocks) -> Float[
 
 
 def block_starts(vocab: int, entries: int) -> Int[Array, " J"]:
-    """Return where each block of the vocabulary begins. The last one ends with it, and so may overlap the one before."""
+    """Return where each block of the vocabulary begins. The last one ends with it and may overlap the one before."""
     blocks = -(-vocab // entries)
     return jnp.minimum(jnp.arange(blocks, dtype=jnp.int32) * entries, vocab - entries)
 

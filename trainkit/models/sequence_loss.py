@@ -1,4 +1,4 @@
-"""Log-likelihoods of whole sequences, for losses that compare sequences. Shapes as in `loss.py` and `loss_blocks.py`."""
+"""Log-likelihoods of whole sequences, for losses that compare sequences. Shapes: see `loss.py`."""
 
 from __future__ import annotations
 
