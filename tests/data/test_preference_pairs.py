@@ -137,7 +137,7 @@ def test_one_answer_may_be_the_same_in_every_pair(tmp_path: Path) -> None:
 
 def test_pairs_are_not_exported_as_plain_token_ids(tmp_path: Path) -> None:
     recipe = recipe_of(tmp_path, [row(1)])
-    with pytest.raises(TrainkitError, match=r"--export.*preference.*answers") as told:
+    with pytest.raises(TrainkitError, match=r"--export.*preference.*sequences") as told:
         export(caches.build(recipe), recipe.data, tmp_path / "out")
     assert told.value.where == "data.train.0.document" and not (tmp_path / "out").exists()
 

@@ -56,7 +56,11 @@ def check_exportable(data: Data) -> None:
             document = document_of(source)
             if document is None or (document.is_text and document.sequences == 1):
                 continue
-            why = "its answers would become one text" if document.is_text else f"it is {document.stored_as}, not tokens"
+            why = (
+                "its two sequences would become one text"
+                if document.is_text
+                else f"it is {document.stored_as}, not tokens"
+            )
             raise TrainkitError(
                 f'--export cannot write documents of type "{document.type}" as token ids: {why}',
                 where=f"data.{name}.{number}.document",

@@ -1,7 +1,8 @@
 """The named arrays of a batch: what the encoders here make, and the losses in `tasks/` take.
 
 B examples, T positions (`data.sequence_length`, or a bucket of `pad`). An example is one sequence; of preference
-documents it is two, the chosen answer and the rejected one, and (B, T) is (B, 2, T), `filled` is (B, 2).
+documents it is two, the chosen answer and the rejected one, and of a source with its target these two: (B, T) is
+(B, 2, T), and `filled` is (B, 2).
 
 | name        | shape        | dtype                       | meaning                                                   |
 |-------------|--------------|-----------------------------|-----------------------------------------------------------|

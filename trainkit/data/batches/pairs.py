@@ -1,14 +1,15 @@
-"""Examples of two sequences each: a chosen and a rejected answer."""
+"""Examples of two sequences each: a chosen and a rejected answer, or a source and its target."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
 from trainkit.data.batches.layout import Batch
 from trainkit.data.batches.packing import PackedSpans, PackingCounts
-from trainkit.data.batches.spans import SpanExamples
+from trainkit.data.batches.spans import DocumentSpan, SpanExamples
 from trainkit.data.cache.shards import LEARNED, SECOND
 from trainkit.data.cache.stream import Stream
 from trainkit.recipe.sections.data import Data, Pad
@@ -21,21 +22,31 @@ def pair_examples(stream: Stream, document: DocumentSpec, data: Data, cache: Pat
     return Pairs(stream, document, data.encoding, data.positions, cache)
 
 
+def source_target_examples(
+    stream: Stream, document: DocumentSpec, data: Data, cache: Path, *, shifted: bool = False
+) -> SourceTargets:
+    """Return the examples of sources with their targets. Whatever the task, the tokens of the target are what is
+    learned."""
+    return SourceTargets(stream, document, data.encoding, data.positions, cache, shifted=False)
+
+
 class Pairs(SpanExamples):
     """Example i has two spans: its chosen and its rejected sequence.
 
     A pair is left out where it is too short or too long for the encoding, or where nothing that is learned is left of
-    one of its sequences."""
+    one of its sequences that are to be learned."""
+
+    #: Which of the two sequences are learned.
+    learned: ClassVar[slice] = slice(0, 2)
 
     def read(self, which: np.ndarray, length: int) -> Batch:
         shape, dtype = (len(which), 2, length), self._stream.dtype
-        batch = {"tokens": np.zeros(shape, dtype), "targets": np.zeros(shape, dtype)}
-        batch |= {"weights": np.zeros(shape, np.float32), "filled": np.zeros(shape[:2], np.int32)}
-        batch["example"] = which.astype(np.uint32)
+        arrays = ("tokens", "targets", "weights") if self._shift else ("tokens", "weights")
+        batch = {name: np.zeros(shape, np.float32 if name == "weights" else dtype) for name in arrays}
+        batch |= {"filled": np.zeros(shape[:2], np.int32), "example": which.astype(np.uint32)}
         for row, example in enumerate(which.tolist()):
             for side, span in enumerate(self._spans(example)):
-                place = {name: batch[name][row, side, : span.length] for name in ("tokens", "targets", "weights")}
-                self._fill(place, 1, span)
+                self._fill({name: batch[name][row, side, : span.length] for name in arrays}, 1, span)
                 batch["filled"][row, side] = span.length
         return batch
 
@@ -47,26 +58,49 @@ class Pairs(SpanExamples):
     def _spans_of(self, number: int) -> PackedSpans:
         section, arrays = self._stream.sections[number], self._stream.arrays(number)
         assert arrays.marks is not None and isinstance(self._spec, Pad)
-        return pair_spans(self._spec, self._length, arrays.ends[: section.entries], arrays.marks)
+        ends = arrays.ends[: section.entries]
+        return pair_spans(self._spec, self._length, ends, arrays.marks, shift=self._shift, learned=self.learned)
 
 
-def pair_spans(spec: Pad, length: int, ends: np.ndarray, marks: np.ndarray) -> PackedSpans:
+class SourceTargets(Pairs):
+    """Example i has two spans: its source, of which nothing is learned, and its target.
+
+    One that is cut off still ends with its last token, as transformers truncates."""
+
+    learned = slice(1, 2)
+
+    def _fill(self, place: Batch, number: int, span: DocumentSpan) -> None:
+        super()._fill(place, number, span)
+        if span.length == self._length and self._spec.eos:
+            arrays = self._stream.arrays(span.section)
+            assert arrays.marks is not None
+            end = int(arrays.ends[np.searchsorted(arrays.ends, span.start, side="right")])
+            seconds = arrays.marks[span.start : end] & SECOND > 0
+            # a source ends where the target begins
+            last = span.start + int(seconds.argmax()) if not seconds[0] else end
+            place["tokens"][-1] = arrays.tokens[last - 1]
+
+
+def pair_spans(
+    spec: Pad, length: int, ends: np.ndarray, marks: np.ndarray, *, shift: int = 1, learned: slice = Pairs.learned
+) -> PackedSpans:
     """Return two spans for each pair that is used, of the documents of a shard.
 
     Args:
         ends: where each document ends, (documents,).
         marks: of each token, whether it is learned, and whether it is of the second sequence of its document.
+        shift: 1 where targets are the next tokens, so that the first token of a sequence is no target; else 0.
+        learned: which of the two sequences must have something that is learned.
     """
     ends = ends.astype(np.int64)
     starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)
     borders = ends - (_sums(marks & SECOND > 0, ends) - _sums(marks & SECOND > 0, starts))
     begins_N2 = np.stack([starts, borders], 1)
-    # the first token of a sequence is no target
-    whole_N2 = np.stack([borders - starts, ends - borders], 1) - 1
+    whole_N2 = np.stack([borders - starts, ends - borders], 1) - shift
     kept_N2 = np.minimum(whole_N2, length)
-    learned = marks & LEARNED > 0
-    learned_N2 = _sums(learned, begins_N2 + 1 + np.maximum(kept_N2, 0)) - _sums(learned, begins_N2 + 1)
-    used = (whole_N2 >= spec.min_length).all(1) & (learned_N2 > 0).all(1)
+    is_learned = marks & LEARNED > 0
+    learned_N2 = _sums(is_learned, begins_N2 + shift + np.maximum(kept_N2, 0)) - _sums(is_learned, begins_N2 + shift)
+    used = (whole_N2 >= spec.min_length).all(1) & (learned_N2[:, learned] > 0).all(1)
     too_long = (whole_N2 > length).any(1)
     if spec.too_long == "drop":
         used &= ~too_long

@@ -127,7 +127,9 @@ def make_document(
 def _characters(pieces: Sequence[Piece]) -> int:
     """Return the characters of a document; the prompt of a preference pair counts once."""
     return sum(
-        sum(end - begin for begin, end in piece.learned or ()) if piece.second and piece.complete else len(piece.text)
+        sum(end - begin for begin, end in piece.learned)
+        if piece.second and piece.complete and piece.learned is not None
+        else len(piece.text)
         for piece in pieces
     )
 

@@ -109,7 +109,8 @@ def begins(recipe: Recipe, codec: LoadedTokenizer) -> bool:
     setting = recipe.data.encoding.bos
     if setting == "auto":
         # an encoder sees whole texts, so even a new one gets them as its tokenizer makes them
-        return (recipe.base_checkpoint is not None or recipe.model.kind == "encoder") and codec.begins
+        encodes = recipe.model.kind in ("encoder", "encoder-decoder")
+        return (recipe.base_checkpoint is not None or encodes) and codec.begins
     if setting and codec.beginning_of_text is None:
         raise TrainkitError(
             "the tokenizer has no beginning-of-text token",

@@ -15,7 +15,7 @@ class EncodingSpec(Spec):
 
     bos: bool | Literal["auto"] = "auto"
     """Whether the tokenizer's beginning-of-text token precedes every document. `"auto"`: if the tokenizer itself puts
-    it before a text, and the model is `pretrained` or an encoder."""
+    it before a text, and the model is `pretrained` or has an encoder."""
     eos: bool = True
     """Whether its end-of-text token follows every document."""
 

@@ -1,5 +1,5 @@
 """What a row of a source becomes: plain text, a template, a prompt with its answer, a conversation, a pair of answers,
-labelled text, labelled words, an image, columns of numbers.
+a source with its target, labelled text, labelled words, an image, columns of numbers.
 
 Everything that differs between types of documents stands in its spec and in the module that the spec names as its
 `implementation`; nothing else knows a type by name.
@@ -142,6 +142,32 @@ class PreferenceChat(ChatDocument):
         return "preference"
 
 
+class SourceTarget(DocumentSpec):
+    """A text that is read, the source, and the text to write from it, the target; only the target is learned.
+
+    Both are tokenised apart, each with the tokens that begin and end a document. One that is too long is cut off before
+    its last token. A row with an empty source or target cannot be used."""
+
+    type: Literal["source-target"]
+    source: str = "{source}"
+    """Template of the text that is read, such as `"summarize: {article}"`."""
+    target: str = "{target}"
+    """Template of the text that is written, such as `"{summary}"`."""
+
+    implementation: ClassVar[str] = "trainkit.data.documents.source_target"
+    examples: ClassVar[str] = "trainkit.data.batches.pairs:source_target_examples"
+    marked: ClassVar[bool] = True
+    sequences: ClassVar[int] = 2
+
+    @property
+    def form(self) -> str:
+        return "source-target"
+
+    @property
+    def templates(self) -> Mapping[str, str]:
+        return {"source": self.source, "target": self.target}
+
+
 class Labelled(DocumentSpec):
     """One text or a pair of texts with a label, for classification."""
 
@@ -272,7 +298,7 @@ class Columns(DocumentSpec):
 
 
 #: Every type of document of the recipe language.
-DOCUMENTS = (Template, Prompt, Chat, PreferencePair, PreferenceChat, Labelled, Tagged, Image, Columns)
+DOCUMENTS = (Template, Prompt, Chat, PreferencePair, PreferenceChat, SourceTarget, Labelled, Tagged, Image, Columns)
 
 if TYPE_CHECKING:
     Document: TypeAlias = DocumentSpec

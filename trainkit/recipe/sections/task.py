@@ -123,6 +123,18 @@ class Preference(TaskSpec):
         return self
 
 
+class Seq2Seq(TaskSpec):
+    """Write a target from a source: predict each token of the target from the source and the tokens before it."""
+
+    type: Literal["seq2seq"]
+
+    implementation: ClassVar[str] = "trainkit.tasks.seq2seq"
+    documents: ClassVar[frozenset[str]] = frozenset({"source-target"})
+    models: ClassVar[frozenset[Kind]] = frozenset({"encoder-decoder"})
+    reports: ClassVar[frozenset[str]] = frozenset({"loss", "perplexity", "accuracy"})
+    shifted: ClassVar[bool] = False
+
+
 class Classification(TaskSpec):
     """What tasks with classes have in common."""
 
@@ -217,7 +229,7 @@ class TokenClassification(Classification):
 
 
 #: Every task of the recipe language.
-TASKS = (CausalLM, MaskedLM, Preference, SequenceClassification, TokenClassification)
+TASKS = (CausalLM, MaskedLM, Preference, Seq2Seq, SequenceClassification, TokenClassification)
 
 if TYPE_CHECKING:
     Task: TypeAlias = TaskSpec

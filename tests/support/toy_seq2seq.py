@@ -1,0 +1,54 @@
+"""An encoder-decoder of a few numbers, which computes the same with a cache and without: a recurrent network."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PRNGKeyArray
+
+
+class ToySeq2Seq(eqx.Module):
+    """The state after token t is tanh(state @ mix + embedding of t); before the first it is the mean of the memory."""
+
+    embedding: Array
+    mix: Array
+    output: Array
+    decoder_start: int = eqx.field(static=True, default=0)
+    context_length: int | None = eqx.field(static=True, default=None)
+
+    @staticmethod
+    def init(key: PRNGKeyArray, *, vocab: int, hidden: int = 16) -> ToySeq2Seq:
+        shapes = (vocab, hidden), (hidden, hidden), (vocab, hidden)
+        return ToySeq2Seq(*(jax.random.normal(k, s) for k, s in zip(jax.random.split(key, 3), shapes, strict=True)))
+
+    def encode(self, tokens, segments, *, key=None):
+        return self.embedding[tokens]
+
+    def decode(self, tokens, memory, memory_segments, *, key=None):
+        def advance(state, token_B):
+            state = self._next(state, token_B)
+            return state, state
+
+        return jax.lax.scan(advance, self.start(memory, memory_segments, 0), tokens.T)[1].swapaxes(0, 1)
+
+    def unembedding(self):
+        return self.output
+
+    def logits(self, states):
+        return states @ self.output.T
+
+    def start(self, memory, memory_segments, length):
+        counted = (memory_segments > 0)[..., None]
+        return (memory * counted).sum(1) / jnp.maximum(counted.sum(1), 1)
+
+    def step(self, tokens, cache):
+        for column in range(tokens.shape[1]):
+            cache = self._next(cache, tokens[:, column])
+        return self.logits(cache), cache
+
+    def reorder(self, cache, rows):
+        return cache[rows]
+
+    def _next(self, state, token_B):
+        return jnp.tanh(state @ self.mix + self.embedding[token_B])

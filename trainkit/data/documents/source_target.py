@@ -1,0 +1,26 @@
+"""Sources with their targets as pieces: two texts, as two sequences of which the second is learned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from trainkit.data.documents.pieces import Piece, RowContext, pair
+from trainkit.data.documents.templates import fill
+from trainkit.data.problems import Problem
+from trainkit.recipe.sections.document import SourceTarget
+
+
+def make(document: SourceTarget, row: Mapping[str, Any], index: int, context: RowContext) -> list[Piece] | Problem:
+    """Return the pieces of a row's two texts, the source first."""
+    texts: list[str] = []
+    for name, template in document.templates.items():
+        text = fill(f"document.{name}", template, row)
+        if isinstance(text, tuple):
+            return text
+        if not text.strip():
+            return f"has an empty {name}", 'leave such rows out, or let data.on_error = "skip" count them'
+        texts.append(text)
+    source, target = pair(Piece(index=index, text=text, bytes=len(text.encode())) for text in texts)
+    return [replace(source, learn=False), target]
