@@ -191,7 +191,7 @@ def test_debug_shows_the_traceback(call, tmp_path, monkeypatch):
     ],
 )
 def test_whatever_goes_wrong_becomes_an_exit_code_and_at_most_two_lines(call, monkeypatch, raised, code, said):
-    def fail(*_: object) -> str:
+    def fail(*_: object, **__: object) -> str:
         raise raised
 
     monkeypatch.setattr("trainkit.hub.recipe.load", fail)

@@ -25,6 +25,14 @@ Overrides = Annotated[
         "--set", metavar="KEY=VALUE", help="Override a value of the recipe; may be repeated.", show_default=False
     ),
 ]
+Mode = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="Use a mode of the recipe: toy is a tenth of the run, sanity at most 20 steps, other modes are its"
+        " [mode.NAME].",
+    ),
+]
 Plain = Annotated[bool, typer.Option("--plain", help="Print lines instead of the dashboard; train in this process.")]
 Json = Annotated[bool, typer.Option("--json", help="Print events as JSON lines; train in this process.")]
 Detach = Annotated[bool, typer.Option("--detach", help="Train in the background; trainkit watch shows the run.")]

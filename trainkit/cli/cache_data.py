@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainkit.cli.arguments import Overrides, RecipePath
+from trainkit.cli.arguments import Mode, Overrides, RecipePath
 from trainkit.errors import DONE, FAILED, TrainkitError
 from trainkit.text import format_bytes, format_count, format_duration, plural
 
@@ -50,6 +50,7 @@ class EngineName(StrEnum):
 def cache_data(
     recipe: RecipePath,
     overrides: Overrides = None,
+    mode: Mode = "full",
     workers: Annotated[int | None, typer.Option(min=1, help="Number of workers that tokenise.")] = None,
     engine: Annotated[
         EngineName,
@@ -79,7 +80,7 @@ def cache_data(
     """Tokenise the data of a recipe ahead of time."""
     from trainkit.hub.recipe import load
 
-    parsed = load(recipe, overrides or []).recipe
+    parsed = load(recipe, overrides or [], mode=mode).recipe
     directory = Path(parsed.data.cache)
     if verify:
         return _verify(directory)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trainkit.cli.arguments import Overrides, RecipePath
+from trainkit.cli.arguments import Mode, Overrides, RecipePath
 from trainkit.errors import TrainkitError
 from trainkit.text import plural
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 BRIEF = True
 
 
-def check(recipe: RecipePath, overrides: Overrides = None) -> str:
+def check(recipe: RecipePath, overrides: Overrides = None, mode: Mode = "full") -> str:
     """Report everything that is wrong with a recipe."""
     from trainkit.hub.recipe import load, notes
     from trainkit.plan import Devices, make_plan, steps_need_data
     from trainkit.recipe.toml.load import locate_error
 
-    loaded = load(recipe, overrides or [])
+    loaded = load(recipe, overrides or [], mode=mode)
     parsed = loaded.recipe
     summary = [f"{parsed.model.type}"]
     trained = parsed.tokenizer.train if parsed.tokenizer else None

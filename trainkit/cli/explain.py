@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trainkit.cli.arguments import Overrides, RecipePath
+from trainkit.cli.arguments import Mode, Overrides, RecipePath
 from trainkit.errors import TrainkitError
 
 if TYPE_CHECKING:
@@ -24,12 +24,13 @@ def explain(
     recipe: RecipePath,
     key: Annotated[str, typer.Argument(metavar="KEY", help="A key such as train.batch_size, or a section.")],
     overrides: Overrides = None,
+    mode: Mode = "full",
 ) -> str:
     """Show a key's meaning, allowed values, value and origin."""
     from trainkit.hub.recipe import load
     from trainkit.recipe.toml import schema
 
-    loaded = load(recipe, overrides or [])
+    loaded = load(recipe, overrides or [], mode=mode)
     language = type(loaded.recipe)
     values = loaded.recipe.model_dump(by_alias=True)
     parts: Key = tuple(int(part) if part.isdecimal() else part for part in key.split("."))

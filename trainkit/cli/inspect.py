@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainkit.cli.arguments import Overrides
+from trainkit.cli.arguments import Mode, Overrides
 from trainkit.cli.cache_data import row_lines, show_progress
 from trainkit.errors import TrainkitError
 
@@ -32,6 +32,7 @@ ROWS = 4
 def inspect(
     what: Annotated[str, typer.Argument(metavar="RUN|RECIPE", help="A run, or a recipe file.")],
     overrides: Overrides = None,
+    mode: Mode = "full",
     step: Annotated[int | None, typer.Option(min=0, help="Show the batch of this step.", show_default=False)] = None,
     first: Annotated[int, typer.Option(metavar="N", min=1, help="Show the batches of the first N steps.")] = 1,
     rows: Annotated[
@@ -48,7 +49,7 @@ def inspect(
     from trainkit.data.show import show
     from trainkit.recipe.toml.load import locate_error
 
-    loaded, run = _loaded(what, overrides or [])
+    loaded, run = _loaded(what, overrides or [], mode)
     recipe = loaded.recipe
     steps = range(first) if step is None else range(step, step + 1)
     try:
@@ -117,16 +118,18 @@ def _fingerprint_in_checkpoint(run: Path) -> str | None:
     return None
 
 
-def _loaded(what: str, overrides: Sequence[str]) -> tuple[Loaded, Path | None]:
+def _loaded(what: str, overrides: Sequence[str], mode: str) -> tuple[Loaded, Path | None]:
     """Return the recipe at a path, or a run's recipe and the run's directory."""
     if Path(what).is_file() or what.endswith(".toml"):
         from trainkit.hub.recipe import load
 
-        return load(Path(what), overrides), None
+        return load(Path(what), overrides, mode=mode), None
     from trainkit.cli.arguments import run_directory
     from trainkit.rundir.directory import recipe_of
 
     directory = run_directory(what)
+    if mode != "full":
+        raise TrainkitError("--mode chooses a mode of a recipe, and this is a run", where=what, hint="leave it out")
     return recipe_of(directory, overrides), directory
 
 

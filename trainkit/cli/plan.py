@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainkit.cli.arguments import Overrides, RecipePath
+from trainkit.cli.arguments import Mode, Overrides, RecipePath
 from trainkit.errors import TrainkitError
 from trainkit.text import format_bytes, format_count, format_duration, plural
 
@@ -34,6 +34,7 @@ class Measured:
 def plan(
     recipe: RecipePath,
     overrides: Overrides = None,
+    mode: Mode = "full",
     devices: Annotated[
         int | None, typer.Option(min=1, help="Plan for this many devices instead of this machine's.")
     ] = None,
@@ -55,7 +56,7 @@ def plan(
     from trainkit.recipe.toml.load import locate_error
     from trainkit.train.forecast import forecast, forecast_supposed
 
-    loaded = load(recipe, overrides or [])
+    loaded = load(recipe, overrides or [], mode=mode)
     parsed = loaded.recipe
     memory_bytes = None if memory is None else parsed_bytes(memory)
     try:

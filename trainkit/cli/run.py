@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
-from trainkit.cli.arguments import EXCLUSIVE_OUTPUTS, Detach, Json, Overrides, Plain, Profile, RecipePath, steps_of
+from trainkit.cli.arguments import (
+    EXCLUSIVE_OUTPUTS,
+    Detach,
+    Json,
+    Mode,
+    Overrides,
+    Plain,
+    Profile,
+    RecipePath,
+    steps_of,
+)
 from trainkit.errors import DONE, WRONG_INPUT, TrainkitError
 
 if TYPE_CHECKING:
@@ -30,6 +40,7 @@ EXCLUSIVE = [
 def run(
     recipe: RecipePath,
     overrides: Overrides = None,
+    mode: Mode = "full",
     name: Annotated[str | None, typer.Option(help="Name of the run; by default the recipe's.")] = None,
     plain: Plain = False,
     json: Json = False,
@@ -59,7 +70,7 @@ def run(
             settings += ["train.steps=2", *(f"track.{tracker}=false" for tracker in NAMES)]
             settings += [f"run.directory={toml_value(directory)}"]
             plain = not json
-        loaded = load(recipe, settings)
+        loaded = load(recipe, settings, mode=mode)
         if smoke:
             loaded = replace(loaded, recipe=_shortened(loaded.recipe))
         for note in notes(loaded.recipe):

@@ -12,11 +12,12 @@ from trainkit.recipe.families.hugging_face import Config, Family
 from trainkit.recipe.families.transformer import Transformer
 from trainkit.recipe.toml import load as recipes
 from trainkit.recipe.toml.load import Loaded
+from trainkit.recipe.toml.modes import FULL
 from trainkit.recipe.toml.pretrained import PretrainedCheckpoint
 from trainkit.text import neutralise
 
 
-def load(path: Path, overrides: Sequence[str] = ()) -> Loaded:
+def load(path: Path, overrides: Sequence[str] = (), *, mode: str = FULL) -> Loaded:
     """Return the recipe as `recipe.toml.load.load` does, with the values that its checkpoints give.
 
     Those of `[model] pretrained` are in its config.json, those of `[adapter] pretrained` in its adapter_config.json.
@@ -25,7 +26,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Loaded:
         TrainkitError: as there, and where the checkpoint cannot be found, asks for what is not supported, or has a head
             that the task cannot begin with.
     """
-    loaded = recipes.load(path, overrides, look_up=look_up, look_up_adapter=look_up_adapter)
+    loaded = recipes.load(path, overrides, mode=mode, look_up=look_up, look_up_adapter=look_up_adapter)
     check_head(loaded.recipe)
     return loaded
 

@@ -141,6 +141,21 @@ def put_override(layer: Layer, override: str) -> None:
     where = f"--set {override}"
     if not equals or not all(key):
         raise TrainkitError("an override is written KEY=VALUE", where=where, hint="--set train.steps=100")
+    if key[0] == "mode":
+        raise TrainkitError("a mode cannot be set", where=where, hint="--mode NAME chooses a mode of the recipe")
+    put_value(layer, key, _override_value(text), SET, where=where)
+
+
+def put_value(layer: Layer, key: Key, value: Any, origin: Origin, *, where: str) -> None:
+    """Put the value of one key over the table.
+
+    Args:
+        key: names; a number, as text, is a place in a list.
+        where: the place that an error names.
+
+    Raises:
+        TrainkitError: the key leads nowhere.
+    """
     table: Any = layer.table
     at: Key = ()
     for part in key[:-1]:
@@ -148,9 +163,9 @@ def put_override(layer: Layer, override: str) -> None:
         at = (*at, place)
         if isinstance(table, dict) and place not in table:
             table[place] = {}
-            layer.origins[at] = SET
+            layer.origins[at] = origin
         table = table[place]
-    place, value = _place(table, str(key[-1]), where, at), _override_value(text)
+    place = _place(table, str(key[-1]), where, at)
     if isinstance(table, dict):
         if place == "type":
             layer.change_type(value, table, at)
@@ -158,7 +173,7 @@ def put_override(layer: Layer, override: str) -> None:
     at = (*at, place)
     table[place] = value
     layer.forget(at)
-    layer.origins |= {known: SET for known in all_keys(value, at)}
+    layer.origins |= {known: origin for known in all_keys(value, at)}
 
 
 def _place(table: Any, part: str, where: str, at: Key) -> Any:

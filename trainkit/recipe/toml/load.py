@@ -17,6 +17,7 @@ from trainkit.recipe.sections.data import Data, HuggingFace
 from trainkit.recipe.spec import with_tuples
 from trainkit.recipe.toml.files import are_texts, as_shown, read_file, with_absolute_paths, with_values
 from trainkit.recipe.toml.layers import DEFAULT, SET, Layer, put_override, table_at
+from trainkit.recipe.toml.modes import FULL, in_mode, take_modes
 from trainkit.recipe.toml.positions import Key, dotted
 from trainkit.recipe.toml.pretrained import LookUp, LookUpAdapter, hub_only, put_below
 from trainkit.recipe.toml.values import flat
@@ -42,10 +43,13 @@ def load(
     path: Path,
     overrides: Sequence[str] = (),
     *,
+    mode: str = FULL,
     look_up: LookUp | None = None,
     look_up_adapter: LookUpAdapter | None = None,
 ) -> Loaded:
-    """Read `path`, put `overrides` (`"train.steps=10"`) over it, and check all of it.
+    """Read `path`, put a mode of it and then `overrides` (`"train.steps=10"`) over it, and check all of it.
+
+    The other modes are checked too, so that a mistake in one is found before somebody needs it.
 
     Relative paths in it are made absolute against the working directory, so that a run can be resumed from anywhere.
 
@@ -57,7 +61,20 @@ def load(
     Raises:
         TrainkitError: a file is missing or not TOML, or the recipe is wrong; then all errors are reported together.
     """
-    return _check(read_file(path), path, overrides, look_up=look_up, look_up_adapter=look_up_adapter)
+    layer = read_file(path)
+    modes = take_modes(layer)
+    others = [name for name in modes.table["mode"] if name != mode]
+    check = partial(_check, path=path, overrides=overrides, look_up=look_up, look_up_adapter=look_up_adapter)
+    checked = []
+    for name in (mode, *others):
+        try:
+            checked.append(check(in_mode(layer, modes, name, path)))
+        except TrainkitError as error:
+            if name == FULL or error.where.startswith("mode "):
+                raise
+            check(in_mode(layer, modes, FULL, path))  # raises where the mode is not to blame
+            raise TrainkitError(f"in mode {name}: {error.problem}", where=error.where, hint=error.hint) from error
+    return checked[0]
 
 
 def load_language(path: Path) -> type[Recipe]:

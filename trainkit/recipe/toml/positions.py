@@ -20,9 +20,12 @@ class Origin:
 
     file: str
     line: int = 0
+    mode: str = ""
+    """The mode of the recipe that gives the value."""
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}" if self.line else self.file
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        return f"mode {self.mode} ({place})" if self.mode else place
 
 
 def dotted(key: Key) -> str:

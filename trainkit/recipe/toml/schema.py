@@ -42,6 +42,13 @@ def schema(language: type[Recipe] = Recipe) -> Node:
         "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
         "default": [],
     }
+    found["properties"]["mode"] = {
+        "description": "Keys that `--mode NAME` puts over the recipe, in tables such as `[mode.toy]`. Without a table,"
+        " `toy` is a tenth of the run and `sanity` at most 20 steps; `full` is the recipe as it is written.",
+        "type": "object",
+        "properties": {},
+        "additionalProperties": {"type": "object"},
+    }
     return found
 
 
@@ -226,7 +233,9 @@ def _describe(branch: Node) -> str:
             return f"{least}, each {describe(branch['items'])}"
         case "object":
             kind = branch["properties"].get("type")
-            return f'a table with type = "{kind["const"]}"' if kind else f"a table of {', '.join(branch['properties'])}"
+            if kind:
+                return f'a table with type = "{kind["const"]}"'
+            return f"a table of {', '.join(branch['properties']) or 'tables'}"
         case _:
             return "a string"
 

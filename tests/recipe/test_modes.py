@@ -1,0 +1,84 @@
+"""A mode of a recipe is put over the file and under `--set`; every mode of a recipe is checked."""
+
+from __future__ import annotations
+
+import pytest
+from sample_recipe import changed, line_of, write
+
+from trainkit.errors import TrainkitError
+from trainkit.recipe.toml.load import load, load_resolved
+from trainkit.recipe.toml.values import dumps
+
+MODES = """
+[mode.toy]
+train.epochs = 0.5
+data.train.0.limit = 3
+[mode.llama]
+model = { hidden = 16, heads = 2, intermediate = 8, type = "llama", layers = 1 }
+"""
+TEXT = changed() + MODES
+
+
+def test_a_mode_wins_over_the_file_and_set_wins_over_the_mode(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path, TEXT)
+    full, toy = load(path), load(path, ["data.train.0.limit=5"], mode="toy")
+    assert (full.recipe.train.steps, full.recipe.train.epochs) == (20, None)
+    assert (toy.recipe.train.steps, toy.recipe.train.epochs) == (None, 0.5)
+    assert full.recipe.data.train[0].limit is None and toy.recipe.data.train[0].limit == 5
+    assert toy.origins["train.epochs"] == f"mode toy (sample.toml:{line_of(TEXT, 'train.epochs')})"
+    assert toy.origins["data.train.0.limit"].startswith("--set")
+
+
+def test_a_mode_that_changes_a_type_drops_the_keys_of_the_old_one(tmp_path):
+    path = write(tmp_path, TEXT.replace("heads = 4", "heads = 4\ntied = false"))
+    model = load(path, mode="llama").recipe.model
+    assert (model.type, model.hidden, model.layers, model.heads) == ("llama", 16, 1, 2)
+
+
+def test_every_recipe_has_the_modes_toy_and_sanity(tmp_path):
+    path = write(tmp_path, changed(("steps = 20", "steps = 700"), ("every = 10", "every = 50")))
+    toy, sanity = load(path, mode="toy").recipe, load(path, mode="sanity").recipe
+    assert (toy.train.steps, toy.evaluate.every, toy.run.name) == (70, 5, "sample-toy")
+    assert (sanity.train.steps, sanity.evaluate.every, sanity.run.name) == (20, 20, "sample-sanity")
+    assert load(path, ["run.name=mine"], mode="toy").recipe.run.name == "mine"
+
+
+def test_the_recipe_of_a_run_records_what_a_mode_gave(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    toy = load(write(tmp_path, TEXT), mode="toy")
+    resolved = tmp_path / "resolved.toml"
+    resolved.write_text(dumps(toy.recipe, toy.origins, toy.path))
+    again = load_resolved(resolved)
+    assert again.recipe == toy.recipe
+    assert again.origins["train.epochs"] == toy.origins["train.epochs"]
+    assert again.origins["run.name"] == "mode toy"
+
+
+@pytest.mark.parametrize(
+    ("mistake", "problem"),
+    [
+        ("[mode.late]\ntrain.stepz = 3", "train.stepz = 3: no such key"),
+        ("[mode.late]\ntrain.steps = 0", "train.steps = 0: expected a whole number of at least 1"),
+        ("[mode.late]\ndata.train.1.limit = 3", "data.train is a list of 1; it has no place '1'"),
+        ("[mode.full]\ntrain.steps = 3", "'full' is the recipe as it is written"),
+        ("[mode]\ntoy = 3", "mode.toy is no table"),
+    ],
+)
+def test_a_mistake_in_any_mode_is_found_with_its_file_and_line(tmp_path, monkeypatch, mistake, problem):
+    monkeypatch.chdir(tmp_path)
+    text = f"{changed()}\n{mistake}\n"
+    line = line_of(text, mistake.splitlines()[0 if "mode.full" in mistake else 1])
+    with pytest.raises(TrainkitError) as found:
+        load(write(tmp_path, text))
+    assert found.value.problem == problem and f"sample.toml:{line}" in found.value.where
+
+
+def test_a_mode_that_the_recipe_does_not_have_is_refused_with_those_it_has(tmp_path):
+    path = write(tmp_path, TEXT)
+    with pytest.raises(TrainkitError, match="has no mode 'tyo'") as found:
+        load(path, mode="tyo")
+    assert found.value.hint == "did you mean toy?"
+    with pytest.raises(TrainkitError) as found:
+        load(path, mode="quickest")
+    assert found.value.hint == "its modes are full, toy, sanity, llama"

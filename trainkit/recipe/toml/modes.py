@@ -1,0 +1,113 @@
+"""Modes of a recipe: `[mode.NAME]` holds keys that `--mode NAME` puts over the recipe, and under `--set`.
+
+`toy` and `sanity` also exist without a table: they shorten any recipe. A table adds to what they change.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from trainkit.errors import TrainkitError
+from trainkit.recipe.toml.layers import Layer, put_value, table_at
+from trainkit.recipe.toml.positions import Key, Origin, dotted
+
+#: The recipe as it is written.
+FULL = "full"
+#: Modes that every recipe has.
+BUILT_IN = ("toy", "sanity")
+#: Steps of the mode `sanity`, and the most batches of a validation set that it evaluates.
+SANITY_STEPS, SANITY_BATCHES = 20, 4
+#: What the mode `toy` divides the length of a run by.
+TOY = 10
+
+
+def take_modes(layer: Layer) -> Layer:
+    """Remove `[mode]` from a recipe's layer, and return a layer that holds only it.
+
+    Raises:
+        TrainkitError: it is no table of tables, or has one for the recipe as it is written.
+    """
+    modes = Layer({"mode": layer.table.pop("mode", {})}, layer.origins, layer.fallback)
+    layer.forget(("mode",))
+    tables = modes.table["mode"]
+    wrong = [()] if not isinstance(tables, dict) else [(n,) for n, t in tables.items() if not isinstance(t, dict)]
+    if wrong:
+        key = ("mode", *wrong[0])
+        hint = "[mode.toy] holds the keys that --mode toy changes"
+        raise TrainkitError(f"{dotted(key)} is no table", where=str(modes.origin(key)), hint=hint)
+    if FULL in tables:
+        where = str(modes.origin(("mode", FULL)))
+        raise TrainkitError(f"'{FULL}' is the recipe as it is written", where=where, hint="give the mode another name")
+    return modes
+
+
+def names_of(modes: Layer) -> list[str]:
+    """Return the modes that change a recipe: those that every recipe has, and those of its tables."""
+    return list(dict.fromkeys([*BUILT_IN, *modes.table["mode"]]))
+
+
+def in_mode(layer: Layer, modes: Layer, mode: str, path: Path) -> Layer:
+    """Return a copy of a recipe's layer with what a mode changes put over it.
+
+    Args:
+        path: of the recipe.
+
+    Raises:
+        TrainkitError: the recipe has no such mode, or a key of the mode leads nowhere.
+    """
+    if mode != FULL and mode not in names_of(modes):
+        known = [FULL, *names_of(modes)]
+        near = difflib.get_close_matches(mode, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"its modes are {', '.join(known)}"
+        raise TrainkitError(f"the recipe has no mode '{mode}'", where=f"{path}: --mode", hint=hint)
+    changed = Layer(deepcopy(layer.table), dict(layer.origins), layer.fallback, text=layer.text)
+    if mode == FULL:
+        return changed
+    for key, value in _leaves(_built_in(mode, layer.table, path)):
+        put_value(changed, key, value, Origin(f"mode {mode}"), where=f"mode {mode}")
+    for key, value in _leaves(modes.table["mode"].get(mode, {})):
+        origin = replace(modes.origin(("mode", mode, *key)), mode=mode)
+        put_value(changed, key, value, origin, where=str(origin))
+    return changed
+
+
+def _leaves(table: dict[str, Any], key: Key = ()) -> Iterator[tuple[Key, Any]]:
+    """Yield every value of a table with its key; of each table the `type` first, because another one empties it."""
+    for name in sorted(table, key=lambda name: name != "type"):
+        value = table[name]
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, (*key, name))
+        else:
+            yield (*key, name), value
+
+
+def _built_in(mode: str, table: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return what a mode changes in a recipe before its own table does, such as the name of the run."""
+    run, train = table_at(table, "run"), table_at(table, "train")
+    changes: dict[str, Any] = {"run": {"name": f"{run.get('name', path.stem)}-{mode}"}}
+    if mode not in BUILT_IN:
+        return changes
+    given = {key: train[key] for key in ("steps", "epochs", "tokens") if _is_number(train.get(key))}
+    if mode == "sanity":
+        steps = min(SANITY_STEPS, given.get("steps", SANITY_STEPS))
+        changes |= {"train": {"steps": steps}, "evaluate": {"max_batches": SANITY_BATCHES}}
+    else:
+        changes["train"] = {key: _tenth(value) for key, value in given.items()}
+    for section in ("evaluate", "sample", "export"):
+        if _is_number(every := table_at(table, section).get("every")):
+            shorter = changes["train"]["steps"] if mode == "sanity" else _tenth(every)
+            changes.setdefault(section, {})["every"] = shorter
+    return changes
+
+
+def _tenth(number: float) -> float:
+    return max(1, number // TOY) if isinstance(number, int) else number / TOY
+
+
+def _is_number(value: Any) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
