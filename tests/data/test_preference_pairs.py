@@ -20,6 +20,7 @@ from trainkit.data.export import export
 from trainkit.data.show import show
 from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.data import Pad
+from trainkit.recipe.sections.preference_tasks import Reward
 from trainkit.recipe.toml.load import load
 
 DOCUMENT = {"type": "preference", "chosen": " {chosen}", "rejected": " {rejected}"}
@@ -88,6 +89,23 @@ def test_a_pair_of_which_nothing_learned_is_left_is_dropped_and_counted() -> Non
     assert found.counts.targets - found.counts.lost == found.lengths.sum()
     whole = pair_spans(Pad(type="pad", too_long="drop"), 8, ends, marks)
     assert whole.lengths.tolist() == [4, 3] and whole.counts.dropped == 3
+
+
+def test_where_no_next_token_is_predicted_a_batch_has_every_token_of_both_sequences(tmp_path: Path) -> None:
+    recipe = recipe_of(tmp_path, [row(seed) for seed in range(4)], encoding={"type": "pad", "eos": False})
+    recipe = recipe.model_copy(update={"task": Reward(type="reward")})
+    cache = caches.build(recipe)
+    data = TrainSet(cache, recipe)
+    expected = longest_layout(recipe.data, batch_size=4, vocab_size=cache.tokenizer.vocab_size, shifted=False)
+    assert data.layouts()[recipe.data.positions] == expected
+    batch = data.batch(0)
+    for number, which in enumerate(batch["example"].tolist()):
+        for side, answer in enumerate(("chosen", "rejected")):
+            used, made = int(batch["filled"][number, side]), row(which)
+            tokens, learned = batch["tokens"][number, side], batch["weights"][number, side] > 0
+            assert cache.tokenizer.decode(tokens[:used].tolist()) == f"{made['prompt']} {made[answer]}"
+            assert cache.tokenizer.decode(tokens[learned].tolist()) == f" {made[answer]}" and not tokens[used:].any()
+    assert ["".join(text for text, _ in piece.runs) for shown in show(cache, data, 0) for piece in shown.pieces]
 
 
 def test_a_limit_of_characters_counts_the_prompt_of_a_pair_once(tmp_path: Path) -> None:
@@ -184,6 +202,7 @@ learning_rate = 1e-3
         (('type = "preference"\n[data]', 'type = "causal-lm"\n[data]'), ["causal-lm", "preference", "chat"]),
         (('type = "gpt2"\nlayers = 1', 'type = "bert"\nlayers = 1'), ["preference", "bert", "encoder", "gpt2"]),
         (('encoding = { type = "pad" }', 'encoding = { type = "pack" }'), ["pad"]),
+        (('type = "preference"\n[data]', 'type = "reward"\n[data]'), ["last token", "eos = false"]),
         (('{ type = "pad" }', '{ type = "pad", too_long = "split" }'), ["truncate", "drop"]),
         (('type = "preference"\n[data]', 'type = "preference"\nmargin = 1.0\n[data]'), ["margin", "dpo", "simpo"]),
         (('type = "preference"\n[data]', 'type = "preference"\nloss = "dop"\n[data]'), ["dop", "dpo"]),
@@ -192,7 +211,7 @@ learning_rate = 1e-3
             ["prompt", "braces"],
         ),
     ],
-    ids=["documents", "task", "model", "encoding", "split", "margin", "loss", "template"],
+    ids=["documents", "task", "model", "encoding", "reward", "split", "margin", "loss", "template"],
 )
 def test_what_does_not_fit_is_told_before_anything_is_tokenised(tmp_path, monkeypatch, change, words) -> None:
     monkeypatch.chdir(tmp_path)

@@ -95,6 +95,11 @@ class Reference:
         self._ask(do="prefer", directory=str(directory), **asked)
         return dict(np.load(directory / "preferred.npz"))
 
+    def reward(self, directory: Path, config: dict[str, Any], **asked: Any) -> dict[str, np.ndarray]:
+        """What trl makes of pairs with a model of one score: see `torch_rewards.reward`."""
+        self._ask(do="reward", directory=str(directory), config=config, **asked)
+        return dict(np.load(directory / "rewarded.npz"))
+
     def has(self, package: str) -> bool:
         """Whether the reference's Python has a package."""
         return bool(self._ask(do="has", package=package)["found"])

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import parity_rule
 import torch
+import torch_rewards
 import transformers
 from safetensors.numpy import load_file, save_file
 from transformers import (
@@ -417,6 +418,7 @@ def main() -> None:
         "tagged": tagged,
         "pairs": pairs,
         "prefer": prefer,
+        "reward": torch_rewards.reward,
     }
     for line in sys.stdin:
         request = json.loads(line)

@@ -18,7 +18,7 @@ from trainkit.models.loss import blocked_cross_entropy
 from trainkit.models.sequence_loss import sequence_log_likelihoods
 from trainkit.parallel import mesh
 from trainkit.recipe.families.gpt2 import Gpt2
-from trainkit.recipe.sections.task import Preference
+from trainkit.recipe.sections.preference_tasks import Preference
 from trainkit.tasks import build as build_task
 from trainkit.tasks.statistics import values_of
 

@@ -23,7 +23,7 @@ from trainkit.models.nf4 import quantise
 from trainkit.parallel.mesh import make_mesh
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.adapter import Lora
-from trainkit.recipe.sections.task import Preference
+from trainkit.recipe.sections.preference_tasks import Preference
 from trainkit.train.reference import FILE, Reference, attach_reference, key_of, settings_of
 
 

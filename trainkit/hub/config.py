@@ -162,7 +162,8 @@ def _classes_of(head: Head) -> Config:
         return {}
     names = head.names or tuple(f"LABEL_{number}" for number in range(head.width))
     said = {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
-    return said | ({"problem_type": "single_label_classification"} if head.kind == "sequence" else {})
+    classified = head.kind == "sequence" and head.width > 1
+    return said | ({"problem_type": "single_label_classification"} if classified else {})
 
 
 def head_of(config: Config, family: Family) -> Head:

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.models.sequence_loss import sequence_log_likelihoods
 from trainkit.models.stack import LanguageModel
-from trainkit.recipe.sections.task import Preference
+from trainkit.recipe.sections.preference_tasks import Preference
 from trainkit.tasks.statistics import Ratio, Statistic
 from trainkit.tasks.task import Loss, Task
 
@@ -123,8 +123,8 @@ class PreferenceTask(Task):
 
 def likelihoods(model: LanguageModel, batch: Mapping[str, Array]) -> Likelihoods:
     """Return what the model makes of the answers of a batch, both answers of all pairs as rows of one batch."""
-    tokens_NT, targets_NT = (_as_rows(batch[name]).astype(jnp.int32) for name in ("tokens", "targets"))
-    weights_NT, filled_N = _as_rows(batch["weights"]), batch["filled"].reshape(-1)
+    tokens_NT, targets_NT = (as_rows(batch[name]).astype(jnp.int32) for name in ("tokens", "targets"))
+    weights_NT, filled_N = as_rows(batch["weights"]), batch["filled"].reshape(-1)
     counted_NT = jnp.arange(tokens_NT.shape[1]) < filled_N[:, None]
     hidden_NTD, penalty = model.hidden_and_penalty(tokens_NT, counted_BT=counted_NT)
     sums_N = sequence_log_likelihoods(
@@ -147,7 +147,8 @@ def log_1m_exp(x: Float[Array, "*n"]) -> Float[Array, "*n"]:
     return jnp.where(near, close, jnp.log1p(-jnp.exp(jnp.where(near, -1.0, x))))
 
 
-def _as_rows(array_B2T: Array) -> Array:
+def as_rows(array_B2T: Array) -> Array:
+    """Return both sequences of all pairs as rows of one batch, (B x 2, T)."""
     return array_B2T.reshape(-1, array_B2T.shape[-1])
 
 

@@ -18,8 +18,7 @@ from trainkit.recipe.sections.document_spec import DocumentSpec
 
 def pair_examples(stream: Stream, document: DocumentSpec, data: Data, cache: Path, *, shifted: bool = True) -> Pairs:
     """Return the examples of preference documents."""
-    assert shifted, "the targets of an answer are the next tokens"
-    return Pairs(stream, document, data.encoding, data.positions, cache)
+    return Pairs(stream, document, data.encoding, data.positions, cache, shifted=shifted)
 
 
 def source_target_examples(

@@ -6,16 +6,17 @@ spec knows a task by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from trainkit.recipe.families.model import Head, Kind, ModelSpec
 from trainkit.recipe.sections.data import Concatenate, Data, Pad
+from trainkit.recipe.sections.preference_tasks import Preference, Reward
 from trainkit.recipe.sections.source import Source, Tokens, document_of
-from trainkit.recipe.sections.task_spec import TEXTS, TaskSpec
-from trainkit.recipe.spec import Count, Fraction, MissingKey, NotNegative, Positive, union_of
+from trainkit.recipe.sections.task_spec import TEXTS, TaskSpec, check_last_token
+from trainkit.recipe.spec import Count, Fraction, MissingKey, Positive, union_of
 from trainkit.text import plural
 
 
@@ -64,62 +65,6 @@ class MaskedLM(TaskSpec):
         if self.masked + self.random > 1 + 1e-9:
             total = f"{self.masked:g} + {self.random:g}"
             raise ValueError(f"task.masked + task.random = {total} is more than 1: the rest is what is kept")
-        return self
-
-
-class Preference(TaskSpec):
-    """Prefer one answer to another, by pairs of them (DPO, Rafailov et al. 2023, and its relatives)."""
-
-    type: Literal["preference"]
-    loss: Literal["dpo", "ipo", "orpo", "simpo", "cpo"] = "dpo"
-    """`"dpo"` (Rafailov et al. 2023) and `"ipo"` (Azar et al. 2023, of log-likelihoods per token) compare with a frozen
-    reference: the parameters that the run begins with, without its adapter. `"orpo"` (Hong et al. 2024), `"simpo"`
-    (Meng et al. 2024) and `"cpo"` (Xu et al. 2024) need none."""
-    beta: Positive = 0.1
-    """How much the reward counts: reward = beta x log-likelihood, less that of the reference where there is one. IPO
-    calls it tau, ORPO lambda. SimPO is usually run with 2."""
-    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
-    """Share of the pairs that are supposed to be labelled the wrong way round (Mitchell 2023, conservative DPO); of
-    `"dpo"`, `"simpo"` and `"cpo"`."""
-    margin: NotNegative = 0.0
-    """By how much the rewards are to differ: gamma of `"simpo"`."""
-    likelihood: NotNegative = 1.0
-    """How much the mean cross-entropy of the chosen answer's tokens counts beside the preference; of `"cpo"` and
-    `"orpo"`."""
-
-    implementation: ClassVar[str] = "trainkit.tasks.preference"
-    documents: ClassVar[frozenset[str]] = frozenset({"preference", "preference-chat"})
-    models: ClassVar[frozenset[Kind]] = frozenset({"causal"})
-    reports: ClassVar[frozenset[str]] = frozenset(
-        {
-            "loss",
-            "reward_accuracy",
-            "reward_margin",
-            "chosen_reward",
-            "rejected_reward",
-            "chosen_log_likelihood",
-            "rejected_log_likelihood",
-        }
-    )
-
-    @property
-    def reference(self) -> Mapping[str, tuple[int, ...]]:
-        """The log-likelihood of each answer, of the losses that compare with a reference."""
-        return {"reference": (2,)} if self.loss in ("dpo", "ipo") else {}
-
-    @model_validator(mode="after")
-    def _keys_fit_the_loss(self) -> Preference:
-        of = {
-            "label_smoothing": ("dpo", "simpo", "cpo"),
-            "margin": ("simpo",),
-            "likelihood": ("cpo", "orpo"),
-        }
-        for key, losses in of.items():
-            if getattr(self, key) != type(self).model_fields[key].default and self.loss not in losses:
-                named = " or ".join(f'"{name}"' for name in losses)
-                raise ValueError(
-                    f'task.{key} changes nothing with task.loss = "{self.loss}": leave it out, or use {named}'
-                )
         return self
 
 
@@ -207,11 +152,7 @@ class SequenceClassification(Classification):
                 f'a text with a label is a row of its own, which data.encoding.type = "{data.encoding.type}" does not'
                 ' give: data.encoding = { type = "pad" }'
             )
-        if model.kind == "causal" and data.encoding.eos:
-            raise ValueError(
-                "a decoder's scores are those of the last token, which in transformers is the text's own:"
-                " write eos = false into data.encoding"
-            )
+        check_last_token(model, data)
 
 
 class TokenClassification(Classification):
@@ -229,7 +170,7 @@ class TokenClassification(Classification):
 
 
 #: Every task of the recipe language.
-TASKS = (CausalLM, MaskedLM, Preference, Seq2Seq, SequenceClassification, TokenClassification)
+TASKS = (CausalLM, MaskedLM, Preference, Reward, Seq2Seq, SequenceClassification, TokenClassification)
 
 if TYPE_CHECKING:
     Task: TypeAlias = TaskSpec

@@ -91,3 +91,12 @@ class TaskSpec(Spec):
                     where=f"data.train.{number}.document",
                     hint=f"it learns from {', '.join(sorted(self.documents))}; others can be cached and inspected",
                 )
+
+
+def check_last_token(model: ModelSpec, data: Data) -> None:
+    """Raise ValueError where a decoder would score another token of a text than transformers does."""
+    if model.kind == "causal" and data.encoding.eos:
+        raise ValueError(
+            "a decoder's scores are those of the last token, which in transformers is the text's own:"
+            " write eos = false into data.encoding"
+        )

@@ -1,0 +1,97 @@
+"""Tasks that learn from judgements of answers: one of two is preferred, or one is good or bad."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from trainkit.recipe.families.model import Head, Kind, ModelSpec
+from trainkit.recipe.sections.data import Data
+from trainkit.recipe.sections.task_spec import TaskSpec, check_last_token
+from trainkit.recipe.spec import NotNegative, Positive
+
+
+class Preference(TaskSpec):
+    """Prefer one answer to another, by pairs of them (DPO, Rafailov et al. 2023, and its relatives)."""
+
+    type: Literal["preference"]
+    loss: Literal["dpo", "ipo", "orpo", "simpo", "cpo"] = "dpo"
+    """`"dpo"` (Rafailov et al. 2023) and `"ipo"` (Azar et al. 2023, of log-likelihoods per token) compare with a frozen
+    reference: the parameters that the run begins with, without its adapter. `"orpo"` (Hong et al. 2024), `"simpo"`
+    (Meng et al. 2024) and `"cpo"` (Xu et al. 2024) need none."""
+    beta: Positive = 0.1
+    """How much the reward counts: reward = beta x log-likelihood, less that of the reference where there is one. IPO
+    calls it tau, ORPO lambda. SimPO is usually run with 2."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """Share of the pairs that are supposed to be labelled the wrong way round (Mitchell 2023, conservative DPO); of
+    `"dpo"`, `"simpo"` and `"cpo"`."""
+    margin: NotNegative = 0.0
+    """By how much the rewards are to differ: gamma of `"simpo"`."""
+    likelihood: NotNegative = 1.0
+    """How much the mean cross-entropy of the chosen answer's tokens counts beside the preference; of `"cpo"` and
+    `"orpo"`."""
+
+    implementation: ClassVar[str] = "trainkit.tasks.preference"
+    documents: ClassVar[frozenset[str]] = frozenset({"preference", "preference-chat"})
+    models: ClassVar[frozenset[Kind]] = frozenset({"causal"})
+    reports: ClassVar[frozenset[str]] = frozenset(
+        {
+            "loss",
+            "reward_accuracy",
+            "reward_margin",
+            "chosen_reward",
+            "rejected_reward",
+            "chosen_log_likelihood",
+            "rejected_log_likelihood",
+        }
+    )
+
+    @property
+    def reference(self) -> Mapping[str, tuple[int, ...]]:
+        """The log-likelihood of each answer, of the losses that compare with a reference."""
+        return {"reference": (2,)} if self.loss in ("dpo", "ipo") else {}
+
+    @model_validator(mode="after")
+    def _keys_fit_the_loss(self) -> Preference:
+        of = {
+            "label_smoothing": ("dpo", "simpo", "cpo"),
+            "margin": ("simpo",),
+            "likelihood": ("cpo", "orpo"),
+        }
+        for key, losses in of.items():
+            if getattr(self, key) != type(self).model_fields[key].default and self.loss not in losses:
+                named = " or ".join(f'"{name}"' for name in losses)
+                raise ValueError(
+                    f'task.{key} changes nothing with task.loss = "{self.loss}": leave it out, or use {named}'
+                )
+        return self
+
+
+class Reward(TaskSpec):
+    """Give the better of two answers the larger score (Bradley and Terry 1952; Ouyang et al. 2022, section 3.5).
+
+    The model has one score for a text, as `…ForSequenceClassification` of transformers with one label has."""
+
+    type: Literal["reward"]
+    centring: NotNegative = 0.0
+    """How much the squared sum of a pair's two scores counts in the loss, which keeps scores near 0 (Eisenstein et al.
+    2023): `center_rewards_coefficient` of trl, where 0.01 is usual."""
+    new_head: bool = False
+    """Whether the last layer of the head begins at random although `model.pretrained` has one, as it must where that
+    has more than one score."""
+
+    implementation: ClassVar[str] = "trainkit.tasks.reward"
+    documents: ClassVar[frozenset[str]] = frozenset({"preference", "preference-chat"})
+    models: ClassVar[frozenset[Kind]] = frozenset({"encoder", "causal"})
+    shifted: ClassVar[bool] = False
+    reports: ClassVar[frozenset[str]] = frozenset({"loss", "accuracy", "margin", "chosen_score", "rejected_score"})
+
+    def head(self, data: Data) -> Head:
+        """Return a head with one score."""
+        return Head("sequence", 1, (), self.new_head)
+
+    def check_sizes(self, model: ModelSpec, data: Data) -> None:
+        """Raise ValueError where a decoder would not be scored where transformers scores it."""
+        check_last_token(model, data)
