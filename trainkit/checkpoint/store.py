@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from trainkit.checkpoint import manifest as manifests
 from trainkit.checkpoint.manifest import DamagedCheckpoint, Kind, Manifest, sync_directory
@@ -15,6 +16,7 @@ from trainkit.recipe.sections.outputs import Checkpoint
 from trainkit.rundir import checkpoint_files
 from trainkit.rundir.directory import as_typed
 
+T = TypeVar("T")
 _WRITING, _REMOVING, _ASIDE = ".tmp-", ".trash-", "set-aside-"
 
 
@@ -61,10 +63,13 @@ def find(run_directory: Path, step: int) -> Info:
         DamagedCheckpoint: its manifest cannot be read.
     """
     directory = directory_of(run_directory) / str(step)
-    if not directory.is_dir():
-        steps = ", ".join(str(info.step) for info in checkpoints(run_directory)) or "none"
-        raise TrainkitError(f"there is no checkpoint of step {step}; there are: {steps}", where=str(run_directory))
-    return Info(step, directory, manifests.read(directory))
+    try:
+        return Info(step, directory, manifests.read(directory))
+    except DamagedCheckpoint:
+        if directory.is_dir():
+            raise
+    steps = ", ".join(str(info.step) for info in checkpoints(run_directory)) or "none"
+    raise TrainkitError(f"there is no checkpoint of step {step}; there are: {steps}", where=str(run_directory))
 
 
 def checkpoint_of(directory: Path, step: int | None) -> Info:
@@ -75,6 +80,24 @@ def checkpoint_of(directory: Path, step: int | None) -> Info:
             "the run has no checkpoint yet", where=str(directory), hint=f"trainkit send {as_typed(directory)} save"
         )
     return info
+
+
+def read_checkpoint(directory: Path, step: int | None, read: Callable[[Info], T]) -> T:
+    """Return what `read` makes of the checkpoint of a run at `step`, or of the newest where `step` is None.
+
+    Whoever reads beside a trainer opens a checkpoint with this: where the trainer removes the newest one meanwhile, the
+    one after it is read.
+
+    Raises:
+        TrainkitError: the checkpoint is missing, or was removed; and whatever else `read` raises.
+    """
+    while True:
+        info = checkpoint_of(directory, step)
+        try:
+            return read(info)
+        except DamagedCheckpoint:
+            if info.directory.exists():
+                raise
 
 
 def verify(directory: Path, *, gently: bool = False) -> list[str]:

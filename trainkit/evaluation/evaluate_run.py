@@ -10,8 +10,7 @@ import jax
 from jaxtyping import PyTree
 
 from trainkit.checkpoint import restore
-from trainkit.checkpoint.manifest import DamagedCheckpoint
-from trainkit.checkpoint.store import Info, checkpoint_of
+from trainkit.checkpoint.store import Info, read_checkpoint
 from trainkit.data import recorded
 from trainkit.data.batches.evaluation_set import EvalSet, evaluation_sets
 from trainkit.data.cache import build as caches
@@ -83,18 +82,16 @@ def evaluate_run(
         raise TrainkitError(
             "the recipe has no validation set", where=str(directory), hint="name other data: --data PATH"
         )
-    while True:
-        info, results = checkpoint_of(directory, step), Results()
-        try:
-            for part in parts:
-                # what is evaluated on in place of the validation sets is the training set of a recipe of its own
-                named = None if part is recipe else str(part.data.train[0].name)
-                results |= _evaluate(directory, info, part, named=named, progress=progress, warn=warn)
-            return info.step, results
-        except DamagedCheckpoint:
-            if info.directory.exists():
-                raise
-            # the trainer, which is still running, has removed it: there is a newer one
+
+    def evaluate(info: Info) -> tuple[int, Results]:
+        results = Results()
+        for part in parts:
+            # what is evaluated on in place of the validation sets is the training set of a recipe of its own
+            named = None if part is recipe else str(part.data.train[0].name)
+            results |= _evaluate(directory, info, part, named=named, progress=progress, warn=warn)
+        return info.step, results
+
+    return read_checkpoint(directory, step, evaluate)
 
 
 def _sources(recipe: Recipe, data: Sequence[str], split: str | None) -> list[Source]:

@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from trainkit.checkpoint.store import checkpoint_of
+from trainkit.checkpoint.store import checkpoint_of, read_checkpoint
 from trainkit.data.tokenizer import vocabulary
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.export.model import draft, made_by
@@ -52,11 +52,14 @@ def export_adapter(directory: Path, step: int | None, out: Path) -> tuple[int, l
             where=str(directory),
             hint="export it merged into its base: --format hf",
         )
-    info = checkpoint_of(directory, step)
+    checkpoint_of(directory, step)  # if it is missing, the tokenizer may be missing too
     with draft(out) as made:
         codec = vocabulary.load(directory / tokenizer.TOKENIZER)
         texts, on = text_format_of(recipe, directory, codec), all_devices(recipe.parallel.platform)
-        model = open_adapted(info, recipe, vocab_size=spec.rows(codec.vocab_size), on=on)
+        vocab_size = spec.rows(codec.vocab_size)
+        info, model = read_checkpoint(
+            directory, step, lambda info: (info, open_adapted(info, recipe, vocab_size=vocab_size, on=on))
+        )
         peft.save(made, model, spec, recipe.adapter)
         _compare(made, model, spec)
         own = (

@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from trainkit import models
-from trainkit.checkpoint.store import Info, checkpoint_of
+from trainkit.checkpoint.store import Info, checkpoint_of, read_checkpoint
 from trainkit.data.tokenizer import vocabulary
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import FAILED, TrainkitError
@@ -71,7 +71,8 @@ def export(directory: Path, step: int | None, out: Path, *, dtype: str) -> Expor
             the export does not give the model's logits.
     """
     loaded = recipe_of(directory)
-    recipe, info = loaded.recipe, checkpoint_of(directory, step)
+    recipe = loaded.recipe
+    checkpoint_of(directory, step)  # if it is missing, the tokenizer may be missing too
     if not isinstance(recipe.model, Transformer):
         raise TrainkitError(
             f'transformers cannot load a model of type = "{recipe.model.type}" ({recipe.model.kind})',
@@ -82,7 +83,7 @@ def export(directory: Path, step: int | None, out: Path, *, dtype: str) -> Expor
     with draft(out) as made:
         codec = vocabulary.load(directory / tokenizer.TOKENIZER)
         texts, on = text_format_of(recipe, directory, codec), all_devices(recipe.parallel.platform)
-        model = _model(info, recipe, codec, on=on)
+        info, model = read_checkpoint(directory, step, lambda info: (info, _model(info, recipe, codec, on=on)))
         _write(made, directory, info, loaded, model, codec, texts, dtype=dtype)
         difference, rounding = _compare(made, model, on=on, dtype=dtype)
         written = sorted(made.iterdir())

@@ -16,7 +16,7 @@ from jaxtyping import PyTree
 from trainkit import models
 from trainkit.checkpoint import restore
 from trainkit.checkpoint.leaves import named_leaves
-from trainkit.checkpoint.store import Info, checkpoint_of
+from trainkit.checkpoint.store import Info, checkpoint_of, read_checkpoint
 from trainkit.data.documents.chat_template import ChatTemplate
 from trainkit.data.tokenizer import vocabulary
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
@@ -81,14 +81,17 @@ def open_run(directory: Path, step: int | None = None) -> TrainedModel:
     """
     recipe = recipe_of(directory).recipe
     check_generates(recipe.model, directory)
-    info = checkpoint_of(directory, step)
+    checkpoint_of(directory, step)  # if it is missing, the tokenizer may be missing too
     codec = vocabulary.load(directory / TOKENIZER)
     there = all_devices(recipe.parallel.platform, fsdp=recipe.parallel.fsdp)
     compute = _compute(recipe)
-    if recipe.adapter is None:
-        model = restore_model(info, recipe, on=there, dtype=compute)
-    else:
-        model = merge_adapter(info, recipe, vocab_size=recipe.model.rows(codec.vocab_size), on=there, dtype=compute)
+
+    def read(info: Info) -> LanguageModel:
+        if recipe.adapter is None:
+            return restore_model(info, recipe, on=there, dtype=compute)
+        return merge_adapter(info, recipe, vocab_size=recipe.model.rows(codec.vocab_size), on=there, dtype=compute)
+
+    model = read_checkpoint(directory, step, read)
     chat, directories = chat_of(recipe), (directory,)
     return TrainedModel(
         model=model,
