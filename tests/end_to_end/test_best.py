@@ -10,12 +10,15 @@ import pytest
 from trainer import RECIPE, Trainer, arrays, copied, trainkit, workplace
 
 from trainkit.checkpoint import manifest as manifests
-from trainkit.checkpoint import store
+from trainkit.checkpoint import restore, store
+from trainkit.cli.verify import verify
 from trainkit.data.cache import build as caches
 from trainkit.data.cache.build import Cache
 from trainkit.errors import TrainkitError
 from trainkit.evaluation.evaluate_run import _names, evaluate_run
 from trainkit.events.log import read
+from trainkit.export.model import export
+from trainkit.infer.trained_model import open_run
 from trainkit.recipe import Recipe
 from trainkit.recipe.toml.load import load
 from trainkit.run.resume import prepare
@@ -105,6 +108,7 @@ def test_with_more_patience_a_stopped_run_goes_on_from_its_best_checkpoint(stopp
     longer = ("--set", "evaluate.patience=4", "--set", "checkpoint.best.mode=min")
     done = trainkit(directory, "resume", "runs/tiny/best", *longer, "--plain")
     assert done.returncode == 0, done.stderr
+    assert done.stdout.count("attempt 2") == 1 and "continuing from step 3\n" in done.stdout
     run = directory / "runs" / "tiny"
     mark, (status, step, message) = checkpoint_files.best(run), ending(run)
     assert mark and mark.step > 12 and (status, step, message) == ("finished", 24, "")
@@ -191,6 +195,37 @@ def test_an_evaluation_of_the_newest_checkpoint_continues_with_a_newer_one_when_
     assert step == 13 and METRIC in results["held-out"]
     with pytest.raises(TrainkitError, match="no checkpoint of step 12; there are: 3, 8, 13"):
         evaluate_run(run, 12, warn=pytest.fail)
+
+
+def test_generate_export_and_verify_continue_with_what_the_trainer_leaves(
+    stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = copied(stopped / "runs" / "tiny", tmp_path)
+    really_restore, really_verify = restore.restore, store.verify
+
+    def replace_newest() -> None:
+        if (info := store.newest(run)) and info.step in left:
+            left.remove(info.step)
+            manifest = info.manifest.model_copy(update={"step": info.step + 1})
+            manifests.write(info.directory.rename(info.directory.with_name(str(info.step + 1))), manifest)
+
+    def restored(*arguments: Any, **options: Any) -> Any:
+        replace_newest()
+        return really_restore(*arguments, **options)
+
+    def verified(path: Path) -> list[str]:
+        replace_newest()
+        return really_verify(path)
+
+    monkeypatch.setattr(restore, "restore", restored)
+    monkeypatch.setattr(store, "verify", verified)
+    left = [12]
+    assert open_run(run).where == run and not left
+    left = [13]
+    assert export(run, None, tmp_path / "out", dtype="float32").step == 14 and not left
+    left = [14]
+    assert verify(str(run)) == 0
+    assert f"{run / 'checkpoints' / '14'}: removed by the trainer meanwhile" in capsys.readouterr().out
 
 
 def test_sets_that_an_evaluation_would_call_alike_have_names_of_their_own() -> None:

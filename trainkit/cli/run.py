@@ -22,7 +22,7 @@ from trainkit.cli.arguments import (
     RecipePath,
     steps_of,
 )
-from trainkit.errors import DONE, WRONG_INPUT, TrainkitError
+from trainkit.errors import DONE, FAILED, WRONG_INPUT, TrainkitError
 
 if TYPE_CHECKING:
     from trainkit.events.schema import Event
@@ -126,7 +126,8 @@ def follow(directory: Path, start: Start, loaded: Loaded, *, plain: bool, json: 
 class EventPrinter:
     """Prints each event that it is called with as lines for people or as JSON, and adds them to `trainer.log`.
 
-    A reader of stdout that goes away does not end the run.
+    The error that ends a run is printed once: on stderr, by `trainkit.cli`. A reader of stdout that goes away does not
+    end the run.
     """
 
     def __init__(self, directory: Path, *, as_json: bool) -> None:
@@ -150,9 +151,12 @@ class EventPrinter:
     def __call__(self, event: Event) -> None:
         from trainkit.events.plain_log import as_json
 
-        for line in self._plain.feed(event) if self._plain else [as_json(event)]:
+        lines = self._plain.feed(event) if self._plain else [as_json(event)]
+        is_error = event["type"] == "run_finished" and event["exit_code"] in (FAILED, WRONG_INPUT)
+        shown = len(lines) - 1 if self._plain and is_error else len(lines)
+        for number, line in enumerate(lines):
             self._file.write(f"{line}\n".encode(errors="replace"))
-            if self._has_reader:
+            if self._has_reader and number < shown:
                 try:
                     print(line, flush=True)
                 except BrokenPipeError:

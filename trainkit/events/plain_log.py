@@ -27,7 +27,7 @@ def as_json(event: Event) -> str:
 def line(event: Event) -> str | None:
     """One event as it is printed, with the time of day before it; None where a person need not read it."""
     words = text(event)
-    return None if words is None else f"{time.strftime('%H:%M:%S', time.localtime(event['t']))}  {words}"
+    return None if words is None else f"{_clock(event)}  {words}"
 
 
 def text(event: Event) -> str | None:
@@ -72,6 +72,11 @@ def text(event: Event) -> str | None:
     return neutralise(words)
 
 
+def _clock(event: Event) -> str:
+    """Return the time of day of an event."""
+    return time.strftime("%H:%M:%S", time.localtime(event["t"]))
+
+
 class PlainLog:
     """Chooses which events are printed: of the steps the first, the last, and one every `every` seconds."""
 
@@ -82,6 +87,7 @@ class PlainLog:
         self._printed = -math.inf
         self._held: Event | None = None
         self._cache: dict[str, float] = {}
+        self._attempt: int | None = None
 
     def feed(self, event: Event) -> list[str]:
         """The lines to print for one more event, in order; most steps give none."""
@@ -95,6 +101,9 @@ class PlainLog:
                 self._cache[event["what"]] = event["t"]
             case "run_started":
                 self._pace, self._held, self._printed = Pace(), None, -math.inf
+                again, self._attempt = event["attempt"] == self._attempt, event["attempt"]
+                if again:  # it continues from elsewhere than it announced: see `prepare.accept_start`
+                    return [f"{_clock(event)}  continuing from step {event['step']}"]
             case "planned":
                 self._total = event["total_steps"]
             case "control":
@@ -113,7 +122,7 @@ class PlainLog:
         return [self._tell(event)]
 
     def _tell(self, event: Event) -> str:
-        step, clock = event["step"], time.strftime("%H:%M:%S", time.localtime(event["t"]))
+        step, clock = event["step"], _clock(event)
         of = "" if self._total is None else f"/{self._total}"
         left = self._pace.remaining(step, self._total)
         eta = f"  ETA {format_duration(left)}" if left else ""
