@@ -175,7 +175,9 @@ def _summary(cache: Cache, recipe: Recipe, seconds: float) -> list[str]:
 
 def row_lines(row: ShownRow, *, colour: bool) -> Iterator[str]:
     """Yield a row as lines of text. What is not learned is dim, or between ⟪ and ⟫ without colours."""
-    label = f", label {row.label}" if row.label is not None else ""
+    several = isinstance(row.label, list)
+    shown = (", ".join(map(str, row.label)) or "none of the classes") if several else row.label
+    label = f", label{'s' * several} {shown}" if row.label is not None else ""
     yield f"row {row.row}: example {row.example} of {row.source}{label}"
     for piece in row.pieces:
         yield f"  {piece.where}" + (f", tokens {piece.first}–{piece.end - 1}" if piece.end else "")

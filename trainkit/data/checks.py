@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,8 +15,9 @@ import numpy as np
 from trainkit.data.batches.dataset import counts_of
 from trainkit.data.batches.evaluation_set import validation_sources
 from trainkit.data.cache.build import Cache
-from trainkit.data.cache.shards import LEARNED
-from trainkit.data.cache.stream import Stream
+from trainkit.data.cache.shards import LEARNED, Arrays
+from trainkit.data.cache.stream import Section, Stream
+from trainkit.data.documents.labels import Labels, labels_of
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.source import document_of
 
@@ -123,40 +124,48 @@ def _cut_off(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
 
 def _outside_classes(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
     """Yield the first label that is none of the classes of the task, of each set."""
-    width = recipe.model.head.width
-    for name, stream in _streams(cache) if width else []:
+    width, labels = recipe.model.head.width, labels_of(document_of(recipe.data.train[0]))
+    if not width or labels is None:
+        return
+    for name, stream in _streams(cache):
         for number, section in enumerate(stream.sections):
             arrays = stream.arrays(number)
-            documents = arrays.documents[: section.entries]
-            labels = documents["label"] if arrays.labels is None else arrays.labels
-            outside = np.flatnonzero(labels >= width)
+            documents, values = arrays.documents[: section.entries], _label_values(arrays, section, labels)
+            outside = np.flatnonzero(labels.outside(values, width))
             if not len(outside):
                 continue
             at = int(outside[0])
-            row = at if arrays.labels is None else int(np.searchsorted(arrays.ends, at, side="right"))
+            row = int(np.searchsorted(arrays.ends, at, side="right")) if labels.per == "token" else at
             place = place_of(
                 cache, name, section.source, section.unit, int(documents["file"][row]), int(documents["index"][row])
             )
             yield DataProblem(
-                "error", f"{name}: the label {labels[at]} at {place} is none of the {width} classes, 0 to {width - 1}"
+                "error", f"{name}: the label {values[at]} at {place} is none of the {width} classes, 0 to {width - 1}"
             )
             break
 
 
 def _one_class(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
     document = document_of(recipe.data.train[0])
-    seen: set[int] = set()
+    labels = labels_of(document)
+    if document is None or labels is None:
+        return
+    seen: np.ndarray | None = None
     for number, section in enumerate(cache.train.sections):
-        arrays = cache.train.arrays(number)
-        labels = arrays.documents["label"][: section.entries] if arrays.labels is None else arrays.labels
-        seen.update(np.unique(labels[labels >= 0]).tolist())
+        values = _label_values(cache.train.arrays(number), section, labels)
+        found = np.unique(values if labels.dtype.kind == "f" or values.ndim > 1 else values[values >= 0], axis=0)
+        seen = found if seen is None else np.unique(np.concatenate([seen, found]), axis=0)
         if len(seen) > 1:
             return
-    if seen:
-        (label,) = seen
-        classes: Sequence[str] = getattr(document, "classes", ())
-        name = f"{label} ({classes[label]})" if label < len(classes) else str(label)
-        yield DataProblem("error", f"train: every label is {name}: with one class there is nothing to learn")
+    if seen is not None and len(seen):
+        label, classes = labels.shown(seen[0]), document.label_names
+        name = f"{label} ({classes[label]})" if isinstance(label, int) and label < len(classes) else str(label)
+        yield DataProblem("error", f"train: every label is {name}: with one {labels.noun} there is nothing to learn")
+
+
+def _label_values(arrays: Arrays, section: Section, labels: Labels) -> np.ndarray:
+    """Return the labels of the documents, or of the tokens, of a section."""
+    return arrays.label_values[: section.tokens if labels.per == "token" else section.entries]
 
 
 def _duplicates(cache: Cache) -> Iterator[DataProblem]:

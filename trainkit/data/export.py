@@ -12,6 +12,7 @@ from trainkit.data.cache.build import Cache
 from trainkit.data.cache.shards import LEARNED, SECOND
 from trainkit.data.cache.stream import Stream
 from trainkit.data.checks import place_of
+from trainkit.data.documents.labels import Labels, labels_of
 from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.data import Data
 from trainkit.recipe.sections.source import document_of
@@ -21,8 +22,9 @@ def export(cache: Cache, data: Data, directory: Path) -> list[Path]:
     """Write every set of a cache as `SET-00000.parquet` …, a file a shard and a row a document; return the files.
 
     Columns: `tokens` (list of uint16 or uint32, the end-of-text token included), `learned` (list of bool, where some
-    tokens are no targets), `source` (file and line). Of labelled texts also `label` (int32, -1 where there is none) and
-    `second` (list of bool: whether the token is in the second text of a pair).
+    tokens are no targets), `source` (file and line). Of labelled texts also `second` (list of bool: whether the token
+    is in the second text of a pair) and `label`: the number of a class (int32, -1 where there is none), a float32 or a
+    list of them, or a list of 0 and 1 for each class.
 
     Raises:
         TrainkitError: the directory cannot be written, or holds such files already; a document of `data` is not text,
@@ -33,12 +35,12 @@ def export(cache: Cache, data: Data, directory: Path) -> list[Path]:
 
     check_exportable(data)
     document = document_of(data.train[0])
-    labelled = document is not None and document.labelled
+    labels = labels_of(document)
     written: list[Path] = []
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, stream in {"train": cache.train, **cache.validation}.items():
-            for number, table in enumerate(_tables(cache, name, stream, labelled=labelled)):
+            for number, table in enumerate(_tables(cache, name, stream, labels)):
                 path = directory / f"{name}-{number:05d}.parquet"
                 if path.exists():
                     raise TrainkitError("a file of this name exists", where=str(path), hint="name an empty directory")
@@ -68,10 +70,12 @@ def check_exportable(data: Data) -> None:
             )
 
 
-def _tables(cache: Cache, name: str, stream: Stream, *, labelled: bool) -> Iterator[dict[str, Any]]:
+def _tables(cache: Cache, name: str, stream: Stream, labels: Labels | None) -> Iterator[dict[str, Any]]:
     """Yield the columns of each section's documents. A document that continues in the next section is written there."""
     import pyarrow
 
+    of_tokens = labels is not None and labels.per == "token"
+    of_documents = labels is not None and not of_tokens
     waiting: list[np.ndarray] = []
     waiting_marks: list[np.ndarray] = []
     for number, section in enumerate(stream.sections):
@@ -89,18 +93,19 @@ def _tables(cache: Cache, name: str, stream: Stream, *, labelled: bool) -> Itera
         marks_of = np.concatenate([*waiting_marks, marks[:last]])
         if stream.marked:
             columns["learned"] = marks_of & LEARNED > 0
-        if labelled:
+        if of_documents:
             columns["second"] = marks_of & SECOND > 0
-        if arrays.labels is not None:  # such a document never continues
-            columns["labels"] = arrays.labels[:last]
+        if of_tokens:  # such a document never continues
+            columns["labels"] = arrays.label_values[:last]
         waiting, waiting_marks = ([tokens[last:]], [marks[last:]]) if last < len(tokens) else ([], [])
         table: dict[str, Any] = {
             column: pyarrow.LargeListArray.from_arrays(offsets, pyarrow.array(values))
             for column, values in columns.items()
         }
         records = arrays.documents[:documents]
-        if labelled:
-            table["label"] = pyarrow.array(records["label"])
+        if of_documents:
+            found = arrays.label_values[:documents]
+            table["label"] = pyarrow.array(found if found.ndim == 1 else list(found))
         table["source"] = [
             place_of(cache, name, section.source, section.unit, int(file), int(index))
             for file, index in zip(records["file"].tolist(), records["index"].tolist(), strict=True)

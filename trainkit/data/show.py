@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from trainkit.data.batches.layout import Batch
 from trainkit.data.cache.build import Cache
 from trainkit.data.cache.stream import SourceSpan
 from trainkit.data.checks import place_of
+from trainkit.data.documents.labels import labels_of
 from trainkit.recipe.sections.source import document_of
 
 
@@ -32,13 +34,14 @@ class ShownPiece:
 
 @dataclass(frozen=True)
 class ShownRow:
-    """A row of a batch; `label` is None if it has none."""
+    """A row of a batch; `label` is None if it has none: the number of a class, a number or several, or the names of
+    classes."""
 
     step: int
     row: int
     source: str
     example: int
-    label: int | None
+    label: Any
     pieces: tuple[ShownPiece, ...]
 
 
@@ -46,11 +49,13 @@ def show(cache: Cache, data: TrainSet, step: int) -> Iterator[ShownRow]:
     """Yield the rows of the batch of the update from `step` to `step` + 1, exactly as training sees them."""
     batch = data.batch(step)
     document = document_of(data.streams()[0][2])
-    classes: Sequence[str] = getattr(document, "classes", ())
+    labels = labels_of(document)
+    of_tokens = labels is not None and labels.per == "token"
+    classes = document.label_names if document is not None and of_tokens else None
     for number, row in enumerate(data.rows(step)):
         is_text = "tokens" in batch
         pieces = tuple(_pieces(cache, row, batch, number, classes) if is_text else _record(cache, row, batch, number))
-        label = int(batch["labels"][number]) if "labels" in batch and batch["labels"].ndim == 1 else None
+        label = None if labels is None or of_tokens or "labels" not in batch else labels.shown(batch["labels"][number])
         yield ShownRow(step, number, row.source, row.example, label, pieces)
 
 
@@ -62,7 +67,9 @@ def _record(cache: Cache, row: BatchRow, batch: Batch, number: int) -> Iterator[
     yield from (ShownPiece(_where(cache, place), 0, 0, runs) for places in row.spans for place in places)
 
 
-def _pieces(cache: Cache, row: BatchRow, batch: Batch, number: int, classes: Sequence[str]) -> Iterator[ShownPiece]:
+def _pieces(
+    cache: Cache, row: BatchRow, batch: Batch, number: int, classes: Sequence[str] | None
+) -> Iterator[ShownPiece]:
     position, pairs = 0, batch["tokens"].ndim == 3
     labels_T = _label_names(batch, number, classes)
     for span, places in enumerate(row.spans):
@@ -88,14 +95,13 @@ def _pieces(cache: Cache, row: BatchRow, batch: Batch, number: int, classes: Seq
             start = end
 
 
-def _label_names(batch: Batch, number: int, classes: Sequence[str]) -> list[str]:
-    """Return the label of each token of a row, by its name or number; empty where it has none."""
-    labels = batch.get("labels")
-    if labels is None or labels.ndim == 1:
+def _label_names(batch: Batch, number: int, classes: Sequence[str] | None) -> list[str]:
+    """Return the label of each token of a row, by its name or number; empty where it has none, as all tokens have
+    where `classes` is None."""
+    if classes is None:
         return [""] * batch["tokens"].shape[-1]
-    return [
-        "" if label < 0 else classes[label] if label < len(classes) else str(label) for label in labels[number].tolist()
-    ]
+    labels = batch["labels"][number].tolist()
+    return ["" if label < 0 else classes[label] if label < len(classes) else str(label) for label in labels]
 
 
 def _runs(cache: Cache, tokens: np.ndarray, learned: np.ndarray, labels: Sequence[str]) -> Iterator[tuple[str, bool]]:

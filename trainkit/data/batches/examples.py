@@ -12,6 +12,7 @@ from trainkit.data.batches.chunks import Chunks
 from trainkit.data.batches.layout import Batch
 from trainkit.data.batches.spans import SpanExamples
 from trainkit.data.cache.stream import SourceSpan, Stream
+from trainkit.data.documents.labels import labels_of, no_label
 from trainkit.recipe.sections.data import Concatenate, Data, Encoding, Pad
 from trainkit.recipe.sections.document_spec import DocumentSpec
 from trainkit.recipe.sections.source import Source, document_of
@@ -82,9 +83,9 @@ class Records:
     def read(self, which: np.ndarray, length: int) -> Batch:
         starts = which * self._width
         batch: Batch = self._implementation.decode(self._document, self._stream.windows(starts, self._width))
-        if self._document.labelled:
-            labels = [next(self._stream.places(start, 1)).label for start in starts.tolist()]
-            batch["labels"] = np.array(labels, np.int32)
+        if labels := labels_of(self._document):
+            found = [self._stream.label_at(start) for start in starts.tolist()]
+            batch["labels"] = np.array(found, labels.dtype).reshape(len(which), *labels.shape)
         return batch
 
     def sizes(self) -> np.ndarray:
@@ -105,15 +106,17 @@ def longest(sizes: np.ndarray) -> np.ndarray:
 
 
 def padded(examples: Examples, stream: Stream, which: np.ndarray, rows: int, length: int) -> Batch:
-    """Return a batch of `rows` rows, those after the examples empty: labels are -1 there, all else is 0."""
+    """Return a batch of `rows` rows, those after the examples empty: without labels, and all else is 0."""
     batch = read_rows(examples, stream, which, length)
     missing = rows - len(which)
     if not missing:
         return batch
-    return {
-        name: np.concatenate([a, np.full((missing, *a.shape[1:]), -1 if name == "labels" else 0, a.dtype)])
-        for name, a in batch.items()
-    }
+
+    def empty(name: str, array: np.ndarray) -> np.ndarray:
+        value = no_label(array.dtype) if name == "labels" else 0
+        return np.full((missing, *array.shape[1:]), value, array.dtype)
+
+    return {name: np.concatenate([array, empty(name, array)]) for name, array in batch.items()}
 
 
 def lengths_of(spec: Encoding, length: int) -> tuple[int, ...]:

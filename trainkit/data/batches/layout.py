@@ -19,6 +19,10 @@ documents it is two, the chosen answer and the rejected one, and of a source wit
 | `positions` | (B, T)       | int32                       | with `segments`: position within the document, from 0     |
 | `filled`    | (B,)         | int32                       | without `segments`: positions that are no padding         |
 | `labels`    | (B,)         | int32                       | of labelled documents and images; -1 where there is none  |
+| `labels`    | (B,), (B, W) | float32                     | of documents whose label is a number, or several; NaN     |
+|             |              |                             | where there is none                                       |
+| `labels`    | (B, C)       | int32                       | of documents with several classes at once: 1 for those of |
+|             |              |                             | the document, 0 for others; -1 where there is none        |
 | `labels`    | (B, T)       | int32                       | of documents whose tokens have labels: that of the token  |
 |             |              |                             | in `tokens`, -1 where it has none                         |
 | `second`    | (B, T)       | uint8                       | with `labels` of texts: 1 in the second text of a pair    |
@@ -38,6 +42,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from trainkit.data.documents.labels import labels_of
 from trainkit.recipe.sections.data import Concatenate, Data, Encoding, Pack
 from trainkit.recipe.sections.document_spec import DocumentSpec
 from trainkit.recipe.sections.source import document_of
@@ -77,9 +82,9 @@ def longest_layout(
     if not shifted or data.sequences > 1:
         layout["example"] = (batch_size,), np.dtype(np.uint32)
     document = document_of(data.train[0])
-    labelled = document is not None and (document.labelled or document.token_labels)
-    if labelled and not isinstance(data.encoding, Concatenate):
-        layout["labels"] = shape if document and document.token_labels else (batch_size,), whole
+    labels = labels_of(document)
+    if labels is not None and not isinstance(data.encoding, Concatenate):
+        layout["labels"] = shape if labels.per == "token" else (batch_size, *labels.shape), labels.dtype
         layout["second"] = shape, np.dtype(np.uint8)
     if has_segments(data.encoding):
         layout |= {"segments": (shape, whole), "positions": (shape, whole)}
@@ -93,4 +98,5 @@ def _record_layout(document: DocumentSpec | None, batch_size: int) -> Layout:
     implementation = implementation_of(document)
     rows = np.zeros((batch_size, implementation.width(document)), np.uint8)
     layout: Layout = {name: (a.shape, a.dtype) for name, a in implementation.decode(document, rows).items()}
-    return layout | ({"labels": ((batch_size,), np.dtype(np.int32))} if document.labelled else {})
+    labels = labels_of(document)
+    return layout if labels is None else layout | {"labels": ((batch_size, *labels.shape), labels.dtype)}

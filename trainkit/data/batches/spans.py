@@ -11,8 +11,9 @@ import numpy as np
 from trainkit.data.batches import packing
 from trainkit.data.batches.layout import Batch
 from trainkit.data.batches.packing import PackedSpans
-from trainkit.data.cache.shards import LEARNED, SECOND, Arrays
+from trainkit.data.cache.shards import LEARNED, SECOND
 from trainkit.data.cache.stream import SourceSpan, Stream
+from trainkit.data.documents.labels import labels_of, no_label
 from trainkit.recipe.sections.data import Encoding, Pack
 from trainkit.recipe.sections.document_spec import DocumentSpec
 
@@ -42,8 +43,8 @@ class SpanExamples:
         shifted: bool = True,
     ) -> None:
         self._stream, self._spec, self._length, self._cache = stream, spec, length, cache
-        self._labelled = document is not None and document.labelled
-        self._token_labels = document is not None and document.token_labels
+        self._labels = labels_of(document)
+        self._token_labels = self._labels is not None and self._labels.per == "token"
         self._shift = int(shifted)
         self._frames: list[PackedSpans] = []
         self._firsts = np.zeros(1, np.int64)
@@ -66,13 +67,15 @@ class SpanExamples:
 
     def read(self, which: np.ndarray, length: int) -> Batch:
         batch = self._empty_batch(which, length)
+        of_row = {"example", "filled"} | (set() if self._token_labels else {"labels"})
         for row, example in enumerate(which.tolist()):
             filled = 0
             for number, span in enumerate(self._spans(example), 1):
                 place = slice(filled, filled + span.length)
-                self._fill({name: array[row, place] for name, array in batch.items() if array.ndim == 2}, number, span)
-                if self._labelled:
-                    batch["labels"][row] = _label_of(self._stream.arrays(span.section), span)
+                places = {name: array[row, place] for name, array in batch.items() if name not in of_row}
+                self._fill(places, number, span)
+                if "labels" in batch and not self._token_labels:
+                    batch["labels"][row] = self._stream.arrays(span.section).label_at(span.start)
                 filled += span.length
             if "filled" in batch:
                 batch["filled"][row] = filled
@@ -90,9 +93,10 @@ class SpanExamples:
             batch |= {"segments": np.zeros(shape, np.int32), "positions": np.zeros(shape, np.int32)}
         else:
             batch["filled"] = np.zeros(len(which), np.int32)
-        if self._labelled or self._token_labels:
-            of = shape if self._token_labels else (len(which),)
-            batch |= {"labels": np.full(of, -1, np.int32), "second": np.zeros(shape, np.uint8)}
+        if labels := self._labels:
+            of = shape if self._token_labels else (len(which), *labels.shape)
+            empty = np.full(of, no_label(labels.dtype), labels.dtype)
+            batch |= {"labels": empty, "second": np.zeros(shape, np.uint8)}
         return batch
 
     def _fill(self, place: Batch, number: int, span: DocumentSpan) -> None:
@@ -141,9 +145,3 @@ class SpanExamples:
         return packing.load(
             self._cache, section.shard, self._spec, self._length, ends, section.tokens, shift=self._shift
         )
-
-
-def _label_of(arrays: Arrays, span: DocumentSpan) -> int:
-    """Return the label of the document that a span is of."""
-    document = int(np.searchsorted(arrays.ends, span.start, side="right"))
-    return int(arrays.documents["label"][document])

@@ -19,7 +19,6 @@ from trainkit.data.cache import shards
 from trainkit.data.cache.shard_writer import ShardWriter
 from trainkit.data.cache.shards import (
     Encoding,
-    LabelledShard,
     Parts,
     Reason,
     Shard,
@@ -152,7 +151,8 @@ class _Part:
                 with writing(shards.rejected_path(self._cache, self._keys[split])) as out:
                     for where, why in reports:
                         out.write(json.dumps({"where": where, "why": why}, ensure_ascii=False).encode() + b"\n")
-            done[split] = (LabelledShard if self._unit.token_labels else Shard)(
+            done[split] = shards.shard_of(
+                self._unit.labels,
                 key=self._keys[split],
                 dtype=self._encoding.dtype,
                 tokens=output.tokens,

@@ -20,7 +20,7 @@ import numpy as np
 from trainkit.data.cache import ledger, shards
 from trainkit.data.cache.ledger import Ledger
 from trainkit.data.cache.live_cache import LiveSource, Streams
-from trainkit.data.cache.shards import LEARNED, Encoding, Shard
+from trainkit.data.cache.shards import LEARNED, Encoding, LabelArrayShard, Shard
 from trainkit.data.cache.stream import Section, Stream
 from trainkit.data.documents.templates import RowReading
 from trainkit.data.sources import splits
@@ -264,7 +264,10 @@ def _write(cache: Path, stream: Stream, number: int, keep: np.ndarray, codec: Lo
     stays = np.append(np.repeat(keep, lengths), np.ones(section.tokens - int(lengths.sum()), bool))
     tokens, documents = arrays.tokens[: section.tokens][stays], arrays.documents[: section.entries][keep]
     marks = None if arrays.marks is None else arrays.marks[: section.tokens][stays]
-    labels = None if arrays.labels is None else arrays.labels[: section.tokens][stays]
+    labels = arrays.labels
+    if labels is not None:
+        per_token = not isinstance(section.shard, LabelArrayShard)
+        labels = labels[: section.tokens][stays] if per_token else labels[: section.entries][keep]
     parts = [tokens, np.cumsum(lengths[keep]).astype("<u4"), documents, marks, labels]
     content = b"".join(part.tobytes() for part in parts if part is not None)
     key = of_value([shards.FORMAT, _APART_FORMAT, section.shard.key, section.tokens, np.flatnonzero(~keep).tolist()])

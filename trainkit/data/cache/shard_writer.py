@@ -11,8 +11,8 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from trainkit.data.cache.shards import DOCUMENT, LEARNED, SECOND, TOKEN_LABEL, Encoding
-from trainkit.data.documents.pieces import Piece
+from trainkit.data.cache.shards import DOCUMENT, LEARNED, SECOND, Encoding
+from trainkit.data.documents.pieces import Label, Piece
 from trainkit.data.jobs import Reporter
 from trainkit.data.sources.source_file import SourceFile
 from trainkit.data.sources.units import Unit
@@ -79,8 +79,9 @@ class ShardWriter:
         self._documents: list[tuple[int, int, int, int]] = []
         self._marks: list[np.ndarray] = []
         self._labels: list[np.ndarray] = []
+        self._kind = unit.labels
         self._hash = hashlib.blake2b(digest_size=8)
-        self._label = -1
+        self._label: Label = -1
         self._begins = False
         self.ends: list[int] = []
         self.waiting = self.tokens = self.bytes = self.crc32 = 0
@@ -97,7 +98,12 @@ class ShardWriter:
         self._hash.update(piece.text.encode() if piece.ids is None else piece.ids.tobytes())
         if piece.last:
             number = int.from_bytes(self._hash.digest(), "little")
-            self._documents.append((self._numbers[file.path], piece.index, number, self._label))
+            place = self._numbers[file.path], piece.index
+            if isinstance(self._label, int):
+                self._documents.append((*place, number, self._label))
+            else:
+                self._documents.append((*place, number, -1))
+                self._labels.append(self._label)
         self._pieces.append(piece)
         self.waiting += piece.bytes if piece.ids is None else piece.ids.nbytes
         self.bytes += piece.bytes
@@ -131,7 +137,7 @@ class ShardWriter:
                 self.learned += int(around.sum())
             if labels is not None:
                 labels = np.pad(labels, (len(before), len(after)), constant_values=-1)
-                self._labels.append(labels.astype(TOKEN_LABEL, copy=False))
+                self._labels.append(labels)
             if piece.last:
                 self.ends.append(self.tokens + row.length)
         self._write(row.joined())
@@ -221,8 +227,8 @@ class ShardWriter:
         self._append(np.array(self._documents, DOCUMENT).tobytes())
         if self._unit.marked:
             self._append(b"".join(mark.tobytes() for mark in self._marks))
-        if self._unit.token_labels:
-            self._append(b"".join(labels.tobytes() for labels in self._labels))
+        if self._kind is not None and self._kind.per != "record":
+            self._append(b"".join(labels.astype(self._kind.stored).tobytes() for labels in self._labels))
 
     def _append(self, data: bytes) -> None:
         self._file.write(data)

@@ -11,11 +11,13 @@ processes that make the same shard make the same file. Its arrays follow one ano
 | documents | `DOCUMENT`                 | document | where it comes from, a hash of its content, its label          |
 | marks     | uint8, if `marked`         | token    | `LEARNED` is set where it is a target, `SECOND` in second texts|
 | labels    | int16, of a `LabelledShard`| token    | its label, -1 where it has none                                |
+| labels    | of a `LabelArrayShard`     | document | its label, where this is not the number of a class             |
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from trainkit.data.documents.labels import Labels
 from trainkit.data.sources.digests import of_value
 from trainkit.data.sources.splits import Split, treatment
 from trainkit.data.sources.units import Unit
@@ -38,8 +41,6 @@ EXAMPLES = 20
 REASONS, OTHER = 16, "has another problem"
 #: Of each document: which file of the unit, which document of that file, a hash of its content, its label or -1.
 DOCUMENT = np.dtype([("file", "<u4"), ("index", "<u4"), ("hash", "<u8"), ("label", "<i4")])
-#: The type of the labels of tokens.
-TOKEN_LABEL = np.dtype("<i2")
 #: Bits of the marks.
 LEARNED, SECOND = 1, 2
 
@@ -129,14 +130,26 @@ class Shard:
     def from_json(value: dict[str, Any]) -> Shard:
         """Return the shard that JSON describes. Raises KeyError, TypeError or ValueError if it describes none."""
         examples = tuple((where, why) for where, why in value["examples"])
-        kind = LabelledShard if "label_dtype" in value else Shard
+        with_labels = LabelArrayShard if "label_width" in value else LabelledShard
+        kind = with_labels if "label_dtype" in value else Shard
         return kind(**{**value, "examples": examples, "reasons": tuple(Reason(*r) for r in value["reasons"])})
 
     @property
     def size(self) -> int:
         """Bytes of its file."""
         width = np.dtype(self.dtype).itemsize
-        return self.tokens * (width + self.marked) + self.entries * (4 + DOCUMENT.itemsize)
+        labels = math.prod(self.label_shape) * self.label_type.itemsize
+        return self.tokens * (width + self.marked) + self.entries * (4 + DOCUMENT.itemsize) + labels
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        """The shape of the array of labels."""
+        return (0,)
+
+    @property
+    def label_type(self) -> np.dtype:
+        """The type of the array of labels."""
+        return np.dtype("<i2")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,21 +159,55 @@ class LabelledShard(Shard):
     label_dtype: str = "int16"
 
     @property
-    def size(self) -> int:
-        return super().size + self.tokens * np.dtype(self.label_dtype).itemsize
+    def label_shape(self) -> tuple[int, ...]:
+        return (self.tokens,)
+
+    @property
+    def label_type(self) -> np.dtype:
+        return np.dtype(self.label_dtype).newbyteorder("<")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelArrayShard(LabelledShard):
+    """A shard whose documents have labels in an array of their own; `label_width` is 0 where a label is one number."""
+
+    label_width: int
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        return (self.entries, self.label_width) if self.label_width else (self.entries,)
+
+
+def shard_of(labels: Labels | None, **fields: Any) -> Shard:
+    """Return the record of a shard of documents with these labels."""
+    if labels is None or labels.per == "record":
+        return Shard(**fields)
+    if labels.per == "token":
+        return LabelledShard(**fields)
+    (width,) = labels.shape or (0,)
+    return LabelArrayShard(**fields, label_dtype=labels.stored.name, label_width=width)
 
 
 @dataclass(frozen=True)
 class Arrays:
     """The arrays of a shard, mapped into memory; see the table above.
 
-    `marks` is None where everything is learned, `labels` where tokens have none."""
+    `marks` is None where everything is learned, `labels` where there are none or `documents` has them."""
 
     tokens: np.ndarray
     ends: np.ndarray
     documents: np.ndarray
     marks: np.ndarray | None
     labels: np.ndarray | None = None
+
+    def label_at(self, token: int) -> Any:
+        """Return the label of the document that a token is of."""
+        return self.label_values[int(self.ends.searchsorted(self.ends.dtype.type(token), "right"))]
+
+    @property
+    def label_values(self) -> np.ndarray:
+        """The label of each document or, where tokens have labels, of each token: (n,) or (n, W)."""
+        return self.documents["label"] if self.labels is None else self.labels
 
 
 Parts = Sequence[Mapping[Split, Shard]]
@@ -230,21 +277,21 @@ def commit(cache: Path, shard: Shard) -> None:
 
 def open_arrays(cache: Path, shard: Shard) -> Arrays:
     """Return the arrays of a shard, mapped into memory. Raises OSError or ValueError if its file is gone or cut off."""
-    labelled = isinstance(shard, LabelledShard)
     types = [
-        (np.dtype(shard.dtype).newbyteorder("<"), shard.tokens),
-        (np.dtype("<u4"), shard.entries),
-        (DOCUMENT, shard.entries),
-        (np.dtype("u1"), shard.tokens if shard.marked else 0),
-        (TOKEN_LABEL, shard.tokens if labelled else 0),
+        (np.dtype(shard.dtype).newbyteorder("<"), (shard.tokens,)),
+        (np.dtype("<u4"), (shard.entries,)),
+        (DOCUMENT, (shard.entries,)),
+        (np.dtype("u1"), (shard.tokens if shard.marked else 0,)),
+        (shard.label_type, shard.label_shape),
     ]
     if not shard.size:
         tokens, ends, documents, _, _ = (np.empty(0, kind) for kind, _ in types)
         return Arrays(tokens, ends, documents, None)
     whole = map_file(path_of(cache, shard.key), shard.size)
     arrays, start = [], 0
-    for kind, length in types:
-        arrays.append(np.ndarray((length,), kind, buffer=whole, offset=start))
-        start += length * kind.itemsize
+    for kind, shape in types:
+        arrays.append(np.ndarray(shape, kind, buffer=whole, offset=start))
+        start += math.prod(shape) * kind.itemsize
     tokens, ends, documents, marks, labels = arrays
-    return Arrays(tokens, ends, documents, marks if shard.marked else None, labels if labelled else None)
+    has_labels = isinstance(shard, LabelledShard)
+    return Arrays(tokens, ends, documents, marks if shard.marked else None, labels if has_labels else None)

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +38,6 @@ class SourceSpan:
     section: Section
     file: int
     index: int
-    label: int
     first: int
     end: int
 
@@ -108,6 +108,12 @@ class Stream:
         """Return the token with which a section begins."""
         self._map()
         return int(self._firsts[number])
+
+    def label_at(self, start: int) -> Any:
+        """Return the label of the document that the token `start` is of, which is one that labels documents have."""
+        self._map()
+        number = int(np.searchsorted(self._firsts, start, side="right")) - 1
+        return self._arrays[number].label_at(start - int(self._firsts[number]))
 
     def arrays(self, number: int) -> Arrays:
         """Return the arrays of a section's whole shard."""
@@ -182,8 +188,8 @@ class Stream:
                 end = min(offset + count, int(arrays.ends[document])) if inside else offset + count
                 # a document that continues in the next shard is recorded there
                 record = arrays.documents[document] if inside else self._record_after(section)
-                file, index, _, label = record.item() if record is not None else (0, 0, 0, -1)
-                yield SourceSpan(self.sections[section], file, index, label, position - begin, end - begin)
+                file, index, *_ = record.item() if record is not None else (0, 0)
+                yield SourceSpan(self.sections[section], file, index, position - begin, end - begin)
                 position = end
 
     def _record_after(self, section: int) -> np.void | None:

@@ -23,7 +23,7 @@ def make(document: Columns, row: Mapping[str, Any], index: int, context: RowCont
         setting = "document.target" if key == document.target else "document.features"
         if key not in row:
             return missing_key(key, row, setting)
-        number = _number(row[key])
+        number = number_of(row[key])
         if number is None:
             return f"'{key}' is {_show(row[key])}, not a number", f"{setting} names columns of numbers"
         if not abs(number) <= float(np.finfo(_FLOAT).max):
@@ -47,7 +47,7 @@ def decode(document: Columns, rows_NW: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
-def _number(value: Any) -> float | None:
+def number_of(value: Any) -> float | None:
     """Return a number of a table or of JSON, or the number that a text such as a field of CSV is; else None."""
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal | str | np.number):
         return None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainkit.data.documents.labelled import find_label
+from trainkit.data.documents.labels import labels_of
 from trainkit.data.documents.pieces import Piece, RowContext
 from trainkit.data.problems import Problem, kind_of, missing_key
 from trainkit.recipe.sections.document import Image
@@ -43,7 +43,9 @@ def make(document: Image, row: Mapping[str, Any], index: int, context: RowContex
         return missing_key(
             document.image, row, "document.image", usual=("image", "img", "picture", "path", "file_name")
         )
-    label = -1 if not document.label else find_label(document.label, document.classes, row)
+    labels = labels_of(document)
+    assert labels is not None
+    label = labels.of_row(row)
     if isinstance(label, tuple):
         return label
     found = _content(document.image, row[document.image], context.base)

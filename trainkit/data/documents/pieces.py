@@ -18,6 +18,9 @@ PIECE = 1 << 20
 #: (first character, one past the last) of a part of a text.
 Characters = tuple[int, int]
 
+#: A label: the number of a class, -1 for none, or what a shard keeps of another kind, (W,); see `labels.py`.
+Label = int | np.ndarray
+
 
 class LabelledSpan(NamedTuple):
     """A part of a text whose tokens have a label."""
@@ -66,7 +69,7 @@ class Piece:
     """Whether it is the second text of a pair."""
     complete: bool = False
     """Whether it is a sequence of its own, which begins and ends with the tokens that begin and end a document."""
-    label: int = -1
+    label: Label = -1
     """The document's label, on its first piece; -1 if it has none."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from trainkit.data.documents.labelled import label_number
+from trainkit.data.documents.labels import class_number
 from trainkit.data.documents.pieces import LabelledSpan, Piece, RowContext
 from trainkit.data.problems import Problem, kind_of, missing_key
 from trainkit.recipe.sections.document import Tagged
@@ -47,7 +47,7 @@ def make(document: Tagged, row: Mapping[str, Any], index: int, context: RowConte
         begin, text = len(text), f"{text} {word}" if text else word
         if found in _NONE:
             continue
-        label = label_number(f"'{document.labels}[{number}]'", found, document.classes)
+        label = class_number(f"'{document.labels}[{number}]'", found, document.classes)
         if isinstance(label, tuple):
             return label
         if label >= _LABELS:

@@ -62,7 +62,7 @@ class RowReading:
         if document_spec is not None and document_spec.chat_template is not None:
             # what is in the file of a chat template counts, and not where it is
             document_spec = document_spec.model_copy(update=dict.fromkeys(document_spec.path_keys))
-        document = document_spec and document_spec.model_dump(mode="json")
+        document = document_spec and document_spec.model_dump(mode="json", exclude=_later_keys(document_spec))
         chat = self.chat and [self.chat.text, self.chat.special_tokens]
         parts = [list(self.keys), document, self.shortest, self.longest, self.dtype, chat, self.end_of_text]
         if document_spec is not None and document_spec.learned_in_part:
@@ -78,6 +78,12 @@ class RowReading:
     def has_special_tokens(self) -> bool:
         """Whether names of special tokens in its texts mean these tokens."""
         return self.document is not None and self.document.chat_template is not None
+
+
+def _later_keys(document: Document) -> set[str]:
+    """Return the keys that documents did not have at first, and that have their default."""
+    fields = type(document).model_fields
+    return {key for key in document.later_keys if getattr(document, key) == fields[key].default}
 
 
 def check(document: Document | None) -> None:

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from trainkit.data.documents.labels import Labels, labels_of
 from trainkit.data.documents.pieces import Span
 from trainkit.data.sources.digests import Content, Contents
 from trainkit.data.sources.source_file import SourceFile
@@ -46,10 +47,9 @@ class Unit:
         )
 
     @property
-    def token_labels(self) -> bool:
-        """Whether its tokens may have labels."""
-        document = self.files[0].reading.document
-        return document is not None and document.token_labels
+    def labels(self) -> Labels | None:
+        """The labels of its documents; None where they have none."""
+        return labels_of(self.files[0].reading.document)
 
 
 def units_of(files: Iterable[SourceFile], contents: Contents) -> Iterator[Unit]:

@@ -16,6 +16,8 @@ from trainkit.recipe.sections.document_spec import ChatTemplateChoice, DocumentS
 from trainkit.recipe.spec import Count, union_of
 
 Keys = Annotated[tuple[str, ...], Field(min_length=1)]
+#: The class in `trainkit.data.documents.labels` of each `label_type`.
+_LABEL_KINDS = {"class": "ClassLabels", "number": "NumberLabels", "classes": "ClassSetLabels", "flags": "FlagLabels"}
 
 
 class Template(DocumentSpec):
@@ -169,19 +171,26 @@ class SourceTarget(DocumentSpec):
 
 
 class Labelled(DocumentSpec):
-    """One text or a pair of texts with a label, for classification."""
+    """One text or a pair of texts with a label, for classification or regression."""
 
     type: Literal["labelled"]
     texts: Annotated[tuple[str, ...], Field(min_length=1, max_length=2)] = ("text",)
     """Keys of the text, or of the two."""
-    label: str = "label"
-    """Key of the label: a number from 0 on, or one of `classes`."""
+    label: str | Keys = "label"
+    """Key of the label; of `"number"` and `"flags"` it may be several, one for each number or class."""
+    label_type: Literal["class", "number", "classes", "flags"] = "class"
+    """What a label is. `"class"`: one class, by its number from 0 on or its name in `classes`. `"number"`: a number to
+    predict. `"classes"`: a list of the classes that a text has, by number or name. `"flags"`: the same as 0 or 1 for
+    each class."""
+    label_width: Count = 1
+    """How many numbers a label of type `"number"` has. If it is more than 1, `label` names lists, or so many keys."""
     classes: tuple[str, ...] = ()
-    """The labels by name, in the order of their numbers; empty where labels are numbers."""
+    """The classes by name, in the order of their numbers; empty where labels are numbers."""
 
     implementation: ClassVar[str] = "trainkit.data.documents.labelled"
     marked: ClassVar[bool] = True
     labelled: ClassVar[bool] = True
+    later_keys: ClassVar[frozenset[str]] = frozenset({"label_type", "label_width"})
 
     @property
     def is_pair(self) -> bool:
@@ -193,11 +202,50 @@ class Labelled(DocumentSpec):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return (*self.texts, self.label)
+        return (*self.texts, *self._label_keys)
 
     @property
     def number_keys(self) -> tuple[str, ...]:
-        return () if self.classes else (self.label,)
+        return self._label_keys if self.label_type == "flags" or not self.classes else ()
+
+    @property
+    def label_kind(self) -> str:
+        return f"trainkit.data.documents.labels:{_LABEL_KINDS[self.label_type]}"
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        several = self.label_type in ("number", "flags") and not isinstance(self.label, str)
+        return self.classes or (self._label_keys if several else ())
+
+    @property
+    def _label_keys(self) -> tuple[str, ...]:
+        return (self.label,) if isinstance(self.label, str) else self.label
+
+    @model_validator(mode="after")
+    def _the_label_fits_its_type(self) -> Labelled:
+        keys, kind = self._label_keys, f'label_type = "{self.label_type}"'
+        if len(set(keys)) < len(keys):
+            raise ValueError(f"label names a key twice: {', '.join(keys)}")
+        if not isinstance(self.label, str) and self.label_type in ("class", "classes"):
+            raise ValueError(f'{kind} is in one key, and label names {len(keys)}: several are for "flags" or "number"')
+        if self.label_type == "number" and self.classes:
+            raise ValueError(f"{kind} has no classes: leave classes out")
+        if self.label_width > 1 and self.label_type != "number":
+            raise ValueError(f'label_width is for label_type = "number", and {kind}: leave it out')
+        if self.label_type == "number" and not isinstance(self.label, str) and self.label_width not in (1, len(keys)):
+            raise ValueError(f"label names {len(keys)} keys, and label_width = {self.label_width}: leave it out")
+        if self.label_type in ("classes", "flags") and not self.label_names:
+            raise ValueError(f"{kind} needs the names of the classes, in their order: write classes")
+        if self.label_type == "flags" and not isinstance(self.label, str) and len(keys) != len(self.label_names):
+            raise ValueError(f"label names {len(keys)} keys, and classes names {len(self.classes)}: one for each class")
+        return self
+
+    @property
+    def numbers_in_label(self) -> int:
+        """How many numbers a batch has of each label."""
+        if self.label_type == "number":
+            return max(len(self._label_keys), self.label_width)
+        return 1 if self.label_type == "class" else len(self.label_names)
 
 
 class Tagged(DocumentSpec):

@@ -38,11 +38,25 @@ class DocumentSpec(Spec):
     """Whether it may have a label, which batches then hold as `labels`."""
     token_labels: ClassVar[bool] = False
     """Whether its tokens may have a label each, which batches then hold as `labels`."""
+    later_keys: ClassVar[frozenset[str]] = frozenset()
+    """Keys that did not exist at first: caches made before are used as long as these have their default."""
 
     @property
     def is_pair(self) -> bool:
         """Whether two texts are one sequence, with the tokens between them that the tokenizer puts there."""
         return False
+
+    @property
+    def label_kind(self) -> str | None:
+        """The class in `trainkit.data.documents.labels` that knows its labels; None where it has none."""
+        if self.token_labels:
+            return "trainkit.data.documents.labels:TokenLabels"
+        return "trainkit.data.documents.labels:ClassLabels" if self.labelled else None
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The names of the classes, or of the numbers that a label has, in their order; none where they have none."""
+        return getattr(self, "classes", ())
 
     @property
     def is_text(self) -> bool:

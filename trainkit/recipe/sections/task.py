@@ -145,8 +145,12 @@ class SequenceClassification(Classification):
         return Head("sequence", count, names, self.new_head)
 
     def check_sizes(self, model: ModelSpec, data: Data) -> None:
-        """Raise ValueError where a row of a batch may hold several texts, or a decoder would not be scored where
-        transformers scores it."""
+        """Raise ValueError where the labels are of another type, a row of a batch may hold several texts, or a decoder
+        would not be scored where transformers scores it."""
+        for source in (*data.train, *data.validation):
+            found = getattr(document_of(source), "label_type", "class")
+            if found != "class":
+                raise ValueError(f'document.label_type = "{found}" does not fit task.type = "{self.type}"')
         if not isinstance(data.encoding, Pad):
             raise ValueError(
                 f'a text with a label is a row of its own, which data.encoding.type = "{data.encoding.type}" does not'
