@@ -120,7 +120,7 @@ def test_the_adapter_alone_is_exported_as_peft_has_it_with_the_run_s_own_tokeniz
         ("[adapter]\nlora_r = 8\n", "it is called rank here"),
         ('[adapter]\ntarget_modules = ["qkv"]\n', "it is called targets here"),
         ("[adapter]\nload_in_4bit = true\n", 'it is called base here; write base = "nf4"'),
-        ("[adapter]\nlora_dropout = 0.1\n", "there is no dropout"),
+        ("[adapter]\nlora_dropout = 0.1\n", "it is called dropout here"),
         ("[lora]\nrank = 8\n", "it is called adapter here"),
     ],
 )

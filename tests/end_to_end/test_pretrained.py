@@ -251,7 +251,7 @@ def test_tokenizer_template_and_generation_config_come_along(place, exported):
     assert (out / "tokenizer.json").read_bytes() == (place / "base" / "tokenizer.json").read_bytes()
 
 
-def test_an_export_says_how_the_checkpoint_began_and_was_padded_and_that_training_had_no_noise(place, tmp_path):
+def test_an_export_says_how_the_checkpoint_began_and_was_padded_and_training_has_its_dropout(place, tmp_path):
     codec = vocabulary.load(place / "base" / "tokenizer.json")
     text = FINE.replace('pretrained = "base"', f'pretrained = "{place / "base"}"')
     (tmp_path / "r.toml").write_text(text)
@@ -261,8 +261,8 @@ def test_an_export_says_how_the_checkpoint_began_and_was_padded_and_that_trainin
     (place / "base" / "config.json").write_text(json.dumps(config | changes))
     try:
         recipe = load(tmp_path / "r.toml").recipe
-        (note,) = notes(recipe)
-        assert "attention_dropout = 0.1; trainkit trains without noise" in note
+        assert recipe.model.attention_dropout == 0.1 and not notes(recipe)
+        assert load(tmp_path / "r.toml", ["model.attention_dropout=0.0"]).recipe.model.attention_dropout == 0
         assert (pad_of(recipe, codec), recipe.model.initializer_range) == (7, 0.01)
         # of another tokenizer it is another token, and of a smaller vocabulary none
         own = load(tmp_path / "r.toml", [f'tokenizer.path="{place / "base" / "tokenizer.json"}"']).recipe

@@ -299,7 +299,7 @@ def test_all_that_is_wrong_with_a_config_is_told_at_once(tmp_path):
 
 def test_keys_that_mean_nothing_for_the_logits_are_passed_over(tmp_path):
     saved(tmp_path)
-    said(tmp_path, attention_dropout=0.1, id2label={"0": "a"}, transformers_version="9", another_switch=None)
+    said(tmp_path, id2label={"0": "a"}, transformers_version="9", another_switch=None)
     assert read_spec(tmp_path) == SPECS["llama"]
 
 

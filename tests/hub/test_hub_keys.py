@@ -153,6 +153,7 @@ def test_keys_without_effect_do_not_change_logits_in_training(model_type: str, r
     family, config = BY_TYPE[model_type], {**SMALL[model_type]}
     free = [key for key in KEYS[model_type] if key not in known_keys(family) | NAMES | OFF]
     config |= {key: 0.0 for key in family.noise if "." not in key}
+    config |= {key: 0.0 for key, ours in family.keys.items() if ours.endswith("dropout")}
     changes = {key: other(key, KEYS[model_type][key]) for key in free}
     kind = family.spec.kind
     assert reference.inert(config, changes, kind=kind) == 0.0
@@ -181,8 +182,10 @@ def test_the_loss_of_the_router_is_as_its_library_adds_it(model_type: str) -> No
 def test_an_export_says_that_training_had_no_noise(name: str) -> None:
     config = config_of(SPECS[name], vocab_size=VOCAB, sequence_length=LENGTH, dtype="float32")
     family = family_of(config, where="")
-    assert family.noise and not untrained(config, family)
-    assert all(config[key] == 0.0 for key in family.noise if "." not in key)
+    rates = [key for key, ours in family.keys.items() if ours in ("dropout", "attention_dropout", "embedding_dropout")]
+    assert not untrained(config, family)
+    assert all(config[key] == 0.0 for key in (*family.noise, *rates))
+    assert rates or config["attn_config"]["attn_pdrop"] == 0.0
 
 
 @pytest.mark.parametrize("name", SPECS)

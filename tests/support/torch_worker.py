@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import importlib.util
 import json
 import sys
@@ -94,7 +95,7 @@ def make_encoder(request: dict[str, Any]) -> dict[str, Any]:
     shapes = {name: list(tensor.shape) for name, tensor in load_file(directory / WEIGHTS).items()}
     weights = {name: parity_rule.weight(seed, name, shape) for name, shape in shapes.items()}
     save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
-    model = AutoModelForMaskedLM.from_pretrained(directory, dtype=torch.float32).eval()
+    model = prepared(AutoModelForMaskedLM, directory, request)
     tokens = parity_rule.tokens(seed, request["size"], model.config.vocab_size)
     ids, mask, types = (
         torch.tensor(tokens),
@@ -110,6 +111,22 @@ def make_encoder(request: dict[str, Any]) -> dict[str, Any]:
     arrays = {"logits": found.logits.detach().numpy(), "loss": found.loss.detach().numpy(), "tokens": tokens}
     np.savez(directory / "reference.npz", **arrays, **gradients(model))
     return {"tensors": shapes}
+
+
+def prepared(kind: Any, directory: Path, request: dict[str, Any]) -> Any:
+    """The model in a directory; with `thinned` in training, where dropout multiplies with the share that it keeps."""
+    if not request.get("thinned"):
+        return kind.from_pretrained(directory, dtype=torch.float32).eval()
+    model = kind.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager").train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.forward = functools.partial(thin, p=module.p)
+    torch.nn.functional.dropout = thin
+    return model
+
+
+def thin(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    return x * (1 - p) if training else x
 
 
 def has_types(model: Any) -> bool:
@@ -131,7 +148,7 @@ def make_classifier(request: dict[str, Any]) -> dict[str, Any]:
     shapes = {name: list(tensor.shape) for name, tensor in load_file(directory / WEIGHTS).items()}
     weights = {name: parity_rule.weight(seed, name, shape) for name, shape in shapes.items()}
     save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
-    model = kind.from_pretrained(directory, dtype=torch.float32).eval()
+    model = prepared(kind, directory, request)
     tokens = parity_rule.tokens(seed, request["size"], config.vocab_size)
     tokens[0, -request["padded"] :] = config.pad_token_id
     ids = torch.tensor(tokens)

@@ -29,7 +29,7 @@ FILE = find.ADAPTER.config
 #: Keys that do not change what the adapter computes: names, versions, and how it was trained.
 _HARMLESS = frozenset(
     """
-    peft_version auto_mapping task_type base_model_name_or_path revision inference_mode lora_dropout fan_in_fan_out
+    peft_version auto_mapping task_type base_model_name_or_path revision inference_mode fan_in_fan_out
     megatron_core qalora_group_size runtime_config eva_config layers_pattern
     """.split()  # noqa: SIM905
 )
@@ -38,7 +38,7 @@ QUANTISED = "base_quantization"
 #: Its value for a base in 4 bit: the options of transformers' `BitsAndBytesConfig` that load the same.
 NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
 #: Keys that are read.
-_READ = frozenset({"r", "lora_alpha", "target_modules", "exclude_modules", "use_rslora", "use_dora"})
+_READ = frozenset({"r", "lora_alpha", "lora_dropout", "target_modules", "exclude_modules", "use_rslora", "use_dora"})
 #: Keys with the values that are supported. Other initialisations than these change the base.
 _POSSIBLE: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
@@ -82,8 +82,19 @@ def read(directory: Path, spec: Transformer) -> Lora:
         alpha=float(cast(float, alpha)),
         targets=_targets(config, spec, where),
         variant=variant,
+        dropout=_dropout(config, where),
         base=_base_storage(config),
     )
+
+
+def _dropout(config: Mapping[str, Any], where: str) -> float:
+    """Return the dropout with which the adapter was trained. Raises TrainkitError where it is no probability."""
+    rate = config.get("lora_dropout") or 0.0
+    if not (isinstance(rate, int | float) and 0 <= rate < 1):
+        raise TrainkitError(
+            f"lora_dropout = {json.dumps(rate)}", where=where, hint="it must be at least 0 and less than 1"
+        )
+    return float(rate)
 
 
 def trained_on(directory: Path) -> Literal["none", "nf4"]:
@@ -119,7 +130,7 @@ def write(directory: Path, layers: Iterable[str], spec: Transformer, adapter: Lo
         "revision": spec.revision,
         "r": adapter.rank,
         "lora_alpha": int(adapter.alpha) if adapter.alpha.is_integer() else adapter.alpha,
-        "lora_dropout": 0.0,
+        "lora_dropout": adapter.dropout,
         "bias": "none",
         "use_rslora": adapter.variant == "rslora",
         "use_dora": adapter.variant == "dora",
@@ -153,7 +164,7 @@ def look_up(pretrained: str, revision: str | None, *, tables: Mapping[str, Any])
             hint=f'[model] pretrained = "{read_object(directory / FILE).get("base_model_name_or_path") or "…"}"',
         )
     settings = read(directory, spec)
-    values = settings.model_dump(include={"rank", "alpha", "variant"}) | {"targets": list(settings.targets)}
+    values = settings.model_dump(include={"rank", "alpha", "variant", "dropout"}) | {"targets": list(settings.targets)}
     targets = tables["adapter"].get("targets")
     if targets is not None and _layers(targets, spec) == list(settings.targets):
         values["targets"] = targets
@@ -165,7 +176,7 @@ def look_up(pretrained: str, revision: str | None, *, tables: Mapping[str, Any])
         pretrained=str(directory) if here else pretrained,
         revision=commit,
         config=str(directory / FILE) if here else f"{pretrained}/{FILE}",
-        changeable=frozenset({"base"}) if settings.base != "none" else frozenset(),
+        changeable=frozenset({"base", "dropout"}) if settings.base != "none" else frozenset({"dropout"}),
         section="adapter",
     )
 

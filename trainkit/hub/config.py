@@ -2,8 +2,8 @@
 
 A family is a table (`recipe/families/NAME.py`; `recipe/families/hugging_face.py` says what one is made of). A key that
 no part of the table knows is refused too, since it may change what is computed; `HARMLESS` are those that do not. Noise
-in training, such as dropout, is not applied here: `untrained` lists what a config asks for, and an export writes it
-as 0.
+in training that trainkit does not add is in the table too: `untrained` lists what a config asks for, and an export
+writes it as 0.
 """
 
 from __future__ import annotations

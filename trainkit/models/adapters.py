@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from trainkit.models.casting import Exact, cast
+from trainkit.models.dropout import Dropout
 from trainkit.models.layers import Linear
 from trainkit.models.master_weights import add, exact, product
 from trainkit.models.nf4 import Nf4, quantise
@@ -42,6 +43,8 @@ class Adapted(eqx.Module):
     b: Float[Array, "*L R out"]
     magnitude: Exact | None
     """(*L, out)."""
+    dropout: Dropout
+    """Of the inputs of `a`; with `magnitude` also of those of the base, as far as it is scaled (PEFT's order)."""
     scale: float = eqx.field(static=True)
 
     @property
@@ -57,10 +60,15 @@ class Adapted(eqx.Module):
         return self.base.bias
 
     def __call__(self, x: Float[Array, "*n in"]) -> Float[Array, "*n out"]:
-        y = Linear(self.base.weight, None, self.base.fp8)(x) + product(product(x, self.a), self.b) * self.scale
-        if self.magnitude is not None:
-            lengths = jax.lax.stop_gradient(_lengths(self._sum()))
-            y = (y.astype(jnp.float32) * (self.magnitude.value / lengths)).astype(y.dtype)
+        base, dropped = Linear(self.base.weight, None, self.base.fp8), self.dropout(x)
+        y, added = base(x), product(product(dropped, self.a), self.b) * self.scale
+        if self.magnitude is None:
+            y = y + added
+        else:
+            factor = self.magnitude.value / jax.lax.stop_gradient(_lengths(self._sum()))
+            seen = base(dropped) if self.dropout.is_on else y
+            scaled = (seen + added).astype(jnp.float32) * factor
+            y = (scaled + (y - seen) if self.dropout.is_on else scaled).astype(y.dtype)
         return y if self.base.bias is None else add(y, self.base.bias)
 
     def _sum(self) -> Float[Array, "*L in out"]:
@@ -105,7 +113,8 @@ def adapt(model: PyTree, spec: Adapter, *, key: PRNGKeyArray) -> PyTree:
             jax.random.fold_in(key, chosen.index(name)), (*lead, inputs, spec.rank), minval=-bound, maxval=bound
         )
         magnitude = Exact(_lengths(_full(base.weight).astype(jnp.float32))) if spec.variant == "dora" else None
-        return Adapted(base, a, jnp.zeros((*lead, spec.rank, outputs)), magnitude, spec.scale)
+        b = jnp.zeros((*lead, spec.rank, outputs))
+        return Adapted(base, a, b, magnitude, Dropout(spec.dropout), spec.scale)
 
     model = _replace_linears(model, adapted)
     head = getattr(model, CLASSIFIER, None)

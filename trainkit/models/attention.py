@@ -10,9 +10,11 @@ from typing import Literal, NamedTuple, TypeAlias, assert_never
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from trainkit.models import blockwise_attention
+from trainkit.models.dropout import NO_DROPOUT, Dropout
 from trainkit.parallel.devices import AttentionName
 from trainkit.parallel.mesh import on_own_rows
 
@@ -40,6 +42,8 @@ class AttentionSpec(NamedTuple):
     """What each position loses for each step of its distance (Press et al. 2022); slopes get no gradient."""
     causal: bool = True
     """Whether a position sees only itself and those before it; else it sees its whole segment (Devlin et al. 2019)."""
+    dropout: Dropout = NO_DROPOUT
+    """Of the probabilities."""
 
     def rule(self, q_BTHK: Float[Array, "B T H K"]) -> tuple[blockwise_attention.Rule, Array | None]:
         """What of it is known when compiled, and the window where that is not."""
@@ -81,9 +85,11 @@ def causal_attention(
     """Softmax attention over each position and those before it (Vaswani et al. 2017), of its own segment where given.
 
     Soft caps, slopes and arrays as windows are for `blockwise` alone, which is taken for them whatever `implementation`
-    says. Padding is a segment like any other here: every position sees at least itself, so that all numbers stay
-    finite. The softmax is in float32.
+    says; probabilities are dropped only where all of them are made (`dropped_attention`). Padding is a segment like any
+    other here: every position sees at least itself, so that all numbers stay finite. The softmax is in float32.
     """
+    if spec.dropout.is_on:
+        return dropped_attention(q_BTHK, k_BTGK, v_BTGK, segments_BT, spec)
     rule, window = spec.rule(q_BTHK)
     if not spec.causal:
         assert spec.softcap is None and spec.slopes_H is None and spec.window is None
@@ -127,6 +133,24 @@ def bidirectional_attention(
     same_B1TT = None if segments_BT is None else (segments_BT[:, :, None] == segments_BT[:, None, :])[:, None]
     kernel: Literal["xla", "cudnn"] = "cudnn" if implementation == "cudnn" else "xla"
     return jax.nn.dot_product_attention(q_BTHK, k_BTGK, v_BTGK, mask=same_B1TT, scale=scale, implementation=kernel)
+
+
+def dropped_attention(
+    q_BTHK: Float[Array, "B T H K"],
+    k_BTGK: Float[Array, "B T G K"],
+    v_BTGK: Float[Array, "B T G K"],
+    segments_BT: Int[Array, "B T"] | None,
+    spec: AttentionSpec,
+) -> Float[Array, "B T H K"]:
+    """Return attention of which some probabilities are dropped, which no kernel does: all of them are made at once."""
+    (rule, window), t, groups = spec.rule(q_BTHK), q_BTHK.shape[1], k_BTGK.shape[2]
+    q_BGNK, k_BGSK = blockwise_attention.by_group(q_BTHK, groups), k_BTGK.swapaxes(1, 2)
+    same_BTS = None if segments_BT is None else segments_BT[:, :, None] == segments_BT[:, None, :]
+    p_BGNS = blockwise_attention.probabilities(
+        q_BGNK, k_BGSK, np.arange(t)[None], same_BTS, window, spec.slopes_H, rule, causal=spec.causal
+    )
+    dropped_BGNS = spec.dropout(p_BGNS).astype(q_BTHK.dtype)
+    return blockwise_attention.by_position(jnp.einsum("bgns,bsgk->bgnk", dropped_BGNS, v_BTGK), t)
 
 
 def cached_attention(

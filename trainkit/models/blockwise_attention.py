@@ -110,6 +110,8 @@ def probabilities(
     window: Array | None,
     slopes_H: Array | None,
     rule: Rule,
+    *,
+    causal: bool = True,
 ) -> Float[Array, "B G N S"]:
     """Of the queries that stand at `places_BT` (B may be 1) for each of the first S positions."""
     b, g, n, s = (*q_BGNK.shape[:3], k_BGSK.shape[2])
@@ -117,7 +119,7 @@ def probabilities(
     if slopes_H is not None:
         distances_B11TS = (jnp.asarray(places_BT)[:, :, None] - jnp.arange(s))[:, None, None]
         scores_BGRTS -= slopes_H.astype(jnp.float32).reshape(g, -1, 1, 1) * distances_B11TS
-    visible_B11TS = visible(places_BT, s, same_BTS, rule.window, window)
+    visible_B11TS = visible(places_BT, s, same_BTS, rule.window, window, causal=causal)
     scores_BGNS = jnp.where(visible_B11TS, scores_BGRTS, -1e30).reshape(b, g, n, s)
     weights_BGNS = jnp.exp(scores_BGNS - scores_BGNS.max(-1, keepdims=True))
     return weights_BGNS / weights_BGNS.sum(-1, keepdims=True)
@@ -129,10 +131,21 @@ def _scores(q_BGNK: Array, k_BGSK: Array, rule: Rule) -> Float[Array, "B G N S"]
 
 
 def visible(
-    places_BT: Array | np.ndarray, s: int, same_BTS: Array | None, known: int | None, window: Array | None
+    places_BT: Array | np.ndarray,
+    s: int,
+    same_BTS: Array | None,
+    known: int | None,
+    window: Array | None,
+    *,
+    causal: bool = True,
 ) -> Bool[Array, "#B 1 1 T S"]:
-    """Which of the first `s` positions each query sees; by numpy, so that it is a constant, where it can be."""
+    """Which of the first `s` positions each query sees; by numpy, so that it is a constant, where it can be.
+
+    Where attention is not causal, windows reach as far ahead as back.
+    """
     distances_BTS = places_BT[:, :, None] - (np if window is None else jnp).arange(s)
+    if not causal:
+        distances_BTS = abs(distances_BTS)
     seen_BTS = (distances_BTS >= 0) if known is None else (distances_BTS >= 0) & (distances_BTS < known)
     if window is not None:
         seen_BTS = seen_BTS & ((distances_BTS < window) | (window <= 0))

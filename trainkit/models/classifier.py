@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from trainkit.models.custom_vjps import exact_gelu
+from trainkit.models.dropout import Dropout
 from trainkit.models.layers import Linear
 from trainkit.recipe.families.model import HeadLayers
 from trainkit.recipe.families.transformer import Transformer
@@ -23,7 +24,9 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"tanh": jnp.tanh, "relu": j
 class Classifier(eqx.Module):
     """The layers that `HeadLayers` describes, computed in float32: there is little of them."""
 
+    first_dropout: Dropout
     dense: Linear | None
+    dropout: Dropout
     output: Linear
     layers: HeadLayers = eqx.field(static=True)
 
@@ -36,7 +39,9 @@ class Classifier(eqx.Module):
         first, second = jax.random.split(jax.random.fold_in(key, HEAD))
         dense = Linear.init(first, d, d, scale=spec.initializer_range) if layers.dense else None
         output = Linear.init(second, d, spec.head.width, scale=spec.initializer_range, bias=layers.bias)
-        return Classifier(dense, output, layers)
+        rate = spec.head_dropout(spec.head.kind)
+        first_rate = spec.first_head_dropout(spec.head.kind)
+        return Classifier(Dropout(first_rate), dense, Dropout(rate), output, layers)
 
     def __call__(self, hidden_BTD: Float[Array, "B T D"], segments_BT: Int[Array, "B T"]) -> Float[Array, "B *T C"]:
         """Return scores of every sequence, (B, C), or of every position, (B, T, C); `segments_BT` is 0 in padding."""
@@ -46,7 +51,8 @@ class Classifier(eqx.Module):
         elif self.layers.at == "last":
             last_B = segments_BT.shape[1] - 1 - jnp.argmax(segments_BT[:, ::-1] > 0, axis=1)
             x = jnp.take_along_axis(x, last_B[:, None, None], axis=1)[:, 0]
+        x = self.first_dropout(x)
         if self.dense is not None:
             assert self.layers.dense is not None
             x = _ACTIVATIONS[self.layers.dense](self.dense(x))
-        return self.output(x)
+        return self.output(self.dropout(x))

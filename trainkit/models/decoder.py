@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from trainkit.models.attention import AttentionSpec, KeyValues, Window, attention
 from trainkit.models.custom_vjps import gated_silu, gelu
+from trainkit.models.dropout import Dropout
 from trainkit.models.layers import Linear, RmsNorm
 from trainkit.models.master_weights import lookup
 from trainkit.models.moe import Experts, Routing
@@ -41,6 +42,8 @@ class DecoderAttention(eqx.Module):
     output: Linear
     query_norm: RmsNorm | None
     key_norm: RmsNorm | None
+    dropout: Dropout
+    """Of the probabilities."""
     norm_heads: bool = eqx.field(static=True)
     """Whether queries and keys are normed head by head, not all heads of a position at once."""
     heads: int = eqx.field(static=True)
@@ -70,6 +73,7 @@ class DecoderAttention(eqx.Module):
             linear(3, "output", q, d, residual),
             norm(q),
             norm(kv),
+            Dropout(spec.attention_dropout),
             spec.qk_norm == "head",
             spec.heads,
             spec.groups,
@@ -103,7 +107,7 @@ class DecoderAttention(eqx.Module):
             place.segments_BT,
             cache,
             implementation=self.implementation,
-            spec=AttentionSpec(place.window, self.softcap, self.scale),
+            spec=AttentionSpec(place.window, self.softcap, self.scale, dropout=self.dropout),
         )
         return self.output(y_BTHK.reshape(b, t, -1)), cache
 

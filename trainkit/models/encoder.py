@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from trainkit.models.attention import AttentionSpec, causal_attention
 from trainkit.models.classifier import Classifier
 from trainkit.models.custom_vjps import exact_gelu
+from trainkit.models.dropout import Dropout
 from trainkit.models.layers import LayerNorm, Linear
 from trainkit.models.master_weights import Weight, lookup
 from trainkit.models.remat import block_input, rematerialise
@@ -31,13 +32,15 @@ class EncoderAttention(eqx.Module):
     key: Linear
     value: Linear
     output: Linear
+    dropout: Dropout
+    """Of the probabilities."""
     heads: int = eqx.field(static=True)
     implementation: AttentionName = eqx.field(static=True)
 
     def __call__(self, x_BTD: Array, segments_BT: Array | None) -> Float[Array, "B T D"]:
         b, t, d = x_BTD.shape
         q, k, v = (f(x_BTD).reshape(b, t, self.heads, d // self.heads) for f in (self.query, self.key, self.value))
-        spec = AttentionSpec(causal=False)
+        spec = AttentionSpec(causal=False, dropout=self.dropout)
         y_BTHK = causal_attention(q, k, v, segments_BT, implementation=self.implementation, spec=spec)
         return self.output(y_BTHK.reshape(b, t, d))
 
@@ -46,9 +49,12 @@ class EncoderBlock(eqx.Module):
     """Attention and an MLP, each followed by a layer norm over its sum with the residual stream."""
 
     attention: EncoderAttention
+    attention_dropout: Dropout
+    """Of what attention gives."""
     attention_norm: LayerNorm
     mlp_in: Linear
     mlp_out: Linear
+    mlp_dropout: Dropout
     mlp_norm: LayerNorm
 
     @staticmethod
@@ -59,12 +65,21 @@ class EncoderBlock(eqx.Module):
         def linear(inputs: int, outputs: int) -> Linear:
             return Linear.init(next(keys), inputs, outputs, scale=spec.initializer_range, fp8=fp8)
 
-        attention = EncoderAttention(linear(d, d), linear(d, d), linear(d, d), linear(d, d), spec.heads, implementation)
-        return EncoderBlock(attention, _norm(spec), linear(d, f), linear(f, d), _norm(spec))
+        projections = (linear(d, d), linear(d, d), linear(d, d), linear(d, d))
+        return EncoderBlock(
+            EncoderAttention(*projections, Dropout(spec.attention_dropout), spec.heads, implementation),
+            Dropout(spec.dropout if spec.drops_attention_output else 0.0),
+            _norm(spec),
+            linear(d, f),
+            linear(f, d),
+            Dropout(spec.dropout),
+            _norm(spec),
+        )
 
     def __call__(self, x_BTD: Array, segments_BT: Array | None) -> Float[Array, "B T D"]:
-        x_BTD = self.attention_norm(x_BTD + self.attention(x_BTD, segments_BT))
-        return self.mlp_norm(x_BTD + self.mlp_out(exact_gelu(self.mlp_in(x_BTD))))
+        x_BTD = self.attention_norm(x_BTD + self.attention_dropout(self.attention(x_BTD, segments_BT)))
+        y_BTD = self.mlp_out(exact_gelu(self.mlp_in(x_BTD)))
+        return self.mlp_norm(x_BTD + self.mlp_dropout(y_BTD))
 
 
 class EncoderModel(eqx.Module):
@@ -75,6 +90,7 @@ class EncoderModel(eqx.Module):
     type_embedding: Float[Array, "Y D"] | None
     """None where the texts of a pair are not told apart."""
     embedding_norm: LayerNorm
+    embedding_dropout: Dropout
     blocks: EncoderBlock
     """All blocks in one, every leaf with a leading axis of layers."""
     head: Linear | None
@@ -117,6 +133,7 @@ class EncoderModel(eqx.Module):
             position_embedding=table(places, spec.unused_positions + (spec.context_length or sequence_length)),
             type_embedding=table(types, spec.type_rows) if spec.type_rows else None,
             embedding_norm=_norm(spec),
+            embedding_dropout=Dropout(spec.dropout),
             blocks=jax.vmap(block)(jax.random.split(blocks, spec.layers)),
             head=Linear.init(head, d, d, scale=spec.initializer_range, fp8=fp8) if spec.predicts_tokens else None,
             head_norm=_norm(spec) if spec.predicts_tokens else None,
@@ -145,7 +162,7 @@ class EncoderModel(eqx.Module):
             types_BT = jnp.zeros_like(tokens_BT) if types_BT is None else types_BT
             x_BTD = x_BTD + lookup(self.type_embedding, jnp.minimum(types_BT, self.type_embedding.shape[0] - 1))
         x_BTD = x_BTD + lookup(self.position_embedding, self.unused_positions + at_BT)
-        x_BTD = self.embedding_norm(x_BTD)
+        x_BTD = self.embedding_dropout(self.embedding_norm(x_BTD))
 
         def layer(x_BTD: Array, block: Any) -> tuple[Array, None]:
             return block(block_input(x_BTD), segments_BT), None

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from trainkit.models.attention import AttentionSpec, KeyValues, attention
 from trainkit.models.custom_vjps import exact_gelu, gelu
+from trainkit.models.dropout import Dropout
 from trainkit.models.layers import LayerNorm, Linear
 from trainkit.models.master_weights import add, lookup
 from trainkit.models.stack import LanguageModel, parts, positions, residual_scale
@@ -34,6 +35,8 @@ def slopes(heads: int) -> Float[np.ndarray, " H"]:
 class GptAttention(eqx.Module):
     qkv: Linear
     output: Linear
+    dropout: Dropout
+    """Of the probabilities."""
     kv_heads: int = eqx.field(static=True)
     """All heads: none of them shares keys and values."""
     key_width: int = eqx.field(static=True)
@@ -58,7 +61,11 @@ class GptAttention(eqx.Module):
             segments_BT,
             cache,
             implementation=self.implementation,
-            spec=AttentionSpec(scale=self.scale, slopes_H=jnp.asarray(slopes(self.kv_heads)) if self.alibi else None),
+            spec=AttentionSpec(
+                scale=self.scale,
+                slopes_H=jnp.asarray(slopes(self.kv_heads)) if self.alibi else None,
+                dropout=self.dropout,
+            ),
         )
         return self.output(y_BTHK.reshape(b, t, d)), cache
 
@@ -66,9 +73,12 @@ class GptAttention(eqx.Module):
 class GptBlock(eqx.Module):
     attention_norm: LayerNorm
     attention: GptAttention
+    attention_dropout: Dropout
+    """Of what attention gives."""
     mlp_norm: LayerNorm
     mlp_in: Linear
     mlp_out: Linear
+    mlp_dropout: Dropout
     exact_gelu: bool = eqx.field(static=True)
 
     @staticmethod
@@ -85,6 +95,7 @@ class GptBlock(eqx.Module):
             GptAttention(
                 linear(d, 3 * d, scale),
                 linear(d, d, residual),
+                Dropout(spec.attention_dropout),
                 spec.heads,
                 spec.key_width,
                 spec.clip,
@@ -92,9 +103,11 @@ class GptBlock(eqx.Module):
                 not spec.learned_positions,
                 implementation,
             ),
+            Dropout(spec.dropout),
             _norm(spec),
             linear(d, f, scale),
             linear(f, d, residual),
+            Dropout(spec.dropout),
             spec.exact_gelu,
         )
 
@@ -102,14 +115,16 @@ class GptBlock(eqx.Module):
         self, x_BTD: Array, positions_BT: Array, segments_BT: Array | None, cache: KeyValues | None
     ) -> tuple[Float[Array, "B T D"], KeyValues | None]:
         y_BTD, cache = self.attention(self.attention_norm(x_BTD), positions_BT, segments_BT, cache)
-        x_BTD = x_BTD + y_BTD
+        x_BTD = x_BTD + self.attention_dropout(y_BTD)
         inner = self.mlp_in(self.mlp_norm(x_BTD))
-        return x_BTD + self.mlp_out(exact_gelu(inner) if self.exact_gelu else gelu(inner)), cache
+        y_BTD = self.mlp_out(exact_gelu(inner) if self.exact_gelu else gelu(inner))
+        return x_BTD + self.mlp_dropout(y_BTD), cache
 
 
 class GptModel(LanguageModel):
     position_embedding: Float[Array, "P D"] | None
     """None where positions are known by ALiBi's slopes."""
+    embedding_dropout: Dropout
 
     @staticmethod
     def init(
@@ -144,6 +159,7 @@ class GptModel(LanguageModel):
             position_embedding=jax.random.normal(learned[0], places) * (spec.initializer_range / 2)
             if learned
             else None,
+            embedding_dropout=Dropout(spec.embedding_dropout),
         )
 
     def hidden(
@@ -170,7 +186,7 @@ class GptModel(LanguageModel):
             block, cache = block_and_cache
             return block(x_BTD, at_BT, segments_BT, cache)
 
-        return self._through(layer, x_BTD, (self.blocks, cache))
+        return self._through(layer, self.embedding_dropout(x_BTD), (self.blocks, cache))
 
 
 def _norm(spec: GptDecoder) -> LayerNorm:

@@ -17,6 +17,7 @@ import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from trainkit.models.casting import cast
+from trainkit.models.dropout import has_dropout, with_keys
 from trainkit.models.master_weights import in_compute_dtype
 from trainkit.optim import LearningRate
 from trainkit.parallel.precision import random_bits, to_bfloat16
@@ -29,7 +30,9 @@ Metrics = dict[str, Any]
 Step = Callable[[State, Batch], tuple[State, Metrics]]
 
 #: Purposes of random numbers in a step. The first state has 0 (`state.py`), samples have 1 (`infer/sampler.py`).
-MOMENTS, PARAMETERS, LOSS = 2, 3, 4
+MOMENTS, PARAMETERS, LOSS, DROPOUT = 2, 3, 4, 5
+#: The name in a batch of the numbers of its rows within the step, which a step has where its model has dropout.
+ROWS = "rows"
 #: The metric with the sum of the weights. The loss is a mean only if it is above 0.
 WEIGHT = "train/weight"
 
@@ -59,6 +62,8 @@ def make_step(
     def gradients(state: State, params: PyTree, batch: Batch, key: PRNGKeyArray) -> tuple[PyTree, Loss]:
         def scaled(masters: PyTree) -> tuple[Array, tuple[Loss, Array]]:
             model = eqx.combine(cast(state.frozen, compute), in_compute_dtype(masters, compute))
+            if ROWS in batch:
+                model = with_keys(model, _key_of(state, DROPOUT), batch[ROWS])
             loss = task.loss(model, batch, key=key)
             # scaled by the mean loss, so that float16 sees the same numbers for any size of the micro-batch
             scale = state.loss_scale.value / jnp.maximum(loss.weight, 1) if state.loss_scale else jnp.float32(1)
@@ -71,8 +76,10 @@ def make_step(
 
     def accumulated(state: State, params: PyTree, batch: Batch) -> tuple[PyTree, Loss]:
         """Return the sums of the gradients and of the task's losses over all micro-batches."""
-        accumulation = jax.tree.leaves(dict(batch))[0].shape[0]
-        key = jax.random.fold_in(jax.random.fold_in(state.key, LOSS), state.step)
+        accumulation, rows = jax.tree.leaves(dict(batch))[0].shape[:2]
+        key = _key_of(state, LOSS)
+        if has_dropout(state.params):
+            batch = {**batch, ROWS: jnp.arange(accumulation * rows).reshape(accumulation, rows)}
         if accumulation == 1:
             return gradients(state, params, jax.tree.map(lambda x: x[0], dict(batch)), key)
         zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
@@ -94,18 +101,15 @@ def make_step(
 
         rate = learning_rate(state.step, state.live.decay_start) * state.live.rate_factor
 
-        def key(purpose: int) -> PRNGKeyArray:
-            return jax.random.fold_in(jax.random.fold_in(state.key, purpose), state.step)
-
         def grad_fn(params: PyTree) -> tuple[Array, PyTree]:
             grads, (total, weight, _) = accumulated(state, params, batch)
             divisor = jnp.where(weight > 0, weight, 1)
             return total / divisor, jax.tree.map(lambda g: g / divisor, grads)
 
-        extras = {"key": key(MOMENTS), "value": total / divisor, "grad_fn": grad_fn}
+        extras = {"key": _key_of(state, MOMENTS), "value": total / divisor, "grad_fn": grad_fn}
         directions, moments = optimizer.update(grads, state.optimizer, state.params, **extras)
         updates = jax.tree.map(lambda d: -rate * d, directions)
-        params = _updated(updates, state.params, key=key(PARAMETERS), rounding=rounding)
+        params = _updated(updates, state.params, key=_key_of(state, PARAMETERS), rounding=rounding)
         metrics = {
             "train/loss": total / divisor,
             **{f"train/{name}": statistic for name, statistic in measured.items()},
@@ -118,6 +122,11 @@ def make_step(
         return _unless_skipped(state, after, metrics)
 
     return step
+
+
+def _key_of(state: State, purpose: int) -> PRNGKeyArray:
+    """Return the key of a purpose in the step after `state`."""
+    return jax.random.fold_in(jax.random.fold_in(state.key, purpose), state.step)
 
 
 def no_loss(task: Task) -> Loss:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-from trainkit.recipe.families.encoder_checkpoints import DEFAULTS, FIXED, KEYS, NOISE, body_names
+from trainkit.recipe.families.encoder_checkpoints import DEFAULTS, FIXED, KEYS, body_names
 from trainkit.recipe.families.hugging_face import Family, HeadTable, TensorName, linear_names, mlp_width, norm_names
 from trainkit.recipe.families.model import HeadKind, HeadLayers
 from trainkit.recipe.families.transformer import Encoder
@@ -43,7 +43,6 @@ FAMILY = Family(
     keys={**KEYS, "max_position_embeddings": "context_length", "pad_token_id": "pad_token_id"},
     defaults=DEFAULTS,
     fixed=FIXED,
-    noise=NOISE,
     parts=(mlp_width("intermediate_size"),),
     names=(
         *body_names("bert"),

@@ -24,8 +24,8 @@ from trainkit.recipe.families.sizes import (
     stack,
     visible,
 )
-from trainkit.recipe.families.transformer import Transformer
-from trainkit.recipe.spec import Count, NotNegative, Positive
+from trainkit.recipe.families.transformer import DROPPED, Transformer
+from trainkit.recipe.spec import Count, NotNegative, Positive, Rate
 
 Matrix = Literal["query", "key", "value", "output", "gate", "up", "down"]
 ATTENTION: tuple[Matrix, ...] = ("query", "key", "value", "output")
@@ -48,6 +48,9 @@ class Decoder(Transformer):
     """How rotary positions are stretched beyond the length of pretraining. If absent, they are not."""
     rms_norm_eps: Positive = 1e-5
     """Added to the mean square in the norms."""
+    attention_dropout: Rate = 0.0
+    """Share of attention's probabilities that training drops. Above 0, attention makes all of them, without flash
+    attention."""
 
     implementation: ClassVar[str] = "trainkit.models.decoder"
     class_heads: ClassVar[Mapping[HeadKind, HeadLayers]] = {"sequence": HeadLayers("last", bias=False)}
@@ -120,6 +123,8 @@ class Decoder(Transformer):
     def special_attention(self) -> str | None:
         if self.softcap_of_scores is not None:
             return "capped scores"
+        if self.attention_dropout:
+            return DROPPED
         return "windows in some layers only" if len(set(self.windows)) > 1 else None
 
     def leaf_shapes(self, *, vocab_size: int, sequence_length: int) -> dict[str, Shape]:

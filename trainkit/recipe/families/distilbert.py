@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from trainkit.recipe.families.hugging_face import Family, HeadTable, TensorName, linear_names, mlp_width, norm_names
+from trainkit.recipe.families.hugging_face import (
+    Family,
+    HeadTable,
+    Part,
+    TensorName,
+    linear_names,
+    mlp_width,
+    norm_names,
+)
 from trainkit.recipe.families.model import HeadKind, HeadLayers
 from trainkit.recipe.families.transformer import Encoder
 
@@ -19,6 +27,16 @@ class DistilBert(Encoder):
         "sequence": HeadLayers("first", dense="relu"),
         "token": HeadLayers("each"),
     }
+    drops_attention_output: ClassVar[bool] = False
+
+    def head_dropout(self, kind: HeadKind) -> float:
+        return super().head_dropout(kind) if kind == "sequence" else self.dropout
+
+
+def _classifier_dropout(values: dict[str, Any]) -> float:
+    """Return the dropout of the head of a sequence, which transformers takes to be 0.2 where it is absent."""
+    said = values["classifier_dropout"]
+    return values["dropout"] if said is None else said
 
 
 _BLOCK = "distilbert.transformer.layer.{layer}"
@@ -35,9 +53,18 @@ FAMILY = Family(
         "max_position_embeddings": "context_length",
         "vocab_size": "vocab_size",
         "initializer_range": "initializer_range",
+        "dropout": "dropout",
+        "attention_dropout": "attention_dropout",
         "pad_token_id": "pad_token_id",
     },
-    defaults={"max_position_embeddings": 512, "hidden_dim": 3072, "tie_word_embeddings": True},
+    defaults={
+        "max_position_embeddings": 512,
+        "hidden_dim": 3072,
+        "tie_word_embeddings": True,
+        "dropout": 0.1,
+        "attention_dropout": 0.1,
+        "seq_classif_dropout": 0.2,
+    },
     fixed={
         "activation": ("gelu",),
         # sines and cosines are not trained
@@ -45,8 +72,16 @@ FAMILY = Family(
         "tie_word_embeddings": (True,),
         "tie_weights_": (True,),
     },
-    parts=(mlp_width("hidden_dim"),),
-    noise={"dropout": 0.1, "attention_dropout": 0.1, "qa_dropout": 0.1, "seq_classif_dropout": 0.2},
+    parts=(
+        mlp_width("hidden_dim"),
+        Part(
+            ("seq_classif_dropout",),
+            lambda config: {"classifier_dropout": config["seq_classif_dropout"]},
+            lambda values: {"seq_classif_dropout": _classifier_dropout(values)},
+        ),
+    ),
+    # of a head that predicts spans
+    noise={"qa_dropout": 0.1},
     names=(
         TensorName("token_embedding", "distilbert.embeddings.word_embeddings.weight"),
         TensorName("position_embedding", "distilbert.embeddings.position_embeddings.weight"),

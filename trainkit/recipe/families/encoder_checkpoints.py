@@ -13,6 +13,9 @@ KEYS = {
     "layer_norm_eps": "layer_norm_eps",
     "vocab_size": "vocab_size",
     "initializer_range": "initializer_range",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "classifier_dropout": "classifier_dropout",
 }
 #: What transformers takes for keys that config.json lacks.
 DEFAULTS = {
@@ -21,6 +24,8 @@ DEFAULTS = {
     "layer_norm_eps": 1e-12,
     "intermediate_size": 3072,
     "tie_word_embeddings": True,
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
 }
 FIXED = {
     "hidden_act": ("gelu",),
@@ -30,7 +35,6 @@ FIXED = {
     "add_cross_attention": (False,),
     "is_decoder": (False,),
 }
-NOISE = {"attention_probs_dropout_prob": 0.1, "hidden_dropout_prob": 0.1}
 
 
 def body_names(prefix: str) -> tuple[TensorName, ...]:

@@ -33,7 +33,6 @@ FAMILY = Family(
     keys=gemma.KEYS,
     defaults={**gemma.DEFAULTS, "max_position_embeddings": 8192, "rope_theta": 10000.0},
     fixed=gemma.FIXED,
-    noise=shared.NOISE,
     parts=(
         shared.ROPE,
         shared.KV_HEADS,

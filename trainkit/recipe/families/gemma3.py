@@ -66,7 +66,6 @@ FAMILY = Family(
         "rope_local_base_freq": 10000.0,
     },
     fixed={**gemma.FIXED, "attn_logit_softcapping": (None,)},
-    noise=shared.NOISE,
     base="Gemma3TextModel",
     parts=(
         ROPES,

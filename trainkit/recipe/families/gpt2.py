@@ -46,8 +46,17 @@ FAMILY = Family(
         "vocab_size": "vocab_size",
         "initializer_range": "initializer_range",
         "pad_token_id": "pad_token_id",
+        "resid_pdrop": "dropout",
+        "embd_pdrop": "embedding_dropout",
+        "attn_pdrop": "attention_dropout",
     },
-    defaults={"n_positions": 1024, "tie_word_embeddings": True},
+    defaults={
+        "n_positions": 1024,
+        "tie_word_embeddings": True,
+        "resid_pdrop": 0.1,
+        "embd_pdrop": 0.1,
+        "attn_pdrop": 0.1,
+    },
     fixed={
         "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
         "layer_norm_epsilon": (1e-5,),
@@ -56,7 +65,6 @@ FAMILY = Family(
         "reorder_and_upcast_attn": (False, True),  # the same but for rounding
         "add_cross_attention": (False,),
     },
-    noise={"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1},
     names=(
         TensorName("token_embedding", "transformer.wte.weight"),
         TensorName("position_embedding", "transformer.wpe.weight"),

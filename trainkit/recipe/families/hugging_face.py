@@ -150,8 +150,8 @@ class Family:
     base: str = ""
     """The class of the model without its head, which `AutoModel` saves; empty where it follows from `architecture`."""
     noise: Mapping[str, float] = field(default_factory=dict)
-    """Keys of noise that transformers adds in training and trainkit does not, such as dropout, each with how much
-    transformers adds if config.json lacks the key. A key may be in a table: `table.key`."""
+    """Keys of noise that transformers adds in training and trainkit does not, each with how much transformers adds if
+    config.json lacks the key. A key may be in a table: `table.key`."""
     prefix: str = "model."
     """Prefix of tensor names; a checkpoint may lack it."""
     ignored: str = r"(?!)"

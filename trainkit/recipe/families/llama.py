@@ -29,7 +29,6 @@ FAMILY = Family(
     keys={**shared.KEYS, "attention_bias": "attention_bias", "mlp_bias": "mlp_bias"},
     defaults={**shared.DEFAULTS, "max_position_embeddings": 2048},
     fixed=shared.SILU,
-    noise=shared.NOISE,
     parts=(shared.ROPE, shared.KV_HEADS, shared.HEAD_WIDTH),
     names=(*shared.OUTER, *shared.ATTENTION, *shared.MLP, *shared.NORMS_BEFORE),
     ignored=shared.IGNORED,

@@ -23,7 +23,6 @@ FAMILY = Family(
     keys=shared.KEYS,
     defaults={**shared.DEFAULTS, "max_position_embeddings": 131_072, "sliding_window": 4096, "num_key_value_heads": 8},
     fixed=shared.SILU,
-    noise=shared.NOISE,
     parts=(shared.ROPE, shared.KV_HEADS, shared.HEAD_WIDTH, shared.WINDOW),
     names=(*shared.OUTER, *shared.ATTENTION, *shared.MLP, *shared.NORMS_BEFORE),
     ignored=shared.IGNORED,

@@ -42,7 +42,7 @@ FAMILY = Family(
         **shared.ROUTER_DEFAULTS,
     },
     fixed=shared.SILU,
-    noise={**shared.NOISE, "router_jitter_noise": 0.0},
+    noise={"router_jitter_noise": 0.0},
     # transformers does not compute the width itself where positions are scaled by yarn
     parts=(shared.ROPE, shared.KV_HEADS, shared.ALWAYS_HEAD_WIDTH, shared.WINDOW, shared.ROUTER_LOSS),
     names=(

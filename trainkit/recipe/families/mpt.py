@@ -81,12 +81,15 @@ def _read_attention(config: Config) -> dict[str, Any]:
     known = {*_FIXED, "clip_qkv", "softmax_scale", "attn_pdrop"}
     if unknown := [key for key, value in said.items() if not (key in known or means_nothing(key, value))]:
         raise Unsupported(f"attn_config.{unknown[0]}", said[unknown[0]], "unknown, and may change attention")
-    return {"clip_qkv": said.get("clip_qkv"), "softmax_scale": said.get("softmax_scale")}
+    # one number for the probabilities and for what attention and MLP give
+    dropout = said.get("attn_pdrop") or 0.0
+    of_attention = {"clip_qkv": said.get("clip_qkv"), "softmax_scale": said.get("softmax_scale")}
+    return {**of_attention, "dropout": dropout, "attention_dropout": dropout}
 
 
 def _write_attention(values: dict[str, Any]) -> Config:
     own = {"clip_qkv": values["clip_qkv"], "softmax_scale": values["softmax_scale"]}
-    return {"attn_config": {**_FIXED, **own, "attn_pdrop": 0}}
+    return {"attn_config": {**_FIXED, **own, "attn_pdrop": values["attention_dropout"] or 0}}
 
 
 FAMILY = Family(
@@ -105,12 +108,14 @@ FAMILY = Family(
         "expansion_ratio": "expansion_ratio",
         "initializer_range": "initializer_range",
         "pad_token_id": "pad_token_id",
+        "emb_pdrop": "embedding_dropout",
     },
     defaults={
         "max_seq_len": 2048,
         "tie_word_embeddings": True,
         "layer_norm_epsilon": 1e-5,
         "expansion_ratio": 4,
+        "emb_pdrop": 0.0,
     },
     fixed={
         "auto_map": (None, _PUBLISHED),
@@ -120,7 +125,7 @@ FAMILY = Family(
         "learned_pos_emb": (True, False),  # ALiBi replaces them, whatever it says
         "embedding_fraction": (1.0,),
     },
-    noise={"resid_pdrop": 0.0, "emb_pdrop": 0.0, "attn_config.attn_pdrop": 0.0},
+    noise={"resid_pdrop": 0.0},
     parts=(Part(("attn_config",), _read_attention, _write_attention),),
     names=(
         TensorName("token_embedding", "transformer.wte.weight"),

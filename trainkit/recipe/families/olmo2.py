@@ -29,7 +29,6 @@ FAMILY = Family(
     keys={**shared.KEYS, "attention_bias": "attention_bias"},
     defaults={**shared.DEFAULTS, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "pad_token_id": 1},
     fixed=shared.SILU,
-    noise=shared.NOISE,
     parts=(shared.ROPE, shared.KV_HEADS, shared.HEAD_WIDTH),
     names=(
         *shared.OUTER,

@@ -30,7 +30,6 @@ FAMILY = Family(
     keys=shared.KEYS,
     defaults={**shared.DEFAULTS, "max_position_embeddings": 32_768, "num_key_value_heads": 32},
     fixed=shared.SILU,
-    noise=shared.NOISE,
     parts=(shared.ROPE, shared.KV_HEADS, shared.HEAD_WIDTH, shared.LATE_WINDOW),
     names=(*shared.OUTER, *shared.ATTENTION, *shared.MLP, *shared.NORMS_BEFORE),
 )

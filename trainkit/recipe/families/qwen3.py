@@ -28,7 +28,6 @@ FAMILY = Family(
     keys={**shared.KEYS, "attention_bias": "attention_bias"},
     defaults={**shared.DEFAULTS, "max_position_embeddings": 32_768, "num_key_value_heads": 32, "head_dim": 128},
     fixed=shared.SILU,
-    noise=shared.NOISE,
     parts=(shared.ROPE, shared.KV_HEADS, shared.ALWAYS_HEAD_WIDTH, shared.LATE_WINDOW),
     names=(*shared.OUTER, *shared.ATTENTION, *shared.QK_NORM, *shared.MLP, *shared.NORMS_BEFORE),
 )

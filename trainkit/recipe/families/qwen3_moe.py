@@ -73,7 +73,6 @@ FAMILY = Family(
         **shared.ROUTER_DEFAULTS,
     },
     fixed={**shared.SILU, "decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},
-    noise=shared.NOISE,
     parts=(
         shared.ROPE,
         shared.KV_HEADS,

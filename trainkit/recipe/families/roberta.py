@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from trainkit.recipe.families.encoder_checkpoints import DEFAULTS, FIXED, KEYS, NOISE, body_names
+from trainkit.recipe.families.encoder_checkpoints import DEFAULTS, FIXED, KEYS, body_names
 from trainkit.recipe.families.hugging_face import (
     Config,
     Family,
@@ -54,6 +54,9 @@ class Roberta(Encoder):
     def unused_positions(self) -> int:
         return self.first_position
 
+    def first_head_dropout(self, kind: HeadKind) -> float:
+        return self.head_dropout(kind) if kind == "sequence" else 0.0
+
 
 def _read_positions(config: Config) -> dict[str, Any]:
     padding = whole(config, "pad_token_id", 1, least=0)
@@ -80,7 +83,6 @@ FAMILY = Family(
         mlp_width("intermediate_size"),
         Part(("max_position_embeddings", "pad_token_id"), _read_positions, _write_positions),
     ),
-    noise=NOISE,
     names=(
         *body_names("roberta"),
         *linear_names("head", "lm_head.dense", bias=True),

@@ -16,16 +16,32 @@ from pydantic import model_validator
 from trainkit.errors import TrainkitError
 from trainkit.recipe.families.model import HeadKind, HeadLayers, Kind, ModelSpec
 from trainkit.recipe.families.sizes import Remat, Shape, check_heads, kept_numbers, linear, norm, stack, visible
-from trainkit.recipe.spec import Count, NotNegative
+from trainkit.recipe.spec import Count, NotNegative, Rate
 
 #: Keys that a recipe may change for a pretrained model: no shape depends on them.
 CHANGEABLE = frozenset(
-    {"context_length", "rope_theta", "rope_scaling", "local_theta", "window", "router_loss", "pad_token_id"}
+    {
+        "context_length",
+        "rope_theta",
+        "rope_scaling",
+        "local_theta",
+        "window",
+        "router_loss",
+        "pad_token_id",
+        "dropout",
+        "attention_dropout",
+        "embedding_dropout",
+        "classifier_dropout",
+    }
 )
 
 
 #: What the paths of the parameters of a head with classes begin with.
 CLASSIFIER = "classifier"
+
+
+#: What `special_attention` says of dropped probabilities.
+DROPPED = "dropout of probabilities"
 
 
 class Pretrained(ModelSpec):
@@ -124,6 +140,14 @@ class Transformer(Pretrained):
     def mlp_width(self) -> int:
         """Width inside the MLP, or inside one expert."""
 
+    def head_dropout(self, kind: HeadKind) -> float:
+        """Return the dropout before the last layer of a head with classes."""
+        return 0.0
+
+    def first_head_dropout(self, kind: HeadKind) -> float:
+        """Return the dropout before the first of the two layers of a head with classes."""
+        return 0.0
+
     @property
     def score_scale(self) -> float | None:
         """Factor of the scores; None means 1 / sqrt(`key_width`)."""
@@ -138,6 +162,10 @@ class Transformer(Pretrained):
 class GeluTransformer(Transformer):
     """A stack of blocks with four attention matrices of (hidden, hidden) and an MLP of two, each with a layer norm."""
 
+    attention_dropout: Rate = 0.0
+    """Share of attention's probabilities that training drops. Above 0, attention makes all of them, without flash
+    attention."""
+
     @model_validator(mode="after")
     def _heads_divide_hidden(self) -> GeluTransformer:
         check_heads(self.heads, self.hidden)
@@ -149,7 +177,7 @@ class GeluTransformer(Transformer):
 
     @property
     def special_attention(self) -> str | None:
-        return None
+        return DROPPED if self.attention_dropout else None
 
     def matmul_parameters(self, *, vocab_size: int) -> int:
         blocks = self.layers * (4 * self.hidden**2 + 2 * self.hidden * self.mlp_width)
@@ -160,6 +188,8 @@ class GeluTransformer(Transformer):
     ) -> int:
         d = self.hidden
         probabilities = 0 if flash and self.special_attention is None else self.heads * sequence_length
+        # with dropout also those that are kept, and which those are
+        probabilities *= 3 if self.attention_dropout else 1
         # two norms and what they scaled, q, k, v, attention output in two shapes; GELU and its slope
         everything = 9 * d + 2 * self.mlp_width + probabilities
         # residual, q, k, v, what attention and MLP add to it, MLP before GELU
@@ -171,6 +201,10 @@ class GptDecoder(GeluTransformer):
     """A decoder with layer norms, one matrix for queries, keys and values, and GELU."""
 
     tied: bool = True
+    dropout: Rate = 0.0
+    """Share of what attention and MLP give that training drops before it is added to the residual stream."""
+    embedding_dropout: Rate = 0.0
+    """Share of the embeddings' numbers that training drops."""
 
     implementation: ClassVar[str] = "trainkit.models.gpt"
     class_heads: ClassVar[Mapping[HeadKind, HeadLayers]] = {"sequence": HeadLayers("last", bias=False)}
@@ -194,7 +228,7 @@ class GptDecoder(GeluTransformer):
 
     @property
     def special_attention(self) -> str | None:
-        return None if self.learned_positions else "ALiBi's slopes"
+        return super().special_attention if self.learned_positions else "ALiBi's slopes"
 
     def leaf_shapes(self, *, vocab_size: int, sequence_length: int) -> dict[str, Shape]:
         d, f, bias = self.hidden, self.mlp_width, self.biased
@@ -235,6 +269,13 @@ class Encoder(GeluTransformer):
     """Number of learned positions; `data.sequence_length` where not given."""
     tied: Literal[True] = True
     """The output matrix is the token embedding."""
+    dropout: Rate = 0.0
+    """Share of the embeddings' numbers, and of what attention and MLP give, that training drops."""
+    classifier_dropout: Rate | None = None
+    """Share of the numbers that training drops before the last layer of a head with classes. If absent, `dropout`."""
+
+    drops_attention_output: ClassVar[bool] = True
+    """Whether `dropout` applies to what attention gives."""
 
     # each position has a row of weights
     changeable: ClassVar[frozenset[str]] = CHANGEABLE - {"context_length"}
@@ -248,6 +289,9 @@ class Encoder(GeluTransformer):
     def norm_epsilon(self) -> float:
         """Added to the variance in the norms."""
         return 1e-12
+
+    def head_dropout(self, kind: HeadKind) -> float:
+        return self.dropout if self.classifier_dropout is None else self.classifier_dropout
 
     @property
     def unused_positions(self) -> int:

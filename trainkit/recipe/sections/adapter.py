@@ -13,7 +13,7 @@ from trainkit.errors import TrainkitError
 from trainkit.recipe.families.sizes import Shape
 from trainkit.recipe.families.transformer import Transformer
 from trainkit.recipe.sections.model import Model
-from trainkit.recipe.spec import Count, Positive, Spec
+from trainkit.recipe.spec import Count, Positive, Rate, Spec
 
 
 class Lora(Spec):
@@ -38,6 +38,8 @@ class Lora(Spec):
     variant: Literal["lora", "rslora", "dora"] = "lora"
     """`rslora` keeps large ranks from learning slowly (Kalajdzievski 2023); `dora` trains the length of each column of
     a matrix separately from its direction (Liu et al. 2024)."""
+    dropout: Rate = 0.0
+    """Share of the inputs of the first narrow matrix that training drops."""
     learning_rate_ratio: Positive = 1.0
     """How much faster the second matrix learns than the first (LoRA+, Hayou et al. 2024, who use 16)."""
     base: Literal["none", "nf4"] = "none"

@@ -23,6 +23,10 @@ class Foreign:
 
 
 _SAME = {
+    "model.dropout": "dropout hidden_dropout_prob hidden_dropout resid_pdrop",
+    "model.attention_dropout": "attention_dropout attention_probs_dropout_prob attn_pdrop",
+    "model.embedding_dropout": "embd_pdrop",
+    "adapter.dropout": "lora_dropout",
     "optimizer.learning_rate": "lr max_lr peak_lr base_lr learning_rate",
     "optimizer.betas": "adam_betas",
     "optimizer.eps": "adam_epsilon adam_eps epsilon",
@@ -99,8 +103,6 @@ _DIFFERENT = {
     "bf16": Foreign("precision.compute", 'write compute = "bfloat16"'),
     "fp16": Foreign("precision.compute", 'write compute = "float16", or "bfloat16", which needs no loss scale'),
     "mixed_precision": Foreign("precision.compute", 'write compute = "bfloat16" or "float32"'),
-    "dropout": Foreign("", "there is no dropout"),
-    "lora_dropout": Foreign("", "there is no dropout"),
     "target_modules": Foreign("adapter.targets", _TARGETS),
     "lora_target_modules": Foreign("adapter.targets", _TARGETS),
     "lora_target_linear": Foreign("adapter.targets", 'write targets = "all-linear"'),

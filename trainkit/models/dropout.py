@@ -1,0 +1,91 @@
+"""Dropout (Srivastava et al. 2014): in training, parts of what a layer gives are 0 and the rest is larger.
+
+A `Dropout` does nothing until it has keys. Only the step gives keys, with `with_keys`, so that nothing is dropped in
+evaluation, in samples and by a frozen reference. Keys are those of the rows of a batch, so that what is dropped
+depends neither on the devices nor on the size of the micro-batch. B rows, L layers.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+
+#: In the path of a module, what says that its arrays have a leading axis of layers.
+STACKED = "blocks"
+
+
+class Dropout(eqx.Module):
+    """Drops numbers, each with the probability `rate`."""
+
+    rate: float = eqx.field(static=True, default=0.0)
+    keys_B: PRNGKeyArray | None = None
+    """Those of the rows, (L, B) in stacked blocks; None where nothing is dropped."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether it drops anything."""
+        return self.keys_B is not None
+
+    def __call__(self, x: Float[Array, N * n]) -> Float[Array, N * n]:
+        """Return `x` with some of its numbers 0 and the others divided by 1 - rate; N is a multiple of B."""
+        if self.keys_B is None:
+            return x
+        rows = x.shape[0] // self.keys_B.shape[0]
+        keys = self.keys_B if rows == 1 else jax.vmap(lambda key: jax.random.split(key, rows))(self.keys_B).reshape(-1)
+        kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - self.rate, x.shape[1:]))(keys)
+        return jnp.where(kept, x / jnp.asarray(1 - self.rate, x.dtype), jnp.zeros((), x.dtype))
+
+
+#: One that never drops anything.
+NO_DROPOUT = Dropout()
+
+
+def has_dropout(model: PyTree) -> bool:
+    """Return whether a model drops anything in training."""
+    return any(_is_dropout(node) and node.rate > 0 for node in jax.tree.leaves(model, is_leaf=_is_dropout))
+
+
+def with_keys(model: PyTree, key: PRNGKeyArray, rows_B: Int[Array, " B"]) -> PyTree:
+    """Return a model that drops: each place and layer other numbers, of each row other ones.
+
+    Args:
+        key: that of the step.
+        rows_B: the numbers of the rows within the whole batch of the step.
+    """
+    keys_B = jax.vmap(lambda row: jax.random.fold_in(key, row))(rows_B)
+
+    def with_own_keys(path: Any, node: Any) -> Any:
+        if not _is_dropout(node) or node.rate == 0:
+            return node
+        own_B = _folded(keys_B, zlib.crc32(jax.tree_util.keystr(path, simple=True, separator=".").encode()))
+        layers = _layers(model, path)
+        keys = own_B if layers is None else jax.vmap(lambda layer: _folded(own_B, layer))(jnp.arange(layers))
+        return replace(node, keys_B=keys)
+
+    return jax.tree_util.tree_map_with_path(with_own_keys, model, is_leaf=_is_dropout)
+
+
+def _folded(keys_B: PRNGKeyArray, number: Any) -> PRNGKeyArray:
+    return jax.vmap(lambda key: jax.random.fold_in(key, number))(keys_B)
+
+
+def _layers(model: PyTree, path: Any) -> int | None:
+    """Return how many layers are stacked in the module that a path leads through; None where there is none."""
+    node = model
+    for step in path:
+        if not isinstance(step, jax.tree_util.GetAttrKey):
+            return None
+        node = getattr(node, step.name)
+        if step.name == STACKED:
+            return int(jax.tree.leaves(node)[0].shape[0])
+    return None
+
+
+def _is_dropout(node: Any) -> bool:
+    return isinstance(node, Dropout)
