@@ -109,6 +109,50 @@ def test_documents_of_another_task_than_the_default_are_noted_by_check_and_refus
     assert err.startswith("error: sample.toml:")
 
 
+FILES = """
+[tokenizer]
+path = "tokenizer.json"
+[data]
+sequence_length = 64
+[[data.train]]
+path = ["text/train-{0..1}.jsonl", "s3://not/asked.jsonl"]
+[[data.train]]
+path = "text/valid.jsonl"
+document = { type = "chat", template = "chat.jinja" }
+[[data.validation]]
+name = "x"
+path = "txt/*.jsonl"
+[[data.validation]]
+name = "y"
+type = "huggingface"
+id = "./nowhere"
+"""
+
+
+def test_check_names_every_local_file_that_does_not_exist(call, tmp_path):
+    before, _, after = TEXT.partition("[tokenizer]")
+    path = write(tmp_path, before + FILES + after[after.index("[train]") :].replace("[sample]", "[statistics]"))
+    path.write_text(path.read_text().replace('prompts = ["def main("]\n', ""))
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "valid.jsonl").touch()
+    (tmp_path / "tokeniser.json").touch()
+    code, out, err = call("check", "sample.toml")
+    text = path.read_text()
+    missing = {
+        'data.train.0.path = "text/train-{0..1}.jsonl"': 'path = ["text',
+        'data.train.1.document.template = "chat.jinja"': "document = ",
+        'data.validation.0.path = "txt/*.jsonl": no file matches': 'path = "txt',
+        'data.validation.1.id = "nowhere": no such file': 'id = "./nowhere"',
+        'tokenizer.path = "tokenizer.json": no such file': 'path = "tokenizer',
+    }
+    assert (code, out) == (WRONG_INPUT, "")
+    for problem, written in missing.items():
+        assert f"sample.toml:{line_of(text, written)}: {problem}" in err
+    assert "s3:" not in err and "train.1.path" not in err
+    for near in ("text", "tokeniser.json"):
+        assert f"did you mean {tmp_path / near}?" in err
+
+
 def test_check_knows_batches_that_no_device_can_split(call, tmp_path):
     write(tmp_path)
     code, _, err = call("check", "sample.toml", "--set", "train.micro_batch_size=3")

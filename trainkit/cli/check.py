@@ -23,6 +23,7 @@ def check(recipe: RecipePath, overrides: Overrides = None, mode: Mode = "full") 
 
     loaded = load(recipe, overrides or [], mode=mode)
     parsed = loaded.recipe
+    _check_files(loaded)
     summary = [f"{parsed.model.type}"]
     trained = parsed.tokenizer.train if parsed.tokenizer else None
     if (trained is not None or not parsed.data.is_text) and not steps_need_data(parsed):
@@ -43,6 +44,18 @@ def check(recipe: RecipePath, overrides: Overrides = None, mode: Mode = "full") 
     lines += [f"note: {note}" for note in _notes_on_documents(parsed)]
     lines += [f"plugin: {plugin}" for plugin in loaded.plugins]
     return "\n".join(lines)
+
+
+def _check_files(loaded: Loaded) -> None:
+    """Raise TrainkitError, about all of them together, where local files that the recipe names do not exist."""
+    from trainkit.data.sources.missing import missing_files
+
+    errors = list(missing_files(loaded.recipe))
+    if errors:
+        places = [loaded.origins.get(error.where, error.where) for error in errors]
+        more = [f"\n{place}: {error.problem}" for place, error in zip(places[1:], errors[1:], strict=True)]
+        hint = "; ".join(dict.fromkeys(error.hint for error in errors))
+        raise TrainkitError(errors[0].problem + "".join(more), where=places[0], hint=hint)
 
 
 def _notes_on_documents(recipe: Recipe) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import glob
 import hashlib
 import itertools
@@ -148,9 +149,9 @@ def match_files(pattern: str) -> list[Match]:
         else:
             missing.append(str(path))
     if missing:
-        raise _missing(pattern, missing, _nearest_directory(Path(missing[0])))
+        raise _missing(pattern, missing, nearest(Path(missing[0])))
     if not files:
-        raise TrainkitError(f"no file matches {absolute}", where=pattern, hint=_nearest_directory(absolute))
+        raise TrainkitError(f"no file matches {absolute}", where=pattern, hint=nearest(absolute))
     return [local_file(path, root) for path in sorted(files, key=lambda file: file.relative_to(root).parts)]
 
 
@@ -181,10 +182,12 @@ def _split(path: Path) -> tuple[Path, str]:
     return Path(*parts[:plain]), os.path.join(*parts[plain:]) if parts[plain:] else "."
 
 
-def _nearest_directory(path: Path) -> str:
-    """Return a hint: the deepest directory above `path` that exists, and some names in it."""
+def nearest(path: Path) -> str:
+    """Return a hint: the deepest directory above `path` that exists, some names in it, and a name that is close."""
     above = next(parent for parent in path.parents if parent.is_dir())
-    return _holds(str(above), [entry.name for entry in above.iterdir()])
+    names = [entry.name for entry in above.iterdir()]
+    close = difflib.get_close_matches(path.relative_to(above).parts[0], names, n=1, cutoff=0.7)
+    return "".join(f"did you mean {above / name}? " for name in close) + _holds(str(above), names)
 
 
 def _holds(directory: str, names: list[str]) -> str:
