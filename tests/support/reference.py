@@ -100,6 +100,11 @@ class Reference:
         self._ask(do="reward", directory=str(directory), config=config, **asked)
         return dict(np.load(directory / "rewarded.npz"))
 
+    def kto(self, directory: Path, **asked: Any) -> dict[str, np.ndarray]:
+        """What trl makes of judged answers with the checkpoint in `directory`: see `torch_rewards.kto`."""
+        self._ask(do="kto", directory=str(directory), **asked)
+        return dict(np.load(directory / "judged.npz"))
+
     def has(self, package: str) -> bool:
         """Whether the reference's Python has a package."""
         return bool(self._ask(do="has", package=package)["found"])

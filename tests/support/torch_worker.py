@@ -245,22 +245,7 @@ def prefer(request: dict[str, Any]) -> dict[str, Any]:
             "ref_chosen_logps": reference[:1],
             "ref_rejected_logps": reference[1:],
         }
-        return DPOTrainer._compute_loss(trainer, Fused(model), inputs, False)
-
-    class Fused:
-        """A model that gives what trl's fused head gives, with plain logits."""
-
-        def __init__(self, model: Any) -> None:
-            self.model, self.training = model, True
-
-        def __call__(self, *, labels: Any, fused_lm_head: bool, use_cache: bool, **inputs: Any) -> Any:
-            logits = self.model(**inputs, use_cache=use_cache).logits[:, :-1]
-            likely, targets = logits.log_softmax(-1), labels[:, 1:]
-            picked = likely.gather(-1, targets.clamp(min=0)[..., None])[..., 0] * (targets >= 0)
-            zeros = torch.zeros_like(picked)
-            return SimpleNamespace(
-                log_probs=picked, entropy=zeros, mean_logits=zeros, is_top1=zeros.bool(), log_sum_sq_probs=zeros
-            )
+        return DPOTrainer._compute_loss(trainer, torch_rewards.Fused(model), inputs, False)
 
     def without_reference(pair: int) -> Any:
         kind = ORPOTrainer if settings["loss"] == "orpo" else CPOTrainer
@@ -436,6 +421,7 @@ def main() -> None:
         "pairs": pairs,
         "prefer": prefer,
         "reward": torch_rewards.reward,
+        "kto": torch_rewards.kto,
     }
     for line in sys.stdin:
         request = json.loads(line)

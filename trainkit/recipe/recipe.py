@@ -11,7 +11,7 @@ from trainkit.errors import TrainkitError
 from trainkit.recipe.families.transformer import Pretrained, Transformer
 from trainkit.recipe.sections.adapter import Adapter, check_adapter, trained_shapes
 from trainkit.recipe.sections.data import Data
-from trainkit.recipe.sections.document import ChatTemplateChoice
+from trainkit.recipe.sections.document_spec import ChatTemplateChoice
 from trainkit.recipe.sections.evaluate import Evaluate
 from trainkit.recipe.sections.model import Model
 from trainkit.recipe.sections.optimizer import Optimizer

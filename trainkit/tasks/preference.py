@@ -123,14 +123,21 @@ class PreferenceTask(Task):
 
 def likelihoods(model: LanguageModel, batch: Mapping[str, Array]) -> Likelihoods:
     """Return what the model makes of the answers of a batch, both answers of all pairs as rows of one batch."""
-    tokens_NT, targets_NT = (as_rows(batch[name]).astype(jnp.int32) for name in ("tokens", "targets"))
-    weights_NT, filled_N = as_rows(batch["weights"]), batch["filled"].reshape(-1)
+    tokens_NT, targets_NT, weights_NT = (as_rows(batch[name]) for name in ("tokens", "targets", "weights"))
+    sums_N, penalty = answer_log_likelihoods(model, tokens_NT, targets_NT, weights_NT, batch["filled"].reshape(-1))
+    return Likelihoods(sums_N.reshape(-1, 2), batch["weights"].sum(-1), penalty)
+
+
+def answer_log_likelihoods(
+    model: LanguageModel, tokens_NT: Array, targets_NT: Array, weights_NT: Array, filled_N: Array
+) -> tuple[Float[Array, " N"], Float[Array, ""]]:
+    """Return the log-likelihood of each row's answer in nats, and what the model wants smaller beside the loss."""
     counted_NT = jnp.arange(tokens_NT.shape[1]) < filled_N[:, None]
-    hidden_NTD, penalty = model.hidden_and_penalty(tokens_NT, counted_BT=counted_NT)
+    hidden_NTD, penalty = model.hidden_and_penalty(tokens_NT.astype(jnp.int32), counted_BT=counted_NT)
     sums_N = sequence_log_likelihoods(
-        hidden_NTD, model.unembedding(), targets_NT, weights_NT, softcap=model.final_softcap
+        hidden_NTD, model.unembedding(), targets_NT.astype(jnp.int32), weights_NT, softcap=model.final_softcap
     )
-    return Likelihoods(sums_N.reshape(-1, 2), weights_NT.sum(1).reshape(-1, 2), penalty)
+    return sums_N, penalty
 
 
 def difference(values_B2: Float[Array, "B 2"]) -> Float[Array, " B"]:

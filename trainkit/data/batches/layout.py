@@ -2,7 +2,7 @@
 
 B examples, T positions (`data.sequence_length`, or a bucket of `pad`). An example is one sequence; of preference
 documents it is two, the chosen answer and the rejected one, and of a source with its target these two: (B, T) is
-(B, 2, T), and `filled` is (B, 2).
+(B, 2, T), and `filled` is (B, 2). Of a judged answer they are its prompt with this answer, and with another one.
 
 | name        | shape        | dtype                       | meaning                                                   |
 |-------------|--------------|-----------------------------|-----------------------------------------------------------|
@@ -18,7 +18,8 @@ documents it is two, the chosen answer and the rejected one, and of a source wit
 |             |              |                             | from 1; 0 is padding                                      |
 | `positions` | (B, T)       | int32                       | with `segments`: position within the document, from 0     |
 | `filled`    | (B,)         | int32                       | without `segments`: positions that are no padding         |
-| `labels`    | (B,)         | int32                       | of labelled documents and images; -1 where there is none  |
+| `labels`    | (B,)         | int32                       | of labelled documents and images; -1 where there is none. |
+|             |              |                             | Of judged answers: 1 of good ones, 0 of bad ones          |
 | `labels`    | (B,), (B, W) | float32                     | of documents whose label is a number, or several; NaN     |
 |             |              |                             | where there is none                                       |
 | `labels`    | (B, C)       | int32                       | of documents with several classes at once: 1 for those of |
@@ -85,7 +86,8 @@ def longest_layout(
     labels = labels_of(document)
     if labels is not None and not isinstance(data.encoding, Concatenate):
         layout["labels"] = shape if labels.per == "token" else (batch_size, *labels.shape), labels.dtype
-        layout["second"] = shape, np.dtype(np.uint8)
+        if data.sequences == 1:
+            layout["second"] = shape, np.dtype(np.uint8)
     if has_segments(data.encoding):
         layout |= {"segments": (shape, whole), "positions": (shape, whole)}
     else:

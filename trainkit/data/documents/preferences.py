@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainkit.data.documents.chat_template import ChatTemplate, render
-from trainkit.data.documents.conversations import read_messages, render_taken, template_values
+from trainkit.data.documents.conversations import Message, read_messages, render_taken, template_values
 from trainkit.data.documents.pieces import Piece, RowContext, learned_in_part, pair
 from trainkit.data.documents.templates import fill
 from trainkit.data.problems import Problem
 from trainkit.errors import TrainkitError
-from trainkit.recipe.sections.document import PreferenceChat, PreferencePair
+from trainkit.recipe.sections.preference_documents import PreferenceChat, PreferencePair
 
 _SAME = "has the same answer as chosen and as rejected", "neither is better, so there is nothing to learn from it"
 
@@ -74,7 +74,15 @@ def _conversations(
             )
     if not shared:
         return "has no messages before the answers", "both conversations begin with what is asked"
-    prompt, texts = chosen[:shared], [render_taken(template, messages, values)[1] for messages in (chosen, rejected)]
+    texts = [render_taken(template, messages, values)[1] for messages in (chosen, rejected)]
+    begin = find_answer(template, chosen[:shared], texts, values)
+    return pair(learned_in_part(index, text, [(begin, len(text))]) for text in texts)
+
+
+def find_answer(template: ChatTemplate, prompt: list[Message], texts: Sequence[str], values: Mapping[str, Any]) -> int:
+    """Return the character where the answers begin in texts of conversations that begin with the same messages.
+
+    Raises TrainkitError."""
     taken, bare = render_taken(template, prompt, values)
     asked = render(template, taken, add_generation_prompt=True, values=values)
     begin = min(_count_same(asked, text) for text in texts)
@@ -83,7 +91,7 @@ def _conversations(
             "the chat template writes the messages before the answers otherwise when an answer follows",
             hint=f"so where the answers begin is unknown; the template is {template.origin}",
         )
-    return pair(learned_in_part(index, text, [(begin, len(text))]) for text in texts)
+    return begin
 
 
 def _count_same(one: Sequence[Any], other: Sequence[Any]) -> int:

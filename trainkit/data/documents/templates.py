@@ -103,7 +103,8 @@ def needed_keys(reading: RowReading) -> tuple[str, ...] | None:
     if document is None:
         return tuple(dict.fromkeys(reading.keys))
     if document.templates:
-        return tuple(dict.fromkeys(key for template in document.templates.values() for key in _keys(template)))
+        written = (key for template in document.templates.values() for key in _keys(template))
+        return tuple(dict.fromkeys([*written, *(document.keys or ())]))
     return None if document.keys is None else tuple(dict.fromkeys(document.keys))
 
 

@@ -1,5 +1,5 @@
 """What a row of a source becomes: plain text, a template, a prompt with its answer, a conversation, a pair of answers,
-a source with its target, labelled text, labelled words, an image, columns of numbers.
+a judged answer, a source with its target, labelled text, labelled words, an image, columns of numbers.
 
 Everything that differs between types of documents stands in its spec and in the module that the spec names as its
 `implementation`; nothing else knows a type by name.
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from trainkit.recipe.sections.document_spec import ChatTemplateChoice, DocumentSpec
+from trainkit.recipe.sections.document_spec import ChatDocument, DocumentSpec
+from trainkit.recipe.sections.preference_documents import Judged, JudgedChat, PreferenceChat, PreferencePair
 from trainkit.recipe.spec import Count, union_of
 
 Keys = Annotated[tuple[str, ...], Field(min_length=1)]
@@ -56,28 +57,6 @@ class Prompt(DocumentSpec):
         return {"prompt": self.prompt, "response": self.response}
 
 
-class ChatDocument(DocumentSpec):
-    """Messages, `{"role": …, "content": …}` each, which a chat template writes."""
-
-    template: str | None = None
-    """A Jinja template, or the path of a file that holds one; that of the tokenizer where not given
-    (`chat_template.jinja` or `tokenizer_config.json` beside it)."""
-
-    learned_in_part: ClassVar[bool] = True
-    marked: ClassVar[bool] = True
-
-    @property
-    def chat_template(self) -> ChatTemplateChoice:
-        given = self.template
-        if given is None or "{{" in given or "{%" in given:
-            return ChatTemplateChoice(jinja=given)
-        return ChatTemplateChoice(path=given)
-
-    @property
-    def path_keys(self) -> tuple[str, ...]:
-        return ("template",) if self.chat_template.path is not None else ()
-
-
 class Chat(ChatDocument):
     """A conversation: a list of `{"role": …, "content": …}`, written with a chat template. A message with
     `"train": false` or `"weight": 0` is not learned."""
@@ -89,59 +68,6 @@ class Chat(ChatDocument):
     """Which turns are learned: every one of the assistant, the assistant's last one, or the whole text."""
 
     implementation: ClassVar[str] = "trainkit.data.documents.conversations"
-
-
-class PreferencePair(DocumentSpec):
-    """A prompt and two answers to it, one of which is preferred. Only the answers are learned.
-
-    Each answer is a sequence of its own, behind the prompt. A row whose answers are the same, or one of whose answers
-    is empty, cannot be used."""
-
-    type: Literal["preference"]
-    prompt: str = "{prompt}"
-    """Template of what is given. Begin the answers with a space rather than end this with one: most tokenizers have it
-    in the token of the word behind it."""
-    chosen: str = "{chosen}"
-    """Template of the better answer."""
-    rejected: str = "{rejected}"
-    """Template of the worse answer."""
-
-    implementation: ClassVar[str] = "trainkit.data.documents.preferences"
-    examples: ClassVar[str] = "trainkit.data.batches.pairs:pair_examples"
-    learned_in_part: ClassVar[bool] = True
-    marked: ClassVar[bool] = True
-    sequences: ClassVar[int] = 2
-
-    @property
-    def form(self) -> str:
-        return "preference"
-
-    @property
-    def templates(self) -> Mapping[str, str]:
-        return {"prompt": self.prompt, "chosen": self.chosen, "rejected": self.rejected}
-
-
-class PreferenceChat(ChatDocument):
-    """Two conversations, one of which is preferred, as lists of `{"role": …, "content": …}`. Only what is behind their
-    shared beginning is learned.
-
-    A row whose conversations are the same, or one of which ends with the shared beginning, cannot be used."""
-
-    type: Literal["preference-chat"]
-    prompt: str | None = None
-    """Key of the messages that go before both lists; where not given, each list is a whole conversation."""
-    chosen: str = "chosen"
-    """Key of the better conversation, or of the better end of one."""
-    rejected: str = "rejected"
-    """Key of the worse one."""
-
-    implementation: ClassVar[str] = "trainkit.data.documents.preferences"
-    examples: ClassVar[str] = "trainkit.data.batches.pairs:pair_examples"
-    sequences: ClassVar[int] = 2
-
-    @property
-    def form(self) -> str:
-        return "preference"
 
 
 class SourceTarget(DocumentSpec):
@@ -346,7 +272,20 @@ class Columns(DocumentSpec):
 
 
 #: Every type of document of the recipe language.
-DOCUMENTS = (Template, Prompt, Chat, PreferencePair, PreferenceChat, SourceTarget, Labelled, Tagged, Image, Columns)
+DOCUMENTS = (
+    Template,
+    Prompt,
+    Chat,
+    PreferencePair,
+    PreferenceChat,
+    Judged,
+    JudgedChat,
+    SourceTarget,
+    Labelled,
+    Tagged,
+    Image,
+    Columns,
+)
 
 if TYPE_CHECKING:
     Document: TypeAlias = DocumentSpec

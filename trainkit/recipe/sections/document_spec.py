@@ -92,3 +92,25 @@ class DocumentSpec(Spec):
     def path_keys(self) -> tuple[str, ...]:
         """Its keys that hold a path, which becomes absolute in the recipe of a run."""
         return ()
+
+
+class ChatDocument(DocumentSpec):
+    """Messages, `{"role": …, "content": …}` each, which a chat template writes."""
+
+    template: str | None = None
+    """A Jinja template, or the path of a file that holds one; that of the tokenizer where not given
+    (`chat_template.jinja` or `tokenizer_config.json` beside it)."""
+
+    learned_in_part: ClassVar[bool] = True
+    marked: ClassVar[bool] = True
+
+    @property
+    def chat_template(self) -> ChatTemplateChoice:
+        given = self.template
+        if given is None or "{{" in given or "{%" in given:
+            return ChatTemplateChoice(jinja=given)
+        return ChatTemplateChoice(path=given)
+
+    @property
+    def path_keys(self) -> tuple[str, ...]:
+        return ("template",) if self.chat_template.path is not None else ()

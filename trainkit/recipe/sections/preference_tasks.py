@@ -95,3 +95,40 @@ class Reward(TaskSpec):
     def check_sizes(self, model: ModelSpec, data: Data) -> None:
         """Raise ValueError where a decoder would not be scored where transformers scores it."""
         check_last_token(model, data)
+
+
+class Kto(TaskSpec):
+    """Make good answers likelier and bad ones less likely, by judgements of single answers (KTO, Ethayarajh et al.
+    2024).
+
+    An answer's reward, its log-likelihood less that of the frozen reference, is compared with a baseline: the mean of
+    the same difference for answers of other prompts in the batch, or 0 where that is negative."""
+
+    type: Literal["kto"]
+    beta: Positive = 0.1
+    """How much the reward counts."""
+    desirable_weight: Positive = 1.0
+    """How much a good answer counts in the loss."""
+    undesirable_weight: Positive = 1.0
+    """How much a bad answer counts in the loss. The paper advises weights with which desirable_weight x good answers is
+    between 1 and 4/3 times undesirable_weight x bad answers."""
+
+    implementation: ClassVar[str] = "trainkit.tasks.kto"
+    documents: ClassVar[frozenset[str]] = frozenset({"judged", "judged-chat"})
+    models: ClassVar[frozenset[Kind]] = frozenset({"causal"})
+    reports: ClassVar[frozenset[str]] = frozenset(
+        {
+            "loss",
+            "accuracy",
+            "kl",
+            "desirable_reward",
+            "undesirable_reward",
+            "desirable_log_likelihood",
+            "undesirable_log_likelihood",
+        }
+    )
+
+    @property
+    def reference(self) -> Mapping[str, tuple[int, ...]]:
+        """The log-likelihoods of the answer and of the other answer."""
+        return {"reference": (2,)}

@@ -13,7 +13,7 @@ from pydantic import model_validator
 
 from trainkit.recipe.families.model import Head, Kind, ModelSpec
 from trainkit.recipe.sections.data import Concatenate, Data, Pad
-from trainkit.recipe.sections.preference_tasks import Preference, Reward
+from trainkit.recipe.sections.preference_tasks import Kto, Preference, Reward
 from trainkit.recipe.sections.source import Source, Tokens, document_of
 from trainkit.recipe.sections.task_spec import TEXTS, TaskSpec, check_last_token
 from trainkit.recipe.spec import Count, Fraction, MissingKey, Positive, union_of
@@ -174,7 +174,7 @@ class TokenClassification(Classification):
 
 
 #: Every task of the recipe language.
-TASKS = (CausalLM, MaskedLM, Preference, Reward, Seq2Seq, SequenceClassification, TokenClassification)
+TASKS = (CausalLM, MaskedLM, Preference, Kto, Reward, Seq2Seq, SequenceClassification, TokenClassification)
 
 if TYPE_CHECKING:
     Task: TypeAlias = TaskSpec

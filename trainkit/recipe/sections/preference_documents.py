@@ -1,0 +1,126 @@
+"""Documents with judgements of answers: one of two is preferred, or one is good or bad."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from trainkit.recipe.sections.document_spec import ChatDocument, DocumentSpec
+
+
+class PreferencePair(DocumentSpec):
+    """A prompt and two answers to it, one of which is preferred. Only the answers are learned.
+
+    Each answer is a sequence of its own, behind the prompt. A row whose answers are the same, or one of whose answers
+    is empty, cannot be used."""
+
+    type: Literal["preference"]
+    prompt: str = "{prompt}"
+    """Template of what is given. Begin the answers with a space rather than end this with one: most tokenizers have it
+    in the token of the word behind it."""
+    chosen: str = "{chosen}"
+    """Template of the better answer."""
+    rejected: str = "{rejected}"
+    """Template of the worse answer."""
+
+    implementation: ClassVar[str] = "trainkit.data.documents.preferences"
+    examples: ClassVar[str] = "trainkit.data.batches.pairs:pair_examples"
+    learned_in_part: ClassVar[bool] = True
+    marked: ClassVar[bool] = True
+    sequences: ClassVar[int] = 2
+
+    @property
+    def form(self) -> str:
+        return "preference"
+
+    @property
+    def templates(self) -> Mapping[str, str]:
+        return {"prompt": self.prompt, "chosen": self.chosen, "rejected": self.rejected}
+
+
+class PreferenceChat(ChatDocument):
+    """Two conversations, one of which is preferred, as lists of `{"role": …, "content": …}`. Only what is behind their
+    shared beginning is learned.
+
+    A row whose conversations are the same, or one of which ends with the shared beginning, cannot be used."""
+
+    type: Literal["preference-chat"]
+    prompt: str | None = None
+    """Key of the messages that go before both lists; where not given, each list is a whole conversation."""
+    chosen: str = "chosen"
+    """Key of the better conversation, or of the better end of one."""
+    rejected: str = "rejected"
+    """Key of the worse one."""
+
+    implementation: ClassVar[str] = "trainkit.data.documents.preferences"
+    examples: ClassVar[str] = "trainkit.data.batches.pairs:pair_examples"
+    sequences: ClassVar[int] = 2
+
+    @property
+    def form(self) -> str:
+        return "preference"
+
+
+class Judged(DocumentSpec):
+    """A prompt and an answer that is good or bad. Only the answer is learned."""
+
+    type: Literal["judged"]
+    prompt: str = "{prompt}"
+    """Template of what is given. Begin `answer` with a space rather than end this with one: most tokenizers have it in
+    the token of the word behind it."""
+    answer: str = "{completion}"
+    """Template of the answer."""
+    label: str = "label"
+    """Key of the judgement: true for a good answer, false for a bad one; or 1 and 0."""
+
+    implementation: ClassVar[str] = "trainkit.data.documents.judged"
+    examples: ClassVar[str] = "trainkit.data.batches.judged:judged_examples"
+    learned_in_part: ClassVar[bool] = True
+    marked: ClassVar[bool] = True
+    labelled: ClassVar[bool] = True
+    sequences: ClassVar[int] = 2
+    classes: ClassVar[tuple[str, ...]] = ("undesirable", "desirable")
+
+    @property
+    def form(self) -> str:
+        return "judged"
+
+    @property
+    def templates(self) -> Mapping[str, str]:
+        return {"prompt": self.prompt, "answer": self.answer}
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.label,)
+
+    @property
+    def number_keys(self) -> tuple[str, ...]:
+        return (self.label,)
+
+
+class JudgedChat(ChatDocument):
+    """A conversation whose last answer is good or bad, as a list of `{"role": …, "content": …}`. Only the answer is
+    learned."""
+
+    type: Literal["judged-chat"]
+    prompt: str | None = None
+    """Key of the messages that go before the answer; where not given, the answer's list is the whole conversation, of
+    which the last message is the answer."""
+    answer: str = "completion"
+    """Key of the answer's messages, or of the whole conversation."""
+    label: str = "label"
+    """Key of the judgement: true for a good answer, false for a bad one; or 1 and 0."""
+
+    implementation: ClassVar[str] = "trainkit.data.documents.judged"
+    examples: ClassVar[str] = "trainkit.data.batches.judged:judged_examples"
+    labelled: ClassVar[bool] = True
+    sequences: ClassVar[int] = 2
+    classes: ClassVar[tuple[str, ...]] = ("undesirable", "desirable")
+
+    @property
+    def form(self) -> str:
+        return "judged"
+
+    @property
+    def number_keys(self) -> tuple[str, ...]:
+        return (self.label,)
