@@ -13,10 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import trainer
 from trainer import WORDS, Trainer, arrays, losses, trainkit
 
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache import build as caches
+from trainkit.errors import WRONG_INPUT
 from trainkit.events.log import EventLog, read
 from trainkit.hub.load import base_digest
 from trainkit.parallel.devices import local
@@ -147,6 +149,38 @@ def test_the_cached_reference_is_what_the_initial_model_says(
         batch = data.batch(step)
         direct = built.task.reference(model, {name: jnp.asarray(array) for name, array in batch.items()})["reference"]
         np.testing.assert_allclose(kept[batch["example"]], direct, rtol=1e-5, atol=1e-4)
+
+
+def test_eval_computes_the_reference_of_what_it_evaluates(place: Path, uninterrupted: Path, tmp_path: Path) -> None:
+    run = trainer.copied(uninterrupted, tmp_path)
+    for path in (tmp_path / "cache" / "reference").glob("*"):
+        path.unlink()
+
+    def evaluate(what: str, *options: str) -> dict[str, dict[str, float]]:
+        done = trainkit(tmp_path, "eval", what, "--json", *options)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)["metrics"]
+
+    found = evaluate("tiny")["held-out"]
+    (computed,) = references(tmp_path)
+    assert computed in references(place), "the columns are those of training"
+    assert found == pytest.approx({name: value for name, value in evaluations(run)[12].items()}, abs=1e-6)
+    shutil.copy(tmp_path / "pairs.jsonl", tmp_path / "other.jsonl")
+    assert evaluate("tiny/4", "--data", "other.jsonl")["other"]["validation/other/reward_accuracy"] > 0.5
+
+
+def test_a_changed_reference_is_refused_before_the_log_is_cut(
+    uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trainer.copied(uninterrupted, tmp_path)
+    for path in (tmp_path / "cache" / "reference").glob("*"):
+        path.unlink()
+    record = json.loads((run / "reference.json").read_text())
+    record["settings"]["model.heads"] = 4
+    (run / "reference.json").write_text(json.dumps(record))
+    done = trainkit(tmp_path, "resume", "tiny/4", "--plain")
+    assert done.returncode == WRONG_INPUT and "other values of model.heads" in done.stderr
+    assert losses(run).keys() == set(range(1, 13)) and (run / "checkpoints" / "12").exists()
 
 
 def test_a_run_that_was_killed_ends_bit_for_bit_as_one_that_was_not_with_and_without_the_reference_in_the_cache(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from trainkit.checkpoint import restore
@@ -27,6 +28,7 @@ from trainkit.tasks import build as build_task
 from trainkit.tasks import check_tokenizer
 from trainkit.train.build import BuiltStep, build, new_state, state_shapes
 from trainkit.train.planning import UNKNOWN_SIZE, plan_of
+from trainkit.train.reference import Reference, ReferencedSet, validation_sets
 from trainkit.train.state import State
 
 Results = dict[str, dict[str, float]]
@@ -70,12 +72,6 @@ def evaluate_run(
                 f'--predictions: task.type = "{recipe.task.type}" makes no predictions', hint="leave it out"
             )
         recipe = recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"predictions": True})})
-    if recipe.task.reference:
-        raise TrainkitError(
-            f"the task {recipe.task.type} compares with a frozen reference, which is computed during training alone",
-            where=str(directory),
-            hint=f"what the run itself evaluated: trainkit watch {directory.name}",
-        )
     recipe = recorded.with_own_tokenizer(recipe, directory)
     parts = [_on(recipe, source) for source in _sources(recipe, data, split)] or [recipe]
     if parts == [recipe] and not recipe.data.validation_names:
@@ -147,6 +143,13 @@ def _evaluate(
             check_tokenizer(recipe.task, cache.tokenizer)
         plan = plan_of(recipe, vocab_size=cache.vocab_size, data=UNKNOWN_SIZE, directory=directory)
         built = build(recipe, plan, task=build_task(recipe.task, cache.tokenizer))
+        state = _parameters(directory, info, recipe, built)
+        log = _Warnings(warn, info.step)
+        if recipe.task.reference:
+            reference = Reference(directory, recipe, built, state, log)
+            training = ReferencedSet(str(named), cache.train, recipe.data.train[0])
+            for examples in validation_sets(recipe, cache) if named is None else [training]:
+                reference.attach(examples, cache.directory, plan)
         at_once = recipe.evaluate.batch_size or plan.batch.micro * plan.batch.replicas
         if named is None:
             sets = evaluation_sets(cache.directory, cache.validation, recipe, at_once=at_once)
@@ -159,11 +162,11 @@ def _evaluate(
             metrics=built.metrics,
             compute=built.compute,
             mesh=built.mesh,
-            log=_Warnings(warn),
+            log=log,
             interrupted=lambda: False,
             results=result_writer(directory, recipe, cache, training_set=named),
         )
-        return evaluate(_parameters(directory, info, recipe, built), info.step)
+        return evaluate(state, info.step)
     finally:
         cache.close()
 
@@ -193,14 +196,14 @@ def _parameters(directory: Path, info: Info, recipe: Recipe, built: BuiltStep) -
         weights = load_base(recipe, built.base, on=built.mesh)
         frozen = new_state(built, jax.random.key(recipe.run.seed), weights, part="frozen")
     check_same_base(info.manifest, frozen, where=directory)
-    return State(params, frozen, (), shapes.step, key, shapes.live)
+    return State(params, frozen, (), jnp.int32(info.step), key, shapes.live)
 
 
 class _Warnings:
     """Stands in for a run's log, and passes on only alerts."""
 
-    def __init__(self, warn: Callable[[str], None]) -> None:
-        self._warn = warn
+    def __init__(self, warn: Callable[[str], None], step: int) -> None:
+        self._warn, self.step = warn, step
 
     def write(self, kind: str, /, *, step: int, **fields: Any) -> None:
         if kind == "alert":

@@ -38,7 +38,7 @@ from trainkit.train.out_of_memory import explain_out_of_memory
 from trainkit.train.planning import log_plan, log_program, plan_of, previous_choice
 from trainkit.train.profile import check_steps
 from trainkit.train.program import Program, compile_smaller, fit_program
-from trainkit.train.reference import attach_reference
+from trainkit.train.reference import Reference, attach_reference, check_reference
 from trainkit.train.state import State, initial_live, initial_scale, without_frozen
 
 
@@ -115,6 +115,8 @@ def prepare_training(
         check_steps(start.profile, done=first, total=schedule.total_steps)
         if first:  # accepting the start drops the log's later steps
             check_first_data()
+            if recipe.task.reference:
+                check_reference(Reference(directory, recipe, built, initial.state, log), cache, data, plan)
         forgotten = missed_commands(start.issued if start.forget_commands else (), schedule, first=first)
         accept_start(directory, loaded, start, initial, forgotten=forgotten, log=log)
         if restart:

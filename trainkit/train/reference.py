@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import equinox as eqx
 import jax
@@ -34,7 +34,9 @@ from trainkit.models.adapters import without_adapters
 from trainkit.models.casting import cast
 from trainkit.models.nf4 import sources, without_sources
 from trainkit.parallel.mesh import batch_sharding, replicated_sharding
+from trainkit.plan import Plan
 from trainkit.recipe import Recipe
+from trainkit.recipe.sections.source import Source
 from trainkit.recipe.spec import plugin_digest
 from trainkit.train.build import BuiltStep, new_state
 from trainkit.train.prefetch import whole_to_device
@@ -47,6 +49,14 @@ FORMAT = 2
 FILE = "reference.json"
 #: Seconds between two reports of progress. What is computed up to a report is not computed again after a kill.
 REPORT_SECONDS = 10.0
+
+
+class ReferencedSet(NamedTuple):
+    """A stream, and the source that says how its examples are made."""
+
+    name: str
+    stream: Stream
+    source: Source
 
 
 def attach_reference(
@@ -71,24 +81,36 @@ def attach_reference(
         log_info(log, "waiting for the whole cache: the reference model has to see every example before the first step")
     cache.wait()
     check()  # before the minutes that a reference may take
-    plan = program.plan
-    model = Reference(directory, recipe, program.built, state, log)
-    sets = [(f"data.train ({name})", stream, source) for name, stream, source in data.streams()]
-    validation = zip(cache.validation.items(), validation_sources(recipe), strict=True)
-    sets += [(f"data.validation ({name})", stream, source) for (name, stream), source in validation]
-    for name, stream, source in sets:
-        path = cache.directory / "reference" / f"{key_of(recipe, stream, plan.compute, model.identity)}.f32"
-        columns = read_columns(path, recipe.task.reference)
-        if columns is None:
-            if model.recorded == model.identity:
-                log_info(log, f"reference: {path.name} is not complete in the cache, or damaged: computing it")
-            rows = plan.batch.micro * plan.batch.replicas
-            shifted = recipe.task.shifted
-            examples = EvalSet(
-                stream, source, recipe.data, cache.directory, batch_size=rows, name=name, shifted=shifted
-            )
-            columns = model.compute(examples, path, name, rows=rows)
-        stream.columns.update(columns)
+    reference = Reference(directory, recipe, program.built, state, log)
+    for examples in sets_of(recipe, cache, data):
+        reference.attach(examples, cache.directory, program.plan)
+
+
+def check_reference(reference: Reference, cache: Cache, data: TrainSet, plan: Plan) -> None:
+    """Raise TrainkitError if columns of a resumed run have to be computed again, and its reference has changed."""
+    cache.wait()
+    if not all(reference.is_cached(each, cache.directory, plan) for each in sets_of(reference.recipe, cache, data)):
+        reference.check()
+
+
+def sets_of(recipe: Recipe, cache: Cache, data: TrainSet) -> list[ReferencedSet]:
+    """Return the training sources and the validation sets of a run."""
+    training = [ReferencedSet(f"data.train ({name})", stream, source) for name, stream, source in data.streams()]
+    return training + validation_sets(recipe, cache)
+
+
+def validation_sets(recipe: Recipe, cache: Cache) -> list[ReferencedSet]:
+    """Return the validation sets of a run."""
+    sets = zip(cache.validation.items(), validation_sources(recipe), strict=True)
+    return [ReferencedSet(f"data.validation ({name})", stream, source) for (name, stream), source in sets]
+
+
+class ProgressLog(Protocol):
+    """Where progress is reported: the log of a run, or what stands in for it."""
+
+    step: int
+
+    def write(self, kind: str, /, *, step: int, **fields: Any) -> None: ...
 
 
 class Identity(NamedTuple):
@@ -108,7 +130,7 @@ class Reference:
     recipe: Recipe
     built: BuiltStep
     state: State
-    log: EventLog
+    log: ProgressLog
 
     @cached_property
     def recorded(self) -> Identity | None:
@@ -160,6 +182,31 @@ class Reference:
         if self.recorded is not None and self.trained:
             self._check(model, self.recorded)
         return model
+
+    def attach(self, examples: ReferencedSet, cache: Path, plan: Plan) -> None:
+        """Give a stream its columns, from the `cache` or computed."""
+        name, stream, source = examples
+        path, recipe = self._path(examples, cache, plan), self.recipe
+        columns = read_columns(path, recipe.task.reference)
+        if columns is None:
+            if self.recorded == self.identity:
+                log_info(self.log, f"reference: {path.name} is not complete in the cache, or damaged: computing it")
+            rows = plan.batch.micro * plan.batch.replicas
+            shifted = recipe.task.shifted
+            batches = EvalSet(stream, source, recipe.data, cache, batch_size=rows, name=name, shifted=shifted)
+            columns = self.compute(batches, path, name, rows=rows)
+        stream.columns.update(columns)
+
+    def is_cached(self, examples: ReferencedSet, cache: Path, plan: Plan) -> bool:
+        """Return whether the columns of a stream are in the `cache`."""
+        return read_columns(self._path(examples, cache, plan), self.recipe.task.reference) is not None
+
+    def _path(self, examples: ReferencedSet, cache: Path, plan: Plan) -> Path:
+        return cache / "reference" / f"{key_of(self.recipe, examples.stream, plan.compute, self.identity)}.f32"
+
+    def check(self) -> None:
+        """Raise TrainkitError if the model is not the one that the run began with."""
+        _ = self.model
 
     def compute(self, examples: EvalSet, path: Path, name: str, *, rows: int) -> Columns:
         """Return the columns of a set, computed `rows` examples at a time, and write them to `path`.
@@ -233,6 +280,6 @@ def key_of(recipe: Recipe, stream: Stream, compute: str, identity: Identity) -> 
     return of_value([FORMAT, data, task, code, compute, identity.settings, identity.parameters])
 
 
-def log_info(log: EventLog, message: str) -> None:
+def log_info(log: ProgressLog, message: str) -> None:
     """Write a message to the log."""
     log.write("log", step=log.step, level="info", message=message)
