@@ -142,6 +142,17 @@ def test_a_tokenizer_is_trained_once_on_training_documents_only_and_the_same_in_
     assert again.stdout.strip() == opened.fingerprint
 
 
+def test_a_trained_tokenizer_has_a_mask_token_where_the_recipe_asks_for_one(tmp_path):
+    room.write_texts(tmp_path / "text", 5)
+    source = tmp_path / "text" / "**" / "*.txt"
+    plain, masked = (
+        room.open_tokenizer(room.recipe(tmp_path, source, tokenizer={"train": {"vocab_size": 300} | mask}))
+        for mask in ({}, {"mask": True})
+    )
+    assert plain.mask is None and masked.mask == masked.special_tokens["<|mask|>"]
+    assert plain.path != masked.path and plain.end_of_text == masked.end_of_text == 0
+
+
 def _is_held_out(root: Path, number: int) -> bool:
     from trainkit.data.sources.splits import whole
 

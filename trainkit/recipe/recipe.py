@@ -126,10 +126,11 @@ class Recipe(Spec):
     def _the_task_fits(self) -> Recipe:
         kinds = {type_of(model): model.kind for model in members_at(type(self), "model")}
         self.task.check_model(self.model.type, self.model.kind, kinds)
-        if self.task.masks and self.tokenizer is not None and self.tokenizer.train is not None:
+        trained = self.tokenizer and self.tokenizer.train
+        if self.task.masks and trained and not trained.mask:
             raise ValueError(
                 f'tokenizer.train makes a tokenizer without the mask token that task.type = "{self.task.type}" needs:'
-                " give tokenizer.path instead"
+                " set tokenizer.train.mask = true"
             )
         if "task" in self.model_fields_set:  # without the section, documents for another task can still be cached
             try:

@@ -19,7 +19,7 @@ from trainkit.errors import TrainkitError
 
 Role = Literal["bos", "eos", "pad", "mask"]
 
-END_OF_TEXT = "<|endoftext|>"
+END_OF_TEXT, MASK = "<|endoftext|>", "<|mask|>"
 #: Files that name tokens, and files that have their ids, in order.
 NAMING, NUMBERING = ("tokenizer_config.json", "special_tokens_map.json"), ("generation_config.json", "config.json")
 #: The usual names of such tokens, most specific first.
@@ -39,7 +39,7 @@ NAMES: Mapping[Role, tuple[str, ...]] = {
     ),
     "bos": ("<|begin_of_text|>", "<s>", "<bos>", "[BOS]", "<BOS>", "<|startoftext|>", "[CLS]", END_OF_TEXT),
     "pad": ("<pad>", "[PAD]", "<|padding|>", "<|pad|>", "<PAD>"),
-    "mask": ("[MASK]", "<mask>", "<|mask|>", "<MASK>"),
+    "mask": ("[MASK]", "<mask>", MASK, "<MASK>"),
 }
 
 

@@ -26,7 +26,7 @@ from trainkit.data.sources.source_file import SourceFile, read_all
 from trainkit.data.sources.splits import divide, treatment
 from trainkit.data.sources.units import Unit, units_of
 from trainkit.data.storage import writing
-from trainkit.data.tokenizer.special_tokens import END_OF_TEXT
+from trainkit.data.tokenizer.special_tokens import END_OF_TEXT, MASK
 from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.data import Data
 from trainkit.recipe.sections.source import Source
@@ -44,7 +44,7 @@ PART = 1 << 15
 def path_of(data: Data, spec: TrainTokenizer, drawn: Sequence[Drawn]) -> Path:
     """Return where the tokenizer trained on these parts of sources is kept, named by everything that it depends on."""
     parts = [each.signature(data.held_out) for each in drawn]
-    key = of_value([_FORMAT, spec.vocab_size, spec.max_bytes, spec.seed, data.held_out, parts])
+    key = of_value([_FORMAT, spec.vocab_size, spec.max_bytes, spec.seed, data.held_out, parts, *_special(spec)[1:]])
     return Path(data.cache) / "tokenizers" / key / "tokenizer.json"
 
 
@@ -74,7 +74,7 @@ def _train(data: Data, spec: TrainTokenizer, drawn: Sequence[Drawn], reporter: R
     trainer = trainers.BpeTrainer(
         vocab_size=spec.vocab_size,
         min_frequency=2,
-        special_tokens=[END_OF_TEXT],
+        special_tokens=_special(spec),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -88,6 +88,11 @@ def _train(data: Data, spec: TrainTokenizer, drawn: Sequence[Drawn], reporter: R
         )
     tokenizer.train_from_iterator(chain([first], texts), trainer)
     return tokenizer.to_str()
+
+
+def _special(spec: TrainTokenizer) -> list[str]:
+    """Return the special tokens of a tokenizer, beginning with the one that every tokenizer has."""
+    return [END_OF_TEXT, *([MASK] if spec.mask else [])]
 
 
 @dataclass(frozen=True)

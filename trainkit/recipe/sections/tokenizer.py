@@ -19,6 +19,8 @@ class TrainTokenizer(Spec):
     sizes if they have none. Smaller training data is used whole."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of the sample. It is independent of `run.seed`, so that runs with different seeds share a tokenizer."""
+    mask: bool = False
+    """Whether it also has a mask token, `<|mask|>`, which the task `masked-lm` needs."""
 
 
 class Tokenizer(Spec):

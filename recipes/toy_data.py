@@ -1,0 +1,139 @@
+"""A trainkit plugin: data for the toy recipes, made when it is needed, from the Python that runs trainkit or from a seed.
+
+A recipe beside this file names it in `[plugins]` and has `[[data.train]] type = "toy"`. To train on rows of your own, write a
+`path` instead: the comments of `ROWS` say what a row holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import keyword
+import random
+import sys
+import sysconfig
+import tokenize
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from trainkit.recipe.sections.source import CustomRows
+from trainkit.recipe.spec import Count
+
+Rows = Iterator[Mapping[str, Any]]
+
+#: The packages of the standard library that the modules belong to.
+PACKAGES = ("asyncio", "email", "multiprocessing", "unittest", "xml")
+#: Words of a row with tags.
+WORDS = 40
+
+
+class Toy(CustomRows):
+    """Rows of one of the toy tasks, divided by file into training and test data."""
+
+    type: Literal["toy"]
+    rows_of: Literal["modules", "tags", "pairs"]
+    """What the rows are."""
+    split: Literal["train", "test"] = "train"
+    """The training data, or the files that are not in it."""
+    count: Count = 3000
+    """The most rows to make."""
+
+    def identity(self) -> str:
+        digest = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+        return f"{self.count} {self.rows_of} {self.split} of Python {sys.version.split()[0]} {digest}"
+
+    def rows(self) -> Rows:
+        return islice(ROWS[self.rows_of](self.split), self.count)
+
+
+def modules(split: str) -> Rows:
+    """Yield pieces of modules with the package that each is from."""
+    for package in PACKAGES:
+        for path in files(split, package):
+            lines = [line for line in source(path).splitlines() if line.strip()]
+            for start in range(0, len(lines) - 7, 12):
+                yield {"text": "\n".join(lines[start : start + 12]), "package": package}
+
+
+def tags(split: str) -> Rows:
+    """Yield the tokens of Python files with what each of them is."""
+    for path in files(split):
+        try:
+            found = list(tokenize.generate_tokens(io.StringIO(source(path)).readline))
+        except (tokenize.TokenError, SyntaxError):
+            continue
+        tokens = [token for token in found if token.string.strip() and token.type != tokenize.COMMENT]
+        tokens = [token for token in tokens if "\n" not in token.string and len(token.string) < 40]
+        tagged = [(token.string, tag(tokens, place)) for place, token in enumerate(tokens)]
+        for start in range(0, len(tagged), WORDS):
+            words, kinds = zip(*tagged[start : start + WORDS], strict=True)
+            yield {"words": list(words), "tags": list(kinds)}
+
+
+def tag(tokens: list[tokenize.TokenInfo], place: int) -> str:
+    """Return what a token is, which for a name depends on the tokens around it."""
+    token = tokens[place]
+    before = tokens[place - 1].string if place else ""
+    after = tokens[place + 1].string if place + 1 < len(tokens) else ""
+    match token.type:
+        case tokenize.NUMBER:
+            return "number"
+        case tokenize.NAME:
+            pass
+        case tokenize.OP:
+            return "operator"
+        case _:
+            return "string"
+    if keyword.iskeyword(token.string):
+        return "keyword"
+    if before in ("def", "class"):
+        return "definition"
+    if after == "(":
+        return "call"
+    return "attribute" if before == "." else "name"
+
+
+def pairs(split: str) -> Rows:
+    """Yield lines of a file, with the lines behind them as they are and with their words in another order."""
+    for path in files(split):
+        lines = [line for line in source(path).splitlines() if line.strip()]
+        for start in range(0, len(lines) - 7, 24):
+            prompt, answer = lines[start : start + 4], "\n".join(lines[start + 4 : start + 7])
+            words = answer.split()
+            generator = random.Random(f"{path.name}:{start}")
+            shuffled = generator.sample(words, len(words))
+            if len(words) > 5 and shuffled != words:
+                indent = answer[: len(answer) - len(answer.lstrip())]
+                rejected = "\n" + indent + " ".join(shuffled)
+                yield {"prompt": "\n".join(prompt), "chosen": "\n" + answer, "rejected": rejected}
+
+
+#: The function that yields the rows, by name. A row has the keys
+ROWS: dict[str, Callable[[str], Rows]] = {
+    "modules": modules,  # text, package
+    "tags": tags,  # words, tags
+    "pairs": pairs,  # prompt, chosen, rejected
+}
+
+
+def files(split: str, package: str = "") -> list[Path]:
+    """Return the Python files of the standard library, or of one package, in an order that mixes packages.
+
+    Every tenth, drawn by its name, is a test file.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    found = [path for path in (root / package).rglob("*.py") if not {"site-packages", "test", "tests"} & {*path.parts}]
+    drawn = sorted((zlib.crc32(path.relative_to(root).as_posix().encode()), path) for path in found)
+    return [path for number, path in drawn if (number % 10 == 0) == (split == "test")]
+
+
+def source(path: Path) -> str:
+    """Return the text of a Python file; an empty one where it cannot be read."""
+    try:
+        with tokenize.open(path) as file:
+            return file.read()
+    except (SyntaxError, UnicodeDecodeError):
+        return ""
