@@ -1,7 +1,7 @@
-"""A trainkit plugin: data for the toy recipes, made when it is needed, from the Python that runs trainkit or from a seed.
+"""A trainkit plugin: rows for the toy recipes, made from the Python that runs trainkit or from a seed.
 
-A recipe beside this file names it in `[plugins]` and has `[[data.train]] type = "toy"`. To train on rows of your own, write a
-`path` instead: the comments of `ROWS` say what a row holds.
+A recipe beside this file names it in `[plugins]` and has `[[data.train]] type = "toy"`. To train on rows of your own,
+write a `path` instead: the comments of `ROWS` say what a row holds.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 import io
 import keyword
 import random
+import re
 import sys
 import sysconfig
 import tokenize
@@ -97,18 +98,24 @@ def tag(tokens: list[tokenize.TokenInfo], place: int) -> str:
 
 
 def pairs(split: str) -> Rows:
-    """Yield lines of a file, with the lines behind them as they are and with their words in another order."""
+    """Yield lines of a file, with the lines behind them as they are and with two of their words exchanged."""
     for path in files(split):
         lines = [line for line in source(path).splitlines() if line.strip()]
         for start in range(0, len(lines) - 7, 24):
-            prompt, answer = lines[start : start + 4], "\n".join(lines[start + 4 : start + 7])
-            words = answer.split()
-            generator = random.Random(f"{path.name}:{start}")
-            shuffled = generator.sample(words, len(words))
-            if len(words) > 5 and shuffled != words:
-                indent = answer[: len(answer) - len(answer.lstrip())]
-                rejected = "\n" + indent + " ".join(shuffled)
-                yield {"prompt": "\n".join(prompt), "chosen": "\n" + answer, "rejected": rejected}
+            chosen = "\n" + "\n".join(lines[start + 4 : start + 7])
+            rejected = exchanged(chosen, random.Random(f"{path.name}:{start}"))
+            if rejected != chosen:
+                yield {"prompt": "\n".join(lines[start : start + 4]), "chosen": chosen, "rejected": rejected}
+
+
+def exchanged(text: str, generator: random.Random) -> str:
+    """Return a text with two of its words exchanged."""
+    parts = re.split(r"(\s+)", text)
+    words = [place for place, part in enumerate(parts) if part.strip()]
+    if len(words) > 4:
+        first, second = generator.sample(words, 2)
+        parts[first], parts[second] = parts[second], parts[first]
+    return "".join(parts)
 
 
 #: The function that yields the rows, by name. A row has the keys

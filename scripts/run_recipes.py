@@ -4,8 +4,8 @@ uv run python scripts/run_recipes.py                 # all of them in full
 uv run python scripts/run_recipes.py classify tag    # only these; docs/recipes.md keeps the rows of the others
 uv run python scripts/run_recipes.py --short         # all of them with `--mode sanity`; writes nothing
 
-A recipe takes part if one of its first lines is `# result: METRIC above NUMBER` (or `below NUMBER`), with the name of a metric
-as in the log. The last evaluation of a run in full must give such a value.
+A recipe takes part if one of its first lines is `# result: METRIC above NUMBER` (or `below NUMBER`), with the name of a
+metric as in the log. The last evaluation of a run in full must give such a value.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ RESULT = re.compile(r"^# result: (\S+) (above|below) ([\d.]+)", re.MULTILINE)
 HEAD = """\
 # Recipes that need no network
 
-`scripts/run_recipes.py` ran each of these in full and wrote this table. Their data are the Python standard library or are made
-from a seed, by `recipes/toy_data.py`; every model begins with random weights unless the recipe says otherwise. *Time* is that of
-the whole command, with tokenising, compiling and evaluating.
+`scripts/run_recipes.py` ran each of these in full and wrote this table. Their data are the Python standard library or
+are made from a seed, by `recipes/toy_data.py`, and the models begin with random weights. *Time* is that of the whole
+command, with tokenising, compiling and evaluating.
 
 | recipe | task | model | parameters | steps | time | result | expected | date | machine |
 |---|---|---|---|---|---|---|---|---|---|
@@ -58,11 +58,8 @@ class Recipe:
 
 def offline() -> list[Recipe]:
     """Return the recipes that state a result, by name."""
-    found = []
-    for path in sorted((ROOT / "recipes").glob("*.toml")):
-        if match := RESULT.search(path.read_text()):
-            found.append(Recipe(path, match[1], match[2], float(match[3])))
-    return found
+    found = ((path, RESULT.search(path.read_text())) for path in sorted((ROOT / "recipes").glob("*.toml")))
+    return [Recipe(path, match[1], match[2], float(match[3])) for path, match in found if match]
 
 
 def train(recipe: Recipe, directory: Path, *, short: bool) -> Path:

@@ -97,7 +97,7 @@ def _built_in(mode: str, table: dict[str, Any], path: Path) -> dict[str, Any]:
         steps = min(SANITY_STEPS, given.get("steps", SANITY_STEPS))
         changes |= {"train": {"steps": steps}, "evaluate": {"max_batches": SANITY_BATCHES}}
     else:
-        changes["train"] = {key: _tenth(value) for key, value in given.items()}
+        changes["train"] = {key: value / TOY if key == "epochs" else _tenth(value) for key, value in given.items()}
     for section in ("evaluate", "sample", "export"):
         if _is_number(every := table_at(table, section).get("every")):
             shorter = changes["train"]["steps"] if mode == "sanity" else _tenth(every)
@@ -105,8 +105,8 @@ def _built_in(mode: str, table: dict[str, Any], path: Path) -> dict[str, Any]:
     return changes
 
 
-def _tenth(number: float) -> float:
-    return max(1, number // TOY) if isinstance(number, int) else number / TOY
+def _tenth(number: float) -> int:
+    return max(1, int(number // TOY))
 
 
 def _is_number(value: Any) -> TypeGuard[int | float]:

@@ -1,0 +1,58 @@
+"""Every recipe of the repository is right in every mode, and those that state a result can be run shortened."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import trainer
+from places import ROOT
+
+from trainkit.hub.config import family_of, spec_values
+from trainkit.recipe.toml.load import load
+from trainkit.recipe.toml.modes import BUILT_IN, FULL
+from trainkit.recipe.toml.pretrained import PretrainedCheckpoint
+
+RECIPES = sorted(ROOT.glob("recipes/**/*.toml"))
+CONFIGS = ROOT / "tests" / "fixtures" / "configs"
+#: Checkpoints that recipes begin with, and the published configuration of the same family.
+PUBLISHED = {
+    "bert-base-uncased": "bert-base-uncased",
+    "bert-base-cased": "bert-base-uncased",
+    "meta-llama/Llama-3.2-1B": "llama-3.2-1b",
+    "HuggingFaceTB/SmolLM2-135M-Instruct": "smollm2-135m-instruct",
+}
+#: Even less than the mode `sanity`: what is tested is that the parts fit.
+SMALL = [
+    argument
+    for setting in ("train.steps=2", "train.batch_size=4", "train.micro_batch_size=4", "model.layers=1")
+    for argument in ("--set", setting)
+]
+
+
+def look_up(name: str, revision: str | None) -> PretrainedCheckpoint:
+    """Return what the configuration of a checkpoint on the hub gives, from the files that are kept here."""
+    config = json.loads((CONFIGS / f"{PUBLISHED[name]}.json").read_text())
+    family = family_of(config, where=name)
+    values = spec_values(config, family, where=name)
+    return PretrainedCheckpoint(
+        values=values, pretrained=name, revision=None, config=name, changeable=family.spec.changeable
+    )
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_is_right_in_every_mode_and_opens_with_its_command(path):
+    for mode in (FULL, *BUILT_IN):
+        load(path, mode=mode, look_up=look_up)
+    assert f"trainkit run {path.relative_to(ROOT)}" in path.read_text()
+
+
+@pytest.mark.parametrize("name", ["classify", "prefer"])
+def test_a_recipe_that_needs_no_network_runs_shortened_from_any_directory(tmp_path, name):
+    path = ROOT / "recipes" / f"{name}.toml"
+    metric = re.search(r"^# result: (\S+)", path.read_text(), re.MULTILINE)
+    result = trainer.trainkit(tmp_path, "run", str(path), "--mode", "sanity", "--json", *SMALL)
+    assert result.returncode == 0, result.stderr
+    evaluated = [json.loads(line) for line in result.stdout.splitlines() if '"evaluated"' in line]
+    assert metric is not None and metric[1] in evaluated[-1]["metrics"]
