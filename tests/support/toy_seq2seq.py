@@ -8,6 +8,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
 
+class ToyCache(eqx.Module):
+    """The state of each row."""
+
+    state: Array
+
+    def rows(self, rows):
+        return ToyCache(self.state[rows])
+
+
 class ToySeq2Seq(eqx.Module):
     """The state after token t is tanh(state @ mix + embedding of t); before the first it is the mean of the memory."""
 
@@ -15,7 +24,6 @@ class ToySeq2Seq(eqx.Module):
     mix: Array
     output: Array
     decoder_start: int = eqx.field(static=True, default=0)
-    context_length: int | None = eqx.field(static=True, default=None)
 
     @staticmethod
     def init(key: PRNGKeyArray, *, vocab: int, hidden: int = 16) -> ToySeq2Seq:
@@ -30,7 +38,10 @@ class ToySeq2Seq(eqx.Module):
             state = self._next(state, token_B)
             return state, state
 
-        return jax.lax.scan(advance, self.start(memory, memory_segments, 0), tokens.T)[1].swapaxes(0, 1)
+        return jax.lax.scan(advance, self.start(memory, memory_segments, 0).state, tokens.T)[1].swapaxes(0, 1)
+
+    def prediction_states(self, hidden):
+        return hidden
 
     def unembedding(self):
         return self.output
@@ -40,15 +51,13 @@ class ToySeq2Seq(eqx.Module):
 
     def start(self, memory, memory_segments, length):
         counted = (memory_segments > 0)[..., None]
-        return (memory * counted).sum(1) / jnp.maximum(counted.sum(1), 1)
+        return ToyCache((memory * counted).sum(1) / jnp.maximum(counted.sum(1), 1))
 
     def step(self, tokens, cache):
+        state = cache.state
         for column in range(tokens.shape[1]):
-            cache = self._next(cache, tokens[:, column])
-        return self.logits(cache), cache
-
-    def reorder(self, cache, rows):
-        return cache[rows]
+            state = self._next(state, tokens[:, column])
+        return self.logits(state), ToyCache(state)
 
     def _next(self, state, token_B):
         return jnp.tanh(state @ self.mix + self.embedding[token_B])

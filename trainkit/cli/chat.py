@@ -117,6 +117,12 @@ def chat(
 
     check(options)
     trained, stop = open_model(model), options.stop or []
+    if trained.spec.kind == "encoder-decoder":
+        raise TrainkitError(
+            "the model answers sources one by one and holds no conversation",
+            where=model,
+            hint=f'trainkit generate {model} "…" answers one',
+        )
     talk: Talk
     if raw:
         talk = Raw(trained)

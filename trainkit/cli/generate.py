@@ -40,17 +40,27 @@ def generate(
         typer.Option(metavar="FILE", help="Continue the text of a file; of a .jsonl, each line.", show_default=False),
     ] = None,
     count: Annotated[int, typer.Option(min=1, help="Texts per prompt, with consecutive seeds.")] = 1,
+    beams: Annotated[
+        int, typer.Option(min=1, help="Of an encoder-decoder: search for the best target with so many beams.")
+    ] = 1,
+    length_penalty: Annotated[
+        float, typer.Option(help="With beams: above 0 favours longer targets.", show_default=True)
+    ] = 1.0,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object per text.")] = False,
     *,
     options: Options,
 ) -> None:
     """Continue prompts with a model and print the texts.
 
+    A model that reads a source, such as T5, writes its target instead.
+
     Options that are not given follow the model's generation_config.json, where it has one.
     """
-    from trainkit.infer.generator import Generator, Request
+    from trainkit.infer.beam_search import BeamSearch
+    from trainkit.infer.generator import Request
 
     check(options)
+    _check_search(options, beams, length_penalty)
     texts = [text for text in _prompts(prompts or [], file) for _ in range(count)]
     trained = open_model(model)
     settings = settle_options(options, trained, max_tokens=MAX_TOKENS)
@@ -58,7 +68,7 @@ def generate(
     # so that each text can be generated again by itself
     seeds = [(first + copy) % 2**32 for copy in range(count)] * (len(texts) // count)
     requests = [Request(trained.prompt(text), seed) for text, seed in zip(texts, seeds, strict=True)]
-    generator = Generator(trained.model, trained.codec, trained.ends, trained.mesh)
+    generator = trained.generator(BeamSearch(beams, length_penalty))
     generator.check([request.ids for request in requests[::count]])  # all of them before the first is continued
     sampling, most, stop = settings.sampling, settings.max_tokens, options.stop or []
     if len(requests) == 1 and not json:
@@ -74,6 +84,16 @@ def generate(
             fields = {"prompt": text, "text": answer.text, "reason": answer.reason, "tokens": len(answer.ids)}
             line = json_format.dumps(fields | {"seed": seed}, ensure_ascii=False) if json else printable(answer.text)
             print(line, flush=True)
+
+
+def _check_search(options: Options, beams: int, length_penalty: float) -> None:
+    """Raise TrainkitError where an option changes nothing: beams draw no tokens."""
+    drawing = sorted(options.settings().keys() - {"max_tokens"})
+    if beams > 1 and drawing:
+        name = drawing[0].replace("_", "-")
+        raise TrainkitError(f"--{name} changes nothing with --beams {beams}", hint=f"omit --{name} or --beams")
+    if beams == 1 and length_penalty != 1:
+        raise TrainkitError("--length-penalty changes nothing without --beams", hint="add --beams 4, for example")
 
 
 def _prompts(given: Sequence[str], file: Path | None) -> list[str]:

@@ -7,8 +7,8 @@ T tokens at a time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +44,8 @@ class Decoding(NamedTuple):
     ended_N: Bool[Array, " N"]
     drawn: Int[Array, ""]
     """Tokens so far; the key of the next token follows from this number."""
-    cache: KeyValues | None
+    cache: Any
+    """What the model keeps of the tokens before."""
     seen_NV: Bool[Array, "N V"] | None
     """Which tokens a sequence has, where there is a penalty for them."""
 
@@ -97,8 +98,14 @@ def resize_cache(cache: KeyValues, length: int) -> KeyValues:
     return jax.tree.map(lambda x_LBSGK: jnp.pad(x_LBSGK, [(0, 0), (0, 0), (0, length - had), (0, 0), (0, 0)]), cache)
 
 
+def continue_text(model: LanguageModel, token_N: Int[Array, " N"], state: Decoding) -> tuple[Float[Array, "N V"], Any]:
+    """Return the logits after one more token, and the cache with it."""
+    hidden_N1D, cache = model.hidden(token_N[:, None], positions_BT=state.positions_N[:, None], cache=state.cache)
+    return model.logits(hidden_N1D[:, 0]), cache
+
+
 def decode(
-    model: LanguageModel,
+    model: Any,
     state: Decoding,
     keys_N: PRNGKeyArray,
     limit: Int[Array, ""],
@@ -106,12 +113,13 @@ def decode(
     tokens: int,
     sampling: Sampling,
     ends: tuple[int, ...],
+    advance: Callable[[Any, Array, Decoding], tuple[Array, Any]] = continue_text,
 ) -> tuple[Int[Array, "N T"], Decoding]:
     """Return up to `limit` further tokens of each sequence, in rows of `tokens` with `NOTHING` after the end, and the
     state.
 
     A sequence ends with one of the tokens `ends`, which is included. `limit` is at most `tokens` and is not static, so
-    that the same program serves where fewer tokens are wanted.
+    that the same program serves where fewer tokens are wanted. `advance` computes what follows a token.
     """
     rows_N, ends_E = jnp.arange(len(state.ended_N)), jnp.asarray(ends, jnp.int32)
 
@@ -125,11 +133,10 @@ def decode(
         token_N = draw(state.logits_NV, keys_now_N, sampling, seen_NV=state.seen_NV)
         tokens_NT = tokens_NT.at[:, i].set(jnp.where(state.ended_N, NOTHING, token_N))
         ended_N = state.ended_N | jnp.isin(token_N, ends_E)
-        hidden_N1D, cache = model.hidden(token_N[:, None], positions_BT=state.positions_N[:, None], cache=state.cache)
+        logits_NV, cache = advance(model, token_N, state)
         seen_NV = None if state.seen_NV is None else state.seen_NV.at[rows_N, token_N].set(True)
         # sequences that have ended keep their position, so that none leaves the cache
         positions_N = state.positions_N + ~state.ended_N
-        logits_NV = model.logits(hidden_N1D[:, 0])
         return i + 1, tokens_NT, Decoding(logits_NV, positions_N, ended_N, state.drawn + 1, cache, seen_NV)
 
     nothing_NT = jnp.full((len(rows_N), tokens), NOTHING, jnp.int32)

@@ -154,11 +154,7 @@ class Generator:
     def _begin(self, requests: Sequence[Request], room: int, sampling: Sampling) -> tuple[Decoding, jax.Array]:
         # what fills the batch up has no tokens, and so has ended; a power of two, as with the lengths
         size = 1 << (len(requests) - 1).bit_length()
-        ids = [request.ids for request in requests] + [()] * (size - len(requests))
-        # with the prompt in its key, so that with the same seed two prompts do not have the same luck
-        seeds = np.array([request.seed for request in requests] + [0] * (size - len(requests)), np.uint32)
-        marks = np.array([zlib.crc32(np.array(each, "<i4").tobytes()) for each in ids], np.uint32)
-        keys_N = jax.vmap(lambda seed, mark: jax.random.fold_in(jax.random.key(seed), mark))(seeds, marks)
+        ids, keys_N = [request.ids for request in requests] + [()] * (size - len(requests)), keys_of(requests, size)
         last, self._last = self._last, None
         # the last token is always read: what follows it is asked for
         known = _common(last.ids, ids[0][:-1]) if last is not None and len(requests) == 1 else 0
@@ -205,6 +201,15 @@ class Generator:
         size = len(state.ended_N)
         ended_N = np.array([answer.reason is not None for answer in answers] + [True] * (size - len(answers)))
         return state._replace(ended_N=jax.device_put(ended_N, state.ended_N.sharding))
+
+
+def keys_of(requests: Sequence[Request], size: int) -> jax.Array:
+    """Return the key of each request, and of what fills them up to `size`: of its seed and its prompt, so that with the
+    same seed two prompts do not have the same luck."""
+    filled = [*requests, *[Request(())] * (size - len(requests))]
+    seeds = np.array([request.seed for request in filled], np.uint32)
+    marks = np.array([zlib.crc32(np.array(request.ids, "<i4").tobytes()) for request in filled], np.uint32)
+    return jax.vmap(lambda seed, mark: jax.random.fold_in(jax.random.key(seed), mark))(seeds, marks)
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

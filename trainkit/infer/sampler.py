@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import equinox as eqx
 import jax
@@ -18,9 +18,19 @@ from trainkit.data.documents.chat_template import ChatTemplate, render
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
+from trainkit.infer.beam_search import GREEDY
 from trainkit.infer.generate import NOTHING, TextCodec, Transcript, bucket, generate, pad_prompts
 from trainkit.infer.sampling import Sampling
-from trainkit.infer.text_format import ChatCodec, chat_of, closing, template_of, text_format_of, usable_template
+from trainkit.infer.seq2seq import start_of, write_targets
+from trainkit.infer.text_format import (
+    ChatCodec,
+    after_source,
+    chat_of,
+    closing,
+    template_of,
+    text_format_of,
+    usable_template,
+)
 from trainkit.models.casting import cast
 from trainkit.parallel.mesh import replicated_sharding
 from trainkit.recipe import Recipe
@@ -55,7 +65,19 @@ def build_sampler(
         mesh=mesh,
         log=log,
         template=find(chat_of(recipe), (directory,)),
+        sources=SourceFormat(start_of(recipe.model, codec), after_source(recipe, codec))
+        if recipe.model.kind == "encoder-decoder"
+        else None,
     )
+
+
+class SourceFormat(NamedTuple):
+    """How an encoder-decoder reads a prompt as a source, and begins its target."""
+
+    start: int
+    """The token before every target."""
+    after: tuple[int, ...]
+    """Tokens after every source."""
 
 
 class Sampler:
@@ -76,9 +98,10 @@ class Sampler:
         mesh: Mesh,
         log: EventLog,
         template: ChatTemplate | None = None,
+        sources: SourceFormat | None = None,
     ) -> None:
         """Sample from a model on the devices of `mesh`, with `begin` before every prompt, until one of the tokens
-        `ends`.
+        `ends`. With `sources`, prompts are sources, and their targets are written.
 
         Raises TrainkitError where a prompt is a conversation that `template` cannot write, or there is none.
         """
@@ -90,13 +113,26 @@ class Sampler:
         self._codec, self._begin, self._ends = codec, begin, ends
         self._mesh, self._log = mesh, log
         self._new_tokens = min(spec.max_tokens, context_length - 1)
-        self._context_length = context_length
+        # a continuation shares the context with its prompt, a target has one of its own
+        self._sources, self._room = sources, context_length - (0 if sources else self._new_tokens)
         sampling = Sampling(spec.temperature, spec.top_k, spec.top_p, spec.min_p, spec.repetition_penalty)
         new_tokens = self._new_tokens
 
         def continue_prompts(params: PyTree, frozen: PyTree, rows: Array, lengths: Array, key: PRNGKeyArray) -> Array:
             model = eqx.combine(cast(params, compute), cast(frozen, compute))
             keys = jax.random.split(key, len(rows))
+            if sources is not None:
+                return write_targets(
+                    model,
+                    rows,
+                    lengths,
+                    keys,
+                    start=sources.start,
+                    new_tokens=new_tokens,
+                    sampling=sampling,
+                    search=GREEDY,
+                    ends=ends,
+                )
             return generate(model, rows, lengths, keys, new_tokens=new_tokens, sampling=sampling, ends=ends)
 
         self._continued = jax.jit(continue_prompts, out_shardings=replicated_sharding(mesh))
@@ -114,13 +150,13 @@ class Sampler:
             some = asked[first : first + size]
             ids = [self._ids(text) for text, _ in some]
             # rows that are not asked for have no tokens, and have ended before they began
-            width = bucket(max(map(len, ids)), most=self._context_length - self._new_tokens)
+            width = bucket(max(map(len, ids)), most=self._room)
             rows, lengths = pad_prompts([*ids, *[[]] * (size - len(some))], width)
             with jax.set_mesh(self._mesh):  # as in a step, by the mesh each device knows its rows
                 tokens = np.asarray(self._continued(params, frozen, rows, lengths, key))
             seconds = round(time.perf_counter() - started, 3)
             for (text, stop), before, new in zip(some, ids, tokens.tolist(), strict=False):
-                transcript = Transcript(self._codec, before, stop=stop)
+                transcript = Transcript(self._codec, [] if self._sources else before, stop=stop)
                 transcript.add([t for t in new if t != NOTHING and t not in self._ends], last=True)
                 self._log.write("sampled", step=step, prompt=text, text=transcript.text, seconds=seconds)
 
@@ -144,6 +180,8 @@ class Sampler:
     def _ids(self, text: str) -> list[int]:
         (ids,) = self._codec.encode_batch([text], special_tokens=True)
         ids = ids[len(self._begin) :] if tuple(ids[: len(self._begin)]) == tuple(self._begin) else ids
-        room = self._context_length - self._new_tokens - len(self._begin)
-        # of one that is too long the end, which begins as every text
-        return [*self._begin, *ids[max(0, len(ids) - room) :]] or [self._codec.end_of_text]
+        after = self._sources.after if self._sources else ()
+        room = self._room - len(self._begin) - len(after)
+        # of one that is too long the end, which begins as every text; of a source the beginning, as in training
+        kept = ids[:room] if self._sources else ids[max(0, len(ids) - room) :]
+        return [*self._begin, *kept, *after] or [self._codec.end_of_text]

@@ -103,6 +103,12 @@ def begin_of(recipe: Recipe, codec: LoadedTokenizer) -> tuple[int, ...]:
     return (begin,) if begin is not None and load.begins(recipe, codec) else ()
 
 
+def after_source(recipe: Recipe, codec: LoadedTokenizer) -> tuple[int, ...]:
+    """Return the tokens that training put after every source; none where it learned to continue texts."""
+    reads = recipe.model.kind == "encoder-decoder" and recipe.data.encoding.eos
+    return (codec.end_of_text,) if reads else ()
+
+
 def pad_of(recipe: Recipe, codec: LoadedTokenizer) -> int | None:
     """The token that the recipe's model says it is padded with; None where it says none, where it means it of another
     tokenizer than the recipe's, and where the embedding has no such row, with which torch would not load it."""

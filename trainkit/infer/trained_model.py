@@ -25,11 +25,15 @@ from trainkit.hub import adapter_config
 from trainkit.hub.load import load_params, read_spec
 from trainkit.hub.tokenizer import TEMPLATE, TOKENIZER, put_around
 from trainkit.infer.adapted import base_of, merge_adapter, merging
-from trainkit.infer.text_format import begin_of, chat_of, ends_of, template_of, usable_template
+from trainkit.infer.beam_search import GREEDY, BeamSearch
+from trainkit.infer.generator import Generator
+from trainkit.infer.seq2seq import TargetGenerator, start_of
+from trainkit.infer.text_format import after_source, begin_of, chat_of, ends_of, template_of, usable_template
 from trainkit.models.stack import LanguageModel
 from trainkit.parallel import devices, mesh
 from trainkit.parallel.precision import compute_dtype
 from trainkit.recipe import Recipe
+from trainkit.recipe.families.model import WRITING
 from trainkit.recipe.sections.document_spec import ChatTemplateChoice
 from trainkit.recipe.sections.model import Model
 from trainkit.rundir.directory import as_typed, recipe_of
@@ -53,12 +57,34 @@ class TrainedModel:
     """The chat template that the recipe chooses; None if it has learned no conversations."""
     directories: tuple[Path, ...]
     """Directories with files of the tokenizer, such as a chat template."""
+    spec: Model
+    after: tuple[int, ...] = ()
+    """Tokens after every source that it has learned to read; none where it continues texts."""
+
+    def generator(self, search: BeamSearch = GREEDY) -> Generator:
+        """Return what continues prompts or, with a model that reads sources, writes their targets.
+
+        Raises TrainkitError where there is to be a search, and the model continues texts.
+        """
+        if self.spec.kind != "encoder-decoder":
+            if search.beams > 1:
+                raise TrainkitError(
+                    f'model.type = "{self.spec.type}" ({self.spec.kind}) continues texts without beams',
+                    where="--beams",
+                    hint="omit it: encoder-decoders alone search with beams",
+                )
+            return Generator(self.model, self.codec, self.ends, self.mesh)
+        start, context = start_of(self.spec, self.codec), getattr(self.spec, "context_length", None)
+        return TargetGenerator(
+            self.model, self.codec, self.ends, self.mesh, start=start, context_length=context, search=search
+        )
 
     def prompt(self, text: str) -> list[int]:
-        """Return the tokens of a text to continue. The name of a special token becomes that token; an empty text
-        becomes the token after which documents begin."""
+        """Return the tokens of a text to continue, or of a source to read. The name of a special token becomes that
+        token; an empty text becomes the token after which documents begin."""
         (ids,) = self.codec.encode_batch([text], special_tokens=True)
         ids = ids if tuple(ids[: len(self.begin)]) == self.begin else [*self.begin, *ids]
+        ids = ids if self.after and tuple(ids[-len(self.after) :]) == self.after else [*ids, *self.after]
         return ids or [self.codec.end_of_text]
 
     def template(self) -> ChatTemplate:
@@ -102,6 +128,8 @@ def open_run(directory: Path, step: int | None = None) -> TrainedModel:
         mesh=there,
         chat=chat,
         directories=directories,
+        spec=recipe.model,
+        after=after_source(recipe, codec),
     )
 
 
@@ -165,6 +193,8 @@ def open_pretrained(directory: Path) -> TrainedModel:
         mesh=there,
         chat=None,
         directories=directories,
+        spec=spec,
+        after=put_around(codec.path)[1] if spec.kind == "encoder-decoder" else (),
     )
 
 
@@ -176,11 +206,11 @@ def check_generates(spec: Model, where: Path) -> None:
             where=str(where),
             hint="trainkit export RUN OUT writes it for transformers, whose pipelines classify texts with it",
         )
-    if spec.kind != "causal":
+    if spec.kind not in WRITING:
         raise TrainkitError(
             f'a model of type = "{spec.type}" ({spec.kind}) generates no text',
             where=str(where),
-            hint="models of the kind causal generate text",
+            hint=f"models of the kinds {' and '.join(sorted(WRITING))} generate text",
         )
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from trainkit.errors import TrainkitError
+from trainkit.recipe.families.model import WRITING
 from trainkit.recipe.families.transformer import Pretrained, Transformer
 from trainkit.recipe.sections.adapter import Adapter, check_adapter, trained_shapes
 from trainkit.recipe.sections.data import Data
@@ -147,10 +148,10 @@ class Recipe(Spec):
                 f'task.type = "{self.task.type}" needs a head that gives scores of classes, which'
                 f' model.type = "{self.model.type}" cannot have: models that fit are {fitting or "none"}'
             )
-        if self.sample is not None and (self.model.kind != "causal" or head.kind != "tokens"):
+        if self.sample is not None and (self.model.kind not in WRITING or head.kind != "tokens"):
             raise ValueError(
-                f'sample.prompts are continued, which model.type = "{self.model.type}" ({self.model.kind}) with'
-                f' task.type = "{self.task.type}" cannot do: leave [sample] out'
+                f'sample.prompts are continued or answered, which model.type = "{self.model.type}"'
+                f' ({self.model.kind}) with task.type = "{self.task.type}" cannot do: leave [sample] out'
             )
         self.__dict__["model"] = self.model.with_head(head)  # a part of no recipe, and so not set by anybody else
         return self

@@ -21,6 +21,7 @@ from trainkit.infer.sampler import build_sampler
 from trainkit.parallel import mesh
 from trainkit.plan import Plan
 from trainkit.recipe import Recipe
+from trainkit.recipe.families.model import WRITING
 from trainkit.run.health import TRACKER_SECONDS, Health
 from trainkit.run.prepare import Ready
 from trainkit.run.start import Start
@@ -161,7 +162,7 @@ def _evaluator(attempt: Attempt, built: BuiltStep, plan: Plan, *, commands: Comm
 
 def _sampler(attempt: Attempt, built: BuiltStep) -> SampleReport:
     recipe, log = attempt.recipe, attempt.log
-    if recipe.model.kind != "causal":  # a command may ask for samples, although a recipe cannot
+    if recipe.model.kind not in WRITING:  # a command may ask for samples, although a recipe cannot
         message = f'model.type = "{recipe.model.type}" ({recipe.model.kind}) generates no text: nothing was sampled'
         return lambda state, step, prompts=None: log.write("alert", step=step, kind="sample", message=message)
     codec = attempt.cache.text_tokenizer

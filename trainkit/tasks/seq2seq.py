@@ -18,12 +18,12 @@ from trainkit.tasks.statistics import Ratio, Statistic
 from trainkit.tasks.task import Loss, Task
 
 
-class EncoderDecoder(Protocol):
+class WritesTargets(Protocol):
     """What the task asks of an encoder-decoder."""
 
     @property
-    def decoder_start(self) -> int:
-        """Return the token before every target."""
+    def decoder_start(self) -> int | None:
+        """Return the token before every target; None where it is the tokenizer's end of text."""
 
     def encode(
         self, tokens: Int[Array, "B S"], segments: Int[Array, "B S"], *, key: PRNGKeyArray | None = None
@@ -38,7 +38,10 @@ class EncoderDecoder(Protocol):
         *,
         key: PRNGKeyArray | None = None,
     ) -> Float[Array, "B T D"]:
-        """Return the states whose products with the rows of `unembedding` are the logits of the next tokens."""
+        """Return the hidden states of tokens, each of which has seen the memory and the tokens before it."""
+
+    def prediction_states(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T E"]:
+        """Return what the rows of `unembedding` are multiplied with to give logits of the next tokens."""
 
     def unembedding(self) -> Float[Array, "V D"] | Weight: ...
 
@@ -48,23 +51,26 @@ class Seq2SeqTask(Task):
     """Cross-entropy of the tokens of targets, and the share of them that is predicted right."""
 
     spec: Seq2Seq
+    end_of_text: int
+    """The token before every target, where the model names no other."""
 
     metrics: ClassVar[Mapping[str, Statistic]] = {"accuracy": Ratio.zero()}
 
-    def loss(self, model: EncoderDecoder, batch: Mapping[str, Array], *, key: PRNGKeyArray | None = None) -> Loss:
+    def loss(self, model: WritesTargets, batch: Mapping[str, Array], *, key: PRNGKeyArray | None = None) -> Loss:
         """See `Task.loss`; nothing is drawn. The batch has `tokens` and `weights`, (B, 2, T), and `filled`, (B, 2): the
         source and the target.
 
-        The decoder reads the target one position later, behind the model's `decoder_start`, as the collator for
+        The decoder reads the target one position later, behind the token that it starts with, as the collator for
         seq2seq of transformers writes it.
         """
         source_BT, target_BT = (batch["tokens"][:, side].astype(jnp.int32) for side in (0, 1))
         inside_BT = jnp.arange(source_BT.shape[1]) < batch["filled"][:, :1]
         segments_BT = inside_BT.astype(jnp.int32)
         memory_BTD = model.encode(source_BT, segments_BT)
-        hidden_BTD = model.decode(shifted_right(target_BT, model.decoder_start), memory_BTD, segments_BT)
+        start = self.end_of_text if model.decoder_start is None else model.decoder_start
+        hidden_BTD = model.decode(shifted_right(target_BT, start), memory_BTD, segments_BT)
         total, weight, correct = blocked_cross_entropy_and_correct(
-            hidden_BTD, model.unembedding(), target_BT, batch["weights"][:, 1]
+            model.prediction_states(hidden_BTD), model.unembedding(), target_BT, batch["weights"][:, 1]
         )
         return Loss(total, weight, {"accuracy": Ratio(correct, weight)})
 
@@ -80,5 +86,5 @@ def shifted_right(tokens_BT: Int[Array, "B T"], start: int) -> Int[Array, "B T"]
 
 
 def build(spec: Seq2Seq, tokenizer: LoadedTokenizer | None) -> Seq2SeqTask:
-    """Return the task."""
-    return Seq2SeqTask(spec)
+    """Return the task; without a tokenizer, one of the same shapes, which a plan is made with."""
+    return Seq2SeqTask(spec, end_of_text=0 if tokenizer is None else tokenizer.end_of_text)

@@ -18,6 +18,8 @@ from trainkit.recipe.spec import Spec
 
 #: What a model computes, which is what a task asks for: never a family by name.
 Kind = Literal["causal", "encoder", "encoder-decoder", "vision", "vision-language", "plain"]
+#: Kinds whose models write text.
+WRITING: frozenset[Kind] = frozenset({"causal", "encoder-decoder"})
 #: What a head gives: logits of the vocabulary at every position, scores of classes for a sequence, or for each token.
 HeadKind = Literal["tokens", "sequence", "token"]
 
