@@ -16,6 +16,7 @@ from trainkit.data.batches.layout import longest_layout
 from trainkit.data.batches.pairs import pair_spans
 from trainkit.data.cache import build as caches
 from trainkit.data.cache.shards import LEARNED, SECOND
+from trainkit.data.checks import find_problems
 from trainkit.data.export import export
 from trainkit.data.show import show
 from trainkit.errors import TrainkitError
@@ -106,6 +107,29 @@ def test_where_no_next_token_is_predicted_a_batch_has_every_token_of_both_sequen
             assert cache.tokenizer.decode(tokens[:used].tolist()) == f"{made['prompt']} {made[answer]}"
             assert cache.tokenizer.decode(tokens[learned].tolist()) == f" {made[answer]}" and not tokens[used:].any()
     assert ["".join(text for text, _ in piece.runs) for shown in show(cache, data, 0) for piece in shown.pieces]
+
+
+def test_margins_are_in_the_batch_and_may_all_be_the_same(tmp_path: Path) -> None:
+    rows = [row(seed) | {"gap": 0.5} for seed in range(4)]
+    room.write_rows(tmp_path / "pairs.jsonl", rows)
+    encoding = {"type": "pad", "eos": False}
+    for margin in ({"margin": "gap"}, {}):
+        source = {"path": str(tmp_path / "pairs.jsonl"), "document": DOCUMENT | margin}
+        recipe = room.recipe(tmp_path, source, encoding=encoding, batch_size=4)
+        recipe = recipe.model_copy(update={"task": Reward(type="reward")})
+        cache = caches.build(recipe)
+        assert not [p for p in find_problems(cache, recipe) if p.level == "error"]
+        data = TrainSet(cache, recipe)
+        expected = longest_layout(recipe.data, batch_size=4, vocab_size=cache.tokenizer.vocab_size, shifted=False)
+        assert data.layouts()[recipe.data.positions] == expected
+        assert ("labels" in data.batch(0)) == bool(margin)
+        if margin:
+            assert data.batch(0)["labels"].tolist() == [0.5] * 4
+    room.write_rows(tmp_path / "pairs.jsonl", [row(1) | {"gap": "wide"}])
+    source = {"path": str(tmp_path / "pairs.jsonl"), "document": DOCUMENT | {"margin": "gap"}}
+    with pytest.raises(TrainkitError, match="'wide', not a finite number") as told:
+        caches.build(room.recipe(tmp_path, source, encoding=encoding))
+    assert "pairs.jsonl:1" in str(told.value.where)
 
 
 def test_a_limit_of_characters_counts_the_prompt_of_a_pair_once(tmp_path: Path) -> None:
@@ -205,13 +229,14 @@ learning_rate = 1e-3
         (('type = "preference"\n[data]', 'type = "reward"\n[data]'), ["last token", "eos = false"]),
         (('{ type = "pad" }', '{ type = "pad", too_long = "split" }'), ["truncate", "drop"]),
         (('type = "preference"\n[data]', 'type = "preference"\nmargin = 1.0\n[data]'), ["margin", "dpo", "simpo"]),
+        (('{ type = "preference" }', '{ type = "preference", margin = "gap" }'), ["document.margin", "reward"]),
         (('type = "preference"\n[data]', 'type = "preference"\nloss = "dop"\n[data]'), ["dop", "dpo"]),
         (
             ('{ type = "preference" }', '{ type = "preference", prompt = "p", chosen = "x", rejected = "y" }'),
             ["prompt", "braces"],
         ),
     ],
-    ids=["documents", "task", "model", "encoding", "reward", "split", "margin", "loss", "template"],
+    ids=["documents", "task", "model", "encoding", "reward", "split", "margin", "margins", "loss", "template"],
 )
 def test_what_does_not_fit_is_told_before_anything_is_tokenised(tmp_path, monkeypatch, change, words) -> None:
     monkeypatch.chdir(tmp_path)

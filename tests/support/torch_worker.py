@@ -218,6 +218,8 @@ def prefer(request: dict[str, Any]) -> dict[str, Any]:
         device = torch.device("cpu")
         gather = gather_for_metrics = staticmethod(lambda value: value)
 
+    names = {"dpo": "sigmoid", "robust": "robust", "ipo": "ipo"}
+
     def dpo(pair: int) -> Any:
         from trl.trainer.dpo_trainer import DPOTrainer
 
@@ -228,10 +230,10 @@ def prefer(request: dict[str, Any]) -> dict[str, Any]:
             ld_alpha=None,
             precompute_ref_logps=True,
             f_divergence_type="reverse_kl",
-            loss_types=["sigmoid" if settings["loss"] == "dpo" else "ipo"],
+            loss_types=["sigmoid_norm" if settings.get("per_token") else names[settings["loss"]]],
             loss_weights=[1.0],
             beta=settings["beta"],
-            label_smoothing=0.0,
+            label_smoothing=settings.get("label_smoothing", 0.0),
             use_weighting=False,
             _metrics=collections.defaultdict(lambda: collections.defaultdict(list)),
             _total_train_tokens=0,
@@ -267,7 +269,7 @@ def prefer(request: dict[str, Any]) -> dict[str, Any]:
         chosen = torch.nn.functional.cross_entropy(logits[0, :-1], labels[0, 1:])
         return preference + settings.get("likelihood", 0.0) * chosen
 
-    one = dpo if settings["loss"] in ("dpo", "ipo") else without_reference
+    one = dpo if settings["loss"] in names else without_reference
     losses = torch.stack([one(pair) for pair in range(len(ids))])
     losses.mean().backward()
     np.savez(directory / "preferred.npz", losses=losses.detach().numpy(), **gradients(model))

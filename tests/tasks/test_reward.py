@@ -36,9 +36,11 @@ def test_loss_gradient_and_metrics_are_those_of_trl(name: str, reference: Refere
     if not reference.has("trl"):
         pytest.skip("no trl to compare with: the Python of the reference has torch, but .ci/run has not installed trl")
     made, task = pairs(count=5), build(Reward(type="reward", centring=0.2))
-    asked = {"tokens": made["tokens"].tolist(), "filled": made["filled"].tolist(), "margins": [], "centring": 0.2}
+    margins = [0.5, 0.0, 2.0, 0.1, 0.7] if name == "llama" else []
+    asked = {"tokens": made["tokens"].tolist(), "filled": made["filled"].tolist(), "margins": margins, "centring": 0.2}
     expected = reference.reward(tmp_path, CONFIGS[name], seed=3, **asked)
     model, batch = _read(tmp_path), batch_of(made)
+    batch |= {"labels": jnp.asarray(margins)} if margins else {}
 
     def mean(model):
         found = task.loss(model, batch)
@@ -72,6 +74,7 @@ class FirstToken(eqx.Module):
 
 def test_parts_of_a_batch_rows_of_padding_and_eight_devices_add_up_to_the_whole() -> None:
     task, batch = build(Reward(type="reward", centring=0.1)), batch_of(pairs(count=6))
+    batch["labels"] = jnp.linspace(0, 1, 6)
     model = FirstToken(jnp.asarray(np.random.default_rng(0).normal(size=64), jnp.float32))
 
     def sums(rows, data=1):
@@ -83,6 +86,7 @@ def test_parts_of_a_batch_rows_of_padding_and_eight_devices_add_up_to_the_whole(
 
     whole = sums(batch)
     padded = {name: jnp.concatenate([a, jnp.zeros((2, *a.shape[1:]), a.dtype)]) for name, a in batch.items()}
+    padded["labels"] = padded["labels"].at[6:].set(jnp.nan)
     halves = [sums({name: a[start : start + 3] for name, a in batch.items()}) for start in (0, 3)]
     for other in (sums(padded, data=8), jax.tree.map(lambda *each: sum(each), *halves)):
         jax.tree.map(lambda one, two: np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-6), whole, other)

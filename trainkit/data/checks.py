@@ -148,7 +148,7 @@ def _outside_classes(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
 def _one_class(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
     document = document_of(recipe.data.train[0])
     labels = labels_of(document)
-    if document is None or labels is None:
+    if document is None or labels is None or not labels.predicted:
         return
     seen: np.ndarray | None = None
     for number, section in enumerate(cache.train.sections):

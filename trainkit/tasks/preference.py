@@ -81,9 +81,12 @@ class PreferenceTask(Task):
         """
         beta, loss, likelihood = self.spec.beta, self.spec.loss, self.spec.likelihood
         means_B2 = jnp.where(lengths_B2 > 0, sums_B2 / jnp.maximum(lengths_B2, 1), -1.0)
-        if loss == "dpo":
+        if loss in ("dpo", "robust"):
             rewards_B2 = beta * (sums_B2 - batch["reference"])
-            return self._log_sigmoid(difference(rewards_B2)), rewards_B2
+            if self.spec.per_token:
+                rewards_B2 = rewards_B2 / jnp.maximum(lengths_B2, 1)
+            margins_B = difference(rewards_B2)
+            return (self._log_sigmoid if loss == "dpo" else self._robust)(margins_B), rewards_B2
         if loss == "ipo":
             ratios_B2 = sums_B2 - batch["reference"]
             apart_B = difference(ratios_B2 / jnp.maximum(lengths_B2, 1))
@@ -103,6 +106,12 @@ class PreferenceTask(Task):
         smoothing = self.spec.label_smoothing
         right_B, wrong_B = jax.nn.log_sigmoid(margins_B), jax.nn.log_sigmoid(-margins_B)
         return -(1 - smoothing) * right_B - smoothing * wrong_B
+
+    def _robust(self, margins_B: Float[Array, " B"]) -> Float[Array, " B"]:
+        """Return a loss whose mean over wrong labels, `label_smoothing` of them, is that of the right ones."""
+        wrong = self.spec.label_smoothing
+        right_B, flipped_B = jax.nn.log_sigmoid(margins_B), jax.nn.log_sigmoid(-margins_B)
+        return (wrong * flipped_B - (1 - wrong) * right_B) / (1 - 2 * wrong)
 
     def _measure(self, rewards_B2: Array, sums_B2: Array, counted_B: Array) -> dict[str, Statistic]:
         pairs = counted_B.sum()

@@ -36,8 +36,8 @@ class RewardTask(Task):
     def loss(self, model: Any, batch: Mapping[str, Array], *, key: PRNGKeyArray | None = None) -> Loss:
         """See `Task.loss`; nothing is drawn, and the weight is the number of pairs.
 
-        The batch has `tokens`, (B, 2, T), and `filled`, (B, 2), which is 0 in rows of padding. A penalty of the model,
-        such as of experts unevenly busy, is added to the gradient.
+        The batch has `tokens`, (B, 2, T), `filled`, (B, 2), which is 0 in rows of padding, and where the documents have
+        margins `labels`, (B,). A penalty of the model, such as of experts unevenly busy, is added to the gradient.
         """
         tokens_NT = as_rows(batch["tokens"]).astype(jnp.int32)
         segments_NT = segments_of({"filled": batch["filled"].reshape(-1)}, tokens_NT.shape[1])
@@ -45,7 +45,9 @@ class RewardTask(Task):
         scores_B2 = model.scores(hidden_NTD, segments_NT).reshape(-1, 2)
         counted_B = (batch["filled"] > 0).all(1).astype(jnp.float32)
         pairs, margins_B = counted_B.sum(), difference(scores_B2)
-        losses_B = self.spec.centring * jnp.square(scores_B2.sum(1)) - jax.nn.log_sigmoid(margins_B)
+        # a row of padding has no number as its margin
+        least_B = jnp.where(counted_B > 0, batch["labels"], 0) if "labels" in batch else 0.0
+        losses_B = self.spec.centring * jnp.square(scores_B2.sum(1)) - jax.nn.log_sigmoid(margins_B - least_B)
         added = pairs * (penalty - jax.lax.stop_gradient(penalty))
 
         def mean(values_B: Array) -> Ratio:

@@ -43,10 +43,14 @@ class Pairs(SpanExamples):
         arrays = ("tokens", "targets", "weights") if self._shift else ("tokens", "weights")
         batch = {name: np.zeros(shape, np.float32 if name == "weights" else dtype) for name in arrays}
         batch |= {"filled": np.zeros(shape[:2], np.int32), "example": which.astype(np.uint32)}
+        if self._labels is not None:
+            batch["labels"] = np.zeros(len(which), self._labels.dtype)
         for row, example in enumerate(which.tolist()):
             for side, span in enumerate(self._spans(example)):
                 self._fill({name: batch[name][row, side, : span.length] for name in arrays}, 1, span)
                 batch["filled"][row, side] = span.length
+                if self._labels is not None:
+                    batch["labels"][row] = self._stream.arrays(span.section).label_at(span.start)
         return batch
 
     def sizes(self) -> np.ndarray:

@@ -57,6 +57,8 @@ class Labels(ABC):
     """In an array of a shard."""
     noun: ClassVar[str] = "class"
     """What a label is one of, or is."""
+    predicted: ClassVar[bool] = True
+    """Whether it is what a model learns to tell, so that labels that are all the same teach nothing."""
 
     def __init__(self, document: Any) -> None:
         self.document = document
@@ -151,6 +153,29 @@ class NumberLabels(Labels):
 
     def outside(self, values_N: np.ndarray, classes: int) -> np.ndarray:
         return np.zeros(len(values_N), bool)
+
+
+class MarginLabels(NumberLabels):
+    """By how much one of two answers is better, in the key `margin`."""
+
+    predicted = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return ()
+
+    def of_row(self, row: Mapping[str, Any]) -> Label | Problem:
+        """Return the margin of a row. It may be written as text, as CSV has it."""
+        key = self.document.margin
+        if key not in row:
+            return missing_key(key, row, "document.margin", usual=("margin", "score_difference"))
+        number = number_of(row[key])
+        if number is None or not abs(number) <= float(np.finfo(np.float32).max):
+            return (
+                f"'{key}' is {_show(row[key])}, not a finite number",
+                "it says by how much the chosen answer is better",
+            )
+        return np.array([number], self.stored)
 
 
 class ClassSetLabels(Labels):

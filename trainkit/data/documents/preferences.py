@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from trainkit.data.documents.chat_template import ChatTemplate, render
 from trainkit.data.documents.conversations import Message, read_messages, render_taken, template_values
+from trainkit.data.documents.labels import labels_of
 from trainkit.data.documents.pieces import Piece, RowContext, learned_in_part, pair
 from trainkit.data.documents.templates import fill
 from trainkit.data.problems import Problem
@@ -19,14 +21,22 @@ _SAME = "has the same answer as chosen and as rejected", "neither is better, so 
 def make(
     document: PreferencePair | PreferenceChat, row: Mapping[str, Any], index: int, context: RowContext
 ) -> list[Piece] | Problem:
-    """Return the pieces of a row's two sequences, the chosen answer's first; of each the answer is learned."""
+    """Return the pieces of a row's two sequences, the chosen answer's first; of each the answer is learned.
+
+    The first has the margin, where the document has one."""
     if isinstance(document, PreferencePair):
-        return _texts(document, row, index)
-    assert context.chat is not None, "the chat template is resolved before anything is read"
-    try:
-        return _conversations(document, context.chat, row, index, columns=context.columns)
-    except TrainkitError as error:
-        return error.problem, error.hint
+        pieces = _texts(document, row, index)
+    else:
+        assert context.chat is not None, "the chat template is resolved before anything is read"
+        try:
+            pieces = _conversations(document, context.chat, row, index, columns=context.columns)
+        except TrainkitError as error:
+            return error.problem, error.hint
+    labels = labels_of(document)
+    if labels is None or isinstance(pieces, tuple):
+        return pieces
+    margin = labels.of_row(row)
+    return margin if isinstance(margin, tuple) else [replace(pieces[0], label=margin), *pieces[1:]]
 
 
 def _texts(document: PreferencePair, row: Mapping[str, Any], index: int) -> list[Piece] | Problem:

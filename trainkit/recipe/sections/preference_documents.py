@@ -7,6 +7,8 @@ from typing import ClassVar, Literal
 
 from trainkit.recipe.sections.document_spec import ChatDocument, DocumentSpec
 
+_MARGINS = "trainkit.data.documents.labels:MarginLabels"
+
 
 class PreferencePair(DocumentSpec):
     """A prompt and two answers to it, one of which is preferred. Only the answers are learned.
@@ -22,20 +24,32 @@ class PreferencePair(DocumentSpec):
     """Template of the better answer."""
     rejected: str = "{rejected}"
     """Template of the worse answer."""
+    margin: str | None = None
+    """Key of a number by which the chosen answer is better, for `[task] type = "reward"`; no margins where not
+    given."""
 
     implementation: ClassVar[str] = "trainkit.data.documents.preferences"
     examples: ClassVar[str] = "trainkit.data.batches.pairs:pair_examples"
     learned_in_part: ClassVar[bool] = True
     marked: ClassVar[bool] = True
     sequences: ClassVar[int] = 2
+    later_keys: ClassVar[frozenset[str]] = frozenset({"margin"})
+
+    @property
+    def label_kind(self) -> str | None:
+        return None if self.margin is None else _MARGINS
 
     @property
     def form(self) -> str:
-        return "preference"
+        return "preference" if self.margin is None else "preference with margins"
 
     @property
     def templates(self) -> Mapping[str, str]:
         return {"prompt": self.prompt, "chosen": self.chosen, "rejected": self.rejected}
+
+    @property
+    def keys(self) -> tuple[str, ...] | None:
+        return None if self.margin is None else (self.margin,)
 
 
 class PreferenceChat(ChatDocument):
@@ -51,14 +65,22 @@ class PreferenceChat(ChatDocument):
     """Key of the better conversation, or of the better end of one."""
     rejected: str = "rejected"
     """Key of the worse one."""
+    margin: str | None = None
+    """Key of a number by which the chosen answer is better, for `[task] type = "reward"`; no margins where not
+    given."""
 
     implementation: ClassVar[str] = "trainkit.data.documents.preferences"
     examples: ClassVar[str] = "trainkit.data.batches.pairs:pair_examples"
     sequences: ClassVar[int] = 2
+    later_keys: ClassVar[frozenset[str]] = frozenset({"margin"})
+
+    @property
+    def label_kind(self) -> str | None:
+        return None if self.margin is None else _MARGINS
 
     @property
     def form(self) -> str:
-        return "preference"
+        return "preference" if self.margin is None else "preference with margins"
 
 
 class Judged(DocumentSpec):

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from trainkit.recipe.families.model import Head, Kind, ModelSpec
 from trainkit.recipe.sections.data import Data
+from trainkit.recipe.sections.source import document_of
 from trainkit.recipe.sections.task_spec import TaskSpec, check_last_token
 from trainkit.recipe.spec import NotNegative, Positive
 
@@ -17,16 +18,20 @@ class Preference(TaskSpec):
     """Prefer one answer to another, by pairs of them (DPO, Rafailov et al. 2023, and its relatives)."""
 
     type: Literal["preference"]
-    loss: Literal["dpo", "ipo", "orpo", "simpo", "cpo"] = "dpo"
-    """`"dpo"` (Rafailov et al. 2023) and `"ipo"` (Azar et al. 2023, of log-likelihoods per token) compare with a frozen
-    reference: the parameters that the run begins with, without its adapter. `"orpo"` (Hong et al. 2024), `"simpo"`
+    loss: Literal["dpo", "robust", "ipo", "orpo", "simpo", "cpo"] = "dpo"
+    """`"dpo"` (Rafailov et al. 2023), `"robust"` (Chowdhury et al. 2024: DPO with the share of wrong labels known) and
+    `"ipo"` (Azar et al. 2023, of log-likelihoods per token) compare with a frozen reference: the parameters that the
+    run begins with, without its adapter. `"orpo"` (Hong et al. 2024), `"simpo"`
     (Meng et al. 2024) and `"cpo"` (Xu et al. 2024) need none."""
     beta: Positive = 0.1
     """How much the reward counts: reward = beta x log-likelihood, less that of the reference where there is one. IPO
     calls it tau, ORPO lambda. SimPO is usually run with 2."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     """Share of the pairs that are supposed to be labelled the wrong way round (Mitchell 2023, conservative DPO); of
-    `"dpo"`, `"simpo"` and `"cpo"`."""
+    `"dpo"`, `"robust"`, `"simpo"` and `"cpo"`."""
+    per_token: bool = False
+    """Whether a reward is divided by the tokens of its answer, so that long answers count no more than short ones
+    (Lambert et al. 2024, Tulu 3); of `"dpo"` and `"robust"`."""
     margin: NotNegative = 0.0
     """By how much the rewards are to differ: gamma of `"simpo"`."""
     likelihood: NotNegative = 1.0
@@ -51,12 +56,22 @@ class Preference(TaskSpec):
     @property
     def reference(self) -> Mapping[str, tuple[int, ...]]:
         """The log-likelihood of each answer, of the losses that compare with a reference."""
-        return {"reference": (2,)} if self.loss in ("dpo", "ipo") else {}
+        return {"reference": (2,)} if self.loss in ("dpo", "robust", "ipo") else {}
+
+    def check_sizes(self, model: ModelSpec, data: Data) -> None:
+        """Raise ValueError where the documents have margins, which only rewards use."""
+        for number, source in enumerate(data.train):
+            if getattr(document_of(source), "margin", None) is not None:
+                raise ValueError(
+                    f'data.train.{number}.document.margin changes nothing with task.type = "preference": leave it out,'
+                    ' or write task.type = "reward"'
+                )
 
     @model_validator(mode="after")
     def _keys_fit_the_loss(self) -> Preference:
         of = {
-            "label_smoothing": ("dpo", "simpo", "cpo"),
+            "label_smoothing": ("dpo", "robust", "simpo", "cpo"),
+            "per_token": ("dpo", "robust"),
             "margin": ("simpo",),
             "likelihood": ("cpo", "orpo"),
         }
