@@ -4,6 +4,7 @@ text and of two, with padding."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -16,9 +17,9 @@ from reference import PADDED, Reference
 
 from trainkit.hub.load import read_spec
 from trainkit.hub.save import save
-from trainkit.recipe.families.model import TOKENS
+from trainkit.recipe.families.model import TOKENS, Head
 from trainkit.recipe.sections.task import SequenceClassification, TokenClassification
-from trainkit.tasks.sequence_classification import SequenceClassificationTask
+from trainkit.tasks.sequence_classification import SequenceClassificationTask, build
 from trainkit.tasks.token_classification import TokenClassificationTask
 
 #: Of the largest number there.
@@ -43,6 +44,80 @@ LABELS = {
         -1,
     ).tolist(),
 }
+
+
+#: By the kind of problem: what transformers calls it, the labels of three texts, the keys of the task and the same as
+#: torch has them.
+PROBLEMS: dict[str, tuple[str, Any, dict[str, Any], dict[str, Any]]] = {
+    "regression": ("regression", [0.5, -1.5, 2.0], {}, {}),
+    "numbers": ("regression", [[0.5, 1.0, -2.0], [0.0, 3.0, 0.1], [1.0, 1.0, 1.0]], {}, {}),
+    "multi-label": ("multi_label_classification", [[1.0, 0.0, 1.0], [0.0, 0.0, 0.0], [1.0, 1.0, 1.0]], {}, {}),
+    "weighted multi-label": (
+        "multi_label_classification",
+        [[1.0, 0.0, 1.0], [0.0, 0.0, 0.0], [1.0, 1.0, 0.0]],
+        {"class_weights": (0.5, 1.0, 2.0), "positive_weights": (3.0, 1.0, 0.25)},
+        {"weight": [0.5, 1.0, 2.0], "pos_weight": [3.0, 1.0, 0.25]},
+    ),
+    "smoothed classes": (
+        "single_label_classification",
+        [2, 0, 1],
+        {"class_weights": (0.5, 1.0, 2.0), "label_smoothing": 0.2},
+        {"weight": [0.5, 1.0, 2.0], "smoothing": 0.2},
+    ),
+}
+
+
+#: Those that a decoder is tried with too.
+PLAIN = ("regression", "multi-label")
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [*(("bert", problem) for problem in PROBLEMS if problem != "multi-label"), *(("gpt2", p) for p in PLAIN)],
+)
+def test_a_problem_computes_what_the_reference_does_and_its_export_scores_the_same(
+    name: str, problem: str, reference: Reference, tmp_path: Path
+) -> None:
+    theirs, labels, keys, weights = PROBLEMS[problem]
+    kind = {"regression": "regression", "multi_label_classification": "multi-label"}.get(theirs, "multi-class")
+    classes = 1 if problem == "regression" else CLASSES
+    asked = {"seed": 5, "size": SIZE, "padded": PADDED, "labels": labels, "classes": classes, "problem": theirs}
+    expected = reference.make_classifier(
+        tmp_path, CONFIGS[name], head="sequence", pairs=False, weights=weights, **asked
+    )
+    spec = SequenceClassification.model_validate({"type": "sequence-classification", "problem": kind, **keys})
+    length = SIZE[1]
+    batch = {
+        "tokens": jnp.asarray(expected["tokens"]),
+        "filled": jnp.asarray([length - PADDED, length, length]),
+        "second": jnp.zeros(SIZE, jnp.uint8),
+        "labels": jnp.asarray(labels, jnp.float32 if kind == "regression" else jnp.int32),
+    }
+
+    def loss(model):
+        found = build(spec, None).loss(model, batch)
+        return found.sum / found.weight
+
+    model = _read(tmp_path)
+    value, gradients = eqx.filter_jit(eqx.filter_value_and_grad(loss))(model)
+    assert abs(value - expected["loss"]) < NEAR * expected["loss"]
+    ours = _as_tensors(tmp_path, model, gradients)
+    largest = max(np.abs(expected[tensor]).max() for tensor in ours)
+    apart = max(np.abs(ours[tensor] - expected[tensor]).max() for tensor in ours)
+    print(f"{name}, {problem}: loss {abs(value / expected['loss'] - 1):.1e}, gradients {apart / largest:.1e}")
+    assert apart < NEAR * largest
+    out = tmp_path / "out"
+    out.mkdir()
+    head = Head("sequence", classes, problem=theirs)
+    save(
+        out, model, read_spec(tmp_path).with_head(head), dtype="float32", sequence_length=64, tokens={"pad_token_id": 0}
+    )
+    asked = {"tokens": expected["tokens"].tolist(), "padded": PADDED, "labels": labels}
+    again = reference.rescore(out, **asked)
+    np.testing.assert_allclose(again["logits"], expected["logits"], rtol=1e-5, atol=1e-6)
+    assert len(again["id2label"]) == classes and read_spec(out).head.problem == theirs
+    if not weights:
+        assert again["loss"] == pytest.approx(float(value), rel=NEAR), "config.json names the problem"
 
 
 @pytest.mark.parametrize(("name", "head", "pairs"), CASES)

@@ -55,6 +55,10 @@ class Reference:
         """Return what the checkpoint in `directory` makes of texts: see `torch_worker.classify`."""
         return self._ask(do="classify", directory=str(directory), texts=list(texts), head=head)
 
+    def rescore(self, directory: Path, **asked: Any) -> dict[str, Any]:
+        """Return scores and loss of the checkpoint in `directory`: see `torch_worker.rescore`."""
+        return self._ask(do="rescore", directory=str(directory), **asked)
+
     def answer(self, directory: Path, prompts: Sequence[Prompt], *, tokens: int) -> dict[str, Any]:
         """How the checkpoint in `directory` goes on with each prompt: see `torch_worker.answer`."""
         return self._ask(do="answer", directory=str(directory), prompts=list(prompts), tokens=tokens)

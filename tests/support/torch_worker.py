@@ -140,10 +140,12 @@ HEADS = {"sequence": AutoModelForSequenceClassification, "token": AutoModelForTo
 def make_classifier(request: dict[str, Any]) -> dict[str, Any]:
     """A model of this configuration with a `head` of classes, and what it makes of texts, the first padded at the end.
 
-    With `pairs` the second half of each is a second text. `labels` are of each text or token; -1 for none.
+    With `pairs` the second half of each is a second text. `labels` are of each text or token; -1 for none, and numbers
+    or several classes where `problem` says so. `weights` are those of a loss of torch, in place of the model's own.
     """
     seed, directory, kind = request["seed"], Path(request["directory"]), HEADS[request["head"]]
-    config = AutoConfig.for_model(**request["config"], num_labels=request["classes"])
+    problem = {"problem_type": request["problem"]} if "problem" in request else {}
+    config = AutoConfig.for_model(**request["config"], num_labels=request["classes"], **problem)
     kind.from_config(config).save_pretrained(directory)
     shapes = {name: list(tensor.shape) for name, tensor in load_file(directory / WEIGHTS).items()}
     weights = {name: parity_rule.weight(seed, name, shape) for name, shape in shapes.items()}
@@ -158,11 +160,33 @@ def make_classifier(request: dict[str, Any]) -> dict[str, Any]:
     if request["pairs"] and has_types(model):
         given["token_type_ids"] = (torch.arange(ids.shape[1]) >= ids.shape[1] // 2).long().expand(ids.shape)
     labels = torch.tensor(request["labels"])
-    found = model(**given, labels=torch.where(labels < 0, -100, labels))
-    found.loss.backward()
-    arrays = {"logits": found.logits.detach().numpy(), "loss": found.loss.detach().numpy(), "tokens": tokens}
+    if not labels.is_floating_point():
+        labels = torch.where(labels < 0, -100, labels)
+    found = model(**given, labels=labels)
+    loss = weighted(found.logits, labels, **request["weights"]) if request.get("weights") else found.loss
+    loss.backward()
+    arrays = {"logits": found.logits.detach().numpy(), "loss": loss.detach().numpy(), "tokens": tokens}
     np.savez(directory / "reference.npz", **arrays, **gradients(model))
     return {"tensors": shapes}
+
+
+def weighted(logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0, **weights: list[float]) -> Any:
+    """The loss of classes by torch, with `weight` of classes and `pos_weight`."""
+    tensors = {name: torch.tensor(numbers) for name, numbers in weights.items()}
+    if labels.is_floating_point():
+        return torch.nn.functional.binary_cross_entropy_with_logits(logits, labels, **tensors)
+    return torch.nn.functional.cross_entropy(logits, labels, label_smoothing=smoothing, **tensors)
+
+
+def rescore(request: dict[str, Any]) -> dict[str, Any]:
+    """The scores and the loss of texts by a checkpoint as it loads, the first text padded at the end."""
+    model = HEADS["sequence"].from_pretrained(request["directory"], dtype=torch.float32).eval()
+    ids = torch.tensor(request["tokens"])
+    mask = torch.ones_like(ids)
+    mask[0, -request["padded"] :] = 0
+    with torch.no_grad():
+        found = model(input_ids=ids, attention_mask=mask, labels=torch.tensor(request["labels"]))
+    return {"logits": found.logits.tolist(), "loss": found.loss.item(), "id2label": model.config.id2label}
 
 
 def classify(request: dict[str, Any]) -> dict[str, Any]:
@@ -414,6 +438,7 @@ def main() -> None:
         "make_encoder": make_encoder,
         "make_classifier": make_classifier,
         "classify": classify,
+        "rescore": rescore,
         "answer": answer,
         "keys": keys,
         "inert": inert,

@@ -67,7 +67,7 @@ def evaluate_run(
             )
     recipe = recipe_of(directory, overrides).recipe
     if predictions:
-        if not recipe.task.predictions:
+        if not recipe.task.predicted:
             raise TrainkitError(
                 f'--predictions: task.type = "{recipe.task.type}" makes no predictions', hint="leave it out"
             )

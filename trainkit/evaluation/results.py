@@ -88,7 +88,11 @@ def _locate(places: Sequence[SourceSpan], position: int) -> tuple[SourceSpan, in
 
 
 def _named(array: np.ndarray, classes: Sequence[str]) -> list[Any]:
-    if classes and np.issubdtype(array.dtype, np.integer):
+    """Return the items as a table has them: classes and sets of classes by name, all else as numbers."""
+    integers = np.issubdtype(array.dtype, np.integer)
+    if classes and integers and array.ndim > 1:
+        return [[name for name, has in zip(classes, item, strict=True) if has > 0] for item in array.tolist()]
+    if classes and integers:
         return [classes[number] if number >= 0 else None for number in array.tolist()]
     return list(array.tolist())
 

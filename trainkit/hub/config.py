@@ -162,8 +162,7 @@ def _classes_of(head: Head) -> Config:
         return {}
     names = head.names or tuple(f"LABEL_{number}" for number in range(head.width))
     said = {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
-    classified = head.kind == "sequence" and head.width > 1
-    return said | ({"problem_type": "single_label_classification"} if classified else {})
+    return said | ({"problem_type": head.problem} if head.problem else {})
 
 
 def head_of(config: Config, family: Family) -> Head:
@@ -173,7 +172,8 @@ def head_of(config: Config, family: Family) -> Head:
         if table.architecture.lower() in architectures:
             names = config.get("id2label") or {}
             # transformers leaves two classes without names out
-            return Head(kind, len(names) or int(config.get("num_labels", 2)), tuple(map(str, names.values())))
+            width = len(names) or int(config.get("num_labels", 2))
+            return Head(kind, width, tuple(map(str, names.values())), problem=config.get("problem_type"))
     return TOKENS
 
 

@@ -34,6 +34,8 @@ class Head(NamedTuple):
     """Of the classes, in the order of their numbers, where they are known."""
     new: bool = False
     """Whether its last layer begins at random, whatever a checkpoint has."""
+    problem: str | None = None
+    """What the scores of a sequence are, as `problem_type` of transformers has it, where that is known."""
 
 
 TOKENS = Head("tokens", 0)

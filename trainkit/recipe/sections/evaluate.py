@@ -49,16 +49,16 @@ class Evaluate(Spec):
 
     def check_metrics(self, task: TaskSpec, data: Data) -> None:
         """Raise ValueError where a metric needs what the task does not predict, or has a name that the task reports."""
-        if self.predictions and not task.predictions:
+        if self.predictions and not task.predicted:
             raise ValueError(f'evaluate.predictions = true, but task.type = "{task.type}" makes none: leave it out')
         if not self.metrics:
             return
         classes = task.class_names(data)
         for number, metric in enumerate(self.metrics):
             key = f'evaluate.metrics.{number}.type = "{metric.type}"'
-            if not metric.predictions <= task.predictions:
+            if not metric.fits(task.predicted):
                 known: list[Any] = members_of(get_args(type(self).model_fields["metrics"].annotation)[0])
-                fitting = ", ".join(f'"{type_of(one)}"' for one in known if one.predictions <= task.predictions)
+                fitting = ", ".join(f'"{type_of(one)}"' for one in known if one.fits(task.predicted))
                 raise ValueError(
                     f'{key} needs {" and ".join(sorted(metric.predictions))}, which task.type = "{task.type}" does not'
                     f" predict: metrics that fit are {fitting or 'none'}"

@@ -27,6 +27,11 @@ class MetricSpec(Spec):
     predictions: ClassVar[frozenset[str]]
     """What it needs of `Task.predict`, beside `weights`."""
 
+    @classmethod
+    def fits(cls, predicted: frozenset[str]) -> bool:
+        """Return whether it can be computed from what a task predicts."""
+        return cls.predictions <= predicted
+
     @property
     def label(self) -> str:
         """The name that its value is reported under."""

@@ -33,9 +33,16 @@ class TaskSpec(Spec):
     """Whether it needs a tokenizer with a mask token."""
     predictions: ClassVar[frozenset[str]] = frozenset()
     """What it predicts of each item, beside `weights`: the names of `Task.predict`. Of classes, `label`, `predicted`
-    (int32, -1 without a label) and `scores` (float32, one for each class); of numbers, `target` and `predicted`."""
+    (int32, -1 without a label) and `scores` (float32, one for each class); of sets of classes, `labels` and
+    `predicted_labels` (int32, 1 or 0 for each class) and `scores`; of numbers, `target` and `predicted`,
+    (N,) or (N, W)."""
     reports: ClassVar[frozenset[str]] = frozenset({"loss"})
     """Names of the values that `Task.report` gives of each validation set."""
+
+    @property
+    def predicted(self) -> frozenset[str]:
+        """What it predicts with its keys as they are."""
+        return self.predictions
 
     def reports_on(self, sources: Iterable[Source], data: Data) -> frozenset[str]:
         """Return the names of the values that `Task.report` gives of a validation set with these sources."""
