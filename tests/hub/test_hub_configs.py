@@ -20,6 +20,7 @@ from small_families import SPECS
 from trainkit.errors import TrainkitError
 from trainkit.hub.config import config_of, family_of, family_of_spec, read_config, spec_of, spec_values
 from trainkit.recipe.families import FAMILIES, llama, mpt
+from trainkit.recipe.families.bart import Bart
 from trainkit.recipe.families.bert import Bert
 from trainkit.recipe.families.distilbert import DistilBert
 from trainkit.recipe.families.gemma2 import Gemma2
@@ -35,6 +36,7 @@ from trainkit.recipe.families.qwen3 import Qwen3
 from trainkit.recipe.families.qwen3_moe import Qwen3Moe
 from trainkit.recipe.families.roberta import Roberta
 from trainkit.recipe.families.rope import Llama3
+from trainkit.recipe.families.t5 import T5
 from trainkit.recipe.families.transformer import Pretrained
 
 CONFIGS = FIXTURES / "configs"
@@ -203,6 +205,50 @@ PUBLISHED: dict[str, tuple[Pretrained, int]] = {
         ),
         66_985_530,
     ),
+    "t5-small": (
+        T5(
+            vocab_size=32128,
+            layers=6,
+            hidden=512,
+            heads=8,
+            head_width=64,
+            intermediate=2048,
+            pad_token_id=0,
+            decoder_start=0,
+        ),
+        60_506_624,
+    ),
+    "flan-t5-base": (
+        T5(
+            vocab_size=32128,
+            layers=12,
+            decoder_layers=12,
+            hidden=768,
+            heads=12,
+            head_width=64,
+            intermediate=2048,
+            gated=True,
+            tied=False,
+            pad_token_id=0,
+            decoder_start=0,
+        ),
+        247_577_856,
+    ),
+    "bart-base": (
+        Bart(
+            vocab_size=50265,
+            layers=6,
+            decoder_layers=6,
+            hidden=768,
+            heads=12,
+            intermediate=3072,
+            context_length=1024,
+            pad_token_id=1,
+            decoder_start=2,
+        ),
+        # with the bias of the logits
+        139_470_681,
+    ),
     "mpt-7b": (Mpt(vocab_size=50432, **_7B, context_length=2048), 6_649_286_656),
 }
 
@@ -306,11 +352,11 @@ def test_a_model_without_shared_keys_says_how_many_heads_it_has(name):
     assert config_of(spec, vocab_size=320, sequence_length=64, dtype="float32")["num_key_value_heads"] == 4
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", [name for name in PUBLISHED if "t5" not in name])
 def test_a_config_that_does_not_say_how_long_texts_may_be_is_read_with_its_librarys_length(name):
     lengths = {"gpt2": 1024, "llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768, "olmo2": 2048}
     lengths |= {"gemma2": 8192, "gemma3": 131072, "mixtral": 131072, "qwen3-moe": 32768, "mpt": 2048, "bert": 512}
-    lengths |= {"roberta": 510, "distilbert": 512}
+    lengths |= {"roberta": 510, "distilbert": 512, "bart": 1024}
     config = published(name)
     key = next(key for key in ("max_position_embeddings", "n_positions", "max_seq_len") if key in config)
     del config[key]

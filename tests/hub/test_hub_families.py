@@ -303,7 +303,7 @@ def test_keys_that_mean_nothing_for_the_logits_are_passed_over(tmp_path):
     assert read_spec(tmp_path) == SPECS["llama"]
 
 
-@pytest.mark.parametrize("config", [{"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}, {}])
+@pytest.mark.parametrize("config", [{"model_type": "led", "architectures": ["LEDForConditionalGeneration"]}, {}])
 def test_another_architecture_is_named_with_those_that_are_supported(tmp_path, config):
     (tmp_path / "config.json").write_text(json.dumps(config))
     text = refused(tmp_path)

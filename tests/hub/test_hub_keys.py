@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fixed_configs import ENCODERS, FIXED
+from fixed_configs import ENCODER_DECODERS, ENCODERS, FIXED
 from places import FIXTURES
 from reference import Reference
 from small_families import LENGTH, SPECS, VOCAB, model
@@ -28,7 +28,10 @@ from trainkit.recipe.families.rope import Yarn
 KEYS: dict[str, dict[str, Any]] = json.loads((FIXTURES / "config_keys.json").read_text())
 BY_TYPE = {family.model_type: family for family in FAMILIES}
 #: Keys of a config that its table reads, and what makes them count.
-SMALL = {config["model_type"]: config for config in (*(fixed.config for fixed in FIXED.values()), *ENCODERS.values())}
+SMALL = {
+    config["model_type"]: config
+    for config in (*(fixed.config for fixed in FIXED.values()), *ENCODERS.values(), *ENCODER_DECODERS.values())
+}
 ON: Config = {"use_sliding_window": True, "output_router_logits": True, "max_window_layers": 1, "sliding_window": 5}
 #: Values that differ from the default in another way than in number.
 OTHER: dict[str, Any] = {
@@ -157,8 +160,9 @@ def test_keys_without_effect_do_not_change_logits_in_training(model_type: str, r
     changes = {key: other(key, KEYS[model_type][key]) for key in free}
     kind = family.spec.kind
     assert reference.inert(config, changes, kind=kind) == 0.0
-    # distilbert has no key for its norms
+    # distilbert and bart have no key for their norms
     others = {"rms_norm_eps": 0.1, "layer_norm_epsilon": 0.1, "layer_norm_eps": 0.1, "activation": "relu"}
+    others |= {"activation_function": "relu"}
     assert reference.inert(config, others, kind=kind) > 0.0
 
 

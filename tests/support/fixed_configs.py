@@ -211,3 +211,21 @@ ENCODERS: dict[str, Config] = {
         "max_position_embeddings": 64,
     },
 }  # fmt: skip
+
+#: Encoder-decoders; what they compute is compared where the reference is installed.
+ENCODER_DECODERS: dict[str, Config] = {
+    "t5": {
+        "model_type": "t5", "vocab_size": 97, "d_model": 24, "num_layers": 2, "num_heads": 3, "d_kv": 8, "d_ff": 40,
+        "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20, "decoder_start_token_id": 0,
+    },
+    "t5-gated": {
+        "model_type": "t5", "vocab_size": 97, "d_model": 16, "num_layers": 2, "num_heads": 2, "d_kv": 6, "d_ff": 24,
+        "num_decoder_layers": 3, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
+        "decoder_start_token_id": 0,
+    },
+    "bart": {
+        "model_type": "bart", "vocab_size": 97, "d_model": 24, "encoder_layers": 2, "decoder_layers": 3,
+        "encoder_attention_heads": 3, "decoder_attention_heads": 3, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40,
+        "max_position_embeddings": 64, "scale_embedding": True, "decoder_start_token_id": 2,
+    },
+}  # fmt: skip

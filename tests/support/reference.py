@@ -46,6 +46,11 @@ class Reference:
         self._ask(do="make_encoder", directory=str(directory), config=config, **asked)
         return dict(np.load(directory / "reference.npz"))
 
+    def make_encoder_decoder(self, directory: Path, config: dict[str, Any], **asked: Any) -> dict[str, np.ndarray]:
+        """As `make`, of an encoder-decoder: see `torch_worker.make_encoder_decoder`."""
+        self._ask(do="make_encoder_decoder", directory=str(directory), config=config, **asked)
+        return dict(np.load(directory / "reference.npz"))
+
     def make_classifier(self, directory: Path, config: dict[str, Any], **asked: Any) -> dict[str, np.ndarray]:
         """As `make`, of a model with a head of classes: see `torch_worker.make_classifier`."""
         self._ask(do="make_classifier", directory=str(directory), config=config, **asked)

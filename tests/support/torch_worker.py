@@ -27,6 +27,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
@@ -127,6 +128,32 @@ def prepared(kind: Any, directory: Path, request: dict[str, Any]) -> Any:
 
 def thin(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     return x * (1 - p) if training else x
+
+
+def make_encoder_decoder(request: dict[str, Any]) -> dict[str, Any]:
+    """An encoder-decoder of this configuration, and what it makes of sources, the first padded at the end and the
+    second at the beginning, and of targets, the first padded. `labels` are the targets, -100 in their padding."""
+    seed, directory, padded = request["seed"], Path(request["directory"]), request["padded"]
+    AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(**request["config"])).save_pretrained(directory)
+    shapes = {name: list(tensor.shape) for name, tensor in load_file(directory / WEIGHTS).items()}
+    if request["config"].get("tie_word_embeddings") is False and "shared.weight" in shapes:
+        shapes["lm_head.weight"] = shapes["shared.weight"]  # a T5 that is made is tied whatever its config says
+    weights = {name: parity_rule.weight(seed, name, shape) for name, shape in shapes.items()}
+    save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
+    model, info = AutoModelForSeq2SeqLM.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)
+    assert not any(info.values()), info
+    (rows, length), pad = request["size"], model.config.pad_token_id
+    sources, targets = parity_rule.tokens(seed, (2, rows, length), model.config.vocab_size)
+    mask, labels = np.ones_like(sources), targets.copy()
+    mask[0, -padded:] = mask[1, :padded] = 0
+    sources[mask == 0], labels[0, 1 - padded :] = pad, -100
+    found = model.eval()(
+        input_ids=torch.tensor(sources), attention_mask=torch.tensor(mask), labels=torch.tensor(labels)
+    )
+    found.loss.backward()
+    arrays = {"logits": found.logits.detach().numpy(), "loss": found.loss.detach().numpy()}
+    np.savez(directory / "reference.npz", sources=sources, mask=mask, labels=labels, **arrays, **gradients(model))
+    return {"tensors": shapes}
 
 
 def has_types(model: Any) -> bool:
@@ -354,7 +381,11 @@ def keys(request: dict[str, Any]) -> dict[str, Any]:
 
 def inert(request: dict[str, Any]) -> dict[str, Any]:
     """How much logits in training change with other values of keys, the weights being the same."""
-    head = {"causal": AutoModelForCausalLM, "encoder": AutoModelForMaskedLM}[request["kind"]]
+    head = {
+        "causal": AutoModelForCausalLM,
+        "encoder": AutoModelForMaskedLM,
+        "encoder-decoder": AutoModelForSeq2SeqLM,
+    }[request["kind"]]
     logits = []
     for changes in ({}, request["changes"]):
         model = head.from_config(AutoConfig.for_model(**request["config"] | changes))
@@ -366,7 +397,9 @@ def _in_training(model: Any, vocab_size: int) -> Any:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(torch.from_numpy(parity_rule.weight(0, name, list(parameter.shape))))
-    found = model.train()(input_ids=torch.tensor(parity_rule.tokens(0, (2, 12), vocab_size)))
+    ids = torch.tensor(parity_rule.tokens(0, (2, 12), vocab_size))
+    given = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+    found = model.train()(input_ids=ids, **given)
     return (found[0] if isinstance(found, tuple) else found.logits).detach()
 
 
@@ -436,6 +469,7 @@ def main() -> None:
         "has": has,
         "make": make,
         "make_encoder": make_encoder,
+        "make_encoder_decoder": make_encoder_decoder,
         "make_classifier": make_classifier,
         "classify": classify,
         "rescore": rescore,

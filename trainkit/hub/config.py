@@ -171,8 +171,8 @@ def head_of(config: Config, family: Family) -> Head:
     for kind, table in family.heads.items():
         if table.architecture.lower() in architectures:
             names = config.get("id2label") or {}
-            # transformers leaves two classes without names out
-            width = len(names) or int(config.get("num_labels", 2))
+            # transformers leaves as many classes without names out as a family usually has
+            width = len(names) or int(config.get("num_labels", family.defaults.get("num_labels", 2)))
             return Head(kind, width, tuple(map(str, names.values())), problem=config.get("problem_type"))
     return TOKENS
 

@@ -97,9 +97,12 @@ def load_params(
         for i in asked:
             to = where[i] or getattr(leaves[i], "sharding", None) or SingleDeviceSharding(jax.devices()[0])
             kept = not owned and next(iter(to.device_set)).platform == "cpu"
-            if source.begins_at_random(names[i]):
-                assert fresh_leaf is not None, names[i]
-                new = fresh_leaf(names[i], leaves[i].shape).astype(kinds[i])
+            if source.is_zero(names[i]) or source.begins_at_random(names[i]):
+                if source.is_zero(names[i]):
+                    new = np.zeros(leaves[i].shape, kinds[i])
+                else:
+                    assert fresh_leaf is not None, names[i]
+                    new = fresh_leaf(names[i], leaves[i].shape).astype(kinds[i])
                 leaves[i] = made(names[i], _place(new.__getitem__, leaves[i].shape, to))
                 continue
             read = source.reader(names[i], leaves[i].shape, kinds[i], pool, fresh if kept else scratch)
@@ -143,7 +146,7 @@ def load_base(recipe: Recipe, shapes: PyTree, *, on: Mesh) -> PyTree | None:
         owned=True,
         made=lambda name, leaf: _packed(leaf, on) if name in packed else leaf,
         head=model.head,
-        fresh_leaf=partial(_fresh_leaf, seed=recipe.run.seed, scale=recipe.language_model.initializer_range),
+        fresh_leaf=partial(_fresh_leaf, seed=recipe.run.seed, scale=recipe.language_model.head_range),
     )
 
 

@@ -54,13 +54,12 @@ class TensorSource:
         self.family = family_of(config, where=self.where)
         self.tensors = open_directory(directory)
         self.head, self.names = head, self.family.names_of(head.kind)
-        tied = config.get("tie_word_embeddings", self.family.defaults.get("tie_word_embeddings"))
-        self.tied = bool(tied)
-        bare = not any(name.startswith(self.family.prefix) for name in self.tensors)
+        self.tied = self.family.is_tied(config)
+        prefix = self.family.prefix_of(head.kind)
+        bare = not any(name.startswith(prefix) for name in self.tensors)
         #: The family's name of a tensor -> its name in this checkpoint.
         self.called = {
-            self.family.prefix + name if bare and not name.startswith("lm_head") else name: name
-            for name in self.tensors
+            prefix + name if bare and not name.startswith("lm_head") else name: name for name in self.tensors
         }
         own = {name.theirs for leaf, name in self.names.items() if leaf.startswith(CLASSIFIER)}
         self.called = {
@@ -82,15 +81,21 @@ class TensorSource:
             return False
         return (is_output and self.head.new) or self.names[f"{layer}.weight"].theirs not in self.called
 
+    def is_zero(self, leaf: str) -> bool:
+        """Whether a leaf is 0 because the checkpoint does not have it and need not."""
+        name = self.names[leaf]
+        return name.optional and name.theirs not in self.called
+
     def check(self, leaves: Mapping[str, Shape], *, resize: bool) -> None:
-        """Raise TrainkitError if these leaves cannot be made from the tensors. Those of which `begins_at_random` is
-        true need none."""
+        """Raise TrainkitError if these leaves cannot be made from the tensors. Those of which `begins_at_random` or
+        `is_zero` is true need none."""
         if unknown := [leaf for leaf in leaves if leaf not in self.names]:
             raise TrainkitError(
                 f"a model of the family {self.family.type} has no {', '.join(unknown[:3])}",
                 where=self.where,
                 hint="the model is of another family than the checkpoint",
             )
+        leaves = {leaf: shape for leaf, shape in leaves.items() if not self.is_zero(leaf)}
         shapes = {name: self.tensors[called].shape for name, called in self.called.items()}
         if self.head.kind != "tokens":
             self._check_classes(shapes)

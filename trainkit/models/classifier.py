@@ -37,8 +37,8 @@ class Classifier(eqx.Module):
             return None
         layers, d = spec.class_heads[spec.head.kind], spec.hidden
         first, second = jax.random.split(jax.random.fold_in(key, HEAD))
-        dense = Linear.init(first, d, d, scale=spec.initializer_range) if layers.dense else None
-        output = Linear.init(second, d, spec.head.width, scale=spec.initializer_range, bias=layers.bias)
+        dense = Linear.init(first, d, d, scale=spec.head_range) if layers.dense else None
+        output = Linear.init(second, d, spec.head.width, scale=spec.head_range, bias=layers.bias)
         rate = spec.head_dropout(spec.head.kind)
         first_rate = spec.first_head_dropout(spec.head.kind)
         return Classifier(Dropout(first_rate), dense, Dropout(rate), output, layers)

@@ -4,6 +4,7 @@ A new family is a file beside this one and a line in `FAMILIES`: the `[model]` s
 """
 
 from trainkit.recipe.families import (
+    bart,
     bert,
     distilbert,
     gemma2,
@@ -18,6 +19,7 @@ from trainkit.recipe.families import (
     qwen3,
     qwen3_moe,
     roberta,
+    t5,
 )
 from trainkit.recipe.families.hugging_face import Family
 
@@ -36,4 +38,6 @@ FAMILIES: tuple[Family, ...] = (
     bert.FAMILY,
     roberta.FAMILY,
     distilbert.FAMILY,
+    t5.FAMILY,
+    bart.FAMILY,
 )

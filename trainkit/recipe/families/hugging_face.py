@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -62,6 +62,8 @@ class TensorName:
     ours: str
     theirs: str
     transposed: bool = False
+    optional: bool = False
+    """Whether a checkpoint may lack it; it is then 0."""
 
     @property
     def stacked(self) -> int:
@@ -122,6 +124,8 @@ class HeadTable:
     architecture: str
     names: tuple[TensorName, ...]
     """Of its layers, which are `classifier.dense` and `classifier.output`."""
+    prefix: str = ""
+    """What stands before the names of all other tensors; a checkpoint without this head lacks it."""
 
 
 def scored(architecture: str) -> dict[HeadKind, HeadTable]:
@@ -154,6 +158,8 @@ class Family:
     config.json lacks the key. A key may be in a table: `table.key`."""
     prefix: str = "model."
     """Prefix of tensor names; a checkpoint may lack it."""
+    tied: Callable[[Config], bool] | None = None
+    """Return whether a config.json says that the output matrix is the embedding, where not by `tie_word_embeddings`."""
     ignored: str = r"(?!)"
     """A pattern of names of tensors that are not parameters, in older checkpoints."""
     notes: Callable[[Any, Config], list[str]] = lambda model, config: []
@@ -162,8 +168,19 @@ class Family:
 
     def names_of(self, head: HeadKind) -> dict[str, TensorName]:
         """Return the names of the tensors by leaf, of a model with such a head."""
-        more = self.heads[head].names if head in self.heads else ()
-        return {name.ours: name for name in (*self.names, *more)}
+        table = self.heads.get(head, HeadTable("", ()))
+        names = (replace(name, theirs=table.prefix + name.theirs) for name in self.names)
+        return {name.ours: name for name in (*names, *table.names)}
+
+    def prefix_of(self, head: HeadKind) -> str:
+        """Return what names of tensors begin with, which a checkpoint may lack."""
+        return (self.heads[head].prefix if head in self.heads else "") + self.prefix
+
+    def is_tied(self, config: Config) -> bool:
+        """Return whether the output matrix of the checkpoint with this config.json is the embedding."""
+        if self.tied is not None:
+            return self.tied(config)
+        return bool(config.get("tie_word_embeddings", self.defaults.get("tie_word_embeddings")))
 
     def architecture_of(self, head: HeadKind) -> str:
         """Return the class of a model with such a head."""

@@ -149,6 +149,11 @@ class Transformer(Pretrained):
         return 0.0
 
     @property
+    def head_range(self) -> float:
+        """Standard deviation of the random weights of a head with classes."""
+        return self.initializer_range
+
+    @property
     def score_scale(self) -> float | None:
         """Factor of the scores; None means 1 / sqrt(`key_width`)."""
         return None

@@ -228,7 +228,7 @@ def is_hidden_matrix(name: str, shape: Shape) -> bool:
     own_axes = len(shape) - name.startswith("blocks.")
     parts = name.split(".")
     outside = any("embedding" in part or "norm" in part or part == "router" for part in parts)
-    return own_axes >= 2 and name not in ("output", "classifier.output.weight") and not outside
+    return own_axes >= 2 and name not in ("output", "output_bias", "classifier.output.weight") and not outside
 
 
 #: Every optimizer of the recipe language.

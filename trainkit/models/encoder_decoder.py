@@ -1,0 +1,282 @@
+"""Encoder-decoders (Vaswani et al. 2017): T5, BART and families like them.
+
+Shapes as in `layers.py`; S positions of the source, C positions of a cache, P learned positions, N buckets of
+distances.
+"""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from trainkit.models.attention import KeyValues
+from trainkit.models.classifier import Classifier
+from trainkit.models.encoder_decoder_block import EncoderDecoderBlock, distance_bias, norm_of
+from trainkit.models.layers import LayerNorm, RmsNorm, logits
+from trainkit.models.master_weights import Weight, exact, lookup
+from trainkit.models.remat import block_input, rematerialise
+from trainkit.parallel.devices import AttentionName
+from trainkit.recipe.families.encoder_decoder import DistanceBuckets, EncoderDecoder
+from trainkit.recipe.families.sizes import Remat
+
+
+class StackEnds(eqx.Module):
+    """What the encoder, or the decoder, has beside its blocks."""
+
+    position_embedding: Float[Array, "P D"] | None
+    """None where positions are known by distances."""
+    distance_embedding: Float[Array, "N H"] | None
+    """What scores have added by the distance of query and key, the same in all blocks."""
+    embedding_norm: LayerNorm | RmsNorm | None
+    final_norm: LayerNorm | RmsNorm | None
+
+    @staticmethod
+    def init(spec: EncoderDecoder, sequence_length: int, key: PRNGKeyArray) -> StackEnds:
+        """Return fresh ones."""
+        positions = distances = None
+        if spec.first_position is not None:
+            rows = spec.first_position + (spec.context_length or sequence_length)
+            positions = jax.random.normal(key, (rows, spec.hidden)) * spec.initializer_range
+        if spec.distances is not None:
+            scale = spec.weight_scale(spec.hidden)
+            distances = jax.random.normal(key, (spec.distances.buckets, spec.heads)) * scale
+        return StackEnds(
+            position_embedding=positions,
+            distance_embedding=distances,
+            embedding_norm=norm_of(spec) if spec.embedding_norms else None,
+            final_norm=norm_of(spec) if spec.norms == "before" else None,
+        )
+
+
+class Stacks(eqx.Module):
+    """The blocks of both stacks, each all in one: every leaf has a leading axis of layers."""
+
+    encoder: EncoderDecoderBlock
+    decoder: EncoderDecoderBlock
+
+
+class DecoderCache(eqx.Module):
+    """What the decoder has read, and what it sees of the source."""
+
+    own: KeyValues
+    """Room for C positions, of which the first `length` are read."""
+    memory: KeyValues
+    memory_visible_BS: Bool[Array, "B S"]
+    length: Int[Array, ""]
+
+    def rows(self, rows_B: Int[Array, " B"]) -> DecoderCache:
+        """Return the cache of these of its rows, such as the best beams."""
+        own, memory = jax.tree.map(lambda x_LB: x_LB[:, rows_B], (self.own, self.memory))
+        return DecoderCache(own, memory, self.memory_visible_BS[rows_B], self.length)
+
+
+class EncoderDecoderModel(eqx.Module):
+    """An encoder that reads a source, and a decoder that predicts a target, or reads the source too and scores it."""
+
+    token_embedding: Float[Array, "V D"]
+    encoder: StackEnds
+    decoder: StackEnds
+    blocks: Stacks
+    output: Float[Array, "V D"] | None
+    """None where it is the token embedding, and where there is a classifier in its place."""
+    output_bias: Float[Array, "1 V"] | None
+    """Added to the logits; it is not trained."""
+    classifier: Classifier | None
+    """None where tokens are predicted."""
+    embedding_scale: float | None = eqx.field(static=True)
+    output_scale: float | None = eqx.field(static=True)
+    first_position: int | None = eqx.field(static=True)
+    distances: DistanceBuckets | None = eqx.field(static=True)
+    decoder_start: int | None = eqx.field(static=True)
+    """The token that the decoder begins with, where the recipe or a checkpoint says it."""
+    context_length: int = eqx.field(static=True)
+    """The longest source, and the longest target, that it is meant for, in tokens."""
+    remat: Remat = eqx.field(static=True)
+
+    @staticmethod
+    def init(
+        spec: EncoderDecoder,
+        *,
+        vocab_size: int,
+        sequence_length: int,
+        implementation: AttentionName,
+        remat: Remat,
+        fp8: bool,
+        key: PRNGKeyArray,
+    ) -> EncoderDecoderModel:
+        """Return a fresh model, in float32."""
+        tokens, source, target, encoder, decoder, output = jax.random.split(key, 6)
+
+        def stack(key: PRNGKeyArray, layers: int, *, cross: bool) -> EncoderDecoderBlock:
+            def block(key: PRNGKeyArray) -> EncoderDecoderBlock:
+                return EncoderDecoderBlock.init(spec, key, cross=cross, implementation=implementation, fp8=fp8)
+
+            blocks: EncoderDecoderBlock = jax.vmap(block)(jax.random.split(key, layers))
+            return blocks
+
+        def table(key: PRNGKeyArray) -> Float[Array, "V D"]:
+            return jax.random.normal(key, (vocab_size, spec.hidden)) * spec.initializer_range
+
+        return EncoderDecoderModel(
+            token_embedding=table(tokens),
+            encoder=StackEnds.init(spec, sequence_length, source),
+            decoder=StackEnds.init(spec, sequence_length, target),
+            blocks=Stacks(stack(encoder, spec.layers, cross=False), stack(decoder, spec.decoder_blocks, cross=True)),
+            output=table(output) if spec.predicts_tokens and not spec.tied else None,
+            output_bias=jnp.zeros((1, vocab_size)) if spec.predicts_tokens and spec.output_biased else None,
+            classifier=Classifier.init(spec, output),
+            embedding_scale=spec.embedding_scale,
+            output_scale=spec.output_scale,
+            first_position=spec.first_position,
+            distances=spec.distances,
+            decoder_start=spec.decoder_start,
+            context_length=spec.context_length or sequence_length,
+            remat=remat,
+        )
+
+    def encode(
+        self, tokens_BS: Int[Array, "B S"], segments_BS: Int[Array, "B S"], *, key: PRNGKeyArray | None = None
+    ) -> Float[Array, "B S D"]:
+        """Return what the decoder sees of sources. Every position sees its segment; 0 is padding."""
+        at_S = jnp.arange(tokens_BS.shape[1])
+        same_BSS = segments_BS[:, :, None] == segments_BS[:, None, :]
+        bias_HSS = self._bias(self.encoder, at_S, at_S, causal=False)
+
+        def layer(x_BSD: Array, block: EncoderDecoderBlock) -> tuple[Array, None]:
+            return block.encode(block_input(x_BSD), same_BSS, bias_HSS), None
+
+        x_BSD = self._embed(self.encoder, tokens_BS, at_S)
+        x_BSD, _ = jax.lax.scan(rematerialise(layer, self.remat), x_BSD, self.blocks.encoder)
+        return _normed(self.encoder.final_norm, x_BSD)
+
+    def decode(
+        self,
+        tokens_BT: Int[Array, "B T"],
+        memory_BSD: Float[Array, "B S D"],
+        memory_segments_BS: Int[Array, "B S"],
+        *,
+        key: PRNGKeyArray | None = None,
+    ) -> Float[Array, "B T D"]:
+        """Return the last hidden states of what the decoder reads: `decoder_start`, and a target but for its end.
+
+        A position sees those before it, and the positions of the source whose segment is above 0.
+        """
+        at_T, visible_BS = jnp.arange(tokens_BT.shape[1]), memory_segments_BS > 0
+        bias_HTT = self._bias(self.decoder, at_T, at_T, causal=True)
+
+        def layer(x_BTD: Array, block: EncoderDecoderBlock) -> tuple[Array, None]:
+            assert block.cross is not None
+            memory = block.cross.key_values(memory_BSD)
+            return block.decode(block_input(x_BTD), memory, visible_BS, bias_HTT)[0], None
+
+        x_BTD = self._embed(self.decoder, tokens_BT, at_T)
+        x_BTD, _ = jax.lax.scan(rematerialise(layer, self.remat), x_BTD, self.blocks.decoder)
+        return _normed(self.decoder.final_norm, x_BTD)
+
+    def start(
+        self, memory_BSD: Float[Array, "B S D"], memory_segments_BS: Int[Array, "B S"], length: int
+    ) -> DecoderCache:
+        """Return a cache with room for `length` positions of targets of these sources."""
+
+        def layer(_: None, block: EncoderDecoderBlock) -> tuple[None, KeyValues]:
+            assert block.cross is not None
+            return None, block.cross.key_values(memory_BSD)
+
+        _, memory = jax.lax.scan(layer, None, self.blocks.decoder)
+        layers, rows, _, *rest = memory.k_BSGK.shape
+        room = jnp.zeros((layers, rows, length, *rest), memory.k_BSGK.dtype)
+        return DecoderCache(KeyValues(room, room), memory, memory_segments_BS > 0, jnp.int32(0))
+
+    def step(self, tokens_BT: Int[Array, "B T"], cache: DecoderCache) -> tuple[Float[Array, "B V"], DecoderCache]:
+        """Return the logits after the last of these tokens, which follow those of the cache, and the cache with
+        them."""
+        at_T = cache.length + jnp.arange(tokens_BT.shape[1])
+        bias_HTC = self._bias(self.decoder, at_T, jnp.arange(cache.own.k_BSGK.shape[2]), causal=True)
+
+        def layer(x_BTD: Array, of_layer: tuple[EncoderDecoderBlock, KeyValues, KeyValues]) -> tuple[Array, KeyValues]:
+            block, own, memory = of_layer
+            return block.decode(x_BTD, memory, cache.memory_visible_BS, bias_HTC, cache=own, at_T=at_T)
+
+        x_BTD = self._embed(self.decoder, tokens_BT, at_T)
+        x_BTD, own = jax.lax.scan(layer, x_BTD, (self.blocks.decoder, cache.own, cache.memory))
+        logits_BV = self.logits(_normed(self.decoder.final_norm, x_BTD[:, -1]))
+        return logits_BV, DecoderCache(own, cache.memory, cache.memory_visible_BS, at_T[-1] + 1)
+
+    def hidden_and_penalty(
+        self,
+        tokens_BT: Int[Array, "B T"],
+        *,
+        positions_BT: Int[Array, "B T"] | None = None,
+        segments_BT: Int[Array, "B T"] | None = None,
+        counted_BT: Bool[Array, "B T"] | None = None,
+        types_BT: Int[Array, "B T"] | None = None,
+    ) -> tuple[Float[Array, "B T D"], Float[Array, ""]]:
+        """Return the last hidden states of texts that encoder and decoder both read, and, as language models do, what
+        is added to the loss: 0.
+
+        The decoder reads them one token behind, after `decoder_start`, as transformers scores a text.
+        """
+        assert positions_BT is None, "texts with classes are rows of their own"
+        assert self.decoder_start is not None, "checked with the recipe: see `EncoderDecoder.with_head`"
+        segments_BT = jnp.ones_like(tokens_BT) if segments_BT is None else segments_BT
+        behind_BT = jnp.roll(tokens_BT, 1, axis=1).at[:, 0].set(self.decoder_start)
+        memory_BTD = self.encode(tokens_BT, segments_BT)
+        return self.decode(behind_BT, memory_BTD, segments_BT), jnp.float32(0)
+
+    def scores(self, hidden_BTD: Float[Array, "B T D"], segments_BT: Int[Array, "B T"]) -> Float[Array, "B C"]:
+        """Return the scores of classes, as `Classifier` gives them."""
+        assert self.classifier is not None, "the head of this model predicts tokens"
+        return self.classifier(hidden_BTD, segments_BT)
+
+    def prediction_states(self, hidden_BTD: Float[Array, "*n D"]) -> Float[Array, "*n E"]:
+        """Return what the rows of `unembedding` are multiplied with to give logits: with a bias there is a 1 more."""
+        states = self._scaled(hidden_BTD)
+        return states if self.output_bias is None else jnp.concatenate([states, jnp.ones_like(states[..., :1])], -1)
+
+    def unembedding(self) -> Float[Array, "V E"] | Weight:
+        """Return the output matrix, with the bias of the logits, if there is one, as a last column."""
+        matrix_VD = self._output_matrix()
+        if self.output_bias is None:
+            return matrix_VD
+
+        def with_bias(matrix_VD: Array, bias_1V: Array) -> Array:
+            return jnp.concatenate([matrix_VD, jax.lax.stop_gradient(bias_1V).T], -1)
+
+        return jax.tree.map(with_bias, matrix_VD, self.output_bias)
+
+    def logits(self, hidden_BTD: Float[Array, "*n D"]) -> Float[Array, "*n V"]:
+        """Return the logits of every entry of the vocabulary, in float32."""
+        found = logits(self._scaled(hidden_BTD), Weight.of(self._output_matrix()).rounded)
+        return found if self.output_bias is None else found + jax.lax.stop_gradient(exact(self.output_bias))[0]
+
+    def _output_matrix(self) -> Float[Array, "V D"]:
+        return self.token_embedding if self.output is None else self.output
+
+    def _scaled(self, hidden_BTD: Array) -> Array:
+        if self.output_scale is None:
+            return hidden_BTD
+        return hidden_BTD * jnp.asarray(self.output_scale, hidden_BTD.dtype)
+
+    def _embed(self, ends: StackEnds, tokens_BT: Array, at_T: Array) -> Float[Array, "B T D"]:
+        x_BTD = lookup(self.token_embedding, tokens_BT)
+        if self.embedding_scale is not None:
+            x_BTD = x_BTD * jnp.asarray(self.embedding_scale, x_BTD.dtype)
+        if ends.position_embedding is not None:
+            assert self.first_position is not None
+            x_BTD = x_BTD + lookup(ends.position_embedding, self.first_position + at_T)
+        return _normed(ends.embedding_norm, x_BTD)
+
+    def _bias(self, ends: StackEnds, queries_T: Array, keys_S: Array, *, causal: bool) -> Float[Array, "H T S"] | None:
+        if ends.distance_embedding is None:
+            return None
+        assert self.distances is not None
+        return distance_bias(ends.distance_embedding, queries_T, keys_S, self.distances, causal=causal)
+
+
+def _normed(norm: LayerNorm | RmsNorm | None, x_BTD: Array) -> Array:
+    return x_BTD if norm is None else norm(x_BTD)
+
+
+build = EncoderDecoderModel.init
