@@ -1,4 +1,4 @@
-"""The texts and predictions of the model, by step and prompt, and two steps of a prompt side by side."""
+"""The texts of the model by step and prompt, two steps side by side; without any, the newest evaluation."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from textual.widgets import Static
 
 from trainkit.dashboard import theme
 from trainkit.dashboard.pages.page import Page
+from trainkit.dashboard.panels.evaluation import Evaluations, evaluation_lines
+from trainkit.dashboard.panels.rows import cell
 from trainkit.dashboard.panels.sample import Text, prediction_lines, read_image, text_of
 from trainkit.events.series import Series
 from trainkit.events.view import SampleText, View
@@ -89,6 +91,7 @@ class SamplesPage(Page):
         self._seen: object = None
         #: By path: an image, the reason why there is none, or None while it is being read.
         self._images: dict[str, Image | str | None] = {}
+        self._evaluations = Evaluations(run_directory)
 
     def compose(self) -> ComposeResult:
         with Horizontal(id="sample-all"):
@@ -99,11 +102,17 @@ class SamplesPage(Page):
                 yield Text(id="sample-other")
 
     def show_view(self, view: View, *, now: float) -> None:
+        if not view.samples and self._evaluations.has_new(view):
+            self.work(self._read_evaluations, group="evaluations", only=True)
         newest = view.samples[-1] if view.samples else None
         if (seen := (newest, len(view.samples), self.app.theme)) == self._seen:
             return
         self._seen = seen
         self._samples, self._loss = by_step(view.samples), view.series.get("train/loss")
+        self._draw()
+
+    async def _read_evaluations(self) -> None:
+        await asyncio.to_thread(self._evaluations.read)
         self._draw()
 
     def preferences(self) -> dict[str, Any]:
@@ -121,7 +130,7 @@ class SamplesPage(Page):
         return "\n\n".join(sample.text for sample in self._samples[self._chosen].values())
 
     def offers(self, action: str) -> bool:
-        return bool(self._samples)
+        return bool(self._samples or (self._evaluations.results and action.startswith("scroll")))
 
     @property
     def _steps(self) -> list[int]:
@@ -147,7 +156,8 @@ class SamplesPage(Page):
         steps.display = bool(self._samples)
         other.display = bool(self._samples) and self._beside != "nothing"
         if not self._samples:
-            text.show("samples", Content.styled(EMPTY, theme.DIM))
+            lines = evaluation_lines(self._evaluations, text.scrollable_content_region.width)
+            text.show("evaluation" if lines else "samples", Content("\n").join(lines or [cell(EMPTY, theme.DIM)]))
             return
         steps.border_title = Content.styled("step · loss", theme.DIM)
         self.query_one(Steps).update(Content("\n").join(self._step_line(step) for step in self._steps))

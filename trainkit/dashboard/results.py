@@ -1,0 +1,121 @@
+"""The newest results of evaluations in a run's `results/`: metrics, confusions of labels, and the worst predictions.
+
+Any file may be damaged, half written or foreign: what cannot be read is left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+#: The largest file of predictions that is read, in bytes, and how many of the worst are kept.
+MOST_BYTES, MOST_WORST = 1 << 26, 200
+
+
+class Worst(NamedTuple):
+    """A prediction that was wrong, and where its item is from."""
+
+    label: str
+    predicted: str
+    wrong: float
+    """Of classes, the probability of the one that was predicted; of numbers, the distance."""
+    place: str
+
+
+@dataclass(frozen=True)
+class SetResult:
+    """The newest result of one validation set."""
+
+    name: str
+    step: int
+    metrics: Mapping[str, float]
+    """By the name behind `validation/SET/`."""
+    confused: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """How many items with a label were predicted as a class, by (label, predicted); empty where it has no classes."""
+    worst: tuple[Worst, ...] = ()
+    """The worst first."""
+
+    @property
+    def classes(self) -> list[str]:
+        """The classes that occur, in the order of their names."""
+        return sorted({name for pair in self.confused for name in pair})
+
+
+def read_results(run_directory: Path) -> list[SetResult]:
+    """Return the newest result of each validation set, by the names of the sets."""
+    newest: dict[str, tuple[int, dict[str, Any], Path]] = {}
+    for path in run_directory.glob("results/*.json"):
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            name, step, metrics = str(found["set"]), int(found["step"]), dict(found["metrics"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if name not in newest or step > newest[name][0]:
+            newest[name] = (step, metrics, path)
+    return [_result(name, *newest[name]) for name in sorted(newest)]
+
+
+def _result(name: str, step: int, logged: Mapping[str, Any], path: Path) -> SetResult:
+    before = f"validation/{name}/"
+    metrics = {
+        key.removeprefix(before): float(value) for key, value in logged.items() if isinstance(value, int | float)
+    }
+    table = _read_table(path.with_suffix(".parquet"))
+    if table.keys() >= {"label", "predicted", "scores", "source", "row"}:
+        return SetResult(name, step, metrics, *_of_classes(table))
+    if table.keys() >= {"target", "predicted", "source", "row"}:
+        return SetResult(name, step, metrics, worst=_of_numbers(table))
+    return SetResult(name, step, metrics)
+
+
+def _read_table(path: Path) -> dict[str, Any]:
+    """Return the columns of a file of predictions; none where it cannot be read."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            return {}
+        from pyarrow import ArrowException, parquet
+    except OSError:
+        return {}
+    try:
+        table = parquet.read_table(path)
+        return {name: table.column(name) for name in table.column_names}
+    except (OSError, ValueError, ArrowException):
+        return {}
+
+
+def _of_classes(table: Mapping[str, Any]) -> tuple[Counter[tuple[str, str]], tuple[Worst, ...]]:
+    labels, predicted = table["label"].to_pylist(), table["predicted"].to_pylist()
+    if not all(isinstance(label, str | int | None) for label in labels):
+        return Counter(), ()
+    pairs = [(str(label), str(class_)) for label, class_ in zip(labels, predicted, strict=True)]
+    known = [place for place, label in enumerate(labels) if label is not None]
+    scores = np.array(table["scores"].to_pylist(), np.float64)
+    likely = 1 / np.exp(scores - scores.max(-1, keepdims=True)).sum(-1)  # the softmax of the highest score
+    wrong = sorted((place for place in known if pairs[place][0] != pairs[place][1]), key=lambda at: -likely[at])
+    worst = tuple(Worst(*pairs[at], float(likely[at]), _place(table, at)) for at in wrong[:MOST_WORST])
+    return Counter(pairs[place] for place in known), worst
+
+
+def _of_numbers(table: Mapping[str, Any]) -> tuple[Worst, ...]:
+    target, predicted = (np.array(table[name].to_pylist(), np.float64) for name in ("target", "predicted"))
+    if target.ndim != 1 or target.shape != predicted.shape:
+        return ()
+    distance = np.abs(target - predicted)
+    order = np.argsort(-distance)[:MOST_WORST]
+    return tuple(
+        Worst(f"{target[at]:.4g}", f"{predicted[at]:.4g}", float(distance[at]), _place(table, int(at)))
+        for at in order.tolist()
+    )
+
+
+def _place(table: Mapping[str, Any], at: int) -> str:
+    """Return where an item is from: the last parts of the file's path, the row, and the token in it."""
+    source = "/".join(str(table["source"][at]).rsplit("/", 2)[-2:])
+    token = f" token {table['token'][at]}" if "token" in table else ""
+    return f"{source}:row {table['row'][at]}{token}"
