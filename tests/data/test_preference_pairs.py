@@ -224,6 +224,7 @@ learning_rate = 1e-3
     [
         (('document = { type = "preference" }\n', ""), ["preference", "does not learn", "text"]),
         (('type = "preference"\n[data]', 'type = "causal-lm"\n[data]'), ["causal-lm", "preference", "chat"]),
+        (('type = "preference"\n[data]', 'type = "sft"\n[data]'), ["sft", "preference", "chat, prompt"]),
         (('type = "gpt2"\nlayers = 1', 'type = "bert"\nlayers = 1'), ["preference", "bert", "encoder", "gpt2"]),
         (('encoding = { type = "pad" }', 'encoding = { type = "pack" }'), ["pad"]),
         (('type = "preference"\n[data]', 'type = "reward"\n[data]'), ["last token", "eos = false"]),
@@ -236,7 +237,7 @@ learning_rate = 1e-3
             ["prompt", "braces"],
         ),
     ],
-    ids=["documents", "task", "model", "encoding", "reward", "split", "margin", "margins", "loss", "template"],
+    ids=["documents", "task", "sft", "model", "encoding", "reward", "split", "margin", "margins", "loss", "template"],
 )
 def test_what_does_not_fit_is_told_before_anything_is_tokenised(tmp_path, monkeypatch, change, words) -> None:
     monkeypatch.chdir(tmp_path)
@@ -247,6 +248,16 @@ def test_what_does_not_fit_is_told_before_anything_is_tokenised(tmp_path, monkey
     said = told.value.problem + told.value.hint
     assert all(word in said for word in words), said
     assert not list(tmp_path.glob("cache/shards/*"))
+
+
+def test_sft_is_causal_lm_for_documents_of_which_a_part_is_learned(tmp_path: Path) -> None:
+    text = RECIPE.replace('type = "preference"\n[data]', 'type = "sft"\nlabel_smoothing = 0.1\n[data]')
+    prompt = 'document = { type = "prompt", prompt = "{prompt}", response = " {chosen}" }'
+    (tmp_path / "a.toml").write_text(text.replace('document = { type = "preference" }', prompt))
+    assert load(tmp_path / "a.toml").recipe.task.label_smoothing == 0.1
+    (tmp_path / "a.toml").write_text(text.replace('document = { type = "preference" }', ""))
+    with pytest.raises(TrainkitError, match="sft does not learn from documents of type text"):
+        load(tmp_path / "a.toml")
 
 
 def test_a_recipe_of_preferences_that_names_no_task_can_be_loaded_to_be_cached(tmp_path: Path) -> None:

@@ -114,6 +114,11 @@ class Reference:
         self._ask(do="kto", directory=str(directory), **asked)
         return dict(np.load(directory / "judged.npz"))
 
+    def smoothed(self, directory: Path, **asked: Any) -> dict[str, np.ndarray]:
+        """The gradient of a smoothed loss with a z-loss: see `torch_worker.smoothed`."""
+        self._ask(do="smoothed", directory=str(directory), **asked)
+        return dict(np.load(directory / "smoothed.npz"))
+
     def has(self, package: str) -> bool:
         """Whether the reference's Python has a package."""
         return bool(self._ask(do="has", package=package)["found"])

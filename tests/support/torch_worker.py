@@ -231,6 +231,20 @@ def classify(request: dict[str, Any]) -> dict[str, Any]:
     return {"scores": scores.tolist(), "names": names, "ids": given["input_ids"].tolist(), "types": types}
 
 
+def smoothed(request: dict[str, Any]) -> dict[str, Any]:
+    """The gradient of transformers' smoothed loss with a z-loss, of the model in a directory; -100 are no labels."""
+    from transformers.trainer_pt_utils import LabelSmoother
+
+    directory = Path(request["directory"])
+    model, labels = loaded(directory), torch.tensor(request["labels"])
+    found = model(input_ids=torch.tensor(request["tokens"]))
+    smoothing = LabelSmoother(epsilon=request["label_smoothing"])(found, labels, shift_labels=True)
+    divisors = found.logits[:, :-1].logsumexp(-1)[labels[:, 1:] >= 0]
+    (smoothing + request["z_loss"] * divisors.square().mean()).backward()
+    np.savez(directory / "smoothed.npz", **gradients(model))
+    return {}
+
+
 def pairs(request: dict[str, Any]) -> dict[str, Any]:
     """What trl's DPO makes of rows of conversations: the ids of both sequences, and where the answers begin."""
     from datasets import Dataset
@@ -481,6 +495,7 @@ def main() -> None:
         "tagged": tagged,
         "pairs": pairs,
         "prefer": prefer,
+        "smoothed": smoothed,
         "reward": torch_rewards.reward,
         "kto": torch_rewards.kto,
     }

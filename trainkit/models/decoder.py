@@ -272,7 +272,7 @@ class DecoderModel(LanguageModel):
             x_BTD, cache, routing = block(x_BTD, place, cache)
             return x_BTD, (cache, routing)
 
-        x_BTD = lookup(self.token_embedding, tokens_BT)
+        x_BTD = self.embedding_noise(lookup(self.token_embedding, tokens_BT))
         if self.embedding_scale is not None:
             x_BTD = x_BTD * jnp.asarray(self.embedding_scale, x_BTD.dtype)
         x_BTD, (cache, routing) = self._through(layer, x_BTD, (self.blocks, cache, window_L, rotary_L))

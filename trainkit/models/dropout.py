@@ -1,4 +1,5 @@
-"""Dropout (Srivastava et al. 2014): in training, parts of what a layer gives are 0 and the rest is larger.
+"""Dropout (Srivastava et al. 2014): in training, parts of what a layer gives are 0 and the rest is larger; and noise
+that is added to embeddings.
 
 A `Dropout` does nothing until it has keys. Only the step gives keys, with `with_keys`, so that nothing is dropped in
 evaluation, in samples and by a frozen reference. Keys are those of the rows of a batch, so that what is dropped
@@ -36,10 +37,28 @@ class Dropout(eqx.Module):
         """Return `x` with some of its numbers 0 and the others divided by 1 - rate; N is a multiple of B."""
         if self.keys_B is None:
             return x
-        rows = x.shape[0] // self.keys_B.shape[0]
-        keys = self.keys_B if rows == 1 else jax.vmap(lambda key: jax.random.split(key, rows))(self.keys_B).reshape(-1)
+        keys = _keys_for(self.keys_B, x.shape[0])
         kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - self.rate, x.shape[1:]))(keys)
         return jnp.where(kept, x / jnp.asarray(1 - self.rate, x.dtype), jnp.zeros((), x.dtype))
+
+
+class EmbeddingNoise(eqx.Module):
+    """Adds noise to the embeddings of tokens (NEFTune, Jain et al. 2023, algorithm 1)."""
+
+    rate: float = eqx.field(static=True, default=0.0)
+    """Alpha: noise is uniform within ± alpha / sqrt(T D)."""
+    keys_B: PRNGKeyArray | None = None
+    """Those of the rows; None where nothing is added."""
+
+    def __call__(self, x_NTD: Float[Array, "N T D"]) -> Float[Array, "N T D"]:
+        """Return `x_NTD` with noise; N is a multiple of B. T is the length of a row, with its padding, as it is in
+        transformers."""
+        if self.keys_B is None:
+            return x_NTD
+        keys_N, (length, d) = _keys_for(self.keys_B, x_NTD.shape[0]), x_NTD.shape[1:]
+        largest = self.rate / (length * d) ** 0.5
+        noise = jax.vmap(lambda key: jax.random.uniform(key, (length, d), minval=-largest, maxval=largest))(keys_N)
+        return x_NTD + noise.astype(x_NTD.dtype)
 
 
 #: One that never drops anything.
@@ -71,6 +90,12 @@ def with_keys(model: PyTree, key: PRNGKeyArray, rows_B: Int[Array, " B"]) -> PyT
     return jax.tree_util.tree_map_with_path(with_own_keys, model, is_leaf=_is_dropout)
 
 
+def _keys_for(keys_B: PRNGKeyArray, rows: int) -> PRNGKeyArray:
+    """Return a key for each of so many rows, a multiple of B."""
+    each = rows // keys_B.shape[0]
+    return keys_B if each == 1 else jax.vmap(lambda key: jax.random.split(key, each))(keys_B).reshape(-1)
+
+
 def _folded(keys_B: PRNGKeyArray, number: Any) -> PRNGKeyArray:
     return jax.vmap(lambda key: jax.random.fold_in(key, number))(keys_B)
 
@@ -88,4 +113,4 @@ def _layers(model: PyTree, path: Any) -> int | None:
 
 
 def _is_dropout(node: Any) -> bool:
-    return isinstance(node, Dropout)
+    return isinstance(node, Dropout | EmbeddingNoise)

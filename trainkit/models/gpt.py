@@ -173,7 +173,7 @@ class GptModel(LanguageModel):
         """As `LanguageModel.hidden`. Slopes without a cache go by distances in the row, whatever the positions are
         called."""
         assert segments_BT is None or cache is None
-        x_BTD = lookup(self.token_embedding, tokens_BT)
+        x_BTD = self.embedding_noise(lookup(self.token_embedding, tokens_BT))
         if self.position_embedding is not None:
             # where positions count from 0, rows are cut off instead of looked up: their gradient needs no scatter
             if positions_BT is None:

@@ -35,8 +35,12 @@ def blocked_cross_entropy(
     block: int | None = None,
     entries: int | None = None,
     softcap: float | None = None,
+    z_loss: float = 0.0,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Return (sum of weight x negative log-likelihood of the target in nats, sum of weights), both float32.
+
+    With `z_loss` the gradient, and not the value, is that of the first sum plus z_loss x the sum of weight x log² Z,
+    where Z is the divisor of the softmax (Chowdhery et al. 2022, PaLM, section 5).
 
     Logits and softmax are float32; with `softcap`, a logit is softcap x tanh(product / softcap) (Gemma Team 2024).
     There are logits of at most `block` tokens (None: `families.sizes.tokens_in_block`), made for `entries` of the
@@ -45,7 +49,9 @@ def blocked_cross_entropy(
     of the unembedding is summed over the devices once, at the end.
     """
     arrays = hidden_BTD, unembedding_VD, targets_BT, weights_BT
-    total, weight, _ = _cross_entropy(*arrays, block=block, entries=entries, softcap=softcap, counts=False)
+    total, weight, _ = _cross_entropy(
+        *arrays, block=block, entries=entries, softcap=softcap, counts=False, z_loss=z_loss
+    )
     return total, weight
 
 
@@ -72,6 +78,7 @@ def _cross_entropy(
     entries: int | None,
     softcap: float | None,
     counts: bool,
+    z_loss: float = 0.0,
 ) -> tuple[Array, Array, Array]:
     weights_BT = weights_BT.astype(jnp.float32)
 
@@ -80,7 +87,7 @@ def _cross_entropy(
         tokens = weights_BT.size
         size = min(block or tokens_in_block(tokens=tokens, hidden=d, vocab_size=vocab), tokens)
         at_once = min(entries or entries_at_once(size, vocab), vocab)
-        settings = LossBlocks(size, at_once, softcap, hidden_BTD.dtype, counts)
+        settings = LossBlocks(size, at_once, softcap, hidden_BTD.dtype, counts, z_loss)
         rounded_VD, master_VD = unembedding_VD.rounded, unembedding_VD.master
         flat = targets_BT.reshape(tokens), weights_BT.reshape(tokens)
         found = _weighted_sums(hidden_BTD.reshape(tokens, d), rounded_VD, master_VD, *flat, settings)
@@ -132,8 +139,9 @@ def _forward(
         target_N = target_logits(x_ND, target_ND, settings)
         losses_N = softmax.losses(target_N)
         dtarget_N = settings.times_slope(-weights_N, target_N)
-        dx_ND = dx_ND * (weights_N / softmax.sum_N)[:, None] + target_ND * dtarget_N[:, None]
-        dw_VD = _add_unembedding(dw_VD, x_ND, weights_N, softmax, exp_JNU, top_JN, settings)
+        pulled_N = softmax.pulled(weights_N, settings)
+        dx_ND = dx_ND * (pulled_N / softmax.sum_N)[:, None] + target_ND * dtarget_N[:, None]
+        dw_VD = _add_unembedding(dw_VD, x_ND, pulled_N, softmax, exp_JNU, top_JN, settings)
         dw_VD = dw_VD.at[targets_N].add(dtarget_N[:, None] * x_ND.astype(jnp.float32))
         return (
             total + (losses_N * weights_N).sum(),

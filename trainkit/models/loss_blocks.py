@@ -37,6 +37,8 @@ class LossBlocks(NamedTuple):
     """That of the hidden states."""
     counts: bool
     """Whether it is counted how often the target has the largest logit."""
+    z_loss: float = 0.0
+    """How much the squared logarithm of the softmax's divisor counts in gradients."""
 
     def logits(self, products: Array) -> Array:
         """Return the logits of products of hidden states and unembedding."""
@@ -73,6 +75,12 @@ class Softmax(NamedTuple):
         if entry_N is not None:
             entry_N = jnp.where(top_N > self.top_N, start + logits_NU.argmax(-1).astype(jnp.int32), entry_N)
         return Softmax(top_N, self.sum_N * shrink_N + exp_NU.sum(-1), entry_N), shrink_N, exp_NU
+
+    def pulled(self, weights_N: Array, settings: LossBlocks) -> Array:
+        """Return by how much exponentials count in gradients: the weights, and more where there is a z-loss."""
+        if not settings.z_loss:
+            return weights_N
+        return weights_N * (1 + 2 * settings.z_loss * (jnp.log(self.sum_N) + self.top_N))
 
     def correct(self, targets_N: Array, weights_N: Array) -> Array:
         """Return the sum of the weights of the targets that have the largest logit; 0 where nothing is counted."""

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from trainkit.models.attention import KeyValues
 from trainkit.models.classifier import Classifier
+from trainkit.models.dropout import EmbeddingNoise
 from trainkit.models.layers import logits
 from trainkit.models.remat import block_input, rematerialise
 from trainkit.recipe.families.sizes import Remat
@@ -50,6 +51,7 @@ class Parts(TypedDict):
     classifier: Classifier | None
     context_length: int
     remat: Remat
+    embedding_noise: EmbeddingNoise
 
 
 class LanguageModel(eqx.Module):
@@ -69,6 +71,7 @@ class LanguageModel(eqx.Module):
     final_softcap: float | None = eqx.field(static=True)
     """What its logits are bent to stay below, where they are: see `layers.logits`."""
     remat: Remat = eqx.field(static=True)
+    embedding_noise: EmbeddingNoise
 
     @abstractmethod
     def hidden(
@@ -154,6 +157,7 @@ def parts(
         classifier=Classifier.init(spec, output),
         context_length=spec.context_length or sequence_length,
         remat=remat,
+        embedding_noise=EmbeddingNoise(),
     )
 
 

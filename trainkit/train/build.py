@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,7 +17,9 @@ from jaxtyping import PyTree
 from trainkit import models, optim
 from trainkit.data.batches.examples import lengths_of
 from trainkit.data.batches.layout import has_segments
+from trainkit.errors import TrainkitError
 from trainkit.models.adapters import Numbers, trainable, with_adapter
+from trainkit.models.dropout import EmbeddingNoise
 from trainkit.models.stack import LanguageModel
 from trainkit.parallel import devices, mesh
 from trainkit.parallel.precision import compute_dtype
@@ -69,6 +72,14 @@ def build(recipe: Recipe, plan: Plan, *, task: Task | None = None) -> BuiltStep:
             fp8=plan.compute == "fp8",
             key=key,
         )
+        if noise := recipe.task.noise:
+            if not isinstance(fresh, LanguageModel):
+                raise TrainkitError(
+                    f'model.type = "{recipe.model.type}" adds no noise to its embeddings',
+                    where="task.embedding_noise",
+                    hint="leave it out, or derive the model from trainkit.models.stack.LanguageModel",
+                )
+            fresh = replace(fresh, embedding_noise=EmbeddingNoise(noise))
         return models.cast(fresh, jnp.dtype(recipe.precision.params))
 
     def model(key: jax.Array, weights: PyTree | None = None, numbers: Numbers | None = None) -> LanguageModel:

@@ -16,17 +16,24 @@ from trainkit.recipe.sections.data import Concatenate, Data, Pad
 from trainkit.recipe.sections.preference_tasks import Kto, Preference, Reward
 from trainkit.recipe.sections.source import Source, Tokens, document_of
 from trainkit.recipe.sections.task_spec import TEXTS, TaskSpec, check_last_token
-from trainkit.recipe.spec import Count, Fraction, MissingKey, Positive, union_of
+from trainkit.recipe.spec import Count, Fraction, MissingKey, NotNegative, Positive, union_of
 from trainkit.text import plural
 
 
-class CausalLM(TaskSpec):
-    """Predict each token from those before it."""
+class NextTokens(TaskSpec):
+    """What tasks that predict each token from those before it have in common."""
 
-    type: Literal["causal-lm"] = "causal-lm"
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of each target that all entries of the vocabulary have alike (Szegedy et al. 2016), as in transformers. It
+    changes gradients; the loss that is shown stays the cross-entropy."""
+    z_loss: NotNegative = 0.0
+    """How much the squared logarithm of the softmax's divisor counts in gradients, which keeps logits near 0 (Chowdhery
+    et al. 2022, PaLM, where it is 1e-4). The loss that is shown stays the cross-entropy."""
+    embedding_noise: NotNegative = 0.0
+    """Alpha of NEFTune (Jain et al. 2023), where 5 is usual: in training, uniform noise of up to alpha /
+    sqrt(positions of a row x hidden) is added to the embeddings of tokens."""
 
     implementation: ClassVar[str] = "trainkit.tasks.causal_lm"
-    documents: ClassVar[frozenset[str]] = TEXTS
     models: ClassVar[frozenset[Kind]] = frozenset({"causal"})
     reports: ClassVar[frozenset[str]] = frozenset({"loss", "perplexity", "bits_per_byte"})
 
@@ -35,6 +42,36 @@ class CausalLM(TaskSpec):
         documents = [document_of(source) for source in sources if not isinstance(source, Tokens)]
         whole = isinstance(data.encoding, Concatenate) and documents and not any(d and d.marked for d in documents)
         return self.reports if whole else self.reports - {"bits_per_byte"}
+
+    @property
+    def noise(self) -> float:
+        """`embedding_noise`."""
+        return self.embedding_noise
+
+    def check_sizes(self, model: ModelSpec, data: Data) -> None:
+        """Raise ValueError where labels cannot be smoothed without making all logits."""
+        if self.label_smoothing and getattr(model, "softcap_of_logits", None) is not None:
+            raise ValueError(
+                f'task.label_smoothing does not work with model.type = "{model.type}", whose logits are bent:'
+                " leave it out"
+            )
+
+
+class CausalLM(NextTokens):
+    """Predict each token from those before it."""
+
+    type: Literal["causal-lm"] = "causal-lm"
+
+    documents: ClassVar[frozenset[str]] = TEXTS
+
+
+class Sft(NextTokens):
+    """Predict the tokens of answers in conversations, or in prompts with responses: `causal-lm` for documents in which
+    only a part is learned."""
+
+    type: Literal["sft"]
+
+    documents: ClassVar[frozenset[str]] = frozenset({"prompt", "chat"})
 
 
 class MaskedLM(TaskSpec):
@@ -248,7 +285,7 @@ class TokenClassification(Classification):
 
 
 #: Every task of the recipe language.
-TASKS = (CausalLM, MaskedLM, Preference, Kto, Reward, Seq2Seq, SequenceClassification, TokenClassification)
+TASKS = (CausalLM, Sft, MaskedLM, Preference, Kto, Reward, Seq2Seq, SequenceClassification, TokenClassification)
 
 if TYPE_CHECKING:
     Task: TypeAlias = TaskSpec

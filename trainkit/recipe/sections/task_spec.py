@@ -49,6 +49,11 @@ class TaskSpec(Spec):
         return self.reports
 
     @property
+    def noise(self) -> float:
+        """The alpha of the noise that embeddings of tokens have in training; 0 where they have none."""
+        return 0.0
+
+    @property
     def reference(self) -> Mapping[str, tuple[int, ...]]:
         """What a frozen reference model says of each example, float32: its shape, by the name that it has in a batch.
 
