@@ -197,7 +197,7 @@ def test_an_edited_plugin_is_imported_again_and_known_to_be_edited(tmp_path: Pat
 
 METRIC = """
 from typing import Literal
-from trainkit.recipe.sections.metric import MetricSpec
+from trainkit.recipe.sections.metric_spec import MetricSpec
 
 class Near(MetricSpec):
     type: Literal["near"]

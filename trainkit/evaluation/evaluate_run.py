@@ -20,6 +20,7 @@ from trainkit.data.jobs import Tell
 from trainkit.errors import TrainkitError
 from trainkit.evaluation.evaluator import Evaluator
 from trainkit.evaluation.results import result_writer
+from trainkit.evaluation.targets import target_writer
 from trainkit.hub.load import check_same_base, load_base
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.source import Files, HuggingFace, Source
@@ -67,7 +68,7 @@ def evaluate_run(
             )
     recipe = recipe_of(directory, overrides).recipe
     if predictions:
-        if not recipe.task.predicted:
+        if not recipe.evaluate.predicted(recipe.task):
             raise TrainkitError(
                 f'--predictions: task.type = "{recipe.task.type}" makes no predictions', hint="leave it out"
             )
@@ -165,6 +166,14 @@ def _evaluate(
             log=log,
             interrupted=lambda: False,
             results=result_writer(directory, recipe, cache, training_set=named),
+            targets=target_writer(
+                recipe,
+                directory,
+                cache.tokenizer,
+                compute=built.compute,
+                mesh=built.mesh,
+                interrupted=lambda: False,
+            ),
         )
         return evaluate(state, info.step)
     finally:

@@ -17,6 +17,7 @@ from jaxtyping import Array, PyTree
 from trainkit.data.cache.stream import SourceSpan
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.evaluation.results import PredictionTable, ResultWriter
+from trainkit.evaluation.targets import TargetWriter
 from trainkit.models.casting import cast
 from trainkit.parallel.mesh import batch_sharding, replicated_sharding
 from trainkit.plan import divisors
@@ -74,12 +75,14 @@ class Evaluator:
         interrupted: Callable[[], bool],
         metrics: Mapping[str, Metric] = {},
         results: ResultWriter | None = None,
+        targets: TargetWriter | None = None,
     ) -> None:
-        """`results` is where predictions go; None where they are not kept."""
+        """`results` is where predictions go; None where they are not kept. `targets` writes the targets of sources and
+        measures them; None where there are none."""
         self._sets = sets
         self._task, self._metrics = task, metrics
         self._mesh, self._sharding, self._whole = mesh, batch_sharding(mesh), replicated_sharding(mesh)
-        self._log, self._results = log, results
+        self._log, self._results, self._targets = log, results, targets
         self._interrupted = interrupted
 
         def add(
@@ -114,6 +117,7 @@ class Evaluator:
                 self._split(step)
                 found = self._summed(state, data, number)
             sums, predictions = found
+            written = self._targets(state, data, predictions) if self._targets else {}
             if self._interrupted():
                 return evaluated
             report: dict[str, float] = {}
@@ -123,6 +127,7 @@ class Evaluator:
                 report = self._task.report(loss=mean, metrics=loss.metrics, targets=data.targets, bytes=data.bytes)
                 for label, metric in self._metrics.items():
                     report |= metric.values(sums.metrics[label])
+                report |= written
             else:
                 message = f"the validation set {name} has nothing to predict, so there is no loss to report"
                 self._log.write("alert", step=step, kind="evaluation", message=message)

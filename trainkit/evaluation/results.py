@@ -35,6 +35,12 @@ class PredictionTable:
 
     def __init__(self) -> None:
         self._parts: list[tuple[Sequence[Sequence[SourceSpan]], int, Mapping[str, Any]]] = []
+        self._texts: list[tuple[SourceSpan, Mapping[str, str]]] = []
+
+    def add_texts(self, place: SourceSpan, texts: Mapping[str, str]) -> None:
+        """Add the texts of an example by the names of their columns. A table has either texts or predictions."""
+        assert not self._parts, "texts are examples, and predictions may be parts of them"
+        self._texts.append((place, texts))
 
     def add(self, places: Sequence[Sequence[SourceSpan]], rows: int, predictions: Mapping[str, Array]) -> None:
         """Add the predictions of a part of `rows` rows. The first rows come from `places`; the others are padding.
@@ -50,6 +56,10 @@ class PredictionTable:
 
         An item without a label has null as its label; a token without a label is left out. Classes are given by name.
         """
+        if self._texts:
+            origins = [origin(place) for place, _ in self._texts]
+            columns: dict[str, list[Any]] = {"source": [o.source for o in origins], "row": [o.row for o in origins]}
+            return columns | {name: [texts[name] for _, texts in self._texts] for name in self._texts[0][1]}
         self._fetch_last()
         table: dict[str, list[Any]] = {}
         for places, rows, predictions in self._parts:

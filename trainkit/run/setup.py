@@ -28,6 +28,7 @@ from trainkit.run.job import Attempt, LoopEnd, provenance_of, run_loop
 from trainkit.run.prepare import Restart, prepare_training
 from trainkit.run.start import Start
 from trainkit.tasks import check_tokenizer
+from trainkit.tasks.text_metrics import build_text_metrics
 from trainkit.track.projections import enabled, require
 from trainkit.train.build import build, model_shapes
 from trainkit.train.planning import UNKNOWN_SIZE, plan_of
@@ -99,6 +100,7 @@ def check_before_data(recipe: Recipe, start: Start, *, done: int) -> None:
         if tracker != "aim":  # it is installed with trainkit; if it is missing nevertheless, an alert says so
             require(tracker)
     recipe.task.check_documents(recipe.data.train)
+    build_text_metrics(recipe.evaluate.metrics)  # their libraries may be missing
     if recipe.task.masks and (codec := peek(recipe)) is not None:
         check_tokenizer(recipe.task, codec)
     if recipe.train.steps is not None:  # a command may end the run earlier: `prepare_training` checks again

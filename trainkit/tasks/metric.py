@@ -13,7 +13,8 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from trainkit.recipe.sections.metric import MetricSpec
+from trainkit.recipe.sections.metric_spec import MetricSpec
+from trainkit.recipe.sections.text_metric import TextMetricSpec
 from trainkit.recipe.spec import implementation_of
 
 Predictions = Mapping[str, Array]
@@ -47,8 +48,10 @@ def counted_items(predictions: Predictions) -> Bool[Array, " N"]:
 
 
 def build_metrics(specs: Sequence[MetricSpec], classes: tuple[str, ...]) -> dict[str, Metric]:
-    """Return the metrics of a recipe by label; `classes` are the names of its task's classes."""
-    return {spec.label: implementation_of(spec).build(spec, classes) for spec in specs}
+    """Return the metrics of a recipe by label; `classes` are the names of its task's classes. Those of generated texts
+    are in `text_metrics.py`."""
+    predicted = [spec for spec in specs if not isinstance(spec, TextMetricSpec)]
+    return {spec.label: implementation_of(spec).build(spec, classes) for spec in predicted}
 
 
 def count(items: Array) -> Array:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from trainkit.recipe.sections.metric import MetricSpec
+from trainkit.recipe.sections.metric_spec import MetricSpec
 from trainkit.tasks.exact_sums import ExactSum, exact_dot, exact_sum
 from trainkit.tasks.metric import Metric, Predictions, count, counted_items
 

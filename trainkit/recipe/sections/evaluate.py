@@ -6,15 +6,37 @@ import re
 from difflib import get_close_matches
 from typing import Any, get_args
 
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 
 from trainkit.recipe.sections.data import Data
 from trainkit.recipe.sections.metric import Metric
 from trainkit.recipe.sections.outputs import Best
 from trainkit.recipe.sections.task_spec import TaskSpec
+from trainkit.recipe.sections.text_metric import GENERATED
 from trainkit.recipe.spec import Count, Spec, members_of, type_of
 
 _NAME = re.compile(r"[A-Za-z0-9_.@-]+")
+
+
+class Generate(Spec):
+    """Write a target for the sources of each validation set, and compare it with theirs."""
+
+    max_items: Count = 100
+    """Largest number of sources of each set: the first ones that are evaluated."""
+    max_tokens: Count = 128
+    """Largest number of tokens of a target that is written."""
+    beams: Count = 1
+    """Beginnings of targets that are kept of each source; with 1 the likeliest token is taken each time."""
+    length_penalty: float = 1.0
+    """With beams, the power of its length that a target's log-likelihood is divided by: above 0 favours longer ones."""
+    early_stopping: bool = False
+    """With beams, whether a search ends as soon as it has found as many targets as beams."""
+
+    @model_validator(mode="after")
+    def _keys_need_beams(self) -> Generate:
+        if self.beams == 1 and (self.length_penalty != 1.0 or self.early_stopping):
+            raise ValueError("length_penalty and early_stopping change nothing with beams = 1: set beams = 4, or so")
+        return self
 
 
 class Evaluate(Spec):
@@ -35,6 +57,12 @@ class Evaluate(Spec):
     the run's `results/SET-STEP.json` and `results/SET-STEP.parquet`."""
     metrics: tuple[Metric, ...] = ()
     """What is computed beside what the task reports: `validation/SET/NAME`."""
+    generate: Generate | None = None
+    """How targets are written for metrics of texts, such as `bleu`. If the table is absent, none are."""
+
+    def predicted(self, task: TaskSpec) -> frozenset[str]:
+        """Return what metrics can be computed from."""
+        return task.predicted | (GENERATED if self.generate is not None else frozenset())
 
     @field_validator("metrics")
     @classmethod
@@ -49,16 +77,23 @@ class Evaluate(Spec):
 
     def check_metrics(self, task: TaskSpec, data: Data) -> None:
         """Raise ValueError where a metric needs what the task does not predict, or has a name that the task reports."""
-        if self.predictions and not task.predicted:
+        if self.generate is not None and not task.writes:
+            raise ValueError(
+                f'[evaluate.generate] writes targets, which task.type = "{task.type}" has none of: omit it'
+            )
+        predicted = self.predicted(task)
+        if self.predictions and not predicted:
             raise ValueError(f'evaluate.predictions = true, but task.type = "{task.type}" makes none: leave it out')
         if not self.metrics:
             return
         classes = task.class_names(data)
         for number, metric in enumerate(self.metrics):
             key = f'evaluate.metrics.{number}.type = "{metric.type}"'
-            if not metric.fits(task.predicted):
+            if task.writes and self.generate is None and metric.predictions == GENERATED:
+                raise ValueError(f"{key} needs targets that the model writes: add [evaluate.generate]")
+            if not metric.fits(predicted):
                 known: list[Any] = members_of(get_args(type(self).model_fields["metrics"].annotation)[0])
-                fitting = ", ".join(f'"{type_of(one)}"' for one in known if one.fits(task.predicted))
+                fitting = ", ".join(f'"{type_of(one)}"' for one in known if one.fits(predicted))
                 raise ValueError(
                     f'{key} needs {" and ".join(sorted(metric.predictions))}, which task.type = "{task.type}" does not'
                     f" predict: metrics that fit are {fitting or 'none'}"

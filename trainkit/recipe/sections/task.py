@@ -115,6 +115,7 @@ class Seq2Seq(TaskSpec):
     models: ClassVar[frozenset[Kind]] = frozenset({"encoder-decoder"})
     reports: ClassVar[frozenset[str]] = frozenset({"loss", "perplexity", "accuracy"})
     shifted: ClassVar[bool] = False
+    writes: ClassVar[bool] = True
 
 
 class Classification(TaskSpec):

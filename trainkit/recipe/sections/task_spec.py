@@ -29,6 +29,8 @@ class TaskSpec(Spec):
     """Kinds of models that it trains."""
     shifted: ClassVar[bool] = True
     """Whether the targets are the next tokens, which batches then hold. Without, a batch has the tokens alone."""
+    writes: ClassVar[bool] = False
+    """Whether it learns to write targets of sources, as an evaluation then can: see `[evaluate.generate]`."""
     masks: ClassVar[bool] = False
     """Whether it needs a tokenizer with a mask token."""
     predictions: ClassVar[frozenset[str]] = frozenset()

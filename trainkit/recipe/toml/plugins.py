@@ -27,7 +27,8 @@ from trainkit.recipe import Recipe
 from trainkit.recipe.families.model import ModelSpec
 from trainkit.recipe.sections.document import Document
 from trainkit.recipe.sections.document_spec import DocumentSpec
-from trainkit.recipe.sections.metric import Metric, MetricSpec
+from trainkit.recipe.sections.metric import Metric
+from trainkit.recipe.sections.metric_spec import MetricSpec
 from trainkit.recipe.sections.model import Model
 from trainkit.recipe.sections.optimizer import Optimizer, OptimizerSpec
 from trainkit.recipe.sections.schedule import Schedule, ScheduleSpec

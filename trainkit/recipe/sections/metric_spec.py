@@ -1,0 +1,40 @@
+"""What every metric says about itself."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from trainkit.recipe.spec import Spec
+
+
+class MetricSpec(Spec):
+    """What every metric has, and what the rest of trainkit asks of it."""
+
+    type: str
+    name: str | None = None
+    """Its name in `validation/SET/NAME`. If absent, it is the type, with underscores."""
+
+    implementation: ClassVar[str]
+    """The module, or the class in it, whose `build(spec, classes)` returns the metric."""
+    predictions: ClassVar[frozenset[str]]
+    """What it needs of `Task.predict`, beside `weights`."""
+
+    @classmethod
+    def fits(cls, predicted: frozenset[str]) -> bool:
+        """Return whether it can be computed from what a task predicts."""
+        return cls.predictions <= predicted
+
+    @property
+    def label(self) -> str:
+        """The name that its value is reported under."""
+        return self.type.replace("-", "_") if self.name is None else self.name
+
+    def names(self, classes: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the names of its values: its label, or `LABEL/PART` for each of several parts.
+
+        `classes` are the names of the task's classes, empty where it has none.
+        """
+        return (self.label,)
+
+    def check_classes(self, classes: tuple[str, ...]) -> None:
+        """Raise ValueError where it does not fit the classes."""
