@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from hypothesis import strategies as st
 from parity import GRADIENT, _as_tensors, _compiled, _read
 from reference import Reference
 
+from trainkit.hub.load import read_spec
+from trainkit.hub.save import save
 from trainkit.models.loss import blocked_cross_entropy
 
 #: Of the largest number there.
@@ -55,6 +58,12 @@ def compare(reference: Reference, directory: Path, config: dict[str, Any], seed:
     largest = max(np.abs(numbers).max() for numbers in theirs.values())
     far = {name: np.abs(ours[name] - theirs[name]).max() / largest for name in ours}
     assert not {name: much for name, much in far.items() if not much < NEAR}
+    out = directory / "out"
+    out.mkdir()
+    save(out, model, read_spec(directory), dtype="float32", sequence_length=64)
+    assert read_spec(out) == read_spec(directory)
+    assert all(jax.tree.map(np.array_equal, jax.tree.leaves(_read(out)), jax.tree.leaves(model)))
+    assert reference.reads_as(out, directory)
 
 
 @pytest.mark.parametrize("name", ENCODER_DECODERS)

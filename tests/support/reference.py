@@ -51,6 +51,10 @@ class Reference:
         self._ask(do="make_encoder_decoder", directory=str(directory), config=config, **asked)
         return dict(np.load(directory / "reference.npz"))
 
+    def reads_as(self, directory: Path, made: Path) -> bool:
+        """Whether an export gives the logits of the encoder-decoder that it was made from: see `read_again`."""
+        return bool(self._ask(do="read_again", directory=str(directory), made=str(made))["same"])
+
     def make_classifier(self, directory: Path, config: dict[str, Any], **asked: Any) -> dict[str, np.ndarray]:
         """As `make`, of a model with a head of classes: see `torch_worker.make_classifier`."""
         self._ask(do="make_classifier", directory=str(directory), config=config, **asked)

@@ -114,6 +114,16 @@ def make_encoder(request: dict[str, Any]) -> dict[str, Any]:
     return {"tensors": shapes}
 
 
+def read_again(request: dict[str, Any]) -> dict[str, Any]:
+    """Whether the encoder-decoder in a directory gives the logits, to the bit, that `make_encoder_decoder` kept."""
+    model, info = AutoModelForSeq2SeqLM.from_pretrained(request["directory"], output_loading_info=True)
+    assert not any(info.values()), info
+    kept = np.load(Path(request["made"]) / "reference.npz")
+    asked = {"input_ids": kept["sources"], "attention_mask": kept["mask"], "labels": kept["labels"]}
+    found = model.eval()(**{name: torch.tensor(array) for name, array in asked.items()})
+    return {"same": bool((found.logits.detach().numpy() == kept["logits"]).all())}
+
+
 def prepared(kind: Any, directory: Path, request: dict[str, Any]) -> Any:
     """The model in a directory; with `thinned` in training, where dropout multiplies with the share that it keeps."""
     if not request.get("thinned"):
@@ -484,6 +494,7 @@ def main() -> None:
         "make": make,
         "make_encoder": make_encoder,
         "make_encoder_decoder": make_encoder_decoder,
+        "read_again": read_again,
         "make_classifier": make_classifier,
         "classify": classify,
         "rescore": rescore,

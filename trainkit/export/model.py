@@ -32,7 +32,8 @@ from trainkit.hub.config import check_loads
 from trainkit.hub.load import load_params, read_spec
 from trainkit.hub.save import save
 from trainkit.infer.adapted import merge_adapter
-from trainkit.infer.text_format import TextFormat, pad_of, text_format_of
+from trainkit.infer.seq2seq import start_of
+from trainkit.infer.text_format import TextFormat, after_source, pad_of, text_format_of
 from trainkit.infer.trained_model import all_devices, restore_model
 from trainkit.models.stack import LanguageModel
 from trainkit.parallel import mesh
@@ -156,9 +157,9 @@ def _write(
 ) -> None:
     recipe = loaded.recipe
     spec, length = recipe.language_model, recipe.data.positions
-    pad = pad_of(recipe, codec)
-    if pad is None and codec.padding is None and not spec.predicts_tokens:
-        pad = codec.end_of_text  # without one, transformers scores no batch of several texts
+    pad, padded = pad_of(recipe, codec), not spec.predicts_tokens or spec.kind == "encoder-decoder"
+    if pad is None and codec.padding is None and padded:
+        pad = codec.end_of_text  # without one, transformers reads no batch of several texts
     tokens = tokenizer.write(
         out,
         directory,
@@ -170,7 +171,9 @@ def _write(
         pad=pad,
         encoder=spec.kind == "encoder",
         token_types=getattr(spec, "type_rows", 0) > 1,
-        name_pad=not spec.predicts_tokens,
+        name_pad=padded,
+        after=after_source(recipe, codec),
+        start=start_of(spec, codec) if spec.kind == "encoder-decoder" else None,
     )
     save(out, model, spec, dtype=dtype, sequence_length=length, tokens=tokens)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(eqx.filter(model, eqx.is_array)))

@@ -44,6 +44,7 @@ def as_told(loaded: Loaded) -> str:
 _LOADED_BY = {
     "causal": ("AutoModelForCausalLM", "text-generation"),
     "encoder": ("AutoModelForMaskedLM", "fill-mask"),
+    "encoder-decoder": ("AutoModelForSeq2SeqLM", "text2text-generation"),
     "sequence": ("AutoModelForSequenceClassification", "text-classification"),
     "token": ("AutoModelForTokenClassification", "token-classification"),
 }

@@ -41,6 +41,8 @@ def write(
     encoder: bool = False,
     token_types: bool = False,
     name_pad: bool = False,
+    after: Sequence[int] = (),
+    start: int | None = None,
 ) -> dict[str, Any]:
     """Write the tokenizer's files, and give back the token ids that config.json says as well.
 
@@ -52,12 +54,14 @@ def write(
         encoder: whether the model reads texts with the tokens that the tokenizer itself puts around them.
         token_types: whether the model has embeddings that tell the texts of a pair apart.
         name_pad: whether the tokenizer is to pad with `pad` where it has no such token itself.
+        after: the tokens that training put after a source: so does the tokenizer that is written.
+        start: the token that a decoder begins with, where it is one of sources.
         template: the chat template that training wrote conversations with; where None, what `source` has.
 
     Raises:
         TrainkitError: a file of `source` cannot be read.
     """
-    own = (source / TOKENIZER).read_bytes() if encoder else _beginning(source / TOKENIZER, begin)
+    own = (source / TOKENIZER).read_bytes() if encoder else _around(source / TOKENIZER, begin, after)
     (out / TOKENIZER).write_bytes(own)
     if template is None and (source / TEMPLATE).is_file():
         (out / TEMPLATE).write_bytes((source / TEMPLATE).read_bytes())
@@ -71,7 +75,7 @@ def write(
     if template is not None:
         config["chat_template"] = template
     # some of transformers' tokenizers go by these, whatever the tokenizer's own file says
-    config |= {"add_bos_token": bool(begin), "add_eos_token": False, **_named(config, codec, begin, ends)}
+    config |= {"add_bos_token": bool(begin), "add_eos_token": bool(after), **_named(config, codec, begin, ends)}
     (out / CONFIG).write_text(as_json(config), encoding="utf-8")
     if names := read_object(source / NAMES, missing_ok=True):
         others = {key: name for key, name in _named(names, codec, begin, ends).items() if key in names}
@@ -81,6 +85,7 @@ def write(
         "bos_token_id": codec.beginning_of_text,
         "pad_token_id": _pad_token(config, codec) if pad is None else pad,
     }
+    tokens |= {} if start is None else {"decoder_start_token_id": start}
     known = {key: value for key, value in tokens.items() if value is not None}
     generation = read_object(source / GENERATION, missing_ok=True)
     generation.pop(IDS_ONLY, None)
@@ -96,20 +101,20 @@ def _pad_token(config: dict[str, Any], codec: LoadedTokenizer) -> int | None:
     return codec.padding if codec.padding is not None or name is None else codec.token_id(name)
 
 
-def _beginning(path: Path, begin: Sequence[int]) -> bytes:
-    """Return the file of a tokenizer, changed if necessary to put these tokens before a text and none after it."""
-    if put_around(path) == (tuple(begin), ()):
+def _around(path: Path, begin: Sequence[int], after: Sequence[int]) -> bytes:
+    """Return the file of a tokenizer, changed if necessary to put these tokens before and after a text."""
+    if put_around(path) == (tuple(begin), tuple(after)):
         return path.read_bytes()
     content = read_object(path)
     before = content.get("post_processor") or {}
     parts = [part for part in before.get("processors", [before]) if part.get("type") == "ByteLevel"]
-    if begin:
+    if begin or after:
         own, bare = Tokenizer.from_file(str(path)), Tokenizer(models.BPE())
-        names = [own.id_to_token(token) for token in begin]
+        first, last = ([own.id_to_token(token) for token in tokens] for tokens in (begin, after))
         bare.post_processor = processors.TemplateProcessing(
-            single=[*names, "$A"],
-            pair=[*names, "$A", *(f"{name}:1" for name in names), "$B:1"],
-            special_tokens=list(zip(names, begin, strict=True)),
+            single=[*first, "$A", *last],
+            pair=[*first, "$A", *last, *(f"{name}:1" for name in first), "$B:1", *(f"{name}:1" for name in last)],
+            special_tokens=list(zip([*first, *last], [*begin, *after], strict=True)),
         )
         parts.append(json.loads(bare.to_str())["post_processor"])
     content["post_processor"] = {"type": "Sequence", "processors": parts} if len(parts) > 1 else next(iter(parts), None)

@@ -219,9 +219,9 @@ class EncoderDecoderModel(eqx.Module):
         The decoder reads them one token behind, after `decoder_start`, as transformers scores a text.
         """
         assert positions_BT is None, "texts with classes are rows of their own"
-        assert self.decoder_start is not None, "checked with the recipe: see `EncoderDecoder.with_head`"
         segments_BT = jnp.ones_like(tokens_BT) if segments_BT is None else segments_BT
-        behind_BT = jnp.roll(tokens_BT, 1, axis=1).at[:, 0].set(self.decoder_start)
+        # where texts have classes there is such a token: see `EncoderDecoder.with_head`
+        behind_BT = jnp.roll(tokens_BT, 1, axis=1).at[:, 0].set(self.decoder_start or 0)
         memory_BTD = self.encode(tokens_BT, segments_BT)
         return self.decode(behind_BT, memory_BTD, segments_BT), jnp.float32(0)
 
