@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import equinox as eqx
@@ -14,11 +15,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from trainkit import models
+from trainkit.hub import adapter_config, peft
+from trainkit.models.adapters import adapt, adapted_layers, trainable
 from trainkit.models.encoder_decoder import EncoderDecoderModel
 from trainkit.recipe.families.bart import Bart
 from trainkit.recipe.families.encoder_decoder import EncoderDecoder
 from trainkit.recipe.families.model import Head
 from trainkit.recipe.families.t5 import T5
+from trainkit.recipe.sections.adapter import Lora, adapter_shapes
 
 VOCAB, LENGTH = 61, 10
 _SIZES: dict[str, Any] = {"layers": 2, "decoder_layers": 3, "hidden": 16, "heads": 2, "decoder_start": 0}
@@ -116,3 +120,32 @@ def test_a_head_with_classes_needs_the_token_that_the_decoder_begins_with() -> N
 def test_distances_that_leave_no_buckets_are_refused() -> None:
     with pytest.raises(ValidationError, match="position_distance = 16 must be more than half of position_buckets = 32"):
         T5(layers=1, hidden=8, heads=2, position_distance=16)
+
+
+@pytest.mark.parametrize(
+    ("targets", "named"),
+    [
+        ("all-linear", 18),
+        (("query", "value"), ["q", "v"]),
+        (("cross.query",), ["EncDecAttention.q"]),
+        (("encoder.attention.*",), r"encoder\.block\.\d+\.layer\.0\.SelfAttention\.q|"),
+    ],
+)
+def test_an_adapter_has_layers_of_both_stacks_and_is_read_as_peft_has_it(targets: Any, named: Any, tmp_path) -> None:
+    spec, adapter = SPECS["t5"].model_copy(update={"pretrained": "base"}), Lora(targets=targets, rank=2)
+    adapted = adapt(model("t5"), adapter, key=jax.random.key(0))
+    trained = eqx.filter(adapted, trainable(adapted))
+    found = dict(zip(jax.tree.leaves(models.leaf_names(trained)), jax.tree.leaves(trained), strict=True))
+    assert {name: leaf.shape for name, leaf in found.items()} == adapter_shapes(adapter, spec)
+    peft.save(tmp_path, adapted, spec, adapter)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert config["task_type"] == "SEQ_2_SEQ_LM"
+    modules = config["target_modules"]
+    if isinstance(named, int):
+        assert len(adapter_config.names(spec)) == len(adapted_layers(adapted)) == named
+    else:
+        assert modules == named if isinstance(named, list) else modules.startswith(named)
+    again = adapter_config.read(tmp_path, spec)
+    assert set(again.targets) == set(adapted_layers(adapted))
+    numbers = peft.read(tmp_path, adapted, spec)
+    assert all(np.array_equal(numbers[name]["a"], layer.a) for name, layer in adapted_layers(adapted).items())

@@ -15,7 +15,8 @@ from trainkit.export.model import draft, made_by
 from trainkit.hub import adapter_config, peft, tokenizer
 from trainkit.hub.card import adapter_card
 from trainkit.infer.adapted import open_adapted
-from trainkit.infer.text_format import pad_of, text_format_of
+from trainkit.infer.seq2seq import start_of
+from trainkit.infer.text_format import after_source, pad_of, text_format_of
 from trainkit.infer.trained_model import all_devices
 from trainkit.models.adapters import adapt, adapted_layers, merge, trainable, with_numbers
 from trainkit.models.stack import LanguageModel
@@ -62,11 +63,12 @@ def export_adapter(directory: Path, step: int | None, out: Path) -> tuple[int, l
         )
         peft.save(made, model, spec, recipe.adapter)
         _compare(made, model, spec)
+        after = after_source(recipe, codec)
         own = (
             texts.template is not None
             or recipe.text_tokenizer.path is None
             or recipe.text_tokenizer.path != spec.pretrained
-            or tokenizer.put_around(directory / tokenizer.TOKENIZER) != (texts.begin, ())
+            or tokenizer.put_around(directory / tokenizer.TOKENIZER) != (texts.begin, after)
         )
         if own:
             tokenizer.write(
@@ -78,6 +80,8 @@ def export_adapter(directory: Path, step: int | None, out: Path) -> tuple[int, l
                 template=texts.template,
                 context_length=spec.context_length or recipe.data.positions,
                 pad=pad_of(recipe, codec),
+                after=after,
+                start=start_of(spec, codec) if spec.kind == "encoder-decoder" else None,
             )
         text = adapter_card(
             made_by(directory, loaded, info.step),
@@ -85,6 +89,7 @@ def export_adapter(directory: Path, step: int | None, out: Path) -> tuple[int, l
             family=spec.type,
             parameters=sum(leaf.size for leaf in jax.tree.leaves(eqx.filter(model, trainable(model)))),
             tokenizer=own,
+            kind=spec.kind,
         )
         (made / "README.md").write_text(text, encoding="utf-8")
         names = sorted(file.name for file in made.iterdir())

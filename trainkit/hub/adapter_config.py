@@ -125,7 +125,7 @@ def write(directory: Path, layers: Iterable[str], spec: Transformer, adapter: Lo
     layers, theirs = list(layers), names(spec)
     config = {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": "SEQ_2_SEQ_LM" if spec.kind == "encoder-decoder" else "CAUSAL_LM",
         "base_model_name_or_path": spec.pretrained,
         "revision": spec.revision,
         "r": adapter.rank,
@@ -135,7 +135,7 @@ def write(directory: Path, layers: Iterable[str], spec: Transformer, adapter: Lo
         "use_rslora": adapter.variant == "rslora",
         "use_dora": adapter.variant == "dora",
         "fan_in_fan_out": not all(theirs[layer].transposed for layer in layers),
-        "target_modules": sorted(_shortest_ends(theirs, layers)),
+        "target_modules": _target_modules(theirs, layers),
         "inference_mode": True,
         **({QUANTISED: NF4} if adapter.base == "nf4" else {}),
     }
@@ -214,11 +214,12 @@ def _targets(config: Mapping[str, Any], spec: Transformer, where: str) -> tuple[
         )
     layers: list[str] = []
     for layer, name in names(spec).items():
-        paths = [name.at((i,)).removesuffix(".weight") for i in range(spec.layers)]
+        blocks = linear_shapes(spec)[layer][0]
+        paths = [name.at((i,)).removesuffix(".weight") for i in range(blocks)]
         meant = sum(chosen(path) and not left_out(path) for path in paths)
-        if 0 < meant < spec.layers:
+        if 0 < meant < blocks:
             raise TrainkitError(
-                f"the adapter has {layer} in {meant} of the {spec.layers} blocks only, which trainkit does not support",
+                f"the adapter has {layer} in {meant} of the {blocks} blocks only, which trainkit does not support",
                 where=where,
                 hint=_MERGE,
             )
@@ -238,7 +239,12 @@ def _not_adapted(spec: Transformer) -> list[str]:
     """Return what PEFT could adapt besides the linear layers of blocks: the embedding, the output, routers and
     experts."""
     ours = {f"blocks.{layer}.weight" for layer in linear_shapes(spec)}
-    others = (name for name in family_of_spec(spec).names if name.theirs.endswith(".weight") and name.ours not in ours)
+    there = {*spec.leaf_shapes(vocab_size=1, sequence_length=1), "output"}
+    others = (
+        name
+        for name in family_of_spec(spec).names
+        if name.theirs.endswith(".weight") and name.ours in there and name.ours not in ours
+    )
     return [name.at((0, 0)[: name.stacked]).removesuffix(".weight") for name in others if "norm" not in name.ours]
 
 
@@ -267,13 +273,22 @@ def _layers(targets: Any, spec: Transformer) -> list[str] | None:
         return None
 
 
+def _target_modules(theirs: Mapping[str, TensorName], layers: list[str]) -> list[str] | str:
+    """Return the ends of the names of these layers or, where others end the same, a pattern for whole names."""
+    ends = sorted(_shortest_ends(theirs, layers))
+    if not any("{" in end for end in ends):
+        return ends
+    whole = (re.escape(theirs[layer].theirs.removesuffix(".weight")) for layer in layers)
+    return "|".join(name.replace(re.escape("{layer}"), r"\d+") for name in whole)
+
+
 def _shortest_ends(theirs: Mapping[str, TensorName], layers: list[str]) -> set[str]:
     """Return what PEFT has to adapt: the shortest ends of names that mean these layers and no others."""
     ends = {layer: name.theirs.removesuffix(".weight").split(".") for layer, name in theirs.items()}
     others = [end for layer, end in ends.items() if layer not in layers]
 
     def shortest(end: list[str]) -> str:
-        length = next(n for n in range(1, len(end)) if all(end[-n:] != other[-n:] for other in others))
+        length = next(n for n in range(1, len(end) + 1) if all(end[-n:] != other[-n:] for other in others))
         return ".".join(end[-length:])
 
     return {shortest(ends[layer]) for layer in layers}

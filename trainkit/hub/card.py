@@ -69,12 +69,16 @@ def card(made: Made, *, family: str, parameters: int, kind: str = "causal") -> s
     )
 
 
-def adapter_card(made: Made, adapter: Lora, *, family: str, parameters: int, tokenizer: bool) -> str:
-    """Return README.md of an adapter alone; `tokenizer` says whether its tokenizer is exported with it."""
-    base = made.base or "BASE"
+def adapter_card(
+    made: Made, adapter: Lora, *, family: str, parameters: int, tokenizer: bool, kind: str = "causal"
+) -> str:
+    """Return README.md of an adapter alone, on a model of this kind; `tokenizer` says whether its tokenizer is exported
+    with it."""
+    base, (loaded_by, pipeline) = made.base or "BASE", _LOADED_BY[kind]
     packed = adapter.base == "nf4"
     return _card(
         made,
+        pipeline=pipeline,
         library="peft",
         tags=("lora",),
         notes=_ON_NF4 if packed else (),
@@ -82,11 +86,11 @@ def adapter_card(made: Made, adapter: Lora, *, family: str, parameters: int, tok
         origin=f": it goes with `{made.base}`" if made.base else "",
         use=(
             "from peft import PeftModel",
-            f"from transformers import AutoModelForCausalLM, AutoTokenizer{', BitsAndBytesConfig' if packed else ''}",
+            f"from transformers import {loaded_by}, AutoTokenizer{', BitsAndBytesConfig' if packed else ''}",
             "",
             f'tokenizer = AutoTokenizer.from_pretrained("{"PATH" if tokenizer else base}")',
             *(_NF4_CONFIG if packed else ()),
-            f'base = AutoModelForCausalLM.from_pretrained("{base}"{", quantization_config=nf4" if packed else ""})',
+            f'base = {loaded_by}.from_pretrained("{base}"{", quantization_config=nf4" if packed else ""})',
             'model = PeftModel.from_pretrained(base, "PATH")',
         ),
     )

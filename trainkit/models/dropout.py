@@ -101,15 +101,14 @@ def _folded(keys_B: PRNGKeyArray, number: Any) -> PRNGKeyArray:
 
 
 def _layers(model: PyTree, path: Any) -> int | None:
-    """Return how many layers are stacked in the module that a path leads through; None where there is none."""
-    node = model
-    for step in path:
+    """Return how many layers are stacked in the module that holds what a path leads to; None where there are none."""
+    node, stacked = model, False
+    for step in path[:-1]:
         if not isinstance(step, jax.tree_util.GetAttrKey):
             return None
-        node = getattr(node, step.name)
-        if step.name == STACKED:
-            return int(jax.tree.leaves(node)[0].shape[0])
-    return None
+        node, stacked = getattr(node, step.name), stacked or step.name == STACKED
+    # a model may have two stacks in its blocks
+    return int(jax.tree.leaves(node)[0].shape[0]) if stacked else None
 
 
 def _is_dropout(node: Any) -> bool:

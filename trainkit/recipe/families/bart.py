@@ -116,7 +116,6 @@ FAMILY = Family(
     base="BartModel",
     keys={
         "encoder_layers": "layers",
-        "decoder_layers": "decoder_layers",
         "d_model": "hidden",
         "max_position_embeddings": "context_length",
         "scale_embedding": "scale_embedding",
@@ -152,6 +151,11 @@ FAMILY = Family(
         "decoder_layerdrop": 0.0,
     },
     parts=(
+        Part(
+            ("decoder_layers",),
+            lambda config: {"decoder_layers": config["decoder_layers"]},
+            lambda values: {"decoder_layers": values["decoder_layers"] or values["layers"]},
+        ),
         _same("heads", "attention_heads", usual=16),
         _same("intermediate", "ffn_dim", usual=4096),
         Part((*_EARLY, "num_hidden_layers", "classif_dropout"), _read_early, lambda values: {}),

@@ -6,6 +6,7 @@ overrides. The model that is built from it (`models/encoder_decoder.py`) reads t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
@@ -133,6 +134,14 @@ class EncoderDecoder(Transformer):
         ends = (self._ends(side, self.context_length or sequence_length) for side in ("encoder", "decoder"))
         shared: dict[str, Shape] = {"token_embedding": (vocab_size, d)}
         return shared | next(ends) | next(ends) | blocks | output | self.head_shapes()
+
+    def parameter_count(self, *, vocab_size: int, sequence_length: int) -> dict[str, int]:
+        """Return the number of parameters by part: the blocks of a stack belong to it."""
+        counts: dict[str, int] = {}
+        for name, shape in self.leaf_shapes(vocab_size=vocab_size, sequence_length=sequence_length).items():
+            part = name.removeprefix("blocks.").partition(".")[0]
+            counts[part] = counts.get(part, 0) + math.prod(shape)
+        return counts
 
     def matmul_parameters(self, *, vocab_size: int) -> int:
         """See `ModelSpec.matmul_parameters`: the mean over a source and a target of the same length."""

@@ -15,6 +15,7 @@ from trainkit.recipe.families.hugging_face import (
     TensorName,
     Unsupported,
     linear_names,
+    mlp_width,
     norm_names,
     whole,
 )
@@ -162,7 +163,6 @@ FAMILY = Family(
         "num_layers": "layers",
         "num_decoder_layers": "decoder_layers",
         "d_model": "hidden",
-        "d_ff": "intermediate",
         "num_heads": "heads",
         "relative_attention_num_buckets": "position_buckets",
         "relative_attention_max_distance": "position_distance",
@@ -184,6 +184,7 @@ FAMILY = Family(
     fixed={"is_encoder_decoder": (True,), "is_decoder": (False,)},
     noise={"dropout_rate": 0.1},
     parts=(
+        mlp_width("d_ff"),
         Part(("d_kv",), _read_width, _write_width),
         Part(("feed_forward_proj", "dense_act_fn", "is_gated_act"), _read_mlp, _write_mlp),
         Part(

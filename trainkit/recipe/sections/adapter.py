@@ -65,16 +65,19 @@ _FOREIGN = {
     "q_proj": ("query",), "k_proj": ("key",), "v_proj": ("value",), "o_proj": ("output",), "gate_proj": ("gate",),
     "up_proj": ("up", "mlp_in"), "down_proj": ("down", "mlp_out"), "c_attn": ("qkv",), "Wqkv": ("qkv",),
     "out_proj": ("output",), "c_fc": ("mlp_in",), "c_proj": ("output", "mlp_out"),
+    "q": ("query",), "k": ("key",), "v": ("value",), "o": ("output",), "wi": ("mlp_in",), "wi_0": ("mlp_gate",),
+    "wi_1": ("mlp_up",), "wo": ("mlp_out",), "fc1": ("mlp_in",), "fc2": ("mlp_out",), "EncDecAttention": ("cross.*",),
+    "encoder_attn": ("cross.*",),
 }  # fmt: skip
 
 
-def linear_shapes(model: Model) -> dict[str, tuple[int, int]]:
-    """Return (inputs, outputs) of the linear layers of one block, without those of experts, by name within the
-    block."""
+def linear_shapes(model: Model) -> dict[str, tuple[int, int, int]]:
+    """Return (blocks, inputs, outputs) of the linear layers of blocks, without those of experts, by name within the
+    block; in a model of two stacks, by stack and name."""
     shapes = model.leaf_shapes(vocab_size=1, sequence_length=1)
     layers = {name: shape for name, shape in shapes.items() if name.startswith("blocks.") and name.endswith(".weight")}
     return {
-        name.removeprefix("blocks.").removesuffix(".weight"): (shape[1], shape[2])
+        name.removeprefix("blocks.").removesuffix(".weight"): (shape[0], shape[1], shape[2])
         for name, shape in layers.items()
         if len(shape) == 3 and "router" not in name
     }
@@ -119,11 +122,11 @@ def adapter_shapes(adapter: Adapter, model: Model) -> dict[str, Shape]:
     layers = linear_shapes(model)
     shapes: dict[str, Shape] = {}
     for name in targeted_layers(adapter, list(layers)):
-        inputs, outputs = layers[name]
-        shapes[f"blocks.{name}.a"] = (_blocks(model), inputs, adapter.rank)
-        shapes[f"blocks.{name}.b"] = (_blocks(model), adapter.rank, outputs)
+        blocks, inputs, outputs = layers[name]
+        shapes[f"blocks.{name}.a"] = (blocks, inputs, adapter.rank)
+        shapes[f"blocks.{name}.b"] = (blocks, adapter.rank, outputs)
         if adapter.variant == "dora":
-            shapes[f"blocks.{name}.magnitude.value"] = (_blocks(model), outputs)
+            shapes[f"blocks.{name}.magnitude.value"] = (blocks, outputs)
     return shapes
 
 
@@ -143,18 +146,16 @@ def trained_shapes(model: Model, adapter: Adapter | None, *, vocab_size: int, se
 
 def quantised_parameters(model: Model) -> int:
     """Return how many parameters of the model are in 4 bit if the base is."""
-    return _blocks(model) * sum(inputs * outputs for inputs, outputs in linear_shapes(model).values())
+    return sum(map(math.prod, linear_shapes(model).values()))
 
 
 def quantised_bytes(model: Model) -> int:
     """Return their bytes: half a byte each, one per block of 64, four per 256 blocks, twelve per matrix."""
-    blocks = [math.ceil(inputs * outputs / 64) for inputs, outputs in linear_shapes(model).values()]
-    return _blocks(model) * sum(33 * count + 4 * math.ceil(count / 256) + 12 for count in blocks)
-
-
-def _blocks(model: Model) -> int:
-    assert isinstance(model, Transformer), "an adapter is for causal models: see `check_adapter`"
-    return model.layers
+    total = 0
+    for blocks, inputs, outputs in linear_shapes(model).values():
+        count = math.ceil(inputs * outputs / 64)
+        total += blocks * (33 * count + 4 * math.ceil(count / 256) + 12)
+    return total
 
 
 def _means(target: str, name: str) -> bool:
