@@ -21,7 +21,7 @@ from trainkit.data.documents.pieces import RowContext
 from trainkit.data.show import show
 from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.data import Pad
-from trainkit.recipe.sections.preference_documents import JudgedChat
+from trainkit.recipe.sections.paired_documents import JudgedChat
 
 DOCUMENT = {"type": "judged", "answer": " {completion}"}
 

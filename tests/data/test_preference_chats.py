@@ -17,7 +17,7 @@ from trainkit.data.documents.pieces import RowContext
 from trainkit.data.documents.preferences import make
 from trainkit.infer.text_format import chat_of
 from trainkit.recipe import Recipe
-from trainkit.recipe.sections.preference_documents import PreferenceChat
+from trainkit.recipe.sections.paired_documents import PreferenceChat
 
 CHATS = [name for name in likeness.FAMILIES if likeness.FAMILIES[name]().template]
 

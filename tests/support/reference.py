@@ -123,6 +123,10 @@ class Reference:
         self._ask(do="smoothed", directory=str(directory), **asked)
         return dict(np.load(directory / "smoothed.npz"))
 
+    def embed(self, directory: Path, texts: Sequence[str]) -> dict[str, Any]:
+        """Return the mean of the hidden states of each text, its ids and their number: see `torch_worker.embed`."""
+        return self._ask(do="embed", directory=str(directory), texts=list(texts))
+
     def has(self, package: str) -> bool:
         """Whether the reference's Python has a package."""
         return bool(self._ask(do="has", package=package)["found"])

@@ -25,6 +25,7 @@ import transformers
 from safetensors.numpy import load_file, save_file
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
@@ -253,6 +254,18 @@ def smoothed(request: dict[str, Any]) -> dict[str, Any]:
     (smoothing + request["z_loss"] * divisors.square().mean()).backward()
     np.savez(directory / "smoothed.npz", **gradients(model))
     return {}
+
+
+def embed(request: dict[str, Any]) -> dict[str, Any]:
+    """The mean of the last hidden states of each text, by the tokenizer and the bare model in a directory."""
+    directory = Path(request["directory"])
+    model = AutoModel.from_pretrained(directory, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    given = tokenizer(request["texts"], return_tensors="pt", padding=True)
+    hidden = model(**given).last_hidden_state.detach()
+    there = given["attention_mask"][..., None]
+    vectors, filled = (hidden * there).sum(1) / there.sum(1), given["attention_mask"].sum(1)
+    return {"vectors": vectors.tolist(), "ids": given["input_ids"].tolist(), "filled": filled.tolist()}
 
 
 def pairs(request: dict[str, Any]) -> dict[str, Any]:
@@ -507,6 +520,7 @@ def main() -> None:
         "pairs": pairs,
         "prefer": prefer,
         "smoothed": smoothed,
+        "embed": embed,
         "reward": torch_rewards.reward,
         "kto": torch_rewards.kto,
     }

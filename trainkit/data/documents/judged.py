@@ -13,7 +13,7 @@ from trainkit.data.documents.preferences import find_answer
 from trainkit.data.documents.templates import fill
 from trainkit.data.problems import Problem, kind_of, missing_key
 from trainkit.errors import TrainkitError
-from trainkit.recipe.sections.preference_documents import Judged, JudgedChat
+from trainkit.recipe.sections.paired_documents import Judged, JudgedChat
 
 _JUDGEMENTS: dict[Any, int] = {True: 1, False: 0, "true": 1, "false": 0}
 

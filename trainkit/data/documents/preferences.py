@@ -13,7 +13,7 @@ from trainkit.data.documents.pieces import Piece, RowContext, learned_in_part, p
 from trainkit.data.documents.templates import fill
 from trainkit.data.problems import Problem
 from trainkit.errors import TrainkitError
-from trainkit.recipe.sections.preference_documents import PreferenceChat, PreferencePair
+from trainkit.recipe.sections.paired_documents import PreferenceChat, PreferencePair
 
 _SAME = "has the same answer as chosen and as rejected", "neither is better, so there is nothing to learn from it"
 

@@ -10,10 +10,17 @@ from trainkit.data.documents.pieces import Piece, RowContext, pair
 from trainkit.data.documents.templates import fill
 from trainkit.data.problems import Problem
 from trainkit.recipe.sections.document import SourceTarget
+from trainkit.recipe.sections.document_spec import DocumentSpec
 
 
 def make(document: SourceTarget, row: Mapping[str, Any], index: int, context: RowContext) -> list[Piece] | Problem:
     """Return the pieces of a row's two texts, the source first."""
+    pieces = two_texts(document, row, index)
+    return pieces if isinstance(pieces, tuple) else [replace(pieces[0], learn=False), pieces[1]]
+
+
+def two_texts(document: DocumentSpec, row: Mapping[str, Any], index: int) -> list[Piece] | Problem:
+    """Return the texts of a document's two templates, each a sequence of its own; an empty one is a problem."""
     texts: list[str] = []
     for name, template in document.templates.items():
         text = fill(f"document.{name}", template, row)
@@ -22,5 +29,4 @@ def make(document: SourceTarget, row: Mapping[str, Any], index: int, context: Ro
         if not text.strip():
             return f"has an empty {name}", 'leave such rows out, or let data.on_error = "skip" count them'
         texts.append(text)
-    source, target = pair(Piece(index=index, text=text, bytes=len(text.encode())) for text in texts)
-    return [replace(source, learn=False), target]
+    return pair(Piece(index=index, text=text, bytes=len(text.encode())) for text in texts)

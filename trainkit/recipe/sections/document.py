@@ -1,5 +1,6 @@
 """What a row of a source becomes: plain text, a template, a prompt with its answer, a conversation, a pair of answers,
-a judged answer, a source with its target, labelled text, labelled words, an image, columns of numbers.
+a judged answer, two texts that belong together, a source with its target, labelled text, labelled words, an image,
+columns of numbers.
 
 Everything that differs between types of documents stands in its spec and in the module that the spec names as its
 `implementation`; nothing else knows a type by name.
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 from pydantic import Field, model_validator
 
 from trainkit.recipe.sections.document_spec import ChatDocument, DocumentSpec
-from trainkit.recipe.sections.preference_documents import Judged, JudgedChat, PreferenceChat, PreferencePair
+from trainkit.recipe.sections.paired_documents import Judged, JudgedChat, PositivePair, PreferenceChat, PreferencePair
 from trainkit.recipe.spec import Count, union_of
 
 Keys = Annotated[tuple[str, ...], Field(min_length=1)]
@@ -280,6 +281,7 @@ DOCUMENTS = (
     PreferenceChat,
     Judged,
     JudgedChat,
+    PositivePair,
     SourceTarget,
     Labelled,
     Tagged,

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from trainkit.recipe.families.model import Head, Kind, ModelSpec
 from trainkit.recipe.sections.data import Concatenate, Data, Pad
+from trainkit.recipe.sections.embedding_task import Embedding
 from trainkit.recipe.sections.preference_tasks import Kto, Preference, Reward
 from trainkit.recipe.sections.source import Source, Tokens, document_of
 from trainkit.recipe.sections.task_spec import TEXTS, TaskSpec, check_last_token
@@ -286,7 +287,18 @@ class TokenClassification(Classification):
 
 
 #: Every task of the recipe language.
-TASKS = (CausalLM, Sft, MaskedLM, Preference, Kto, Reward, Seq2Seq, SequenceClassification, TokenClassification)
+TASKS = (
+    CausalLM,
+    Sft,
+    MaskedLM,
+    Embedding,
+    Preference,
+    Kto,
+    Reward,
+    Seq2Seq,
+    SequenceClassification,
+    TokenClassification,
+)
 
 if TYPE_CHECKING:
     Task: TypeAlias = TaskSpec

@@ -1,4 +1,5 @@
-"""Documents with judgements of answers: one of two is preferred, or one is good or bad."""
+"""Documents that become two sequences: an answer that is preferred to another, a judged answer, and two texts that
+belong together."""
 
 from __future__ import annotations
 
@@ -146,3 +147,30 @@ class JudgedChat(ChatDocument):
     @property
     def number_keys(self) -> tuple[str, ...]:
         return (self.label,)
+
+
+class PositivePair(DocumentSpec):
+    """Two texts that belong together, such as a question and a passage that answers it, for `[task] type =
+    "embedding"`.
+
+    Each text is tokenised by itself, with the tokens that begin and end a document. A row with an empty text cannot be
+    used."""
+
+    type: Literal["positive-pair"]
+    query: str = "{query}"
+    """Template of the text that is searched with, such as `"query: {question}"`."""
+    positive: str = "{positive}"
+    """Template of the text that is to be found, such as `"passage: {answer}"`."""
+
+    implementation: ClassVar[str] = "trainkit.data.documents.positive_pair"
+    examples: ClassVar[str] = "trainkit.data.batches.pairs:pair_examples"
+    marked: ClassVar[bool] = True
+    sequences: ClassVar[int] = 2
+
+    @property
+    def form(self) -> str:
+        return "positive-pair"
+
+    @property
+    def templates(self) -> Mapping[str, str]:
+        return {"query": self.query, "positive": self.positive}

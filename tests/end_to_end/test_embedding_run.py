@@ -1,0 +1,143 @@
+"""Learning vectors of texts by a recipe: queries find their positives, in transformers too."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference import Reference
+from test_classification_run import SIZES, VOCAB, tokenizer
+from trainer import WORDS, losses, trainkit
+
+from trainkit import models
+from trainkit.data.cache import build as caches
+from trainkit.errors import TrainkitError
+from trainkit.events.log import read
+from trainkit.hub.load import load_params, read_spec
+from trainkit.hub.save import save
+from trainkit.recipe.families.bert import Bert
+from trainkit.recipe.toml.load import load
+from trainkit.tasks.embedding import pooled
+
+RECIPE = """
+schema = 1
+[run]
+name = "tiny"
+[model]
+pretrained = "base"
+[task]
+type = "embedding"
+dimensions = [32, 8]
+[data]
+sequence_length = 16
+held_out = 0.2
+encoding = { type = "pad" }
+[[data.train]]
+path = "pairs.jsonl"
+document = { type = "positive-pair" }
+[train]
+steps = 30
+batch_size = 16
+[optimizer]
+learning_rate = 3e-3
+[evaluate]
+every = 15
+[track]
+aim = false
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A positive has the words of its query in another order."""
+    directory, chance = tmp_path_factory.mktemp("embedding"), random.Random(0)
+    with (directory / "pairs.jsonl").open("w") as file:
+        for _ in range(160):
+            words = chance.sample(WORDS, 3)
+            positive = " ".join(chance.sample(words, 3) + chance.choices(WORDS, k=1))
+            file.write(json.dumps({"query": " ".join(words), "positive": positive}) + "\n")
+    (directory / "base").mkdir()
+    spec = Bert(**SIZES)
+    model = models.build(spec, vocab_size=VOCAB, sequence_length=32, implementation="xla", key=jax.random.key(1))
+    save(directory / "base", model, spec, dtype="float32", sequence_length=32)
+    tokenizer(single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1").save(str(directory / "base/tokenizer.json"))
+    (directory / "tiny.toml").write_text(RECIPE)
+    return directory
+
+
+def vectors(out: Path, ids: list[list[int]], filled: list[int]) -> np.ndarray:
+    """What our model of an export makes of texts."""
+    spec = read_spec(out)
+    shapes = eqx.filter_eval_shape(
+        lambda key: models.build(spec, vocab_size=VOCAB, sequence_length=32, implementation="xla", key=key),
+        jax.random.key(0),
+    )
+    segments = jnp.asarray(np.arange(len(ids[0])) < np.array(filled)[:, None], jnp.int32)
+    hidden, _ = load_params(out, shapes).hidden_and_penalty(jnp.asarray(ids), segments_BT=segments)
+    return np.asarray(pooled(hidden, segments, "mean"))
+
+
+def test_queries_find_held_out_positives_and_transformers_gives_the_same_vectors(
+    place: Path, reference: Reference
+) -> None:
+    done = trainkit(place, "run", "tiny.toml", "--plain")
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = place / "runs" / "tiny"
+    assert losses(run)[30] < losses(run)[1] / 2
+    found = {e["step"]: e["metrics"] for e in read(run) if e["type"] == "evaluated"}[30]
+    assert found["validation/held-out/mrr"] > 0.6
+    assert found["validation/held-out/recall_at_1"] <= found["validation/held-out/recall_at_10"]
+    done = trainkit(place, "export", "tiny", "out")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (place / "pairs.jsonl").read_text().splitlines()[:32]]
+    queries, positives = (reference.embed(place / "out", [row[key] for row in rows]) for key in ("query", "positive"))
+    one, other = np.array(queries["vectors"]), np.array(positives["vectors"])
+    cosines = one @ other.T / np.outer(np.linalg.norm(one, axis=1), np.linalg.norm(other, axis=1))
+    assert (cosines.argmax(1) == np.arange(32)).mean() > 0.7
+    np.testing.assert_allclose(vectors(place / "out", queries["ids"], queries["filled"]), one, rtol=1e-4, atol=1e-5)
+
+
+DECODER = RECIPE.replace(
+    'pretrained = "base"',
+    'type = "gpt2"\nlayers = 1\nhidden = 32\nheads = 2\n[tokenizer]\ntrain = { vocab_size = 300 }',
+).replace('type = "pad"', 'type = "pad", eos = false')
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("[32, 8]", "[64]"), ["dimensions has 64", "hidden is 32"]),
+        (("[32, 8]", "[32, 8]\ndimension_weights = [1.0]"), ["1 number", "2 dimensions"]),
+        ((", eos = false", ""), ["eos = false"]),
+        (("dimensions = [32, 8]", 'pooling = "first"'), ["first token", "last"]),
+        (('{ type = "positive-pair" }', '{ type = "preference" }'), ["embedding", "positive-pair"]),
+    ],
+    ids=["dimensions", "weights", "eos", "first", "documents"],
+)
+def test_what_does_not_fit_is_told_before_anything_is_tokenised(tmp_path: Path, change, words) -> None:
+    assert DECODER.count(change[0]) == 1
+    (tmp_path / "wrong.toml").write_text(DECODER.replace(*change))
+    with pytest.raises(TrainkitError) as told:
+        load(tmp_path / "wrong.toml")
+    said = told.value.problem + told.value.hint
+    assert all(word in said for word in words), said
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [({"query": "the cat", "positive": " "}, "empty positive"), ({"query": "cat", "positive": "cat"}, "the same text")],
+    ids=["empty", "same"],
+)
+def test_a_row_that_cannot_be_used_is_told_with_its_place(tmp_path, monkeypatch, row, problem) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.jsonl").write_text(json.dumps({"query": "a", "positive": "b"}) + "\n" + json.dumps(row) + "\n")
+    (tmp_path / "bad.toml").write_text(DECODER.replace("pairs.jsonl", "bad.jsonl"))
+    with pytest.raises(TrainkitError, match=problem) as told:
+        caches.build(load(tmp_path / "bad.toml").recipe)
+    assert "bad.jsonl:2" in str(told.value.where)

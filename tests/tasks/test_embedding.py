@@ -1,0 +1,94 @@
+"""Vectors of texts: the losses of sentence-transformers by their definitions, pooling, padding and several devices."""
+
+from __future__ import annotations
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_preference_losses import LENGTH, SPEC, VOCAB
+from test_reward import batch_of, pairs
+
+from trainkit import models
+from trainkit.parallel import mesh
+from trainkit.recipe.sections.embedding_task import Embedding
+from trainkit.tasks import build
+from trainkit.tasks.embedding import pooled
+from trainkit.tasks.statistics import values_of
+
+KEYS = {
+    "plain": {},
+    "symmetric": {"symmetric": True, "temperature": 0.1},
+    "matryoshka": {"dimensions": (16, 4), "dimension_weights": (1.0, 0.5), "pooling": "last"},
+}
+
+
+def fresh():
+    size = {"vocab_size": VOCAB, "sequence_length": LENGTH + 1}
+    return models.build(SPEC, **size, implementation="xla", key=jax.random.key(0))
+
+
+def ranked(queries: np.ndarray, positives: np.ndarray, keys: dict) -> float:
+    """MultipleNegativesRankingLoss, or its symmetric form, within MatryoshkaLoss, in float64."""
+
+    def entropy(scores: np.ndarray) -> float:
+        top = scores.max(1, keepdims=True)
+        return float(np.mean(np.log(np.exp(scores - top).sum(1)) + top[:, 0] - np.diagonal(scores)))
+
+    total, sizes = 0.0, keys.get("dimensions", (queries.shape[1],))
+    for size, weight in zip(sizes, keys.get("dimension_weights", (1.0,) * len(sizes)), strict=True):
+        one, other = (v[:, :size] / np.linalg.norm(v[:, :size], axis=1, keepdims=True) for v in (queries, positives))
+        scores = one @ other.T / keys.get("temperature", 0.05)
+        loss = (entropy(scores) + entropy(scores.T)) / 2 if keys.get("symmetric") else entropy(scores)
+        total += weight * loss
+    return total
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_the_loss_is_that_of_sentence_transformers(name: str) -> None:
+    task, model, made = build(Embedding(type="embedding", **KEYS[name])), fresh(), pairs(count=6)
+    batch = batch_of(made)
+    found = eqx.filter_jit(task.loss)(model, batch)
+    pooling, vectors = KEYS[name].get("pooling", "mean"), np.zeros((6, 2, 16))
+    for pair in range(6):
+        for side in range(2):  # each text by itself, without padding
+            used = made["filled"][pair, side]
+            hidden = np.asarray(model.hidden(jnp.asarray(made["tokens"][pair, side, :used])[None])[0][0], np.float64)
+            vectors[pair, side] = hidden.mean(0) if pooling == "mean" else hidden[-1]
+    np.testing.assert_allclose(found.sum / found.weight, ranked(vectors[:, 0], vectors[:, 1], KEYS[name]), rtol=1e-5)
+    unit = vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+    similar = unit[:, 0] @ unit[:, 1].T
+    place = 1 + (similar > np.diagonal(similar)[:, None]).sum(1)
+    expected = {"recall_at_1": (place == 1).mean(), "recall_at_10": 1.0, "mrr": (1 / place).mean()}
+    assert values_of(found.metrics) == pytest.approx(expected, rel=1e-5)
+
+
+def test_pooling_leaves_padding_out() -> None:
+    hidden = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 3)), jnp.float32)
+    segments = jnp.asarray([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+    np.testing.assert_allclose(pooled(hidden, segments, "mean")[0], hidden[0, :3].mean(0), rtol=1e-6)
+    assert jnp.array_equal(pooled(hidden, segments, "last"), jnp.stack([hidden[0, 2], hidden[1, 4]]))
+    assert jnp.array_equal(pooled(hidden, segments, "first"), hidden[:, 0])
+
+
+def test_rows_of_padding_and_eight_devices_find_the_same_negatives() -> None:
+    task, batch, model = build(Embedding(type="embedding", symmetric=True)), batch_of(pairs(count=6)), fresh()
+
+    def sums(rows, data=1):
+        on = mesh.make_mesh(data=data, fsdp=1)
+        with jax.set_mesh(on):
+            lying = {name: jax.device_put(a[None], mesh.batch_sharding(on)) for name, a in rows.items()}
+
+            def total(model):
+                found = task.loss(model, {name: a[0] for name, a in lying.items()})
+                return found.sum, found
+
+            (_, found), slopes = eqx.filter_jit(eqx.filter_value_and_grad(total, has_aux=True))(model)
+            return jax.device_get((found, slopes))
+
+    whole = sums(batch)
+    padded = {name: jnp.concatenate([a, jnp.zeros((2, *a.shape[1:]), a.dtype)]) for name, a in batch.items()}
+    for one, two in zip(jax.tree.leaves(whole), jax.tree.leaves(sums(padded, data=8)), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-5, atol=2e-5)
+    assert whole[0].weight == 6 and all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(whole))

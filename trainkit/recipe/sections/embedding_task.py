@@ -1,0 +1,73 @@
+"""The task that learns vectors of texts."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import model_validator
+
+from trainkit.recipe.families.model import Kind, ModelSpec
+from trainkit.recipe.sections.data import Data
+from trainkit.recipe.sections.task_spec import TaskSpec
+from trainkit.recipe.spec import Count, Positive
+from trainkit.text import plural
+
+
+class Embedding(TaskSpec):
+    """Give texts that belong together similar vectors: each query has to find its positive among those of all queries
+    in the batch (van den Oord et al. 2018, InfoNCE; Henderson et al. 2017, in-batch negatives).
+
+    The negatives of a query are the positives of a micro-batch on all devices, so make train.micro_batch_size large.
+    """
+
+    type: Literal["embedding"]
+    pooling: Literal["mean", "first", "last"] = "mean"
+    """How the vector of a text is made of its last hidden states: their mean, or that of the first or the last token.
+    """
+    temperature: Positive = 0.05
+    """What cosine similarities are divided by before the softmax."""
+    symmetric: bool = False
+    """Whether positives also have to find their queries; the loss is then the mean of both."""
+    dimensions: tuple[Count, ...] = ()
+    """Lengths of the beginnings of vectors that are trained to be vectors themselves (Kusupati et al. 2022,
+    Matryoshka); the whole vector alone where not given."""
+    dimension_weights: tuple[Positive, ...] = ()
+    """How much the loss of each of `dimensions` counts; 1 each where not given."""
+
+    implementation: ClassVar[str] = "trainkit.tasks.embedding"
+    documents: ClassVar[frozenset[str]] = frozenset({"positive-pair"})
+    models: ClassVar[frozenset[Kind]] = frozenset({"encoder", "causal"})
+    shifted: ClassVar[bool] = False
+    reports: ClassVar[frozenset[str]] = frozenset({"loss", "recall_at_1", "recall_at_10", "mrr"})
+
+    @model_validator(mode="after")
+    def _each_dimension_has_a_weight(self) -> Embedding:
+        if self.dimension_weights and len(self.dimension_weights) != len(self.dimensions):
+            raise ValueError(
+                f"task.dimension_weights has {plural(len(self.dimension_weights), 'number')} for"
+                f" {plural(len(self.dimensions), 'dimension')}: give one for each, or leave it out"
+            )
+        if len(set(self.dimensions)) < len(self.dimensions):
+            raise ValueError("task.dimensions names one twice: name each once")
+        return self
+
+    def check_sizes(self, model: ModelSpec, data: Data) -> None:
+        """Raise ValueError where vectors are shorter than asked, or a decoder's would say nothing or differ from those
+        in transformers."""
+        hidden = getattr(model, "hidden", None)
+        if hidden is not None and any(size > hidden for size in self.dimensions):
+            raise ValueError(
+                f"task.dimensions has {max(self.dimensions)}, and model.hidden is {hidden}: name at most {hidden}"
+            )
+        if model.kind != "causal":
+            return
+        if self.pooling == "first":
+            raise ValueError(
+                'task.pooling = "first" is for encoders: the first token of a decoder sees no other. Write "last" or'
+                ' "mean"'
+            )
+        if data.encoding.eos:
+            raise ValueError(
+                "a decoder's vectors are made of the text's own tokens, as in transformers:"
+                " write eos = false into data.encoding"
+            )
