@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fixed_configs import ENCODERS, FIXED
+from fixed_configs import ENCODER_DECODERS, ENCODERS, FIXED
 from parity import GRADIENT, _as_tensors, _read
 from reference import PADDED, Reference
 
@@ -25,10 +25,11 @@ from trainkit.tasks.token_classification import TokenClassificationTask
 #: Of the largest number there.
 NEAR = 1e-5
 SIZE, CLASSES = (3, 24), 3
-CONFIGS = ENCODERS | {name: fixed.config | {"pad_token_id": 0} for name, fixed in FIXED.items()}
+CONFIGS = ENCODERS | ENCODER_DECODERS | {name: fixed.config | {"pad_token_id": 0} for name, fixed in FIXED.items()}
 CASES = [
     *((name, head, False) for name in ENCODERS for head in ("sequence", "token")),
     *((name, head, True) for name in ("bert", "bert-three-types") for head in ("sequence", "token")),
+    *((name, "sequence", False) for name in ENCODER_DECODERS),
     *((name, "sequence", False) for name in ("gpt2", "llama", "qwen3-moe", "gemma3", "mpt")),
 ]
 TASKS = {

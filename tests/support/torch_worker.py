@@ -191,6 +191,8 @@ def make_classifier(request: dict[str, Any]) -> dict[str, Any]:
     model = prepared(kind, directory, request)
     tokens = parity_rule.tokens(seed, request["size"], config.vocab_size)
     tokens[0, -request["padded"] :] = config.pad_token_id
+    if config.is_encoder_decoder:  # which finds the end of a text by this token
+        tokens[0, -request["padded"] - 1] = tokens[1:, -1] = config.eos_token_id
     ids = torch.tensor(tokens)
     mask = torch.ones_like(ids)
     mask[0, -request["padded"] :] = 0

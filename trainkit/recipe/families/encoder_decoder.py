@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
+from trainkit.errors import TrainkitError
 from trainkit.recipe.families.model import Head, HeadKind, HeadLayers, Kind
 from trainkit.recipe.families.sizes import Remat, Shape, kept_numbers, linear, norm, visible
 from trainkit.recipe.families.transformer import CHANGEABLE, Transformer
@@ -120,6 +121,17 @@ class EncoderDecoder(Transformer):
                 " give the id of one that begins or ends texts"
             )
         return super().with_head(head)
+
+    def rows(self, tokens: int) -> int:
+        """See `Pretrained.rows`; the token that the decoder begins with must be one of them."""
+        rows = super().rows(tokens)
+        if self.decoder_start is not None and self.decoder_start >= rows:
+            raise TrainkitError(
+                f"the decoder begins with token {self.decoder_start:,}, and the embedding has {rows:,} rows",
+                where="model.decoder_start",
+                hint="leave it out: the decoder then begins with the tokenizer's end of text",
+            )
+        return rows
 
     def leaf_shapes(self, *, vocab_size: int, sequence_length: int) -> dict[str, Shape]:
         d = self.hidden

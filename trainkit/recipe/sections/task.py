@@ -192,6 +192,7 @@ class SequenceClassification(Classification):
     without the class divided by that of texts with it."""
 
     implementation: ClassVar[str] = "trainkit.tasks.sequence_classification"
+    models: ClassVar[frozenset[Kind]] = frozenset({"encoder", "causal", "encoder-decoder"})
     documents: ClassVar[frozenset[str]] = frozenset({"labelled"})
 
     @property
