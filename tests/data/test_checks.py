@@ -241,3 +241,28 @@ def test_of_a_growing_cache_only_what_is_there_is_looked_at(tmp_path, monkeypatc
     cache.wait()
     (finding,) = find_problems(cache, recipe)
     assert "599 of 600 documents" in finding.message
+
+
+@pytest.mark.parametrize("learned", [True, False], ids=["learned", "masked"])
+def test_an_end_of_turn_that_is_never_learned_is_an_error_with_the_row(tmp_path: Path, learned: bool) -> None:
+    said = "{% generation %}{{ m.content }}END{% endgeneration %}"
+    said = said if learned else "{% generation %}{{ m.content }}{% endgeneration %}END"
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}SAID{% else %}{{ m.content }}END{% endif %}{% endfor %}"
+    )
+    template = template.replace("SAID", said).replace("END", room.END)
+    (tmp_path / "chat.jinja").write_text(template)
+    rows = [
+        {"messages": [{"role": "user", "content": f"{i}"}, {"role": "assistant", "content": f"{i} more"}] * 2}
+        for i in range(5)
+    ]
+    room.write_rows(tmp_path / "chats.jsonl", rows)
+    document = {"type": "chat", "template": str(tmp_path / "chat.jinja")}
+    source = {"path": str(tmp_path / "chats.jsonl"), "document": document}
+    found = findings(room.recipe(tmp_path, source, encoding={"type": "pad", "eos": False}))
+    errors = [problem.message for problem in found if problem.level == "error"]
+    if learned:
+        assert not errors
+    else:
+        (message,) = errors
+        assert "chats.jsonl:1" in message and room.END in message and "generation" in message

@@ -21,6 +21,7 @@ from trainkit.errors import TrainkitError
 from trainkit.events.log import read
 from trainkit.hub.load import load_params, read_spec
 from trainkit.hub.save import save
+from trainkit.plan.split import check_split
 from trainkit.recipe.families.bert import Bert
 from trainkit.recipe.toml.load import load
 from trainkit.tasks.embedding import pooled
@@ -109,6 +110,11 @@ DECODER = RECIPE.replace(
 ).replace('type = "pad"', 'type = "pad", eos = false')
 
 
+def load_text(directory: Path, text: str):
+    (directory / "a.toml").write_text(text)
+    return load(directory / "a.toml").recipe
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -122,11 +128,23 @@ DECODER = RECIPE.replace(
 )
 def test_what_does_not_fit_is_told_before_anything_is_tokenised(tmp_path: Path, change, words) -> None:
     assert DECODER.count(change[0]) == 1
-    (tmp_path / "wrong.toml").write_text(DECODER.replace(*change))
     with pytest.raises(TrainkitError) as told:
-        load(tmp_path / "wrong.toml")
+        load_text(tmp_path, DECODER.replace(*change))
     said = told.value.problem + told.value.hint
     assert all(word in said for word in words), said
+
+
+@pytest.mark.parametrize(("key", "devices"), [("batch_size", 1), ("micro_batch_size", 1), ("micro_batch_size", 2)])
+def test_a_query_needs_another_one_to_compare_with(tmp_path: Path, key: str, devices: int) -> None:
+    recipe = load_text(tmp_path, DECODER)
+    train = recipe.train.model_copy(update={key: 1})
+    recipe = recipe.model_copy(update={"train": train})
+    if devices == 2:  # each has one, and both together two
+        check_split(recipe, devices)
+        return
+    with pytest.raises(TrainkitError, match="compares the examples of a micro-batch") as told:
+        check_split(recipe, devices)
+    assert told.value.where == f"train.{key}"
 
 
 @pytest.mark.parametrize(
@@ -137,7 +155,7 @@ def test_what_does_not_fit_is_told_before_anything_is_tokenised(tmp_path: Path, 
 def test_a_row_that_cannot_be_used_is_told_with_its_place(tmp_path, monkeypatch, row, problem) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.jsonl").write_text(json.dumps({"query": "a", "positive": "b"}) + "\n" + json.dumps(row) + "\n")
-    (tmp_path / "bad.toml").write_text(DECODER.replace("pairs.jsonl", "bad.jsonl"))
+    recipe = load_text(tmp_path, DECODER.replace("pairs.jsonl", "bad.jsonl"))
     with pytest.raises(TrainkitError, match=problem) as told:
-        caches.build(load(tmp_path / "bad.toml").recipe)
+        caches.build(recipe)
     assert "bad.jsonl:2" in str(told.value.where)

@@ -41,6 +41,7 @@ class DataProblem:
 def find_problems(cache: Cache, recipe: Recipe) -> list[DataProblem]:
     """Return what the checks find in the cache so far; errors first."""
     problems = [*_left_out(cache), *_learned(cache), *_unknown(cache), *_outside_classes(cache, recipe)]
+    problems += _ends_of_turns(cache, recipe)
     if cache.train.complete:
         problems += [*_cut_off(cache, recipe), *_duplicates(cache), *_one_class(cache, recipe)]
     order = ("error", "warning", "info")
@@ -119,6 +120,37 @@ def _cut_off(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
             "warning" if share > CUT_OFF else "info",
             f"{name}: of {counts.documents:,} documents {' and '.join(what) or 'the ends of some are left out'};"
             f" {counts.lost:,} of {counts.targets:,} targets ({share:.1%}) are lost",
+        )
+
+
+def _ends_of_turns(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
+    """Yield an error where answers in conversations are followed by a special token and none is ever learned, so that
+    a model would never learn to end its turn. The beginning of the data decides."""
+    if not any(d is not None and d.chat_template is not None for d in map(document_of, recipe.data.train)):
+        return
+    special = list(cache.text_tokenizer.special_tokens.values())
+    found, seen = "", 0
+    for number, section in enumerate(cache.train.sections):
+        arrays = cache.train.arrays(number)
+        if arrays.marks is None or seen >= _COMPARED:
+            break
+        tokens, learned = arrays.tokens[:_COMPARED], arrays.marks[:_COMPARED] & LEARNED > 0
+        seen += len(tokens)
+        is_special = np.isin(tokens, special)
+        if (learned & is_special).any():
+            return
+        followers = np.flatnonzero(learned[:-1] & ~learned[1:] & is_special[1:]) + 1
+        followers = followers[~np.isin(followers, arrays.ends)]  # there another document begins
+        if len(followers) and not found:
+            at = int(followers[0])
+            record = arrays.documents[int(np.searchsorted(arrays.ends, at, side="right"))]
+            place = place_of(cache, "train", section.source, section.unit, int(record["file"]), int(record["index"]))
+            found = f"{cache.text_tokenizer.decode([int(tokens[at])])!r} follows an answer at {place}"
+    if found:
+        yield DataProblem(
+            "error",
+            f"train: no answer learns to end its turn: {found}, and is masked there and everywhere; put it into the"
+            " template's {% generation %} block, behind the message",
         )
 
 

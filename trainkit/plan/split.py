@@ -97,7 +97,7 @@ def choices(recipe: Recipe, *, replicas: int, platform: str) -> Iterator[Choice]
     Recomputation (`remat`) comes before a micro-batch of fewer than `ENOUGH_TOKENS`.
     """
     train = recipe.train
-    micros = divisors(train.batch_size // replicas)[::-1]
+    micros = [m for m in divisors(train.batch_size // replicas)[::-1] if m * replicas >= recipe.task.least_rows]
     if train.micro_batch_size != "auto":
         micros = [train.micro_batch_size]
     policies: list[Remat] = [remat for remat in get_args(Remat) if remat != "offload" or platform != "cpu"]
@@ -113,6 +113,14 @@ def choices(recipe: Recipe, *, replicas: int, platform: str) -> Iterator[Choice]
 def check_split(recipe: Recipe, replicas: int) -> None:
     """Raise TrainkitError if a batch cannot be divided over the devices, or a step's batch into micro-batches."""
     size, wanted = recipe.train.batch_size, recipe.train.micro_batch_size
+    rows, least = size if wanted == "auto" else wanted * replicas, recipe.task.least_rows
+    if rows < least:
+        raise TrainkitError(
+            f'task.type = "{recipe.task.type}" compares the examples of a micro-batch, and {_devices(replicas)}'
+            f" would have {rows} in all",
+            where="train.batch_size" if wanted == "auto" else "train.micro_batch_size",
+            hint=f"it learns nothing from fewer than {least}; more are better",
+        )
     at_once = recipe.evaluate.batch_size
     if at_once is not None and at_once % replicas:
         raise TrainkitError(

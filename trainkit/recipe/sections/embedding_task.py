@@ -38,6 +38,7 @@ class Embedding(TaskSpec):
     documents: ClassVar[frozenset[str]] = frozenset({"positive-pair"})
     models: ClassVar[frozenset[Kind]] = frozenset({"encoder", "causal"})
     shifted: ClassVar[bool] = False
+    least_rows: ClassVar[int] = 2
     reports: ClassVar[frozenset[str]] = frozenset({"loss", "recall_at_1", "recall_at_10", "mrr"})
 
     @model_validator(mode="after")

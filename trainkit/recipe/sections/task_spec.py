@@ -31,6 +31,8 @@ class TaskSpec(Spec):
     """Whether the targets are the next tokens, which batches then hold. Without, a batch has the tokens alone."""
     writes: ClassVar[bool] = False
     """Whether it learns to write targets of sources, as an evaluation then can: see `[evaluate.generate]`."""
+    least_rows: ClassVar[int] = 1
+    """How many examples a micro-batch must have over all devices, where the task compares them with each other."""
     masks: ClassVar[bool] = False
     """Whether it needs a tokenizer with a mask token."""
     predictions: ClassVar[frozenset[str]] = frozenset()
