@@ -56,7 +56,8 @@ def test_an_epoch_of_images_has_each_once_with_its_label(tmp_path: Path, stored:
         assert set(batch) == {"images", "labels"} and batch["images"].shape == (11, 4, 6, 3)
         seen = {(image.tobytes(), int(label)) for image, label in zip(batch["images"], batch["labels"], strict=True)}
         assert seen == {(pixels.tobytes(), number % 3) for number, pixels in enumerate(pictures)}
-    assert [row.label for row in show(cache, data, 0)] == data.batch(0)["labels"].tolist()
+    names = [document["classes"][number] for number in data.batch(0)["labels"].tolist()]
+    assert [row.label for row in show(cache, data, 0)] == names
     with pytest.raises(TrainkitError, match="does not learn from documents of type image"):
         recipe.task.check_documents(recipe.data.train)
 

@@ -67,6 +67,7 @@ def test_a_batch_has_both_answers_behind_their_prompt_and_learns_the_answers_alo
                 assert [
                     "".join(text for text, _ in piece.runs).removesuffix(room.END) for piece in shown[number].pieces
                 ] == texts
+                assert [piece.part for piece in shown[number].pieces] == ["chosen", "rejected"]
             seen.add(tuple(texts))
     assert len(seen) >= 8
 

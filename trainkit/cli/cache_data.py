@@ -180,7 +180,8 @@ def row_lines(row: ShownRow, *, colour: bool) -> Iterator[str]:
     label = f", label{'s' * several} {shown}" if row.label is not None else ""
     yield f"row {row.row}: example {row.example} of {row.source}{label}"
     for piece in row.pieces:
-        yield f"  {piece.where}" + (f", tokens {piece.first}–{piece.end - 1}" if piece.end else "")
+        part = f"{piece.part}: " if piece.part else ""
+        yield f"  {part}{piece.where}" + (f", tokens {piece.first}–{piece.end - 1}" if piece.end else "")
         text = "".join(_marked(text, learned, colour) for text, learned in piece.runs)
         yield from (f"    | {line}" for line in text.splitlines())
 

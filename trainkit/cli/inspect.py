@@ -140,6 +140,8 @@ def _lines(batch: list[ShownRow], recipe: Recipe, rows: int | None, as_json: boo
     of = f" of {recipe.data.sequence_length} positions" if recipe.data.sequence_length else ""
     step, most = batch[0].step, rows or ROWS
     yield f"step {step} -> {step + 1}: {len(batch)} rows{of}"
+    if recipe.task.masks:
+        yield "the step hides some of these tokens, drawn as [task] says, and learns those alone"
     for row in batch[:most]:
         yield ""
         yield from row_lines(row, colour=sys.stdout.isatty())

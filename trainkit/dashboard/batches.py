@@ -30,7 +30,7 @@ class DisplayedRow(NamedTuple):
     row: int
     source: str
     example: int
-    label: int | None
+    label: str | None
     pieces: tuple[ShownSpan, ...]
 
 
@@ -129,12 +129,13 @@ class BatchReader:
 def _row(fields: dict[str, Any]) -> DisplayedRow:
     pieces = tuple(
         ShownSpan(
-            _line(piece["where"]), piece["first"], piece["end"],
+            _line(f"{piece['part']}: " * bool(piece["part"]) + piece["where"]), piece["first"], piece["end"],
             tuple((neutralise(text), learned) for text, learned in piece["runs"]),
         )
         for piece in fields["pieces"]
     )  # fmt: skip
-    return DisplayedRow(fields["row"], _line(fields["source"]), fields["example"], fields["label"], pieces)
+    label = None if fields["label"] is None else _line(str(fields["label"]))
+    return DisplayedRow(fields["row"], _line(fields["source"]), fields["example"], label, pieces)
 
 
 def _line(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -30,12 +30,14 @@ class ShownPiece:
     first: int
     end: int
     runs: tuple[tuple[str, bool], ...]
+    part: str = ""
+    """What the sequence is where a row has several, such as the chosen answer."""
 
 
 @dataclass(frozen=True)
 class ShownRow:
-    """A row of a batch; `label` is None if it has none: the number of a class, a number or several, or the names of
-    classes."""
+    """A row of a batch; `label` is None if it has none: the name of a class, or its number where it has no name, a
+    number or several, or the names of classes."""
 
     step: int
     row: int
@@ -55,6 +57,8 @@ def show(cache: Cache, data: TrainSet, step: int) -> Iterator[ShownRow]:
     for number, row in enumerate(data.rows(step)):
         is_text = "tokens" in batch
         pieces = tuple(_pieces(cache, row, batch, number, classes) if is_text else _record(cache, row, batch, number))
+        if document is not None and len(document.sequence_names) == len(pieces):
+            pieces = tuple(replace(p, part=name) for p, name in zip(pieces, document.sequence_names, strict=True))
         label = None if labels is None or of_tokens or "labels" not in batch else labels.shown(batch["labels"][number])
         yield ShownRow(step, number, row.source, row.example, label, pieces)
 

@@ -104,6 +104,10 @@ class ClassLabels(Labels):
             return found[0], f'document.label_type is "class": for such labels it is "{other}"'
         return found
 
+    def shown(self, value: Any) -> Any:
+        number, names = super().shown(value), self.document.label_names
+        return names[number] if number is not None and number < len(names) else number
+
 
 class TokenLabels(Labels):
     """A class of each token; the module of the document makes spans with labels."""

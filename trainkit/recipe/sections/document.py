@@ -87,6 +87,7 @@ class SourceTarget(DocumentSpec):
     examples: ClassVar[str] = "trainkit.data.batches.pairs:source_target_examples"
     marked: ClassVar[bool] = True
     sequences: ClassVar[int] = 2
+    sequence_names: ClassVar[tuple[str, ...]] = ("source", "target")
 
     @property
     def form(self) -> str:

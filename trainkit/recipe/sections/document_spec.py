@@ -34,6 +34,8 @@ class DocumentSpec(Spec):
     """Whether a text may have parts that are no targets: it is tokenised as a whole."""
     sequences: ClassVar[int] = 1
     """Sequences of `data.sequence_length` in an example."""
+    sequence_names: ClassVar[tuple[str, ...]] = ()
+    """What each of several sequences is, such as the chosen answer."""
     labelled: ClassVar[bool] = False
     """Whether it may have a label, which batches then hold as `labels`."""
     token_labels: ClassVar[bool] = False

@@ -34,6 +34,7 @@ class PreferencePair(DocumentSpec):
     learned_in_part: ClassVar[bool] = True
     marked: ClassVar[bool] = True
     sequences: ClassVar[int] = 2
+    sequence_names: ClassVar[tuple[str, ...]] = ("chosen", "rejected")
     later_keys: ClassVar[frozenset[str]] = frozenset({"margin"})
 
     @property
@@ -73,6 +74,7 @@ class PreferenceChat(ChatDocument):
     implementation: ClassVar[str] = "trainkit.data.documents.preferences"
     examples: ClassVar[str] = "trainkit.data.batches.pairs:pair_examples"
     sequences: ClassVar[int] = 2
+    sequence_names: ClassVar[tuple[str, ...]] = ("chosen", "rejected")
     later_keys: ClassVar[frozenset[str]] = frozenset({"margin"})
 
     @property
