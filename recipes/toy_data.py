@@ -29,13 +29,14 @@ Rows = Iterator[Mapping[str, Any]]
 PACKAGES = ("asyncio", "email", "multiprocessing", "unittest", "xml")
 #: Words of a row with tags.
 WORDS = 40
+WORDS_TO_REVERSE = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
 class Toy(CustomRows):
     """Rows of one of the toy tasks, divided by file into training and test data."""
 
     type: Literal["toy"]
-    rows_of: Literal["modules", "tags", "pairs"]
+    rows_of: Literal["modules", "tags", "pairs", "shuffled", "reversed"]
     """What the rows are."""
     split: Literal["train", "test"] = "train"
     """The training data, or the files that are not in it."""
@@ -99,23 +100,41 @@ def tag(tokens: list[tokenize.TokenInfo], place: int) -> str:
 
 def pairs(split: str) -> Rows:
     """Yield lines of a file, with the lines behind them as they are and with two of their words exchanged."""
+    return _pairs(split, exchanged=2)
+
+
+def shuffled(split: str) -> Rows:
+    """Yield the same, with all of their words in another order."""
+    return _pairs(split, exchanged=1000)
+
+
+def _pairs(split: str, *, exchanged: int) -> Rows:
     for path in files(split):
         lines = [line for line in source(path).splitlines() if line.strip()]
         for start in range(0, len(lines) - 7, 24):
             chosen = "\n" + "\n".join(lines[start + 4 : start + 7])
-            rejected = exchanged(chosen, random.Random(f"{path.name}:{start}"))
+            rejected = exchange(chosen, exchanged, random.Random(f"{path.name}:{start}"))
             if rejected != chosen:
                 yield {"prompt": "\n".join(lines[start : start + 4]), "chosen": chosen, "rejected": rejected}
 
 
-def exchanged(text: str, generator: random.Random) -> str:
-    """Return a text with two of its words exchanged."""
+def exchange(text: str, count: int, generator: random.Random) -> str:
+    """Return a text with up to `count` of its words in one another's places; a text of few words as it is."""
     parts = re.split(r"(\s+)", text)
     words = [place for place, part in enumerate(parts) if part.strip()]
     if len(words) > 4:
-        first, second = generator.sample(words, 2)
-        parts[first], parts[second] = parts[second], parts[first]
+        places = generator.sample(words, min(count, len(words)))
+        for place, word in zip(places, [parts[at] for at in (*places[1:], places[0])], strict=True):
+            parts[place] = word
     return "".join(parts)
+
+
+def reversed_words(split: str) -> Rows:
+    """Yield words and the same words backwards, drawn from a seed."""
+    generator = random.Random(split)
+    while True:
+        words = [generator.choice(WORDS_TO_REVERSE) for _ in range(generator.randrange(4, 10))]
+        yield {"source": " ".join(words), "target": " ".join(reversed(words))}
 
 
 #: The function that yields the rows, by name. A row has the keys
@@ -123,6 +142,8 @@ ROWS: dict[str, Callable[[str], Rows]] = {
     "modules": modules,  # text, package
     "tags": tags,  # words, tags
     "pairs": pairs,  # prompt, chosen, rejected
+    "shuffled": shuffled,  # the same
+    "reversed": reversed_words,  # source, target
 }
 
 

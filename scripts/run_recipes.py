@@ -77,7 +77,7 @@ def row(recipe: Recipe, run: Path, seconds: float) -> tuple[str, bool]:
     values = [e["metrics"][recipe.metric] for e in events if e["type"] == "evaluated" and recipe.metric in e["metrics"]]
     resolved = tomli.loads((run / "recipe.toml").read_text())
     name = recipe.path.stem
-    busy = f", load {load:.0f} from other programs" if (load := LOAD) >= 1 else ""
+    busy = f", load {load:.0f} as it began" if (load := LOAD) >= 1 else ""
     cells = [
         f"[{name}](../recipes/{name}.toml)",
         resolved["task"]["type"],
@@ -103,7 +103,7 @@ def written(rows: dict[str, str]) -> str:
     return HEAD + "".join(f"{table[name]}\n" for name in names if name in table)
 
 
-#: How busy other programs keep the machine, before any recipe runs.
+#: How busy other programs keep the machine: the load average before the first recipe.
 LOAD = os.getloadavg()[0]
 
 
