@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+from typing import TYPE_CHECKING
 
-import torch
-import transformers
 from step_work import (
     BETAS,
     EPS,
@@ -25,8 +24,9 @@ from step_work import (
     serve,
     weights,
 )
-from torch.nn import functional
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+if TYPE_CHECKING:
+    import torch
 
 #: transformers' own attention without its mask, which some versions build under torch.compile though nothing is
 #: padded, and which flash attention does not take: then its kernel knows the triangle.
@@ -35,6 +35,11 @@ UNMASKED = "sdpa_unmasked"
 
 def prepare(work: Work, *, own_loss: bool = False) -> Contender:
     """With `own_loss` it is the model that makes the loss of its logits, as transformers' Trainer lets it."""
+    import torch
+    import transformers
+    from torch.nn import functional
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
     shape, on_gpu = work.shape, work.platform == "gpu"
     if on_gpu and not torch.cuda.is_available():
         raise RuntimeError(f"torch {torch.__version__} sees no GPU")
@@ -95,6 +100,9 @@ def _in_block(name: str) -> bool:
 
 
 def _model(shape: Shape) -> torch.nn.Module:
+    import torch
+    import transformers
+
     common = {"attn_implementation": UNMASKED, "use_cache": False, "bos_token_id": 0, "eos_token_id": 0}
     if shape.family == "gpt2":
         config = transformers.GPT2Config(

@@ -27,6 +27,7 @@ from step_work import (
     Contender,
     Shape,
     Work,
+    answer_help,
     batch,
     serve,
     weights,
@@ -244,6 +245,7 @@ def _toml(value: object) -> str:
 
 
 if __name__ == "__main__":
+    answer_help()
     use_compile_cache()
     if sys.argv[1] == "memory":
         print(json.dumps(memory(Work.from_json(sys.argv[2]))))

@@ -123,9 +123,17 @@ class Contender(NamedTuple):
     """Versions, choices: printed as they are."""
 
 
+def answer_help() -> None:
+    """Print what the script says of itself, and end, where `--help` is its argument."""
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(sys.modules["__main__"].__doc__)
+        sys.exit()
+
+
 def serve(prepare: Callable[[Work], Contender]) -> None:
     """A contender's process: the work as its argument; JSON lines out, the first when it is warm; for each number of
     steps read, one line with the seconds that a step took."""
+    answer_help()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print is no answer
     began = float(os.environ.get("BENCH_STARTED", time.time()))
