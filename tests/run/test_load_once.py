@@ -66,12 +66,12 @@ def counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[
 
 @pytest.mark.parametrize("smoke", [False, True], ids=["run", "smoke"])
 def test_run_reads_validates_and_imports_once(counts: Counter[str], smoke: bool) -> None:
-    assert running.run(Path("extending.toml"), [], None, "json", False, smoke, None) == 0
+    assert running.run(Path("extending.toml"), plain=True, smoke=smoke) == 0
     assert +counts == {"extending.toml": 1, "tiny.toml": 1, "validated": 1, "plugins imported": 1}
 
 
 def test_resume_reads_the_recipe_of_the_run_once(counts: Counter[str]) -> None:
-    running.run(Path("extending.toml"), [], None, "json", False, False, None)
+    running.run(Path("extending.toml"), plain=True)
     counts.clear()
-    assert resuming.resume("tiny", [], False, False, False, "json", False, None) == 0
+    assert resuming.resume("tiny", plain=True) == 0
     assert +counts == {"recipe.toml": 1, "validated": 1, "plugins imported": 1}

@@ -78,8 +78,11 @@ def chunk_shape(shard: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     return tuple(size // n if i == axis else size for i, size in enumerate(whole))
 
 
-def create(root: Path, leaves: dict[str, tuple[Leaf, tuple[int, ...]]]) -> dict[str, Any]:
-    """Create arrays and return them by name. `leaves` holds (leaf, shape of a shard). Raises ValueError or OSError."""
+def create(root: Path, leaves: dict[str, tuple[Leaf, tuple[int, ...]]], *, exist: bool = False) -> dict[str, Any]:
+    """Create arrays, or open those that `exist`, and return them by name. `leaves` holds (leaf, shape of a shard).
+
+    Raises ValueError or OSError.
+    """
     import tensorstore as ts
 
     # a new context each time, because one that is kept grows
@@ -91,7 +94,7 @@ def create(root: Path, leaves: dict[str, tuple[Leaf, tuple[int, ...]]]) -> dict[
             spec = {**_spec(root / name), "metadata": _metadata(leaf, chunk)}
             # without these two settings a deleted chunk reads as zeros
             spec |= {"store_data_equal_to_fill_value": True, "fill_missing_data_reads": False}
-            opening[name] = ts.open(spec, create=True, open=False, context=context)
+            opening[name] = ts.open(spec, create=not exist, open=exist, context=context)
             window.add(opening[name], 0)
     return {name: future.result() for name, future in opening.items()}
 

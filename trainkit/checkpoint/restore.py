@@ -16,6 +16,7 @@ from trainkit.checkpoint.arrays import Box, describe
 from trainkit.checkpoint.leaves import Template, leaf_of, named_leaves
 from trainkit.checkpoint.manifest import DamagedCheckpoint, Leaf, Manifest
 from trainkit.errors import FAILED, TrainkitError
+from trainkit.parallel import hosts
 
 T = TypeVar("T")
 
@@ -56,12 +57,18 @@ def restore_newest(
     Raises:
         TrainkitError: every checkpoint is damaged; and whatever else `read` raises.
     """
-    directories = store.step_directories(run_directory)
+    directories = hosts.from_first(lambda: store.step_directories(run_directory))
     for directory in reversed(directories):
+        restored, problem = None, None
         try:
-            return read(directory), manifests.read(directory)
+            restored = read(directory), manifests.read(directory)
         except DamagedCheckpoint as error:
-            on_damaged(directory, error)
+            problem = error.problem
+        # each process reads its own part: the checkpoint is whole if all of them are
+        problem = hosts.first_problem(f"restored/{directory.name}", problem)
+        if restored is not None and problem is None:
+            return restored
+        on_damaged(directory, DamagedCheckpoint(problem or "", where=str(directory)))
     if directories:
         steps = ", ".join(directory.name for directory in directories)
         raise TrainkitError(
@@ -138,7 +145,8 @@ def _place(parts: dict[Box, np.ndarray], template: Template, leaf: Leaf) -> jax.
     sharding = _sharding(template)
     if leaf.kind == "key":
         (data,) = parts.values()
-        return jax.device_put(jax.random.wrap_key_data(jax.numpy.asarray(data), impl=leaf.impl), sharding)
+        placed = jax.make_array_from_callback(data.shape, sharding, lambda index: data[index])
+        return jax.device_put(jax.random.wrap_key_data(placed, impl=leaf.impl), sharding)
 
     def part(index: tuple[slice, ...] | None) -> np.ndarray:
         assert index is not None, "every device of this process holds a part"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import time
@@ -10,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,10 @@ from trainkit.checkpoint.leaves import leaf_of, named_leaves
 from trainkit.checkpoint.manifest import FORMAT, KINDS, Kind, Leaf, Manifest
 from trainkit.checkpoint.restore import box_of
 from trainkit.errors import FAILED, TrainkitError
+from trainkit.parallel import hosts
+
+#: The arrays of a checkpoint, each with the shape of a shard.
+Created: TypeAlias = dict[str, tuple[Leaf, tuple[int, ...]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +84,18 @@ class Saver:
         self._in_flight: Future[Saved] | None = None
         self._snapshot: dict[str, jax.Array] = {}
         self._written: dict[int, Kind] = {}
-        directory = store.directory_of(run_directory)
+        #: The process that names drafts, and how many saves it has begun.
+        self._writer, self._saves = hosts.from_first(self._prepared), 0
+
+    def _prepared(self) -> int:
+        """Remove what a killed writer left, and return the id of this process."""
+        directory = store.directory_of(self._run)
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            store.clean(run_directory)
+            store.clean(self._run)
         except OSError as error:
             raise _cannot_write(directory, error) from error
+        return os.getpid()
 
     def save(self, state: Any, *, step: int, kind: Kind, provenance: Provenance) -> None:
         """Copy `state`, a pytree of `jax.Array`, and write the copy in the background.
@@ -96,6 +107,7 @@ class Saver:
             TrainkitError: the previous save failed.
         """
         self.wait()
+        self._saves += 1
         started = time.monotonic()
         if step in self._written and store.directory_of(self._run).joinpath(str(step), manifests.NAME).exists():
             self._in_flight = self._thread.submit(self._keep_as, step, kind, started)
@@ -113,7 +125,7 @@ class Saver:
 
     def poll(self) -> None:
         """Call `on_saved` if a save has finished. Does not wait. Raises TrainkitError if the save failed."""
-        if self._in_flight and self._in_flight.done():
+        if self._in_flight and hosts.from_first(self._in_flight.done):
             self.wait()
 
     def wait(self) -> None:
@@ -142,24 +154,20 @@ class Saver:
             self._snapshot = {}  # these are the state's own buffers, which must not be reused
 
     def _write(self, manifest: Manifest, started: float) -> Saved:
-        written = store.temporary(self._run, manifest.step)
+        """Write the checkpoint; where several processes train, each writes its own parts."""
+        written = store.temporary(self._run, manifest.step, self._writer)
         final = store.directory_of(self._run) / str(manifest.step)
+        shards = {name: leaf.sharding.shard_shape(leaf.shape) for name, leaf in self._snapshot.items()}
+        created = {name: (leaf, shards[name]) for name, leaf in manifest.leaves.items()}
+        root = written / "arrays"
         try:
-            if not self._has_room(manifest.bytes):
-                # better to remove an older checkpoint first than to have no newer one
-                store.retain(self._run, saved=manifest.step, keep_last=1, held=self._held())
-            if not self._has_room(manifest.bytes):
-                raise OSError(f"it needs {_size(manifest.bytes)}")
-            self._write_arrays(written / "arrays", manifest.leaves)
-            manifests.write(written, manifest)
-            # read back from the disk before it gets its name, and before an older checkpoint is removed
-            arrays.forget_cached(written / "arrays")
-            if problems := store.verify(written, gently=True):
-                raise OSError(f"what was written cannot be read back: {'; '.join(problems)}")
-            store.commit(written, final)
-            store.retain(self._run, saved=manifest.step, keep_last=self._keep_last, held=self._held())
+            opened: dict[str, Any] = {}
+            self._in_turn("begun", lambda: opened.update(self._begin(root, manifest, created)), first=True)
+            self._in_turn("written", lambda: self._write_parts(root, created, opened))
+            self._in_turn("committed", lambda: self._commit(written, final, manifest), first=True)
         except (OSError, ValueError) as error:
-            shutil.rmtree(written, ignore_errors=True)
+            if hosts.is_first():
+                shutil.rmtree(written, ignore_errors=True)
             raise _cannot_write(final, error) from error
         (device, *_) = next(iter(self._snapshot.values())).devices()
         if device.platform != "cpu":
@@ -167,24 +175,58 @@ class Saver:
             self._snapshot = {}
         return self._saved(manifest, started)
 
+    def _in_turn(self, part: str, write: Callable[[], None], *, first: bool = False) -> None:
+        """Write in this process, or only in the `first` one, and return once all processes are here.
+
+        Raises OSError or ValueError if writing failed in any of them.
+        """
+        problem: Exception | None = None
+        try:
+            if hosts.is_first() or not first:
+                write()
+        except (OSError, ValueError) as error:
+            problem = error
+        said = hosts.first_problem(f"save/{self._saves}/{part}", arrays.message_of(problem) if problem else None)
+        if said is not None:
+            raise problem or OSError(said)
+
+    def _begin(self, root: Path, manifest: Manifest, created: Created) -> Any:
+        """Make room, create the arrays and return them."""
+        if not self._has_room(manifest.bytes):
+            # better to remove an older checkpoint first than to have no newer one
+            store.retain(self._run, saved=manifest.step, keep_last=1, held=self._held())
+        if not self._has_room(manifest.bytes):
+            raise OSError(f"it needs {_size(manifest.bytes)}")
+        root.mkdir(parents=True)
+        return arrays.create(root, created)
+
+    def _write_parts(
+        self, root: Path, created: dict[str, tuple[Leaf, tuple[int, ...]]], opened: dict[str, Any]
+    ) -> None:
+        arrays.write(root, opened or arrays.create(root, created, exist=True), _parts(self._snapshot))
+
+    def _commit(self, written: Path, final: Path, manifest: Manifest) -> None:
+        """Check what was written, give it its name, and remove older checkpoints."""
+        manifests.write(written, manifest)
+        # read back from the disk before it gets its name, and before an older checkpoint is removed
+        arrays.forget_cached(written / "arrays")
+        if problems := store.verify(written, gently=True):
+            raise OSError(f"what was written cannot be read back: {'; '.join(problems)}")
+        store.commit(written, final)
+        store.retain(self._run, saved=manifest.step, keep_last=self._keep_last, held=self._held())
+
     def _has_room(self, needed: int) -> bool:
         return shutil.disk_usage(store.directory_of(self._run)).free >= needed
-
-    def _write_arrays(self, root: Path, leaves: dict[str, Leaf]) -> None:
-        root.mkdir(parents=True)
-        shards = {name: leaf.sharding.shard_shape(leaf.shape) for name, leaf in self._snapshot.items()}
-        created = arrays.create(root, {name: (leaf, shards[name]) for name, leaf in leaves.items()})
-        arrays.write(root, created, _parts(self._snapshot))
 
     def _keep_as(self, step: int, kind: Kind, started: float) -> Saved:
         directory = store.directory_of(self._run) / str(step)
         manifest = manifests.read(directory)
-        if KINDS.index(kind) > KINDS.index(manifest.kind):
-            manifest = manifest.model_copy(update={"kind": kind})
-            try:
-                manifests.write(directory, manifest)
-            except OSError as error:
-                raise _cannot_write(directory, error) from error
+        longer = max(kind, manifest.kind, key=KINDS.index)
+        manifest = manifest.model_copy(update={"kind": longer})
+        try:
+            self._in_turn("kept", lambda: manifests.write(directory, manifest), first=True)
+        except (OSError, ValueError) as error:
+            raise _cannot_write(directory, error) from error
         return self._saved(manifest, started)
 
     def _saved(self, manifest: Manifest, started: float) -> Saved:

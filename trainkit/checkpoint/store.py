@@ -156,9 +156,9 @@ def note_metric(run_directory: Path, step: int, metric: str, value: float) -> No
         manifests.write(info.directory, info.manifest.model_copy(update={"metrics": noted}))
 
 
-def temporary(run_directory: Path, step: int) -> Path:
+def temporary(run_directory: Path, step: int, process: int) -> Path:
     """Return the directory in which the checkpoint of a step is written before it is committed."""
-    return directory_of(run_directory) / f"{_WRITING}{step}-{os.getpid()}"
+    return directory_of(run_directory) / f"{_WRITING}{step}-{process}"
 
 
 def commit(written: Path, final: Path) -> None:

@@ -45,6 +45,8 @@ def main() -> NoReturn:
     except BrokenPipeError:
         # the reader of our results has gone; without this the interpreter complains when it flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if hosts := sys.modules.get("trainkit.parallel.hosts"):
+        hosts.leave(code)
     sys.exit(code)
 
 

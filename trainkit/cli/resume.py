@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from trainkit.cli.arguments import EXCLUSIVE_OUTPUTS, Detach, Json, Overrides, Plain, Profile, RunOrStep
+
+if TYPE_CHECKING:
+    from trainkit.run.resume import Resumption
+    from trainkit.run.start import Start
 
 EXCLUSIVE = EXCLUSIVE_OUTPUTS
 
@@ -36,19 +40,29 @@ def resume(
     """Continue a run from its newest checkpoint, or from STEP."""
     from trainkit.cli.arguments import find_run, steps_of
     from trainkit.cli.run import follow
+    from trainkit.parallel import hosts
     from trainkit.run.resume import prepare
+    from trainkit.rundir.directory import recipe_of
 
+    hosts.join()
     steps = steps_of(profile) if profile is not None else None
     directory, step = find_run(run)
-    resumption = prepare(
-        directory,
-        step=step,
-        overrides=overrides or [],
-        reset_optimizer=reset_optimizer,
-        forget_commands=forget_commands,
-        raise_rate=raise_rate,
-    )
-    for note in resumption.notes:
-        print(note, file=sys.stderr)
-    start = replace(resumption.start, profile=steps)
-    return follow(directory, start, resumption.loaded, plain=plain, json=json, detach=detach)
+    prepared: list[Resumption] = []
+
+    def start_of() -> Start:
+        resumption = prepare(
+            directory,
+            step=step,
+            overrides=overrides or [],
+            reset_optimizer=reset_optimizer,
+            forget_commands=forget_commands,
+            raise_rate=raise_rate,
+        )
+        for note in resumption.notes:
+            print(note, file=sys.stderr)
+        prepared.append(resumption)
+        return resumption.start
+
+    start = replace(hosts.from_first(start_of), profile=steps)
+    loaded = prepared[0].loaded if prepared else recipe_of(directory)
+    return follow(directory, start, loaded, plain=plain, json=json, detach=detach)

@@ -55,11 +55,15 @@ def run(
 ) -> int:
     """Train a recipe and show the run in the terminal."""
     from trainkit.hub.recipe import load, notes
+    from trainkit.parallel import hosts
     from trainkit.recipe.toml.values import toml_value
     from trainkit.run.start import Start
-    from trainkit.rundir.directory import create, discard
+    from trainkit.rundir.directory import create, discard, recipe_of
     from trainkit.track.projections import NAMES
 
+    hosts.join()
+    if smoke and hosts.count() > 1:
+        raise TrainkitError("--smoke is for one process", hint=f"leave it out, or unset {hosts.ADDRESS}")
     start = Start(profile=steps_of(profile) if profile is not None else None)
     settings = [*(overrides or []), *([f"run.name={toml_value(name)}"] if name is not None else [])]
     with contextlib.ExitStack() as stack:
@@ -73,13 +77,15 @@ def run(
         loaded = load(recipe, settings, mode=mode)
         if smoke:
             loaded = replace(loaded, recipe=_shortened(loaded.recipe))
-        for note in notes(loaded.recipe):
+        for note in notes(loaded.recipe) if hosts.is_first() else ():
             print(f"note: {note}", file=sys.stderr)
-        run_directory = create(loaded)
+        run_directory = hosts.from_first(lambda: create(loaded).absolute())
+        if not hosts.is_first():
+            loaded = recipe_of(run_directory)
         try:
             return follow(run_directory, start, loaded, plain=plain, json=json, detach=detach)
         except TrainkitError as error:
-            if error.exit_code == WRONG_INPUT:
+            if error.exit_code == WRONG_INPUT and hosts.is_first():
                 discard(run_directory)
             raise
 
@@ -99,8 +105,15 @@ def follow(directory: Path, start: Start, loaded: Loaded, *, plain: bool, json: 
     output where no dashboard can be drawn, it is this process.
     """
     from trainkit.dashboard import terminal
+    from trainkit.parallel import hosts
 
-    if not detach and (plain or json or terminal.lacking()):
+    if hosts.count() > 1 and detach:
+        raise TrainkitError("--detach is for one process", hint="leave it out: the launcher has started this process")
+    if not hosts.is_first():
+        from trainkit.run.attempt import attempt
+
+        return attempt(directory, replace(start, profile=None), loaded=loaded)
+    if not detach and (plain or json or hosts.count() > 1 or terminal.lacking()):
         from trainkit.run.attempt import attempt
 
         with EventPrinter(directory, as_json=json) as printer:

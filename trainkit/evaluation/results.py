@@ -18,6 +18,7 @@ from trainkit.data.cache.stream import SourceSpan
 from trainkit.data.sources.digests import of_value
 from trainkit.data.storage import writing
 from trainkit.events.log import as_logged
+from trainkit.parallel import hosts
 from trainkit.recipe import Recipe
 
 DIRECTORY = "results"
@@ -155,6 +156,8 @@ def result_writer(directory: Path, recipe: Recipe, cache: Cache, *, training_set
     classes = recipe.task.class_names(recipe.data)
 
     def write(name: str, step: int, metrics: Any, predictions: PredictionTable) -> None:
+        if not hosts.is_first():
+            return
         set_name = "train" if name == training_set else name
 
         def origin(place: SourceSpan) -> RowOrigin:

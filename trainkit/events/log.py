@@ -23,6 +23,8 @@ from trainkit.events.schema import FIELDS, OPTIONAL, Event, well_formed
 NAME = "events.jsonl"
 #: How the lines begin that tell of a step, and no others: with what `EventLog.write` puts first.
 STEP = b'{"type": "step"'
+#: Kinds of events that may be about a step before the present one.
+_OF_EARLIER_STEPS = ("checkpoint_saved", "exported", "cache_progress")
 
 
 class EventLog:
@@ -54,7 +56,7 @@ class EventLog:
         that there are. Raises OSError."""
         required = fields.keys() - OPTIONAL.get(kind, {}).keys()
         assert required == FIELDS[kind].keys(), f"{kind} has {sorted(FIELDS[kind])}, not {sorted(fields)}"
-        if kind not in ("checkpoint_saved", "exported", "cache_progress"):
+        if kind not in _OF_EARLIER_STEPS:
             self.step = step
         event: Event = {"type": kind, "t": 0.0, "step": step, "attempt": self.attempt, **fields}
         if "metrics" in event:
@@ -88,6 +90,19 @@ class EventLog:
             left = left[written:]
         self._torn = False
         return self._size - len(line)
+
+
+class SilentLog(EventLog):
+    """The log of a process that trains beside the one that writes it: nothing is written."""
+
+    def __init__(self, *, attempt: int) -> None:
+        self.attempt, self.step = attempt, 0
+
+    def write(self, kind: str, /, *, step: int, **fields: Any) -> None:
+        if kind not in _OF_EARLIER_STEPS:
+            self.step = step
+
+    def close(self) -> None: ...
 
 
 class Tail:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from trainkit.errors import TrainkitError
+from trainkit.parallel import hosts
 from trainkit.parallel.hardware import available_memory
 from trainkit.parallel.reasons import why_no_gpu
 from trainkit.plan import Devices
@@ -35,6 +36,18 @@ class Capabilities(NamedTuple):
     compute_capability: tuple[int, int] | None
 
 
+#: The memory of a device that the processes of a run have agreed on.
+_agreed_memory: int | None = None
+
+
+def agree_on_memory(platform: str) -> None:
+    """Let all processes of a run plan for the memory that the first one sees, so that their plans are the same."""
+    global _agreed_memory
+    if hosts.count() > 1:
+        memory = local(platform).memory_bytes  # opening the devices waits for all processes
+        _agreed_memory = hosts.from_first(lambda: memory)
+
+
 def local(platform: str = "auto") -> Devices:
     """Return this machine's devices for the plan. The memory of a CPU is what the host has available.
 
@@ -49,9 +62,11 @@ def local(platform: str = "auto") -> Devices:
         raise _unavailable(platform, str(error)) from error
     if platform not in ("auto", devices[0].platform):
         raise _unavailable(platform, f"JAX found {devices[0].device_kind} only")
-    memory = (devices[0].memory_stats() or {}).get("bytes_limit")
+    memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     if memory is None and devices[0].platform == "cpu" and (available := available_memory()) is not None:
-        memory = available // len(devices)
+        memory = available // len(jax.local_devices())
+    if _agreed_memory is not None:
+        memory = _agreed_memory
     return Devices(
         count=len(devices),
         platform=devices[0].platform,

@@ -17,8 +17,9 @@ from trainkit.checkpoint import store
 from trainkit.errors import DONE, FAILED, INTERRUPTED, STOPPED_EARLY, WRONG_INPUT, TrainkitError
 from trainkit.events.alerts import Watch
 from trainkit.events.commands import issued_commands
-from trainkit.events.log import EventLog, last_attempt, last_end, last_step
+from trainkit.events.log import EventLog, SilentLog, last_attempt, last_end, last_step
 from trainkit.events.schema import Event
+from trainkit.parallel import hosts
 from trainkit.parallel.xla import make_deterministic
 from trainkit.recipe.toml.load import Loaded, locate_error
 from trainkit.run.start import Start, announce
@@ -61,9 +62,14 @@ def attempt(
         TrainkitError: something is wrong with the recipe, the data or the machine; the log says so too.
     """
     signal = Signals()
-    with disk_errors(directory), hold_lock(directory):
+    with disk_errors(directory), hold_lock(directory) if hosts.is_first() else contextlib.nullcontext():
         loaded = loaded or recipe_of(directory)
-        log = EventLog(directory, attempt=last_attempt(directory) + 1, echo=echo, watch=Watch().feed)
+        number = hosts.from_first(lambda: last_attempt(directory) + 1)
+        log = (
+            EventLog(directory, attempt=number, echo=echo, watch=Watch().feed)
+            if hosts.is_first()
+            else SilentLog(attempt=number)
+        )
         with contextlib.ExitStack() as afterwards:
             afterwards.callback(log.close)
             return _run_to_end(directory, loaded, start, signal=signal, log=log, afterwards=afterwards)
@@ -88,14 +94,17 @@ def _run_to_end(
             end(status, code, message)
         raise error
 
-    store.clean(directory)
+    if hosts.is_first():
+        store.clean(directory)
     # the attempt before this one has ended, as this process holds the lock; if its end is not in the log, it crashed
     status_before = last_end(directory) or ("crashed" if log.attempt > 1 else "failed")
-    newest = store.newest(directory)
-    start = replace(start, issued=tuple(issued_commands(directory)))
+    start = replace(start, issued=hosts.from_first(lambda: tuple(issued_commands(directory))))
     # The steps after an older checkpoint stay in the log until that checkpoint is restored, and so do commands that are
     # to be forgotten, as this may be refused.
-    resumed_from = last_step(directory) if start.step is not None else newest.step if newest else None
+    newest = store.newest(directory)
+    resumed_from = hosts.from_first(
+        lambda: last_step(directory) if start.step is not None else newest.step if newest else None
+    )
     announce(log, loaded, replace(start, forget_commands=False), resumed_from=resumed_from)
     for plugin in loaded.plugins:
         log.write("log", step=log.step, level="info", message=f"plugin {plugin}")
@@ -113,8 +122,9 @@ def _run_to_end(
         if placed.exit_code != WRONG_INPUT or signal.training:
             fail(placed, "failed", placed.exit_code, str(placed))
         # An attempt that is refused leaves the run as it was.
-        with contextlib.suppress(OSError):
-            restore_recipe(directory, attempt=log.attempt - 1)
+        if hosts.is_first():
+            with contextlib.suppress(OSError):
+                restore_recipe(directory, attempt=log.attempt - 1)
         fail(placed, status_before, WRONG_INPUT, str(placed))
     except KeyboardInterrupt:
         with contextlib.suppress(OSError):
@@ -122,6 +132,7 @@ def _run_to_end(
         raise
     except BaseException as error:
         fail(error, "failed", FAILED, f"{type(error).__name__}: {error}")
+    hosts.end_together()
     if loop_end.done:
         return end("finished", DONE, loop_end.reason)
     code = signal.exit_code if signal.received else STOPPED_EARLY

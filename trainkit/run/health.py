@@ -14,6 +14,7 @@ from trainkit.data.checks import find_problems
 from trainkit.errors import TrainkitError
 from trainkit.events.alerts import disk_alert
 from trainkit.events.log import EventLog
+from trainkit.parallel import hosts
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.outputs import Track
 from trainkit.track.sidecar import Sidecars
@@ -94,7 +95,7 @@ class Health(NamedTuple):
 
 def start_trackers(directory: Path, track: Track, log: EventLog, afterwards: contextlib.ExitStack) -> Sidecars:
     """Start the trackers' processes, and let `afterwards` wait for them."""
-    trackers = Sidecars.start(directory, track)
+    trackers = Sidecars.start(directory, track) if hosts.is_first() else Sidecars([])
 
     def finish() -> None:
         for name, problem in trackers.finish(timeout=TRACKER_SECONDS):

@@ -15,11 +15,10 @@ from trainkit.data.cache import build as caches
 from trainkit.evaluation.evaluator import Evaluator
 from trainkit.evaluation.results import result_writer
 from trainkit.evaluation.targets import target_writer
-from trainkit.events.control import Server
 from trainkit.events.log import EventLog
 from trainkit.export.background import Exporting
 from trainkit.infer.sampler import build_sampler
-from trainkit.parallel import mesh
+from trainkit.parallel import hosts, mesh
 from trainkit.plan import Plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.families.model import WRITING
@@ -37,7 +36,7 @@ from trainkit.train.loop import Job, SampleReport, train
 from trainkit.train.metrics import MetricsWriter, StepWork, log_distributions
 from trainkit.train.prefetch import Prefetch
 from trainkit.train.profile import Profile
-from trainkit.train.signals import Signals
+from trainkit.train.shared import SharedServer, SharedSignals
 
 #: Seconds that the last checkpoint of a short run waits for Aim to name its run.
 AIM_HASH_SECONDS = 20.0
@@ -52,8 +51,8 @@ class Attempt(NamedTuple):
     data: TrainSet
     provenance: Callable[[bool], Provenance]
     exporting: Exporting | None
-    server: Server
-    signal: Signals
+    server: SharedServer
+    signal: SharedSignals
     health: Health
     log: EventLog
 
@@ -85,7 +84,7 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
             restored=None if start.reset_optimizer else first,
         )
         opened.callback(checkpointing.close)  # if training fails, a save that has started is still good
-        best = best_so_far(directory, recipe)
+        best = hosts.from_first(lambda: best_so_far(directory, recipe))
         checkpointing.keep_best(best.mark)
         compilations = Compilations(log)
         opened.callback(compilations.close)
@@ -128,7 +127,9 @@ def run_loop(ready: Ready, start: Start, attempt: Attempt, *, before: Commands |
             profile=profile,
             log=log,
             check_health=attempt.health.check,
-            owed=owed(directory, recipe, first, last=first >= schedule.total_steps or best.exhausted),
+            owed=hosts.from_first(
+                lambda: owed(directory, recipe, first, last=first >= schedule.total_steps or best.exhausted)
+            ),
         )
         metrics.restart_clock()
         outcome = train(ready.state, job)

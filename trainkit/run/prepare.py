@@ -26,7 +26,8 @@ from trainkit.events.commands import IssuedCommand
 from trainkit.events.log import EventLog
 from trainkit.hub.load import check_same_base, load_adapter, load_base
 from trainkit.infer.text_format import keep_tokenizer
-from trainkit.plan import Plan
+from trainkit.parallel import hosts
+from trainkit.plan import DataSize, Plan
 from trainkit.recipe import Recipe
 from trainkit.recipe.toml.load import Loaded
 from trainkit.run.start import Start, announce
@@ -96,7 +97,7 @@ def prepare_training(
 
     recipe = loaded.recipe
     size = data.size() if cache.train.complete else None
-    plan = restart.plan if restart else plan_of(recipe, vocab_size=cache.vocab_size, data=size, directory=directory)
+    plan, was_chosen = hosts.from_first(lambda: _plan(directory, recipe, cache, size, restart))
     if cache.tokenizer is not None:
         check_tokenizer(recipe.task, cache.tokenizer)
     built = build(recipe, plan, task=build_task(recipe.task, cache.tokenizer))
@@ -105,8 +106,7 @@ def prepare_training(
         leaving.callback(stop.set)  # an exception waits for the present compilation, and for no other
         # XLA compiles without the interpreter's lock, so the state is made or restored meanwhile.
         # A resumed attempt computes with the choice of the attempt before it.
-        enlarge = previous_choice(directory, plan.devices) is None
-        compiler = compile_smaller if restart else partial(fit_program, stop=stop, enlarge=enlarge)
+        compiler = compile_smaller if restart else partial(fit_program, stop=stop, enlarge=not was_chosen)
         compiling = thread.submit(compiler, recipe, plan, built, data.layouts())
         with explain_out_of_memory("the state (parameters and optimizer)", plan, recipe):
             initial = initial_state(directory, recipe, start, built=built, cache=cache, log=log)
@@ -123,7 +123,7 @@ def prepare_training(
             restart.report(first=first, log=log)
         log_plan(plan, built, total_steps=schedule.total_steps, log=log)
         repeats = commands_to_repeat(start, schedule, first=first, log=log)
-        if cache.tokenizer is not None:
+        if cache.tokenizer is not None and hosts.is_first():
             keep_tokenizer(cache.tokenizer, recipe, directory)
         with explain_out_of_memory("a step of the smallest micro-batch", plan, recipe):
             program = compiling.result()
@@ -135,6 +135,14 @@ def prepare_training(
     with explain_out_of_memory("the reference model", program.plan, recipe):
         attach_reference(directory, recipe, cache, data, program, state, check=check_data, log=log)
     return Ready(program, state, schedule, repeats)
+
+
+def _plan(
+    directory: Path, recipe: Recipe, cache: Cache, size: DataSize | None, restart: Restart | None
+) -> tuple[Plan, bool]:
+    """Return the plan, and whether an earlier attempt has chosen its micro-batch."""
+    plan = restart.plan if restart else plan_of(recipe, vocab_size=cache.vocab_size, data=size, directory=directory)
+    return plan, previous_choice(directory, plan.devices) is not None
 
 
 def commands_to_repeat(start: Start, schedule: LiveSchedule, *, first: int, log: EventLog) -> list[IssuedCommand]:
@@ -253,7 +261,7 @@ def accept_start(
     if before != after:
         message = f"devices: {before} -> {after}; results agree to rounding, not bit for bit"
         log.write("log", step=log.step, level="warning", message=message)
-    if start.step is not None or initial.skipped:
+    if hosts.is_first() and (start.step is not None or initial.skipped):
         # damaged ones too: kept beside whole ones they would push these out
         for step in store.set_aside(store.directory_of(directory), beyond=manifest.step):
             log.write("log", step=log.step, level="info", message=f"the checkpoint of step {step} was set aside")

@@ -19,6 +19,8 @@ from trainkit.events.log import EventLog
 from trainkit.export.background import Exporting
 from trainkit.hub.load import base_digest, check_weights
 from trainkit.infer.text_format import check_texts
+from trainkit.parallel import hosts
+from trainkit.parallel.devices import agree_on_memory
 from trainkit.parallel.xla import use_compile_cache
 from trainkit.plan.proposal import smaller_plan
 from trainkit.recipe import Recipe
@@ -33,6 +35,7 @@ from trainkit.track.projections import enabled, require
 from trainkit.train.build import build, model_shapes
 from trainkit.train.planning import UNKNOWN_SIZE, plan_of
 from trainkit.train.profile import check_steps
+from trainkit.train.shared import SharedServer, SharedSignals
 from trainkit.train.signals import Signals
 from trainkit.train.state import without_frozen
 
@@ -53,9 +56,11 @@ def train(
     recipe = loaded.recipe
     check_before_data(recipe, start, done=log.step if start.step is None else start.step)
     use_compile_cache()
+    agree_on_memory(recipe.parallel.platform)
 
     resumed = store.newest(directory) is not None
-    cache = _tokens(recorded.with_own_tokenizer(recipe, directory) if resumed else recipe, log, resumed=resumed)
+    with_tokenizer = recorded.with_own_tokenizer(recipe, directory) if resumed else recipe
+    cache = hosts.first_goes(partial(_tokens, with_tokenizer, log, resumed=resumed))
     afterwards.callback(cache.close)
     data, data_health = TrainSet(cache, recipe), DataHealth(cache, recipe, log)
     prepare = partial(
@@ -63,14 +68,15 @@ def train(
     )
     ready = prepare(start)
 
-    recorded.keep(cache, directory)
+    if hosts.is_first():
+        recorded.keep(cache, directory)
     first = int(ready.state.step)
     kept = recipe.checkpoint.keep_last + (recipe.checkpoint.best is not None)
     disk = DiskSpace(directory, size_of(without_frozen(ready.state)), log, keep_last=kept)
     trackers = start_trackers(directory, recipe.track, log, afterwards)  # only now, to leave the CPU to the compiler
     base = base_digest(ready.state.frozen, recipe)
 
-    with contextlib.closing(Server(directory)) as server:
+    with contextlib.closing(SharedServer(Server(directory) if hosts.is_first() else None)) as server:
         attempt = Attempt(
             directory=directory,
             recipe=recipe,
@@ -79,7 +85,7 @@ def train(
             provenance=partial(provenance_of, recipe, cache.fingerprint, base, trackers, log),
             exporting=Exporting(directory, recipe, first=first, log=log) if recipe.export else None,
             server=server,
-            signal=signal,
+            signal=SharedSignals(signal),
             health=Health(cache, trackers, data_health, disk, log),
             log=log,
         )
@@ -112,7 +118,9 @@ def _tokens(recipe: Recipe, log: EventLog, *, resumed: bool) -> caches.Cache:
     cache = caches.find(recipe)
     if cache is None:
         rehearse(recipe, resumed=resumed)
-        make = caches.begin if caches.may_start_early(recipe) else caches.build
+        # several processes have the same data at each step only if all of it is there
+        early = caches.may_start_early(recipe) and hosts.count() == 1
+        make = caches.begin if early else caches.build
         cache = make(recipe, progress=partial(_report_progress, log))
     return cache
 

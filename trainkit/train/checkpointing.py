@@ -13,6 +13,7 @@ from trainkit.checkpoint.manifest import KINDS, Kind
 from trainkit.checkpoint.saver import Provenance, Saved, Saver
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
+from trainkit.parallel import hosts
 from trainkit.recipe.sections.outputs import Checkpoint
 from trainkit.rundir import checkpoint_files
 from trainkit.rundir.checkpoint_files import BestMark
@@ -37,6 +38,11 @@ class CheckpointReader(Protocol):
 
 #: Seconds before each further try to write the last checkpoint of an attempt.
 RETRY_AFTER = (1.0, 3.0, 10.0)
+
+
+def _now() -> float:
+    """Return the seconds by which all processes of a run decide what is due."""
+    return hosts.from_first(time.monotonic)
 
 
 class CheckpointNotWritten(TrainkitError):
@@ -70,7 +76,7 @@ class Checkpointing:
         #: The best checkpoint, and the one that is being written to take its place.
         self._best = self._next_best = checkpoint_files.best(directory)
         self._saver = Saver(directory, on_saved=self._report_saved, held=self._held, keep_last=spec.keep_last)
-        self._last_time = time.monotonic()
+        self._last_time = _now()
         #: The step and kind of the checkpoint that was saved or started last.
         kinds = {info.step: info.manifest.kind for info in store.checkpoints(directory) if info.step == restored}
         self._saved_step: int | None = restored if restored in kinds else None
@@ -165,7 +171,7 @@ class Checkpointing:
         with self._alert_on_failure():  # the previous save
             self._saver.wait()
         self._log.write("checkpoint_started", step=step, kind=kind)
-        self._saved_step, self._saved_kind, self._last_time = step, kind, time.monotonic()
+        self._saved_step, self._saved_kind, self._last_time = step, kind, _now()
         self._saver.save(without_frozen(state), step=step, kind=kind, provenance=self._provenance(last))
 
     @contextmanager
@@ -187,9 +193,10 @@ class Checkpointing:
 
     def _mark_best(self, mark: BestMark | None) -> None:
         try:
-            if mark is not None:
+            if mark is not None and hosts.is_first():
                 store.note_metric(self._directory, mark.step, mark.metric, mark.value)
-            checkpoint_files.mark_best(self._directory, mark)
+            if hosts.is_first():
+                checkpoint_files.mark_best(self._directory, mark)
         except OSError as error:
             where = str(self._directory / "checkpoints")
             raise TrainkitError(f"the best checkpoint cannot be marked: {error}", where=where) from error
@@ -199,7 +206,7 @@ class Checkpointing:
             self._log.write("log", step=self._log.step, level="info", message=message)
 
     def _due_kind(self, step: int) -> Kind | None:
-        return store.due(self._spec, step=step, last_saved_time=self._last_time, now=time.monotonic())
+        return store.due(self._spec, step=step, last_saved_time=self._last_time, now=_now())
 
     def _is_more(self, kind: Kind) -> bool:
         """Return whether this kind is kept longer than that of the existing checkpoint."""

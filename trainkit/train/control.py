@@ -6,7 +6,7 @@ import math
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
@@ -19,6 +19,7 @@ from trainkit.events.commands import Command, IssuedCommand
 from trainkit.events.control import PendingCommand, Server
 from trainkit.events.log import EventLog
 from trainkit.recipe.sections.schedule import Schedule
+from trainkit.train.shared import ReceivedCommand, SharedServer, SharedSignals
 from trainkit.train.signals import Signals
 from trainkit.train.state import Live, State
 
@@ -103,8 +104,8 @@ class Commands:
     def __init__(
         self,
         *,
-        server: Server,
-        signal: Signals,
+        server: Server | SharedServer,
+        signal: Signals | SharedSignals,
         log: EventLog,
         schedule: LiveSchedule,
         repeats: Iterable[IssuedCommand] = (),
@@ -176,7 +177,9 @@ class Commands:
                 message = f"'{issued.command.name}' of attempt {issued.attempt} was not repeated: {refused.problem}"
                 self._log.write("log", step=step, level="warning", message=message)
 
-    def _answer(self, commands: list[PendingCommand], step: int, wanted: RequestedActions) -> None:
+    def _answer(
+        self, commands: Sequence[PendingCommand | ReceivedCommand], step: int, wanted: RequestedActions
+    ) -> None:
         for pending in commands:
             try:
                 pending.reply(True, self._carry_out(pending.command, step, wanted))

@@ -13,6 +13,7 @@ from jax.errors import JaxRuntimeError
 
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
+from trainkit.parallel import hosts
 from trainkit.recipe import Recipe
 from trainkit.rundir.owed import NOTHING, Owed, falls_on
 from trainkit.train.best import BestSoFar
@@ -136,6 +137,8 @@ def train(state: State, job: Job) -> Outcome:
 
 def _rescue(state: State, step: int, job: Job) -> None:
     """Save a state that survived an error, so that the steps since the last checkpoint are not lost."""
+    if hosts.count() > 1:
+        return  # the other processes may not be here to write their parts
     if any(leaf.is_deleted() for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array)):
         return  # the step itself failed
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections import defaultdict
@@ -13,12 +14,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int, PyTree
 
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.events.log import EventLog
 from trainkit.models import leaf_names
 from trainkit.parallel.hardware import peak_of
+from trainkit.parallel.mesh import replicated_sharding
 from trainkit.plan import Plan
 from trainkit.train.state import State
 from trainkit.train.step import WEIGHT, Metrics
@@ -210,12 +213,17 @@ def histogram(values: Float[Array, " count"]) -> Histogram:
     return Histogram(low, high, counts)
 
 
-@jax.jit
-def _histograms(leaves: dict[str, Array]) -> dict[str, Histogram]:
-    return {
-        name: jax.vmap(histogram)(leaf.reshape(leaf.shape[0] if name.startswith(STACKED) else 1, -1))
-        for name, leaf in leaves.items()
-    }
+@functools.cache
+def _histograms_on(mesh: Mesh | None) -> Callable[[dict[str, Array]], dict[str, Histogram]]:
+    """Return a compiled function whose result every process holds in full."""
+
+    def histograms(leaves: dict[str, Array]) -> dict[str, Histogram]:
+        return {
+            name: jax.vmap(histogram)(leaf.reshape(leaf.shape[0] if name.startswith(STACKED) else 1, -1))
+            for name, leaf in leaves.items()
+        }
+
+    return jax.jit(histograms, out_shardings=None if mesh is None else replicated_sharding(mesh))
 
 
 def distributions(params: PyTree) -> dict[str, dict[str, Any]]:
@@ -225,8 +233,10 @@ def distributions(params: PyTree) -> dict[str, dict[str, Any]]:
     """
     leaves = eqx.filter(params, eqx.is_inexact_array)
     named = dict(zip(jax.tree.leaves(leaf_names(leaves)), jax.tree.leaves(leaves), strict=True))
+    shardings = (leaf.sharding for leaf in named.values() if isinstance(leaf, jax.Array))
+    mesh = next((sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding)), None)
     by_path: dict[str, dict[str, Any]] = {}
-    for name, layers in jax.device_get(_histograms(named)).items():
+    for name, layers in jax.device_get(_histograms_on(mesh)(named)).items():
         for layer, (low, high, counts) in enumerate(zip(*map(np.asarray, layers), strict=True)):
             path = f"layers/{layer}/{name.removeprefix(STACKED)}" if name.startswith(STACKED) else name
             if math.isfinite(low) and math.isfinite(high):

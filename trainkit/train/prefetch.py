@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -12,6 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from trainkit.parallel import hosts
 from trainkit.plan import BatchSplit
 
 #: Seconds of one wait for a batch. Between two waits the loop handles signals and commands.
@@ -117,10 +119,13 @@ class Prefetch:
         Raises what the thread raised.
         """
         started = time.perf_counter()
-        try:
-            item = self._ready.get(timeout=PATIENCE)
-        except queue.Empty:
+        item = None
+        if hosts.is_first():
+            with contextlib.suppress(queue.Empty):
+                item = self._ready.get(timeout=PATIENCE)
+        if not hosts.from_first(lambda: item is not None):
             return Fed(None, {}, waited=time.perf_counter() - started)
+        item = item or self._ready.get()
         if isinstance(item, BaseException):
             raise item
         return Fed(*item, waited=time.perf_counter() - started)

@@ -33,6 +33,7 @@ from trainkit.hub.load import base_digest, load_base
 from trainkit.models.adapters import without_adapters
 from trainkit.models.casting import cast
 from trainkit.models.nf4 import sources, without_sources
+from trainkit.parallel import hosts
 from trainkit.parallel.mesh import batch_sharding, replicated_sharding
 from trainkit.plan import Plan
 from trainkit.recipe import Recipe
@@ -187,7 +188,9 @@ class Reference:
         """Give a stream its columns, from the `cache` or computed."""
         name, stream, source = examples
         path, recipe = self._path(examples, cache, plan), self.recipe
-        columns = read_columns(path, recipe.task.reference)
+        # the first process writes the file, perhaps before another one looks for it
+        cached = hosts.from_first(lambda: self.is_cached(examples, cache, plan))
+        columns = read_columns(path, recipe.task.reference) if cached else None
         if columns is None:
             if self.recorded == self.identity:
                 log_info(self.log, f"reference: {path.name} is not complete in the cache, or damaged: computing it")

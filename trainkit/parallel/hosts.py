@@ -1,0 +1,185 @@
+"""Several processes that train one run, usually one on each host: which of them this is, and what they agree on.
+
+All of them compute the same step. The first one also writes the log, takes commands and decides whatever depends on
+more than the recipe, the data and the state: the time, commands, signals, files that exist. The others receive its
+decisions through the coordination service of `jax.distributed`, so that no device waits for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from trainkit.errors import FAILED, TrainkitError
+
+T = TypeVar("T")
+#: Names the first process as HOST:PORT; `NUMBER` and `COUNT` go with it. The names are those of jax.
+ADDRESS, COUNT, NUMBER = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
+#: How many processes a launcher has started, by the variable that says so: within `srun`, and of Open MPI.
+LAUNCHERS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
+#: Milliseconds of one wait for another process. Between two waits Python handles signals.
+_PATIENCE = 2000
+#: Seconds that a process waits at its end for the others, such as for exports and trackers of the first.
+_SHUTDOWN = 3600
+#: The first process forgets decisions that are so many decisions old.
+_KEPT = 1000
+
+
+@dataclass
+class _Group:
+    """The processes of a run."""
+
+    client: Any
+    number: int
+    count: int
+    decisions: itertools.count[int] = field(default_factory=itertools.count)
+    ends_together: bool = False
+
+
+_group: _Group | None = None
+
+
+def join() -> None:
+    """Join the processes that the environment says train together; does nothing where there is only this one.
+
+    Call it before jax opens a device.
+
+    Raises:
+        TrainkitError: the environment is incomplete, or the others cannot be reached.
+    """
+    global _group
+    if _group is not None or not _is_one_of_several():
+        return
+    import jax
+    from jax._src import distributed  # jax.distributed has no public way to exchange values
+
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
+    try:
+        jax.distributed.initialize(
+            num_processes=_number(COUNT),
+            process_id=_number(NUMBER),
+            shutdown_timeout_seconds=_SHUTDOWN,
+        )
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise TrainkitError(
+            f"cannot join the other processes of this run: {error}",
+            where=ADDRESS,
+            hint=f"{ADDRESS} is HOST:PORT of process 0, {COUNT} the same number everywhere, {NUMBER} from 0 on;"
+            " or start with srun or mpirun",
+        ) from error
+    state = distributed.global_state
+    _group = _Group(state.client, state.process_id, state.num_processes)
+
+
+def count() -> int:
+    """Return the number of processes that train together."""
+    return _group.count if _group else 1
+
+
+def is_first() -> bool:
+    """Return whether this process writes the log and decides."""
+    return _group is None or _group.number == 0
+
+
+def from_first(make: Callable[[], T]) -> T:
+    """Return what `make` returns in the first process. Only the main thread may call it, in each process equally often.
+
+    Raises:
+        TrainkitError: as `make` does. The other processes then end.
+    """
+    if _group is None:
+        return make()
+    number = next(_group.decisions)
+    key = f"trainkit/decision/{number}"
+    if _group.number:
+        value, code = pickle.loads(_received(_group, key))
+        if code is not None:
+            raise SystemExit(code)
+        return value  # type: ignore[no-any-return]
+    try:
+        value = make()
+    except TrainkitError as error:
+        _group.client.key_value_set_bytes(key, pickle.dumps((None, error.exit_code)))
+        raise
+    _group.client.key_value_set_bytes(key, pickle.dumps((value, None)))
+    if number >= _KEPT:
+        _group.client.key_value_delete(f"trainkit/decision/{number - _KEPT}")
+    return value
+
+
+def first_goes(make: Callable[[], T]) -> T:
+    """Return what `make` returns in this process; it is called in the first process before it is in the others.
+
+    So the first process writes files that the others find. Raises as `from_first`.
+    """
+    if is_first():
+        made: list[T] = []
+        from_first(lambda: made.append(make()))
+        return made[0]
+    from_first(lambda: None)
+    return make()
+
+
+def first_problem(name: str, problem: str | None) -> str | None:
+    """Return the problem of the first process that has one; None once all of them are here without any.
+
+    Any thread may call it, with a name that is used once.
+    """
+    if _group is None:
+        return problem
+    _group.client.key_value_set_bytes(f"trainkit/{name}/{_group.number}", pickle.dumps(problem))
+    problems = [pickle.loads(_received(_group, f"trainkit/{name}/{number}")) for number in range(_group.count)]
+    return next((f"process {number}: {each}" for number, each in enumerate(problems) if each is not None), None)
+
+
+def tell_first(message: str) -> None:
+    """Leave a message for `heard_from_others` in the first process."""
+    assert _group is not None
+    _group.client.key_value_set(f"trainkit/told/{_group.number}", message, allow_overwrite=True)
+
+
+def heard_from_others() -> list[str]:
+    """Return the messages of other processes so far."""
+    return [message for _, message in _group.client.key_value_dir_get("trainkit/told/")] if _group else []
+
+
+def end_together() -> None:
+    """Note that every process ends without an error, so that each may wait for the others."""
+    if _group is not None:
+        _group.ends_together = True
+
+
+def leave(code: int) -> None:
+    """End this process at once after an error: at its usual end, it would wait for processes that know of none."""
+    if _group is not None and not _group.ends_together:
+        with contextlib.suppress(RuntimeError):  # so that the others receive what the first one has decided
+            _group.client.wait_at_barrier("trainkit/leaving", 2 * _PATIENCE)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _is_one_of_several() -> bool:
+    if os.environ.get(ADDRESS):
+        return os.environ.get(COUNT) != "1"
+    return any(os.environ.get(name, "1") not in ("", "1") for name in LAUNCHERS)
+
+
+def _number(name: str) -> int | None:
+    text = os.environ.get(name)
+    return int(text) if text else None
+
+
+def _received(group: _Group, key: str) -> bytes:
+    while True:
+        try:
+            return bytes(group.client.blocking_key_value_get_bytes(key, _PATIENCE))
+        except RuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise TrainkitError("the other processes have ended", where=ADDRESS, exit_code=FAILED) from error
