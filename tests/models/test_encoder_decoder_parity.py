@@ -20,6 +20,7 @@ from reference import Reference
 
 from trainkit.hub.load import read_spec
 from trainkit.hub.save import save
+from trainkit.models.dropout import Dropout
 from trainkit.models.loss import blocked_cross_entropy
 
 #: Of the largest number there.
@@ -27,8 +28,9 @@ NEAR, NEAR_LOGITS = 1e-5, 1e-4
 PADDED = 5
 
 
-def compare(reference: Reference, directory: Path, config: dict[str, Any], seed: int) -> None:
-    expected = reference.make_encoder_decoder(directory, config, seed=seed, size=(3, 24), padded=PADDED)
+def compare(reference: Reference, directory: Path, config: dict[str, Any], seed: int, *, thinned: bool = False) -> None:
+    asked = {"seed": seed, "size": (3, 24), "padded": PADDED, "thinned": thinned}
+    expected = reference.make_encoder_decoder(directory, config, **asked)
     sources, segments, labels = (jnp.asarray(expected[name], jnp.int32) for name in ("sources", "mask", "labels"))
     start = config["decoder_start_token_id"]
     inputs = jnp.roll(jnp.maximum(labels, 0), 1, axis=1).at[:, 0].set(start)
@@ -58,6 +60,8 @@ def compare(reference: Reference, directory: Path, config: dict[str, Any], seed:
     largest = max(np.abs(numbers).max() for numbers in theirs.values())
     far = {name: np.abs(ours[name] - theirs[name]).max() / largest for name in ours}
     assert not {name: much for name, much in far.items() if not much < NEAR}
+    if thinned:
+        return
     out = directory / "out"
     out.mkdir()
     save(out, model, read_spec(directory), dtype="float32", sequence_length=64)
@@ -123,3 +127,19 @@ def test_drawn_ones_compute_what_the_reference_does(drawn: Any, reference: Refer
             compare(reference, Path(directory), config, seed)
 
     compared()
+
+
+@pytest.mark.parametrize(
+    ("name", "rates"),
+    [
+        ("t5", {"dropout_rate": 0.1}),
+        ("bart", {"dropout": 0.1, "attention_dropout": 0.2, "activation_dropout": 0.3}),
+    ],
+)
+def test_dropout_stands_where_the_reference_has_it(
+    name: str, rates: dict[str, float], reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # dropout multiplies with the share that it keeps, on both sides
+    monkeypatch.setattr(Dropout, "is_on", property(lambda self: self.rate > 0))
+    monkeypatch.setattr(Dropout, "__call__", lambda self, x: x * (1 - self.rate))
+    compare(reference, tmp_path, ENCODER_DECODERS[name] | rates, seed=4, thinned=True)

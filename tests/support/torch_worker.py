@@ -151,16 +151,13 @@ def make_encoder_decoder(request: dict[str, Any]) -> dict[str, Any]:
         shapes["lm_head.weight"] = shapes["shared.weight"]  # a T5 that is made is tied whatever its config says
     weights = {name: parity_rule.weight(seed, name, shape) for name, shape in shapes.items()}
     save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
-    model, info = AutoModelForSeq2SeqLM.from_pretrained(directory, dtype=torch.float32, output_loading_info=True)
-    assert not any(info.values()), info
+    model = prepared(AutoModelForSeq2SeqLM, directory, request)
     (rows, length), pad = request["size"], model.config.pad_token_id
     sources, targets = parity_rule.tokens(seed, (2, rows, length), model.config.vocab_size)
     mask, labels = np.ones_like(sources), targets.copy()
     mask[0, -padded:] = mask[1, :padded] = 0
     sources[mask == 0], labels[0, 1 - padded :] = pad, -100
-    found = model.eval()(
-        input_ids=torch.tensor(sources), attention_mask=torch.tensor(mask), labels=torch.tensor(labels)
-    )
+    found = model(input_ids=torch.tensor(sources), attention_mask=torch.tensor(mask), labels=torch.tensor(labels))
     found.loss.backward()
     arrays = {"logits": found.logits.detach().numpy(), "loss": found.loss.detach().numpy()}
     np.savez(directory / "reference.npz", sources=sources, mask=mask, labels=labels, **arrays, **gradients(model))

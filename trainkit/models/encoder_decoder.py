@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from trainkit.models.attention import KeyValues
 from trainkit.models.classifier import Classifier
+from trainkit.models.dropout import Dropout
 from trainkit.models.encoder_decoder_block import EncoderDecoderBlock, distance_bias, norm_of
 from trainkit.models.layers import LayerNorm, RmsNorm, logits
 from trainkit.models.master_weights import Weight, exact, lookup
@@ -31,6 +32,8 @@ class StackEnds(eqx.Module):
     """What scores have added by the distance of query and key, the same in all blocks."""
     embedding_norm: LayerNorm | RmsNorm | None
     final_norm: LayerNorm | RmsNorm | None
+    embedding_dropout: Dropout
+    final_dropout: Dropout
 
     @staticmethod
     def init(spec: EncoderDecoder, sequence_length: int, key: PRNGKeyArray) -> StackEnds:
@@ -47,6 +50,8 @@ class StackEnds(eqx.Module):
             distance_embedding=distances,
             embedding_norm=norm_of(spec) if spec.embedding_norms else None,
             final_norm=norm_of(spec) if spec.norms == "before" else None,
+            embedding_dropout=Dropout(spec.dropout),
+            final_dropout=Dropout(spec.dropout if spec.norms == "before" else 0.0),
         )
 
 
@@ -149,7 +154,7 @@ class EncoderDecoderModel(eqx.Module):
 
         x_BSD = self._embed(self.encoder, tokens_BS, at_S)
         x_BSD, _ = jax.lax.scan(rematerialise(layer, self.remat), x_BSD, self.blocks.encoder)
-        return _normed(self.encoder.final_norm, x_BSD)
+        return _finished(self.encoder, x_BSD)
 
     def decode(
         self,
@@ -173,7 +178,7 @@ class EncoderDecoderModel(eqx.Module):
 
         x_BTD = self._embed(self.decoder, tokens_BT, at_T)
         x_BTD, _ = jax.lax.scan(rematerialise(layer, self.remat), x_BTD, self.blocks.decoder)
-        return _normed(self.decoder.final_norm, x_BTD)
+        return _finished(self.decoder, x_BTD)
 
     def start(
         self, memory_BSD: Float[Array, "B S D"], memory_segments_BS: Int[Array, "B S"], length: int
@@ -201,7 +206,7 @@ class EncoderDecoderModel(eqx.Module):
 
         x_BTD = self._embed(self.decoder, tokens_BT, at_T)
         x_BTD, own = jax.lax.scan(layer, x_BTD, (self.blocks.decoder, cache.own, cache.memory))
-        logits_BV = self.logits(_normed(self.decoder.final_norm, x_BTD[:, -1]))
+        logits_BV = self.logits(_finished(self.decoder, x_BTD[:, -1]))
         return logits_BV, DecoderCache(own, cache.memory, cache.memory_visible_BS, at_T[-1] + 1)
 
     def hidden_and_penalty(
@@ -266,13 +271,17 @@ class EncoderDecoderModel(eqx.Module):
         if ends.position_embedding is not None:
             assert self.first_position is not None
             x_BTD = x_BTD + lookup(ends.position_embedding, self.first_position + at_T)
-        return _normed(ends.embedding_norm, x_BTD)
+        return ends.embedding_dropout(_normed(ends.embedding_norm, x_BTD))
 
     def _bias(self, ends: StackEnds, queries_T: Array, keys_S: Array, *, causal: bool) -> Float[Array, "H T S"] | None:
         if ends.distance_embedding is None:
             return None
         assert self.distances is not None
         return distance_bias(ends.distance_embedding, queries_T, keys_S, self.distances, causal=causal)
+
+
+def _finished(ends: StackEnds, x_BTD: Array) -> Array:
+    return ends.final_dropout(_normed(ends.final_norm, x_BTD))
 
 
 def _normed(norm: LayerNorm | RmsNorm | None, x_BTD: Array) -> Array:

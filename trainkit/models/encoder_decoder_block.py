@@ -16,7 +16,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from trainkit.models.attention import AttentionSpec, KeyValues, causal_attention
+from trainkit.models.blockwise_attention import default_scale
 from trainkit.models.custom_vjps import exact_gelu, gelu
+from trainkit.models.dropout import Dropout
 from trainkit.models.layers import LayerNorm, Linear, RmsNorm
 from trainkit.models.master_weights import Weight, exact
 from trainkit.parallel.devices import AttentionName
@@ -32,6 +34,8 @@ class EncoderDecoderAttention(eqx.Module):
     key: Linear
     value: Linear
     output: Linear
+    dropout: Dropout
+    """Of the probabilities."""
     heads: int = eqx.field(static=True)
     scale: float | None = eqx.field(static=True)
     implementation: AttentionName = eqx.field(static=True)
@@ -52,6 +56,7 @@ class EncoderDecoderAttention(eqx.Module):
             key=linear(d, width, spec.weight_scale(d)),
             value=linear(d, width, spec.weight_scale(d)),
             output=linear(width, d, spec.weight_scale(width)),
+            dropout=Dropout(spec.probability_dropout),
             heads=spec.heads,
             scale=spec.score_scale,
             implementation=implementation,
@@ -72,7 +77,9 @@ class EncoderDecoderAttention(eqx.Module):
     ) -> Float[Array, "B T D"]:
         """Return what these positions take from those of `over` that they see. The softmax is in float32."""
         q_BTHK = self._by_head(self.query(x_BTD))
-        if causal and bias_HTS is None:
+        if self.dropout.is_on:
+            y_BTHK = self._dropped(q_BTHK, over, visible_BTS, bias_HTS, causal=causal)
+        elif causal and bias_HTS is None:
             spec = AttentionSpec(scale=self.scale)
             y_BTHK = causal_attention(q_BTHK, *over, None, implementation=self.implementation, spec=spec)
         else:
@@ -86,6 +93,22 @@ class EncoderDecoderAttention(eqx.Module):
                 implementation="xla",
             )
         return self.output(y_BTHK.reshape(*x_BTD.shape[:2], -1))
+
+    def _dropped(
+        self, q_BTHK: Array, over: KeyValues, visible_BTS: Array | None, bias_HTS: Array | None, *, causal: bool
+    ) -> Float[Array, "B T H K"]:
+        """Return attention of which some probabilities are dropped, which no kernel does: all of them are made."""
+        k_BSHK, v_BSHK = over
+        scale = default_scale(q_BTHK) if self.scale is None else self.scale
+        scores_BHTS = jnp.einsum("bthk,bshk->bhts", q_BTHK, k_BSHK, preferred_element_type=jnp.float32) * scale
+        if bias_HTS is not None:
+            scores_BHTS += bias_HTS
+        if causal:
+            visible_BTS = jnp.tri(q_BTHK.shape[1], dtype=bool)[None]
+        if visible_BTS is not None:
+            scores_BHTS = jnp.where(visible_BTS[:, None], scores_BHTS, -1e30)
+        p_BHTS = self.dropout(jax.nn.softmax(scores_BHTS)).astype(q_BTHK.dtype)
+        return jnp.einsum("bhts,bshk->bthk", p_BHTS, v_BSHK)
 
     def _by_head(self, x_BTD: Array) -> Float[Array, "B T H K"]:
         return x_BTD.reshape(*x_BTD.shape[:2], self.heads, -1)
@@ -105,6 +128,12 @@ class EncoderDecoderBlock(eqx.Module):
     mlp_up: Linear | None
     mlp_out: Linear
     mlp_norm: LayerNorm | RmsNorm
+    attention_dropout: Dropout
+    """Of what attention gives; likewise the next two."""
+    cross_dropout: Dropout
+    mlp_dropout: Dropout
+    inner_dropout: Dropout
+    """Of the numbers inside the MLP."""
     norms: Literal["before", "after"] = eqx.field(static=True)
     activation: str = eqx.field(static=True)
 
@@ -133,6 +162,10 @@ class EncoderDecoderBlock(eqx.Module):
             mlp_up=linear(d, f) if gated else None,
             mlp_out=linear(f, d),
             mlp_norm=norm_of(spec),
+            attention_dropout=Dropout(spec.dropout),
+            cross_dropout=Dropout(spec.dropout),
+            mlp_dropout=Dropout(spec.dropout),
+            inner_dropout=Dropout(spec.inner_dropout),
             norms=spec.norms,
             activation=spec.activation,
         )
@@ -144,7 +177,7 @@ class EncoderDecoderBlock(eqx.Module):
         inner_BSD = self._before(self.attention_norm, x_BSD)
         own = self.attention.key_values(inner_BSD)
         y_BSD = self.attention(inner_BSD, own, visible_BTS=visible_BSS, bias_HTS=bias_HSS)
-        return self._mlp(self._after(self.attention_norm, x_BSD, y_BSD))
+        return self._mlp(self._after(self.attention_norm, x_BSD, self.attention_dropout(y_BSD)))
 
     def decode(
         self,
@@ -170,9 +203,9 @@ class EncoderDecoderBlock(eqx.Module):
             )
             visible_1TS = (jnp.arange(own.k_BSGK.shape[1]) <= at_T[:, None])[None]
         y_BTD = self.attention(inner_BTD, own, visible_BTS=visible_1TS, bias_HTS=bias_HTS, causal=cache is None)
-        x_BTD = self._after(self.attention_norm, x_BTD, y_BTD)
+        x_BTD = self._after(self.attention_norm, x_BTD, self.attention_dropout(y_BTD))
         y_BTD = self.cross(self._before(self.cross_norm, x_BTD), memory, visible_BTS=memory_visible_BS[:, None])
-        return self._mlp(self._after(self.cross_norm, x_BTD, y_BTD)), own
+        return self._mlp(self._after(self.cross_norm, x_BTD, self.cross_dropout(y_BTD))), own
 
     def _mlp(self, x_BTD: Array) -> Array:
         inner_BTD, activation = self._before(self.mlp_norm, x_BTD), _ACTIVATIONS[self.activation]
@@ -181,7 +214,8 @@ class EncoderDecoderBlock(eqx.Module):
         else:
             assert self.mlp_gate is not None and self.mlp_up is not None
             wide_BTF = activation(self.mlp_gate(inner_BTD)) * self.mlp_up(inner_BTD)
-        return self._after(self.mlp_norm, x_BTD, self.mlp_out(wide_BTF))
+        y_BTD = self.mlp_out(self.inner_dropout(wide_BTF))
+        return self._after(self.mlp_norm, x_BTD, self.mlp_dropout(y_BTD))
 
     def _before(self, norm: LayerNorm | RmsNorm, x_BTD: Array) -> Array:
         return norm(x_BTD) if self.norms == "before" else x_BTD

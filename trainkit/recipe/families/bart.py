@@ -18,7 +18,7 @@ from trainkit.recipe.families.hugging_face import (
     norm_names,
 )
 from trainkit.recipe.families.sizes import check_heads
-from trainkit.recipe.spec import Count
+from trainkit.recipe.spec import Count, Rate
 
 
 class Bart(EncoderDecoder):
@@ -29,10 +29,15 @@ class Bart(EncoderDecoder):
     """Number of learned positions, of source and target alike. If absent, `data.sequence_length`."""
     tied: Literal[True] = True
     """The output matrix is the token embedding."""
+    attention_dropout: Rate = 0.0
+    """Share of attention's probabilities that training drops. Above 0, attention makes all of them, without flash
+    attention."""
+    activation_dropout: Rate = 0.0
+    """Share of the numbers inside the MLP that training drops."""
     scale_embedding: bool = False
     """Whether token embeddings are multiplied by the root of `hidden`."""
 
-    changeable: ClassVar[frozenset[str]] = EncoderDecoder.changeable - {"context_length"}
+    changeable: ClassVar[frozenset[str]] = EncoderDecoder.changeable - {"context_length"} | {"activation_dropout"}
     embedding_norms: ClassVar[bool] = True
     first_position: ClassVar[int | None] = 2
     output_biased: ClassVar[bool] = True
@@ -45,6 +50,14 @@ class Bart(EncoderDecoder):
     @property
     def key_width(self) -> int:
         return self.hidden // self.heads
+
+    @property
+    def probability_dropout(self) -> float:
+        return self.attention_dropout
+
+    @property
+    def inner_dropout(self) -> float:
+        return self.activation_dropout
 
     @property
     def embedding_scale(self) -> float | None:
@@ -120,6 +133,10 @@ FAMILY = Family(
         "max_position_embeddings": "context_length",
         "scale_embedding": "scale_embedding",
         "init_std": "initializer_range",
+        "dropout": "dropout",
+        "attention_dropout": "attention_dropout",
+        "activation_dropout": "activation_dropout",
+        "classifier_dropout": "classifier_dropout",
         "vocab_size": "vocab_size",
         "pad_token_id": "pad_token_id",
         "decoder_start_token_id": "decoder_start",
@@ -132,6 +149,10 @@ FAMILY = Family(
         "scale_embedding": False,
         "tie_word_embeddings": True,
         "init_std": 0.02,
+        "dropout": 0.1,
+        "attention_dropout": 0.0,
+        "activation_dropout": 0.0,
+        "classifier_dropout": 0.0,
         "pad_token_id": 1,
         "decoder_start_token_id": 2,
         "num_labels": 3,
@@ -143,13 +164,7 @@ FAMILY = Family(
         # untied, transformers has a table for each stack too
         "tie_word_embeddings": (True,),
     },
-    noise={
-        "dropout": 0.1,
-        "attention_dropout": 0.0,
-        "activation_dropout": 0.0,
-        "encoder_layerdrop": 0.0,
-        "decoder_layerdrop": 0.0,
-    },
+    noise={"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0},
     parts=(
         Part(
             ("decoder_layers",),

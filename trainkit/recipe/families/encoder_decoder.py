@@ -15,8 +15,8 @@ from pydantic import Field
 from trainkit.errors import TrainkitError
 from trainkit.recipe.families.model import Head, HeadKind, HeadLayers, Kind
 from trainkit.recipe.families.sizes import Remat, Shape, kept_numbers, linear, norm, visible
-from trainkit.recipe.families.transformer import CHANGEABLE, Transformer
-from trainkit.recipe.spec import Count
+from trainkit.recipe.families.transformer import CHANGEABLE, DROPPED, Transformer
+from trainkit.recipe.spec import Count, Rate
 
 
 class DistanceBuckets(NamedTuple):
@@ -41,6 +41,10 @@ class EncoderDecoder(Transformer):
     """Whether the output matrix is the token embedding."""
     decoder_start: Annotated[int, Field(ge=0)] | None = None
     """The id of the token that the decoder begins with. If absent, the tokenizer's end of text."""
+    dropout: Rate = 0.0
+    """Share of the embeddings' numbers, and of what attention and MLP give, that training drops."""
+    classifier_dropout: Rate = 0.0
+    """Share of the numbers that training drops before each of the two layers of a head with classes."""
 
     kind: ClassVar[Kind] = "encoder-decoder"
     implementation: ClassVar[str] = "trainkit.models.encoder_decoder"
@@ -69,6 +73,22 @@ class EncoderDecoder(Transformer):
     @property
     def mlp_width(self) -> int:
         return self.intermediate or 4 * self.hidden
+
+    @property
+    def probability_dropout(self) -> float:
+        """Share of attention's probabilities that training drops."""
+        return self.dropout
+
+    @property
+    def inner_dropout(self) -> float:
+        """Share of the numbers inside the MLP that training drops."""
+        return self.dropout
+
+    def head_dropout(self, kind: HeadKind) -> float:
+        return self.classifier_dropout
+
+    def first_head_dropout(self, kind: HeadKind) -> float:
+        return self.classifier_dropout
 
     @property
     def gated_mlp(self) -> bool:
@@ -111,7 +131,9 @@ class EncoderDecoder(Transformer):
 
     @property
     def special_attention(self) -> str | None:
-        return None if self.distances is None else "biases by distance"
+        if self.distances is not None:
+            return "biases by distance"
+        return DROPPED if self.probability_dropout else None
 
     def with_head(self, head: Head) -> EncoderDecoder:
         """See `ModelSpec.with_head`. Raises ValueError where a head with classes needs the token that is missing."""
@@ -175,6 +197,8 @@ class EncoderDecoder(Transformer):
         """See `ModelSpec.activation_floats_per_token`: the mean over a source and a target of the same length."""
         d, width = self.hidden, self.heads * self.key_width
         probabilities = 0 if flash and self.special_attention is None else self.heads * sequence_length
+        # with dropout also those that are kept, and which those are
+        probabilities *= 3 if self.probability_dropout else 1
         # of one attention: its norm and what it scaled, q, k, v, its output in two shapes; what it adds
         attention, attention_dots = 2 * d + 5 * width + probabilities, 3 * width + d
         mlp, mlp_dots = 2 * d + (4 if self.gated_mlp else 2) * self.mlp_width, d + (1 + self.gated_mlp) * self.mlp_width

@@ -20,7 +20,7 @@ from trainkit.recipe.families.hugging_face import (
     whole,
 )
 from trainkit.recipe.families.sizes import check_heads
-from trainkit.recipe.spec import Count, NotNegative, Positive
+from trainkit.recipe.spec import Count, NotNegative, Positive, Rate
 
 
 class T5(EncoderDecoder):
@@ -40,6 +40,9 @@ class T5(EncoderDecoder):
     """All distances from here on share a bias."""
     rms_norm_eps: Positive = 1e-6
     """Added to the mean square in the norms."""
+    dropout: Rate = 0.0
+    """Share of what training drops: of the embeddings' numbers, of attention's probabilities, of what attention and MLP
+    give, of the numbers inside the MLP, and of the last hidden states."""
     initializer_range: NotNegative = 1.0
     """Factor of random weights. Embeddings have this standard deviation, matrices this over the square root of their
     inputs, and queries less, since scores are not divided by anything."""
@@ -168,6 +171,8 @@ FAMILY = Family(
         "relative_attention_max_distance": "position_distance",
         "layer_norm_epsilon": "rms_norm_eps",
         "initializer_factor": "initializer_range",
+        "dropout_rate": "dropout",
+        "classifier_dropout": "classifier_dropout",
         "vocab_size": "vocab_size",
         "pad_token_id": "pad_token_id",
         "decoder_start_token_id": "decoder_start",
@@ -178,11 +183,12 @@ FAMILY = Family(
         "relative_attention_max_distance": 128,
         "layer_norm_epsilon": 1e-6,
         "initializer_factor": 1.0,
+        "dropout_rate": 0.1,
+        "classifier_dropout": 0.0,
         "pad_token_id": 0,
         "decoder_start_token_id": 0,
     },
     fixed={"is_encoder_decoder": (True,), "is_decoder": (False,)},
-    noise={"dropout_rate": 0.1},
     parts=(
         mlp_width("d_ff"),
         Part(("d_kv",), _read_width, _write_width),
