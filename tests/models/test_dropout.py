@@ -154,6 +154,16 @@ HEADS = [
     ),
     ("roberta", {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.2}, ("sequence",)),
     ("distilbert", {"dropout": 0.1, "attention_dropout": 0.2, "seq_classif_dropout": 0.3}, ("sequence",)),
+    (
+        "modernbert",
+        {"attention_dropout": 0.1, "embedding_dropout": 0.2, "mlp_dropout": 0.3, "classifier_dropout": 0.4},
+        ("sequence",),
+    ),
+    (
+        "deberta-v3",
+        {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.2, "cls_dropout": 0.3},
+        ("sequence", "token"),
+    ),
     ("gpt2", {"resid_pdrop": 0.1, "embd_pdrop": 0.2, "attn_pdrop": 0.3}, ("sequence",)),
     ("llama", {"attention_dropout": 0.3}, ("sequence",)),
 ]

@@ -14,7 +14,13 @@ from fixed_configs import ENCODERS
 from parity import GRADIENT, NEAR, _as_tensors, _read
 from reference import PADDED, Reference
 
+from trainkit import models
 from trainkit.models.encoder import EncoderModel
+from trainkit.recipe.families.bert import Bert
+from trainkit.recipe.families.deberta_v3 import Deberta
+from trainkit.recipe.families.encoder import TextEncoder
+from trainkit.recipe.families.model import TOKENS, Head
+from trainkit.recipe.families.modernbert import ModernBert
 from trainkit.recipe.sections.task import MaskedLM
 from trainkit.tasks.masked_lm import MaskedLMTask, MaskedTokens
 
@@ -59,15 +65,14 @@ def test_an_encoder_computes_what_the_reference_does(name: str, reference: Refer
     ours = _as_tensors(tmp_path, model, gradients)
     largest = max(np.abs(numbers).max() for numbers in theirs.values())
     compared = theirs.keys() & ours.keys()
-    assert len(compared) >= 40
+    assert len(compared) >= 29
     assert all(np.abs(ours[tensor] - theirs[tensor]).max() < NEAR * largest for tensor in compared)
 
 
-def test_the_closed_form_of_an_encoder_is_its_pytree() -> None:
-    from trainkit import models
-    from trainkit.recipe.families.bert import Bert
-
-    spec = Bert(layers=2, hidden=24, heads=3)
+@pytest.mark.parametrize("head", [TOKENS, Head("sequence", 3), Head("token", 3)], ids=lambda head: head.kind)
+@pytest.mark.parametrize("family", [Bert, ModernBert, Deberta], ids=lambda family: family.__name__)
+def test_the_closed_form_of_an_encoder_is_its_pytree(family: type[TextEncoder], head: Head) -> None:
+    spec = family(layers=2, hidden=24, heads=3).with_head(head)
     real = jax.eval_shape(
         lambda key: models.build(spec, vocab_size=31, sequence_length=16, implementation="xla", key=key),
         jax.random.key(0),

@@ -25,9 +25,12 @@ from trainkit.tasks.token_classification import TokenClassificationTask
 #: Of the largest number there.
 NEAR = 1e-5
 SIZE, CLASSES = (3, 24), 3
-CONFIGS = ENCODERS | ENCODER_DECODERS | {name: fixed.config | {"pad_token_id": 0} for name, fixed in FIXED.items()}
+MEAN = {"modernbert-mean": ENCODERS["modernbert"] | {"classifier_pooling": "mean"}}
+CONFIGS = ENCODERS | MEAN | ENCODER_DECODERS
+CONFIGS |= {name: fixed.config | {"pad_token_id": 0} for name, fixed in FIXED.items()}
 CASES = [
     *((name, head, False) for name in ENCODERS for head in ("sequence", "token")),
+    ("modernbert-mean", "sequence", False),
     *((name, head, True) for name in ("bert", "bert-three-types") for head in ("sequence", "token")),
     *((name, "sequence", False) for name in ENCODER_DECODERS),
     *((name, "sequence", False) for name in ("gpt2", "llama", "qwen3-moe", "gemma3", "mpt")),

@@ -206,6 +206,17 @@ ENCODERS: dict[str, Config] = {
         "model_type": "roberta", "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
         "intermediate_size": 48, "max_position_embeddings": 66, "type_vocab_size": 1, "layer_norm_eps": 1e-5,
     },
+    "deberta-v3": {
+        "model_type": "deberta-v2", "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "intermediate_size": 48, "max_position_embeddings": 64, "type_vocab_size": 0,
+        "relative_attention": True, "position_buckets": 8, "norm_rel_ebd": "layer_norm", "share_att_key": True,
+        "pos_att_type": ["p2c", "c2p"], "position_biased_input": False,
+    },
+    "modernbert": {
+        "model_type": "modernbert", "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "intermediate_size": 24, "max_position_embeddings": 64, "local_attention": 6,
+        "pad_token_id": 0,
+    },
     "distilbert": {
         "model_type": "distilbert", "vocab_size": 97, "dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48,
         "max_position_embeddings": 64,

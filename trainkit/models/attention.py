@@ -32,8 +32,8 @@ class AttentionSpec(NamedTuple):
     """Which positions attention looks at, and how it scores them."""
 
     window: Window = None
-    """Over so many positions, its own included (Beltagy et al. 2020); an array of no axes where it differs between
-    layers that one scan runs; 0 or less is no window."""
+    """Over so many positions, its own included (Beltagy et al. 2020), and as many ahead where it is not causal; an
+    array of no axes where it differs between layers that one scan runs; 0 or less is no window."""
     softcap: float | None = None
     """Bounds the scores (Gemma Team 2024)."""
     scale: float | None = None
@@ -92,8 +92,8 @@ def causal_attention(
         return dropped_attention(q_BTHK, k_BTGK, v_BTGK, segments_BT, spec)
     rule, window = spec.rule(q_BTHK)
     if not spec.causal:
-        assert spec.softcap is None and spec.slopes_H is None and spec.window is None
-        return bidirectional_attention(q_BTHK, k_BTGK, v_BTGK, segments_BT, implementation, scale=spec.scale)
+        assert spec.softcap is None and spec.slopes_H is None
+        return bidirectional_attention(q_BTHK, k_BTGK, v_BTGK, segments_BT, implementation, spec=spec)
     if spec.softcap is not None or spec.slopes_H is not None or window is not None:
         implementation = "blockwise"
     match implementation:
@@ -127,12 +127,17 @@ def bidirectional_attention(
     segments_BT: Int[Array, "B T"] | None,
     implementation: AttentionName,
     *,
-    scale: float | None = None,
+    spec: AttentionSpec,
 ) -> Float[Array, "B T H K"]:
-    """Return attention in which every position sees all positions of its segment. The softmax is in float32."""
-    same_B1TT = None if segments_BT is None else (segments_BT[:, :, None] == segments_BT[:, None, :])[:, None]
+    """Return attention in which every position sees all positions of its segment, or those within its window in either
+    direction. The softmax is in float32."""
+    mask_B1TT = None if segments_BT is None else (segments_BT[:, :, None] == segments_BT[:, None, :])[:, None]
+    if spec.window is not None:
+        t, (rule, window) = q_BTHK.shape[1], spec.rule(q_BTHK)
+        near_11TT = blockwise_attention.visible(np.arange(t)[None], t, None, rule.window, window, causal=False)[:, 0]
+        mask_B1TT = near_11TT if mask_B1TT is None else mask_B1TT & near_11TT
     kernel: Literal["xla", "cudnn"] = "cudnn" if implementation == "cudnn" else "xla"
-    return jax.nn.dot_product_attention(q_BTHK, k_BTGK, v_BTGK, mask=same_B1TT, scale=scale, implementation=kernel)
+    return jax.nn.dot_product_attention(q_BTHK, k_BTGK, v_BTGK, mask=mask_B1TT, scale=spec.scale, implementation=kernel)
 
 
 def dropped_attention(

@@ -25,18 +25,22 @@ class Dropout(eqx.Module):
     """Drops numbers, each with the probability `rate`."""
 
     rate: float = eqx.field(static=True, default=0.0)
+    of_rows: bool = eqx.field(static=True, default=True)
+    """Whether what is dropped belongs to rows of the batch; if not, it is a table that all rows share."""
     keys_B: PRNGKeyArray | None = None
-    """Those of the rows, (L, B) in stacked blocks; None where nothing is dropped."""
+    """Those of the rows, (L, B) in stacked blocks; one, (1,), of a table; None where nothing is dropped."""
 
     @property
     def is_on(self) -> bool:
         """Whether it drops anything."""
         return self.keys_B is not None
 
-    def __call__(self, x: Float[Array, N * n]) -> Float[Array, N * n]:
+    def __call__(self, x: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
         """Return `x` with some of its numbers 0 and the others divided by 1 - rate; N is a multiple of B."""
         if self.keys_B is None:
             return x
+        if not self.of_rows:
+            return replace(self, of_rows=True)(x[None])[0]
         keys = _keys_for(self.keys_B, x.shape[0])
         kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - self.rate, x.shape[1:]))(keys)
         return jnp.where(kept, x / jnp.asarray(1 - self.rate, x.dtype), jnp.zeros((), x.dtype))
@@ -82,7 +86,9 @@ def with_keys(model: PyTree, key: PRNGKeyArray, rows_B: Int[Array, " B"]) -> PyT
     def with_own_keys(path: Any, node: Any) -> Any:
         if not _is_dropout(node) or node.rate == 0:
             return node
-        own_B = _folded(keys_B, zlib.crc32(jax.tree_util.keystr(path, simple=True, separator=".").encode()))
+        shared = isinstance(node, Dropout) and not node.of_rows
+        place = zlib.crc32(jax.tree_util.keystr(path, simple=True, separator=".").encode())
+        own_B = _folded(key[None] if shared else keys_B, place)
         layers = _layers(model, path)
         keys = own_B if layers is None else jax.vmap(lambda layer: _folded(own_B, layer))(jnp.arange(layers))
         return replace(node, keys_B=keys)

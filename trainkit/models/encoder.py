@@ -5,6 +5,7 @@ Shapes as in `layers.py`; P learned positions, Y token types.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -21,8 +22,8 @@ from trainkit.models.master_weights import Weight, lookup
 from trainkit.models.remat import block_input, rematerialise
 from trainkit.models.stack import positions
 from trainkit.parallel.devices import AttentionName
+from trainkit.recipe.families.encoder import Encoder, TextEncoder
 from trainkit.recipe.families.sizes import Remat
-from trainkit.recipe.families.transformer import Encoder
 
 
 class EncoderAttention(eqx.Module):
@@ -69,11 +70,11 @@ class EncoderBlock(eqx.Module):
         return EncoderBlock(
             EncoderAttention(*projections, Dropout(spec.attention_dropout), spec.heads, implementation),
             Dropout(spec.dropout if spec.drops_attention_output else 0.0),
-            _norm(spec),
+            encoder_norm(spec),
             linear(d, f),
             linear(f, d),
             Dropout(spec.dropout),
-            _norm(spec),
+            encoder_norm(spec),
         )
 
     def __call__(self, x_BTD: Array, segments_BT: Array | None) -> Float[Array, "B T D"]:
@@ -86,26 +87,24 @@ class EncoderModel(eqx.Module):
     """An encoder with a head that predicts tokens at any position, or one that gives scores of classes."""
 
     token_embedding: Float[Array, "V D"]
-    position_embedding: Float[Array, "P D"]
+    position_embedding: Float[Array, "P D"] | None
+    """None where attention knows the positions."""
     type_embedding: Float[Array, "Y D"] | None
     """None where the texts of a pair are not told apart."""
     embedding_norm: LayerNorm
     embedding_dropout: Dropout
-    blocks: EncoderBlock
+    blocks: Any
     """All blocks in one, every leaf with a leading axis of layers."""
     head: Linear | None
     head_norm: LayerNorm | None
     output_bias: Float[Array, " V"] | None
     """These three predict tokens; None where there is a classifier."""
     classifier: Classifier | None
+    context_length: int = eqx.field(static=True)
+    """The longest text that it is meant for, in tokens."""
     unused_positions: int = eqx.field(static=True)
     """Rows of `position_embedding` before that of the first position."""
     remat: Remat = eqx.field(static=True)
-
-    @property
-    def context_length(self) -> int:
-        """Return the number of learned positions."""
-        return self.position_embedding.shape[0] - self.unused_positions
 
     @staticmethod
     def init(
@@ -119,29 +118,12 @@ class EncoderModel(eqx.Module):
         key: PRNGKeyArray,
     ) -> EncoderModel:
         """Return a fresh encoder, in float32."""
-        d = spec.hidden
-        tokens, places, types, blocks, head = jax.random.split(key, 5)
-
-        def table(key: PRNGKeyArray, rows: int) -> Float[Array, "rows D"]:
-            return jax.random.normal(key, (rows, d)) * spec.initializer_range
 
         def block(key: PRNGKeyArray) -> EncoderBlock:
             return EncoderBlock.init(spec, key, implementation=implementation, fp8=fp8)
 
-        return EncoderModel(
-            token_embedding=table(tokens, vocab_size),
-            position_embedding=table(places, spec.unused_positions + (spec.context_length or sequence_length)),
-            type_embedding=table(types, spec.type_rows) if spec.type_rows else None,
-            embedding_norm=_norm(spec),
-            embedding_dropout=Dropout(spec.dropout),
-            blocks=jax.vmap(block)(jax.random.split(blocks, spec.layers)),
-            head=Linear.init(head, d, d, scale=spec.initializer_range, fp8=fp8) if spec.predicts_tokens else None,
-            head_norm=_norm(spec) if spec.predicts_tokens else None,
-            output_bias=jnp.zeros(vocab_size) if spec.predicts_tokens else None,
-            classifier=Classifier.init(spec, head),
-            unused_positions=spec.unused_positions,
-            remat=remat,
-        )
+        sizes = {"vocab_size": vocab_size, "sequence_length": sequence_length}
+        return EncoderModel(**encoder_parts(spec, block, **sizes, remat=remat, fp8=fp8, key=key))
 
     def hidden(
         self,
@@ -161,10 +143,14 @@ class EncoderModel(eqx.Module):
         if self.type_embedding is not None:
             types_BT = jnp.zeros_like(tokens_BT) if types_BT is None else types_BT
             x_BTD = x_BTD + lookup(self.type_embedding, jnp.minimum(types_BT, self.type_embedding.shape[0] - 1))
-        x_BTD = x_BTD + lookup(self.position_embedding, self.unused_positions + at_BT)
-        x_BTD = self.embedding_dropout(self.embedding_norm(x_BTD))
+        if self.position_embedding is not None:
+            x_BTD = x_BTD + lookup(self.position_embedding, self.unused_positions + at_BT)
+        return self.encode(self.embedding_dropout(self.embedding_norm(x_BTD)), at_BT, segments_BT)
 
-        def layer(x_BTD: Array, block: Any) -> tuple[Array, None]:
+    def encode(self, x_BTD: Array, at_BT: Array, segments_BT: Array | None) -> Float[Array, "B T D"]:
+        """Return the last hidden states, from embeddings of tokens at these positions."""
+
+        def layer(x_BTD: Array, block: EncoderBlock) -> tuple[Array, None]:
             return block(block_input(x_BTD), segments_BT), None
 
         return jax.lax.scan(rematerialise(layer, self.remat), x_BTD, self.blocks)[0]
@@ -205,8 +191,44 @@ class EncoderModel(eqx.Module):
         return jnp.einsum("...d,vd->...v", states, rounded_VD, preferred_element_type=jnp.float32)
 
 
-def _norm(spec: Encoder) -> LayerNorm:
-    return LayerNorm.init(spec.hidden, epsilon=spec.norm_epsilon)
+def encoder_parts(
+    spec: TextEncoder,
+    block: Callable[[PRNGKeyArray], Any],
+    *,
+    vocab_size: int,
+    sequence_length: int,
+    remat: Remat,
+    fp8: bool,
+    key: PRNGKeyArray,
+) -> dict[str, Any]:
+    """Return the fields of a fresh `EncoderModel`, in float32; `block` makes a block from its key."""
+    d, scale, predicts = spec.hidden, spec.initializer_range, spec.predicts_tokens
+    tokens, places, types, blocks, head = jax.random.split(key, 5)
+    length = spec.context_length or sequence_length
+
+    def table(key: PRNGKeyArray, rows: int) -> Float[Array, "rows D"]:
+        return jax.random.normal(key, (rows, d)) * scale
+
+    return {
+        "token_embedding": table(tokens, vocab_size),
+        "position_embedding": table(places, spec.unused_positions + length) if spec.learned_positions else None,
+        "type_embedding": table(types, spec.type_rows) if spec.type_rows else None,
+        "embedding_norm": encoder_norm(spec),
+        "embedding_dropout": Dropout(spec.embedding_rate),
+        "blocks": jax.vmap(block)(jax.random.split(blocks, spec.layers)),
+        "head": Linear.init(head, d, d, scale=scale, bias=spec.biased, fp8=fp8) if predicts else None,
+        "head_norm": encoder_norm(spec) if predicts else None,
+        "output_bias": jnp.zeros(vocab_size) if predicts else None,
+        "classifier": Classifier.init(spec, head),
+        "context_length": length,
+        "unused_positions": spec.unused_positions,
+        "remat": remat,
+    }
+
+
+def encoder_norm(spec: TextEncoder) -> LayerNorm:
+    """Return a fresh norm, with a bias if the family has biases."""
+    return LayerNorm.init(spec.hidden, epsilon=spec.norm_epsilon, bias=spec.biased)
 
 
 build = EncoderModel.init

@@ -6,6 +6,7 @@ A new family is a file beside this one and a line in `FAMILIES`: the `[model]` s
 from trainkit.recipe.families import (
     bart,
     bert,
+    deberta_v3,
     distilbert,
     gemma2,
     gemma3,
@@ -13,6 +14,7 @@ from trainkit.recipe.families import (
     llama,
     mistral,
     mixtral,
+    modernbert,
     mpt,
     olmo2,
     qwen2,
@@ -38,6 +40,8 @@ FAMILIES: tuple[Family, ...] = (
     bert.FAMILY,
     roberta.FAMILY,
     distilbert.FAMILY,
+    modernbert.FAMILY,
+    deberta_v3.FAMILY,
     t5.FAMILY,
     bart.FAMILY,
 )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
+from trainkit.recipe.families.encoder import Encoder
 from trainkit.recipe.families.encoder_checkpoints import DEFAULTS, FIXED, KEYS, body_names
 from trainkit.recipe.families.hugging_face import Family, HeadTable, TensorName, linear_names, mlp_width, norm_names
 from trainkit.recipe.families.model import HeadKind, HeadLayers
-from trainkit.recipe.families.transformer import Encoder
 from trainkit.recipe.spec import Count, Positive
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
+from trainkit.recipe.families.encoder import Encoder
 from trainkit.recipe.families.hugging_face import (
     Family,
     HeadTable,
@@ -15,7 +16,6 @@ from trainkit.recipe.families.hugging_face import (
     norm_names,
 )
 from trainkit.recipe.families.model import HeadKind, HeadLayers
-from trainkit.recipe.families.transformer import Encoder
 
 
 class DistilBert(Encoder):

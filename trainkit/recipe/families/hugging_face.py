@@ -41,6 +41,8 @@ HARMLESS = frozenset(
     unsloth_version unsloth_fixed n_ctx init_device init_config attn_impl verbose tokenizer_name
     is_llama_config transformers.js_config output_past
     directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type
+    sparse_pred_ignore_index deterministic_flash_attn reference_compile repad_logits_with_grad
+    initializer_cutoff_factor cls_token_id
     """.split()  # noqa: SIM905
 )
 #: Keys that some families use in training and transformers ignores for all others: a family that uses one has it in
@@ -64,6 +66,8 @@ class TensorName:
     transposed: bool = False
     optional: bool = False
     """Whether a checkpoint may lack it; it is then 0."""
+    first: int = 0
+    """The number of the first layer that has one."""
 
     @property
     def stacked(self) -> int:
@@ -78,6 +82,8 @@ class TensorName:
     def at(self, index: tuple[int, ...]) -> str:
         """Return the name of the tensor for an index into the leading axes."""
         counted = dict(zip(("layer", "expert"), index, strict=False))
+        if self.first:
+            counted["layer"] += self.first
         return self.theirs.format(**counted)
 
     def tensor_shape(self, shape: Shape) -> Shape:

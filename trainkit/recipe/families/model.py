@@ -44,12 +44,17 @@ TOKENS = Head("tokens", 0)
 class HeadLayers(NamedTuple):
     """The layers of a head with classes."""
 
-    at: Literal["first", "last", "each"]
-    """The position whose hidden state they are applied to: the first, the last that is no padding, or each."""
+    at: Literal["first", "last", "mean", "each"]
+    """The position whose hidden state they are applied to: the first, the last that is no padding, or each; or the mean
+    of all that are no padding."""
     dense: Literal["tanh", "relu", "gelu"] | None = None
     """The function after a matrix of (hidden, hidden) that comes first; None where there is none."""
     bias: bool = True
     """Whether the last matrix has a bias."""
+    dense_bias: bool = True
+    """Whether the first matrix has a bias."""
+    norm: bool = False
+    """Whether a layer norm without bias follows the function."""
 
 
 class ModelSpec(Spec):

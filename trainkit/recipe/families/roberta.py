@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from trainkit.recipe.families.encoder import Encoder
 from trainkit.recipe.families.encoder_checkpoints import DEFAULTS, FIXED, KEYS, body_names
 from trainkit.recipe.families.hugging_face import (
     Config,
@@ -21,7 +22,6 @@ from trainkit.recipe.families.hugging_face import (
     whole,
 )
 from trainkit.recipe.families.model import HeadKind, HeadLayers
-from trainkit.recipe.families.transformer import Encoder
 from trainkit.recipe.spec import Count, Positive
 
 

@@ -120,15 +120,21 @@ class Transformer(Pretrained):
         """Return the parameters of a head with classes by path; none where the head predicts tokens."""
         if self.predicts_tokens:
             return {}
-        layers, d = self.class_heads[self.head.kind], self.hidden
-        dense = linear(f"{CLASSIFIER}.dense", d, d, bias=True) if layers.dense else {}
+        layers, d = self.head_layers(self.head.kind), self.hidden
+        dense = linear(f"{CLASSIFIER}.dense", d, d, bias=layers.dense_bias) if layers.dense else {}
+        if layers.norm:
+            dense |= norm(f"{CLASSIFIER}.norm", d)
         return dense | linear(f"{CLASSIFIER}.output", d, self.head.width, bias=layers.bias)
 
     def head_matrices(self, *, vocab_size: int) -> int:
         """Return how many numbers the matrices of its head have."""
         if self.predicts_tokens:
             return vocab_size * self.hidden
-        return sum(math.prod(shape) for name, shape in self.head_shapes().items() if name.endswith(".weight"))
+        return sum(math.prod(shape) for shape in self.head_shapes().values() if len(shape) == 2)
+
+    def head_layers(self, kind: HeadKind) -> HeadLayers:
+        """Return the layers of a head with classes."""
+        return self.class_heads[kind]
 
     @property
     @abstractmethod
@@ -152,6 +158,11 @@ class Transformer(Pretrained):
     def head_range(self) -> float:
         """Standard deviation of the random weights of a head with classes."""
         return self.initializer_range
+
+    @property
+    def norm_epsilon(self) -> float:
+        """Added to the variance, or to the mean square, in the norms."""
+        raise NotImplementedError
 
     @property
     def score_scale(self) -> float | None:
@@ -260,84 +271,3 @@ class GptDecoder(GeluTransformer):
         # two products of 2 x hidden FLOPs with each visible position, in every layer
         seen = visible(sequence_length=sequence_length, window=None)
         return self.layers * 2 * 2 * self.hidden * seen // sequence_length
-
-
-class Encoder(GeluTransformer):
-    """A bidirectional encoder as BERT is made: embeddings with a norm, and blocks with a norm after each sublayer."""
-
-    kind: ClassVar[Kind] = "encoder"
-    implementation: ClassVar[str] = "trainkit.models.encoder"
-
-    intermediate: Count | None = None
-    """Width inside the MLP; 4 x hidden where not given."""
-    context_length: Count | None = None
-    """Number of learned positions; `data.sequence_length` where not given."""
-    tied: Literal[True] = True
-    """The output matrix is the token embedding."""
-    dropout: Rate = 0.0
-    """Share of the embeddings' numbers, and of what attention and MLP give, that training drops."""
-    classifier_dropout: Rate | None = None
-    """Share of the numbers that training drops before the last layer of a head with classes. If absent, `dropout`."""
-
-    drops_attention_output: ClassVar[bool] = True
-    """Whether `dropout` applies to what attention gives."""
-
-    # each position has a row of weights
-    changeable: ClassVar[frozenset[str]] = CHANGEABLE - {"context_length"}
-
-    @property
-    def type_rows(self) -> int:
-        """Rows of the embedding that tells the texts of a pair apart; 0 where there is none."""
-        return 0
-
-    @property
-    def norm_epsilon(self) -> float:
-        """Added to the variance in the norms."""
-        return 1e-12
-
-    def head_dropout(self, kind: HeadKind) -> float:
-        return self.dropout if self.classifier_dropout is None else self.classifier_dropout
-
-    @property
-    def unused_positions(self) -> int:
-        """Rows of the embedding of positions before that of the first position."""
-        return 0
-
-    @property
-    def mlp_width(self) -> int:
-        return self.intermediate or 4 * self.hidden
-
-    def leaf_shapes(self, *, vocab_size: int, sequence_length: int) -> dict[str, Shape]:
-        d, f = self.hidden, self.mlp_width
-        block = {
-            **linear("attention.query", d, d, bias=True),
-            **linear("attention.key", d, d, bias=True),
-            **linear("attention.value", d, d, bias=True),
-            **linear("attention.output", d, d, bias=True),
-            **norm("attention_norm", d, bias=True),
-            **linear("mlp_in", d, f, bias=True),
-            **linear("mlp_out", f, d, bias=True),
-            **norm("mlp_norm", d, bias=True),
-        }
-        types: dict[str, Shape] = {"type_embedding": (self.type_rows, d)} if self.type_rows else {}
-        predictions = {
-            **linear("head", d, d, bias=True),
-            **norm("head_norm", d, bias=True),
-            "output_bias": (vocab_size,),
-        }
-        return {
-            "token_embedding": (vocab_size, d),
-            "position_embedding": (self.unused_positions + (self.context_length or sequence_length), d),
-            **types,
-            **norm("embedding_norm", d, bias=True),
-            **stack(self.layers, block),
-            **(predictions if self.predicts_tokens else self.head_shapes()),
-        }
-
-    def matmul_parameters(self, *, vocab_size: int) -> int:
-        transform = self.hidden**2 if self.predicts_tokens else 0
-        return super().matmul_parameters(vocab_size=vocab_size) + transform
-
-    def attention_flops_per_token(self, *, sequence_length: int) -> int:
-        # two products of 2 x hidden FLOPs with every position, in every layer
-        return self.layers * 2 * 2 * self.hidden * sequence_length

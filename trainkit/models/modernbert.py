@@ -1,0 +1,143 @@
+"""ModernBERT (Warner et al. 2024): an encoder with rotary positions, norms before sublayers and gated units, in which
+most layers see a window around each position.
+
+Shapes as in `layers.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from trainkit.models.attention import AttentionSpec, Window, causal_attention
+from trainkit.models.custom_vjps import exact_gelu
+from trainkit.models.dropout import Dropout
+from trainkit.models.encoder import EncoderModel, encoder_norm, encoder_parts
+from trainkit.models.layers import LayerNorm, Linear
+from trainkit.models.remat import block_input, rematerialise
+from trainkit.models.rope import RotaryTables, rotary_tables, rotate, stack_tables
+from trainkit.models.stack import residual_scale
+from trainkit.parallel.devices import AttentionName
+from trainkit.recipe.families.modernbert import ModernBert
+from trainkit.recipe.families.rope import Rope
+from trainkit.recipe.families.sizes import Remat
+
+
+class EncoderContext(NamedTuple):
+    """Where every token stands, and what a layer sees of the others."""
+
+    positions_BT: Array
+    segments_BT: Array | None
+    window: Window
+    rotary: RotaryTables
+
+
+class ModernBertAttention(eqx.Module):
+    """Attention of every position to its segment, or to a window around it."""
+
+    qkv: Linear
+    output: Linear
+    dropout: Dropout
+    """Of the probabilities."""
+    heads: int = eqx.field(static=True)
+    implementation: AttentionName = eqx.field(static=True)
+
+    def __call__(self, x_BTD: Array, place: EncoderContext) -> Float[Array, "B T D"]:
+        b, t, d = x_BTD.shape
+        q, k, v = (x.reshape(b, t, self.heads, d // self.heads) for x in jnp.split(self.qkv(x_BTD), 3, axis=-1))
+        q, k = (rotate(x, place.positions_BT, place.rotary) for x in (q, k))
+        spec = AttentionSpec(place.window, causal=False, dropout=self.dropout)
+        y_BTHK = causal_attention(q, k, v, place.segments_BT, implementation=self.implementation, spec=spec)
+        return self.output(y_BTHK.reshape(b, t, d))
+
+
+class ModernBertBlock(eqx.Module):
+    """Attention, whose norm is not part of the block, and a gated MLP with a norm before it."""
+
+    attention: ModernBertAttention
+    attention_dropout: Dropout
+    """Of what attention gives."""
+    mlp_norm: LayerNorm
+    mlp_in: Linear
+    """Gives what the GELU is of, and the gate."""
+    mlp_dropout: Dropout
+    mlp_out: Linear
+
+    @staticmethod
+    def init(spec: ModernBert, key: PRNGKeyArray, *, implementation: AttentionName, fp8: bool) -> ModernBertBlock:
+        d, f, scale, residual = spec.hidden, spec.mlp_width, spec.initializer_range, residual_scale(spec)
+        keys = iter(jax.random.split(key, 4))
+
+        def linear(inputs: int, outputs: int, scale: float) -> Linear:
+            return Linear.init(next(keys), inputs, outputs, scale=scale, bias=False, fp8=fp8)
+
+        rate = Dropout(spec.attention_dropout)
+        return ModernBertBlock(
+            ModernBertAttention(linear(d, 3 * d, scale), linear(d, d, residual), rate, spec.heads, implementation),
+            rate,
+            encoder_norm(spec),
+            linear(d, 2 * f, scale),
+            Dropout(spec.mlp_dropout),
+            linear(f, d, residual),
+        )
+
+    def __call__(self, x_BTD: Array, normed_BTD: Array, place: EncoderContext) -> Float[Array, "B T D"]:
+        x_BTD = x_BTD + self.attention_dropout(self.attention(normed_BTD, place))
+        inner, gate = jnp.split(self.mlp_in(self.mlp_norm(x_BTD)), 2, axis=-1)
+        return x_BTD + self.mlp_out(self.mlp_dropout(exact_gelu(inner) * gate))
+
+
+class ModernBertModel(EncoderModel):
+    attention_norm: LayerNorm
+    """The norms before attention, (L - 1, D): the first layer has none, since the embeddings have one."""
+    final_norm: LayerNorm
+    windows: tuple[int | None, ...] = eqx.field(static=True)
+    ropes: tuple[Rope, ...] = eqx.field(static=True)
+
+    def encode(self, x_BTD: Array, at_BT: Array, segments_BT: Array | None) -> Float[Array, "B T D"]:
+        """Return the last hidden states, from embeddings of tokens at these positions."""
+        width = x_BTD.shape[-1] // self.blocks.attention.heads
+        window_L = jnp.asarray([window or 0 for window in self.windows], jnp.int32)
+        rotary_L = stack_tables([rotary_tables(rope, width) for rope in self.ropes])
+        first_L = jnp.arange(len(self.windows)) == 0
+        # the scan needs a norm for the first layer too, which does not use it
+        norm_L = jax.tree.map(lambda leaf: jnp.concatenate([leaf[:1], leaf]), self.attention_norm)
+
+        def layer(x_BTD: Array, of_layer: Any) -> tuple[Array, None]:
+            block, norm, is_first, window, rotary = of_layer
+            x_BTD = block_input(x_BTD)
+            normed_BTD = jnp.where(is_first, x_BTD, norm(x_BTD))
+            return block(x_BTD, normed_BTD, EncoderContext(at_BT, segments_BT, window, rotary)), None
+
+        each = (self.blocks, norm_L, first_L, window_L, rotary_L)
+        return self.final_norm(jax.lax.scan(rematerialise(layer, self.remat), x_BTD, each)[0])
+
+
+def build(
+    spec: ModernBert,
+    *,
+    vocab_size: int,
+    sequence_length: int,
+    implementation: AttentionName,
+    remat: Remat,
+    fp8: bool,
+    key: PRNGKeyArray,
+) -> ModernBertModel:
+    """Return a fresh encoder, in float32."""
+
+    def block(key: PRNGKeyArray) -> ModernBertBlock:
+        return ModernBertBlock.init(spec, key, implementation=implementation, fp8=fp8)
+
+    sizes = {"vocab_size": vocab_size, "sequence_length": sequence_length}
+    norms = jax.tree.map(lambda leaf: jnp.tile(leaf, (spec.layers - 1, 1)), encoder_norm(spec))
+    return ModernBertModel(
+        **encoder_parts(spec, block, **sizes, remat=remat, fp8=fp8, key=key),
+        attention_norm=norms,
+        final_norm=encoder_norm(spec),
+        windows=spec.windows,
+        ropes=spec.ropes,
+    )
