@@ -36,7 +36,7 @@ class Toy(CustomRows):
     """Rows of one of the toy tasks, divided by file into training and test data."""
 
     type: Literal["toy"]
-    rows_of: Literal["modules", "tags", "pairs", "shuffled", "reversed"]
+    rows_of: Literal["modules", "tags", "pairs", "shuffled", "judged", "neighbours", "calls", "reversed", "numbers"]
     """What the rows are."""
     split: Literal["train", "test"] = "train"
     """The training data, or the files that are not in it."""
@@ -129,6 +129,30 @@ def exchange(text: str, count: int, generator: random.Random) -> str:
     return "".join(parts)
 
 
+def judged(split: str) -> Rows:
+    """Yield lines of a file with the lines behind them, which are good, or with their words in another order, bad."""
+    for number, row in enumerate(shuffled(split)):
+        good = number % 2 == 0
+        yield {"prompt": row["prompt"], "completion": row["chosen" if good else "rejected"], "label": good}
+
+
+def neighbours(split: str) -> Rows:
+    """Yield lines of a file and the lines behind them."""
+    for path in files(split):
+        lines = [line for line in source(path).splitlines() if line.strip()]
+        for start in range(0, len(lines) - 11, 24):
+            yield {"query": "\n".join(lines[start : start + 6]), "positive": "\n".join(lines[start + 6 : start + 12])}
+
+
+def calls(split: str) -> Rows:
+    """Yield lines of a file with how many brackets they open, divided by ten."""
+    for path in files(split):
+        lines = [line for line in source(path).splitlines() if line.strip()]
+        for start in range(0, len(lines) - 7, 16):
+            text = "\n".join(lines[start : start + 8])
+            yield {"text": text, "brackets": text.count("(") / 10}
+
+
 def reversed_words(split: str) -> Rows:
     """Yield words and the same words backwards, drawn from a seed."""
     generator = random.Random(split)
@@ -137,13 +161,25 @@ def reversed_words(split: str) -> Rows:
         yield {"source": " ".join(words), "target": " ".join(reversed(words))}
 
 
+def numbers(split: str) -> Rows:
+    """Yield four numbers and a function of them, drawn from a seed."""
+    generator = random.Random(split)
+    while True:
+        x1, x2, x3, x4 = (generator.gauss(0, 1) for _ in range(4))
+        yield {"x1": x1, "x2": x2, "x3": x3, "x4": x4, "y": x1 - 2 * x2 + x3 * x4 + generator.gauss(0, 0.1)}
+
+
 #: The function that yields the rows, by name. A row has the keys
 ROWS: dict[str, Callable[[str], Rows]] = {
     "modules": modules,  # text, package
     "tags": tags,  # words, tags
     "pairs": pairs,  # prompt, chosen, rejected
     "shuffled": shuffled,  # the same
+    "judged": judged,  # prompt, completion, label
+    "neighbours": neighbours,  # query, positive
+    "calls": calls,  # text, brackets
     "reversed": reversed_words,  # source, target
+    "numbers": numbers,  # x1, x2, x3, x4, y
 }
 
 
