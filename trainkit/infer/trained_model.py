@@ -200,9 +200,10 @@ def open_pretrained(directory: Path) -> TrainedModel:
 
 def check_generates(spec: Model, where: Path) -> None:
     """Raise TrainkitError where a model continues no text."""
+    width = spec.head.width
     if spec.head.kind != "tokens":
         raise TrainkitError(
-            f"the model gives scores of {spec.head.width} classes and generates no text",
+            f"the model gives {'one score' if width == 1 else f'scores of {width} classes'} and generates no text",
             where=str(where),
             hint="trainkit export RUN OUT writes it for transformers, whose pipelines classify texts with it",
         )

@@ -1,7 +1,7 @@
 """Dropout (Srivastava et al. 2014): in training, parts of what a layer gives are 0 and the rest is larger; and noise
 that is added to embeddings.
 
-A `Dropout` does nothing until it has keys. Only the step gives keys, with `with_keys`, so that nothing is dropped in
+Both do nothing until they have keys. Only the step gives keys, with `with_keys`, so that nothing is dropped in
 evaluation, in samples and by a frozen reference. Keys are those of the rows of a batch, so that what is dropped
 depends neither on the devices nor on the size of the micro-batch. B rows, L layers.
 """
@@ -70,12 +70,12 @@ NO_DROPOUT = Dropout()
 
 
 def has_dropout(model: PyTree) -> bool:
-    """Return whether a model drops anything in training."""
+    """Return whether a model drops anything, or adds noise, in training."""
     return any(_is_dropout(node) and node.rate > 0 for node in jax.tree.leaves(model, is_leaf=_is_dropout))
 
 
 def with_keys(model: PyTree, key: PRNGKeyArray, rows_B: Int[Array, " B"]) -> PyTree:
-    """Return a model that drops: each place and layer other numbers, of each row other ones.
+    """Return a model that drops and adds noise: each place and layer other numbers, of each row other ones.
 
     Args:
         key: that of the step.
