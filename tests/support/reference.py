@@ -68,6 +68,11 @@ class Reference:
         """Return scores and loss of the checkpoint in `directory`: see `torch_worker.rescore`."""
         return self._ask(do="rescore", directory=str(directory), **asked)
 
+    def metrics(self, **asked: Any) -> dict[str, float]:
+        """Return what scikit-learn makes of predictions: see `torch_worker.metrics`."""
+        found: dict[str, float] = self._ask(do="metrics", **asked)["found"]
+        return found
+
     def answer(self, directory: Path, prompts: Sequence[Prompt], *, tokens: int) -> dict[str, Any]:
         """How the checkpoint in `directory` goes on with each prompt: see `torch_worker.answer`."""
         return self._ask(do="answer", directory=str(directory), prompts=list(prompts), tokens=tokens)

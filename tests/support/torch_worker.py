@@ -226,6 +226,48 @@ def rescore(request: dict[str, Any]) -> dict[str, Any]:
     return {"logits": found.logits.tolist(), "loss": found.loss.item(), "id2label": model.config.id2label}
 
 
+def metrics(request: dict[str, Any]) -> dict[str, Any]:
+    """The metrics of predictions by scikit-learn, and ranks by scipy; the last class is in no set."""
+    from scipy.stats import spearmanr
+    from sklearn import metrics as theirs
+
+    sets, classes, numbers = (
+        {name: np.array(array) for name, array in request[group].items()} for group in ("sets", "classes", "numbers")
+    )
+    found: dict[str, float] = {}
+    true, predicted = sets["labels"], sets["predicted_labels"]
+    for average in ("macro", "micro", "weighted", "samples"):
+        found[f"sets/f1_{average}"] = theirs.f1_score(true, predicted, average=average, zero_division=0)
+    for name, of in (("precision", theirs.precision_score), ("recall", theirs.recall_score)):
+        found[f"sets/{name}"] = of(true, predicted, average="macro", zero_division=0)
+        found[f"sets/{name}_samples"] = of(true, predicted, average="samples", zero_division=0)
+        each = of(true, predicted, average=None, zero_division=0)
+        found |= {f"sets/{name}/{letter}": score for letter, score in zip("abcd", each, strict=True)}
+    found["sets/subset_accuracy"] = theirs.accuracy_score(true, predicted)
+    found["sets/hamming_loss"] = theirs.hamming_loss(true, predicted)
+    for average in ("macro", "weighted"):
+        found[f"sets/auroc_{average}"] = theirs.roc_auc_score(true[:, :3], sets["scores"][:, :3], average=average)
+    found["sets/auroc_micro"] = theirs.roc_auc_score(true, sets["scores"], average="micro")
+    scores = classes["scores"][:, :3]
+    chances = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    for average, name in (("macro", "auroc"), ("weighted", "auroc_weighted")):
+        of_classes = theirs.roc_auc_score(classes["label"], chances.round(12), average=average, multi_class="ovr")
+        found[f"classes/{name}"] = of_classes
+    found["classes/top_2_accuracy"] = theirs.top_k_accuracy_score(classes["label"], distinct(scores), k=2)
+    true, predicted = numbers["target"], numbers["predicted"]
+    found["numbers/mean_squared_error"] = theirs.mean_squared_error(true, predicted)
+    found["numbers/mean_absolute_error"] = theirs.mean_absolute_error(true, predicted)
+    found["numbers/r_squared"] = theirs.r2_score(true, predicted)
+    for column, letter in enumerate("abc"):
+        found[f"numbers/spearman/{letter}"] = spearmanr(true[:, column], predicted[:, column]).statistic
+    return {"found": {name: float(value) for name, value in found.items()}}
+
+
+def distinct(scores: np.ndarray) -> np.ndarray:
+    """Scores of which none are equal: of equal ones the class with the smaller number comes first."""
+    return scores - np.arange(scores.shape[1]) * 1e-6
+
+
 def classify(request: dict[str, Any]) -> dict[str, Any]:
     """What the tokenizer and the model in a directory make of texts, or pairs, in one batch: scores and names."""
     directory = Path(request["directory"])
@@ -510,6 +552,7 @@ def main() -> None:
         "make_classifier": make_classifier,
         "classify": classify,
         "rescore": rescore,
+        "metrics": metrics,
         "answer": answer,
         "keys": keys,
         "inert": inert,

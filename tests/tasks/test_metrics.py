@@ -9,31 +9,51 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reference import Reference
+from scipy.stats import spearmanr
 
 from trainkit.evaluation.evaluator import add_compensated
 from trainkit.parallel.mesh import batch_sharding, make_mesh, replicated_sharding
-from trainkit.recipe.sections.metric import METRICS
+from trainkit.recipe.sections.metric import METRICS, NUMBERS, SETS
 from trainkit.recipe.sections.metric_spec import MetricSpec
-from trainkit.recipe.sections.text_metric import TEXT_METRICS
 from trainkit.recipe.spec import type_of
 from trainkit.tasks.exact_sums import ExactSum, exact_dot, exact_sum
-from trainkit.tasks.metric import Metric, build_metrics
+from trainkit.tasks.gathered_metrics import log_odds, mean_ranks
+from trainkit.tasks.metric import GatheredItems, GatheredMetric, Metric, build_metrics
 
 CLASSES = ("a", "b", "c", "d")
 KEYS: dict[str, list[dict[str, Any]]] = {
     "f1": [{"average": average, "name": f"f1_{average}"} for average in ("macro", "micro", "weighted")],
     "precision": [{"per_class": True}],
     "recall": [{"average": "weighted", "per_class": True}],
+    "top-k-accuracy": [{"k": 2}],
+    "auroc": [{"per_class": True}, {"average": "weighted", "name": "auroc_weighted"}],
+}
+#: The same of items with sets of classes.
+SET_KEYS: dict[str, list[dict[str, Any]]] = {
+    "f1": [{"average": average, "name": f"f1_{average}"} for average in ("macro", "micro", "weighted", "samples")],
+    "precision": [{"per_class": True}, {"average": "samples", "name": "precision_samples"}],
+    "recall": [{"per_class": True}, {"average": "samples", "name": "recall_samples"}],
+    "subset-accuracy": [{}],
+    "hamming-loss": [{}],
+    "auroc": [{"average": average, "name": f"auroc_{average}"} for average in ("macro", "micro", "weighted")],
 }
 
 
 def specs() -> list[MetricSpec]:
+    """Those of items with one class, and of numbers."""
     return [
         spec.model_validate({"type": type_of(spec), **keys})
         for spec in METRICS
-        if spec not in TEXT_METRICS  # see test_text_metrics.py
+        if spec.fits(frozenset({"label", "predicted", "scores", "target"}))
         for keys in KEYS.get(type_of(spec), [{}])
     ]
+
+
+def set_specs() -> list[MetricSpec]:
+    known = {type_of(spec): spec for spec in METRICS}
+    assert SET_KEYS.keys() == {name for name, spec in known.items() if spec.fits(SETS | {"scores"})}
+    return [known[name].model_validate({"type": name, **keys}) for name in SET_KEYS for keys in SET_KEYS[name]]
 
 
 def drawn(seed: int, items: int = 61) -> dict[str, np.ndarray]:
@@ -47,13 +67,39 @@ def drawn(seed: int, items: int = 61) -> dict[str, np.ndarray]:
         "predicted": predicted,
         "target": target,
         "number": (target + chance.normal(0, 1, items)).astype(np.float32),
+        # few distinct scores, so that many are equal
+        "scores": (chance.integers(-8, 8, (items, 4)) / 4).astype(np.float32),
         "weights": weights,
     }
 
 
+def drawn_sets(seed: int, items: int = 61) -> dict[str, np.ndarray]:
+    """Predictions of sets of classes, some of them empty; class d is in no set."""
+    chance = np.random.default_rng(seed)
+    scores = (chance.integers(-8, 8, (items, 4)) / 4 + 1 / 16).astype(np.float32)
+    labels = ((scores + chance.normal(0, 2, scores.shape) > 0.7) & (np.arange(4) < 3)).astype(np.int32)
+    predicted = ((scores > 0) & (np.arange(4) < 3)).astype(np.int32)
+    weights = (chance.random(items) < 0.8).astype(np.float32)
+    return {"labels": labels, "predicted_labels": predicted, "scores": scores, "weights": weights}
+
+
 def of_kind(metric: MetricSpec, predictions: dict[str, Any]) -> dict[str, Any]:
-    numbers = "target" in metric.predictions
+    numbers = metric.predictions == NUMBERS
     return predictions | {"predicted": predictions["number"]} if numbers else predictions
+
+
+def classes_of(metric: MetricSpec) -> tuple[str, ...]:
+    return () if metric.predictions == NUMBERS else CLASSES
+
+
+def values_of(metric: Metric, parts: list[dict[str, Any]]) -> dict[str, float]:
+    """The values of a set in these parts."""
+    if not isinstance(metric, GatheredMetric):
+        return dict(metric.values(summed(metric, parts)))
+    items = GatheredItems()
+    for part in parts:
+        items.add({"it": {**jax.jit(metric.needed)(part), "weights": part["weights"]}})
+    return dict(metric.values(items.of("it")))
 
 
 def by_the_book(predictions: dict[str, np.ndarray]) -> dict[str, float]:
@@ -63,6 +109,11 @@ def by_the_book(predictions: dict[str, np.ndarray]) -> dict[str, float]:
     right, of_label, of_predicted = matrix.diagonal(), matrix.sum(1), matrix.sum(0)
     precision, recall = right / np.maximum(of_predicted, 1), right / np.maximum(of_label, 1)
     f1 = np.divide(2 * precision * recall, precision + recall, out=np.zeros(4), where=precision + recall > 0)
+    scores = predictions["scores"][counted].astype(np.float64)
+    chances = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    own = scores[np.arange(len(label)), label][:, None]
+    before = (scores > own).sum(1) + ((scores == own) & (np.arange(4) < label[:, None])).sum(1)
+    areas = [np.mean(of_pairs(chances[label == i, i], chances[label != i, i])) for i in range(3)]
     t, p = (np.float64(predictions[name][counted]) for name in ("target", "number"))
     one_hot = [np.eye(4)[which] for which in (label, predicted)]
     covariance = [[np.sum((x - x.mean(0)) * (y - y.mean(0))) for x in one_hot] for y in one_hot]
@@ -78,11 +129,22 @@ def by_the_book(predictions: dict[str, np.ndarray]) -> dict[str, float]:
         "mean_squared_error": np.mean((t - p) ** 2),
         "r_squared": 1 - np.sum((t - p) ** 2) / np.sum((t - t.mean()) ** 2),
         "pearson": np.corrcoef(t, p)[0, 1],
+        "spearman": spearmanr(t, p).statistic,
+        "top_2_accuracy": np.mean(before < 2),
+        "auroc": np.mean(areas),
+        "auroc_weighted": np.average(areas, weights=of_label[:3]),
+        **{f"auroc/{name}": area for name, area in zip(CLASSES, areas, strict=False)},
     }
     for i, name in enumerate(CLASSES):
         found |= {f"precision/{name}": precision[i], f"recall/{name}": recall[i]}
         found |= {f"confusion_matrix/{name}/{other}": matrix[i, j] for j, other in enumerate(CLASSES)}
     return {name: float(value) for name, value in found.items()}
+
+
+def of_pairs(of: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Of each pair, whether the first scores higher; one half where they are equal, up to rounding."""
+    apart = of[:, None] - others
+    return np.where(np.abs(apart) < 1e-12, 0.5, apart > 0)
 
 
 def summed(metric: Metric, parts: list[dict[str, Any]]) -> Any:
@@ -96,30 +158,70 @@ def summed(metric: Metric, parts: list[dict[str, Any]]) -> Any:
 def test_every_metric_is_that_of_the_formula_in_float64_and_has_the_names_that_its_spec_gives(seed: int) -> None:
     predictions, found = drawn(seed), {}
     for spec in specs():
-        (metric,) = build_metrics([spec], CLASSES).values()
-        values = metric.values(summed(metric, [of_kind(spec, predictions)]))
-        assert tuple(values) == spec.names(CLASSES)
+        (metric,) = build_metrics([spec], classes_of(spec)).values()
+        values = values_of(metric, [of_kind(spec, predictions)])
+        absent = {"auroc/d"}  # there is no item of class d
+        assert tuple(values) == tuple(name for name in spec.names(classes_of(spec)) if name not in absent)
         found |= values
-        assert not metric.values(metric.zero), "no items have no value"
+        assert not metric.values({} if isinstance(metric, GatheredMetric) else metric.zero), "no items have no value"
     assert found == pytest.approx(by_the_book(predictions), rel=1e-6, abs=1e-12)
 
 
 def test_eight_devices_and_a_ragged_last_batch_give_the_same_sums_to_the_last_bit() -> None:
-    predictions = drawn(2, 61)
-    filled = {name: np.concatenate([array, np.zeros(3, array.dtype)]) for name, array in predictions.items()}
     mesh = make_mesh(data=8, fsdp=1)
-    for spec in specs():
+    for listed, predictions in ((specs(), drawn(2)), (set_specs(), drawn_sets(2))):
+        filled = {name: np.pad(array, [(0, 3)] + [(0, 0)] * (array.ndim - 1)) for name, array in predictions.items()}
+        metrics = [(spec, build_metrics([spec], classes_of(spec))[spec.label]) for spec in listed]
+        sharded = {name: jax.device_put(array[None], batch_sharding(mesh)) for name, array in filled.items()}
+
+        def of_rows(rows: dict[str, Any], metrics: list[tuple[MetricSpec, Metric]] = metrics) -> list[Any]:
+            alone = {name: array[0] for name, array in rows.items()}
+            return [metric.statistics(of_kind(spec, alone)) for spec, metric in metrics]
+
+        on_eight = jax.device_get(jax.jit(of_rows, out_shardings=replicated_sharding(mesh))(sharded))
+        halves = [{name: array[None, rows] for name, array in filled.items()} for rows in np.split(np.arange(64), 2)]
+        on_one = jax.tree.map(np.add, *map(jax.jit(of_rows), halves))
+        for (spec, metric), sharded_sums, sums in zip(metrics, on_eight, on_one, strict=True):
+            if isinstance(metric, GatheredMetric):
+                parts = [of_kind(spec, {name: array[0] for name, array in half.items()}) for half in halves]
+                assert values_of(metric, parts) == values_of(metric, [of_kind(spec, predictions)]), spec.type
+            else:
+                assert metric.values(sharded_sums) == metric.values(sums), spec.type
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_metrics_of_sets_ranks_and_several_numbers_are_those_of_scikit_learn(seed: int, reference: Reference) -> None:
+    if not reference.has("sklearn"):
+        pytest.skip("no scikit-learn in .venv-torch")
+    sets, classes, chance = drawn_sets(seed), drawn(seed), np.random.default_rng(seed)
+    numbers = {
+        "target": chance.normal(0, 2, (50, 3)).astype(np.float32),
+        "predicted": chance.integers(-3, 3, (50, 3)).astype(np.float32),
+        "weights": (chance.random(50) < 0.7).astype(np.float32),
+    }
+    found: dict[str, float] = {}
+    for spec in set_specs():
         (metric,) = build_metrics([spec], CLASSES).values()
-        whole = of_kind(spec, filled)
-        sharded = {name: jax.device_put(array[None], batch_sharding(mesh)) for name, array in whole.items()}
+        found |= {f"sets/{name}": value for name, value in values_of(metric, [sets]).items()}
+    for spec in specs():
+        (metric,) = build_metrics([spec], CLASSES[:3]).values()
+        if spec.predictions == NUMBERS:
+            found |= {f"numbers/{name}": value for name, value in values_of(metric, [numbers]).items()}
+        elif spec.type in ("auroc", "top-k-accuracy"):
+            three = classes | {"scores": classes["scores"][:, :3]}
+            found |= {f"classes/{name}": value for name, value in values_of(metric, [three]).items()}
+    asked = {
+        group: {name: array[arrays["weights"] > 0].tolist() for name, array in arrays.items()}
+        for group, arrays in (("sets", sets), ("classes", classes), ("numbers", numbers))
+    }
+    expected = reference.metrics(**asked)
+    assert found.keys() >= expected.keys()
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
-        def of_rows(rows: dict[str, Any], metric: Metric = metric) -> Any:
-            return metric.statistics({name: array[0] for name, array in rows.items()})
 
-        found = jax.jit(of_rows, out_shardings=replicated_sharding(mesh))(sharded)
-        halves = [{name: array[rows] for name, array in whole.items()} for rows in (slice(0, 16), slice(16, 64))]
-        once = metric.values(summed(metric, [of_kind(spec, predictions)]))
-        assert metric.values(jax.device_get(found)) == once == metric.values(summed(metric, halves)), spec.type
+def test_areas_do_not_depend_on_probabilities_that_round_to_one() -> None:
+    scores = np.array([[40.0, 0, -1], [41, 0, -1], [42, 0, -1], [43, 0, -1]], np.float64)
+    assert mean_ranks(log_odds(scores)[:, 0]).tolist() == [1, 2, 3, 4]
 
 
 def test_an_average_of_two_classes_may_be_that_of_the_second() -> None:

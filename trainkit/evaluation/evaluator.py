@@ -22,7 +22,7 @@ from trainkit.models.casting import cast
 from trainkit.parallel.mesh import batch_sharding, replicated_sharding
 from trainkit.plan import divisors
 from trainkit.tasks import Loss, Task
-from trainkit.tasks.metric import Metric
+from trainkit.tasks.metric import GatheredItems, GatheredMetric, Metric
 from trainkit.train.out_of_memory import can_recover_from
 from trainkit.train.prefetch import PATIENCE, HostBatch, whole_to_device
 from trainkit.train.state import State
@@ -87,13 +87,18 @@ class Evaluator:
 
         def add(
             sums: Sums, lost: Sums, state: State, batch: Mapping[str, Array], number: Array
-        ) -> tuple[Sums, Sums, Mapping[str, Array]]:
+        ) -> tuple[Sums, Sums, Mapping[str, Array], Mapping[str, Mapping[str, Array]]]:
             # of the set alone: the same is drawn at every step, after a resume and on any devices
             key = jax.random.fold_in(jax.random.fold_in(state.key, EVALUATION), number)
             model = eqx.combine(cast(state.params, compute), cast(state.frozen, compute))
             loss, predictions = task.predict(model, {name: array[0] for name, array in batch.items()}, key=key)
             found = Sums(loss, {label: metric.statistics(predictions) for label, metric in metrics.items()})
-            return *add_compensated(sums, lost, found), predictions if results is not None else {}
+            needed = {
+                label: {**metric.needed(predictions), "weights": predictions["weights"]}
+                for label, metric in metrics.items()
+                if isinstance(metric, GatheredMetric)
+            }
+            return *add_compensated(sums, lost, found), predictions if results is not None else {}, needed
 
         # the sums lie there before as well: otherwise it would be compiled for where they begin and for where they end
         self._add = jax.jit(add, out_shardings=self._whole)
@@ -116,7 +121,7 @@ class Evaluator:
             while found is None:  # of what was computed nothing is left, and nothing is lost
                 self._split(step)
                 found = self._summed(state, data, number)
-            sums, predictions = found
+            sums, predictions, items = found
             written = self._targets(state, data, predictions) if self._targets else {}
             if self._interrupted():
                 return evaluated
@@ -126,7 +131,8 @@ class Evaluator:
                 mean = float(loss.sum) / weight
                 report = self._task.report(loss=mean, metrics=loss.metrics, targets=data.targets, bytes=data.bytes)
                 for label, metric in self._metrics.items():
-                    report |= metric.values(sums.metrics[label])
+                    gathered = isinstance(metric, GatheredMetric)
+                    report |= metric.values(items.of(label) if gathered else sums.metrics[label])
                 report |= written
             else:
                 message = f"the validation set {name} has nothing to predict, so there is no loss to report"
@@ -142,20 +148,24 @@ class Evaluator:
                     self._log.write("alert", step=step, kind="evaluation", message=message)
         return evaluated
 
-    def _summed(self, state: State, data: EvaluationSet, number: np.uint32) -> tuple[Sums, PredictionTable] | None:
-        """Return the sums on the host, and the predictions where they are kept, of what there was before an
-        interruption; None where there was no memory."""
+    def _summed(
+        self, state: State, data: EvaluationSet, number: np.uint32
+    ) -> tuple[Sums, PredictionTable, GatheredItems] | None:
+        """Return the sums on the host, the predictions where they are kept, and the items that metrics need, of what
+        there was before an interruption; None where there was no memory."""
         try:
             zero = Sums(no_loss(self._task), {label: metric.zero for label, metric in self._metrics.items()})
             sums, lost = (jax.device_put(zero, self._whole) for _ in range(2))
-            predictions = PredictionTable()
+            predictions, items = PredictionTable(), GatheredItems()
             for index in range(len(data)):
                 batch = data.batch(index)
                 for part in range(self._parts):
                     rows = {name: np.array_split(array, self._parts)[part] for name, array in batch.items()}
                     arrays = whole_to_device(rows, sharding=self._sharding)
                     with jax.set_mesh(self._mesh):  # as in a step, by the mesh each device knows its rows
-                        sums, lost, predicted = self._add(sums, lost, state, arrays, number)
+                        sums, lost, predicted, needed = self._add(sums, lost, state, arrays, number)
+                    if needed:
+                        items.add(needed)
                     if predicted:
                         size = self._rows // self._parts
                         predictions.add(data.places(index)[part * size : (part + 1) * size], size, predicted)
@@ -167,7 +177,7 @@ class Evaluator:
                 raise
             return None
         exact: Sums = jax.tree.map(_without_error, found, error_of_rounding)
-        return exact, predictions
+        return exact, predictions, items
 
     def _split(self, step: int) -> None:
         """Take fewer rows at once from now on. Raises TrainkitError where one row per device is too much."""

@@ -1,4 +1,4 @@
-"""Metrics of predicted classes, all from counts. N items, C classes.
+"""Metrics of predicted classes, and of sets of them, all from counts. N items, C classes.
 
 The counts are int32: an evaluation has fewer than 2^31 items. Values are those of scikit-learn.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from trainkit.recipe.sections.metric import Accuracy, ClassAverage, ConfusionMatrix, Mcc
+from trainkit.recipe.sections.metric import ClassAverage, ConfusionMatrix, Mcc, TopKAccuracy
+from trainkit.recipe.sections.metric_spec import MetricSpec
+from trainkit.tasks.exact_sums import ExactSum, exact_sum
 from trainkit.tasks.metric import Metric, Predictions, count, counted_items
 
 
@@ -26,47 +28,99 @@ class ClassCounts(NamedTuple):
     """As label and prediction of one item."""
     predicted: Any
     label: Any
+    averaged: Any
+    """Where it is not 0, a macro average has the class."""
 
     @staticmethod
     def zero(classes: int) -> ClassCounts:
-        return ClassCounts(*(np.zeros(classes, np.int32) for _ in range(3)))
+        return ClassCounts(*(np.zeros(classes, np.int32) for _ in range(4)))
 
     @staticmethod
     def of(predictions: Predictions, classes: int) -> ClassCounts:
+        if "labels" in predictions:
+            return set_counts(predictions, axis=0)
         label_N, predicted_N = predictions["label"], predictions["predicted"]
         counted_N = counted_items(predictions)
         correct_N = counted_N & (label_N == predicted_N)
-        return ClassCounts(
-            _occurrences(label_N, correct_N, classes),
-            _occurrences(predicted_N, counted_N, classes),
-            _occurrences(label_N, counted_N, classes),
-        )
+        predicted_C = _occurrences(predicted_N, counted_N, classes)
+        label_C = _occurrences(label_N, counted_N, classes)
+        return ClassCounts(_occurrences(label_N, correct_N, classes), predicted_C, label_C, label_C + predicted_C)
+
+
+def set_counts(predictions: Predictions, *, axis: int) -> ClassCounts:
+    """Return the counts of sets of classes: of each class with `axis` 0, of each item with 1."""
+    counted_N1 = counted_items(predictions)[:, None]
+    label_NC, predicted_NC = (counted_N1 & (predictions[name] > 0) for name in ("labels", "predicted_labels"))
+    arrays = (label_NC & predicted_NC, predicted_NC, label_NC, jnp.broadcast_to(counted_N1, label_NC.shape))
+    return ClassCounts(*(array.sum(axis, dtype=jnp.int32) for array in arrays))
 
 
 def _occurrences(of_N: Array, counted_N: Array, size: int) -> Int[Array, " size"]:
     return jnp.zeros(size, jnp.int32).at[of_N].add(counted_N.astype(jnp.int32))
 
 
-class AccuracyMetric(Metric):
-    """See `Accuracy`: int32 (2,), how many are correct and how many there are."""
+def _ratio(part: Any, whole: Any) -> Any:
+    """Return part / whole, and 0 for 0 / 0; of arrays of numpy or jax."""
+    return part / (whole + (whole == 0))
+
+
+class ShareMetric(Metric):
+    """The share of decisions that are of a kind: int32 (2,), how many are, and how many decisions there are."""
 
     zero = np.zeros(2, np.int32)
 
-    def __init__(self, label: str) -> None:
-        self._label = label
+    def __init__(self, spec: MetricSpec) -> None:
+        self.spec = spec
 
     @classmethod
-    def build(cls, spec: Accuracy, classes: tuple[str, ...]) -> AccuracyMetric:
-        return cls(spec.label)
+    def build(cls, spec: MetricSpec, classes: tuple[str, ...]) -> ShareMetric:
+        return cls(spec)
+
+    @abstractmethod
+    def found(self, predictions: Predictions) -> Array:
+        """Return which decisions are, bool (N, …); those of padding are left out afterwards."""
 
     def statistics(self, predictions: Predictions) -> Array:
-        counted_N = counted_items(predictions)
-        correct_N = counted_N & (predictions["label"] == predictions["predicted"])
-        return jnp.stack([count(correct_N), count(counted_N)])
+        found, counted_N = self.found(predictions), counted_items(predictions)
+        counted = jnp.broadcast_to(counted_N.reshape(-1, *(1,) * (found.ndim - 1)), found.shape)
+        return jnp.stack([count(found & counted), count(counted)])
 
     def values(self, sums: Any) -> Mapping[str, float]:
-        correct, all_of_them = map(int, sums)
-        return {self._label: correct / all_of_them} if all_of_them else {}
+        found, all_of_them = map(int, sums)
+        return {self.spec.label: found / all_of_them} if all_of_them else {}
+
+
+class AccuracyMetric(ShareMetric):
+    """See `Accuracy`."""
+
+    def found(self, predictions: Predictions) -> Array:
+        return predictions["label"] == predictions["predicted"]
+
+
+class TopKMetric(ShareMetric):
+    """See `TopKAccuracy`."""
+
+    spec: TopKAccuracy
+
+    def found(self, predictions: Predictions) -> Array:
+        scores_NC, label_N1 = predictions["scores"], jnp.maximum(predictions["label"], 0)[:, None]
+        own_N1 = jnp.take_along_axis(scores_NC, label_N1, axis=1)
+        before_NC = (scores_NC == own_N1) & (jnp.arange(scores_NC.shape[1]) < label_N1)
+        return (((scores_NC > own_N1) | before_NC).sum(1) < self.spec.k) & ~jnp.isnan(own_N1[:, 0])
+
+
+class SubsetAccuracyMetric(ShareMetric):
+    """See `SubsetAccuracy`."""
+
+    def found(self, predictions: Predictions) -> Array:
+        return (predictions["labels"] == predictions["predicted_labels"]).all(-1)
+
+
+class HammingMetric(ShareMetric):
+    """See `HammingLoss`."""
+
+    def found(self, predictions: Predictions) -> Array:
+        return predictions["labels"] != predictions["predicted_labels"]
 
 
 @dataclass(frozen=True)
@@ -77,7 +131,9 @@ class AveragedMetric(Metric):
     classes: tuple[str, ...]
 
     @classmethod
-    def build(cls, spec: ClassAverage, classes: tuple[str, ...]) -> AveragedMetric:
+    def build(cls, spec: ClassAverage, classes: tuple[str, ...]) -> Metric:
+        if spec.average == "samples":
+            return SampledMetric(spec.label, cls.score)
         return cls(spec, classes)
 
     @property
@@ -94,7 +150,7 @@ class AveragedMetric(Metric):
 
     def values(self, sums: ClassCounts) -> Mapping[str, float]:
         counts = ClassCounts(*(np.asarray(array, np.float64) for array in sums))
-        if not counts.label.sum():
+        if not counts.averaged.sum():
             return {}
         scores_C = self.score(counts)
         found = {self.spec.label: self._average(counts, scores_C)}
@@ -108,11 +164,32 @@ class AveragedMetric(Metric):
             case "micro":
                 return float(self.score(ClassCounts(*(array.sum() for array in counts))))
             case "weighted":
-                return float(np.average(scores_C, weights=counts.label))
+                return float((scores_C * counts.label).sum() / max(1, counts.label.sum()))
             case "binary":
                 return float(scores_C[1])
             case "macro":
-                return float(scores_C[counts.label + counts.predicted > 0].mean())
+                return float(scores_C[counts.averaged > 0].mean())
+        raise AssertionError(self.spec.average)
+
+
+@dataclass(frozen=True)
+class SampledMetric(Metric):
+    """The mean over items with sets of classes of a number of each: the sum of float32 numbers without rounding, and
+    how many there are."""
+
+    label: str
+    score: Callable[[ClassCounts], Any]
+
+    zero = (ExactSum.zero(), np.int32(0))
+
+    def statistics(self, predictions: Predictions) -> Any:
+        counted_N = counted_items(predictions)
+        return exact_sum(self.score(set_counts(predictions, axis=1)), counted_N), count(counted_N)
+
+    def values(self, sums: Any) -> Mapping[str, float]:
+        total, items = sums
+        exact = total.fraction()
+        return {self.label: float(exact / int(items))} if exact is not None and int(items) else {}
 
 
 class PrecisionMetric(AveragedMetric):
@@ -120,7 +197,7 @@ class PrecisionMetric(AveragedMetric):
 
     @staticmethod
     def score(counts: ClassCounts) -> Any:
-        return counts.correct / np.maximum(counts.predicted, 1)
+        return _ratio(counts.correct, counts.predicted)
 
 
 class RecallMetric(AveragedMetric):
@@ -128,7 +205,7 @@ class RecallMetric(AveragedMetric):
 
     @staticmethod
     def score(counts: ClassCounts) -> Any:
-        return counts.correct / np.maximum(counts.label, 1)
+        return _ratio(counts.correct, counts.label)
 
 
 class F1Metric(AveragedMetric):
@@ -136,7 +213,7 @@ class F1Metric(AveragedMetric):
 
     @staticmethod
     def score(counts: ClassCounts) -> Any:
-        return 2 * counts.correct / np.maximum(counts.predicted + counts.label, 1)
+        return _ratio(2 * counts.correct, counts.predicted + counts.label)
 
 
 @dataclass(frozen=True)
@@ -158,7 +235,7 @@ class MccMetric(Metric):
         return ClassCounts.of(predictions, len(self.classes))
 
     def values(self, sums: ClassCounts) -> Mapping[str, float]:
-        correct, predicted, label = ([int(number) for number in array] for array in sums)
+        correct, predicted, label = ([int(number) for number in array] for array in sums[:3])
         items = sum(label)
         if not items:
             return {}

@@ -10,7 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool
 
 from trainkit.recipe.sections.metric_spec import MetricSpec
@@ -40,6 +42,53 @@ class Metric(ABC):
     def values(self, sums: Any) -> Mapping[str, float]:
         """Return the values that the sums of a set come to, on the host, by their full names: those that its spec's
         `names` gives, or fewer where some are not defined."""
+
+
+class GatheredMetric(Metric):
+    """A metric that follows from all items together, such as their ranks. They are gathered on the host."""
+
+    zero = ()
+
+    @abstractmethod
+    def needed(self, predictions: Predictions) -> Mapping[str, Array]:
+        """Return the arrays (N, …) that its values follow from; called as `statistics` is."""
+
+    @abstractmethod
+    def values(self, sums: Mapping[str, np.ndarray]) -> Mapping[str, float]:
+        """Return the values of a set from its items, in their order, that count: the arrays of `needed`; it is called
+        with at least one item."""
+
+    def statistics(self, predictions: Predictions) -> Any:
+        return ()
+
+
+class GatheredItems:
+    """The items of a set on the host, as they come from the devices."""
+
+    def __init__(self) -> None:
+        self._parts: list[Any] = []
+
+    def add(self, part: Mapping[str, Mapping[str, Array]]) -> None:
+        """Add what each metric needs of a batch, with its `weights`, by label. It is fetched when the next part comes,
+        so that nothing waits for it."""
+        self._fetch_last()
+        self._parts.append(part)
+
+    def of(self, label: str) -> dict[str, np.ndarray]:
+        """Return what a metric needs of the items that count, in their order; nothing where there are none."""
+        self._fetch_last()
+        parts = [part[label] for part in self._parts]
+        kept = [part["weights"] > 0 for part in parts]
+        if not any(which.any() for which in kept):
+            return {}
+        names = parts[0].keys() - {"weights"}
+        return {
+            name: np.concatenate([part[name][which] for part, which in zip(parts, kept, strict=True)]) for name in names
+        }
+
+    def _fetch_last(self) -> None:
+        if self._parts:
+            self._parts.append(jax.device_get(self._parts.pop()))
 
 
 def counted_items(predictions: Predictions) -> Bool[Array, " N"]:

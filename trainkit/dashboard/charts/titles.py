@@ -25,7 +25,7 @@ Part = tuple[str, str]
 
 #: The last words of a metric of which less, or more, is better, and of one that is a share.
 LESS = re.compile(r"loss|perplexity|bits_per_byte|error|data_wait")
-MORE = re.compile(r"accuracy|reward|score|margin|precision|recall|f1|mcc|r_squared|pearson|mrr|mfu$")
+MORE = re.compile(r"accuracy|reward|score|margin|precision|recall|f1|mcc|auroc|r_squared|pearson|spearman|mrr|mfu$")
 #: Metrics that tell how fast single steps are.
 TIMED = ("throughput/", "time/")
 #: The units of metrics, by the beginnings of their names.

@@ -104,6 +104,7 @@ class Evaluate(Spec):
                     " or give it another name"
                 )
             try:
+                metric.check_predictions(task.predicted)
                 metric.check_classes(classes)
             except ValueError as error:
                 raise ValueError(f"{key}: {error}") from None

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
+from pydantic import model_validator
+
 from trainkit.recipe.sections.metric_spec import MetricSpec
 from trainkit.recipe.sections.text_metric import TEXT_METRICS
-from trainkit.recipe.spec import union_of
+from trainkit.recipe.spec import Count, union_of
 
 #: The values of a confusion matrix are metrics in the log: there must not be too many.
 _MOST_CELLS = 1024
-#: What tasks with classes and tasks with numbers predict.
+#: What tasks with classes, with sets of classes and with numbers predict.
 CLASSES, NUMBERS = frozenset({"label", "predicted"}), frozenset({"target", "predicted"})
+SETS = frozenset({"labels", "predicted_labels"})
 
 
 class Accuracy(MetricSpec):
@@ -31,17 +34,33 @@ class ClassAverage(MetricSpec):
 
     A class for which the number is 0 / 0 has 0."""
 
-    average: Literal["macro", "micro", "weighted", "binary"] = "macro"
-    """`"macro"`: the mean over the classes that occur as label or prediction. `"weighted"`: the same, weighted by how
-    often each is the label. `"micro"`: of the counts of all classes together, which is the accuracy. `"binary"`: that
-    of the second of two classes."""
+    average: Literal["macro", "micro", "weighted", "binary", "samples"] = "macro"
+    """`"macro"`: the mean over the classes that occur as label or prediction; of sets of classes, over all classes.
+    `"weighted"`: the mean weighted by how often each is the label. `"micro"`: of the counts of all classes together,
+    which is the accuracy where each item has one class. `"binary"`: that of the second of two classes. `"samples"`: the
+    mean over the items, which have sets of classes."""
     per_class: bool = False
     """Whether every class has a value too: `validation/SET/NAME/CLASS`."""
 
     predictions: ClassVar[frozenset[str]] = CLASSES
 
+    @classmethod
+    def fits(cls, predicted: frozenset[str]) -> bool:
+        return predicted >= CLASSES or predicted >= SETS
+
     def names(self, classes: tuple[str, ...]) -> tuple[str, ...]:
         return (self.label, *(f"{self.label}/{name}" for name in classes if self.per_class))
+
+    @model_validator(mode="after")
+    def _items_have_no_classes_apart(self) -> ClassAverage:
+        if self.per_class and self.average == "samples":
+            raise ValueError('average = "samples" is of items, and per_class of classes: list the metric twice')
+        return self
+
+    def check_predictions(self, predicted: frozenset[str]) -> None:
+        for average, needed, what in (("samples", SETS, "sets of classes"), ("binary", CLASSES, "one class")):
+            if self.average == average and not predicted >= needed:
+                raise ValueError(f'average = "{average}" is for items that have {what} each: write "macro"')
 
     def check_classes(self, classes: tuple[str, ...]) -> None:
         if self.average == "binary" and len(classes) != 2:
@@ -97,40 +116,120 @@ class ConfusionMatrix(MetricSpec):
             )
 
 
-class MeanAbsoluteError(MetricSpec):
+class TopKAccuracy(MetricSpec):
+    """The share of items whose label is among the classes with the largest scores."""
+
+    type: Literal["top-k-accuracy"]
+    k: Count = 5
+    """How many classes that is. Among equal scores the class with the smaller number comes first."""
+
+    implementation: ClassVar[str] = "trainkit.tasks.class_metrics:TopKMetric"
+    predictions: ClassVar[frozenset[str]] = frozenset({"label", "scores"})
+
+    @property
+    def label(self) -> str:
+        return f"top_{self.k}_accuracy" if self.name is None else self.name
+
+    def check_classes(self, classes: tuple[str, ...]) -> None:
+        if self.k >= len(classes):
+            raise ValueError(f"k = {self.k} of {len(classes)} classes is always 1: make k less than {len(classes)}")
+
+
+class SubsetAccuracy(MetricSpec):
+    """The share of items whose predicted set of classes is theirs exactly."""
+
+    type: Literal["subset-accuracy"]
+
+    implementation: ClassVar[str] = "trainkit.tasks.class_metrics:SubsetAccuracyMetric"
+    predictions: ClassVar[frozenset[str]] = SETS
+
+
+class HammingLoss(MetricSpec):
+    """The share of wrong decisions, one for each item and class."""
+
+    type: Literal["hamming-loss"]
+
+    implementation: ClassVar[str] = "trainkit.tasks.class_metrics:HammingMetric"
+    predictions: ClassVar[frozenset[str]] = SETS
+
+
+class Auroc(MetricSpec):
+    """The area under the ROC curve: the probability that an item of a class scores higher than one that is not of it,
+    each class against the others. It is exact: all items are compared, on the host.
+
+    A class that all items have, or none, has no value."""
+
+    type: Literal["auroc"]
+    average: Literal["macro", "weighted", "micro"] = "macro"
+    """`"macro"`: the mean over the classes that have a value; two classes have the same. `"weighted"`: the mean
+    weighted by how often each is the label. `"micro"`: of all decisions of items with sets of classes together."""
+    per_class: bool = False
+    """Whether every class has a value too: `validation/SET/NAME/CLASS`."""
+
+    implementation: ClassVar[str] = "trainkit.tasks.gathered_metrics:AurocMetric"
+    predictions: ClassVar[frozenset[str]] = frozenset({"label", "scores"})
+
+    @classmethod
+    def fits(cls, predicted: frozenset[str]) -> bool:
+        return "scores" in predicted and ("label" in predicted or "labels" in predicted)
+
+    def names(self, classes: tuple[str, ...]) -> tuple[str, ...]:
+        return (self.label, *(f"{self.label}/{name}" for name in classes if self.per_class))
+
+    def check_predictions(self, predicted: frozenset[str]) -> None:
+        if self.average == "micro" and "labels" not in predicted:
+            raise ValueError('average = "micro" is for items that have sets of classes: write "macro"')
+
+
+class NumberMetricSpec(MetricSpec):
+    """What metrics of numbers have in common. Where a label is several numbers, each has a value too,
+    `validation/SET/NAME/NUMBER`, and the value is the mean of those that are defined."""
+
+    predictions: ClassVar[frozenset[str]] = NUMBERS
+
+    def names(self, classes: tuple[str, ...]) -> tuple[str, ...]:
+        return (self.label, *(f"{self.label}/{name}" for name in classes))
+
+
+class MeanAbsoluteError(NumberMetricSpec):
     """The mean distance of prediction and target, in the unit of the target."""
 
     type: Literal["mean-absolute-error"]
 
     implementation: ClassVar[str] = "trainkit.tasks.number_metrics:AbsoluteErrorMetric"
-    predictions: ClassVar[frozenset[str]] = NUMBERS
 
 
-class MeanSquaredError(MetricSpec):
+class MeanSquaredError(NumberMetricSpec):
     """The mean squared distance of prediction and target."""
 
     type: Literal["mean-squared-error"]
 
     implementation: ClassVar[str] = "trainkit.tasks.number_metrics:SquaredErrorMetric"
-    predictions: ClassVar[frozenset[str]] = NUMBERS
 
 
-class RSquared(MetricSpec):
+class RSquared(NumberMetricSpec):
     """The share of the target's variance that the predictions explain; it has none where all targets are equal."""
 
     type: Literal["r-squared"]
 
     implementation: ClassVar[str] = "trainkit.tasks.number_metrics:RSquaredMetric"
-    predictions: ClassVar[frozenset[str]] = NUMBERS
 
 
-class Pearson(MetricSpec):
+class Pearson(NumberMetricSpec):
     """The linear correlation of predictions and targets; it has none where either are all equal."""
 
     type: Literal["pearson"]
 
     implementation: ClassVar[str] = "trainkit.tasks.number_metrics:PearsonMetric"
-    predictions: ClassVar[frozenset[str]] = NUMBERS
+
+
+class Spearman(NumberMetricSpec):
+    """The correlation of the ranks of predictions and targets, equal ones sharing their mean rank; it has none where
+    either are all equal. All items are ranked on the host."""
+
+    type: Literal["spearman"]
+
+    implementation: ClassVar[str] = "trainkit.tasks.gathered_metrics:SpearmanMetric"
 
 
 #: Every metric of the recipe language.
@@ -141,10 +240,15 @@ METRICS = (
     F1Score,
     Mcc,
     ConfusionMatrix,
+    TopKAccuracy,
+    SubsetAccuracy,
+    HammingLoss,
+    Auroc,
     MeanAbsoluteError,
     MeanSquaredError,
     RSquared,
     Pearson,
+    Spearman,
     *TEXT_METRICS,
 )
 

@@ -36,5 +36,8 @@ class MetricSpec(Spec):
         """
         return (self.label,)
 
+    def check_predictions(self, predicted: frozenset[str]) -> None:
+        """Raise ValueError where its keys do not fit what a task predicts, which it can be computed from."""
+
     def check_classes(self, classes: tuple[str, ...]) -> None:
         """Raise ValueError where it does not fit the classes."""

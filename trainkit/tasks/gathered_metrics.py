@@ -1,0 +1,111 @@
+"""Metrics of all items together, in float64 on the host. N items, C classes, W numbers of a label."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Array
+
+from trainkit.recipe.sections.metric import Auroc, Spearman
+from trainkit.tasks.metric import GatheredMetric, Predictions
+from trainkit.tasks.number_metrics import values_of_each
+
+
+@dataclass(frozen=True)
+class SpearmanMetric(GatheredMetric):
+    """See `Spearman`."""
+
+    spec: Spearman
+    outputs: tuple[str, ...]
+
+    @classmethod
+    def build(cls, spec: Spearman, classes: tuple[str, ...]) -> SpearmanMetric:
+        return cls(spec, classes)
+
+    def needed(self, predictions: Predictions) -> Mapping[str, Array]:
+        return {name: predictions[name] for name in ("target", "predicted")}
+
+    def values(self, sums: Mapping[str, np.ndarray]) -> Mapping[str, float]:
+        if not sums:
+            return {}
+        target_NW, predicted_NW = (sums[name].reshape(len(sums[name]), -1) for name in ("target", "predicted"))
+        each = [_rank_correlation(t_N, p_N) for t_N, p_N in zip(target_NW.T, predicted_NW.T, strict=True)]
+        return values_of_each(self.spec.label, self.outputs, each)
+
+
+def _rank_correlation(one_N: np.ndarray, other_N: np.ndarray) -> float | None:
+    if np.isnan(one_N).any() or np.isnan(other_N).any():
+        return math.nan
+    one_N, other_N = (ranks - ranks.mean() for ranks in (mean_ranks(one_N), mean_ranks(other_N)))
+    spread = float((one_N @ one_N) * (other_N @ other_N))
+    return float(one_N @ other_N) / math.sqrt(spread) if spread else None
+
+
+def mean_ranks(values_N: np.ndarray) -> np.ndarray:
+    """Return the rank of each value among all, from 1; equal values share the mean of their ranks. float64 (N,)."""
+    _, which_N, counts = np.unique(values_N, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return np.asarray((ends - (counts - 1) / 2)[which_N])
+
+
+@dataclass(frozen=True)
+class AurocMetric(GatheredMetric):
+    """See `Auroc`."""
+
+    spec: Auroc
+    classes: tuple[str, ...]
+
+    @classmethod
+    def build(cls, spec: Auroc, classes: tuple[str, ...]) -> AurocMetric:
+        return cls(spec, classes)
+
+    def needed(self, predictions: Predictions) -> Mapping[str, Array]:
+        return {name: predictions[name] for name in ("label", "labels", "scores") if name in predictions}
+
+    def values(self, sums: Mapping[str, np.ndarray]) -> Mapping[str, float]:
+        if not sums:
+            return {}
+        scores_NC = sums["scores"].astype(np.float64)
+        if np.isnan(scores_NC).any():
+            return {self.spec.label: math.nan}
+        if "labels" in sums:
+            has_NC = sums["labels"] > 0
+        else:
+            has_NC = sums["label"][:, None] == np.arange(len(self.classes))
+            scores_NC = log_odds(scores_NC)
+        if self.spec.average == "micro":
+            has_NC, scores_NC = has_NC.reshape(-1, 1), scores_NC.reshape(-1, 1)
+        each = [area_under_roc(has_N, scores_N) for has_N, scores_N in zip(has_NC.T, scores_NC.T, strict=True)]
+        known = [(area, has_N.sum()) for area, has_N in zip(each, has_NC.T, strict=True) if area is not None]
+        if not known:
+            return {}
+        areas, items = zip(*known, strict=True)
+        found = {self.spec.label: float(np.average(areas, weights=items if self.spec.average == "weighted" else None))}
+        named = zip(self.classes, each, strict=True) if self.spec.per_class else ()
+        return found | {f"{self.spec.label}/{name}": area for name, area in named if area is not None}
+
+
+def log_odds(scores_NC: np.ndarray) -> np.ndarray:
+    """Return log p / (1 - p) of each class, whose order is that of its probability p; a probability near 1 that rounds
+    to it keeps its place."""
+    above_NC = scores_NC - scores_NC.max(1, keepdims=True)
+    exponentials_NC = np.exp(above_NC)
+    best_N = scores_NC.argmax(1)
+    others_NC = exponentials_NC.sum(1, keepdims=True) - exponentials_NC
+    rows = np.arange(len(scores_NC))
+    exponentials_NC[rows, best_N] = 0
+    others_NC[rows, best_N] = exponentials_NC.sum(1)  # a difference would lose it beside the largest
+    with np.errstate(divide="ignore"):
+        return np.asarray(above_NC - np.log(others_NC))
+
+
+def area_under_roc(has_N: np.ndarray, scores_N: np.ndarray) -> float | None:
+    """Return the area of items that are of a class (bool) by their scores: the Mann-Whitney statistic (Hanley & McNeil
+    1982). None where all are of the class, or none is."""
+    of, others = int(has_N.sum()), int((~has_N).sum())
+    if not of or not others:
+        return None
+    return float(mean_ranks(scores_N)[has_N].sum() - of * (of + 1) / 2) / (of * others)
