@@ -203,6 +203,26 @@ def rows(count: int, *, length: int = 32, seed: int = 0) -> dict[str, jax.Array]
     }
 
 
+def test_words_are_told_apart_by_the_names_of_tokens_or_refused(tmp_path: Path) -> None:
+    from trainkit.data.tokenizer import vocabulary
+    from trainkit.tasks.build import check_tokenizer
+
+    for marks, continuing in ((("wor", "##d", "s"), {1}), (("Ġwor", "d", "s"), {1, 2}), (("wor", "d", "s"), None)):
+        names = {name: number for number, name in enumerate((*marks, "[UNK]", "[MASK]", "[SEP]"))}
+        tokenizer = Tokenizer(tokenizer_models.WordLevel(names, unk_token="[UNK]"))
+        tokenizer.add_special_tokens(["[UNK]", "[MASK]", "[SEP]"])
+        tokenizer.save(str(tmp_path / "tokenizer.json"))
+        of = {"mask_token": "[MASK]", "eos_token": "[SEP]"}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(of))
+        codec = vocabulary.load(tmp_path / "tokenizer.json", config=True)
+        found = codec.continuations
+        assert (found if found is None else set(found)) == continuing
+        if continuing is None:
+            with pytest.raises(TrainkitError, match="do not say where words begin"):
+                check_tokenizer(MaskedLM(type="masked-lm", unit="word"), codec)
+        check_tokenizer(MaskedLM(type="masked-lm", unit="span"), codec)
+
+
 def test_the_shares_of_hidden_random_and_kept_tokens_are_those_of_the_recipe() -> None:
     batch, made = rows(2000), task()
     tokens = batch["tokens"].astype(jnp.int32)
@@ -219,6 +239,52 @@ def test_the_shares_of_hidden_random_and_kept_tokens_are_those_of_the_recipe() -
     assert (masked & chosen).sum() / chosen.sum() == pytest.approx(0.8, abs=0.02)
     # of the random tokens one in so many is the same again, or the mask
     assert (changed & ~masked).sum() / chosen.sum() == pytest.approx(0.1 * (1 - 2 / VOCAB), abs=0.01)
+
+
+def chosen(tokens: np.ndarray, seed: int = 0, **more) -> np.ndarray:
+    task = MaskedLMTask(
+        MaskedLM(type="masked-lm", **more), vocab_size=VOCAB, mask=4, special=(0,), continuing=tuple(range(20, VOCAB))
+    )
+    keys = jax.vmap(lambda row: jax.random.fold_in(jax.random.key(seed), row))(jnp.arange(len(tokens)))
+    masked = task.choose(jnp.asarray(tokens), jnp.ones(tokens.shape), keys)
+    hidden = np.asarray(masked.inputs_BT)
+    assert (hidden[np.asarray(masked.weights_BT) == 0] == tokens[np.asarray(masked.weights_BT) == 0]).all()
+    return np.asarray(masked.weights_BT) > 0
+
+
+@pytest.mark.parametrize("unit", ["token", "word", "span"])
+def test_the_share_of_the_targets_is_that_of_the_recipe_whatever_is_chosen_as_a_whole(unit: str) -> None:
+    tokens = np.random.default_rng(0).integers(5, VOCAB, (64, 512))
+    found = chosen(tokens, unit=unit)
+    # of 32,768 tokens in groups of four or so
+    assert abs(found.mean() - 0.15) < 0.015
+
+
+def test_whole_words_are_chosen_and_spans_are_of_several_tokens_with_one_fate() -> None:
+    tokens = np.random.default_rng(0).integers(5, VOCAB, (64, 512))
+    found = chosen(tokens, unit="word")
+    joined = tokens[:, 1:] >= 20
+    assert (found[:, 1:] == found[:, :-1])[joined].all() and not (found[:, 1:] == found[:, :-1])[~joined].all()
+    spans = chosen(tokens, unit="span", masked=1.0, random=0.0)
+    begins = (spans & ~np.pad(spans, ((0, 0), (1, 0)))[:, :-1]).sum()
+    # the mean of the lengths is 3.8, and spans that touch are one
+    assert 3.5 < spans.sum() / begins < 5.5
+
+
+def test_static_targets_are_the_same_at_every_step() -> None:
+    from trainkit.tasks.task import Loss
+
+    class Kept(MaskedLMTask):
+        def loss_of(self, model, batch, masked):
+            return Loss(masked.inputs_BT, masked.weights_BT)
+
+    tokens = np.random.default_rng(0).integers(5, VOCAB, (8, 64))
+    batch = {"tokens": jnp.asarray(tokens), "weights": jnp.ones(tokens.shape), "example": jnp.arange(8)}
+    for static in (True, False):
+        task = Kept(MaskedLM(type="masked-lm", static=static), vocab_size=VOCAB, mask=4)
+        first, second = (task.loss(None, batch, key=jax.random.key(step)) for step in (1, 2))
+        assert np.array_equal(first.sum, second.sum) == static
+        assert not np.array_equal(first.weight[0], first.weight[1])
 
 
 def test_what_is_hidden_of_an_example_does_not_depend_on_its_batch() -> None:

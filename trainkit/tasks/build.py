@@ -23,3 +23,9 @@ def check_tokenizer(spec: TaskSpec, tokenizer: LoadedTokenizer) -> None:
             where=str(tokenizer.path),
             hint='name it in a tokenizer_config.json beside it, {"mask_token": "…"}, or use a tokenizer that has one',
         )
+    if spec.needs_words and tokenizer.continuations is None:
+        raise TrainkitError(
+            "the task chooses whole words, and the tokens do not say where words begin",
+            where=str(tokenizer.path),
+            hint='use a tokenizer that marks them with ##, Ġ or ▁, or choose spans: [task] unit = "span"',
+        )

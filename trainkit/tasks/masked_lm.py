@@ -18,6 +18,11 @@ from trainkit.recipe.sections.task import MaskedLM
 from trainkit.tasks.statistics import Ratio, Statistic
 from trainkit.tasks.task import Loss, Task, row_keys, segments_of
 
+#: The seed of what is chosen where that never changes, and what a row's key is folded with for the lengths of spans.
+STATIC, SPANS = 0x57A71C, 0x59A4
+#: Share of spans that are longer than 0, 1, 2 … tokens: geometric with 0.2, and at most 10 (SpanBERT, section 3.1).
+LONGER_THAN = (0.8 ** np.arange(10) - 0.8**10) / (1 - 0.8**10)
+
 
 class MaskedTokens(NamedTuple):
     """A batch with some of its tokens hidden."""
@@ -38,11 +43,14 @@ class MaskedLMTask(Task):
     """The id of the mask token."""
     special: tuple[int, ...] = ()
     """Ids that are never chosen."""
+    continuing: tuple[int, ...] = ()
+    """Ids of tokens that continue a word, where whole words are chosen."""
 
     metrics: ClassVar[Mapping[str, Statistic]] = {"accuracy": Ratio.zero()}
 
     def loss(self, model: EncoderModel, batch: Mapping[str, Array], *, key: PRNGKeyArray) -> Loss:
         """See `Task.loss`. The batch has `tokens` and `weights`, (B, T), and `example`, (B,)."""
+        key = jax.random.key(STATIC) if self.spec.static else key
         masked = self.choose(batch["tokens"].astype(jnp.int32), batch["weights"], row_keys(batch, key))
         return self.loss_of(model, batch, masked)
 
@@ -56,7 +64,15 @@ class MaskedLMTask(Task):
             return jax.random.uniform(chosen, length), jax.random.uniform(fate, length), others
 
         chance_BT, fate_BT, others_BT = jax.vmap(draw)(keys_B)
-        chosen_BT = (chance_BT < self.spec.probability) & self._may_be_chosen(tokens_BT)
+        if self.spec.unit == "word":
+            continues_BT = _is_among(self.continuing, tokens_BT)
+            chance_BT = _of_group(chance_BT, ~continues_BT)
+        covered_BT = chance_BT < self.spec.probability
+        if self.spec.unit == "span":
+            covered_BT = _covered(chance_BT < span_rate(self.spec.probability), keys_B)
+            before_BT = jnp.pad(covered_BT, ((0, 0), (1, 0)))[:, :-1]
+            fate_BT = _of_group(fate_BT, covered_BT & ~before_BT)
+        chosen_BT = covered_BT & self._may_be_chosen(tokens_BT)
         replaced_BT = jnp.where(fate_BT < self.spec.masked + self.spec.random, others_BT, tokens_BT)
         replaced_BT = jnp.where(fate_BT < self.spec.masked, self.mask, replaced_BT)
         return MaskedTokens(jnp.where(chosen_BT & (weights_BT > 0), replaced_BT, tokens_BT), weights_BT * chosen_BT)
@@ -76,12 +92,43 @@ class MaskedLMTask(Task):
         return Loss(total, weight, {"accuracy": Ratio(correct, weight)})
 
     def _may_be_chosen(self, tokens_BT: Array) -> Bool[Array, "B T"]:
-        if not self.special:
-            return jnp.ones(tokens_BT.shape, bool)
-        ordinary_V = np.ones(max(self.special) + 1, bool)
-        ordinary_V[list(self.special)] = False
-        # ids beyond the table are ordinary
-        return jnp.asarray(ordinary_V).at[tokens_BT].get(mode="fill", fill_value=True)
+        return ~_is_among(self.special, tokens_BT)
+
+
+def span_rate(probability: float) -> float:
+    """Return how probable it is that a span begins at a token, so that this share of all tokens is in a span."""
+    longer = LONGER_THAN
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        rate = (low + high) / 2
+        low, high = (rate, high) if 1 - np.prod(1 - rate * longer) < probability else (low, rate)
+    return high
+
+
+def _covered(begins_BT: Array, keys_B: PRNGKeyArray) -> Bool[Array, "B T"]:
+    """Return the tokens of spans that begin at some tokens, whose lengths are drawn."""
+    length = begins_BT.shape[1]
+    draws_BT = jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, SPANS), (length,)))(keys_B)
+    covered_BT = begins_BT
+    for more, share in enumerate(LONGER_THAN[1:], start=1):
+        reaching_BT = begins_BT & (draws_BT < share)
+        covered_BT |= jnp.pad(reaching_BT, ((0, 0), (more, 0)))[:, :length]
+    return covered_BT
+
+
+def _of_group(values_BT: Array, begins_BT: Array) -> Array:
+    """Return the same value at all tokens of a group, where each group begins at a token of `begins_BT`."""
+    return jnp.take_along_axis(values_BT, jnp.maximum(jnp.cumsum(begins_BT, axis=1) - 1, 0), axis=1)
+
+
+def _is_among(ids: tuple[int, ...], tokens_BT: Array) -> Bool[Array, "B T"]:
+    """Return which tokens have one of these ids."""
+    if not ids:
+        return jnp.zeros(tokens_BT.shape, bool)
+    table_V = np.zeros(max(ids) + 1, bool)
+    table_V[list(ids)] = True
+    # ids beyond the table are none of them
+    return jnp.asarray(table_V).at[tokens_BT].get(mode="fill", fill_value=False)
 
 
 def build(spec: MaskedLM, tokenizer: LoadedTokenizer | None) -> MaskedLMTask:
@@ -90,4 +137,6 @@ def build(spec: MaskedLM, tokenizer: LoadedTokenizer | None) -> MaskedLMTask:
         return MaskedLMTask(spec, vocab_size=1, mask=0)
     assert tokenizer.mask is not None, "checked before anything is tokenised: see `build.check_tokenizer`"
     special = {*tokenizer.special_tokens.values(), tokenizer.mask, tokenizer.end_of_text}
-    return MaskedLMTask(spec, tokenizer.vocab_size, tokenizer.mask, tuple(sorted(special)))
+    continuing = tokenizer.continuations if spec.needs_words else ()
+    assert continuing is not None, "checked with the mask token"
+    return MaskedLMTask(spec, tokenizer.vocab_size, tokenizer.mask, tuple(sorted(special)), continuing)

@@ -89,6 +89,19 @@ class LoadedTokenizer:
         # looked up only when it is needed: most tokenizers have none, and what files say about it may be wrong
         return id_of("mask", self._tokenizer, self._beside)
 
+    @cached_property
+    def continuations(self) -> tuple[int, ...] | None:
+        """The ids that continue a word, by their names: WordPiece marks these with `##`, others mark tokens that begin
+        a word, with `Ġ` or `▁`. None where names do not say it."""
+        names = {id_: name for name, id_ in self._tokenizer.get_vocab(with_added_tokens=True).items()}
+        for name in self.special_tokens:
+            names.pop(self.special_tokens[name], None)
+        if any(name.startswith("##") for name in names.values()):
+            return tuple(sorted(id_ for id_, name in names.items() if name.startswith("##")))
+        if any(name.startswith(("Ġ", "▁")) for name in names.values()):
+            return tuple(sorted(id_ for id_, name in names.items() if not name.startswith(("Ġ", "▁"))))
+        return None
+
     def __reduce__(self) -> tuple[type[LoadedTokenizer], tuple[Path, bytes, Beside]]:
         return LoadedTokenizer, (self.path, self._content, self._beside)
 

@@ -78,8 +78,8 @@ class Sft(NextTokens):
 class MaskedLM(TaskSpec):
     """Predict tokens that are hidden from the model (BERT, Devlin et al. 2019, section 3.1).
 
-    Special tokens and what a document does not learn are never chosen. Which tokens are chosen is drawn anew at each
-    step, and is the same at every evaluation."""
+    Special tokens and what a document does not learn are never chosen. Which tokens are chosen is the same at every
+    evaluation."""
 
     type: Literal["masked-lm"]
     probability: Fraction = 0.15
@@ -88,6 +88,12 @@ class MaskedLM(TaskSpec):
     """Share of the chosen tokens that the mask token replaces."""
     random: Fraction = 0.1
     """Share of the chosen tokens that a random token replaces; the rest stay as they are."""
+    unit: Literal["token", "word", "span"] = "token"
+    """What is chosen as a whole: single tokens, all tokens of a word (Cui et al. 2019), or spans of up to 10 tokens
+    (Joshi et al. 2020, SpanBERT), in which all tokens are replaced in the same way."""
+    static: bool = False
+    """Whether the same tokens of an example are chosen in every epoch, as in BERT; otherwise they are drawn anew (Liu
+    et al. 2019, RoBERTa)."""
 
     implementation: ClassVar[str] = "trainkit.tasks.masked_lm"
     documents: ClassVar[frozenset[str]] = TEXTS
@@ -96,8 +102,15 @@ class MaskedLM(TaskSpec):
     shifted: ClassVar[bool] = False
     masks: ClassVar[bool] = True
 
+    @property
+    def needs_words(self) -> bool:
+        """Whether the tokenizer must say where words begin."""
+        return self.unit == "word"
+
     @model_validator(mode="after")
     def _shares_fit(self) -> MaskedLM:
+        if self.unit == "span" and self.probability == 1:
+            raise ValueError('task.probability = 1 chooses every token, which leaves no spans: unit = "token"')
         if self.probability == 0:
             raise ValueError("task.probability = 0 chooses no token, so there is nothing to learn: 0.15 is usual")
         if self.masked + self.random > 1 + 1e-9:

@@ -58,6 +58,11 @@ class TaskSpec(Spec):
         return 0.0
 
     @property
+    def needs_words(self) -> bool:
+        """Whether it needs a tokenizer whose tokens say where words begin."""
+        return False
+
+    @property
     def reference(self) -> Mapping[str, tuple[int, ...]]:
         """What a frozen reference model says of each example, float32: its shape, by the name that it has in a batch.
 
