@@ -141,7 +141,9 @@ def neighbours(split: str) -> Rows:
     for path in files(split):
         lines = [line for line in source(path).splitlines() if line.strip()]
         for start in range(0, len(lines) - 11, 24):
-            yield {"query": "\n".join(lines[start : start + 6]), "positive": "\n".join(lines[start + 6 : start + 12])}
+            query, positive = ("\n".join(lines[at : at + 6]) for at in (start, start + 6))
+            if query != positive:
+                yield {"query": query, "positive": positive}
 
 
 def calls(split: str) -> Rows:

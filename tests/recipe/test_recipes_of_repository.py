@@ -18,7 +18,7 @@ RECIPES = sorted(ROOT.glob("recipes/**/*.toml"))
 CONFIGS = ROOT / "tests" / "fixtures" / "configs"
 #: Checkpoints that recipes begin with, and the published configuration of the same family.
 PUBLISHED = {
-    "bert-base-uncased": "bert-base-uncased",
+    "facebook/bart-base": "bart-base",
     "bert-base-cased": "bert-base-uncased",
     "meta-llama/Llama-3.2-1B": "llama-3.2-1b",
     "HuggingFaceTB/SmolLM2-135M-Instruct": "smollm2-135m-instruct",
