@@ -170,6 +170,14 @@ def test_a_row_without_a_preference_is_told_with_its_place_or_skipped_and_counte
     assert cache.train.documents == 1 and cache.left_out.refused == 1
 
 
+def test_answers_that_differ_only_behind_where_they_are_cut_off_are_told_with_their_row(tmp_path: Path) -> None:
+    long = row(1, chosen="beta " * 40 + "one", rejected="beta " * 40 + "two")
+    other = row(2, chosen="beta " * 40, rejected="gamma " * 40)
+    recipe = recipe_of(tmp_path, [row(0), long, other], sequence_length=24)
+    found = [p.message for p in find_problems(caches.build(recipe), recipe) if "equal sequences" in p.message]
+    assert len(found) == 1 and "1 pair has" in found[0] and "pairs.jsonl:2" in found[0]
+
+
 def test_one_answer_may_be_the_same_in_every_pair(tmp_path: Path) -> None:
     recipe = recipe_of(tmp_path, [row(seed) for seed in range(8)])
     source = recipe.data.train[0]

@@ -14,6 +14,8 @@ import numpy as np
 
 from trainkit.data.batches.dataset import counts_of
 from trainkit.data.batches.evaluation_set import validation_sources
+from trainkit.data.batches.examples import examples_of
+from trainkit.data.batches.pairs import Pairs
 from trainkit.data.cache.build import Cache
 from trainkit.data.cache.shards import LEARNED, Arrays
 from trainkit.data.cache.stream import Section, Stream
@@ -25,6 +27,8 @@ from trainkit.recipe.sections.source import document_of
 UNKNOWN, CUT_OFF, DUPLICATES, SHARED = 0.001, 0.05, 0.01, 0.001
 #: Share of learned tokens below which a check warns.
 LITTLE = 0.01
+#: Pairs that are compared at once.
+_READ_AT_ONCE = 1024
 #: The most documents whose hashes are compared; of more, those whose hashes begin with enough zeros.
 _COMPARED = 1 << 22
 
@@ -44,6 +48,7 @@ def find_problems(cache: Cache, recipe: Recipe) -> list[DataProblem]:
     problems += _ends_of_turns(cache, recipe)
     if cache.train.complete:
         problems += [*_cut_off(cache, recipe), *_duplicates(cache), *_one_class(cache, recipe)]
+        problems += _same_when_cut_off(cache, recipe)
     order = ("error", "warning", "info")
     return sorted(problems, key=lambda finding: order.index(finding.level))
 
@@ -120,6 +125,32 @@ def _cut_off(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
             "warning" if share > CUT_OFF else "info",
             f"{name}: of {counts.documents:,} documents {' and '.join(what) or 'the ends of some are left out'};"
             f" {counts.lost:,} of {counts.targets:,} targets ({share:.1%}) are lost",
+        )
+
+
+def _same_when_cut_off(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
+    """Yield how many pairs have two equal sequences, since both are cut off before they differ."""
+    source, length = recipe.data.train[0], recipe.data.positions
+    examples = examples_of(cache.train, source, recipe.data, cache.directory, shifted=recipe.task.shifted)
+    if type(examples) is not Pairs:
+        return
+    same: list[int] = []
+    cut_off = np.flatnonzero((examples.sizes() == length).all(1))
+    for begin in range(0, len(cut_off), _READ_AT_ONCE):
+        which = cut_off[begin : begin + _READ_AT_ONCE]
+        batch = examples.read(which, length)
+        arrays = [batch[name] for name in ("tokens", "targets") if name in batch]
+        equal = np.logical_and.reduce([(array[:, 0] == array[:, 1]).all(1) for array in arrays])
+        same += which[equal].tolist()
+    if same:
+        place = next(examples.spans(same[0]))[0]
+        section = place.section
+        where = place_of(cache, "train", section.source, section.unit, place.file, place.index)
+        subject = "1 pair has" if len(same) == 1 else f"{len(same):,} pairs have"
+        yield DataProblem(
+            "warning",
+            f"train: {subject} two equal sequences, cut off to data.sequence_length = {length} before they differ,"
+            f" such as {where}: nothing is learned from them",
         )
 
 
