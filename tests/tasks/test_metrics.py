@@ -14,12 +14,15 @@ from scipy.stats import spearmanr
 
 from trainkit.evaluation.evaluator import add_compensated
 from trainkit.parallel.mesh import batch_sharding, make_mesh, replicated_sharding
-from trainkit.recipe.sections.metric import METRICS, NUMBERS, SETS
+from trainkit.recipe.sections.document import Tagged
+from trainkit.recipe.sections.metric import METRICS, NUMBERS, SETS, SpanF1
 from trainkit.recipe.sections.metric_spec import MetricSpec
+from trainkit.recipe.sections.task import TokenClassification
 from trainkit.recipe.spec import type_of
 from trainkit.tasks.exact_sums import ExactSum, exact_dot, exact_sum
 from trainkit.tasks.gathered_metrics import log_odds, mean_ranks
 from trainkit.tasks.metric import GatheredItems, GatheredMetric, Metric, build_metrics
+from trainkit.tasks.token_classification import TokenClassificationTask
 
 CLASSES = ("a", "b", "c", "d")
 KEYS: dict[str, list[dict[str, Any]]] = {
@@ -259,3 +262,71 @@ def test_a_running_sum_does_not_lose_what_is_below_its_last_digit() -> None:
         sums, lost = add(sums, lost, {"weight": jnp.float32(1), "count": jnp.int32(1)})
     assert float(sums["weight"]) - float(lost["weight"]) == int(sums["count"]) == 2**25 + 100
     assert abs(float(sums["weight"]) - (2**25 + 100)) <= 2
+
+
+def entities(tags: list[str]) -> set[tuple[int, int, str]]:
+    """The entities of one text: an `I` that continues none begins one."""
+    found = set()
+    for start, tag in enumerate(tags):
+        before = tags[start - 1] if start else "O"
+        if tag != "O" and (tag[0] == "B" or before[1:] != tag[1:]):
+            end = start + 1
+            while end < len(tags) and tags[end] == f"I{tag[1:]}":
+                end += 1
+            found.add((start, end, tag[2:]))
+    return found
+
+
+def test_the_f1_of_entities_counts_those_whose_words_and_type_are_both_right() -> None:
+    classes = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+    chance = np.random.default_rng(0)
+    texts = [chance.integers(0, 5, chance.integers(1, 9)) for _ in range(40)]
+    guesses = [np.where(chance.random(len(text)) < 0.8, text, chance.integers(0, 5, len(text))) for text in texts]
+    counts = {kind: [0, 0] for kind in ("PER", "LOC")}
+    for text, guess in zip(texts, guesses, strict=True):
+        ours, theirs = (entities([classes[n] for n in numbers]) for numbers in (text, guess))
+        for kind, found in counts.items():
+            found[0] += sum(2 for span in ours & theirs if span[2] == kind)
+            found[1] += sum(span[2] == kind for span in [*ours, *theirs])
+    begins = np.concatenate([np.arange(len(text)) == 0 for text in texts])
+    # a token without a label between each two is in no entity
+    flat = {"label": np.concatenate(texts), "predicted": np.concatenate(guesses), "begins": begins}
+    spaced = {name: np.stack([array, np.zeros_like(array)], 1).reshape(-1) for name, array in flat.items()}
+    spaced["weights"] = np.tile([1.0, 0.0], len(begins)).astype(np.float32)
+    each = {kind: right / whole for kind, (right, whole) in counts.items()}
+    micro = sum(right for right, _ in counts.values()) / sum(whole for _, whole in counts.values())
+    for average, expected in (("micro", micro), ("macro", sum(each.values()) / 2)):
+        spec = SpanF1(type="span-f1", average=average, per_type=True)
+        (metric,) = build_metrics([spec], classes).values()
+        parts = [{name: array[rows] for name, array in spaced.items()} for rows in (slice(0, 31), slice(31, None))]
+        found_values = values_of(metric, parts)
+        assert tuple(found_values) == spec.names(classes)
+        wanted = {"span_f1": expected, **{f"span_f1/{kind}": score for kind, score in each.items()}}
+        assert found_values == pytest.approx(wanted)
+
+
+def test_entities_need_classes_and_labels_of_whole_words() -> None:
+    spec = SpanF1(type="span-f1")
+    with pytest.raises(ValueError, match='the class "PER" begins or continues no entity'):
+        spec.check_classes(("O", "PER"))
+    with pytest.raises(ValueError, match='write subwords = "first"'):
+        spec.check_documents([Tagged(type="tagged", subwords="all")])
+
+
+def test_a_text_begins_at_its_first_token_with_a_label() -> None:
+    class Model:
+        def hidden_and_penalty(self, tokens_BT: Any, **_: Any) -> Any:
+            return jax.nn.one_hot(tokens_BT, 2), 0.0
+
+        def scores(self, hidden_BTD: Any, segments_BT: Any) -> Any:
+            return hidden_BTD
+
+    task = TokenClassificationTask(TokenClassification(type="token-classification", classes=2))
+    batch = {
+        "tokens": jnp.zeros((2, 6), jnp.int32),
+        "second": jnp.zeros((2, 6), jnp.uint8),
+        "segments": jnp.array([[1, 1, 1, 2, 2, 0], [1, 1, 2, 2, 3, 3]]),
+        "labels": jnp.array([[-1, 0, 1, 0, 1, -1], [0, -1, -1, -1, -1, 1]]),
+    }
+    begins = task.predict(Model(), batch)[1]["begins"].reshape(2, 6)
+    assert begins.astype(int).tolist() == [[0, 1, 0, 1, 0, 0], [1, 0, 0, 0, 0, 1]]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Array
 
-from trainkit.recipe.sections.metric import Auroc, Spearman
+from trainkit.recipe.sections.metric import Auroc, SpanF1, Spearman, types_of
 from trainkit.tasks.metric import GatheredMetric, Predictions
 from trainkit.tasks.number_metrics import values_of_each
 
@@ -109,3 +109,58 @@ def area_under_roc(has_N: np.ndarray, scores_N: np.ndarray) -> float | None:
     if not of or not others:
         return None
     return float(mean_ranks(scores_N)[has_N].sum() - of * (of + 1) / 2) / (of * others)
+
+
+@dataclass(frozen=True)
+class SpanF1Metric(GatheredMetric):
+    """See `SpanF1`."""
+
+    spec: SpanF1
+    classes: tuple[str, ...]
+
+    @classmethod
+    def build(cls, spec: SpanF1, classes: tuple[str, ...]) -> SpanF1Metric:
+        return cls(spec, classes)
+
+    def needed(self, predictions: Predictions) -> Mapping[str, Array]:
+        return {name: predictions[name] for name in ("label", "predicted", "begins")}
+
+    def values(self, sums: Mapping[str, np.ndarray]) -> Mapping[str, float]:
+        if not sums:
+            return {}
+        types = types_of(self.classes)
+        label, predicted = (spans_of(sums[name], sums["begins"], self.classes) for name in ("label", "predicted"))
+        counts = np.array(
+            [
+                [sum(kind == type_ for *_, kind in spans) for type_ in types]
+                for spans in (label & predicted, label, predicted)
+            ]
+        )
+        correct, whole = 2 * counts[0], counts[1] + counts[2]
+        each = correct / np.maximum(whole, 1)
+        occurs = whole > 0
+        if self.spec.average == "micro":
+            average = float(correct.sum() / max(1, whole.sum()))
+        else:
+            average = float(each[occurs].mean()) if occurs.any() else 0.0
+        named = zip(types, each.tolist(), strict=True) if self.spec.per_type else ()
+        return {self.spec.label: average} | {f"{self.spec.label}/{name}": score for name, score in named}
+
+
+def spans_of(class_N: np.ndarray, begins_N: np.ndarray, classes: tuple[str, ...]) -> set[tuple[int, int, str]]:
+    """Return the entities of tokens with these classes: the first token, one past the last, and the type.
+
+    `begins_N` says which tokens begin a text, bool (N,); the rules are those of seqeval's default mode for IOB2.
+    """
+    spans: set[tuple[int, int, str]] = set()
+    start, type_ = 0, ""
+    for at, (number, begins) in enumerate(zip(class_N.tolist(), begins_N.tolist(), strict=True)):
+        name = classes[number]
+        continues = not begins and name[:2] == "I-" and name[2:] == type_
+        if type_ and not continues:
+            spans.add((start, at, type_))
+        if not continues:
+            start, type_ = at, name[2:] if name != "O" else ""
+    if type_:
+        spans.add((start, len(class_N), type_))
+    return spans

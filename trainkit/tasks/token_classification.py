@@ -52,7 +52,10 @@ class TokenClassificationTask(Task):
         correct = ((predicted_BT == labels_BT) * counted_BT).sum()
         added = weight * (penalty - jax.lax.stop_gradient(penalty))
         loss = Loss(total + added, weight, {"accuracy": Ratio(correct, counted_BT.sum())})
-        found = {"label": labels_BT, "predicted": predicted_BT, "weights": counted_BT}
+        # segments count up along a row
+        last_BT = jax.lax.cummax(jnp.where(labels_BT >= 0, segments_BT, 0), axis=1)
+        begins_BT = (labels_BT >= 0) & (segments_BT > jnp.pad(last_BT[:, :-1], ((0, 0), (1, 0))))
+        found = {"begins": begins_BT, "label": labels_BT, "predicted": predicted_BT, "weights": counted_BT}
         flat = {name: array_BT.reshape(-1) for name, array_BT in found.items()}
         return loss, flat | {"scores": scores_BTC.reshape(-1, scores_BTC.shape[-1])}
 

@@ -11,6 +11,7 @@ from pydantic import field_validator, model_validator
 from trainkit.recipe.sections.data import Data
 from trainkit.recipe.sections.metric import Metric
 from trainkit.recipe.sections.outputs import Best
+from trainkit.recipe.sections.source import document_of
 from trainkit.recipe.sections.task_spec import TaskSpec
 from trainkit.recipe.sections.text_metric import GENERATED
 from trainkit.recipe.spec import Count, Spec, members_of, type_of
@@ -105,6 +106,7 @@ class Evaluate(Spec):
                 )
             try:
                 metric.check_predictions(task.predicted)
+                metric.check_documents(document_of(source) for source in (*data.train, *data.validation))
                 metric.check_classes(classes)
             except ValueError as error:
                 raise ValueError(f"{key}: {error}") from None

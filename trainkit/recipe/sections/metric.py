@@ -5,10 +5,12 @@ What a metric computes stands in the module that its spec names as `implementati
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 from pydantic import model_validator
 
+from trainkit.recipe.sections.document_spec import DocumentSpec
 from trainkit.recipe.sections.metric_spec import MetricSpec
 from trainkit.recipe.sections.text_metric import TEXT_METRICS
 from trainkit.recipe.spec import Count, union_of
@@ -181,6 +183,43 @@ class Auroc(MetricSpec):
             raise ValueError('average = "micro" is for items that have sets of classes: write "macro"')
 
 
+class SpanF1(MetricSpec):
+    """The F1 of entities, of one word or several, which are right where both their words and their type are.
+
+    The classes are `O`, and `B-TYPE` and `I-TYPE` of each type (IOB2, Tjong Kim Sang & Veenstra 1999). As in seqeval,
+    an `I-TYPE` that continues nothing begins an entity."""
+
+    type: Literal["span-f1"]
+    average: Literal["micro", "macro"] = "micro"
+    """`"micro"`: of the counts of all types together. `"macro"`: the mean over the types that occur."""
+    per_type: bool = False
+    """Whether every type has a value too: `validation/SET/NAME/TYPE`."""
+
+    implementation: ClassVar[str] = "trainkit.tasks.gathered_metrics:SpanF1Metric"
+    predictions: ClassVar[frozenset[str]] = CLASSES | {"begins"}
+
+    def names(self, classes: tuple[str, ...]) -> tuple[str, ...]:
+        return (self.label, *(f"{self.label}/{name}" for name in types_of(classes) if self.per_type))
+
+    def check_classes(self, classes: tuple[str, ...]) -> None:
+        for name in classes:
+            if name != "O" and (name[:2] not in ("B-", "I-") or len(name) < 3):
+                raise ValueError(
+                    f'the class "{name}" begins or continues no entity: classes are "O", "B-TYPE", "I-TYPE"'
+                )
+
+    def check_documents(self, documents: Iterable[DocumentSpec | None]) -> None:
+        if any(getattr(document, "subwords", "first") == "all" for document in documents):
+            raise ValueError(
+                'each token of a word would begin an entity where document.subwords = "all": write subwords = "first"'
+            )
+
+
+def types_of(classes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the types of entities that classes begin or continue, in the order of the classes."""
+    return tuple(dict.fromkeys(name[2:] for name in classes if name != "O"))
+
+
 class NumberMetricSpec(MetricSpec):
     """What metrics of numbers have in common. Where a label is several numbers, each has a value too,
     `validation/SET/NAME/NUMBER`, and the value is the mean of those that are defined."""
@@ -244,6 +283,7 @@ METRICS = (
     SubsetAccuracy,
     HammingLoss,
     Auroc,
+    SpanF1,
     MeanAbsoluteError,
     MeanSquaredError,
     RSquared,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
+from trainkit.recipe.sections.document_spec import DocumentSpec
 from trainkit.recipe.spec import Spec
 
 
@@ -38,6 +40,9 @@ class MetricSpec(Spec):
 
     def check_predictions(self, predicted: frozenset[str]) -> None:
         """Raise ValueError where its keys do not fit what a task predicts, which it can be computed from."""
+
+    def check_documents(self, documents: Iterable[DocumentSpec | None]) -> None:
+        """Raise ValueError where it does not fit what the labels of documents are."""
 
     def check_classes(self, classes: tuple[str, ...]) -> None:
         """Raise ValueError where it does not fit the classes."""

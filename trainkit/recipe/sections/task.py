@@ -292,6 +292,7 @@ class TokenClassification(Classification):
     type: Literal["token-classification"]
 
     implementation: ClassVar[str] = "trainkit.tasks.token_classification"
+    predictions: ClassVar[frozenset[str]] = frozenset({"label", "predicted", "scores", "begins"})
     documents: ClassVar[frozenset[str]] = frozenset({"tagged"})
 
     def head(self, data: Data) -> Head:

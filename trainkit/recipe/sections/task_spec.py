@@ -39,7 +39,7 @@ class TaskSpec(Spec):
     """What it predicts of each item, beside `weights`: the names of `Task.predict`. Of classes, `label`, `predicted`
     (int32, -1 without a label) and `scores` (float32, one for each class); of sets of classes, `labels` and
     `predicted_labels` (int32, 1 or 0 for each class) and `scores`; of numbers, `target` and `predicted`,
-    (N,) or (N, W)."""
+    (N,) or (N, W). Of tokens also `begins`, whether it is the first with a label in its text."""
     reports: ClassVar[frozenset[str]] = frozenset({"loss"})
     """Names of the values that `Task.report` gives of each validation set."""
 
