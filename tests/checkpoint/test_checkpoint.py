@@ -272,7 +272,7 @@ def test_without_room_for_a_snapshot_the_save_is_done_on_return(
     saved: list[Saved] = []
     saver = Saver(tmp_path, on_saved=saved.append)
     with monkeypatch.context() as patch:
-        patch.setattr("trainkit.checkpoint.saver._copy", full)
+        patch.setattr("trainkit.checkpoint.saver.copy_leaves", full)
         state = state_at(1)
         saver.save(state, step=1, kind="rolling", provenance=FACTS)
         assert [s.step for s in saved] == [1]

@@ -6,7 +6,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -14,17 +14,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.sharding import NamedSharding
 
 from trainkit import __version__
 from trainkit.checkpoint import arrays, store
 from trainkit.checkpoint import manifest as manifests
-from trainkit.checkpoint.arrays import Box
 from trainkit.checkpoint.leaves import leaf_of, named_leaves
 from trainkit.checkpoint.manifest import FORMAT, KINDS, Kind, Leaf, Manifest
-from trainkit.checkpoint.restore import box_of
+from trainkit.checkpoint.snapshot import copy_leaves, parts, plain
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.parallel import hosts
 
@@ -115,7 +112,7 @@ class Saver:
         leaves = named_leaves(state)
         manifest = _manifest(leaves, step=step, kind=kind, provenance=provenance)
         try:
-            self._snapshot = _copy(leaves, self._snapshot)
+            self._snapshot = copy_leaves(leaves, self._snapshot)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
@@ -146,7 +143,7 @@ class Saver:
 
     def _save_in_place(self, leaves: dict[str, jax.Array], manifest: Manifest, started: float) -> None:
         """Write the state itself, where the devices have no memory for a copy: training waits for the disk."""
-        self._snapshot = {name: _plain(leaf) for name, leaf in leaves.items()}
+        self._snapshot = {name: plain(leaf) for name, leaf in leaves.items()}
         try:
             self._in_flight = self._thread.submit(self._write, manifest, started)
             self.wait()
@@ -200,10 +197,8 @@ class Saver:
         root.mkdir(parents=True)
         return arrays.create(root, created)
 
-    def _write_parts(
-        self, root: Path, created: dict[str, tuple[Leaf, tuple[int, ...]]], opened: dict[str, Any]
-    ) -> None:
-        arrays.write(root, opened or arrays.create(root, created, exist=True), _parts(self._snapshot))
+    def _write_parts(self, root: Path, created: Created, opened: dict[str, Any]) -> None:
+        arrays.write(root, opened or arrays.create(root, created, exist=True), parts(self._snapshot))
 
     def _commit(self, written: Path, final: Path, manifest: Manifest) -> None:
         """Check what was written, give it its name, and remove older checkpoints."""
@@ -237,42 +232,7 @@ class Saver:
 
 def size_of(state: Any) -> int:
     """Return the bytes of a checkpoint of a pytree of arrays, however they are sharded."""
-    return sum(_plain(leaf).nbytes for leaf in jax.tree.leaves(state))
-
-
-def _plain(leaf: jax.Array) -> jax.Array:
-    return jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
-
-
-@jax.jit
-def _copied(leaves: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    return {name: jnp.copy(_plain(leaf)) for name, leaf in leaves.items()}
-
-
-def _recopied(old: dict[str, jax.Array], leaves: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    return _copied(leaves)
-
-
-# XLA writes the copy into the buffers of `old`, which is donated
-_recopied_jit = jax.jit(_recopied, donate_argnums=0, keep_unused=True)
-
-
-def _copy(leaves: dict[str, jax.Array], old: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Return a copy, with keys as their data, that reuses the buffers of `old` if all of them fit."""
-    fits = leaves.keys() == old.keys() and all(_is_alike(_plain(leaves[name]), old[name]) for name in old)
-    return _recopied_jit(old, leaves) if fits else _copied(leaves)
-
-
-def _is_alike(a: jax.Array, b: jax.Array) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and a.sharding.is_equivalent_to(b.sharding, a.ndim)
-
-
-def _parts(snapshot: dict[str, jax.Array]) -> Iterator[tuple[str, Box, np.ndarray]]:
-    """Yield each part of each leaf once, on the host. On a CPU these are views, which the caller must not keep."""
-    for name, leaf in snapshot.items():
-        for shard in leaf.addressable_shards:
-            if shard.replica_id == 0:
-                yield name, box_of(shard.index, leaf.shape), np.asarray(shard.data)
+    return sum(plain(leaf).nbytes for leaf in jax.tree.leaves(state))
 
 
 def _manifest(leaves: dict[str, jax.Array], *, step: int, kind: Kind, provenance: Provenance) -> Manifest:

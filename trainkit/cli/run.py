@@ -79,7 +79,7 @@ def run(
             loaded = replace(loaded, recipe=_shortened(loaded.recipe))
         for note in notes(loaded.recipe) if hosts.is_first() else ():
             print(f"note: {note}", file=sys.stderr)
-        run_directory = hosts.from_first(lambda: create(loaded).absolute())
+        run_directory = hosts.from_first(lambda: create(loaded))
         if not hosts.is_first():
             loaded = recipe_of(run_directory)
         try:
