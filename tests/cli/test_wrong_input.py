@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from trainer import LIMIT, RECIPE, command, copied, environment, losses, trainkit, workplace
 
-from trainkit.cli import main
 from trainkit.errors import FAILED, WRONG_INPUT
 from trainkit.events.log import NAME, last_end, read
 from trainkit.rundir.summary import SummaryReader
@@ -25,19 +24,9 @@ SOURCE = 'path = "text/*.txt"'
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Iterator[Call]:
-    """Run a command here, in the test's own directory: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("TRAINKIT_DEBUG", raising=False)
+def call(call: Call) -> Iterator[Call]:
+    """As everywhere, but a command that trains here leaves the signals as they were."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["trainkit", *arguments])
-        with pytest.raises(SystemExit) as end:
-            main()
-        assert isinstance(end.value.code, int)
-        return end.value.code, *capsys.readouterr()
-
     yield call
     for number, handler in handlers.items():
         signal.signal(number, handler)

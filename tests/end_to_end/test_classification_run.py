@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ import pytest
 from reference import Reference
 from tokenizers import Tokenizer, pre_tokenizers, processors
 from tokenizers import models as tokenizer_models
-from trainer import WORDS, Trainer, arrays, losses, trainkit
+from trainer import WORDS, arrays, evaluations, inputs_copied, killed_and_resumed, losses, trainkit
 
 from trainkit import models
-from trainkit.events.log import read
 from trainkit.hub.load import load_params, read_spec
 from trainkit.hub.save import save
 from trainkit.recipe.families.bert import Bert
@@ -113,17 +111,13 @@ def uninterrupted(place: Path) -> Path:
 
 
 def copied(place: Path, to: Path, *changes: tuple[str, str]) -> Path:
-    shutil.copytree(place, to, dirs_exist_ok=True, ignore=shutil.ignore_patterns("runs", "cache", "out"))
+    inputs_copied(place, to)
     text = RECIPE
     for old, new in changes:
         assert text.count(old) == 1
         text = text.replace(old, new)
     (to / "tiny.toml").write_text(text)
     return to
-
-
-def evaluations(run: Path) -> dict[int, dict[str, float]]:
-    return {event["step"]: event["metrics"] for event in read(run) if event["type"] == "evaluated"}
 
 
 def test_the_classes_of_held_out_pairs_are_told_by_their_second_texts(uninterrupted: Path) -> None:
@@ -139,12 +133,7 @@ def test_a_run_that_was_killed_ends_bit_for_bit_as_one_that_was_not(
     place: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:
     copied(place, tmp_path)
-    with Trainer(tmp_path, "run", "tiny.toml", "--plain") as trainer:
-        assert trainer.until(lambda e: e["type"] == "checkpoint_saved" and e["step"] == 40)
-        trainer.kill()
-    done = trainkit(tmp_path, "resume", "tiny", "--plain")
-    assert done.returncode == 0, done.stderr
-    run = tmp_path / "runs" / "tiny"
+    run = killed_and_resumed(tmp_path, saved=40)
     assert arrays(run, 120) == arrays(uninterrupted, 120)
     assert evaluations(run) == evaluations(uninterrupted)
 
@@ -221,12 +210,7 @@ def test_an_adapter_is_trained_with_a_whole_head_and_exported_merged(
         ("[data]", '[adapter]\ntype = "lora"\nrank = 4\n[data]'),
         ("3e-3", "1e-2"),
     )
-    with Trainer(tmp_path, "run", "tiny.toml", "--plain") as trainer:
-        assert trainer.until(lambda e: e["type"] == "checkpoint_saved" and e["step"] == 40)
-        trainer.kill()
-    done = trainkit(tmp_path, "resume", "tiny", "--plain")
-    assert done.returncode == 0, done.stdout + done.stderr
-    run = tmp_path / "runs" / "tiny"
+    run = killed_and_resumed(tmp_path, saved=40)
     assert evaluations(run)[120]["validation/held-out/accuracy"] > 0.9
     kept = {name for name in arrays(run, 120) if "params" in name}
     assert any("classifier.output.weight" in name for name in kept) and not any("token_embedding" in n for n in kept)

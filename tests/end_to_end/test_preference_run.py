@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import trainer
-from trainer import WORDS, Trainer, arrays, losses, trainkit
+from trainer import WORDS, Trainer, arrays, evaluations, losses, trainkit
 
 from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache import build as caches
@@ -99,10 +99,6 @@ def uninterrupted(place: Path) -> Path:
 
 def said(run: Path, *, attempt: int) -> list[str]:
     return [event["message"] for event in read(run) if event["type"] == "log" and event["attempt"] == attempt]
-
-
-def evaluations(run: Path) -> dict[int, dict[str, float]]:
-    return {event["step"]: event["metrics"] for event in read(run) if event["type"] == "evaluated"}
 
 
 def references(place: Path) -> list[bytes]:

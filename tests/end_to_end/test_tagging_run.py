@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 from pathlib import Path
 
 import likeness
 import numpy as np
 import pytest
 from pyarrow import parquet
-from trainer import WORDS, Trainer, arrays, losses, trainkit
-
-from trainkit.events.log import read
+from trainer import WORDS, arrays, evaluations, inputs_copied, killed_and_resumed, losses, trainkit
 
 CLASSES = ("other", "animal", "place")
 WORD_CLASSES = {"cat": 1, "dog": 1, "mat": 2, "near": 2}
@@ -74,15 +71,6 @@ def uninterrupted(place: Path) -> Path:
     return place / "runs" / "tiny"
 
 
-def copied(place: Path, to: Path) -> Path:
-    shutil.copytree(place, to, dirs_exist_ok=True, ignore=shutil.ignore_patterns("runs", "cache"))
-    return to
-
-
-def evaluations(run: Path) -> dict[int, dict[str, float]]:
-    return {event["step"]: event["metrics"] for event in read(run) if event["type"] == "evaluated"}
-
-
 def test_words_of_held_out_texts_get_their_tags(uninterrupted: Path) -> None:
     found = losses(uninterrupted)
     assert found[1] == pytest.approx(np.log(3), abs=0.2) and found[60] < 0.1
@@ -120,20 +108,15 @@ def test_written_predictions_have_the_labels_of_each_row_in_its_order(place: Pat
 def test_a_run_that_was_killed_ends_bit_for_bit_as_one_that_was_not(
     place: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:
-    copied(place, tmp_path)
-    with Trainer(tmp_path, "run", "tiny.toml", "--plain") as trainer:
-        assert trainer.until(lambda e: e["type"] == "checkpoint_saved" and e["step"] == 20)
-        trainer.kill()
-    done = trainkit(tmp_path, "resume", "tiny", "--plain")
-    assert done.returncode == 0, done.stderr
-    run = tmp_path / "runs" / "tiny"
+    inputs_copied(place, tmp_path)
+    run = killed_and_resumed(tmp_path, saved=20)
     assert arrays(run, 60) == arrays(uninterrupted, 60)
     assert evaluations(run) == evaluations(uninterrupted)
 
 
 def test_eight_devices_and_other_micro_batches_train_as_one(place: Path, uninterrupted: Path, tmp_path: Path) -> None:
     done = trainkit(
-        copied(place, tmp_path), "run", "tiny.toml", "--plain", "--set", "train.micro_batch_size=1", devices=8
+        inputs_copied(place, tmp_path), "run", "tiny.toml", "--plain", "--set", "train.micro_batch_size=1", devices=8
     )
     assert done.returncode == 0, done.stderr
     run = tmp_path / "runs" / "tiny"
@@ -164,7 +147,7 @@ def test_an_exported_tagger_names_its_classes(uninterrupted: Path, tmp_path: Pat
 def test_a_recipe_that_cannot_tag_is_refused(
     place: Path, tmp_path: Path, change: tuple[str, str], words: list[str]
 ) -> None:
-    (copied(place, tmp_path) / "tiny.toml").write_text(RECIPE.replace(*change))
+    (inputs_copied(place, tmp_path) / "tiny.toml").write_text(RECIPE.replace(*change))
     done = trainkit(tmp_path, "check", "tiny.toml")
     assert done.returncode == 2
     assert all(word in done.stdout + done.stderr for word in words), done.stdout + done.stderr

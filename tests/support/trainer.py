@@ -81,6 +81,11 @@ def copied(run: Path, directory: Path) -> Path:
     return copy
 
 
+def inputs_copied(place: Path, to: Path) -> Path:
+    """Copy a workplace without what was made in it: its runs, caches and exports."""
+    return shutil.copytree(place, to, dirs_exist_ok=True, ignore=shutil.ignore_patterns("runs", "cache", "out"))
+
+
 def environment(*, devices: int = 1, optimised: bool = False) -> dict[str, str]:
     """One CPU device, or so many fake ones; `optimised` as users have XLA, without what `conftest.py` tells it."""
     ours = ["JAX_NUM_CPU_DEVICES", "TRAINKIT_DEBUG"]
@@ -156,6 +161,21 @@ class Trainer:
                 return
             time.sleep(0.001)
         raise TimeoutError(f"the trainer wrote nothing that was waited for in {LIMIT} s")
+
+
+def killed_and_resumed(directory: Path, *, saved: int) -> Path:
+    """Return the run of `directory`/tiny.toml, killed once the checkpoint of this step was saved, and resumed."""
+    with Trainer(directory, "run", "tiny.toml", "--plain") as trainer:
+        assert trainer.until(lambda e: e["type"] == "checkpoint_saved" and e["step"] == saved)
+        trainer.kill()
+    done = trainkit(directory, "resume", "tiny", "--plain")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return directory / "runs" / "tiny"
+
+
+def evaluations(run: Path) -> dict[int, dict[str, float]]:
+    """Return the metrics of the newest evaluation at each step."""
+    return {event["step"]: event["metrics"] for event in read(run) if event["type"] == "evaluated"}
 
 
 def losses(run: Path) -> dict[int, float]:
