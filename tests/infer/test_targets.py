@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from itertools import product
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from fixed_configs import ENCODER_DECODERS
+from parity import _read
+from reference import Reference
 from toy_seq2seq import ToySeq2Seq
 
 from trainkit.errors import TrainkitError
@@ -95,3 +99,34 @@ def test_a_stop_string_ends_a_target_and_a_source_that_is_too_long_is_refused() 
     assert answers([Request(SOURCES[0])], max_tokens=7, stop=[text[-1]]) == [text[: text.index(text[-1])]]
     with pytest.raises(TrainkitError, match="source 3 of 3 has 5 tokens, and the model reads 4"):
         TargetGenerator(toy(), Letters(), (END,), context_length=4).check(SOURCES)
+
+
+#: The settings of `generate` in transformers, and ours.
+SEARCHES = {
+    "greedy": ({}, ONE),
+    "long": ({"num_beams": 4, "length_penalty": 2.0}, BeamSearch(4, 2.0)),
+    "early": ({"num_beams": 3, "early_stopping": True, "length_penalty": 0.6}, BeamSearch(3, 0.6, True)),
+}
+
+
+@pytest.mark.parametrize(("name", "seed"), [("t5", 3), ("bart", 7)])
+def test_targets_are_those_of_transformers_token_for_token(
+    name: str, seed: int, reference: Reference, tmp_path: Path
+) -> None:
+    config = ENCODER_DECODERS[name]
+    reference.make_encoder_decoder(tmp_path, config, seed=seed, size=(2, 8), padded=3)
+    chance, most = np.random.default_rng(1), 10
+    sources = [chance.integers(3, config["vocab_size"], length).tolist() for length in (9, 4, 7)]
+    # so many that most targets end before they are cut off
+    ends = tuple(range(1, config["vocab_size"], 4))
+    settings = [{**how, "eos_token_id": list(ends), "max_new_tokens": most} for how, _ in SEARCHES.values()]
+    theirs = reference.write(tmp_path, sources=sources, settings=settings)["ids"]
+    lengths, model = set(), _read(tmp_path)
+    for (_, search), wanted in zip(SEARCHES.values(), theirs, strict=True):
+        ours = TargetGenerator(model, Letters(), ends, start=config["decoder_start_token_id"], search=search)
+        found = ours.answers([Request(source) for source in sources], max_tokens=most, sampling=GREEDY)
+        for answer, row in zip(found, wanted, strict=True):
+            end = next((place for place, token in enumerate(row) if token in ends), len(row))
+            assert answer.ids == row[:end]
+            lengths.add(end)
+    assert len(lengths) > 2 and min(lengths) < most

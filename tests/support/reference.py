@@ -55,6 +55,15 @@ class Reference:
         """Whether an export gives the logits of the encoder-decoder that it was made from: see `read_again`."""
         return bool(self._ask(do="read_again", directory=str(directory), made=str(made))["same"])
 
+    def write(self, directory: Path, **asked: Any) -> dict[str, Any]:
+        """Return the targets that an encoder-decoder writes: see `torch_seq2seq.write`."""
+        return self._ask(do="write", directory=str(directory), **asked)
+
+    def learn(self, directory: Path, **asked: Any) -> dict[str, np.ndarray]:
+        """Return the loss and the gradients of an encoder-decoder: see `torch_seq2seq.learn`."""
+        self._ask(do="learn", directory=str(directory), **asked)
+        return dict(np.load(directory / "learned.npz"))
+
     def make_classifier(self, directory: Path, config: dict[str, Any], **asked: Any) -> dict[str, np.ndarray]:
         """As `make`, of a model with a head of classes: see `torch_worker.make_classifier`."""
         self._ask(do="make_classifier", directory=str(directory), config=config, **asked)

@@ -21,6 +21,7 @@ import numpy as np
 import parity_rule
 import torch
 import torch_rewards
+import torch_seq2seq
 import transformers
 from safetensors.numpy import load_file, save_file
 from transformers import (
@@ -563,6 +564,8 @@ def main() -> None:
         "prefer": prefer,
         "smoothed": smoothed,
         "embed": embed,
+        "write": torch_seq2seq.write,
+        "learn": functools.partial(torch_seq2seq.learn, gradients=gradients),
         "reward": torch_rewards.reward,
         "kto": torch_rewards.kto,
     }

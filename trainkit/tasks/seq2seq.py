@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
@@ -14,6 +15,7 @@ from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.models.loss import blocked_cross_entropy_and_correct
 from trainkit.models.master_weights import Weight
 from trainkit.recipe.sections.task import Seq2Seq
+from trainkit.tasks.causal_lm import smoothing_difference
 from trainkit.tasks.statistics import Ratio, Statistic
 from trainkit.tasks.task import Loss, Task
 
@@ -69,9 +71,13 @@ class Seq2SeqTask(Task):
         memory_BTD = model.encode(source_BT, segments_BT)
         start = self.end_of_text if model.decoder_start is None else model.decoder_start
         hidden_BTD = model.decode(shifted_right(target_BT, start), memory_BTD, segments_BT)
-        total, weight, correct = blocked_cross_entropy_and_correct(
-            model.prediction_states(hidden_BTD), model.unembedding(), target_BT, batch["weights"][:, 1]
-        )
+        states_BTE, unembedding_VE = model.prediction_states(hidden_BTD), model.unembedding()
+        weights_BT = batch["weights"][:, 1]
+        total, weight, correct = blocked_cross_entropy_and_correct(states_BTE, unembedding_VE, target_BT, weights_BT)
+        if self.spec.label_smoothing:
+            apart = smoothing_difference(states_BTE, unembedding_VE, target_BT, weights_BT)
+            # it has a gradient and no value: the loss that is shown is that of the predictions
+            total = total + self.spec.label_smoothing * (apart - jax.lax.stop_gradient(apart))
         return Loss(total, weight, {"accuracy": Ratio(correct, weight)})
 
     def report(self, *, loss: float, metrics: Mapping[str, Statistic], targets: int, bytes: int) -> dict[str, float]:

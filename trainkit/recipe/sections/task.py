@@ -123,6 +123,9 @@ class Seq2Seq(TaskSpec):
     """Write a target from a source: predict each token of the target from the source and the tokens before it."""
 
     type: Literal["seq2seq"]
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of each target that is spread over the whole vocabulary (Szegedy et al. 2016, section 7). It changes the
+    gradient, and not the loss that is shown."""
 
     implementation: ClassVar[str] = "trainkit.tasks.seq2seq"
     documents: ClassVar[frozenset[str]] = frozenset({"source-target"})
