@@ -41,11 +41,15 @@ from trainkit.recipe.families.transformer import Pretrained
 
 CONFIGS = FIXTURES / "configs"
 _7B: dict[str, Any] = {"layers": 32, "hidden": 4096, "heads": 32}
+_DROPPED: dict[str, Any] = {"dropout": 0.1, "attention_dropout": 0.1}
 _MISTRAL: dict[str, Any] = {**_7B, "kv_heads": 8, "intermediate": 14336, "context_length": 32768}
 
 #: What each says, and how many parameters its makers' weights have.
 PUBLISHED: dict[str, tuple[Pretrained, int]] = {
-    "gpt2": (Gpt2(vocab_size=50257, layers=12, hidden=768, heads=12, context_length=1024), 124_439_808),
+    "gpt2": (
+        Gpt2(vocab_size=50257, layers=12, hidden=768, heads=12, context_length=1024, **_DROPPED, embedding_dropout=0.1),
+        124_439_808,
+    ),
     "llama-2-7b": (
         Llama(vocab_size=32000, **_7B, kv_heads=32, intermediate=11008, context_length=4096),
         6_738_415_616,
@@ -177,6 +181,7 @@ PUBLISHED: dict[str, tuple[Pretrained, int]] = {
             intermediate=3072,
             context_length=512,
             pad_token_id=0,
+            **_DROPPED,
         ),
         109_514_298,
     ),
@@ -190,6 +195,7 @@ PUBLISHED: dict[str, tuple[Pretrained, int]] = {
             context_length=512,
             first_position=2,
             pad_token_id=1,
+            **_DROPPED,
         ),
         124_697_433,
     ),
@@ -202,6 +208,8 @@ PUBLISHED: dict[str, tuple[Pretrained, int]] = {
             intermediate=3072,
             context_length=512,
             pad_token_id=0,
+            **_DROPPED,
+            classifier_dropout=0.2,
         ),
         66_985_530,
     ),
