@@ -1,0 +1,112 @@
+"""Reversing strings by a recipe: a T5 is trained from scratch and evaluated by what it writes."""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import product
+from pathlib import Path
+
+import pyarrow.parquet
+import pytest
+from tokenizers import Tokenizer, pre_tokenizers, processors
+from tokenizers import models as tokenizer_models
+from trainer import trainkit
+
+from trainkit.events.log import read
+
+LETTERS = "abcdefgh"
+RECIPE = """
+schema = 1
+[run]
+name = "tiny"
+[model]
+type = "t5"
+layers = 1
+hidden = 32
+heads = 4
+intermediate = 64
+[tokenizer]
+path = "tokenizer.json"
+[task]
+type = "seq2seq"
+[data]
+sequence_length = 8
+encoding = { type = "pad" }
+[[data.train]]
+path = "train.jsonl"
+document = { type = "source-target", source = "reverse {text}", target = "{answer}" }
+[[data.validation]]
+name = "test"
+path = "test.jsonl"
+document = { type = "source-target", source = "reverse {text}", target = "{answer}" }
+[train]
+steps = 160
+batch_size = 32
+micro_batch_size = 16
+[optimizer]
+learning_rate = 1e-2
+[checkpoint]
+keep_every = 80
+best = { metric = "validation/test/exact_match", mode = "max" }
+[evaluate]
+every = 80
+predictions = true
+metrics = [{ type = "exact-match" }, { type = "token-f1" }, { type = "chrf" }]
+[evaluate.generate]
+max_tokens = 6
+max_items = 9
+beams = 2
+[sample]
+prompts = ["reverse a b"]
+temperature = 0.0
+[track]
+aim = false
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Strings of two letters and the same backwards, and a tokenizer that ends texts as T5 does."""
+    directory, chance = tmp_path_factory.mktemp("seq2seq"), random.Random(0)
+    strings = list(product(LETTERS, repeat=2))
+    chance.shuffle(strings)
+    for name, some in (("test", strings[:11]), ("train", strings)):
+        rows = ({"text": " ".join(letters), "answer": " ".join(reversed(letters))} for letters in some)
+        (directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = {word: number for number, word in enumerate(["<pad>", "</s>", "<unk>", "reverse", *LETTERS])}
+    tokenizer = Tokenizer(tokenizer_models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.add_special_tokens(["<pad>", "</s>", "<unk>"])
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "tiny.toml").write_text(RECIPE)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(place: Path) -> Path:
+    done = trainkit(place, "run", "tiny.toml", "--plain")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return place / "runs" / "tiny"
+
+
+def evaluations(run: Path) -> dict[int, dict[str, float]]:
+    return {event["step"]: event["metrics"] for event in read(run) if event["type"] == "evaluated"}
+
+
+def test_strings_are_reversed_as_the_samples_and_the_predictions_show(uninterrupted: Path) -> None:
+    last = evaluations(uninterrupted)[160]
+    assert last["validation/test/exact_match"] > 0.7 and last["validation/test/accuracy"] > 0.9, last
+    (sampled,) = [event for event in read(uninterrupted) if event["type"] == "sampled"]
+    assert sampled["text"] == "b a"
+    table = pyarrow.parquet.read_table(uninterrupted / "results" / "test-160.parquet").to_pydict()
+    assert len(table["row"]) == 9, "as many as max_items"
+    assert table["row"] == sorted(set(table["row"])) and set(table["source"]) == {
+        str(uninterrupted.parent.parent / "test.jsonl")
+    }
+    same = sum(map(str.__eq__, table["generated"], table["target"]))
+    assert same / 9 == last["validation/test/exact_match"]
+    assert all(
+        text.split()[1:] == target.split()[::-1] for text, target in zip(table["text"], table["target"], strict=True)
+    )
