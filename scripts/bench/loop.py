@@ -145,7 +145,7 @@ class _Prepared:
             log=self.log,
             checkpointing=checkpointing,
             best=BestSoFar(self.recipe),
-            evaluate=lambda state, step: None,
+            evaluate=lambda state, step, only=None: None,
             sample=lambda state, step, prompts=None: None,
             statistics=lambda state, step: None,
             compilations=compilations,
