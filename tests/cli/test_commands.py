@@ -19,14 +19,14 @@ Call = Callable[..., tuple[int, str, str]]
 #: Every option of every command. A new one comes with the question which of the others it would make useless: those
 #: pairs belong in `EXCLUSIVE` or `NEEDS` of the command's file.
 OPTIONS = {
-    "run": "--set --name --plain --json --detach --smoke --profile",
+    "run": "--set --mode --name --plain --json --detach --smoke --profile",
     "resume": "--set --reset-optimizer --forget-commands --raise-rate --plain --json --detach --profile",
-    "check": "--set",
-    "explain": "--set",
+    "check": "--set --mode",
+    "explain": "--set --mode",
     "schema": "",
-    "plan": "--set --devices --memory --mfu",
-    "cache-data": "--set --workers --engine --address --verify --repair --rebuild --show --export",
-    "inspect": "--set --step --first --rows --json",
+    "plan": "--set --mode --devices --memory --mfu",
+    "cache-data": "--set --mode --workers --engine --address --verify --repair --rebuild --show --export",
+    "inspect": "--set --mode --step --first --rows --json",
     "watch": "--once --size --page --replay --readonly --ascii --serve --port --allow-commands",
     "send": "",
     "runs": "",
@@ -36,7 +36,7 @@ OPTIONS = {
     "doctor": "--json",
     "eval": "--set --data --split --predictions --json",
     "generate": "--file --count --json --max-tokens --temperature --top-k --top-p --min-p --repetition-penalty --stop"
-    " --seed",
+    " --seed --beams --length-penalty",
     "chat": "--system --raw --max-tokens --temperature --top-k --top-p --min-p --repetition-penalty --stop --seed",
     "export": "--format --dtype --push --private --json",
 }
