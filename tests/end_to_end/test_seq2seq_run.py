@@ -1,4 +1,4 @@
-"""Reversing strings by a recipe: a T5 is trained from scratch and evaluated by what it writes."""
+"""Reversing strings by a recipe: a T5 is trained from scratch, evaluated by what it writes, and exported."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
+from reference import Reference
 from tokenizers import Tokenizer, pre_tokenizers, processors
 from tokenizers import models as tokenizer_models
 from trainer import trainkit
@@ -110,3 +111,31 @@ def test_strings_are_reversed_as_the_samples_and_the_predictions_show(uninterrup
     assert all(
         text.split()[1:] == target.split()[::-1] for text, target in zip(table["text"], table["target"], strict=True)
     )
+
+
+def test_an_export_writes_the_same_targets_in_transformers(uninterrupted: Path, reference: Reference) -> None:
+    place = uninterrupted.parent.parent
+    done = trainkit(place, "export", "tiny", "out")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (place / "test.jsonl").read_text().splitlines()[:8]]
+    sources = [f"reverse {row['text']}" for row in rows]
+    settings = [{"max_new_tokens": 6}, {"max_new_tokens": 6, "num_beams": 3}]
+    theirs = reference.write(place / "out", sources=sources, settings=settings)
+    for model, options, wanted in (
+        ("tiny", ("--temperature", "0"), theirs["ids"][0]),
+        ("out", ("--temperature", "0"), theirs["ids"][0]),
+        ("out", ("--beams", "3"), theirs["ids"][1]),
+    ):
+        done = trainkit(place, "generate", model, *sources, "--max-tokens", "6", *options)
+        assert done.returncode == 0, done.stderr
+        words = ["<pad>", "</s>", "<unk>", "reverse", *LETTERS]
+        assert done.stdout.splitlines() == [" ".join(words[token] for token in row if token > 1) for row in wanted]
+    assert sum(text.split() == row["answer"].split() for text, row in zip(theirs["texts"], rows, strict=True)) >= 5
+
+
+def test_a_conversation_and_options_that_change_nothing_are_refused(uninterrupted: Path) -> None:
+    place = uninterrupted.parent.parent
+    done = trainkit(place, "chat", "tiny")
+    assert done.returncode != 0 and "trainkit generate" in done.stderr
+    done = trainkit(place, "generate", "tiny", "reverse a b", "--beams", "2", "--top-k", "3")
+    assert done.returncode != 0 and "--top-k changes nothing with --beams 2" in done.stderr
