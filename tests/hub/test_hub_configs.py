@@ -22,6 +22,7 @@ from trainkit.hub.config import config_of, family_of, family_of_spec, read_confi
 from trainkit.recipe.families import FAMILIES, llama, mpt
 from trainkit.recipe.families.bart import Bart
 from trainkit.recipe.families.bert import Bert
+from trainkit.recipe.families.deberta_v3 import Deberta
 from trainkit.recipe.families.distilbert import DistilBert
 from trainkit.recipe.families.gemma2 import Gemma2
 from trainkit.recipe.families.gemma3 import Gemma3
@@ -29,6 +30,7 @@ from trainkit.recipe.families.gpt2 import Gpt2
 from trainkit.recipe.families.llama import Llama
 from trainkit.recipe.families.mistral import Mistral
 from trainkit.recipe.families.mixtral import Mixtral
+from trainkit.recipe.families.modernbert import ModernBert
 from trainkit.recipe.families.mpt import Mpt
 from trainkit.recipe.families.olmo2 import Olmo2
 from trainkit.recipe.families.qwen2 import Qwen2
@@ -49,6 +51,23 @@ PUBLISHED: dict[str, tuple[Pretrained, int]] = {
     "gpt2": (
         Gpt2(vocab_size=50257, layers=12, hidden=768, heads=12, context_length=1024, **_DROPPED, embedding_dropout=0.1),
         124_439_808,
+    ),
+    "deberta-v3-base": (
+        Deberta(vocab_size=128100, layers=12, hidden=768, heads=12, intermediate=3072, context_length=512, **_DROPPED),
+        184_551_780,
+    ),
+    "modernbert-base": (
+        ModernBert(
+            vocab_size=50368,
+            layers=22,
+            hidden=768,
+            heads=12,
+            intermediate=1152,
+            context_length=8192,
+            pooling="mean",
+            pad_token_id=50283,
+        ),
+        149_655_232,
     ),
     "llama-2-7b": (
         Llama(vocab_size=32000, **_7B, kv_heads=32, intermediate=11008, context_length=4096),
@@ -369,7 +388,7 @@ def test_a_model_without_shared_keys_says_how_many_heads_it_has(name):
 def test_a_config_that_does_not_say_how_long_texts_may_be_is_read_with_its_librarys_length(name):
     lengths = {"gpt2": 1024, "llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768, "olmo2": 2048}
     lengths |= {"gemma2": 8192, "gemma3": 131072, "mixtral": 131072, "qwen3-moe": 32768, "mpt": 2048, "bert": 512}
-    lengths |= {"roberta": 510, "distilbert": 512, "bart": 1024}
+    lengths |= {"roberta": 510, "distilbert": 512, "bart": 1024, "deberta-v3": 512, "modernbert": 8192}
     config = published(name)
     key = next(key for key in ("max_position_embeddings", "n_positions", "max_seq_len") if key in config)
     del config[key]

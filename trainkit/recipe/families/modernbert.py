@@ -228,6 +228,9 @@ FAMILY = Family(
         "classifier_bias": (False,),
         "decoder_bias": (True,),
         "sparse_prediction": (False, True),  # the same loss
+        # in published configs, and read by nothing
+        "position_embedding_type": ("absolute",),
+        "layer_norm_eps": (1e-5,),
     },
     parts=(
         mlp_width("intermediate_size"),

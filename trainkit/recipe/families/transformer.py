@@ -160,11 +160,6 @@ class Transformer(Pretrained):
         return self.initializer_range
 
     @property
-    def norm_epsilon(self) -> float:
-        """Added to the variance, or to the mean square, in the norms."""
-        raise NotImplementedError
-
-    @property
     def score_scale(self) -> float | None:
         """Factor of the scores; None means 1 / sqrt(`key_width`)."""
         return None
