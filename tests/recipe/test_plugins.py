@@ -132,8 +132,12 @@ def test_mistakes_in_a_plugin_s_keys_are_diagnosed_like_any_other(tmp_path: Path
     assert f"tiny.toml:{line_of(text, 'offset')}: schedule.offset = 0: expected a whole number of at least 1" in told
 
 
-def test_explain_and_schema_know_a_plugin_s_keys_and_what_they_mean(tmp_path: Path) -> None:
+def test_explain_and_schema_know_a_plugin_s_keys_and_what_they_mean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     path = place(tmp_path)
+    write(tmp_path / "text", "", "one.txt")
     told = explain(path, "optimizer", [])
     assert 'type = "adamw" or "muon" or "sign"' in told and "Decay of the average of the gradients." in told
     assert told.startswith("[optimizer]\n  Steps of one size along the signs of the momentum")
@@ -286,8 +290,12 @@ def test_a_value_of_the_wrong_kind_is_diagnosed(tmp_path: Path) -> None:
 # what is loaded
 
 
-def test_a_plugin_that_imports_late_keeps_the_light_commands_light(tmp_path: Path) -> None:
+def test_a_plugin_that_imports_late_keeps_the_light_commands_light(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     path = place(tmp_path)
+    write(tmp_path / "text", "", "one.txt")
     for arguments in (["check", str(path)], ["explain", str(path), "optimizer"]):
         assert not loaded(command(*arguments), tmp_path) & HEAVY
     check(path, [])
