@@ -1,9 +1,10 @@
-"""Reversing strings by a recipe: a T5 is trained from scratch, evaluated by what it writes, and exported."""
+"""Reversing strings by a recipe: a T5 is trained from scratch, killed, evaluated by what it writes, and exported."""
 
 from __future__ import annotations
 
 import json
 import random
+import shutil
 from itertools import product
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from reference import Reference
 from tokenizers import Tokenizer, pre_tokenizers, processors
 from tokenizers import models as tokenizer_models
-from trainer import trainkit
+from trainer import Trainer, arrays, losses, trainkit
 
 from trainkit.events.log import read
 
@@ -96,6 +97,11 @@ def evaluations(run: Path) -> dict[int, dict[str, float]]:
     return {event["step"]: event["metrics"] for event in read(run) if event["type"] == "evaluated"}
 
 
+def copied(place: Path, to: Path) -> Path:
+    shutil.copytree(place, to, dirs_exist_ok=True, ignore=shutil.ignore_patterns("runs", "cache", "out"))
+    return to
+
+
 def test_strings_are_reversed_as_the_samples_and_the_predictions_show(uninterrupted: Path) -> None:
     last = evaluations(uninterrupted)[160]
     assert last["validation/test/exact_match"] > 0.7 and last["validation/test/accuracy"] > 0.9, last
@@ -111,6 +117,31 @@ def test_strings_are_reversed_as_the_samples_and_the_predictions_show(uninterrup
     assert all(
         text.split()[1:] == target.split()[::-1] for text, target in zip(table["text"], table["target"], strict=True)
     )
+
+
+def test_a_run_that_was_killed_ends_bit_for_bit_as_one_that_was_not(
+    place: Path, uninterrupted: Path, tmp_path: Path
+) -> None:
+    copied(place, tmp_path)
+    with Trainer(tmp_path, "run", "tiny.toml", "--plain") as trainer:
+        assert trainer.until(lambda event: event["type"] == "checkpoint_saved" and event["step"] == 80)
+        trainer.kill()
+    done = trainkit(tmp_path, "resume", "tiny", "--plain")
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs" / "tiny"
+    assert arrays(run, 160) == arrays(uninterrupted, 160)
+    assert evaluations(run) == evaluations(uninterrupted)
+
+
+def test_eight_devices_train_and_evaluate_as_one(place: Path, uninterrupted: Path, tmp_path: Path) -> None:
+    copied(place, tmp_path)
+    arguments = ("--set", "train.micro_batch_size=2", "--set", "train.steps=4", "--set", "schedule.type=constant")
+    single = trainkit(place, "run", "tiny.toml", "--plain", *arguments, "--set", "run.name=single")
+    several = trainkit(tmp_path, "run", "tiny.toml", "--plain", *arguments, devices=8)
+    assert single.returncode == several.returncode == 0, single.stderr + several.stderr
+    one, eight = place / "runs" / "single", tmp_path / "runs" / "tiny"
+    assert losses(eight) == pytest.approx(losses(one), rel=1e-4)
+    assert evaluations(eight)[4] == pytest.approx(evaluations(one)[4], rel=1e-4)
 
 
 def test_an_export_writes_the_same_targets_in_transformers(uninterrupted: Path, reference: Reference) -> None:
