@@ -40,7 +40,7 @@ class Classifier(eqx.Module):
         first, second = jax.random.split(jax.random.fold_in(key, HEAD))
         scale, bias = spec.head_range, layers.dense_bias
         dense = Linear.init(first, d, d, scale=scale, bias=bias) if layers.dense else None
-        norm = LayerNorm.init(d, epsilon=spec.norm_epsilon, bias=False) if layers.norm else None
+        norm = None if layers.norm is None else LayerNorm.init(d, epsilon=layers.norm, bias=False)
         output = Linear.init(second, d, spec.head.width, scale=scale, bias=layers.bias)
         rate = spec.head_dropout(spec.head.kind)
         first_rate = spec.first_head_dropout(spec.head.kind)

@@ -53,8 +53,8 @@ class HeadLayers(NamedTuple):
     """Whether the last matrix has a bias."""
     dense_bias: bool = True
     """Whether the first matrix has a bias."""
-    norm: bool = False
-    """Whether a layer norm without bias follows the function."""
+    norm: float | None = None
+    """Added to the variance in a layer norm without bias that follows the function; None where there is no norm."""
 
 
 class ModelSpec(Spec):

@@ -56,8 +56,8 @@ class ModernBert(TextEncoder):
     implementation: ClassVar[str] = "trainkit.models.modernbert"
     biased: ClassVar[bool] = False
     class_heads: ClassVar[Mapping[HeadKind, HeadLayers]] = {
-        "sequence": HeadLayers("first", dense="gelu", dense_bias=False, norm=True),
-        "token": HeadLayers("each", dense="gelu", dense_bias=False, norm=True),
+        "sequence": HeadLayers("first", dense="gelu", dense_bias=False, norm=1e-5),
+        "token": HeadLayers("each", dense="gelu", dense_bias=False, norm=1e-5),
     }
     changeable: ClassVar[frozenset[str]] = TextEncoder.changeable | {"pooling", "mlp_dropout"}
 
@@ -97,7 +97,7 @@ class ModernBert(TextEncoder):
         return self.classifier_dropout
 
     def head_layers(self, kind: HeadKind) -> HeadLayers:
-        layers = super().head_layers(kind)
+        layers = super().head_layers(kind)._replace(norm=self.norm_eps)
         return layers._replace(at="mean") if kind == "sequence" and self.pooling == "mean" else layers
 
     def leaf_shapes(self, *, vocab_size: int, sequence_length: int) -> dict[str, Shape]:

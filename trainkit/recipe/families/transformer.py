@@ -122,7 +122,7 @@ class Transformer(Pretrained):
             return {}
         layers, d = self.head_layers(self.head.kind), self.hidden
         dense = linear(f"{CLASSIFIER}.dense", d, d, bias=layers.dense_bias) if layers.dense else {}
-        if layers.norm:
+        if layers.norm is not None:
             dense |= norm(f"{CLASSIFIER}.norm", d)
         return dense | linear(f"{CLASSIFIER}.output", d, self.head.width, bias=layers.bias)
 
