@@ -17,7 +17,7 @@ from trainkit.recipe.families.encoder import TextEncoder
 from trainkit.recipe.families.model import Head
 from trainkit.recipe.families.modernbert import ModernBert
 from trainkit.recipe.sections.adapter import Lora, trained_shapes
-from trainkit.recipe.sections.task import SequenceClassification
+from trainkit.recipe.sections.classification_tasks import SequenceClassification
 from trainkit.tasks.sequence_classification import SequenceClassificationTask
 
 TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 31, (4, 12)))

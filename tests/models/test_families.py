@@ -18,8 +18,8 @@ from small_decoders import LENGTH, SPECS, VOCAB, model, tokens
 from trainkit import models
 from trainkit.recipe.families import FAMILIES
 from trainkit.recipe.families import decoder as spec
-from trainkit.recipe.families.decoder import Sparse
 from trainkit.recipe.families.gpt2 import Gpt2
+from trainkit.recipe.families.moe import Sparse
 from trainkit.recipe.families.mpt import Mpt
 from trainkit.recipe.families.transformer import GptDecoder, Transformer
 from trainkit.recipe.sections.model import Model

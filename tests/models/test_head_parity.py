@@ -18,7 +18,7 @@ from reference import PADDED, Reference
 from trainkit.hub.load import read_spec
 from trainkit.hub.save import save
 from trainkit.recipe.families.model import TOKENS, Head
-from trainkit.recipe.sections.task import SequenceClassification, TokenClassification
+from trainkit.recipe.sections.classification_tasks import SequenceClassification, TokenClassification
 from trainkit.tasks.sequence_classification import SequenceClassificationTask, build
 from trainkit.tasks.token_classification import TokenClassificationTask
 

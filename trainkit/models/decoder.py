@@ -19,7 +19,7 @@ from trainkit.models.rope import RotaryTables, rotary_tables, rotate, stack_tabl
 from trainkit.models.stack import LanguageModel, parts, positions, residual_scale
 from trainkit.parallel.devices import AttentionName
 from trainkit.recipe.families import decoder as recipe
-from trainkit.recipe.families.decoder import Sparse
+from trainkit.recipe.families.moe import Sparse
 from trainkit.recipe.families.rope import Rope
 from trainkit.recipe.families.sizes import Remat
 

@@ -17,7 +17,7 @@ from trainkit.models.custom_vjps import gated_silu
 from trainkit.models.layers import Linear
 from trainkit.models.master_weights import Weight, exact
 from trainkit.parallel.mesh import on_own_rows
-from trainkit.recipe.families.decoder import Sparse
+from trainkit.recipe.families.moe import Sparse
 
 #: Rows of a block: with fewer its expert's matrix is read for too little, with more too many places are left over.
 LEAST_ROWS, MOST_ROWS = 8, 256

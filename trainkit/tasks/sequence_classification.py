@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
-from trainkit.recipe.sections.task import SequenceClassification
+from trainkit.recipe.sections.classification_tasks import SequenceClassification
 from trainkit.tasks.statistics import Ratio, Statistic
 from trainkit.tasks.task import Loss, Task, segments_of
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
-from trainkit.recipe.sections.task import TokenClassification
+from trainkit.recipe.sections.classification_tasks import TokenClassification
 from trainkit.tasks.sequence_classification import cross_entropy
 from trainkit.tasks.statistics import Ratio, Statistic
 from trainkit.tasks.task import Loss, Task, segments_of

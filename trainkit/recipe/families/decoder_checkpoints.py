@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from trainkit.recipe.families.decoder import Sparse
 from trainkit.recipe.families.hugging_face import (
     Config,
     Part,
@@ -17,6 +16,7 @@ from trainkit.recipe.families.hugging_face import (
     table,
     whole,
 )
+from trainkit.recipe.families.moe import Sparse
 
 BLOCK = "model.layers.{layer}"
 

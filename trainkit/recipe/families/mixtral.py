@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from trainkit.recipe.families import decoder_checkpoints as shared
-from trainkit.recipe.families.decoder import Sparse, Windowed
+from trainkit.recipe.families.decoder import Windowed
 from trainkit.recipe.families.hugging_face import Family, scored
+from trainkit.recipe.families.moe import Sparse
 from trainkit.recipe.spec import Count, Positive
 
 

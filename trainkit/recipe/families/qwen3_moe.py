@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from trainkit.recipe.families import decoder_checkpoints as shared
-from trainkit.recipe.families.decoder import Biased, Sparse, Windowed
+from trainkit.recipe.families.decoder import Biased, Windowed
 from trainkit.recipe.families.hugging_face import Config, Family, Part, Unsupported, scored
+from trainkit.recipe.families.moe import Sparse
 from trainkit.recipe.spec import Count, Positive
 
 

@@ -1,7 +1,7 @@
 """[task]: what is learned from the documents, and which documents and models each task needs.
 
-The loss of a task stands in the module that its spec names as `implementation`; nothing outside that module and its
-spec knows a task by name.
+Tasks with classes, pairs of answers or vectors have files of their own beside this one. The loss of a task is in the
+module that its spec names as `implementation`; nothing outside that module and its spec knows a task by name.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from trainkit.recipe.families.model import Head, Kind, ModelSpec
-from trainkit.recipe.sections.data import Concatenate, Data, Pad
+from trainkit.recipe.families.model import Kind, ModelSpec
+from trainkit.recipe.sections.classification_tasks import SequenceClassification, TokenClassification
+from trainkit.recipe.sections.data import Concatenate, Data
 from trainkit.recipe.sections.embedding_task import Embedding
 from trainkit.recipe.sections.preference_tasks import Kto, Preference, Reward
 from trainkit.recipe.sections.source import Source, Tokens, document_of
-from trainkit.recipe.sections.task_spec import TEXTS, TaskSpec, check_last_token
-from trainkit.recipe.spec import Count, Fraction, MissingKey, NotNegative, Positive, union_of
-from trainkit.text import plural
+from trainkit.recipe.sections.task_spec import TEXTS, TaskSpec
+from trainkit.recipe.spec import Fraction, NotNegative, union_of
 
 
 class NextTokens(TaskSpec):
@@ -133,175 +133,6 @@ class Seq2Seq(TaskSpec):
     reports: ClassVar[frozenset[str]] = frozenset({"loss", "perplexity", "accuracy"})
     shifted: ClassVar[bool] = False
     writes: ClassVar[bool] = True
-
-
-class Classification(TaskSpec):
-    """What tasks with classes have in common."""
-
-    classes: Count | tuple[str, ...] | None = None
-    """How many classes there are, or their names in the order of their numbers; those of the documents where not
-    given."""
-    class_weights: tuple[Positive, ...] = ()
-    """How much each class counts in the loss, in the order of their numbers; all the same where not given."""
-    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the target that is spread evenly over all classes (Szegedy et al. 2016, section 7)."""
-    new_head: bool = False
-    """Whether the last layer of the head begins at random although `model.pretrained` has one, as it must where that
-    is for another number of classes."""
-
-    models: ClassVar[frozenset[Kind]] = frozenset({"encoder", "causal"})
-    shifted: ClassVar[bool] = False
-    predictions: ClassVar[frozenset[str]] = frozenset({"label", "predicted", "scores"})
-    reports: ClassVar[frozenset[str]] = frozenset({"loss", "accuracy"})
-
-    def class_names(self, data: Data) -> tuple[str, ...]:
-        """Return the names of the classes; their numbers where they have no names."""
-        count, names = self.known_classes(data)
-        return names or tuple(map(str, range(count)))
-
-    def known_classes(self, data: Data) -> tuple[int, tuple[str, ...]]:
-        """Return how many classes there are, and their names if they have any. Raises ValueError where that is not
-        known, or where the documents say otherwise."""
-        sources = (*data.train, *data.validation)
-        named = dict.fromkeys(document.label_names if (document := document_of(one)) else () for one in sources)
-        if len(named) > 1:
-            raise ValueError("all sources must have the same document.classes, in the same order")
-        names = next(iter(named))
-        if isinstance(self.classes, tuple):
-            if names and names != self.classes:
-                raise ValueError("task.classes and document.classes differ: leave one of them out")
-            names = self.classes
-        count = self.classes if isinstance(self.classes, int) else len(names)
-        if not count:
-            raise MissingKey("task.classes", "how many classes there are follows from nothing else")
-        if names and count != len(names):
-            raise ValueError(f"task.classes = {count}, but document.classes names {len(names)}: leave one of them out")
-        if count < 2:
-            found = f'"{names[0]}"' if names else str(count)
-            raise ValueError(
-                f"there must be at least two classes, found {found}: add to task.classes or document.classes"
-            )
-        if len(set(names)) < len(names):
-            raise ValueError(f"two classes have the same name: {', '.join(names)}")
-        if self.class_weights and len(self.class_weights) != count:
-            raise ValueError(f"task.class_weights has {plural(len(self.class_weights), 'number')} for {count} classes")
-        return count, names
-
-
-#: By the problem, the types of labels that it learns from, and what transformers calls it.
-_PROBLEMS = {
-    "multi-class": (("class",), "single_label_classification"),
-    "multi-label": (("classes", "flags"), "multi_label_classification"),
-    "regression": (("number",), "regression"),
-}
-
-
-class SequenceClassification(Classification):
-    """Tell the class of a text or of a pair of texts, all of its classes, or numbers."""
-
-    type: Literal["sequence-classification"]
-    problem: Literal["multi-class", "multi-label", "regression"] = "multi-class"
-    """What is learned of a text. `"multi-class"`: its one class, by cross-entropy. `"multi-label"`: which of the
-    classes it has, by binary cross-entropy. `"regression"`: a number, or several, by mean squared error."""
-    positive_weights: tuple[Positive, ...] = ()
-    """Of `"multi-label"`, by how much more a text counts in the loss of a class that it has: often the number of texts
-    without the class divided by that of texts with it."""
-
-    implementation: ClassVar[str] = "trainkit.tasks.sequence_classification"
-    models: ClassVar[frozenset[Kind]] = frozenset({"encoder", "causal", "encoder-decoder"})
-    documents: ClassVar[frozenset[str]] = frozenset({"labelled"})
-
-    @property
-    def predicted(self) -> frozenset[str]:
-        """What it predicts: classes, sets of classes or numbers."""
-        names = {
-            "multi-class": ("label", "predicted", "scores"),
-            "multi-label": ("labels", "predicted_labels", "scores"),
-            "regression": ("target", "predicted"),
-        }
-        return frozenset(names[self.problem])
-
-    def reports_on(self, sources: Iterable[Source], data: Data) -> frozenset[str]:
-        """Return the names of its values: the accuracy is of one class for each text."""
-        return self.reports if self.problem == "multi-class" else frozenset({"loss"})
-
-    def head(self, data: Data) -> Head:
-        """Return a head with a score for each class, or for each number."""
-        count, names = self.known_classes(data)
-        return Head("sequence", count, names, self.new_head, _PROBLEMS[self.problem][1])
-
-    def class_names(self, data: Data) -> tuple[str, ...]:
-        """Return the names of the classes, or of several numbers; none of one number."""
-        names = super().class_names(data)
-        return names if self.problem != "regression" or len(names) > 1 else ()
-
-    def known_classes(self, data: Data) -> tuple[int, tuple[str, ...]]:
-        """Return how many classes, or numbers, there are, and their names if they have any."""
-        if self.problem != "regression":
-            count, names = super().known_classes(data)
-            if self.positive_weights and len(self.positive_weights) != count:
-                weights = plural(len(self.positive_weights), "number")
-                raise ValueError(f"task.positive_weights has {weights} for {count} classes")
-            return count, names
-        documents = [document_of(source) for source in (*data.train, *data.validation)]
-        known = {(getattr(d, "numbers_in_label", 1), d.label_names if d else ()) for d in documents}
-        if len(known) > 1:
-            raise ValueError("all sources must have labels of the same numbers: see document.label and label_width")
-        return known.pop()
-
-    @model_validator(mode="after")
-    def _keys_fit_the_problem(self) -> SequenceClassification:
-        of = {
-            "classes": ("multi-class", "multi-label"),
-            "class_weights": ("multi-class", "multi-label"),
-            "label_smoothing": ("multi-class",),
-            "positive_weights": ("multi-label",),
-        }
-        for key, problems in of.items():
-            if getattr(self, key) != type(self).model_fields[key].default and self.problem not in problems:
-                named = " or ".join(f'"{name}"' for name in problems)
-                raise ValueError(
-                    f'task.{key} changes nothing with task.problem = "{self.problem}": leave it out, or use {named}'
-                )
-        return self
-
-    def _check_labels(self, data: Data) -> None:
-        allowed, _ = _PROBLEMS[self.problem]
-        for source in (*data.train, *data.validation):
-            found = getattr(document_of(source), "label_type", "class")
-            if found not in allowed:
-                fitting = next(name for name, (types, _) in _PROBLEMS.items() if found in types)
-                wanted = " or ".join(f'"{name}"' for name in allowed)
-                raise ValueError(
-                    f'task.problem = "{self.problem}" learns from labels of type {wanted}, and document.label_type ='
-                    f' "{found}": change it, or write task.problem = "{fitting}"'
-                )
-
-    def check_sizes(self, model: ModelSpec, data: Data) -> None:
-        """Raise ValueError where the labels are of another type, a row of a batch may hold several texts, or a decoder
-        would not be scored where transformers scores it."""
-        self._check_labels(data)
-        if not isinstance(data.encoding, Pad):
-            raise ValueError(
-                f'a text with a label is a row of its own, which data.encoding.type = "{data.encoding.type}" does not'
-                ' give: data.encoding = { type = "pad" }'
-            )
-        check_last_token(model, data)
-
-
-class TokenClassification(Classification):
-    """Tell the class of each token that has a label, such as the first of each word."""
-
-    type: Literal["token-classification"]
-
-    implementation: ClassVar[str] = "trainkit.tasks.token_classification"
-    predictions: ClassVar[frozenset[str]] = frozenset({"label", "predicted", "scores", "begins"})
-    documents: ClassVar[frozenset[str]] = frozenset({"tagged"})
-
-    def head(self, data: Data) -> Head:
-        """Return a head with a score for each class at each token."""
-        count, names = self.known_classes(data)
-        return Head("token", count, names, self.new_head)
 
 
 #: Every task of the recipe language.
