@@ -4,8 +4,8 @@ uv run python scripts/run_recipes.py                 # all of them in full
 uv run python scripts/run_recipes.py classify tag    # only these; docs/recipes.md keeps the rows of the others
 uv run python scripts/run_recipes.py --short         # all of them with `--mode sanity`; writes nothing
 
-A recipe takes part if one of its first lines is `# result: METRIC above NUMBER` (or `below NUMBER`), with the name of a
-metric as in the log. The last evaluation of a run in full must give such a value.
+A recipe is run if one of its first lines is `# result: METRIC above NUMBER` (or `below NUMBER`), with the name of a
+metric as in the log. In the last evaluation of a full run, the metric must be above (or below) that number.
 """
 
 from __future__ import annotations
@@ -29,13 +29,18 @@ from trainkit.text import format_count, format_duration
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs" / "recipes.md"
-RESULT = re.compile(r"^# result: (\S+) (above|below) ([\d.]+)", re.MULTILINE)
+RESULT = re.compile(r"^# result: (\S+) (above|below) (-?\d+(?:\.\d+)?)", re.MULTILINE)
+#: How busy other programs keep the machine: the load average of the last minute, before the first recipe.
+LOAD = os.getloadavg()[0]
+#: The column of the table, from 0, that says what result a recipe expects.
+EXPECTED = 7
 HEAD = """\
 # Recipes that need no network
 
-`scripts/run_recipes.py` ran each of these in full and wrote this table. Their data are the Python standard library or
-are made from a seed, by `recipes/toy_data.py`, and the models begin with random weights. *Time* is that of the whole
-command, with tokenising, compiling and evaluating.
+`scripts/run_recipes.py` ran each of these recipes in full and wrote this table. The data are the Python standard
+library, or `recipes/toy_data.py` makes them from a seed. The models start from random weights. *Time* is that of the
+whole command, including tokenising, compiling and evaluating. *Load* is the load average of the machine before the
+first recipe: the number of processes of other programs that were running or waiting for a core.
 
 | recipe | task | model | parameters | steps | time | result | expected | date | machine |
 |---|---|---|---|---|---|---|---|---|---|
@@ -52,7 +57,13 @@ class Recipe:
     """`above` or `below`."""
     number: float
 
+    @property
+    def expected(self) -> str:
+        """The bound as the table shows it."""
+        return f"{self.bound} {self.number:g}"
+
     def holds(self, value: float) -> bool:
+        """Return whether a value of the metric is as expected."""
         return value > self.number if self.bound == "above" else value < self.number
 
 
@@ -70,14 +81,16 @@ def train(recipe: Recipe, directory: Path, *, short: bool) -> Path:
     return directory / "runs" / recipe.path.stem
 
 
-def row(recipe: Recipe, run: Path, seconds: float) -> tuple[str, bool]:
-    """Return the row of a run in the table, and whether its result is as stated."""
+def row(recipe: Recipe, run: Path, seconds: float) -> tuple[str, float]:
+    """Return the row of a run in the table, and its result. Raises ValueError where no evaluation has the metric."""
     events = read(run)
     plan = next(event["plan"] for event in events if event["type"] == "planned")
     values = [e["metrics"][recipe.metric] for e in events if e["type"] == "evaluated" and recipe.metric in e["metrics"]]
+    if not values:
+        raise ValueError(f"no evaluation has {recipe.metric}")
     resolved = tomli.loads((run / "recipe.toml").read_text())
     name = recipe.path.stem
-    busy = f", load {load:.0f} as it began" if (load := LOAD) >= 1 else ""
+    busy = f", load {LOAD:.0f}" if LOAD >= 1 else ""
     cells = [
         f"[{name}](../recipes/{name}.toml)",
         resolved["task"]["type"],
@@ -86,33 +99,39 @@ def row(recipe: Recipe, run: Path, seconds: float) -> tuple[str, bool]:
         str(max(event["step"] for event in events)),
         format_duration(seconds),
         f"`{recipe.metric}` {values[-1]:.3g}",
-        f"{recipe.bound} {recipe.number:g}",
+        recipe.expected,
         datetime.date.today().isoformat(),
         f"{os.cpu_count()} cores {platform.machine()}, Python {platform.python_version()}{busy}",
     ]
-    return f"| {' | '.join(cells)} |", recipe.holds(values[-1])
+    return f"| {' | '.join(cells)} |", values[-1]
 
 
 def written(rows: dict[str, str]) -> str:
-    """Return the document with new rows, and with the old rows of recipes that have no new one."""
+    """Return the document with new rows, and with the old rows of recipes that have no new one.
+
+    What a recipe expects is what it states now.
+    """
     old = {}
     if DOCUMENT.is_file():
         old = {m[1]: m[0] for m in re.finditer(r"^\| \[(.+?)\]\(.*\|$", DOCUMENT.read_text(), re.MULTILINE)}
-    names = [recipe.path.stem for recipe in offline()]
-    table = old | rows
-    return HEAD + "".join(f"{table[name]}\n" for name in names if name in table)
-
-
-#: How busy other programs keep the machine: the load average before the first recipe.
-LOAD = os.getloadavg()[0]
+    table, lines = old | rows, []
+    for recipe in offline():
+        if recipe.path.stem in table:
+            cells = table[recipe.path.stem].strip("| ").split(" | ")
+            cells[EXPECTED] = recipe.expected
+            lines.append(f"| {' | '.join(cells)} |\n")
+    return HEAD + "".join(lines)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run the recipes that need no network.")
-    parser.add_argument("names", nargs="*", help="recipes, by name; by default all")
+    parser.add_argument("names", nargs="*", help="names of recipes; by default all of them")
     parser.add_argument("--short", action="store_true", help="run them with --mode sanity, and write nothing")
     options = parser.parse_args()
-    chosen = [recipe for recipe in offline() if not options.names or recipe.path.stem in options.names]
+    recipes = {recipe.path.stem: recipe for recipe in offline()}
+    if unknown := [name for name in options.names if name not in recipes]:
+        parser.error(f"no recipe named {', '.join(unknown)} states a result: choose from {', '.join(recipes)}")
+    chosen = [recipe for name, recipe in recipes.items() if not options.names or name in options.names]
     wrong = []
     with tempfile.TemporaryDirectory(prefix="trainkit-recipes-") as directory:
         for recipe in chosen:
@@ -124,11 +143,15 @@ def main() -> int:
                 continue
             if options.short:
                 continue
-            line, holds = row(recipe, run, time.monotonic() - start)
+            try:
+                line, value = row(recipe, run, time.monotonic() - start)
+            except ValueError as error:
+                wrong.append(f"{recipe.path.stem}: {error}")
+                continue
             print(line)
             DOCUMENT.write_text(written({recipe.path.stem: line}))
-            if not holds:
-                wrong.append(f"{recipe.path.stem}: {recipe.metric} is not {recipe.bound} {recipe.number:g}")
+            if not recipe.holds(value):
+                wrong.append(f"{recipe.path.stem}: {recipe.metric} is {value:.3g}, not {recipe.expected}")
     print("\n".join(wrong) or "all as expected")
     return 1 if wrong else 0
 

@@ -109,6 +109,14 @@ def test_the_newest_step_of_each_set_is_read_and_damaged_files_are_left_out(tmp_
     assert (other.name, other.step) == ("other", 5)
 
 
+def test_results_after_the_last_step_and_columns_without_items_are_left_out(tmp_path):
+    none = {name: [] for name in ("source", "row", "label", "predicted", "scores")}
+    write_result(tmp_path, 10, none)
+    write_result(tmp_path, 20, predictions(2))
+    (result,) = read_results(tmp_path, until=15)
+    assert (result.step, result.worst) == (10, ())
+
+
 def test_a_run_without_samples_shows_its_newest_evaluation_and_how_long_it_waits(tmp_path, monkeypatch):
     only(monkeypatch, SamplesPage)
     evaluated = {"type": "evaluated", "t": 1.7e9, "attempt": 1, "name": "dev", "seconds": 0.1}

@@ -30,6 +30,13 @@ def test_a_mode_wins_over_the_file_and_set_wins_over_the_mode(tmp_path, monkeypa
     assert toy.origins["data.train.0.limit"].startswith("--set")
 
 
+def test_a_value_set_for_one_mode_need_not_fit_another(tmp_path):
+    path = write(tmp_path, TEXT)
+    assert load(path, ["model.context_length=64"]).recipe.model.type == "gpt2"
+    with pytest.raises(TrainkitError):
+        load(path, ["model.context_length=64"], mode="llama")
+
+
 def test_a_mode_that_changes_a_type_drops_the_keys_of_the_old_one(tmp_path):
     path = write(tmp_path, TEXT.replace("heads = 4", "heads = 4\ntied = false"))
     model = load(path, mode="llama").recipe.model
@@ -62,7 +69,7 @@ def test_the_recipe_of_a_run_records_what_a_mode_gave(tmp_path, monkeypatch):
         ("[mode.late]\ntrain.steps = 0", "train.steps = 0: expected a whole number of at least 1"),
         ("[mode.late]\ndata.train.1.limit = 3", "data.train is a list of 1; it has no place '1'"),
         ("[mode.full]\ntrain.steps = 3", "'full' is the recipe as it is written"),
-        ("[mode]\ntoy = 3", "mode.toy is no table"),
+        ("[mode]\ntoy = 3", "mode.toy is not a table"),
     ],
 )
 def test_a_mistake_in_any_mode_is_found_with_its_file_and_line(tmp_path, monkeypatch, mistake, problem):

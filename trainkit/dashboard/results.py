@@ -24,7 +24,7 @@ class Worst(NamedTuple):
     label: str
     predicted: str
     wrong: float
-    """Of classes, the probability of the one that was predicted; of numbers, the distance."""
+    """The probability of the predicted class; for numbers, the distance from the label."""
     place: str
 
 
@@ -35,20 +35,24 @@ class SetResult:
     name: str
     step: int
     metrics: Mapping[str, float]
-    """By the name behind `validation/SET/`."""
+    """By name, without `validation/SET/`."""
     confused: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """How many items with a label were predicted as a class, by (label, predicted); empty where it has no classes."""
+    """The number of items by (label, predicted class); empty where the task has no classes."""
     worst: tuple[Worst, ...] = ()
     """The worst first."""
 
     @property
     def classes(self) -> list[str]:
-        """The classes that occur, in the order of their names."""
+        """The classes that occur as label or prediction, in the order of their names."""
         return sorted({name for pair in self.confused for name in pair})
 
 
-def read_results(run_directory: Path) -> list[SetResult]:
-    """Return the newest result of each validation set, by the names of the sets."""
+def read_results(run_directory: Path, *, until: int | None = None) -> list[SetResult]:
+    """Return the newest result of each validation set, in the order of the sets' names.
+
+    Args:
+        until: the last step of the run. Results of later steps are those of an attempt that was rewound.
+    """
     newest: dict[str, tuple[int, dict[str, Any], Path]] = {}
     for path in run_directory.glob("results/*.json"):
         try:
@@ -56,7 +60,7 @@ def read_results(run_directory: Path) -> list[SetResult]:
             name, step, metrics = str(found["set"]), int(found["step"]), dict(found["metrics"])
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        if name not in newest or step > newest[name][0]:
+        if (until is None or step <= until) and (name not in newest or step > newest[name][0]):
             newest[name] = (step, metrics, path)
     return [_result(name, *newest[name]) for name in sorted(newest)]
 
@@ -67,10 +71,13 @@ def _result(name: str, step: int, logged: Mapping[str, Any], path: Path) -> SetR
         key.removeprefix(before): float(value) for key, value in logged.items() if isinstance(value, int | float)
     }
     table = _read_table(path.with_suffix(".parquet"))
-    if table.keys() >= {"label", "predicted", "scores", "source", "row"}:
-        return SetResult(name, step, metrics, *_of_classes(table))
-    if table.keys() >= {"target", "predicted", "source", "row"}:
-        return SetResult(name, step, metrics, worst=_of_numbers(table))
+    try:
+        if table.keys() >= {"label", "predicted", "scores", "source", "row"}:
+            return SetResult(name, step, metrics, *_of_classes(table))
+        if table.keys() >= {"target", "predicted", "source", "row"}:
+            return SetResult(name, step, metrics, worst=_of_numbers(table))
+    except (ValueError, TypeError):  # columns that are empty, or hold something else
+        pass
     return SetResult(name, step, metrics)
 
 

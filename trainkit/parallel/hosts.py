@@ -1,8 +1,8 @@
-"""Several processes that train one run, usually one on each host: which of them this is, and what they agree on.
+"""Several processes that train one run, usually one on each host: the number of this process, and shared decisions.
 
-All of them compute the same step. The first one also writes the log, takes commands and decides whatever depends on
-more than the recipe, the data and the state: the time, commands, signals, files that exist. The others receive its
-decisions through the coordination service of `jax.distributed`, so that no device waits for them.
+All processes compute the same step. The first one also writes the log, takes commands, and decides everything that
+depends on more than the recipe, the data and the state: the time, commands, signals, files that exist. The others
+receive its decisions through the coordination service of `jax.distributed`, so no device waits for a decision.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from typing import Any, TypeVar
 from trainkit.errors import FAILED, TrainkitError
 
 T = TypeVar("T")
-#: Names the first process as HOST:PORT; `NUMBER` and `COUNT` go with it. The names are those of jax.
+#: Environment variables of jax: HOST:PORT of the first process, the number of processes, and that of this one.
 ADDRESS, COUNT, NUMBER = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
-#: How many processes a launcher has started, by the variable that says so: within `srun`, and of Open MPI.
+#: Variables in which `srun` and Open MPI say how many processes they have started.
 LAUNCHERS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
-#: Milliseconds of one wait for another process. Between two waits Python handles signals.
+#: Milliseconds of one wait for another process. Python handles signals between two waits.
 _PATIENCE = 2000
-#: Seconds that a process waits at its end for the others, such as for exports and trackers of the first.
+#: Seconds that a process waits at its end for the others: the first one may still be exporting.
 _SHUTDOWN = 3600
-#: The first process forgets decisions that are so many decisions old.
-_KEPT = 1000
+#: The first process forgets a decision after this many others. A process that falls further behind waits forever, and
+#: a paused run makes about 15 decisions a second.
+_KEPT = 100_000
 
 
 @dataclass
@@ -46,7 +47,7 @@ _group: _Group | None = None
 
 
 def join() -> None:
-    """Join the processes that the environment says train together; does nothing where there is only this one.
+    """Join the other processes of a run, if the environment says that there are any.
 
     Call it before jax opens a device.
 
@@ -59,7 +60,7 @@ def join() -> None:
     import jax
     from jax._src import distributed  # jax.distributed has no public way to exchange values
 
-    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
+    jax.config.update("jax_enable_preemption_service", False)  # the service would handle SIGTERM itself
     try:
         jax.distributed.initialize(
             num_processes=_number(COUNT),
@@ -70,8 +71,8 @@ def join() -> None:
         raise TrainkitError(
             f"cannot join the other processes of this run: {error}",
             where=ADDRESS,
-            hint=f"{ADDRESS} is HOST:PORT of process 0, {COUNT} the same number everywhere, {NUMBER} from 0 on;"
-            " or start with srun or mpirun",
+            hint=f"set {ADDRESS} to HOST:PORT of process 0, {COUNT} to the number of processes, and {NUMBER} to the number"
+            " of this one, counted from 0; or start trainkit with srun or mpirun",
         ) from error
     state = distributed.global_state
     _group = _Group(state.client, state.process_id, state.num_processes)
@@ -88,10 +89,12 @@ def is_first() -> bool:
 
 
 def from_first(make: Callable[[], T]) -> T:
-    """Return what `make` returns in the first process. Only the main thread may call it, in each process equally often.
+    """Return what `make` returns in the first process.
+
+    Only main threads may call this, and all processes must make the same calls in the same order.
 
     Raises:
-        TrainkitError: as `make` does. The other processes then end.
+        TrainkitError: in the first process, as `make` does; in the others, SystemExit with its exit code.
     """
     if _group is None:
         return make()
@@ -114,9 +117,9 @@ def from_first(make: Callable[[], T]) -> T:
 
 
 def first_goes(make: Callable[[], T]) -> T:
-    """Return what `make` returns in this process; it is called in the first process before it is in the others.
+    """Return what `make` returns in this process. The first process calls it before the others do.
 
-    So the first process writes files that the others find. Raises as `from_first`.
+    So the others find the files that the first process writes. Raises as `from_first`.
     """
     if is_first():
         made: list[T] = []
@@ -127,9 +130,9 @@ def first_goes(make: Callable[[], T]) -> T:
 
 
 def first_problem(name: str, problem: str | None) -> str | None:
-    """Return the problem of the first process that has one; None once all of them are here without any.
+    """Wait until all processes call this, and return the first problem that one of them reports; None if none does.
 
-    Any thread may call it, with a name that is used once.
+    Any thread may call this. Each name may be used once.
     """
     if _group is None:
         return problem
@@ -139,26 +142,26 @@ def first_problem(name: str, problem: str | None) -> str | None:
 
 
 def tell_first(message: str) -> None:
-    """Leave a message for `heard_from_others` in the first process."""
+    """Leave a message that `heard_from_others` returns in the first process."""
     assert _group is not None
     _group.client.key_value_set(f"trainkit/told/{_group.number}", message, allow_overwrite=True)
 
 
 def heard_from_others() -> list[str]:
-    """Return the messages of other processes so far."""
+    """Return the messages that the other processes have left so far."""
     return [message for _, message in _group.client.key_value_dir_get("trainkit/told/")] if _group else []
 
 
 def end_together() -> None:
-    """Note that every process ends without an error, so that each may wait for the others."""
+    """Note that all processes end without an error, so that each may wait for the others at its end."""
     if _group is not None:
         _group.ends_together = True
 
 
 def leave(code: int) -> None:
-    """End this process at once after an error: at its usual end, it would wait for processes that know of none."""
+    """End this process at once after an error: jax would otherwise wait for the other processes, which still train."""
     if _group is not None and not _group.ends_together:
-        with contextlib.suppress(RuntimeError):  # so that the others receive what the first one has decided
+        with contextlib.suppress(RuntimeError):  # time for the others to receive the decisions of the first one
             _group.client.wait_at_barrier("trainkit/leaving", 2 * _PATIENCE)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -182,4 +185,9 @@ def _received(group: _Group, key: str) -> bytes:
             return bytes(group.client.blocking_key_value_get_bytes(key, _PATIENCE))
         except RuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error):
-                raise TrainkitError("the other processes have ended", where=ADDRESS, exit_code=FAILED) from error
+                raise TrainkitError(
+                    "another process of this run has ended",
+                    where=ADDRESS,
+                    hint="its output says why; to continue: trainkit resume RUN, in all processes",
+                    exit_code=FAILED,
+                ) from error

@@ -119,7 +119,8 @@ class Checkpointing:
 
         Where it is not, the best before it by the same metric stays, as when it could not be written."""
         self._next_best = mark
-        steps, before = {info.step for info in store.checkpoints(self._directory)}, self._best
+        steps, before = hosts.from_first(lambda: ({i.step for i in store.checkpoints(self._directory)}, self._best))
+        self._best = before
         exists = mark is not None and mark.step in steps
         if mark is not None and not exists:
             message = f"step {mark.step} is the best so far by {mark.metric}, but its checkpoint no longer exists"
@@ -192,18 +193,24 @@ class Checkpointing:
         return best | set(self._reader.held() if self._reader else ())
 
     def _mark_best(self, mark: BestMark | None) -> None:
-        try:
-            if mark is not None and hosts.is_first():
-                store.note_metric(self._directory, mark.step, mark.metric, mark.value)
-            if hosts.is_first():
-                checkpoint_files.mark_best(self._directory, mark)
-        except OSError as error:
+        problem = hosts.from_first(lambda: self._write_mark(mark))
+        if problem is not None:  # in every process, so that all of them try the next save again
             where = str(self._directory / "checkpoints")
-            raise TrainkitError(f"the best checkpoint cannot be marked: {error}", where=where) from error
+            raise TrainkitError(f"the best checkpoint cannot be marked: {problem}", where=where)
         self._best = mark
         if mark is not None:
             message = f"checkpoint {mark.step} is the best so far: {mark.metric} is {mark.value:.6g}"
             self._log.write("log", step=self._log.step, level="info", message=message)
+
+    def _write_mark(self, mark: BestMark | None) -> str | None:
+        """Mark the best checkpoint on the disk, and return what went wrong."""
+        try:
+            if mark is not None:
+                store.note_metric(self._directory, mark.step, mark.metric, mark.value)
+            checkpoint_files.mark_best(self._directory, mark)
+        except (OSError, TrainkitError) as error:
+            return str(error)
+        return None
 
     def _due_kind(self, step: int) -> Kind | None:
         return store.due(self._spec, step=step, last_saved_time=self._last_time, now=_now())

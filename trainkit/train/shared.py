@@ -1,6 +1,7 @@
-"""Commands and signals that all processes of a run handle at the same step: those that reach the first process.
+"""Commands and signals that all processes of a run handle at the same step.
 
-A signal to another process is passed on to the first one. With one process, these classes change nothing.
+They are those that reach the first process; the others pass their signals on to it. With one process, these classes
+change nothing.
 """
 
 from __future__ import annotations
@@ -13,21 +14,21 @@ from trainkit.events.control import PendingCommand, Server
 from trainkit.parallel import hosts
 from trainkit.train.signals import Signals
 
-#: Seconds between two looks of the first process for signals to the others.
+#: Seconds between two times that the first process asks for signals to the others.
 _LOOK_EVERY = 1.0
 
 
 class ReceivedCommand(NamedTuple):
-    """A command that the first process answers."""
+    """A command that the first process has received and answers."""
 
     command: Command
 
     def reply(self, ok: bool, detail: str) -> None:
-        """Do nothing: the client is connected to the first process."""
+        """Do nothing: the first process replies to the client."""
 
 
 class SharedServer:
-    """The control server of the first process, whose commands every process takes."""
+    """The control server of the first process. Every process takes its commands."""
 
     def __init__(self, server: Server | None) -> None:
         """`server` is None in all processes but the first."""
@@ -60,7 +61,7 @@ class SharedSignals:
 
     @property
     def received(self) -> int | None:
-        """The signal that was received; all processes must ask for it equally often."""
+        """The signal that any process received. All processes must read this equally often."""
         if not hosts.is_first() and self._own.received and not self._passed_on:
             self._passed_on = True
             hosts.tell_first(str(self._own.received))

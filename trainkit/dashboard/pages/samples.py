@@ -1,4 +1,4 @@
-"""The texts of the model by step and prompt, two steps side by side; without any, the newest evaluation."""
+"""The texts of the model by step and prompt, two steps side by side; if it writes none, the newest evaluation."""
 
 from __future__ import annotations
 

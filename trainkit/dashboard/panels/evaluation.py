@@ -1,5 +1,5 @@
-"""The newest evaluation of a task with classes or numbers, as text: metrics, the best checkpoint, the classes, how they
-are confused, and the worst predictions first."""
+"""The newest evaluation of a task with classes or numbers, as text: the best checkpoint, the metrics, the scores of each
+class, the confusion matrix, and the worst predictions."""
 
 from __future__ import annotations
 
@@ -15,46 +15,54 @@ from trainkit.events.view import View
 from trainkit.rundir.checkpoint_files import BestMark, best
 from trainkit.text import format_quantity, plural
 
-#: Cells of a bar; of the name of a class at most; the least and the most cells of a column of the matrix.
+#: Cells of a bar, and of the name of a class; the smallest and the largest width of a column of the matrix.
 BAR, NAME, LEAST, MOST = 10, 18, 4, 10
+#: With more classes than this, those with the worst F1 come first.
+MANY_CLASSES = 10
 #: Lines of confusions where the matrix is too wide, and of the worst predictions.
 MOST_CONFUSIONS, MOST_WORST = 20, 20
-#: Scores of a class below these are warnings, and worse.
+#: Scores of a class below these have the colour of a warning, and of an error.
 POOR, BAD = 0.7, 0.4
 
 
 class Evaluations:
-    """The newest results of a run, its best checkpoint, and how long it waits for a better one."""
+    """The newest results of a run, its best checkpoint, and its patience."""
 
     def __init__(self, run_directory: Path) -> None:
         self._directory = run_directory
         self._seen: object = None
+        self._step: int | None = None
         self.results: list[SetResult] = []
         self.best: BestMark | None = None
+        self.metric: str | None = None
+        """The metric by which the recipe chooses the best checkpoint."""
         self.patience: int | None = None
-        """Evaluations that may be no better than the best before the run ends."""
+        """How many evaluations in a row may be no better than the best one before the run ends."""
         self.steps: list[int] = []
-        """Those at which sets were evaluated, in increasing order."""
+        """The steps of evaluations, in increasing order."""
 
     def has_new(self, view: View) -> bool:
-        """Return whether the run was evaluated, or ended, since the last call: then `read` finds more."""
+        """Return whether the run was evaluated, or ended, since the last call, so that `read` finds more."""
         self.steps = sorted({marker.step for marker in view.markers if marker.kind == "evaluation"})
+        self._step = max([view.step, *self.steps[-1:]])
         seen, self._seen = self._seen, (len(view.markers), view.finished)
         return bool(self.steps) and seen != self._seen
 
     def read(self) -> None:
         """Read the files of the run, as far as they can be read."""
-        self.results, self.best = read_results(self._directory), best(self._directory)
+        self.results, self.best = read_results(self._directory, until=self._step), best(self._directory)
         try:
             recipe = tomli.loads((self._directory / "recipe.toml").read_text(encoding="utf-8"))
             patience = recipe.get("evaluate", {}).get("patience")
+            metric = recipe.get("checkpoint", {}).get("best", {}).get("metric")
         except (OSError, ValueError, AttributeError):
             return
         self.patience = patience if isinstance(patience, int) else None
+        self.metric = metric if isinstance(metric, str) else None
 
 
 def evaluation_lines(found: Evaluations, width: int) -> list[Content]:
-    """Return the lines to show in `width` cells; none where there are no results."""
+    """Return the lines to show in `width` cells; none if there are no results."""
     if not found.results:
         return []
     lines = _best_lines(found)
@@ -70,7 +78,8 @@ def evaluation_lines(found: Evaluations, width: int) -> list[Content]:
 def _best_lines(found: Evaluations) -> list[Content]:
     mark, patience = found.best, found.patience
     if mark is None:
-        return [cell("no best checkpoint: [checkpoint] best in the recipe chooses one by a metric", theme.DIM)]
+        why = f"none by {found.metric} is on disk" if found.metric else "add [checkpoint] best to the recipe for one"
+        return [cell(f"no best checkpoint: {why}", theme.DIM)]
     lines = [cell(f"★ best checkpoint: step {mark.step:,}, {mark.metric} {format_quantity(mark.value)}", theme.GOOD)]
     if patience is not None:
         since = sum(step > mark.step for step in found.steps)
@@ -80,13 +89,13 @@ def _best_lines(found: Evaluations) -> list[Content]:
 
 
 def _metrics(result: SetResult) -> Content:
-    """Return the metrics that are one number each."""
+    """Return the metrics of the whole set, without those of single classes."""
     whole = [f"{name} {format_quantity(value)}" for name, value in result.metrics.items() if "/" not in name]
     return cell(" · ".join(whole), theme.TEXT)
 
 
 def _class_lines(result: SetResult) -> list[Content]:
-    """Return precision, recall and F1 of each class; of many classes the worst first."""
+    """Return F1, precision and recall of each class; the worst first if there are many."""
     rows = []
     for name in result.classes:
         right = result.confused[name, name]
@@ -94,14 +103,13 @@ def _class_lines(result: SetResult) -> list[Content]:
         called = sum(count for (_, predicted), count in result.confused.items() if predicted == name)
         precision, recall = right / max(called, 1), right / max(labelled, 1)
         rows.append((2 * right / max(labelled + called, 1), precision, recall, labelled, name))
-    many = len(rows) > MOST
-    wide = min(NAME, max(len(row[-1]) for row in rows))
-    head = f"{'class, worst first' if many else 'class':<{max(wide, 18)}} {'F1':>5} {'':<{BAR}} precision recall  items"
+    many = len(rows) > MANY_CLASSES
+    head = f"{'class, worst first' if many else 'class':<{NAME}} {'F1':>5} {'':<{BAR}} precision recall  items"
     lines = [cell(head, theme.DIM)]
     for f1, precision, recall, labelled, name in sorted(rows) if many else rows:
         filled = round(f1 * BAR)
         text = (
-            f"{_cut(name, max(wide, 18)):<{max(wide, 18)}} {f1:5.2f} {'█' * filled}{'·' * (BAR - filled)}"
+            f"{_cut(name, NAME):<{NAME}} {f1:5.2f} {'█' * filled}{'·' * (BAR - filled)}"
             f" {precision:9.2f} {recall:6.2f} {labelled:6,}"
         )
         lines.append(cell(text, _color(f1)))
@@ -113,7 +121,7 @@ def _color(score: float) -> str:
 
 
 def _confusion_lines(result: SetResult, width: int) -> list[Content]:
-    """Return the confusion matrix; where it is too wide, the commonest confusions."""
+    """Return the confusion matrix, or the most frequent confusions if it is too wide."""
     classes = result.classes
     names = min(NAME, max(map(len, classes)))
     column = min(MOST, max(LEAST, *(len(name) for name in classes), len(str(max(result.confused.values())))))
@@ -139,7 +147,7 @@ def _confusions(result: SetResult) -> list[Content]:
         name: sum(count for (label, _), count in result.confused.items() if label == name) for name in result.classes
     }
     wrong = [(count, *pair) for pair, count in result.confused.most_common() if pair[0] != pair[1]]
-    lines = [cell(f"commonest of {len(wrong):,} confusions (the matrix is wider than the terminal)", theme.DIM)]
+    lines = [cell(f"most frequent of {len(wrong):,} confusions (the matrix is too wide for the terminal)", theme.DIM)]
     for count, label, predicted in wrong[:MOST_CONFUSIONS]:
         share = f"{count / totals[label]:.0%} of {_cut(label, NAME)}"
         lines.append(cell(f"{count:>6,}  {_cut(label, NAME)} → {_cut(predicted, NAME)}  ({share})", theme.TEXT))
@@ -147,7 +155,7 @@ def _confusions(result: SetResult) -> list[Content]:
 
 
 def _worst_lines(result: SetResult) -> list[Content]:
-    measure = "probability of what was predicted" if result.confused else "distance"
+    measure = "probability of the predicted class" if result.confused else "distance"
     lines = [cell(f"worst predictions ({measure}): label → predicted", theme.DIM)]
     for each in result.worst[:MOST_WORST]:
         said = f"{_cut(each.label, NAME)} → {_cut(each.predicted, NAME)}"

@@ -38,8 +38,9 @@ def read_file(path: Path, chain: tuple[Path, ...] = ()) -> Layer:
     except (tomli.TOMLDecodeError, RecursionError) as error:
         raise _not_toml(text, error, shown) from error
     lines = {key: Origin(shown, line) for key, line in locate(text).items()}
-    if are_texts(files := table_at(table, "plugins").get("files")):
-        files[:] = [os.path.abspath(path.parent / os.path.expanduser(file)) for file in files]
+    for part in (table, *(mode for mode in table_at(table, "mode").values() if isinstance(mode, dict))):
+        if are_texts(files := table_at(part, "plugins").get("files")):
+            files[:] = [os.path.abspath(path.parent / os.path.expanduser(file)) for file in files]
     own = Layer(table, lines, Origin(shown))
     merged = Layer({}, {}, Origin(shown), text=text)
     for base in _extends(own):

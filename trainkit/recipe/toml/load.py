@@ -47,9 +47,9 @@ def load(
     look_up: LookUp | None = None,
     look_up_adapter: LookUpAdapter | None = None,
 ) -> Loaded:
-    """Read `path`, put a mode of it and then `overrides` (`"train.steps=10"`) over it, and check all of it.
+    """Read `path`, put one of its modes and then `overrides` (`"train.steps=10"`) over it, and check the result.
 
-    The other modes are checked too, so that a mistake in one is found before somebody needs it.
+    The other modes are checked too, so that a mistake in one is found before somebody needs that mode.
 
     Relative paths in it are made absolute against the working directory, so that a run can be resumed from anywhere.
 
@@ -63,18 +63,28 @@ def load(
     """
     layer = read_file(path)
     modes = take_modes(layer)
-    others = [name for name in modes.table["mode"] if name != mode]
-    check = partial(_check, path=path, overrides=overrides, look_up=look_up, look_up_adapter=look_up_adapter)
-    checked = []
-    for name in (mode, *others):
+    check = partial(_check, path=path, look_up=look_up, look_up_adapter=look_up_adapter)
+
+    def loaded(name: str, overrides: Sequence[str]) -> Loaded:
+        changed = in_mode(layer, modes, name, path)
         try:
-            checked.append(check(in_mode(layer, modes, name, path)))
+            return check(changed, overrides=overrides)
         except TrainkitError as error:
             if name == FULL or error.where.startswith("mode "):
                 raise
-            check(in_mode(layer, modes, FULL, path))  # raises where the mode is not to blame
+            check(in_mode(layer, modes, FULL, path), overrides=overrides)  # raises where the mode is not to blame
             raise TrainkitError(f"in mode {name}: {error.problem}", where=error.where, hint=error.hint) from error
-    return checked[0]
+
+    found = loaded(mode, overrides)
+    for name in modes.table["mode"]:
+        if name != mode:
+            try:
+                loaded(name, overrides)
+            except TrainkitError:
+                if not overrides:
+                    raise
+                loaded(name, ())  # what is set for this mode need not fit another one
+    return found
 
 
 def load_language(path: Path) -> type[Recipe]:

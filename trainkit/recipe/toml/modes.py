@@ -1,6 +1,6 @@
-"""Modes of a recipe: `[mode.NAME]` holds keys that `--mode NAME` puts over the recipe, and under `--set`.
+"""Modes of a recipe: `[mode.NAME]` holds keys that `--mode NAME` puts over the recipe; `--set` goes over both.
 
-`toy` and `sanity` also exist without a table: they shorten any recipe. A table adds to what they change.
+`toy` and `sanity` shorten any recipe, even one without such a table. A table changes more.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from trainkit.recipe.toml.positions import Key, Origin, dotted
 
 #: The recipe as it is written.
 FULL = "full"
-#: Modes that every recipe has.
+#: The modes that shorten any recipe.
 BUILT_IN = ("toy", "sanity")
-#: Steps of the mode `sanity`, and the most batches of a validation set that it evaluates.
+#: The most steps of the mode `sanity`, and the most batches that it evaluates of each validation set.
 SANITY_STEPS, SANITY_BATCHES = 20, 4
 #: What the mode `toy` divides the length of a run by.
 TOY = 10
 
 
 def take_modes(layer: Layer) -> Layer:
-    """Remove `[mode]` from a recipe's layer, and return a layer that holds only it.
+    """Remove `[mode]` from a recipe's layer, and return it as a layer of its own.
 
     Raises:
-        TrainkitError: it is no table of tables, or has one for the recipe as it is written.
+        TrainkitError: `[mode]` is not a table of tables, or holds a table named `full`.
     """
     modes = Layer({"mode": layer.table.pop("mode", {})}, layer.origins, layer.fallback)
     layer.forget(("mode",))
@@ -39,7 +39,7 @@ def take_modes(layer: Layer) -> Layer:
     if wrong:
         key = ("mode", *wrong[0])
         hint = "[mode.toy] holds the keys that --mode toy changes"
-        raise TrainkitError(f"{dotted(key)} is no table", where=str(modes.origin(key)), hint=hint)
+        raise TrainkitError(f"{dotted(key)} is not a table", where=str(modes.origin(key)), hint=hint)
     if FULL in tables:
         where = str(modes.origin(("mode", FULL)))
         raise TrainkitError(f"'{FULL}' is the recipe as it is written", where=where, hint="give the mode another name")
@@ -47,15 +47,15 @@ def take_modes(layer: Layer) -> Layer:
 
 
 def names_of(modes: Layer) -> list[str]:
-    """Return the modes that change a recipe: those that every recipe has, and those of its tables."""
+    """Return the names of the modes that change a recipe: the built-in ones and those of its own tables."""
     return list(dict.fromkeys([*BUILT_IN, *modes.table["mode"]]))
 
 
 def in_mode(layer: Layer, modes: Layer, mode: str, path: Path) -> Layer:
-    """Return a copy of a recipe's layer with what a mode changes put over it.
+    """Return a copy of a recipe's layer with the changes of a mode put over it.
 
     Args:
-        path: of the recipe.
+        path: the path of the recipe.
 
     Raises:
         TrainkitError: the recipe has no such mode, or a key of the mode leads nowhere.
@@ -77,7 +77,7 @@ def in_mode(layer: Layer, modes: Layer, mode: str, path: Path) -> Layer:
 
 
 def _leaves(table: dict[str, Any], key: Key = ()) -> Iterator[tuple[Key, Any]]:
-    """Yield every value of a table with its key; of each table the `type` first, because another one empties it."""
+    """Yield every value of a table with its key; `type` comes first, because a new type empties its table."""
     for name in sorted(table, key=lambda name: name != "type"):
         value = table[name]
         if isinstance(value, dict) and value:
@@ -87,7 +87,7 @@ def _leaves(table: dict[str, Any], key: Key = ()) -> Iterator[tuple[Key, Any]]:
 
 
 def _built_in(mode: str, table: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return what a mode changes in a recipe before its own table does, such as the name of the run."""
+    """Return the changes that a mode makes to a recipe before those of its own table, such as the name of the run."""
     run, train = table_at(table, "run"), table_at(table, "train")
     changes: dict[str, Any] = {"run": {"name": f"{run.get('name', path.stem)}-{mode}"}}
     if mode not in BUILT_IN:
