@@ -29,8 +29,8 @@ Mode = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="Use a mode of the recipe: toy is a tenth of the run, sanity at most 20 steps, other modes are its"
-        " [mode.NAME].",
+        help="Run a mode of the recipe: toy is a tenth of the run, sanity is at most 20 steps, and [mode.NAME] defines"
+        " others.",
     ),
 ]
 Plain = Annotated[bool, typer.Option("--plain", help="Print lines instead of the dashboard; train in this process.")]

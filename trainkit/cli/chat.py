@@ -119,9 +119,9 @@ def chat(
     trained, stop = open_model(model), options.stop or []
     if trained.spec.kind == "encoder-decoder":
         raise TrainkitError(
-            "the model answers sources one by one and holds no conversation",
+            "the model is an encoder-decoder, which holds no conversation",
             where=model,
-            hint=f'trainkit generate {model} "…" answers one',
+            hint=f'for the target of one source: trainkit generate {model} "…"',
         )
     talk: Talk
     if raw:

@@ -47,7 +47,7 @@ def check(recipe: RecipePath, overrides: Overrides = None, mode: Mode = "full") 
 
 
 def _check_files(loaded: Loaded) -> None:
-    """Raise TrainkitError, about all of them together, where local files that the recipe names do not exist."""
+    """Raise one TrainkitError about all local files that the recipe names and that do not exist."""
     from trainkit.data.sources.missing import missing_files
 
     errors = list(missing_files(loaded.recipe))

@@ -41,7 +41,7 @@ def generate(
     ] = None,
     count: Annotated[int, typer.Option(min=1, help="Texts per prompt, with consecutive seeds.")] = 1,
     beams: Annotated[
-        int, typer.Option(min=1, help="Of an encoder-decoder: search for the best target with so many beams.")
+        int, typer.Option(min=1, help="Search for the best target with this many beams (encoder-decoders).")
     ] = 1,
     length_penalty: Annotated[
         float, typer.Option(help="With beams: above 0 favours longer targets.", show_default=True)
@@ -52,7 +52,7 @@ def generate(
 ) -> None:
     """Continue prompts with a model and print the texts.
 
-    A model that reads a source, such as T5, writes its target instead.
+    An encoder-decoder such as T5 writes the target of a source instead.
 
     Options that are not given follow the model's generation_config.json, where it has one.
     """

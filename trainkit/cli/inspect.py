@@ -129,7 +129,7 @@ def _loaded(what: str, overrides: Sequence[str], mode: str) -> tuple[Loaded, Pat
 
     directory = run_directory(what)
     if mode != "full":
-        raise TrainkitError("--mode chooses a mode of a recipe, and this is a run", where=what, hint="leave it out")
+        raise TrainkitError("--mode is for recipes, and this is a run", where=what, hint="leave it out")
     return recipe_of(directory, overrides), directory
 
 
@@ -141,7 +141,7 @@ def _lines(batch: list[ShownRow], recipe: Recipe, rows: int | None, as_json: boo
     step, most = batch[0].step, rows or ROWS
     yield f"step {step} -> {step + 1}: {len(batch)} rows{of}"
     if recipe.task.masks:
-        yield "the step hides some of these tokens, drawn as [task] says, and learns those alone"
+        yield "the step hides some of these tokens, chosen as [task] says, and learns only those"
     for row in batch[:most]:
         yield ""
         yield from row_lines(row, colour=sys.stdout.isatty())

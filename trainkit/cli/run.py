@@ -63,7 +63,7 @@ def run(
 
     hosts.join()
     if smoke and hosts.count() > 1:
-        raise TrainkitError("--smoke is for one process", hint=f"leave it out, or unset {hosts.ADDRESS}")
+        raise TrainkitError("--smoke works with one process only", hint=f"leave it out, or unset {hosts.ADDRESS}")
     start = Start(profile=steps_of(profile) if profile is not None else None)
     settings = [*(overrides or []), *([f"run.name={toml_value(name)}"] if name is not None else [])]
     with contextlib.ExitStack() as stack:
@@ -108,7 +108,7 @@ def follow(directory: Path, start: Start, loaded: Loaded, *, plain: bool, json: 
     from trainkit.parallel import hosts
 
     if hosts.count() > 1 and detach:
-        raise TrainkitError("--detach is for one process", hint="leave it out: the launcher has started this process")
+        raise TrainkitError("--detach works with one process only", hint="leave it out: a launcher started this one")
     if not hosts.is_first():
         from trainkit.run.attempt import attempt
 
@@ -139,8 +139,8 @@ def follow(directory: Path, start: Start, loaded: Loaded, *, plain: bool, json: 
 class EventPrinter:
     """Prints each event that it is called with as lines for people or as JSON, and adds them to `trainer.log`.
 
-    The error that ends a run is printed once: on stderr, by `trainkit.cli`. A reader of stdout that goes away does not
-    end the run.
+    It does not print the error that ends a run: `trainkit.cli` prints that on stderr. If the reader of stdout goes away,
+    the run continues.
     """
 
     def __init__(self, directory: Path, *, as_json: bool) -> None:

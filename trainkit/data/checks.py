@@ -155,8 +155,8 @@ def _same_when_cut_off(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
 
 
 def _ends_of_turns(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
-    """Yield an error where answers in conversations are followed by a special token and none is ever learned, so that
-    a model would never learn to end its turn. The beginning of the data decides."""
+    """Yield an error if a special token follows the answers of conversations and is never learned, so that the model
+    would never learn to end its turn. Only the beginning of the data is checked."""
     if not any(d is not None and d.chat_template is not None for d in map(document_of, recipe.data.train)):
         return
     special = list(cache.text_tokenizer.special_tokens.values())
@@ -180,8 +180,8 @@ def _ends_of_turns(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
     if found:
         yield DataProblem(
             "error",
-            f"train: no answer learns to end its turn: {found}, and is masked there and everywhere; put it into the"
-            " template's {% generation %} block, behind the message",
+            f"train: no answer learns to end its turn: {found}, and is masked there and everywhere: put it into the"
+            " template's {% generation %} block, after the message",
         )
 
 

@@ -21,7 +21,7 @@ _JUDGEMENTS: dict[Any, int] = {True: 1, False: 0, "true": 1, "false": 0}
 def make(
     document: Judged | JudgedChat, row: Mapping[str, Any], index: int, context: RowContext
 ) -> list[Piece] | Problem:
-    """Return the piece of a row's prompt and answer, of which the answer is learned; its label is 1 or 0."""
+    """Return one piece, a row's prompt and its answer, which is learned; the label is 1 or 0."""
     label = _judgement(document.label, row)
     if isinstance(label, tuple):
         return label
@@ -48,7 +48,7 @@ def _judgement(key: str, row: Mapping[str, Any]) -> int | Problem:
     shown = (
         repr(found) if isinstance(found, int | float) else f"'{found}'" if isinstance(found, str) else kind_of(found)
     )
-    return f"'{key}' is {shown}, neither true nor false", "true is for a good answer, false for a bad one"
+    return f"'{key}' is {shown}, neither true nor false", "write true for a good answer, false for a bad one"
 
 
 def _text(document: Judged, row: Mapping[str, Any], index: int) -> Piece | Problem:
@@ -74,7 +74,7 @@ def _conversation(
     else:
         prompt = read_messages(row, document.prompt, "document.prompt", columns=columns)
     if not prompt:
-        raise TrainkitError("has no messages before the answer", hint="a conversation begins with what is asked")
+        raise TrainkitError("has no messages before the answer", hint="a conversation begins with a question")
     if not any(message["role"] == "assistant" for message in messages):
         raise TrainkitError(
             f"'{document.answer}' does not end with an answer of the assistant",

@@ -1,4 +1,4 @@
-"""Labelled text as pieces: one text, or a pair of which the second is marked, with its label."""
+"""Labelled text as pieces: one text, or a pair with the second text marked, and its label."""
 
 from __future__ import annotations
 

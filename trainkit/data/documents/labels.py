@@ -28,7 +28,7 @@ _TYPES = {float: "number", list: "classes", tuple: "classes"}
 
 
 def no_label(dtype: np.dtype) -> float:
-    """Return what stands in a batch where there is no label: -1, and NaN among numbers that need not be whole."""
+    """Return what a batch holds instead of a missing label: -1 among whole numbers, NaN among others."""
     return math.nan if np.issubdtype(dtype, np.floating) else -1
 
 
@@ -58,7 +58,7 @@ class Labels(ABC):
     noun: ClassVar[str] = "class"
     """What a label is one of, or is."""
     predicted: ClassVar[bool] = True
-    """Whether it is what a model learns to tell, so that labels that are all the same teach nothing."""
+    """Whether the model learns to predict the labels, so that labels that are all the same teach nothing."""
 
     def __init__(self, document: Any) -> None:
         self.document = document
@@ -77,7 +77,7 @@ class Labels(ABC):
         return int(value) if value >= 0 else None
 
     def outside(self, values_N: np.ndarray, classes: int) -> np.ndarray:
-        """Return which of some stored labels are none of so many classes, bool (N,)."""
+        """Return which of some stored labels are outside this many classes, bool (N,)."""
         return np.asarray(values_N >= classes)
 
 
@@ -88,7 +88,7 @@ class ClassLabels(Labels):
     dtype = np.dtype(np.int32)
 
     def of_row(self, row: Mapping[str, Any]) -> Label | Problem:
-        """Return the number of a row's class, from 0 on; -1 where the document says that there are no labels.
+        """Return the number of a row's class, counted from 0; -1 if the document has no labels.
 
         A label is a whole number, one of `classes`, or a boolean: false is 0 and true is 1, as data sets of yes and no
         have them. A number in quotes is none, and neither is 1.0.
@@ -101,7 +101,7 @@ class ClassLabels(Labels):
         found = class_number(f"'{key}'", row[key], self.document.classes)
         other = _TYPES.get(type(row[key]))
         if isinstance(found, tuple) and other and hasattr(self.document, "label_type"):
-            return found[0], f'document.label_type is "class": for such labels it is "{other}"'
+            return found[0], f'document.label_type is "class": for such labels write "{other}"'
         return found
 
     def shown(self, value: Any) -> Any:
@@ -134,7 +134,7 @@ class NumberLabels(Labels):
         return (width,) if width > 1 else ()
 
     def of_row(self, row: Mapping[str, Any]) -> Label | Problem:
-        """Return the numbers of a row. A number may be written as text, as CSV has it."""
+        """Return the numbers of a row. A number may be text, as in CSV."""
         found = _entries(self.document.label, row, self.document.numbers_in_label, "numbers")
         if isinstance(found, tuple):
             return found
@@ -169,7 +169,7 @@ class MarginLabels(NumberLabels):
         return ()
 
     def of_row(self, row: Mapping[str, Any]) -> Label | Problem:
-        """Return the margin of a row. It may be written as text, as CSV has it."""
+        """Return the margin of a row. It may be text, as in CSV."""
         key = self.document.margin
         if key not in row:
             return missing_key(key, row, "document.margin", usual=("margin", "score_difference"))
@@ -228,12 +228,12 @@ class FlagLabels(ClassSetLabels):
             return found
         for name, value in found.items():
             if not isinstance(value, int | float) or value not in (0, 1):
-                return f"{name} is {_show(value)}, neither 0 nor 1", "there is 1 for each class that a text has"
+                return f"{name} is {_show(value)}, neither 0 nor 1", "write 1 for each class that a text has, and 0 for the others"
         return np.array(list(found.values()), self.stored)
 
 
 def _entries(label: str | tuple[str, ...], row: Mapping[str, Any], width: int, what: str) -> dict[str, Any] | Problem:
-    """Return the values of a label by what errors call them: those of several keys, or of the list that one key has."""
+    """Return the values of a label, from several keys or from the list in one key, by the names that errors use."""
     for key in (label,) if isinstance(label, str) else label:
         if key not in row:
             return missing_key(key, row, "document.label", usual=_USUAL)
@@ -251,7 +251,7 @@ def _entries(label: str | tuple[str, ...], row: Mapping[str, Any], width: int, w
 
 
 def class_number(name: str, found: Any, classes: Sequence[str]) -> int | Problem:
-    """Return the number of the class that a value stands for, see `ClassLabels`; `name` is what errors call it."""
+    """Return the number of the class that a value means, see `ClassLabels`; errors call the value `name`."""
     if isinstance(found, str):
         return _by_name(name, classes, found)
     if not isinstance(found, int):

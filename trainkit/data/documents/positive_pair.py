@@ -15,5 +15,5 @@ def make(document: PositivePair, row: Mapping[str, Any], index: int, context: Ro
     """Return the pieces of a row's two texts, the query first."""
     pieces = two_texts(document, row, index)
     if not isinstance(pieces, tuple) and pieces[0].text == pieces[1].text:
-        return "has the same text as query and as positive", "a text is found by itself, so there is nothing to learn"
+        return "has the same text as query and as positive", "every text finds itself, so there is nothing to learn"
     return pieces

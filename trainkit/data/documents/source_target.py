@@ -1,4 +1,4 @@
-"""Sources with their targets as pieces: two texts, as two sequences of which the second is learned."""
+"""Sources with their targets as pieces: two sequences, the second of which is learned."""
 
 from __future__ import annotations
 

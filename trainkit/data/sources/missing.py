@@ -1,4 +1,4 @@
-"""Local files that a recipe names and that do not exist. Nothing is read, and nothing remote is asked."""
+"""Local files that a recipe names and that do not exist. No file is read, and no other machine is asked."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from trainkit.recipe.toml.files import as_shown
 
 
 def missing_files(recipe: Recipe) -> Iterator[TrainkitError]:
-    """Yield an error for each key whose path or pattern names nothing, with the key as its place.
+    """Yield an error for each key whose path or pattern matches no file, with the key as its place.
 
-    Of pretrained models and adapters loading the recipe has looked already.
+    Pretrained models and adapters are left out, because loading the recipe has looked for them already.
     """
     for section, sources in (("train", recipe.data.train), ("validation", recipe.data.validation)):
         for number, source in enumerate(sources):

@@ -30,8 +30,8 @@ class Bart(EncoderDecoder):
     tied: Literal[True] = True
     """The output matrix is the token embedding."""
     attention_dropout: Rate = 0.0
-    """Share of attention's probabilities that training drops. Above 0, attention makes all of them, without flash
-    attention."""
+    """Share of attention's probabilities that training drops. Above 0, attention computes all of them at once, without
+    flash attention."""
     activation_dropout: Rate = 0.0
     """Share of the numbers inside the MLP that training drops."""
     scale_embedding: bool = False

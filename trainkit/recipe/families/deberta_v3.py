@@ -25,16 +25,15 @@ from trainkit.recipe.spec import Count, Positive
 
 
 class Deberta(Encoder):
-    """DeBERTa-v3 (He et al. 2023): a BERT without positions in its embeddings, whose attention knows how far apart
-    tokens stand."""
+    """DeBERTa-v3 (He et al. 2023): a BERT with relative positions in its attention and none in its embeddings."""
 
     type: Literal["deberta-v3"] = "deberta-v3"
     context_length: Count | None = None
-    """The longest text, in tokens; `data.sequence_length` where not given."""
+    """The longest text, in tokens. If absent, `data.sequence_length`."""
     position_buckets: int = Field(default=256, ge=4, multiple_of=2)
     """Embeddings of relative positions in either direction; longer distances share one (a logarithm)."""
     furthest_position: Count | None = None
-    """The distance from which on all positions share an embedding; `context_length` where not given."""
+    """The distance from which on all positions share an embedding. If absent, `context_length`."""
     layer_norm_eps: Positive = 1e-7
     """Added to the variance in the norms."""
 

@@ -49,8 +49,8 @@ class Decoder(Transformer):
     rms_norm_eps: Positive = 1e-5
     """Added to the mean square in the norms."""
     attention_dropout: Rate = 0.0
-    """Share of attention's probabilities that training drops. Above 0, attention makes all of them, without flash
-    attention."""
+    """Share of attention's probabilities that training drops. Above 0, attention computes all of them at once, without
+    flash attention."""
 
     implementation: ClassVar[str] = "trainkit.models.decoder"
     class_heads: ClassVar[Mapping[HeadKind, HeadLayers]] = {"sequence": HeadLayers("last", bias=False)}

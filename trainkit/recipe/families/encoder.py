@@ -18,9 +18,9 @@ class TextEncoder(GeluTransformer):
     kind: ClassVar[Kind] = "encoder"
 
     intermediate: Count | None = None
-    """Width inside the MLP; 4 x hidden where not given."""
+    """Width inside the MLP. If absent, 4 x hidden."""
     context_length: Count | None = None
-    """The longest text, in tokens; `data.sequence_length` where not given."""
+    """The longest text, in tokens. If absent, `data.sequence_length`."""
     tied: Literal[True] = True
     """The output matrix is the token embedding."""
 
@@ -31,7 +31,7 @@ class TextEncoder(GeluTransformer):
 
     @property
     def type_rows(self) -> int:
-        """Rows of the embedding that tells the texts of a pair apart; 0 where there is none."""
+        """Rows of the embedding that distinguishes the texts of a pair; 0 if there is none."""
         return 0
 
     @property
@@ -87,9 +87,9 @@ class Encoder(TextEncoder):
     implementation: ClassVar[str] = "trainkit.models.encoder"
 
     context_length: Count | None = None
-    """Number of learned positions; `data.sequence_length` where not given."""
+    """Number of learned positions. If absent, `data.sequence_length`."""
     dropout: Rate = 0.0
-    """Share of the embeddings' numbers, and of what attention and MLP give, that training drops."""
+    """Share that training drops of the embeddings and of the outputs of attention and MLP."""
     classifier_dropout: Rate | None = None
     """Share of the numbers that training drops before the last layer of a head with classes. If absent, `dropout`."""
 
@@ -97,7 +97,7 @@ class Encoder(TextEncoder):
     changeable: ClassVar[frozenset[str]] = CHANGEABLE - {"context_length"}
     learned_positions: ClassVar[bool] = True
     drops_attention_output: ClassVar[bool] = True
-    """Whether `dropout` applies to what attention gives."""
+    """Whether `dropout` applies to the output of attention."""
 
     @property
     def norm_epsilon(self) -> float:

@@ -23,13 +23,13 @@ class DistanceBuckets(NamedTuple):
     """Biases of scores by the distance of query and key (Raffel et al. 2020, section 2.1)."""
 
     buckets: int
-    """Each head has a bias for each of them; the nearer half has one distance each."""
+    """Number of biases of each head. The first half is for one distance each."""
     longest: int
     """All distances from here on share the last bucket."""
 
 
 class EncoderDecoder(Transformer):
-    """An encoder that reads a source, and a decoder that sees what the encoder made of it and predicts a target."""
+    """An encoder that reads a source, and a decoder that attends to the encoder's output and predicts a target."""
 
     layers: Count
     """Number of blocks of the encoder."""
@@ -42,18 +42,18 @@ class EncoderDecoder(Transformer):
     decoder_start: Annotated[int, Field(ge=0)] | None = None
     """The id of the token that the decoder begins with. If absent, the tokenizer's end of text."""
     dropout: Rate = 0.0
-    """Share of the embeddings' numbers, and of what attention and MLP give, that training drops."""
+    """Share that training drops of the embeddings and of the outputs of attention and MLP."""
     classifier_dropout: Rate = 0.0
     """Share of the numbers that training drops before each of the two layers of a head with classes."""
 
     kind: ClassVar[Kind] = "encoder-decoder"
     implementation: ClassVar[str] = "trainkit.models.encoder_decoder"
-    # both read the text, the decoder one token behind, and what the last token became is scored
+    # both stacks read the text, the decoder shifted by one token, and the decoder's last hidden state is scored
     class_heads: ClassVar[Mapping[HeadKind, HeadLayers]] = {"sequence": HeadLayers("last", dense="tanh")}
     changeable: ClassVar[frozenset[str]] = CHANGEABLE | {"decoder_start"}
 
     norms: ClassVar[Literal["before", "after"]] = "after"
-    """Where in a block the norms stand. With `before`, each stack ends with another one."""
+    """Whether norms come before or after the sublayers of a block. With `before`, each stack ends with one more."""
     mean_norms: ClassVar[bool] = True
     """Whether norms subtract the mean and have biases, which root-mean-square norms do not."""
     biased: ClassVar[bool] = True
@@ -112,16 +112,16 @@ class EncoderDecoder(Transformer):
 
     @property
     def embedding_scale(self) -> float | None:
-        """What token embeddings are multiplied with; None where they are taken as they are."""
+        """The factor of token embeddings; None if they are used as they are."""
         return None
 
     @property
     def output_scale(self) -> float | None:
-        """What hidden states are multiplied with before the output matrix; None where they are taken as they are."""
+        """The factor of hidden states before the output matrix; None if they are used as they are."""
         return None
 
     def weight_scale(self, inputs: int) -> float:
-        """Return the standard deviation of random matrices with so many inputs."""
+        """Return the standard deviation of random matrices with this many inputs."""
         return self.initializer_range
 
     @property
@@ -139,8 +139,8 @@ class EncoderDecoder(Transformer):
         """See `ModelSpec.with_head`. Raises ValueError where a head with classes needs the token that is missing."""
         if head.kind != "tokens" and self.decoder_start is None:
             raise ValueError(
-                "model.decoder_start is missing: to score a text, the decoder reads it after this token;"
-                " give the id of one that begins or ends texts"
+                "model.decoder_start is missing: to score a text, the decoder reads this token before it;"
+                " set it to the id of a token that begins or ends texts"
             )
         return super().with_head(head)
 
@@ -219,7 +219,7 @@ class EncoderDecoder(Transformer):
         return both // 2 if self.predicts_tokens else both
 
     def _ends(self, side: str, positions: int) -> dict[str, Shape]:
-        """Return the parameters of a stack that are no blocks."""
+        """Return the parameters of a stack outside its blocks."""
         d, shapes = self.hidden, dict[str, Shape]()
         if self.first_position is not None:
             shapes[f"{side}.position_embedding"] = (self.first_position + positions, d)

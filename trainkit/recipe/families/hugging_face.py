@@ -131,7 +131,7 @@ class HeadTable:
     names: tuple[TensorName, ...]
     """Of its layers, which are `classifier.dense` and `classifier.output`."""
     prefix: str = ""
-    """What stands before the names of all other tensors; a checkpoint without this head lacks it."""
+    """The prefix of the names of all other tensors; a checkpoint without this head does not have it."""
 
 
 def scored(architecture: str) -> dict[HeadKind, HeadTable]:

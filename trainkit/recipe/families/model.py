@@ -35,7 +35,7 @@ class Head(NamedTuple):
     new: bool = False
     """Whether its last layer begins at random, whatever a checkpoint has."""
     problem: str | None = None
-    """What the scores of a sequence are, as `problem_type` of transformers has it, where that is known."""
+    """What the scores of a sequence mean, as `problem_type` of transformers names it; None if unknown."""
 
 
 TOKENS = Head("tokens", 0)
@@ -45,8 +45,8 @@ class HeadLayers(NamedTuple):
     """The layers of a head with classes."""
 
     at: Literal["first", "last", "mean", "each"]
-    """The position whose hidden state they are applied to: the first, the last that is no padding, or each; or the mean
-    of all that are no padding."""
+    """The position whose hidden state the head scores: the first, the last without padding, or each; or the mean of all
+    without padding."""
     dense: Literal["tanh", "relu", "gelu"] | None = None
     """The function after a matrix of (hidden, hidden) that comes first; None where there is none."""
     bias: bool = True
@@ -54,7 +54,7 @@ class HeadLayers(NamedTuple):
     dense_bias: bool = True
     """Whether the first matrix has a bias."""
     norm: float | None = None
-    """Added to the variance in a layer norm without bias that follows the function; None where there is no norm."""
+    """Added to the variance in a layer norm without bias after the activation; None if there is no norm."""
 
 
 class ModelSpec(Spec):

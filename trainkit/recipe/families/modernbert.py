@@ -35,9 +35,9 @@ class ModernBert(TextEncoder):
 
     type: Literal["modernbert"] = "modernbert"
     window: Count = 128
-    """How far apart the positions may be that a local layer sees: half of it back and half of it ahead."""
+    """Width of the window of a local layer: half of it back and half of it ahead."""
     global_every: Count = 3
-    """Every so many layers, from the first on, one sees all positions."""
+    """Every how many layers, from the first on, a layer sees all positions."""
     rope_theta: Positive = 160_000.0
     """Base of the wave lengths of layers that see all positions."""
     local_theta: Positive = 10_000.0
@@ -45,7 +45,7 @@ class ModernBert(TextEncoder):
     norm_eps: Positive = 1e-5
     """Added to the variance in the norms."""
     pooling: Literal["cls", "mean"] = "cls"
-    """What the class of a text is told from: the first position, or the mean of all."""
+    """What predicts the class of a text: the first position, or the mean of all."""
     embedding_dropout: Rate = 0.0
     """Share of the embeddings' numbers that training drops."""
     mlp_dropout: Rate = 0.0
@@ -123,7 +123,7 @@ class ModernBert(TextEncoder):
     ) -> int:
         d, f = self.hidden, self.mlp_width
         probabilities = self.heads * sequence_length * (3 if self.attention_dropout else 1)
-        # as of other blocks with a GELU; the gate and its product with what the GELU gives
+        # as in other blocks with a GELU; then the gate, and its product with the output of the GELU
         everything = 9 * d + 4 * f + probabilities
         return kept_numbers(layers=self.layers, hidden=d, everything=everything, dots=6 * d + 2 * f, remat=remat)
 

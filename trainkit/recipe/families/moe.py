@@ -19,7 +19,7 @@ class Sparse(Decoder):
     experts: Count
     """MLPs in each block."""
     experts_per_token: Count = 2
-    """How many of them a token goes through."""
+    """How many of the experts a token goes through."""
     router_loss: NotNegative = 0.001
     """Coefficient of the loss that balances the experts (Fedus et al. 2021); 0 means none. Tokens are counted within a
     micro-batch, so with this loss a step depends slightly on the size of the micro-batch."""

@@ -41,11 +41,11 @@ class T5(EncoderDecoder):
     rms_norm_eps: Positive = 1e-6
     """Added to the mean square in the norms."""
     dropout: Rate = 0.0
-    """Share of what training drops: of the embeddings' numbers, of attention's probabilities, of what attention and MLP
-    give, of the numbers inside the MLP, and of the last hidden states."""
+    """Share that training drops of the embeddings, of attention's probabilities, of the outputs of attention and MLP,
+    of the numbers inside the MLP, and of the last hidden states."""
     initializer_range: NotNegative = 1.0
-    """Factor of random weights. Embeddings have this standard deviation, matrices this over the square root of their
-    inputs, and queries less, since scores are not divided by anything."""
+    """Scale of random weights. It is the standard deviation of embeddings; that of matrices is divided by the square
+    root of their inputs, and that of queries is smaller still, because scores are not divided by anything."""
 
     norms: ClassVar[Literal["before", "after"]] = "before"
     mean_norms: ClassVar[bool] = False

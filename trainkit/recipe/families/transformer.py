@@ -174,8 +174,8 @@ class GeluTransformer(Transformer):
     """A stack of blocks with four attention matrices of (hidden, hidden) and an MLP of two, each with a layer norm."""
 
     attention_dropout: Rate = 0.0
-    """Share of attention's probabilities that training drops. Above 0, attention makes all of them, without flash
-    attention."""
+    """Share of attention's probabilities that training drops. Above 0, attention computes all of them at once, without
+    flash attention."""
 
     @model_validator(mode="after")
     def _heads_divide_hidden(self) -> GeluTransformer:
@@ -213,7 +213,7 @@ class GptDecoder(GeluTransformer):
 
     tied: bool = True
     dropout: Rate = 0.0
-    """Share of what attention and MLP give that training drops before it is added to the residual stream."""
+    """Share of the outputs of attention and MLP that training drops before they are added to the residual stream."""
     embedding_dropout: Rate = 0.0
     """Share of the embeddings' numbers that training drops."""
 

@@ -19,15 +19,14 @@ class Classification(TaskSpec):
     """What tasks with classes have in common."""
 
     classes: Count | tuple[str, ...] | None = None
-    """How many classes there are, or their names in the order of their numbers; those of the documents where not
-    given."""
+    """How many classes there are, or their names in the order of their numbers. If absent, those of the documents."""
     class_weights: tuple[Positive, ...] = ()
-    """How much each class counts in the loss, in the order of their numbers; all the same where not given."""
+    """How much each class counts in the loss, in the order of their numbers. If absent, all count the same."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the target that is spread evenly over all classes (Szegedy et al. 2016, section 7)."""
     new_head: bool = False
-    """Whether the last layer of the head begins at random although `model.pretrained` has one, as it must where that
-    is for another number of classes."""
+    """Whether the last layer of the head starts from random weights although `model.pretrained` has one. Set it if the
+    checkpoint has another number of classes."""
 
     models: ClassVar[frozenset[Kind]] = frozenset({"encoder", "causal"})
     shifted: ClassVar[bool] = False
@@ -77,15 +76,15 @@ _PROBLEMS = {
 
 
 class SequenceClassification(Classification):
-    """Tell the class of a text or of a pair of texts, all of its classes, or numbers."""
+    """Predict the class of a text or of a pair of texts, several classes, or numbers."""
 
     type: Literal["sequence-classification"]
     problem: Literal["multi-class", "multi-label", "regression"] = "multi-class"
-    """What is learned of a text. `"multi-class"`: its one class, by cross-entropy. `"multi-label"`: which of the
-    classes it has, by binary cross-entropy. `"regression"`: a number, or several, by mean squared error."""
+    """What to predict. `"multi-class"`: the one class of a text, by cross-entropy. `"multi-label"`: which classes it
+    has, by binary cross-entropy. `"regression"`: one number or several, by mean squared error."""
     positive_weights: tuple[Positive, ...] = ()
-    """Of `"multi-label"`, by how much more a text counts in the loss of a class that it has: often the number of texts
-    without the class divided by that of texts with it."""
+    """For `"multi-label"`: how much more a text counts in the loss of a class that it has. A usual value is the number
+    of texts without the class divided by the number with it."""
 
     implementation: ClassVar[str] = "trainkit.tasks.sequence_classification"
     models: ClassVar[frozenset[Kind]] = frozenset({"encoder", "causal", "encoder-decoder"})
@@ -170,7 +169,7 @@ class SequenceClassification(Classification):
 
 
 class TokenClassification(Classification):
-    """Tell the class of each token that has a label, such as the first of each word."""
+    """Predict the class of each token that has a label, such as the first of each word."""
 
     type: Literal["token-classification"]
 

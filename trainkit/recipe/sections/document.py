@@ -74,8 +74,8 @@ class Chat(ChatDocument):
 class SourceTarget(DocumentSpec):
     """A text that is read, the source, and the text to write from it, the target; only the target is learned.
 
-    Both are tokenised apart, each with the tokens that begin and end a document. One that is too long is cut off before
-    its last token. A row with an empty source or target cannot be used."""
+    The two are tokenised separately, each with the tokens that begin and end a document. A text that is too long loses
+    tokens before its last one. A row with an empty source or target cannot be used."""
 
     type: Literal["source-target"]
     source: str = "{source}"
@@ -105,13 +105,14 @@ class Labelled(DocumentSpec):
     texts: Annotated[tuple[str, ...], Field(min_length=1, max_length=2)] = ("text",)
     """Keys of the text, or of the two."""
     label: str | Keys = "label"
-    """Key of the label; of `"number"` and `"flags"` it may be several, one for each number or class."""
+    """Key of the label. For `"number"` and `"flags"` it may be a list of keys, one for each number or class."""
     label_type: Literal["class", "number", "classes", "flags"] = "class"
     """What a label is. `"class"`: one class, by its number from 0 on or its name in `classes`. `"number"`: a number to
     predict. `"classes"`: a list of the classes that a text has, by number or name. `"flags"`: the same as 0 or 1 for
     each class."""
     label_width: Count = 1
-    """How many numbers a label of type `"number"` has. If it is more than 1, `label` names lists, or so many keys."""
+    """How many numbers a label of type `"number"` has. If more than 1, `label` is the key of a list, or names as many
+    keys."""
     classes: tuple[str, ...] = ()
     """The classes by name, in the order of their numbers; empty where labels are numbers."""
 

@@ -100,8 +100,8 @@ class ChatDocument(DocumentSpec):
     """Messages, `{"role": …, "content": …}` each, which a chat template writes."""
 
     template: str | None = None
-    """A Jinja template, or the path of a file that holds one; that of the tokenizer where not given
-    (`chat_template.jinja` or `tokenizer_config.json` beside it)."""
+    """A Jinja template, or the path of a file that holds one. If absent, the tokenizer's own (`chat_template.jinja` or
+    `tokenizer_config.json` beside it)."""
 
     learned_in_part: ClassVar[bool] = True
     marked: ClassVar[bool] = True

@@ -22,17 +22,16 @@ class Embedding(TaskSpec):
 
     type: Literal["embedding"]
     pooling: Literal["mean", "first", "last"] = "mean"
-    """How the vector of a text is made of its last hidden states: their mean, or that of the first or the last token.
-    """
+    """How to compute the vector of a text from its last hidden states: their mean, or the first or the last one."""
     temperature: Positive = 0.05
     """What cosine similarities are divided by before the softmax."""
     symmetric: bool = False
     """Whether positives also have to find their queries; the loss is then the mean of both."""
     dimensions: tuple[Count, ...] = ()
-    """Lengths of the beginnings of vectors that are trained to be vectors themselves (Kusupati et al. 2022,
-    Matryoshka); the whole vector alone where not given."""
+    """Lengths to which vectors may be cut: their first numbers are trained as vectors too (Kusupati et al. 2022,
+    Matryoshka). If absent, only the whole vector is trained."""
     dimension_weights: tuple[Positive, ...] = ()
-    """How much the loss of each of `dimensions` counts; 1 each where not given."""
+    """How much the loss of each of `dimensions` counts. If absent, 1 each."""
 
     implementation: ClassVar[str] = "trainkit.tasks.embedding"
     documents: ClassVar[frozenset[str]] = frozenset({"positive-pair"})
@@ -49,7 +48,7 @@ class Embedding(TaskSpec):
                 f" {plural(len(self.dimensions), 'dimension')}: give one for each, or leave it out"
             )
         if len(set(self.dimensions)) < len(self.dimensions):
-            raise ValueError("task.dimensions names one twice: name each once")
+            raise ValueError("task.dimensions names a length twice: name each once")
         return self
 
     def check_sizes(self, model: ModelSpec, data: Data) -> None:
@@ -69,6 +68,6 @@ class Embedding(TaskSpec):
             )
         if data.encoding.eos:
             raise ValueError(
-                "a decoder's vectors are made of the text's own tokens, as in transformers:"
+                "a decoder's vectors come from the tokens of the text alone, as in transformers:"
                 " write eos = false into data.encoding"
             )

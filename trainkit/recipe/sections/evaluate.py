@@ -27,11 +27,11 @@ class Generate(Spec):
     max_tokens: Count = 128
     """Largest number of tokens of a target that is written."""
     beams: Count = 1
-    """Beginnings of targets that are kept of each source; with 1 the likeliest token is taken each time."""
+    """How many candidate targets the search keeps for each source. With 1, it takes the likeliest token each time."""
     length_penalty: float = 1.0
-    """With beams, the power of its length that a target's log-likelihood is divided by: above 0 favours longer ones."""
+    """With beams: a target's log-likelihood is divided by its length to this power. Above 0 favours longer targets."""
     early_stopping: bool = False
-    """With beams, whether a search ends as soon as it has found as many targets as beams."""
+    """With beams: whether a search ends as soon as it has found as many targets as beams."""
 
     @model_validator(mode="after")
     def _keys_need_beams(self) -> Generate:

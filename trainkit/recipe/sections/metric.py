@@ -1,6 +1,6 @@
 """[[evaluate.metrics]]: what an evaluation computes from the predictions of the task, beside what the task reports.
 
-What a metric computes stands in the module that its spec names as `implementation`; see `tasks/metric.py`.
+The module that a spec names as `implementation` computes the metric; see `tasks/metric.py`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ClassAverage(MetricSpec):
     @model_validator(mode="after")
     def _items_have_no_classes_apart(self) -> ClassAverage:
         if self.per_class and self.average == "samples":
-            raise ValueError('average = "samples" is of items, and per_class of classes: list the metric twice')
+            raise ValueError('average = "samples" is over items, and per_class over classes: list the metric twice')
         return self
 
     def check_predictions(self, predicted: frozenset[str]) -> None:
@@ -138,7 +138,7 @@ class TopKAccuracy(MetricSpec):
 
 
 class SubsetAccuracy(MetricSpec):
-    """The share of items whose predicted set of classes is theirs exactly."""
+    """The share of items whose predicted set of classes is exactly their label."""
 
     type: Literal["subset-accuracy"]
 
@@ -156,8 +156,8 @@ class HammingLoss(MetricSpec):
 
 
 class Auroc(MetricSpec):
-    """The area under the ROC curve: the probability that an item of a class scores higher than one that is not of it,
-    each class against the others. It is exact: all items are compared, on the host.
+    """The area under the ROC curve: the probability that an item of a class scores higher than an item of another class,
+    for each class. It is exact: the host compares all items.
 
     A class that all items have, or none, has no value."""
 
@@ -184,7 +184,7 @@ class Auroc(MetricSpec):
 
 
 class SpanF1(MetricSpec):
-    """The F1 of entities, of one word or several, which are right where both their words and their type are.
+    """The F1 of entities of one or several words. An entity is right if both its words and its type are.
 
     The classes are `O`, and `B-TYPE` and `I-TYPE` of each type (IOB2, Tjong Kim Sang & Veenstra 1999). As in seqeval,
     an `I-TYPE` that continues nothing begins an entity."""
@@ -221,8 +221,8 @@ def types_of(classes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class NumberMetricSpec(MetricSpec):
-    """What metrics of numbers have in common. Where a label is several numbers, each has a value too,
-    `validation/SET/NAME/NUMBER`, and the value is the mean of those that are defined."""
+    """What metrics of numbers have in common. If a label is several numbers, each also has a value of its own,
+    `validation/SET/NAME/NUMBER`, and the metric is the mean of the values that are defined."""
 
     predictions: ClassVar[frozenset[str]] = NUMBERS
 

@@ -1,5 +1,5 @@
-"""Documents that become two sequences: an answer that is preferred to another, a judged answer, and two texts that
-belong together."""
+"""Documents that become two sequences: two answers, one of them preferred; a judged answer; two texts that belong
+together."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _MARGINS = "trainkit.data.documents.labels:MarginLabels"
 class PreferencePair(DocumentSpec):
     """A prompt and two answers to it, one of which is preferred. Only the answers are learned.
 
-    Each answer is a sequence of its own, behind the prompt. A row whose answers are the same, or one of whose answers
-    is empty, cannot be used."""
+    Each answer is a sequence of its own, after the prompt. A row with an empty answer, or with two answers that are the
+    same, cannot be used."""
 
     type: Literal["preference"]
     prompt: str = "{prompt}"
-    """Template of what is given. Begin the answers with a space rather than end this with one: most tokenizers have it
-    in the token of the word behind it."""
+    """Template of the prompt. Begin the answers with a space rather than end the prompt with one: most tokenizers put a
+    space into the token of the next word."""
     chosen: str = "{chosen}"
     """Template of the better answer."""
     rejected: str = "{rejected}"
     """Template of the worse answer."""
     margin: str | None = None
-    """Key of a number by which the chosen answer is better, for `[task] type = "reward"`; no margins where not
-    given."""
+    """Key of a number by which the chosen answer is better, for `[task] type = "reward"`. If absent, there are no
+    margins."""
 
     implementation: ClassVar[str] = "trainkit.data.documents.preferences"
     examples: ClassVar[str] = "trainkit.data.batches.pairs:pair_examples"
@@ -55,21 +55,21 @@ class PreferencePair(DocumentSpec):
 
 
 class PreferenceChat(ChatDocument):
-    """Two conversations, one of which is preferred, as lists of `{"role": …, "content": …}`. Only what is behind their
+    """Two conversations, one of which is preferred, as lists of `{"role": …, "content": …}`. Only what follows their
     shared beginning is learned.
 
-    A row whose conversations are the same, or one of which ends with the shared beginning, cannot be used."""
+    A row cannot be used if the two conversations are the same, or if one ends with the shared beginning."""
 
     type: Literal["preference-chat"]
     prompt: str | None = None
-    """Key of the messages that go before both lists; where not given, each list is a whole conversation."""
+    """Key of the messages before both lists. If absent, each list is a whole conversation."""
     chosen: str = "chosen"
     """Key of the better conversation, or of the better end of one."""
     rejected: str = "rejected"
     """Key of the worse one."""
     margin: str | None = None
-    """Key of a number by which the chosen answer is better, for `[task] type = "reward"`; no margins where not
-    given."""
+    """Key of a number by which the chosen answer is better, for `[task] type = "reward"`. If absent, there are no
+    margins."""
 
     implementation: ClassVar[str] = "trainkit.data.documents.preferences"
     examples: ClassVar[str] = "trainkit.data.batches.pairs:pair_examples"
@@ -91,8 +91,8 @@ class Judged(DocumentSpec):
 
     type: Literal["judged"]
     prompt: str = "{prompt}"
-    """Template of what is given. Begin `answer` with a space rather than end this with one: most tokenizers have it in
-    the token of the word behind it."""
+    """Template of the prompt. Begin `answer` with a space rather than end the prompt with one: most tokenizers put a
+    space into the token of the next word."""
     answer: str = "{completion}"
     """Template of the answer."""
     label: str = "label"
@@ -129,8 +129,8 @@ class JudgedChat(ChatDocument):
 
     type: Literal["judged-chat"]
     prompt: str | None = None
-    """Key of the messages that go before the answer; where not given, the answer's list is the whole conversation, of
-    which the last message is the answer."""
+    """Key of the messages before the answer. If absent, `answer` is the key of a whole conversation, whose last message
+    is the answer."""
     answer: str = "completion"
     """Key of the answer's messages, or of the whole conversation."""
     label: str = "label"
@@ -155,14 +155,14 @@ class PositivePair(DocumentSpec):
     """Two texts that belong together, such as a question and a passage that answers it, for `[task] type =
     "embedding"`.
 
-    Each text is tokenised by itself, with the tokens that begin and end a document. A row with an empty text cannot be
+    Each text is tokenised separately, with the tokens that begin and end a document. A row with an empty text cannot be
     used."""
 
     type: Literal["positive-pair"]
     query: str = "{query}"
-    """Template of the text that is searched with, such as `"query: {question}"`."""
+    """Template of the text to search with, such as `"query: {question}"`."""
     positive: str = "{positive}"
-    """Template of the text that is to be found, such as `"passage: {answer}"`."""
+    """Template of the text to find, such as `"passage: {answer}"`."""
 
     implementation: ClassVar[str] = "trainkit.data.documents.positive_pair"
     examples: ClassVar[str] = "trainkit.data.batches.pairs:pair_examples"

@@ -15,23 +15,23 @@ from trainkit.recipe.spec import NotNegative, Positive
 
 
 class Preference(TaskSpec):
-    """Prefer one answer to another, by pairs of them (DPO, Rafailov et al. 2023, and its relatives)."""
+    """Learn to prefer one answer to another from pairs (DPO, Rafailov et al. 2023, and its relatives)."""
 
     type: Literal["preference"]
     loss: Literal["dpo", "robust", "ipo", "orpo", "simpo", "cpo"] = "dpo"
     """`"dpo"` (Rafailov et al. 2023), `"robust"` (Chowdhury et al. 2024: DPO with the share of wrong labels known) and
-    `"ipo"` (Azar et al. 2023, of log-likelihoods per token) compare with a frozen reference: the parameters that the
-    run begins with, without its adapter. `"orpo"` (Hong et al. 2024), `"simpo"`
+    `"ipo"` (Azar et al. 2023, of log-likelihoods per token) compare with a frozen reference: the parameters at
+    the start of the run, without its adapter. `"orpo"` (Hong et al. 2024), `"simpo"`
     (Meng et al. 2024) and `"cpo"` (Xu et al. 2024) need none."""
     beta: Positive = 0.1
     """How much the reward counts: reward = beta x log-likelihood, less that of the reference where there is one. IPO
     calls it tau, ORPO lambda. SimPO is usually run with 2."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
-    """Share of the pairs that are supposed to be labelled the wrong way round (Mitchell 2023, conservative DPO); of
-    `"dpo"`, `"robust"`, `"simpo"` and `"cpo"`."""
+    """For `"dpo"`, `"robust"`, `"simpo"` and `"cpo"`: the share of pairs that are assumed to be labelled the wrong way
+    round (Mitchell 2023, conservative DPO)."""
     per_token: bool = False
-    """Whether a reward is divided by the tokens of its answer, so that long answers count no more than short ones
-    (Lambert et al. 2024, Tulu 3); of `"dpo"` and `"robust"`."""
+    """For `"dpo"` and `"robust"`: whether to divide a reward by the tokens of its answer, so that long answers count no
+    more than short ones (Lambert et al. 2024, Tulu 3)."""
     margin: NotNegative = 0.0
     """By how much the rewards are to differ: gamma of `"simpo"`."""
     likelihood: NotNegative = 1.0
@@ -85,17 +85,17 @@ class Preference(TaskSpec):
 
 
 class Reward(TaskSpec):
-    """Give the better of two answers the larger score (Bradley and Terry 1952; Ouyang et al. 2022, section 3.5).
+    """Learn to score the better of two answers higher (Bradley and Terry 1952; Ouyang et al. 2022, section 3.5).
 
     The model has one score for a text, as `…ForSequenceClassification` of transformers with one label has."""
 
     type: Literal["reward"]
     centring: NotNegative = 0.0
     """How much the squared sum of a pair's two scores counts in the loss, which keeps scores near 0 (Eisenstein et al.
-    2023): `center_rewards_coefficient` of trl, where 0.01 is usual."""
+    2023). trl calls it `center_rewards_coefficient`; 0.01 is usual."""
     new_head: bool = False
-    """Whether the last layer of the head begins at random although `model.pretrained` has one, as it must where that
-    has more than one score."""
+    """Whether the last layer of the head starts from random weights although `model.pretrained` has one. Set it if the
+    checkpoint has more than one score."""
 
     implementation: ClassVar[str] = "trainkit.tasks.reward"
     documents: ClassVar[frozenset[str]] = frozenset({"preference", "preference-chat"})
@@ -113,8 +113,8 @@ class Reward(TaskSpec):
 
 
 class Kto(TaskSpec):
-    """Make good answers likelier and bad ones less likely, by judgements of single answers (KTO, Ethayarajh et al.
-    2024).
+    """Learn from single answers that are good or bad: good ones become likelier, bad ones less likely (KTO, Ethayarajh
+    et al. 2024).
 
     An answer's reward, its log-likelihood less that of the frozen reference, is compared with a baseline: the mean of
     the same difference for answers of other prompts in the batch, or 0 where that is negative."""

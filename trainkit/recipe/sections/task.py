@@ -25,14 +25,14 @@ class NextTokens(TaskSpec):
     """What tasks that predict each token from those before it have in common."""
 
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of each target that all entries of the vocabulary have alike (Szegedy et al. 2016), as in transformers. It
-    changes gradients; the loss that is shown stays the cross-entropy."""
+    """Share of each target that is spread evenly over the vocabulary (Szegedy et al. 2016), as in transformers. It
+    changes the gradient, not the logged loss."""
     z_loss: NotNegative = 0.0
-    """How much the squared logarithm of the softmax's divisor counts in gradients, which keeps logits near 0 (Chowdhery
-    et al. 2022, PaLM, where it is 1e-4). The loss that is shown stays the cross-entropy."""
+    """Weight of the squared logarithm of the softmax's divisor, which keeps logits near 0 (Chowdhery et al. 2022, PaLM,
+    uses 1e-4). It changes the gradient, not the logged loss."""
     embedding_noise: NotNegative = 0.0
-    """Alpha of NEFTune (Jain et al. 2023), where 5 is usual: in training, uniform noise of up to alpha /
-    sqrt(positions of a row x hidden) is added to the embeddings of tokens."""
+    """Alpha of NEFTune (Jain et al. 2023); 5 is usual. Training adds uniform noise of up to alpha / sqrt(positions of a
+    row x hidden) to the embeddings of tokens."""
 
     implementation: ClassVar[str] = "trainkit.tasks.causal_lm"
     models: ClassVar[frozenset[Kind]] = frozenset({"causal"})
@@ -53,7 +53,7 @@ class NextTokens(TaskSpec):
         """Raise ValueError where labels cannot be smoothed without making all logits."""
         if self.label_smoothing and getattr(model, "softcap_of_logits", None) is not None:
             raise ValueError(
-                f'task.label_smoothing does not work with model.type = "{model.type}", whose logits are bent:'
+                f'task.label_smoothing does not work with model.type = "{model.type}", whose logits are capped:'
                 " leave it out"
             )
 
@@ -92,8 +92,8 @@ class MaskedLM(TaskSpec):
     """What is chosen as a whole: single tokens, all tokens of a word (Cui et al. 2019), or spans of up to 10 tokens
     (Joshi et al. 2020, SpanBERT), in which all tokens are replaced in the same way."""
     static: bool = False
-    """Whether the same tokens of an example are chosen in every epoch, as in BERT; otherwise they are drawn anew (Liu
-    et al. 2019, RoBERTa)."""
+    """Whether to choose the same tokens of an example in every epoch, as in BERT, or others each time (Liu et al. 2019,
+    RoBERTa)."""
 
     implementation: ClassVar[str] = "trainkit.tasks.masked_lm"
     documents: ClassVar[frozenset[str]] = TEXTS
@@ -124,8 +124,8 @@ class Seq2Seq(TaskSpec):
 
     type: Literal["seq2seq"]
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of each target that is spread over the whole vocabulary (Szegedy et al. 2016, section 7). It changes the
-    gradient, and not the loss that is shown."""
+    """Share of each target that is spread evenly over the vocabulary (Szegedy et al. 2016, section 7). It changes the
+    gradient, not the logged loss."""
 
     implementation: ClassVar[str] = "trainkit.tasks.seq2seq"
     documents: ClassVar[frozenset[str]] = frozenset({"source-target"})

@@ -17,12 +17,12 @@ class TextMetricSpec(MetricSpec):
 
 
 class ExactMatch(TextMetricSpec):
-    """The share of generated texts that are the target, but for space around them."""
+    """The share of generated texts that equal their target, without space around them."""
 
     type: Literal["exact-match"]
     normalize: bool = False
-    """Whether capitals, punctuation, the articles a, an and the, and the amount of space do not count (SQuAD, Rajpurkar
-    et al. 2016)."""
+    """Whether to ignore case, punctuation, the articles a, an and the, and the amount of space (SQuAD, Rajpurkar et al.
+    2016)."""
 
     implementation: ClassVar[str] = "trainkit.tasks.text_metrics:ExactMatchMetric"
 
@@ -63,7 +63,7 @@ class Rouge(TextMetricSpec):
 
     type: Literal["rouge"]
     stem: bool = False
-    """Whether words are reduced to their stems, as published ROUGE of English usually is."""
+    """Whether words are reduced to their stems, as is usual for published ROUGE of English."""
 
     implementation: ClassVar[str] = "trainkit.tasks.text_metrics:RougeMetric"
     parts: ClassVar[tuple[str, ...]] = ("rouge1", "rouge2", "rougeL")
