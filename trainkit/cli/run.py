@@ -139,7 +139,7 @@ def follow(directory: Path, start: Start, loaded: Loaded, *, plain: bool, json: 
 class EventPrinter:
     """Prints each event that it is called with as lines for people or as JSON, and adds them to `trainer.log`.
 
-    It does not print the error that ends a run: `trainkit.cli` prints that on stderr. If the reader of stdout goes away,
+    `trainkit.cli` prints the error that ends a run, on stderr; this class does not. If the reader of stdout goes away,
     the run continues.
     """
 

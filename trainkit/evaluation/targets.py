@@ -1,4 +1,4 @@
-"""Targets that a model writes of the sources of a set, and how near they come to the set's own."""
+"""Targets that a model writes for the sources of a set, compared with the targets in the set."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SourceSet(Protocol):
 
 
 class WrittenTarget(NamedTuple):
-    """What a model wrote of a source."""
+    """What a model wrote for a source."""
 
     place: SourceSpan
     source: str
@@ -126,7 +126,7 @@ def target_writer(
     mesh: Mesh,
     interrupted: Callable[[], bool],
 ) -> TargetWriter | None:
-    """Return what writes the targets of sources where the recipe has `[evaluate.generate]`, for the run in `directory`.
+    """Return the writer of targets for the run in `directory`; None if the recipe has no `[evaluate.generate]`.
 
     Raises:
         TrainkitError: a library that computes a metric is not installed.

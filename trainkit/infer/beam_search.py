@@ -1,4 +1,4 @@
-"""Beam search for encoder-decoders, which finds what `generate` of transformers does.
+"""Beam search for encoder-decoders, which finds the same targets as `generate` of transformers.
 
 Shapes: N sources, K beams of each, C candidates, T tokens at most, V vocabulary.
 """
@@ -15,33 +15,33 @@ from jaxtyping import Array, Bool, Float, Int
 from trainkit.errors import TrainkitError
 from trainkit.infer.generate import NOTHING
 
-#: The score of what must not be chosen.
+#: The score of candidates that must not be chosen.
 _WORST = -1.0e9
 
 
 @dataclass(frozen=True)
 class BeamSearch:
-    """How targets are searched for. Hashable: each is compiled for itself.
+    """Settings of a search. Hashable: each is compiled separately.
 
     Raises:
         TrainkitError: a value is out of its range.
     """
 
     beams: int = 1
-    """How many beginnings of targets are kept of each source; with 1 the likeliest token is taken each time."""
+    """How many candidate targets to keep for each source. With 1, the search takes the likeliest token each time."""
     length_penalty: float = 1.0
-    """The power of its length that the log-likelihood of a target is divided by (Wu et al. 2016): more than 0 favours
-    longer ones."""
+    """The log-likelihood of a target is divided by its length to this power (Wu et al. 2016): above 0 favours longer
+    targets."""
     early_stopping: bool = False
-    """Whether a search ends as soon as it has found as many targets as it has beams; otherwise it ends when none that
-    is still open can be better, judged by its present length."""
+    """Whether a search ends as soon as it has found as many targets as beams. Otherwise it ends when no open beam can
+    become better, judged by its present length."""
 
     def __post_init__(self) -> None:
         if self.beams < 1:
             raise TrainkitError(f"beams must be at least 1, found {self.beams}")
 
 
-#: The likeliest token each time.
+#: Takes the likeliest token each time.
 GREEDY = BeamSearch()
 
 
@@ -52,7 +52,7 @@ class Found(NamedTuple):
     scores_NK: Float[Array, "N K"]
     """Log-likelihoods over powers of lengths."""
     ended_NK: Bool[Array, "N K"]
-    """False where there is no such target yet."""
+    """Whether the target exists yet."""
 
 
 class Search(NamedTuple):
@@ -61,7 +61,7 @@ class Search(NamedTuple):
     length: Int[Array, ""]
     """Tokens that each beam has."""
     logits_RV: Float[Array, "N*K V"]
-    """Of the next token of each beam, the beams of a source one after another."""
+    """The logits of the next token of each beam; the beams of a source follow one another."""
     cache: Any
     tokens_NKT: Int[Array, "N K T"]
     sums_NK: Float[Array, "N K"]
@@ -83,8 +83,8 @@ def search_targets(
 ) -> Int[Array, "N T"]:
     """Return the best target of each source, up to `new_tokens` tokens with the one that ends it, then `NOTHING`.
 
-    What a search finds depends on its source alone, whatever other sources are searched at the same time. A row without
-    a source gives an arbitrary target.
+    What a search finds depends on its source alone, whatever other sources are searched at the same time. The
+    target of a row without a source is arbitrary.
     """
     k = search.beams
     beams = (jnp.repeat(array, k, axis=0) for array in (memory_NSD, segments_NS))
@@ -120,7 +120,7 @@ def _add_token(model: Any, state: Search, search: BeamSearch, ends_E: Array) -> 
     sums_NC, from_NC, tokens_NCT = _candidates(state, count=max(2, 1 + len(ends_E)) * k)
     last_NC = jax.lax.dynamic_index_in_dim(tokens_NCT, state.length, axis=2, keepdims=False)
     ended_NC = jnp.isin(last_NC, ends_E) | (length == most)
-    # of the rest enough are no ends to go on with, but they are no targets
+    # only the first k candidates may be targets; enough of the others have not ended, so the search can continue
     found = _keep_best(state, search, sums_NC, tokens_NCT, ended_NC & (jnp.arange(ended_NC.shape[1]) < k), length)
     running_NC = sums_NC + ended_NC * _WORST
     sums_NK, which_NK = jax.lax.top_k(running_NC, k)
@@ -136,7 +136,7 @@ def _add_token(model: Any, state: Search, search: BeamSearch, ends_E: Array) -> 
 
 
 def _candidates(state: Search, *, count: int) -> tuple[Array, Array, Array]:
-    """Return the likeliest beams with one token more: their log-likelihoods (N, C), the beam that each is of (N, C),
+    """Return the likeliest beams with one more token: their log-likelihoods (N, C), the beams that they extend (N, C),
     and their tokens (N, C, T)."""
     n, k, _ = state.tokens_NKT.shape
     log_p_NKV = jax.nn.log_softmax(state.logits_RV, axis=-1).reshape(n, k, -1) + state.sums_NK[:, :, None]
@@ -150,7 +150,7 @@ def _candidates(state: Search, *, count: int) -> tuple[Array, Array, Array]:
 def _keep_best(
     state: Search, search: BeamSearch, sums_NC: Array, tokens_NCT: Array, ended_NC: Array, length: Array
 ) -> Found:
-    """Return the best of the targets that were found before and those that have just ended."""
+    """Return the best targets among those found before and those that have just ended."""
     scores_NC = sums_NC / length.astype(jnp.float32) ** search.length_penalty
     closed_N = ~state.open_N | (search.early_stopping & state.found.ended_NK.all(1))
     scores_NC = scores_NC + (closed_N[:, None] | ~ended_NC) * _WORST
@@ -161,5 +161,5 @@ def _keep_best(
 
 
 def _pick(array: Array, which_NK: Array) -> Array:
-    """Return the entries `which_NK` of the second axis, of each row its own."""
+    """Return the entries `which_NK` of the second axis, chosen for each row."""
     return jax.vmap(lambda row, which: row[which])(array, which_NK)

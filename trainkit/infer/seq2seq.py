@@ -50,7 +50,7 @@ def continue_target(model: Any, token_N: Int[Array, " N"], state: Decoding) -> t
 
 
 def start_of(spec: ModelSpec, codec: TextCodec) -> int:
-    """Return the token before every target: that of the model, or the tokenizer's end of text."""
+    """Return the token before every target: the model's, or the tokenizer's end of text."""
     start: int | None = getattr(spec, "decoder_start", None)
     return codec.end_of_text if start is None else start
 
@@ -58,7 +58,7 @@ def start_of(spec: ModelSpec, codec: TextCodec) -> int:
 def read_sources(
     model: Any, sources_NS: Int[Array, "N S"], lengths_N: Int[Array, " N"]
 ) -> tuple[Float[Array, "N S D"], Int[Array, "N S"]]:
-    """Return the memory of sources, and their segments: 1, and 0 where there is padding."""
+    """Return the memory of sources, and their segments: 1 for tokens, 0 for padding."""
     segments_NS = (jnp.arange(sources_NS.shape[1]) < lengths_N[:, None]).astype(jnp.int32)
     return model.encode(sources_NS, segments_NS), segments_NS
 
@@ -97,12 +97,12 @@ def write_targets(
 
 @dataclass
 class TargetGenerator(Generator):
-    """Answers sources by an encoder-decoder: a request holds the tokens of a source, an answer is its target."""
+    """Writes targets with an encoder-decoder: a request holds the tokens of a source, and the answer is its target."""
 
     start: int = 0
     """The token before every target."""
     context_length: int | None = None
-    """Tokens of a source, and of a target with the token before it, at most; None where the model sets no limit."""
+    """The most tokens of a source, and of a target with the token before it; None if the model sets no limit."""
     search: BeamSearch = GREEDY
 
     def __post_init__(self) -> None:
@@ -110,7 +110,7 @@ class TargetGenerator(Generator):
         self._write = jax.jit(write_targets, static_argnames=("start", "new_tokens", "sampling", "search", "ends"))
 
     def check(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Raise TrainkitError if a source is longer than what the model reads."""
+        """Raise TrainkitError if a source is longer than the model can read."""
         context = self.context_length or _NO_LIMIT
         for number, ids in enumerate(prompts, 1):
             if len(ids) > context:

@@ -147,7 +147,7 @@ def dropped_attention(
     segments_BT: Int[Array, "B T"] | None,
     spec: AttentionSpec,
 ) -> Float[Array, "B T H K"]:
-    """Return attention of which some probabilities are dropped, which no kernel does: all of them are made at once."""
+    """Return attention with dropout of its probabilities. No kernel supports that: all are computed at once."""
     (rule, window), t, groups = spec.rule(q_BTHK), q_BTHK.shape[1], k_BTGK.shape[2]
     q_BGNK, k_BGSK = blockwise_attention.by_group(q_BTHK, groups), k_BTGK.swapaxes(1, 2)
     same_BTS = None if segments_BT is None else segments_BT[:, :, None] == segments_BT[:, None, :]

@@ -1,4 +1,4 @@
-"""DeBERTa (He et al. 2021), versions 2 and 3: attention to what tokens say and to how far apart they stand.
+"""DeBERTa (He et al. 2021), versions 2 and 3: attention to content and to relative positions.
 
 Shapes as in `layers.py`; S positions looked at, R relative positions, of which each has an embedding.
 """
@@ -42,7 +42,7 @@ def relative_rows(length: int, *, buckets: int, furthest: int) -> Int[np.ndarray
 
 
 class RelativePositions(NamedTuple):
-    """How far apart the positions of a row stand."""
+    """The relative positions of a row."""
 
     table_RD: Float[Array, "R D"]
     """The embeddings of relative positions."""
@@ -93,7 +93,7 @@ class DebertaBlock(eqx.Module):
 
     attention: DisentangledAttention
     attention_dropout: Dropout
-    """Of what attention gives."""
+    """Of the output of attention."""
     attention_norm: LayerNorm
     mlp_in: Linear
     mlp_out: Linear

@@ -1,5 +1,5 @@
-"""Dropout (Srivastava et al. 2014): in training, parts of what a layer gives are 0 and the rest is larger; and noise
-that is added to embeddings.
+"""Dropout (Srivastava et al. 2014), which sets some outputs of a layer to 0 in training and scales up the others; and
+noise that is added to embeddings.
 
 Both do nothing until they have keys. Only the step gives keys, with `with_keys`, so that nothing is dropped in
 evaluation, in samples and by a frozen reference. Keys are those of the rows of a batch, so that what is dropped
@@ -17,18 +17,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
-#: In the path of a module, what says that its arrays have a leading axis of layers.
+#: The part of a module's path which says that its arrays have a leading axis of layers.
 STACKED = "blocks"
 
 
 class Dropout(eqx.Module):
-    """Drops numbers, each with the probability `rate`."""
+    """Sets numbers to 0, each with the probability `rate`."""
 
     rate: float = eqx.field(static=True, default=0.0)
     of_rows: bool = eqx.field(static=True, default=True)
-    """Whether what is dropped belongs to rows of the batch; if not, it is a table that all rows share."""
+    """Whether it drops numbers of the rows of the batch, and not of a table that all rows share."""
     keys_B: PRNGKeyArray | None = None
-    """Those of the rows, (L, B) in stacked blocks; one, (1,), of a table; None where nothing is dropped."""
+    """The keys of the rows, (L, B) in stacked blocks; one key, (1,), for a table; None if nothing is dropped."""
 
     @property
     def is_on(self) -> bool:
@@ -52,10 +52,10 @@ class EmbeddingNoise(eqx.Module):
     rate: float = eqx.field(static=True, default=0.0)
     """Alpha: noise is uniform within ± alpha / sqrt(T D)."""
     keys_B: PRNGKeyArray | None = None
-    """Those of the rows; None where nothing is added."""
+    """The keys of the rows; None if nothing is added."""
 
     def __call__(self, x_NTD: Float[Array, "N T D"]) -> Float[Array, "N T D"]:
-        """Return `x_NTD` with noise; N is a multiple of B. T is the length of a row, with its padding, as it is in
+        """Return `x_NTD` with noise; N is a multiple of B. T is the length of a row with its padding, as in
         transformers."""
         if self.keys_B is None:
             return x_NTD
@@ -65,7 +65,7 @@ class EmbeddingNoise(eqx.Module):
         return x_NTD + noise.astype(x_NTD.dtype)
 
 
-#: One that never drops anything.
+#: A dropout that never drops anything.
 NO_DROPOUT = Dropout()
 
 
@@ -75,7 +75,7 @@ def has_dropout(model: PyTree) -> bool:
 
 
 def with_keys(model: PyTree, key: PRNGKeyArray, rows_B: Int[Array, " B"]) -> PyTree:
-    """Return a model that drops and adds noise: each place and layer other numbers, of each row other ones.
+    """Return a model with dropout and noise, which differ between places in the model, layers and rows.
 
     Args:
         key: that of the step.
@@ -97,7 +97,7 @@ def with_keys(model: PyTree, key: PRNGKeyArray, rows_B: Int[Array, " B"]) -> PyT
 
 
 def _keys_for(keys_B: PRNGKeyArray, rows: int) -> PRNGKeyArray:
-    """Return a key for each of so many rows, a multiple of B."""
+    """Return a key for each of `rows` rows, a multiple of B."""
     each = rows // keys_B.shape[0]
     return keys_B if each == 1 else jax.vmap(lambda key: jax.random.split(key, each))(keys_B).reshape(-1)
 
@@ -107,7 +107,7 @@ def _folded(keys_B: PRNGKeyArray, number: Any) -> PRNGKeyArray:
 
 
 def _layers(model: PyTree, path: Any) -> int | None:
-    """Return how many layers are stacked in the module that holds what a path leads to; None where there are none."""
+    """Return how many layers are stacked in the module at a path; None if none are."""
     node, stacked = model, False
     for step in path[:-1]:
         if not isinstance(step, jax.tree_util.GetAttrKey):

@@ -51,7 +51,7 @@ class EncoderBlock(eqx.Module):
 
     attention: EncoderAttention
     attention_dropout: Dropout
-    """Of what attention gives."""
+    """Of the output of attention."""
     attention_norm: LayerNorm
     mlp_in: Linear
     mlp_out: Linear

@@ -28,7 +28,7 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"relu": jax.nn.relu, "gelu"
 
 
 class EncoderDecoderAttention(eqx.Module):
-    """Attention of a stack to itself, or of the decoder to what the encoder made of the source."""
+    """Attention of a stack to itself, or of the decoder to the encoder's output."""
 
     query: Linear
     key: Linear
@@ -97,7 +97,7 @@ class EncoderDecoderAttention(eqx.Module):
     def _dropped(
         self, q_BTHK: Array, over: KeyValues, visible_BTS: Array | None, bias_HTS: Array | None, *, causal: bool
     ) -> Float[Array, "B T H K"]:
-        """Return attention of which some probabilities are dropped, which no kernel does: all of them are made."""
+        """Return attention with dropout of its probabilities. No kernel supports that, so all of them are computed."""
         k_BSHK, v_BSHK = over
         scale = default_scale(q_BTHK) if self.scale is None else self.scale
         scores_BHTS = jnp.einsum("bthk,bshk->bhts", q_BTHK, k_BSHK, preferred_element_type=jnp.float32) * scale
@@ -129,7 +129,7 @@ class EncoderDecoderBlock(eqx.Module):
     mlp_out: Linear
     mlp_norm: LayerNorm | RmsNorm
     attention_dropout: Dropout
-    """Of what attention gives; likewise the next two."""
+    """Of the output of attention; the next two are similar."""
     cross_dropout: Dropout
     mlp_dropout: Dropout
     inner_dropout: Dropout

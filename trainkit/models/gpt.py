@@ -74,7 +74,7 @@ class GptBlock(eqx.Module):
     attention_norm: LayerNorm
     attention: GptAttention
     attention_dropout: Dropout
-    """Of what attention gives."""
+    """Of the output of attention."""
     mlp_norm: LayerNorm
     mlp_in: Linear
     mlp_out: Linear

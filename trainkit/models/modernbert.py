@@ -28,7 +28,7 @@ from trainkit.recipe.families.sizes import Remat
 
 
 class EncoderContext(NamedTuple):
-    """Where every token stands, and what a layer sees of the others."""
+    """The position of every token, and which others a layer sees."""
 
     positions_BT: Array
     segments_BT: Array | None
@@ -60,10 +60,10 @@ class ModernBertBlock(eqx.Module):
 
     attention: ModernBertAttention
     attention_dropout: Dropout
-    """Of what attention gives."""
+    """Of the output of attention."""
     mlp_norm: LayerNorm
     mlp_in: Linear
-    """Gives what the GELU is of, and the gate."""
+    """Computes the input of the GELU and the gate."""
     mlp_dropout: Dropout
     mlp_out: Linear
 

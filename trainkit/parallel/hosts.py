@@ -71,8 +71,8 @@ def join() -> None:
         raise TrainkitError(
             f"cannot join the other processes of this run: {error}",
             where=ADDRESS,
-            hint=f"set {ADDRESS} to HOST:PORT of process 0, {COUNT} to the number of processes, and {NUMBER} to the number"
-            " of this one, counted from 0; or start trainkit with srun or mpirun",
+            hint=f"set {ADDRESS} to HOST:PORT of process 0, {COUNT} to the number of processes, and {NUMBER} to that of"
+            " this one, counted from 0; or start trainkit with srun or mpirun",
         ) from error
     state = distributed.global_state
     _group = _Group(state.client, state.process_id, state.num_processes)

@@ -49,7 +49,7 @@ class CausalLMTask(Task):
             softcap=model.final_softcap,
             z_loss=self.z_loss,
         )
-        # what is added has a gradient and no value: the loss that is shown is that of the predictions
+        # this changes the gradient and not the value, so the logged loss is the cross-entropy
         total = total + weight * (penalty - jax.lax.stop_gradient(penalty))
         if self.label_smoothing:
             apart = smoothing_difference(hidden_BTD, model.unembedding(), targets_BT, batch["weights"])

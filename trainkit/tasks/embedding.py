@@ -84,7 +84,7 @@ def pooled(hidden_NTD: Float[Array, "N T D"], segments_NT: Int[Array, "N T"], ho
 
 
 def similarities(vectors_B2D: Float[Array, "B 2 D"], counted_B: Float[Array, " B"]) -> Float[Array, "B B"]:
-    """Return the cosine of each query, in rows, with each positive, and a very small number for those of padding."""
+    """Return the cosine of each query, in rows, with each positive; that of padding is a very small number."""
     lengths_B2 = jnp.sqrt(jnp.maximum(jnp.square(vectors_B2D).sum(-1, keepdims=True), 1e-24))
     unit_B2D = vectors_B2D / lengths_B2
     cosines_BB = jnp.einsum("qd,pd->qp", unit_B2D[:, 0], unit_B2D[:, 1], precision="highest")

@@ -50,7 +50,7 @@ class WritesTargets(Protocol):
 
 @dataclass(frozen=True)
 class Seq2SeqTask(Task):
-    """Cross-entropy of the tokens of targets, and the share of them that is predicted right."""
+    """Cross-entropy of the tokens of targets, and the share of them that is predicted correctly."""
 
     spec: Seq2Seq
     end_of_text: int
@@ -62,7 +62,7 @@ class Seq2SeqTask(Task):
         """See `Task.loss`; nothing is drawn. The batch has `tokens` and `weights`, (B, 2, T), and `filled`, (B, 2): the
         source and the target.
 
-        The decoder reads the target one position later, behind the token that it starts with, as the collator for
+        The decoder reads the target one position later, after the token that it starts with, as the collator for
         seq2seq of transformers writes it.
         """
         source_BT, target_BT = (batch["tokens"][:, side].astype(jnp.int32) for side in (0, 1))
@@ -76,7 +76,7 @@ class Seq2SeqTask(Task):
         total, weight, correct = blocked_cross_entropy_and_correct(states_BTE, unembedding_VE, target_BT, weights_BT)
         if self.spec.label_smoothing:
             apart = smoothing_difference(states_BTE, unembedding_VE, target_BT, weights_BT)
-            # it has a gradient and no value: the loss that is shown is that of the predictions
+            # this changes the gradient and not the value, so the logged loss is the cross-entropy
             total = total + self.spec.label_smoothing * (apart - jax.lax.stop_gradient(apart))
         return Loss(total, weight, {"accuracy": Ratio(correct, weight)})
 
@@ -87,7 +87,7 @@ class Seq2SeqTask(Task):
 
 
 def shifted_right(tokens_BT: Int[Array, "B T"], start: int) -> Int[Array, "B T"]:
-    """Return the tokens one position later, behind a start token; the last one is left out."""
+    """Return the tokens one position later, after a start token; the last one is left out."""
     return jnp.pad(tokens_BT[:, :-1], ((0, 0), (1, 0)), constant_values=start)
 
 

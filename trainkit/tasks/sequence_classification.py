@@ -1,4 +1,4 @@
-"""Tell the class of a text or of a pair, all of its classes, or numbers. B texts, T positions, C classes or numbers."""
+"""Predict the class of a text or of a pair, several classes, or numbers. B texts, T positions, C classes or numbers."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class SequenceClassificationTask(SequenceTask):
 
 
 class MultiLabelTask(SequenceTask):
-    """Binary cross-entropy of each class, of which a text's loss is the mean. A class with a probability above one half
+    """Binary cross-entropy of each class. The loss of a text is the mean. A class with a probability above one half
     is predicted."""
 
     def compare(
@@ -93,7 +93,7 @@ class MultiLabelTask(SequenceTask):
 
 
 class RegressionTask(SequenceTask):
-    """Squared error of each number, of which a text's loss is the mean."""
+    """Squared error of each number. The loss of a text is the mean."""
 
     def compare(
         self, scores_BC: Float[Array, "B C"], labels: Array, filled_B: Bool[Array, " B"]

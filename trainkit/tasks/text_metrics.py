@@ -133,7 +133,7 @@ class RougeMetric(TextMetric):
 
 
 def _library(name: str, spec: TextMetricSpec) -> Any:
-    """Return the module that computes a metric. Raises TrainkitError where it is not installed."""
+    """Return the module that computes a metric. Raises TrainkitError if it is not installed."""
     try:
         return import_module(name)
     except ModuleNotFoundError as error:

@@ -107,7 +107,7 @@ def validation_sets(recipe: Recipe, cache: Cache) -> list[ReferencedSet]:
 
 
 class ProgressLog(Protocol):
-    """Where progress is reported: the log of a run, or what stands in for it."""
+    """Where progress is reported: the log of a run, or a substitute."""
 
     step: int
 
@@ -185,10 +185,10 @@ class Reference:
         return model
 
     def attach(self, examples: ReferencedSet, cache: Path, plan: Plan) -> None:
-        """Give a stream its columns, from the `cache` or computed."""
+        """Give a stream its columns: those in the `cache`, or computed ones."""
         name, stream, source = examples
         path, recipe = self._path(examples, cache, plan), self.recipe
-        # the first process writes the file, perhaps before another one looks for it
+        # the first process writes the file, perhaps before another process looks for it
         cached = hosts.from_first(lambda: self.is_cached(examples, cache, plan))
         columns = read_columns(path, recipe.task.reference) if cached else None
         if columns is None:

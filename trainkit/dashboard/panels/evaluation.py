@@ -1,5 +1,5 @@
-"""The newest evaluation of a task with classes or numbers, as text: the best checkpoint, the metrics, the scores of each
-class, the confusion matrix, and the worst predictions."""
+"""The newest evaluation of a task with classes or numbers, as text: the best checkpoint, the metrics, the scores of
+each class, the confusion matrix, and the worst predictions."""
 
 from __future__ import annotations
 

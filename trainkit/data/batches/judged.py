@@ -1,7 +1,7 @@
 """Examples of judged answers: two sequences each, a prompt with its answer and the same prompt with another answer.
 
-The other answer is that of the example before it in its shard, and for the first example that of the last: so pairs of
-prompt and answer that do not belong together are those of trl's KTOTrainer, without its batches.
+The other answer is that of the previous example in the shard, and for the first example that of the last one. trl's
+KTOTrainer does the same within each of its batches.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def judged_examples(
 class JudgedAnswers(SpanExamples):
     """Example i has three spans: its prompt, its answer, and another answer.
 
-    One is left out where it is too short or too long for the encoding, or where nothing is left of its answer."""
+    A document is left out if it is too short or too long for the encoding, or if nothing is left of its answer."""
 
     def read(self, which: np.ndarray, length: int) -> Batch:
         shape, dtype = (len(which), 2, length), self._stream.dtype
@@ -47,7 +47,7 @@ class JudgedAnswers(SpanExamples):
                 tokens = np.concatenate([asked, arrays.tokens[answer.start : answer.start + answer.length]])
                 used = min(len(tokens) - 1, length)
                 batch["tokens"][row, side, :used], batch["targets"][row, side, :used] = tokens[:used], tokens[1:][:used]
-                # the first token of a sequence is no target, even where there is no prompt
+                # the first token of a sequence is never a target, even without a prompt
                 batch["weights"][row, side, max(prompt.length - 1, 0) : used] = 1
                 batch["filled"][row, side] = used
         return batch
@@ -77,7 +77,7 @@ class JudgedAnswers(SpanExamples):
 def judged_spans(spec: Pad, length: int, ends: np.ndarray, marks: np.ndarray) -> PackedSpans:
     """Return three spans for each document of a shard that is used: its prompt, its answer, and another answer.
 
-    Lengths are in tokens, of which a sequence of n takes n - 1 positions.
+    Lengths are in tokens. A sequence of n tokens takes n - 1 positions.
 
     Args:
         ends: where each document ends, (documents,).
@@ -95,7 +95,7 @@ def judged_spans(spec: Pad, length: int, ends: np.ndarray, marks: np.ndarray) ->
     prompts_N2, answers_N2 = (
         np.stack([begins, sizes], 1)[used] for begins, sizes in ((starts, borders - starts), (borders, answers))
     )
-    # an answer that is cut off in its own sequence may stand whole behind a shorter prompt
+    # an answer that is cut off in its own sequence may be whole after a shorter prompt
     spans_N32 = np.stack([prompts_N2, answers_N2, np.roll(answers_N2, 1, axis=0)], 1)
     counts = PackingCounts(
         documents=len(ends),

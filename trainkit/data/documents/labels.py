@@ -228,7 +228,7 @@ class FlagLabels(ClassSetLabels):
             return found
         for name, value in found.items():
             if not isinstance(value, int | float) or value not in (0, 1):
-                return f"{name} is {_show(value)}, neither 0 nor 1", "write 1 for each class that a text has, and 0 for the others"
+                return f"{name} is {_show(value)}, neither 0 nor 1", "write 1 for each class of a text, 0 for others"
         return np.array(list(found.values()), self.stored)
 
 

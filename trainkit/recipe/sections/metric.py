@@ -156,8 +156,8 @@ class HammingLoss(MetricSpec):
 
 
 class Auroc(MetricSpec):
-    """The area under the ROC curve: the probability that an item of a class scores higher than an item of another class,
-    for each class. It is exact: the host compares all items.
+    """The area under the ROC curve: for each class, the probability that an item of the class scores higher than an
+    item of another class. It is exact: the host compares all items.
 
     A class that all items have, or none, has no value."""
 
