@@ -55,7 +55,7 @@ def test_a_label_may_be_numbers_or_several_classes(document: Any, row: Any, labe
     ("document", "row", "problem", "hint"),
     [
         ({}, {"label": 0.5}, "'label' is 0.5, not a whole number", 'for such labels write "number"'),
-        ({"classes": NAMES}, {"label": ["a"]}, "is a list, neither a whole number nor one", 'it is "classes"'),
+        ({"classes": NAMES}, {"label": ["a"]}, "is a list, neither a whole number nor one", 'write "classes"'),
         (NUMBER, {"label": "b"}, "'label' is 'b', not a number", 'for names of classes it is "class"'),
         (NUMBER, {"label": None}, "'label' is null, not a number", ""),
         (NUMBER, {"label": True}, "'label' is a boolean, not a number", ""),
