@@ -32,9 +32,9 @@ def test_a_mode_wins_over_the_file_and_set_wins_over_the_mode(tmp_path, monkeypa
 
 def test_a_value_set_for_one_mode_need_not_fit_another(tmp_path):
     path = write(tmp_path, TEXT)
-    assert load(path, ["model.context_length=64"]).recipe.model.type == "gpt2"
+    assert load(path, ["model.embedding_dropout=0.1"]).recipe.model.type == "gpt2"
     with pytest.raises(TrainkitError):
-        load(path, ["model.context_length=64"], mode="llama")
+        load(path, ["model.embedding_dropout=0.1"], mode="llama")
 
 
 def test_a_mode_that_changes_a_type_drops_the_keys_of_the_old_one(tmp_path):
@@ -49,6 +49,8 @@ def test_every_recipe_has_the_modes_toy_and_sanity(tmp_path):
     assert (toy.train.steps, toy.evaluate.every, toy.run.name) == (70, 5, "sample-toy")
     assert (sanity.train.steps, sanity.evaluate.every, sanity.run.name) == (20, 20, "sample-sanity")
     assert load(path, ["run.name=mine"], mode="toy").recipe.run.name == "mine"
+    path.write_text(changed(("every = 10", "every = 50\nmax_batches = 2")))
+    assert load(path, mode="sanity").recipe.evaluate.max_batches == 2, "no mode makes a run longer"
 
 
 def test_the_recipe_of_a_run_records_what_a_mode_gave(tmp_path, monkeypatch):

@@ -95,7 +95,9 @@ def _built_in(mode: str, table: dict[str, Any], path: Path) -> dict[str, Any]:
     given = {key: train[key] for key in ("steps", "epochs", "tokens") if _is_number(train.get(key))}
     if mode == "sanity":
         steps = min(SANITY_STEPS, given.get("steps", SANITY_STEPS))
-        changes |= {"train": {"steps": steps}, "evaluate": {"max_batches": SANITY_BATCHES}}
+        most = table_at(table, "evaluate").get("max_batches")
+        batches = min(SANITY_BATCHES, most) if _is_number(most) else SANITY_BATCHES
+        changes |= {"train": {"steps": steps}, "evaluate": {"max_batches": batches}}
     else:
         changes["train"] = {key: value / TOY if key == "epochs" else _tenth(value) for key, value in given.items()}
     for section in ("evaluate", "sample", "export"):
