@@ -81,3 +81,10 @@ def test_the_head_follows_from_the_labels(
     assert (recipe.model.head.kind, recipe.model.head.width) == ("sequence", width)
     assert recipe.task.class_names(recipe.data) == names
     assert recipe.task.reports_on(recipe.data.train, recipe.data) == reports
+
+
+def test_a_metric_may_have_a_name_that_the_task_reports_of_other_problems_alone(tmp_path: Path) -> None:
+    metric = 'type = "subset-accuracy"\nname = "accuracy"'
+    assert recipe_of(tmp_path, SET, 'problem = "multi-label"', metric).evaluate.metrics[0].label == "accuracy"
+    with pytest.raises(TrainkitError, match="reports accuracy already"):
+        recipe_of(tmp_path, 'classes = ["x", "y"]', "", 'type = "mcc"\nname = "accuracy"')

@@ -88,6 +88,8 @@ class Evaluate(Spec):
         if not self.metrics:
             return
         classes = task.class_names(data)
+        sets = (data.train, *data.validation_sources.values())
+        reported = {name for sources in sets for name in task.reports_on(sources, data)}
         for number, metric in enumerate(self.metrics):
             key = f'evaluate.metrics.{number}.type = "{metric.type}"'
             if task.writes and self.generate is None and metric.predictions == GENERATED:
@@ -99,7 +101,7 @@ class Evaluate(Spec):
                     f'{key} needs {" and ".join(sorted(metric.predictions))}, which task.type = "{task.type}" does not'
                     f" predict: metrics that fit are {fitting or 'none'}"
                 )
-            if metric.label in task.reports:
+            if metric.label in reported:
                 raise ValueError(
                     f'{key}: task.type = "{task.type}" reports {metric.label} already: remove the metric,'
                     " or give it another name"
