@@ -254,12 +254,17 @@ def test_only_what_is_needed_is_taken_from_a_table(tmp_path):
         assert texts(tmp_path / name, text_key=("b", "a")) == ["y\n\nx"]
 
 
-def test_labels_of_csv_are_numbers_where_they_have_no_names(tmp_path):
+def test_labels_of_csv_are_numbers_or_names(tmp_path):
     (tmp_path / "a.csv").write_text("text,label\na,0\nb,12\n", encoding="utf-8")
     document = {"type": "labelled", "texts": ("text",), "label": "label"}
     pieces, refused = refusals(one(tmp_path / "a.csv", document=document))
     assert not refused
     assert [(piece.text, piece.label) for piece in pieces] == [("a", 0), ("b", 12)]
+    (tmp_path / "a.csv").write_text("text,label\na,1\nb,no\nc,-1\n", encoding="utf-8")
+    for classes, numbers in ((("no", "yes"), [1, 0]), (("no", "1"), [1, 0]), (("1", "no"), [0, 1])):
+        pieces, (refused,) = refusals(one(tmp_path / "a.csv", document={**document, "classes": classes}))
+        assert [piece.label for piece in pieces] == numbers
+        assert ("is -1; labels count from 0" in refused.problem) == (classes == ("no", "yes")), refused.problem
 
 
 GOOD = as_lines(["good"])

@@ -22,6 +22,11 @@ Keys = Annotated[tuple[str, ...], Field(min_length=1)]
 _LABEL_KINDS = {"class": "ClassLabels", "number": "NumberLabels", "classes": "ClassSetLabels", "flags": "FlagLabels"}
 
 
+def _are_numbers(classes: tuple[str, ...]) -> bool:
+    """Return whether a class has a number as its name, so that the text of a number may be a name."""
+    return any(name.strip().removeprefix("-").isdecimal() for name in classes)
+
+
 class Template(DocumentSpec):
     """A text with keys of the row in braces.
 
@@ -135,7 +140,7 @@ class Labelled(DocumentSpec):
 
     @property
     def number_keys(self) -> tuple[str, ...]:
-        return self._label_keys if self.label_type == "flags" or not self.classes else ()
+        return self._label_keys if self.label_type == "flags" or not _are_numbers(self.classes) else ()
 
     @property
     def label_kind(self) -> str:
@@ -236,7 +241,7 @@ class Image(DocumentSpec):
 
     @property
     def number_keys(self) -> tuple[str, ...]:
-        return (self.label,) if self.label and not self.classes else ()
+        return (self.label,) if self.label and not _are_numbers(self.classes) else ()
 
     @model_validator(mode="after")
     def _classes_are_of_labels(self) -> Image:

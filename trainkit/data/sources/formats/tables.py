@@ -38,7 +38,7 @@ def read_table(file: SourceFile, refuse: Refuse, span: Span | None = None) -> Ro
             continue
         values: dict[str, object] = dict(zip(header, fields, strict=True))
         for key in numbers:
-            if isinstance(number := values.get(key), str) and number.strip().isdecimal():
+            if isinstance(number := values.get(key), str) and number.strip().removeprefix("-").isdecimal():
                 values[key] = int(number)
         yield SourceRow(index, f":{line}", values)
 
