@@ -26,10 +26,7 @@ from trainkit.tasks.metric import GatheredItems, GatheredMetric, Metric
 from trainkit.train.out_of_memory import can_recover_from
 from trainkit.train.prefetch import PATIENCE, HostBatch, whole_to_device
 from trainkit.train.state import State
-from trainkit.train.step import no_loss
-
-#: What an evaluation draws random numbers for: see `step.py`.
-EVALUATION = 5
+from trainkit.train.step import EVALUATION, no_loss
 
 
 class EvaluationSet(Protocol):

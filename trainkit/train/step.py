@@ -29,8 +29,9 @@ Metrics = dict[str, Any]
 """Arrays and statistics by the metric's name."""
 Step = Callable[[State, Batch], tuple[State, Metrics]]
 
-#: Purposes of random numbers in a step. The first state has 0 (`state.py`), samples have 1 (`infer/sampler.py`).
-MOMENTS, PARAMETERS, LOSS, DROPOUT = 2, 3, 4, 5
+#: Purposes of random numbers in a step and in an evaluation. The first state has 0 (`state.py`), samples have 1
+#: (`infer/sampler.py`).
+MOMENTS, PARAMETERS, LOSS, EVALUATION, DROPOUT = 2, 3, 4, 5, 6
 #: The name in a batch of the numbers of its rows within the step, which a step has where its model has dropout.
 ROWS = "rows"
 #: The metric with the sum of the weights. The loss is a mean only if it is above 0.
