@@ -147,6 +147,14 @@ def test_a_query_needs_another_one_to_compare_with(tmp_path: Path, key: str, dev
     assert told.value.where == f"train.{key}"
 
 
+def test_an_evaluation_needs_another_query_to_compare_with(tmp_path: Path) -> None:
+    recipe = load_text(tmp_path, DECODER)
+    evaluate = recipe.evaluate.model_copy(update={"batch_size": 1})
+    with pytest.raises(TrainkitError, match="compares the examples of a batch") as told:
+        check_split(recipe.model_copy(update={"evaluate": evaluate}), 1)
+    assert told.value.where == "evaluate.batch_size"
+
+
 @pytest.mark.parametrize(
     ("row", "problem"),
     [({"query": "the cat", "positive": " "}, "empty positive"), ({"query": "cat", "positive": "cat"}, "the same text")],

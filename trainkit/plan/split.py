@@ -122,6 +122,12 @@ def check_split(recipe: Recipe, replicas: int) -> None:
             hint=f"it learns nothing from fewer than {least}; more are better",
         )
     at_once = recipe.evaluate.batch_size
+    if at_once is not None and at_once < least:
+        raise TrainkitError(
+            f'task.type = "{recipe.task.type}" compares the examples of a batch, and batch_size = {at_once}',
+            where="evaluate.batch_size",
+            hint=f"it measures nothing with fewer than {least}; more are better",
+        )
     if at_once is not None and at_once % replicas:
         raise TrainkitError(
             f"batch_size = {at_once} cannot be divided equally among {_devices(replicas)}",

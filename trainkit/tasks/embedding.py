@@ -61,7 +61,8 @@ class EmbeddingTask(Task):
 
     def _measure(self, similar_BB: Array, counted_B: Array) -> dict[str, Statistic]:
         """Return how often a query's positive is among the most similar ones, and the mean of 1 / its place."""
-        place_B = 1 + (similar_BB > jnp.diagonal(similar_BB)[:, None]).sum(1)
+        # a query whose vector is not finite finds nothing
+        place_B = 1 + (~(similar_BB <= jnp.diagonal(similar_BB)[:, None])).sum(1)
 
         def mean(values_B: Array) -> Ratio:
             return Ratio((values_B * counted_B).sum(), counted_B.sum())
