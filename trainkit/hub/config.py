@@ -100,7 +100,7 @@ def known_keys(family: Family) -> set[str]:
 
 
 def untrained(config: Config, family: Family) -> list[str]:
-    """Return the noise that transformers would add in training, each as `key = value`; trainkit adds none."""
+    """Return the noise that transformers would add in training, and trainkit would not, each as `key = value`."""
 
     def value(key: str) -> Any:
         *tables, last = key.split(".")

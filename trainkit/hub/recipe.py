@@ -82,7 +82,7 @@ def _notes_on_model(recipe: Recipe) -> list[str]:
 
     config, family, _ = found
     noise = untrained(config, family)
-    notes = [f"the checkpoint asks for {', '.join(noise)}; trainkit trains without noise"] if noise else []
+    notes = [f"the checkpoint asks for {', '.join(noise)}; trainkit trains without it"] if noise else []
     head, wanted = head_of(config, family), recipe.model.head
     if wanted.kind != "tokens" and head.kind != wanted.kind:
         named = ", ".join(config.get("architectures") or []) or "of no architecture that it names"

@@ -117,7 +117,7 @@ class Kto(TaskSpec):
     et al. 2024).
 
     An answer's reward, its log-likelihood less that of the frozen reference, is compared with a baseline: the mean of
-    the same difference for answers of other prompts in the batch, or 0 where that is negative."""
+    the same difference for answers to other prompts in the micro-batch, on all devices, or 0 where that is negative."""
 
     type: Literal["kto"]
     beta: Positive = 0.1
