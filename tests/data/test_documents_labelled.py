@@ -17,7 +17,7 @@ from trainkit.data.documents import pieces as pieces_module
 from trainkit.data.documents.images import make
 from trainkit.data.documents.labelled import make_labelled
 from trainkit.data.documents.pieces import RowContext
-from trainkit.recipe.sections.document import Image, Labelled
+from trainkit.recipe.sections.labelled_documents import Image, Labelled
 
 
 def labelled(row: dict[str, Any], **fields: Any):

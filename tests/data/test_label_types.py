@@ -20,7 +20,7 @@ from trainkit.data.documents.labelled import make_labelled
 from trainkit.data.export import export
 from trainkit.data.show import show
 from trainkit.errors import TrainkitError
-from trainkit.recipe.sections.document import Labelled
+from trainkit.recipe.sections.labelled_documents import Labelled
 
 NAMES = ("a", "b", "c")
 NUMBER, PAIR = {"label_type": "number"}, {"label_type": "number", "label_width": 2}

@@ -27,7 +27,7 @@ from trainkit.data.show import show
 from trainkit.data.tokenizer import vocabulary
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
-from trainkit.recipe.sections.document import Tagged
+from trainkit.recipe.sections.labelled_documents import Tagged
 
 #: BERT's kind, and GPT-2's and RoBERTa's.
 KINDS = ("wordpiece", "gpt2")

@@ -15,7 +15,7 @@ from scipy.stats import spearmanr
 from trainkit.evaluation.evaluator import add_compensated
 from trainkit.parallel.mesh import batch_sharding, make_mesh, replicated_sharding
 from trainkit.recipe.sections.classification_tasks import TokenClassification
-from trainkit.recipe.sections.document import Tagged
+from trainkit.recipe.sections.labelled_documents import Tagged
 from trainkit.recipe.sections.metric import METRICS, NUMBERS, SETS, SpanF1
 from trainkit.recipe.sections.metric_spec import MetricSpec
 from trainkit.recipe.spec import type_of

@@ -13,7 +13,7 @@ import numpy as np
 from trainkit.data.documents.labels import labels_of
 from trainkit.data.documents.pieces import Piece, RowContext
 from trainkit.data.problems import Problem, kind_of, missing_key
-from trainkit.recipe.sections.document import Image
+from trainkit.recipe.sections.labelled_documents import Image
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture

@@ -9,7 +9,7 @@ from typing import Any
 from trainkit.data.documents.labels import labels_of
 from trainkit.data.documents.pieces import Piece, RowContext, as_document, text_pieces
 from trainkit.data.problems import Problem, kind_of, missing_key
-from trainkit.recipe.sections.document import Labelled
+from trainkit.recipe.sections.labelled_documents import Labelled
 
 
 def make(document: Labelled, row: Mapping[str, Any], index: int, context: RowContext) -> list[Piece] | Problem:

@@ -9,8 +9,8 @@ from typing import Any
 from trainkit.data.documents.pieces import Piece, RowContext, pair
 from trainkit.data.documents.templates import fill
 from trainkit.data.problems import Problem
-from trainkit.recipe.sections.document import SourceTarget
 from trainkit.recipe.sections.document_spec import DocumentSpec
+from trainkit.recipe.sections.paired_documents import SourceTarget
 
 
 def make(document: SourceTarget, row: Mapping[str, Any], index: int, context: RowContext) -> list[Piece] | Problem:

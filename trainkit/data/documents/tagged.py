@@ -8,7 +8,7 @@ from typing import Any
 from trainkit.data.documents.labels import class_number
 from trainkit.data.documents.pieces import LabelledSpan, Piece, RowContext
 from trainkit.data.problems import Problem, kind_of, missing_key
-from trainkit.recipe.sections.document import Tagged
+from trainkit.recipe.sections.labelled_documents import Tagged
 
 #: One past the highest label of a token that a shard can hold.
 _LABELS = 1 << 15

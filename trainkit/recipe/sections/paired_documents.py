@@ -1,5 +1,5 @@
-"""Documents that become two sequences: two answers, one of them preferred; a judged answer; two texts that belong
-together."""
+"""Documents that become two sequences: an answer that is preferred to another, a judged answer, two texts that belong
+together, and a source with its target."""
 
 from __future__ import annotations
 
@@ -176,3 +176,30 @@ class PositivePair(DocumentSpec):
     @property
     def templates(self) -> Mapping[str, str]:
         return {"query": self.query, "positive": self.positive}
+
+
+class SourceTarget(DocumentSpec):
+    """A text that is read, the source, and the text to write from it, the target; only the target is learned.
+
+    The two are tokenised separately, each with the tokens that begin and end a document. A text that is too long loses
+    tokens before its last one. A row with an empty source or target cannot be used."""
+
+    type: Literal["source-target"]
+    source: str = "{source}"
+    """Template of the text that is read, such as `"summarize: {article}"`."""
+    target: str = "{target}"
+    """Template of the text that is written, such as `"{summary}"`."""
+
+    implementation: ClassVar[str] = "trainkit.data.documents.source_target"
+    examples: ClassVar[str] = "trainkit.data.batches.pairs:source_target_examples"
+    marked: ClassVar[bool] = True
+    sequences: ClassVar[int] = 2
+    sequence_names: ClassVar[tuple[str, ...]] = ("source", "target")
+
+    @property
+    def form(self) -> str:
+        return "source-target"
+
+    @property
+    def templates(self) -> Mapping[str, str]:
+        return {"source": self.source, "target": self.target}
