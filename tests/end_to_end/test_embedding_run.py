@@ -16,7 +16,9 @@ from test_classification_run import SIZES, VOCAB, tokenizer
 from trainer import WORDS, losses, trainkit
 
 from trainkit import models
+from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.cache import build as caches
+from trainkit.data.show import show
 from trainkit.errors import TrainkitError
 from trainkit.events.log import read
 from trainkit.hub.load import load_params, read_spec
@@ -153,6 +155,14 @@ def test_an_evaluation_needs_another_query_to_compare_with(tmp_path: Path) -> No
     with pytest.raises(TrainkitError, match="compares the examples of a batch") as told:
         check_split(recipe.model_copy(update={"evaluate": evaluate}), 1)
     assert told.value.where == "evaluate.batch_size"
+
+
+def test_a_batch_that_is_shown_says_which_text_is_the_query(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    recipe = load_text(place, DECODER)
+    cache = caches.build(recipe)
+    row = next(show(cache, TrainSet(cache, recipe), 0))
+    assert [piece.part for piece in row.pieces] == ["query", "positive"]
 
 
 @pytest.mark.parametrize(

@@ -168,6 +168,7 @@ class PositivePair(DocumentSpec):
     examples: ClassVar[str] = "trainkit.data.batches.pairs:pair_examples"
     marked: ClassVar[bool] = True
     sequences: ClassVar[int] = 2
+    sequence_names: ClassVar[tuple[str, ...]] = ("query", "positive")
 
     @property
     def form(self) -> str:
