@@ -1,4 +1,4 @@
-"""Tell the class of tokens, such as the first of each word. B texts, T positions, C classes."""
+"""Predict the class of tokens, such as the first of each word. B texts, T positions, C classes."""
 
 from __future__ import annotations
 

@@ -79,9 +79,7 @@ class Evaluate(Spec):
     def check_metrics(self, task: TaskSpec, data: Data) -> None:
         """Raise ValueError where a metric needs what the task does not predict, or has a name that the task reports."""
         if self.generate is not None and not task.writes:
-            raise ValueError(
-                f'[evaluate.generate] writes targets, which task.type = "{task.type}" has none of: omit it'
-            )
+            raise ValueError(f'[evaluate.generate] writes targets, and task.type = "{task.type}" has none: omit it')
         predicted = self.predicted(task)
         if self.predictions and not predicted:
             raise ValueError(f'evaluate.predictions = true, but task.type = "{task.type}" makes none: leave it out')

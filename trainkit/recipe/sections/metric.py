@@ -113,7 +113,7 @@ class ConfusionMatrix(MetricSpec):
     def check_classes(self, classes: tuple[str, ...]) -> None:
         if len(classes) > _MOST_CELLS**0.5:
             raise ValueError(
-                f"of {len(classes)} classes it has {len(classes) ** 2} values, and may have {_MOST_CELLS}:"
+                f"{len(classes)} classes give it {len(classes) ** 2:,} values, and {_MOST_CELLS:,} are allowed:"
                 ' list "f1" with per_class = true instead'
             )
 
@@ -134,7 +134,7 @@ class TopKAccuracy(MetricSpec):
 
     def check_classes(self, classes: tuple[str, ...]) -> None:
         if self.k >= len(classes):
-            raise ValueError(f"k = {self.k} of {len(classes)} classes is always 1: make k less than {len(classes)}")
+            raise ValueError(f"k = {self.k} of {len(classes)} classes always gives 1: make k less than {len(classes)}")
 
 
 class SubsetAccuracy(MetricSpec):
