@@ -101,6 +101,15 @@ def test_a_stop_string_ends_a_target_and_a_source_that_is_too_long_is_refused() 
         TargetGenerator(toy(), Letters(), (END,), context_length=4).check(SOURCES)
 
 
+def test_the_tokens_that_every_target_begins_with_are_no_part_of_an_answer() -> None:
+    (text,) = answers([Request(SOURCES[0])], max_tokens=7)
+    first, *_ = Letters().encode(text)
+    for begin, expected in (((first,), text[1:]), ((first, VOCAB), text)):
+        ours = TargetGenerator(toy(), Letters(), (END,), begin=begin)
+        (answer,) = ours.answers([Request(SOURCES[0])], max_tokens=7, sampling=GREEDY)
+        assert answer.text == expected
+
+
 #: The settings of `generate` in transformers, and ours.
 SEARCHES = {
     "greedy": ({}, ONE),

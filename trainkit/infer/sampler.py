@@ -19,9 +19,9 @@ from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.errors import TrainkitError
 from trainkit.events.log import EventLog
 from trainkit.infer.beam_search import GREEDY
-from trainkit.infer.generate import NOTHING, TextCodec, Transcript, bucket, generate, pad_prompts
+from trainkit.infer.generate import TextCodec, Transcript, bucket, generate, pad_prompts
 from trainkit.infer.sampling import Sampling
-from trainkit.infer.seq2seq import start_of, write_targets
+from trainkit.infer.seq2seq import start_of, write_targets, written
 from trainkit.infer.text_format import (
     ChatCodec,
     after_source,
@@ -157,7 +157,8 @@ class Sampler:
             seconds = round(time.perf_counter() - started, 3)
             for (text, stop), before, new in zip(some, ids, tokens.tolist(), strict=False):
                 transcript = Transcript(self._codec, [] if self._sources else before, stop=stop)
-                transcript.add([t for t in new if t != NOTHING and t not in self._ends], last=True)
+                made = written(new, self._begin if self._sources else ())
+                transcript.add([token for token in made if token not in self._ends], last=True)
                 self._log.write("sampled", step=step, prompt=text, text=transcript.text, seconds=seconds)
 
     def _written(self, prompt: str | Sequence[ChatMessage]) -> tuple[str, Sequence[str]]:

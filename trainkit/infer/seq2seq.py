@@ -95,12 +95,20 @@ def write_targets(
     return tokens_NT
 
 
+def written(row: Sequence[int], begin: Sequence[int]) -> list[int]:
+    """Return the tokens of a target, without those that begin every text."""
+    tokens = [token for token in row if token != NOTHING]
+    return tokens[len(begin) :] if tokens[: len(begin)] == list(begin) else tokens
+
+
 @dataclass
 class TargetGenerator(Generator):
     """Writes targets with an encoder-decoder: a request holds the tokens of a source, and the answer is its target."""
 
     start: int = 0
     """The token before every target."""
+    begin: tuple[int, ...] = ()
+    """Tokens that every target has learned to begin with, such as BART's `<s>`; they are no part of an answer."""
     context_length: int | None = None
     """The most tokens of a source, and of a target with the token before it; None if the model sets no limit."""
     search: BeamSearch = GREEDY
@@ -140,5 +148,5 @@ class TargetGenerator(Generator):
             tokens_NT = np.asarray(self._write(self.model, *arrays, start=self.start, **options))
         for number, row in enumerate(tokens_NT[: len(requests)].tolist()):
             answer = Answer(Transcript(self.codec, [], stop=stop))
-            new = self._take(answer, [token for token in row if token != NOTHING], last=True)
+            new = self._take(answer, written(row, self.begin), last=True)
             yield News(number, new, answer)

@@ -76,7 +76,14 @@ class TrainedModel:
             return Generator(self.model, self.codec, self.ends, self.mesh)
         start, context = start_of(self.spec, self.codec), getattr(self.spec, "context_length", None)
         return TargetGenerator(
-            self.model, self.codec, self.ends, self.mesh, start=start, context_length=context, search=search
+            self.model,
+            self.codec,
+            self.ends,
+            self.mesh,
+            start=start,
+            begin=self.begin,
+            context_length=context,
+            search=search,
         )
 
     def prompt(self, text: str) -> list[int]:
