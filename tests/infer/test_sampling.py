@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainkit.errors import TrainkitError
+from trainkit.infer.beam_search import BeamSearch
 from trainkit.infer.sampling import Sampling, candidates, draw, penalise
-from trainkit.infer.settings import OURS, Generation, GenerationSettings, generation, settle
+from trainkit.infer.settings import OURS, Generation, GenerationSettings, generation, settle, settle_search
 
 VOCAB = 23
 #: Far enough apart that rounding puts no two the other way round; with equals among them.
@@ -199,6 +200,27 @@ def test_what_says_nothing_is_not_told_and_what_is_not_done_is_told_once(tmp_pat
     asking = config(tmp_path, **silent | {"num_beams": 4, "no_repeat_ngram_size": 3})
     (told,) = settle({}, asking, max_tokens=100).notes
     assert told.endswith("asks for what is not done here: num_beams = 4, no_repeat_ngram_size = 3")
+
+
+def test_a_search_with_beams_takes_from_a_config_what_counts_beside_beams(tmp_path: Path) -> None:
+    said = {"num_beams": 4, "length_penalty": 2.0, "early_stopping": True, "max_new_tokens": 64, "top_p": 0.9}
+    theirs = config(tmp_path, **said)
+    found, search = settle_search({}, theirs, beams=3, max_tokens=100)
+    assert (search, found.sampling.temperature, found.max_tokens) == (BeamSearch(3, 2.0, True), 0, 64)
+    told = f"as {theirs.path} says: length-penalty 2.0, early-stopping True, max-tokens 64"
+    assert found.notes == (told,)
+    found, search = settle_search({"length_penalty": 1.0, "max_tokens": 5}, theirs, beams=3, max_tokens=100)
+    assert (search, found.max_tokens) == (BeamSearch(3, 1.0, True), 5)
+    assert settle_search({}, None, beams=2, max_tokens=9)[1] == BeamSearch(2)
+
+
+def test_what_a_search_with_beams_does_not_do_is_told_and_an_id_of_zero_asks_for_something(tmp_path: Path) -> None:
+    asking = {"early_stopping": "never", "do_sample": True, "repetition_penalty": 1.2, "forced_bos_token_id": 0}
+    found, search = settle_search({}, config(tmp_path, **asking), beams=2, max_tokens=9)
+    assert search == BeamSearch(2)
+    (told,) = found.notes
+    undone = 'do_sample = true, early_stopping = "never", repetition_penalty = 1.2'
+    assert told.endswith(f"asks for what is not done here: forced_bos_token_id = 0, {undone}")
 
 
 @pytest.mark.parametrize(

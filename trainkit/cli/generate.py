@@ -18,6 +18,7 @@ from trainkit.cli.generation import (
     new_seed,
     open_model,
     printable,
+    settle_beams,
     settle_options,
     stream_printable,
     with_options,
@@ -44,8 +45,8 @@ def generate(
         int, typer.Option(min=1, help="Search for the best target with this many beams (encoder-decoders).")
     ] = 1,
     length_penalty: Annotated[
-        float, typer.Option(help="With beams: above 0 favours longer targets.", show_default=True)
-    ] = 1.0,
+        float | None, typer.Option(help="With beams: above 0 favours longer targets.", show_default="1")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object per text.")] = False,
     *,
     options: Options,
@@ -56,19 +57,24 @@ def generate(
 
     Options that are not given follow the model's generation_config.json, where it has one.
     """
-    from trainkit.infer.beam_search import BeamSearch
+    from trainkit.infer.beam_search import GREEDY
     from trainkit.infer.generator import Request
 
     check(options)
     _check_search(options, beams, length_penalty)
     texts = [text for text in _prompts(prompts or [], file) for _ in range(count)]
     trained = open_model(model)
-    settings = settle_options(options, trained, max_tokens=MAX_TOKENS)
+    if beams > 1:
+        settings, search = settle_beams(
+            options, trained, beams=beams, length_penalty=length_penalty, max_tokens=MAX_TOKENS
+        )
+    else:
+        settings, search = settle_options(options, trained, max_tokens=MAX_TOKENS), GREEDY
     first = new_seed() if options.seed is None else options.seed
     # so that each text can be generated again by itself
     seeds = [(first + copy) % 2**32 for copy in range(count)] * (len(texts) // count)
     requests = [Request(trained.prompt(text), seed) for text, seed in zip(texts, seeds, strict=True)]
-    generator = trained.generator(BeamSearch(beams, length_penalty))
+    generator = trained.generator(search)
     generator.check([request.ids for request in requests[::count]])  # all of them before the first is continued
     sampling, most, stop = settings.sampling, settings.max_tokens, options.stop or []
     if len(requests) == 1 and not json:
@@ -86,13 +92,13 @@ def generate(
             print(line, flush=True)
 
 
-def _check_search(options: Options, beams: int, length_penalty: float) -> None:
+def _check_search(options: Options, beams: int, length_penalty: float | None) -> None:
     """Raise TrainkitError where an option changes nothing: beams draw no tokens."""
     drawing = sorted(options.settings().keys() - {"max_tokens"})
     if beams > 1 and drawing:
         name = drawing[0].replace("_", "-")
         raise TrainkitError(f"--{name} changes nothing with --beams {beams}", hint=f"omit --{name} or --beams")
-    if beams == 1 and length_penalty != 1:
+    if beams == 1 and length_penalty is not None:
         raise TrainkitError("--length-penalty changes nothing without --beams", hint="add --beams 4, for example")
 
 

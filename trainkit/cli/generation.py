@@ -21,6 +21,7 @@ from trainkit.errors import TrainkitError
 from trainkit.text import NeutralStream, neutralise
 
 if TYPE_CHECKING:
+    from trainkit.infer.beam_search import BeamSearch
     from trainkit.infer.settings import GenerationSettings
     from trainkit.infer.trained_model import TrainedModel
 
@@ -150,8 +151,21 @@ def settle_options(options: Options, trained: TrainedModel, *, max_tokens: int) 
     """Return the options, with the rest from the model's files, which is noted on stderr. Raises TrainkitError."""
     from trainkit.infer.settings import generation, settle
 
-    config = generation(trained.directories)
-    settings = settle(options.settings(), config, max_tokens=max_tokens)
+    return _noted(settle(options.settings(), generation(trained.directories), max_tokens=max_tokens))
+
+
+def settle_beams(
+    options: Options, trained: TrainedModel, *, beams: int, length_penalty: float | None, max_tokens: int
+) -> tuple[GenerationSettings, BeamSearch]:
+    """Return the same for a search with beams, and how it searches. Raises TrainkitError."""
+    from trainkit.infer.settings import generation, settle_search
+
+    typed = options.settings() | ({} if length_penalty is None else {"length_penalty": length_penalty})
+    settings, search = settle_search(typed, generation(trained.directories), beams=beams, max_tokens=max_tokens)
+    return _noted(settings), search
+
+
+def _noted(settings: GenerationSettings) -> GenerationSettings:
     for note in settings.notes:
         print(neutralise(note), file=sys.stderr)
     return settings

@@ -11,6 +11,7 @@ from typing import Any
 from trainkit.data.hub_files import read_object
 from trainkit.errors import TrainkitError
 from trainkit.hub.tokenizer import GENERATION, IDS_ONLY
+from trainkit.infer.beam_search import BeamSearch
 from trainkit.infer.sampling import Sampling
 
 #: Theirs → ours, which kind of number it is, and which of them switch it off.
@@ -34,6 +35,11 @@ _HARMLESS = frozenset(
 )
 #: What transformers draws with where a file asks for drawing and does not say it.
 _DRAWN = {"temperature": 1.0, "top_k": 50}
+#: What a search with beams takes from a file, with what kind of value it is and what it is where absent.
+_SEARCH: Mapping[str, tuple[tuple[type, ...], Any]] = {
+    "length_penalty": ((int, float), 1.0),
+    "early_stopping": ((bool,), False),
+}
 #: Of other keys what asks for nothing, beside what is false, 0 or empty.
 _OFF: Mapping[str, float] = {"num_beams": 1, "typical_p": 1, "encoder_repetition_penalty": 1, "guidance_scale": 1}
 
@@ -51,6 +57,8 @@ class Generation:
     """Whether it says nothing of `do_sample`."""
     unknown: tuple[str, ...]
     """What it asks for and is not done, each as `key = value`."""
+    search: Mapping[str, Any]
+    """What it says of a search with beams, by its names."""
 
 
 def generation(directories: Iterable[Path]) -> Generation | None:
@@ -77,8 +85,11 @@ def generation(directories: Iterable[Path]) -> Generation | None:
                 raise TrainkitError(f"{theirs} = {json.dumps(value)}: it must be {must}", where=str(path))
             values[ours] = None if value in off else value
     others = {key: value for key, value in config.items() if key not in _KEYS and key not in _HARMLESS}
-    unknown = [f"{key} = {json.dumps(value)}" for key, value in others.items() if value and value != _OFF.get(key)]
-    return Generation(path, values, not sampled, sampled is None, tuple(unknown))
+    # an id may be 0
+    asked = {key: value for key, value in others.items() if value or (key.endswith("token_id") and value == 0)}
+    unknown = [f"{key} = {json.dumps(value)}" for key, value in asked.items() if value != _OFF.get(key)]
+    search = {key: config[key] for key in _SEARCH if key in config}
+    return Generation(path, values, not sampled, sampled is None, tuple(unknown), search)
 
 
 #: Defaults.
@@ -126,6 +137,39 @@ def settle(typed: Mapping[str, Any], config: Generation | None, *, max_tokens: i
     if config.unknown:
         notes.append(f"{config.path} asks for what is not done here: {', '.join(config.unknown)}")
     return _settings({**ours, **theirs, **typed}, tuple(notes))
+
+
+def settle_search(
+    typed: Mapping[str, Any], config: Generation | None, *, beams: int, max_tokens: int
+) -> tuple[GenerationSettings, BeamSearch]:
+    """Return the settings of a search with beams, which draws no token, and how it searches.
+
+    Args:
+        typed: what a person gave of `length_penalty` and `max_tokens`.
+        max_tokens: the default.
+
+    Raises:
+        TrainkitError: a value is out of its range.
+    """
+    ours = {**{key: usual for key, (_, usual) in _SEARCH.items()}, "max_tokens": max_tokens}
+    theirs: dict[str, Any] = {}
+    notes: list[str] = []
+    if config is not None:
+        said = {**config.search, **config.values}
+        fits = {key: type(said[key]) in kinds for key, (kinds, _) in _SEARCH.items() if key in said}
+        theirs = {key: said[key] for key in ours if key in said and key not in typed and fits.get(key, True)}
+        news = [f"{key.replace('_', '-')} {value}" for key, value in theirs.items() if value != ours[key]]
+        notes += [f"as {config.path} says: {', '.join(news)}"] if news else []
+        # beams themselves are done, and typed; what changes the choice of a token is not done beside them
+        undone: dict[str, Any] = {} if config.greedy else {"do_sample": True}
+        undone |= {key: said[key] for key, fit in fits.items() if not fit and key not in typed}
+        undone |= {key: said[key] for key in ("repetition_penalty",) if said.get(key, 1) != 1}
+        unknown = [one for one in config.unknown if not one.startswith("num_beams ")]
+        unknown += [f"{key} = {json.dumps(value)}" for key, value in undone.items()]
+        notes += [f"{config.path} asks for what is not done here: {', '.join(unknown)}"] if unknown else []
+    values = {**ours, **theirs, **typed}
+    settings = _settings({**vars(OURS), "temperature": 0.0, "max_tokens": values["max_tokens"]}, tuple(notes))
+    return settings, BeamSearch(beams, values["length_penalty"], values["early_stopping"])
 
 
 def _settings(values: Mapping[str, Any], notes: tuple[str, ...] = ()) -> GenerationSettings:
