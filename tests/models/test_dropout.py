@@ -18,6 +18,7 @@ from trainkit.hub.config import config_of, family_of, spec_of
 from trainkit.models.adapters import adapt
 from trainkit.models.dropout import Dropout, has_dropout, with_keys
 from trainkit.recipe.families.bert import Bert
+from trainkit.recipe.families.deberta_v3 import Deberta
 from trainkit.recipe.families.gpt2 import Gpt2
 from trainkit.recipe.families.llama import Llama
 from trainkit.recipe.sections.adapter import Lora
@@ -53,6 +54,13 @@ def test_the_rate_is_the_share_that_is_dropped_and_the_mean_stays() -> None:
     # of 32,768 draws: five standard deviations
     assert abs((found == 0).mean() - 0.3) < 5 * (0.3 * 0.7 / found.size) ** 0.5
     assert not np.array_equal(found[0], found[1])
+
+
+def test_in_16_bit_the_mean_stays_too() -> None:
+    x = jnp.tile(jnp.linspace(0.5, 1.5, 256, dtype=jnp.bfloat16), (8, 8, 1))
+    found = with_keys(Dropout(0.1), KEY, jnp.arange(8))(x).astype(jnp.float32)
+    larger = np.asarray(found[found > 0] / x.astype(jnp.float32)[found > 0]).mean()
+    np.testing.assert_allclose(larger, 1 / 0.9, rtol=3e-4)
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -142,6 +150,17 @@ def test_the_inputs_of_an_adapter_are_dropped_and_with_dora_those_of_the_scaled_
             expected = x @ weight + (factor - 1) * (dropped @ weight) + factor * (dropped @ low)
         assert float((dropped == 0).mean()) > 0.4
         np.testing.assert_allclose(layer(x), expected, atol=1e-4)
+
+
+def test_an_adapter_drops_nothing_of_a_table_that_rows_share() -> None:
+    spec = Deberta(layers=2, hidden=16, heads=2, context_length=16, position_buckets=8)
+    adapted = adapt(built(spec), Lora(rank=2, dropout=0.5), key=KEY)
+    model = jax.tree.map(lambda leaf: leaf + 0.1 * jax.random.normal(KEY, leaf.shape), adapted)
+    # of three rows, which do not divide the table's
+    whole = hidden(with_keys(model, KEY, jnp.arange(3)), TOKENS[:3])
+    assert np.abs(whole - hidden(model, TOKENS[:3])).max() > 0.01
+    last = hidden(with_keys(model, KEY, jnp.arange(2, 3)), TOKENS[2:3])
+    np.testing.assert_allclose(last[0], whole[2], atol=1e-5)
 
 
 # against transformers: dropout multiplies with the share that it keeps, on both sides

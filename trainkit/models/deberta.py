@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from trainkit.models.custom_vjps import exact_gelu
-from trainkit.models.dropout import Dropout
+from trainkit.models.dropout import Dropout, without_keys
 from trainkit.models.encoder import EncoderModel, encoder_norm, encoder_parts
 from trainkit.models.layers import LayerNorm, Linear
 from trainkit.models.master_weights import exact
@@ -70,9 +70,10 @@ class DisentangledAttention(eqx.Module):
             return x.reshape(*x.shape[:-1], self.heads, d // self.heads)
 
         q_BTHK, k_BSHK, v_BSHK = (heads(project(x_BTD)) for project in (self.query, self.key, self.value))
-        table_RD = self.position_dropout(relative.table_RD)
-        # the projections of content serve positions too
-        of_query_RHK, of_key_RHK = heads(self.query(table_RD)), heads(self.key(table_RD))
+        table_RD = self.position_dropout(relative.table_RD.astype(x_BTD.dtype))
+        # the projections of content serve positions too; adapters drop by rows of the batch, and the table has none
+        query, key = without_keys((self.query, self.key))
+        of_query_RHK, of_key_RHK = heads(query(table_RD)), heads(key(table_RD))
         rows_11TS = jnp.asarray(relative.rows_TS)[None, None]
         to_positions_BHTS = jnp.take_along_axis(_scores("bthk,rhk->bhtr", q_BTHK, of_key_RHK), rows_11TS, axis=-1)
         # of key and query the other way round, so that each key has a row of scores to choose from
@@ -128,7 +129,8 @@ class DebertaModel(EncoderModel):
     def encode(self, x_BTD: Array, at_BT: Array, segments_BT: Array | None) -> Float[Array, "B T D"]:
         """Return the last hidden states, from embeddings of tokens. Positions do not matter beyond their distances."""
         buckets = self.relative_embedding.shape[0] // 2
-        table_RD = self.relative_norm(exact(self.relative_embedding).astype(x_BTD.dtype))
+        # float32, since its gradient is a sum over layers
+        table_RD = self.relative_norm(exact(self.relative_embedding))
         rows_TS = relative_rows(x_BTD.shape[1], buckets=buckets, furthest=self.furthest)
 
         def layer(x_BTD: Array, block: DebertaBlock) -> tuple[Array, None]:

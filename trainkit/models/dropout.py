@@ -43,7 +43,9 @@ class Dropout(eqx.Module):
             return replace(self, of_rows=True)(x[None])[0]
         keys = _keys_for(self.keys_B, x.shape[0])
         kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - self.rate, x.shape[1:]))(keys)
-        return jnp.where(kept, x / jnp.asarray(1 - self.rate, x.dtype), jnp.zeros((), x.dtype))
+        # in float32: the share that is kept, rounded to 16 bit, would make all numbers a little too large
+        larger = (x.astype(jnp.float32) / (1 - self.rate)).astype(x.dtype)
+        return jnp.where(kept, larger, jnp.zeros((), x.dtype))
 
 
 class EmbeddingNoise(eqx.Module):
@@ -94,6 +96,13 @@ def with_keys(model: PyTree, key: PRNGKeyArray, rows_B: Int[Array, " B"]) -> PyT
         return replace(node, keys_B=keys)
 
     return jax.tree_util.tree_map_with_path(with_own_keys, model, is_leaf=_is_dropout)
+
+
+def without_keys(model: PyTree) -> PyTree:
+    """Return a model that drops and adds nothing."""
+    return jax.tree.map(
+        lambda node: replace(node, keys_B=None) if _is_dropout(node) else node, model, is_leaf=_is_dropout
+    )
 
 
 def _keys_for(keys_B: PRNGKeyArray, rows: int) -> PRNGKeyArray:
