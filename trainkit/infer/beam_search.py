@@ -105,8 +105,7 @@ def search_targets(
     )
 
     def goes_on(state: Search) -> Array:
-        full = search.early_stopping & state.found.ended_NK.all()
-        return (state.length < new_tokens) & state.open_N.any() & ~full
+        return (state.length < new_tokens) & state.open_N.any()
 
     def add_token(state: Search) -> Search:
         return _add_token(model, state, search, jnp.asarray(ends, jnp.int32))
@@ -132,6 +131,8 @@ def _add_token(model: Any, state: Search, search: BeamSearch, ends_E: Array) -> 
     best_N = sums_NK[:, 0] / length.astype(jnp.float32) ** search.length_penalty
     worst_NK = jnp.where(found.ended_NK, found.scores_NK.min(1, keepdims=True), _WORST)
     open_N = state.open_N & (best_N[:, None] > worst_NK).any(1)
+    if search.early_stopping:
+        open_N &= ~found.ended_NK.all(1)
     return Search(length, logits_RV, cache, tokens_NKT, sums_NK, found, open_N)
 
 
@@ -152,8 +153,7 @@ def _keep_best(
 ) -> Found:
     """Return the best targets among those found before and those that have just ended."""
     scores_NC = sums_NC / length.astype(jnp.float32) ** search.length_penalty
-    closed_N = ~state.open_N | (search.early_stopping & state.found.ended_NK.all(1))
-    scores_NC = scores_NC + (closed_N[:, None] | ~ended_NC) * _WORST
+    scores_NC = scores_NC + ~(state.open_N[:, None] & ended_NC) * _WORST
     old = state.found
     scores_NK, which_NK = jax.lax.top_k(jnp.concatenate([old.scores_NK, scores_NC], 1), search.beams)
     tokens_NKT = _pick(jnp.concatenate([old.tokens_NKT, tokens_NCT], 1), which_NK)
