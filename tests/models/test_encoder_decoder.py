@@ -205,3 +205,21 @@ def test_in_16_bit_gradients_are_float32_and_near_those_of_32(name: str) -> None
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(found))
     flat, wanted = (jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)]) for tree in (found, expected))
     assert jnp.linalg.norm(flat - wanted) < 0.05 * jnp.linalg.norm(wanted)
+
+
+def test_in_16_bit_the_gradient_of_a_position_is_summed_over_rows_in_float32() -> None:
+    one, whole = tokens(1, 5), model("bart")
+    weights = jax.random.normal(jax.random.key(1), (LENGTH, 16))
+
+    def gradient(rows: int) -> jax.Array:
+        same = jnp.tile(one, (rows, 1))
+
+        def loss(masters: EncoderDecoderModel) -> jax.Array:
+            hidden = in_compute_dtype(masters, jnp.dtype("bfloat16")).encode(same, jnp.ones_like(same))
+            return (hidden.astype(jnp.float32) * weights).sum()
+
+        found: jax.Array = eqx.filter_jit(eqx.filter_grad(loss))(whole).encoder.position_embedding
+        return found
+
+    expected = 3 * gradient(1)
+    assert jnp.linalg.norm(gradient(3) - expected) < 2e-4 * jnp.linalg.norm(expected)

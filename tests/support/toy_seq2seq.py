@@ -30,10 +30,10 @@ class ToySeq2Seq(eqx.Module):
         shapes = (vocab, hidden), (hidden, hidden), (vocab, hidden)
         return ToySeq2Seq(*(jax.random.normal(k, s) for k, s in zip(jax.random.split(key, 3), shapes, strict=True)))
 
-    def encode(self, tokens, segments, *, key=None):
+    def encode(self, tokens, segments):
         return self.embedding[tokens]
 
-    def decode(self, tokens, memory, memory_segments, *, key=None):
+    def decode(self, tokens, memory, memory_segments):
         def advance(state, token_B):
             state = self._next(state, token_B)
             return state, state

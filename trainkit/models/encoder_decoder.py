@@ -141,9 +141,7 @@ class EncoderDecoderModel(eqx.Module):
             remat=remat,
         )
 
-    def encode(
-        self, tokens_BS: Int[Array, "B S"], segments_BS: Int[Array, "B S"], *, key: PRNGKeyArray | None = None
-    ) -> Float[Array, "B S D"]:
+    def encode(self, tokens_BS: Int[Array, "B S"], segments_BS: Int[Array, "B S"]) -> Float[Array, "B S D"]:
         """Return what the decoder sees of sources. Every position sees its segment; 0 is padding."""
         at_S = jnp.arange(tokens_BS.shape[1])
         same_BSS = segments_BS[:, :, None] == segments_BS[:, None, :]
@@ -157,12 +155,7 @@ class EncoderDecoderModel(eqx.Module):
         return _finished(self.encoder, x_BSD)
 
     def decode(
-        self,
-        tokens_BT: Int[Array, "B T"],
-        memory_BSD: Float[Array, "B S D"],
-        memory_segments_BS: Int[Array, "B S"],
-        *,
-        key: PRNGKeyArray | None = None,
+        self, tokens_BT: Int[Array, "B T"], memory_BSD: Float[Array, "B S D"], memory_segments_BS: Int[Array, "B S"]
     ) -> Float[Array, "B T D"]:
         """Return the last hidden states of what the decoder reads: `decoder_start`, and a target but for its end.
 
@@ -270,7 +263,8 @@ class EncoderDecoderModel(eqx.Module):
             x_BTD = x_BTD * jnp.asarray(self.embedding_scale, x_BTD.dtype)
         if ends.position_embedding is not None:
             assert self.first_position is not None
-            x_BTD = x_BTD + lookup(ends.position_embedding, self.first_position + at_T)
+            # in float32, since the gradient of a position is a sum over rows
+            x_BTD = (x_BTD + exact(ends.position_embedding)[self.first_position + at_T]).astype(x_BTD.dtype)
         return ends.embedding_dropout(_normed(ends.embedding_norm, x_BTD))
 
     def _bias(self, ends: StackEnds, queries_T: Array, keys_S: Array, *, causal: bool) -> Float[Array, "H T S"] | None:

@@ -5,47 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Int, PRNGKeyArray
 
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
+from trainkit.models.encoder_decoder import EncoderDecoderModel
 from trainkit.models.loss import blocked_cross_entropy_and_correct
-from trainkit.models.master_weights import Weight
 from trainkit.recipe.sections.task import Seq2Seq
 from trainkit.tasks.causal_lm import smoothing_difference
 from trainkit.tasks.statistics import Ratio, Statistic
 from trainkit.tasks.task import Loss, Task
-
-
-class WritesTargets(Protocol):
-    """What the task asks of an encoder-decoder."""
-
-    @property
-    def decoder_start(self) -> int | None:
-        """Return the token before every target; None where it is the tokenizer's end of text."""
-
-    def encode(
-        self, tokens: Int[Array, "B S"], segments: Int[Array, "B S"], *, key: PRNGKeyArray | None = None
-    ) -> Float[Array, "B S D"]:
-        """Return the memory of sources; positions of segment 0 are padding."""
-
-    def decode(
-        self,
-        tokens: Int[Array, "B T"],
-        memory: Float[Array, "B S D"],
-        memory_segments: Int[Array, "B S"],
-        *,
-        key: PRNGKeyArray | None = None,
-    ) -> Float[Array, "B T D"]:
-        """Return the hidden states of tokens, each of which has seen the memory and the tokens before it."""
-
-    def prediction_states(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T E"]:
-        """Return what the rows of `unembedding` are multiplied with to give logits of the next tokens."""
-
-    def unembedding(self) -> Float[Array, "V D"] | Weight: ...
 
 
 @dataclass(frozen=True)
@@ -58,7 +30,7 @@ class Seq2SeqTask(Task):
 
     metrics: ClassVar[Mapping[str, Statistic]] = {"accuracy": Ratio.zero()}
 
-    def loss(self, model: WritesTargets, batch: Mapping[str, Array], *, key: PRNGKeyArray | None = None) -> Loss:
+    def loss(self, model: EncoderDecoderModel, batch: Mapping[str, Array], *, key: PRNGKeyArray | None = None) -> Loss:
         """See `Task.loss`; nothing is drawn. The batch has `tokens` and `weights`, (B, 2, T), and `filled`, (B, 2): the
         source and the target.
 
