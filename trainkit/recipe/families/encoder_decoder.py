@@ -196,21 +196,25 @@ class EncoderDecoder(Transformer):
     ) -> int:
         """See `ModelSpec.activation_floats_per_token`: the mean over a source and a target of the same length."""
         d, width = self.hidden, self.heads * self.key_width
-        probabilities = 0 if flash and self.special_attention is None else self.heads * sequence_length
         # with dropout also those that are kept, and which those are
-        probabilities *= 3 if self.probability_dropout else 1
+        probabilities = self.heads * sequence_length * (3 if self.probability_dropout else 1)
+        # of the decoder to itself; the encoder's attention and that to the source use no kernel
+        causal = 0 if flash and self.special_attention is None else probabilities
         # of one attention: its norm and what it scaled, q, k, v, its output in two shapes; what it adds
-        attention, attention_dots = 2 * d + 5 * width + probabilities, 3 * width + d
+        attention, attention_dots = 2 * d + 5 * width, 3 * width + d
         mlp, mlp_dots = 2 * d + (4 if self.gated_mlp else 2) * self.mlp_width, d + (1 + self.gated_mlp) * self.mlp_width
         kept = (
             kept_numbers(
                 layers=layers,
                 hidden=d,
-                everything=attentions * attention + mlp,
+                everything=attentions * attention + made + mlp,
                 dots=d + attentions * attention_dots + mlp_dots,
                 remat=remat,
             )
-            for layers, attentions in ((self.layers, 1), (self.decoder_blocks, 2))
+            for layers, attentions, made in (
+                (self.layers, 1, probabilities),
+                (self.decoder_blocks, 2, causal + probabilities),
+            )
         )
         return self._mean(sum(kept))
 

@@ -25,7 +25,7 @@ from trainkit.recipe.families.hugging_face import (
 )
 from trainkit.recipe.families.model import HeadKind, HeadLayers
 from trainkit.recipe.families.rope import Rope
-from trainkit.recipe.families.sizes import Remat, Shape, kept_numbers, linear, norm, stack
+from trainkit.recipe.families.sizes import Remat, Shape, kept_numbers, linear, norm, stack, visible
 from trainkit.recipe.spec import Count, Positive, Rate
 
 
@@ -117,6 +117,12 @@ class ModernBert(TextEncoder):
         # the gate is a third matrix of the MLP
         gates = self.layers * self.hidden * self.mlp_width
         return super().matmul_parameters(vocab_size=vocab_size) + gates
+
+    def attention_flops_per_token(self, *, sequence_length: int) -> int:
+        # two products of 2 x hidden FLOPs with each position that is seen: itself, those before it and those after it
+        before = (visible(sequence_length=sequence_length, window=window) for window in self.windows)
+        seen = sum(2 * pairs - sequence_length for pairs in before)
+        return 2 * 2 * self.hidden * seen // sequence_length
 
     def activation_floats_per_token(
         self, *, sequence_length: int, remat: Remat | Literal["auto"], flash: bool = False
