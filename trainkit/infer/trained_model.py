@@ -64,7 +64,7 @@ class TrainedModel:
     def generator(self, search: BeamSearch = GREEDY) -> Generator:
         """Return what continues prompts or, with a model that reads sources, writes their targets.
 
-        Raises TrainkitError where there is to be a search, and the model continues texts.
+        Raises TrainkitError where a search is asked for, and the model continues texts.
         """
         if self.spec.kind != "encoder-decoder":
             if search.beams > 1:

@@ -51,9 +51,9 @@ def make_step(
     """Return `step(state, batch) -> (state, metrics)`; every array of `batch` is (A, M, …).
 
     The loss is the sum of all tokens' losses divided once by the sum of their weights, so that it does not depend on
-    how the batch is split; only a model's auxiliary loss and in-batch negatives are those of each micro-batch. Gradients are summed in float32.
-    If all weights are 0, only the step's number changes; if the state has a loss scale and a gradient is not finite,
-    only that scale and the step's number.
+    how the batch is split; only a model's auxiliary loss and in-batch negatives are those of each micro-batch.
+    Gradients are summed in float32. If all weights are 0, only the step's number changes; if the state has a loss scale
+    and a gradient is not finite, only that scale and the step's number.
 
     Args:
         rounding: of bfloat16 parameters, whose updates are computed in float32.

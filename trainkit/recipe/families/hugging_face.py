@@ -42,7 +42,7 @@ HARMLESS = frozenset(
     is_llama_config transformers.js_config output_past
     directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type
     sparse_pred_ignore_index deterministic_flash_attn reference_compile repad_logits_with_grad
-    initializer_cutoff_factor cls_token_id
+    initializer_cutoff_factor cls_token_id force_bos_token_to_be_generated save_step _num_labels replacing_rate
     """.split()  # noqa: SIM905
 )
 #: Keys that some families use in training and transformers ignores for all others: a family that uses one has it in

@@ -36,7 +36,7 @@ class Generate(Spec):
     @model_validator(mode="after")
     def _keys_need_beams(self) -> Generate:
         if self.beams == 1 and (self.length_penalty != 1.0 or self.early_stopping):
-            raise ValueError("length_penalty and early_stopping change nothing with beams = 1: set beams = 4, or so")
+            raise ValueError("length_penalty and early_stopping change nothing with beams = 1: set beams = 2 or more")
         return self
 
 
