@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from trainkit.errors import TrainkitError
@@ -87,6 +87,8 @@ def test_more_replicas_than_devices_are_an_error_and_fewer_are_not():
 
 
 @given(tokens=st.integers(1, 10**12), size=st.integers(1, 1000), length=st.integers(1, 5000))
+@example(tokens=1, size=768, length=2605)
+@example(tokens=2 * 1000 * 5000 + 1, size=1000, length=5000)
 @modest
 def test_tokens_are_rounded_up_to_whole_steps(tokens, size, length):
     data = {"sequence_length": length, "train": ({"type": "python-stdlib"},)}

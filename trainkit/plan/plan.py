@@ -260,8 +260,9 @@ def _steps(recipe: Recipe, data: DataSize | None, tokens_per_step: float) -> int
             hint="count it first: trainkit cache-data RECIPE; or give train.steps",
         )
     if train.tokens is not None:
-        # rounded, because a mean times its count need not give back the exact sum
-        return math.ceil(round(train.tokens / tokens_per_step, 6))
+        # a little less, because a mean times its count need not give back the exact sum
+        steps = train.tokens / tokens_per_step
+        return math.ceil(steps - steps * 1e-14)
     assert train.epochs is not None and data is not None
     return math.ceil(train.epochs * (data.batches or data.examples / train.batch_size))
 
