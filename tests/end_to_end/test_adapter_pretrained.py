@@ -165,7 +165,7 @@ def test_of_an_adapter_for_another_model_check_and_run_say_so(
     for own in ("adapter", "moved"):
         assert "note" not in check_recipe(Path("on.toml"), [f'adapter.pretrained="{own}"'])
     monkeypatch.setattr(running, "follow", lambda *_, **__: 0)
-    running.run(Path("on.toml"), ['adapter.pretrained="other"'], "noted", plain=True)
+    running.run(Path("on.toml"), ['adapter.pretrained="other"'], name="noted", plain=True)
     assert capsys.readouterr().err == f"{note}\n"
 
 

@@ -17,7 +17,7 @@ from trainkit.recipe.sections.data import Data, HuggingFace
 from trainkit.recipe.spec import with_tuples
 from trainkit.recipe.toml.files import are_texts, as_shown, read_file, with_absolute_paths, with_values
 from trainkit.recipe.toml.layers import DEFAULT, SET, Layer, put_override, table_at
-from trainkit.recipe.toml.modes import FULL, in_mode, take_modes
+from trainkit.recipe.toml.modes import FULL, check_mode, in_mode, take_modes
 from trainkit.recipe.toml.positions import Key, dotted
 from trainkit.recipe.toml.pretrained import LookUp, LookUpAdapter, hub_only, put_below
 from trainkit.recipe.toml.values import flat
@@ -63,6 +63,7 @@ def load(
     """
     layer = read_file(path)
     modes = take_modes(layer)
+    check_mode(modes, mode, path)
     check = partial(_check, path=path, look_up=look_up, look_up_adapter=look_up_adapter)
 
     def loaded(name: str, overrides: Sequence[str]) -> Loaded:

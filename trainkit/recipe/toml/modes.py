@@ -51,20 +51,24 @@ def names_of(modes: Layer) -> list[str]:
     return list(dict.fromkeys([*BUILT_IN, *modes.table["mode"]]))
 
 
-def in_mode(layer: Layer, modes: Layer, mode: str, path: Path) -> Layer:
-    """Return a copy of a recipe's layer with the changes of a mode put over it.
-
-    Args:
-        path: the path of the recipe.
-
-    Raises:
-        TrainkitError: the recipe has no such mode, or a key of the mode leads nowhere.
-    """
-    if mode != FULL and mode not in names_of(modes):
-        known = [FULL, *names_of(modes)]
+def check_mode(modes: Layer, mode: str, path: Path) -> None:
+    """Raise TrainkitError if the recipe at `path` has no such mode."""
+    known = [FULL, *names_of(modes)]
+    if mode not in known:
         near = difflib.get_close_matches(mode, known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"its modes are {', '.join(known)}"
         raise TrainkitError(f"the recipe has no mode '{mode}'", where=f"{path}: --mode", hint=hint)
+
+
+def in_mode(layer: Layer, modes: Layer, mode: str, path: Path) -> Layer:
+    """Return a copy of a recipe's layer with what a mode that it has changes put over it.
+
+    Args:
+        path: of the recipe.
+
+    Raises:
+        TrainkitError: a key of the mode leads nowhere.
+    """
     changed = Layer(deepcopy(layer.table), dict(layer.origins), layer.fallback, text=layer.text)
     if mode == FULL:
         return changed
