@@ -237,7 +237,7 @@ WRONG = {
         'type = "within"',
         'type = "f1"',
         'needs label and predicted, which task.type = "regression" does not predict: metrics that fit are'
-        ' "mean-absolute-error", "mean-squared-error", "r-squared", "pearson", "within"',
+        ' "mean-absolute-error", "mean-squared-error", "r-squared", "pearson", "spearman", "within"',
     ),
     "metric's name": (
         'type = "r-squared"',
