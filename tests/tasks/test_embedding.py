@@ -64,6 +64,13 @@ def test_the_loss_is_that_of_sentence_transformers(name: str) -> None:
     assert values_of(found.metrics) == pytest.approx(expected, rel=1e-5)
 
 
+def test_vectors_that_are_not_finite_find_nothing() -> None:
+    batch, model = batch_of(pairs(count=3)), fresh()
+    broken = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan) if eqx.is_inexact_array(leaf) else leaf, model)
+    found = values_of(build(Embedding(type="embedding")).loss(broken, batch).metrics)
+    assert (found["recall_at_1"], found["mrr"]) == (0, 0.25)
+
+
 def test_pooling_leaves_padding_out() -> None:
     hidden = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 3)), jnp.float32)
     segments = jnp.asarray([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
