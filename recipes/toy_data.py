@@ -25,7 +25,7 @@ from trainkit.recipe.spec import Count
 
 Rows = Iterator[Mapping[str, Any]]
 
-#: The packages of the standard library that the modules belong to.
+#: Packages of the standard library, the classes of `modules`.
 PACKAGES = ("asyncio", "email", "multiprocessing", "unittest", "xml")
 #: Words of a row with tags.
 WORDS = 40
@@ -39,7 +39,7 @@ class Toy(CustomRows):
     rows_of: Literal["modules", "tags", "pairs", "shuffled", "judged", "neighbours", "calls", "reversed", "numbers"]
     """What the rows are."""
     split: Literal["train", "test"] = "train"
-    """The training data, or the files that are not in it."""
+    """The training data, or files that are not in it."""
     count: Count = 3000
     """The most rows to make."""
 
@@ -52,7 +52,7 @@ class Toy(CustomRows):
 
 
 def modules(split: str) -> Rows:
-    """Yield pieces of modules with the package that each is from."""
+    """Yield pieces of modules, each with the package that it comes from."""
     for package in PACKAGES:
         for path in files(split, package):
             lines = [line for line in source(path).splitlines() if line.strip()]
@@ -99,12 +99,12 @@ def tag(tokens: list[tokenize.TokenInfo], place: int) -> str:
 
 
 def pairs(split: str) -> Rows:
-    """Yield lines of a file, with the lines behind them as they are and with two of their words exchanged."""
+    """Yield lines of a file, the lines after them, and these again with two words swapped."""
     return _pairs(split, exchanged=2)
 
 
 def shuffled(split: str) -> Rows:
-    """Yield the same, with all of their words in another order."""
+    """Yield the same, but with all words in another order."""
     return _pairs(split, exchanged=1000)
 
 
@@ -119,7 +119,7 @@ def _pairs(split: str, *, exchanged: int) -> Rows:
 
 
 def exchange(text: str, count: int, generator: random.Random) -> str:
-    """Return a text with up to `count` of its words in one another's places; a text of few words as it is."""
+    """Return a text with up to `count` of its words moved; a text of few words does not change."""
     parts = re.split(r"(\s+)", text)
     words = [place for place, part in enumerate(parts) if part.strip()]
     if len(words) > 4:
@@ -130,14 +130,14 @@ def exchange(text: str, count: int, generator: random.Random) -> str:
 
 
 def judged(split: str) -> Rows:
-    """Yield lines of a file with the lines behind them, which are good, or with their words in another order, bad."""
+    """Yield lines of a file, each with a good answer, the lines after them, or a bad one, these in another order."""
     for number, row in enumerate(shuffled(split)):
         good = number % 2 == 0
         yield {"prompt": row["prompt"], "completion": row["chosen" if good else "rejected"], "label": good}
 
 
 def neighbours(split: str) -> Rows:
-    """Yield lines of a file and the lines behind them."""
+    """Yield lines of a file and the lines after them."""
     for path in files(split):
         lines = [line for line in source(path).splitlines() if line.strip()]
         for start in range(0, len(lines) - 11, 24):
@@ -156,7 +156,7 @@ def calls(split: str) -> Rows:
 
 
 def reversed_words(split: str) -> Rows:
-    """Yield words and the same words backwards, drawn from a seed."""
+    """Yield words, drawn from a seed, and the same words backwards."""
     generator = random.Random(split)
     while True:
         words = [generator.choice(WORDS_TO_REVERSE) for _ in range(generator.randrange(4, 10))]
@@ -164,7 +164,7 @@ def reversed_words(split: str) -> Rows:
 
 
 def numbers(split: str) -> Rows:
-    """Yield four numbers and a function of them, drawn from a seed."""
+    """Yield four numbers, drawn from a seed, and a function of them."""
     generator = random.Random(split)
     while True:
         x1, x2, x3, x4 = (generator.gauss(0, 1) for _ in range(4))
@@ -188,7 +188,7 @@ ROWS: dict[str, Callable[[str], Rows]] = {
 def files(split: str, package: str = "") -> list[Path]:
     """Return the Python files of the standard library, or of one package, in an order that mixes packages.
 
-    Every tenth, drawn by its name, is a test file.
+    Every tenth file in the order of a hash of their names is a test file.
     """
     root = Path(sysconfig.get_path("stdlib"))
     found = [path for path in (root / package).rglob("*.py") if not {"site-packages", "test", "tests"} & {*path.parts}]
@@ -197,7 +197,7 @@ def files(split: str, package: str = "") -> list[Path]:
 
 
 def source(path: Path) -> str:
-    """Return the text of a Python file; an empty one where it cannot be read."""
+    """Return the text of a Python file; an empty one if it cannot be decoded."""
     try:
         with tokenize.open(path) as file:
             return file.read()

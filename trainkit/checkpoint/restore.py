@@ -64,7 +64,7 @@ def restore_newest(
             restored = read(directory), manifests.read(directory)
         except DamagedCheckpoint as error:
             problem = error.problem
-        # each process reads its own part: the checkpoint is whole if all of them are
+        # each process reads its own parts: the checkpoint is whole only if all of them can
         problem = hosts.first_problem(f"restored/{directory.name}", problem)
         if restored is not None and problem is None:
             return restored

@@ -81,7 +81,7 @@ class Saver:
         self._in_flight: Future[Saved] | None = None
         self._snapshot: dict[str, jax.Array] = {}
         self._written: dict[int, Kind] = {}
-        #: The process that names drafts, and how many saves it has begun.
+        #: The id of the process that names drafts, and the number of saves so far.
         self._writer, self._saves = hosts.from_first(self._prepared), 0
 
     def _prepared(self) -> int:
@@ -173,7 +173,7 @@ class Saver:
         return self._saved(manifest, started)
 
     def _in_turn(self, part: str, write: Callable[[], None], *, first: bool = False) -> None:
-        """Write in this process, or only in the `first` one, and return once all processes are here.
+        """Write in every process, or only in the `first` one, and return once all processes have called this.
 
         Raises OSError or ValueError if writing failed in any of them.
         """
@@ -188,7 +188,7 @@ class Saver:
             raise problem or OSError(said)
 
     def _begin(self, root: Path, manifest: Manifest, created: Created) -> Any:
-        """Make room, create the arrays and return them."""
+        """Make room on the disk, create the arrays and return them."""
         if not self._has_room(manifest.bytes):
             # better to remove an older checkpoint first than to have no newer one
             store.retain(self._run, saved=manifest.step, keep_last=1, held=self._held())

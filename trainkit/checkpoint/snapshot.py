@@ -1,4 +1,4 @@
-"""Copies of a state on its devices, which are written to the disk while training continues."""
+"""Copies of a state on its devices, to be written to the disk while training continues."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainkit.checkpoint.restore import box_of
 
 
 def plain(leaf: jax.Array) -> jax.Array:
-    """Return an array that can be written: of PRNG keys their data."""
+    """Return an array that can be written: for PRNG keys, their data."""
     return jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
 
 

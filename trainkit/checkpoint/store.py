@@ -83,10 +83,9 @@ def checkpoint_of(directory: Path, step: int | None) -> Info:
 
 
 def read_checkpoint(directory: Path, step: int | None, read: Callable[[Info], T]) -> T:
-    """Return what `read` makes of the checkpoint of a run at `step`, or of the newest where `step` is None.
+    """Return the result of `read` for the checkpoint of a run at `step`, or for the newest if `step` is None.
 
-    Whoever reads beside a trainer opens a checkpoint with this: where the trainer removes the newest one meanwhile, the
-    one after it is read.
+    Use this to read while a trainer runs: if the trainer removes the newest checkpoint meanwhile, the next one is read.
 
     Raises:
         TrainkitError: the checkpoint is missing, or was removed; and whatever else `read` raises.

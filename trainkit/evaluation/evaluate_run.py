@@ -83,7 +83,7 @@ def evaluate_run(
     def evaluate(info: Info) -> tuple[int, Results]:
         results = Results()
         for part in parts:
-            # what is evaluated on in place of the validation sets is the training set of a recipe of its own
+            # data that replaces the validation sets is the training set of another recipe
             named = None if part is recipe else str(part.data.train[0].name)
             results |= _evaluate(directory, info, part, named=named, progress=progress, warn=warn)
         return info.step, results

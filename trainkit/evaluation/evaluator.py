@@ -74,8 +74,8 @@ class Evaluator:
         results: ResultWriter | None = None,
         targets: TargetWriter | None = None,
     ) -> None:
-        """`results` is where predictions go; None where they are not kept. `targets` writes the targets of sources and
-        measures them; None where there are none."""
+        """`results` keeps predictions; None if they are not kept. `targets` writes the targets of sources and computes
+        their metrics; None if there are none."""
         self._sets = sets
         self._task, self._metrics = task, metrics
         self._mesh, self._sharding, self._whole = mesh, batch_sharding(mesh), replicated_sharding(mesh)

@@ -23,7 +23,7 @@ from trainkit.events.schema import FIELDS, OPTIONAL, Event, well_formed
 NAME = "events.jsonl"
 #: How the lines begin that tell of a step, and no others: with what `EventLog.write` puts first.
 STEP = b'{"type": "step"'
-#: Kinds of events that may be about a step before the present one.
+#: Kinds of events that may be about an earlier step than the present one.
 _OF_EARLIER_STEPS = ("checkpoint_saved", "exported", "cache_progress")
 
 
@@ -93,7 +93,7 @@ class EventLog:
 
 
 class SilentLog(EventLog):
-    """The log of a process that trains beside the one that writes it: nothing is written."""
+    """The log of a process that is not the first of its run: nothing is written."""
 
     def __init__(self, *, attempt: int) -> None:
         self.attempt, self.step = attempt, 0

@@ -102,7 +102,7 @@ class PlainLog:
             case "run_started":
                 self._pace, self._held, self._printed = Pace(), None, -math.inf
                 again, self._attempt = event["attempt"] == self._attempt, event["attempt"]
-                if again:  # it continues from elsewhere than it announced: see `prepare.accept_start`
+                if again:  # the attempt starts at another step than it announced: see `prepare.accept_start`
                     return [f"{_clock(event)}  continuing from step {event['step']}"]
             case "planned":
                 self._total = event["total_steps"]

@@ -88,7 +88,7 @@ def read(directory: Path, spec: Transformer) -> Lora:
 
 
 def _dropout(config: Mapping[str, Any], where: str) -> float:
-    """Return the dropout with which the adapter was trained. Raises TrainkitError where it is no probability."""
+    """Return the dropout with which the adapter was trained. Raises TrainkitError if it is not a probability."""
     rate = config.get("lora_dropout") or 0.0
     if not (isinstance(rate, int | float) and 0 <= rate < 1):
         raise TrainkitError(

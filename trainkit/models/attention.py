@@ -32,8 +32,8 @@ class AttentionSpec(NamedTuple):
     """Which positions attention looks at, and how it scores them."""
 
     window: Window = None
-    """Over so many positions, its own included (Beltagy et al. 2020), and as many ahead where it is not causal; an
-    array of no axes where it differs between layers that one scan runs; 0 or less is no window."""
+    """The number of positions that a position sees, with its own (Beltagy et al. 2020), and as many ahead if attention is
+    not causal; 0 or less is no window. A scalar array where layers of one scan have different windows."""
     softcap: float | None = None
     """Bounds the scores (Gemma Team 2024)."""
     scale: float | None = None

@@ -66,7 +66,7 @@ class DecoderCache(eqx.Module):
     """What the decoder has read, and what it sees of the source."""
 
     own: KeyValues
-    """Room for C positions, of which the first `length` are read."""
+    """Room for C positions; the first `length` of them are in use."""
     memory: KeyValues
     memory_visible_BS: Bool[Array, "B S"]
     length: Int[Array, ""]
@@ -85,7 +85,7 @@ class EncoderDecoderModel(eqx.Module):
     decoder: StackEnds
     blocks: Stacks
     output: Float[Array, "V D"] | None
-    """None where it is the token embedding, and where there is a classifier in its place."""
+    """None if it is the token embedding, or if there is a classifier instead."""
     output_bias: Float[Array, "1 V"] | None
     """Added to the logits; it is not trained."""
     classifier: Classifier | None
@@ -214,7 +214,7 @@ class EncoderDecoderModel(eqx.Module):
         """Return the last hidden states of texts that encoder and decoder both read, and, as language models do, what
         is added to the loss: 0.
 
-        The decoder reads them one token behind, after `decoder_start`, as transformers scores a text.
+        The decoder reads them shifted by one token, after `decoder_start`, as transformers does to score a text.
         """
         assert positions_BT is None, "texts with classes are rows of their own"
         segments_BT = jnp.ones_like(tokens_BT) if segments_BT is None else segments_BT
@@ -224,12 +224,12 @@ class EncoderDecoderModel(eqx.Module):
         return self.decode(behind_BT, memory_BTD, segments_BT), jnp.float32(0)
 
     def scores(self, hidden_BTD: Float[Array, "B T D"], segments_BT: Int[Array, "B T"]) -> Float[Array, "B C"]:
-        """Return the scores of classes, as `Classifier` gives them."""
+        """Return the scores of classes, as `Classifier` does."""
         assert self.classifier is not None, "the head of this model predicts tokens"
         return self.classifier(hidden_BTD, segments_BT)
 
     def prediction_states(self, hidden_BTD: Float[Array, "*n D"]) -> Float[Array, "*n E"]:
-        """Return what the rows of `unembedding` are multiplied with to give logits: with a bias there is a 1 more."""
+        """Return the vectors whose products with the rows of `unembedding` are the logits, with a 1 added for a bias."""
         states = self._scaled(hidden_BTD)
         return states if self.output_bias is None else jnp.concatenate([states, jnp.ones_like(states[..., :1])], -1)
 

@@ -149,7 +149,7 @@ def over_tokens(
 
 
 def scan_blocks(step: Callable, carry: Sums, over: object) -> tuple[Sums, tuple]:
-    """`jax.lax.scan`, without a loop where there is one turn only."""
+    """Do what `jax.lax.scan` does, without a loop if there is only one step."""
     if jax.tree.leaves(over)[0].shape[0] > 1:
         return jax.lax.scan(step, carry, over)
     carry, output = step(carry, jax.tree.map(lambda x: x[0], over))

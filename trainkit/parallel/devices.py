@@ -36,7 +36,7 @@ class Capabilities(NamedTuple):
     compute_capability: tuple[int, int] | None
 
 
-#: The memory of a device that the processes of a run have agreed on.
+#: The memory of a device for which all processes of a run plan.
 _agreed_memory: int | None = None
 
 

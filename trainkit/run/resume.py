@@ -68,7 +68,7 @@ def prepare(
 
 
 def _is_finished(directory: Path, recipe: Recipe, last: int) -> TrainkitError:
-    """Return the error about a run that ended at step `last` and is not longer now."""
+    """Return the error about a run that ended at step `last` and has no work left."""
     best, train = best_so_far(directory, recipe, until=last), recipe.train
     longer = ["--set evaluate.patience=…"] if best.exhausted else []
     *_, total = (event.get("total_steps") or 0 for event in of_kinds(directory, "planned"))

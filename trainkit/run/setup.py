@@ -118,7 +118,7 @@ def _tokens(recipe: Recipe, log: EventLog, *, resumed: bool) -> caches.Cache:
     cache = caches.find(recipe)
     if cache is None:
         rehearse(recipe, resumed=resumed)
-        # several processes have the same data at each step only if all of it is there
+        # several processes see the same data at each step only once all of it is tokenised
         early = caches.may_start_early(recipe) and hosts.count() == 1
         make = caches.begin if early else caches.build
         cache = make(recipe, progress=partial(_report_progress, log))

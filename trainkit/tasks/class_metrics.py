@@ -29,7 +29,7 @@ class ClassCounts(NamedTuple):
     predicted: Any
     label: Any
     averaged: Any
-    """Where it is not 0, a macro average has the class."""
+    """A macro average includes the classes where this is not 0."""
 
     @staticmethod
     def zero(classes: int) -> ClassCounts:

@@ -18,7 +18,7 @@ from trainkit.recipe.sections.task import MaskedLM
 from trainkit.tasks.statistics import Ratio, Statistic
 from trainkit.tasks.task import Loss, Task, row_keys, segments_of
 
-#: The seed of what is chosen where that never changes, and what a row's key is folded with for the lengths of spans.
+#: The seed of tokens that are chosen once for all epochs, and the number of the key for the lengths of spans.
 STATIC, SPANS = 0x57A71C, 0x59A4
 #: Share of spans that are longer than 0, 1, 2 … tokens: geometric with 0.2, and at most 10 (SpanBERT, section 3.1).
 LONGER_THAN = (0.8 ** np.arange(10) - 0.8**10) / (1 - 0.8**10)

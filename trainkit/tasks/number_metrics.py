@@ -64,7 +64,7 @@ class NumberMetric(Metric):
 
 
 def values_of_each(label: str, outputs: tuple[str, ...], each: Sequence[float | None]) -> dict[str, float]:
-    """Return the values of the numbers of a label by their names, and their mean, of those that have one."""
+    """Return the values of the numbers of a label by name, and their mean, without numbers that have no value."""
     known = [value for value in each if value is not None]
     if not known:
         return {}

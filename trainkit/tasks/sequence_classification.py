@@ -19,7 +19,7 @@ from trainkit.tasks.task import Loss, Task, segments_of
 
 @dataclass(frozen=True)
 class SequenceTask(Task):
-    """What is common to the problems: the scores of texts, and which texts count."""
+    """What the problems have in common: the scores of texts, and which texts count."""
 
     spec: SequenceClassification
 

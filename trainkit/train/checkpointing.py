@@ -41,7 +41,7 @@ RETRY_AFTER = (1.0, 3.0, 10.0)
 
 
 def _now() -> float:
-    """Return the seconds by which all processes of a run decide what is due."""
+    """Return the time of the first process in seconds, so that all processes agree on what is due."""
     return hosts.from_first(time.monotonic)
 
 

@@ -215,7 +215,7 @@ def histogram(values: Float[Array, " count"]) -> Histogram:
 
 @functools.cache
 def _histograms_on(mesh: Mesh | None) -> Callable[[dict[str, Array]], dict[str, Histogram]]:
-    """Return a compiled function whose result every process holds in full."""
+    """Return a compiled function whose whole result is on every process."""
 
     def histograms(leaves: dict[str, Array]) -> dict[str, Histogram]:
         return {

@@ -24,8 +24,7 @@ def pair_examples(stream: Stream, document: DocumentSpec, data: Data, cache: Pat
 def source_target_examples(
     stream: Stream, document: DocumentSpec, data: Data, cache: Path, *, shifted: bool = False
 ) -> SourceTargets:
-    """Return the examples of sources with their targets. Whatever the task, the tokens of the target are what is
-    learned."""
+    """Return the examples of sources with their targets. The tokens of the target are learned, whatever the task."""
     return SourceTargets(stream, document, data.encoding, data.positions, cache, shifted=False)
 
 
@@ -66,9 +65,9 @@ class Pairs(SpanExamples):
 
 
 class SourceTargets(Pairs):
-    """Example i has two spans: its source, of which nothing is learned, and its target.
+    """Example i has two spans: its source, which is not learned, and its target, which is.
 
-    One that is cut off still ends with its last token, as transformers truncates."""
+    A text that is cut off keeps its last token, as in transformers."""
 
     learned = slice(1, 2)
 

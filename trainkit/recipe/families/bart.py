@@ -26,7 +26,7 @@ class Bart(EncoderDecoder):
 
     type: Literal["bart"] = "bart"
     context_length: Count | None = None
-    """Number of learned positions, of source and target alike. If absent, `data.sequence_length`."""
+    """Number of learned positions of the source, and of the target. If absent, `data.sequence_length`."""
     tied: Literal[True] = True
     """The output matrix is the token embedding."""
     attention_dropout: Rate = 0.0

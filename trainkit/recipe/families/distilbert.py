@@ -34,7 +34,7 @@ class DistilBert(Encoder):
 
 
 def _classifier_dropout(values: dict[str, Any]) -> float:
-    """Return the dropout of the head of a sequence, which transformers takes to be 0.2 where it is absent."""
+    """Return the dropout of the head of a sequence; transformers uses 0.2 if the config has none."""
     said = values["classifier_dropout"]
     return values["dropout"] if said is None else said
 

@@ -21,7 +21,7 @@ class Origin:
     file: str
     line: int = 0
     mode: str = ""
-    """The mode of the recipe that gives the value."""
+    """The mode of the recipe that the value comes from."""
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else self.file

@@ -43,8 +43,8 @@ def schema(language: type[Recipe] = Recipe) -> Node:
         "default": [],
     }
     found["properties"]["mode"] = {
-        "description": "Keys that `--mode NAME` puts over the recipe, in tables such as `[mode.toy]`. Without a table,"
-        " `toy` is a tenth of the run and `sanity` at most 20 steps; `full` is the recipe as it is written.",
+        "description": "Keys that `--mode NAME` puts over the recipe, in tables such as `[mode.toy]`. Even without a"
+        " table, `toy` is a tenth of the run and `sanity` at most 20 steps; `full` is the recipe without a mode.",
         "type": "object",
         "properties": {},
         "additionalProperties": {"type": "object"},
