@@ -22,7 +22,7 @@ def export(cache: Cache, data: Data, directory: Path) -> list[Path]:
     """Write every set of a cache as `SET-00000.parquet` …, a file a shard and a row a document; return the files.
 
     Columns: `tokens` (list of uint16 or uint32, the end-of-text token included), `learned` (list of bool, where some
-    tokens are not targets), `source` (file and line). Labelled texts also have `second` (list of bool: whether the token
+    tokens are not targets), `source` (file and line). Labelled texts also have `second` (list of bool: whether a token
     is in the second text of a pair) and `label`: the number of a class (int32, -1 without a label), a float32 or a list
     of them, or a list of 0 and 1 for each class.
 

@@ -187,8 +187,8 @@ def check_weights(recipe: Recipe, base: PyTree, shapes: PyTree, *, resumed: bool
 
 
 def _fresh_leaf(name: str, shape: Shape, *, seed: int, scale: float) -> np.ndarray:
-    """Return the initial values of a part of a head: zero biases, norms that change nothing, and matrices drawn from the
-    seed and the name."""
+    """Return the initial values of a part of a head: zero biases, norms that change nothing, and matrices drawn from
+    the seed and the name."""
     if len(shape) == 1:
         return np.zeros(shape, np.float32) if name.endswith(".bias") else np.ones(shape, np.float32)
     return scale * np.random.default_rng([seed, crc32(name.encode())]).standard_normal(shape, np.float32)

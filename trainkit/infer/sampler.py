@@ -183,7 +183,6 @@ class Sampler:
         ids = ids[len(self._begin) :] if tuple(ids[: len(self._begin)]) == tuple(self._begin) else ids
         after = self._sources.after if self._sources else ()
         room = self._room - len(self._begin) - len(after)
-        # a prompt that is too long keeps its end, after the tokens that begin a text; a source keeps its beginning, as in
-        # training
+        # a prompt that is too long keeps its end; a source keeps its beginning, as in training
         kept = ids[:room] if self._sources else ids[max(0, len(ids) - room) :]
         return [*self._begin, *kept, *after] or [self._codec.end_of_text]

@@ -32,8 +32,8 @@ class AttentionSpec(NamedTuple):
     """Which positions attention looks at, and how it scores them."""
 
     window: Window = None
-    """The number of positions that a position sees, with its own (Beltagy et al. 2020), and as many ahead if attention is
-    not causal; 0 or less is no window. A scalar array where layers of one scan have different windows."""
+    """How many positions each position sees, with its own (Beltagy et al. 2020), and as many ahead if attention is not
+    causal; 0 or less is no window. A scalar array where layers of one scan have different windows."""
     softcap: float | None = None
     """Bounds the scores (Gemma Team 2024)."""
     scale: float | None = None

@@ -229,7 +229,7 @@ class EncoderDecoderModel(eqx.Module):
         return self.classifier(hidden_BTD, segments_BT)
 
     def prediction_states(self, hidden_BTD: Float[Array, "*n D"]) -> Float[Array, "*n E"]:
-        """Return the vectors whose products with the rows of `unembedding` are the logits, with a 1 added for a bias."""
+        """Return the vectors whose products with the rows of `unembedding` are the logits; a bias adds a 1."""
         states = self._scaled(hidden_BTD)
         return states if self.output_bias is None else jnp.concatenate([states, jnp.ones_like(states[..., :1])], -1)
 
