@@ -223,3 +223,10 @@ def test_in_16_bit_the_gradient_of_a_position_is_summed_over_rows_in_float32() -
 
     expected = 3 * gradient(1)
     assert jnp.linalg.norm(gradient(3) - expected) < 2e-4 * jnp.linalg.norm(expected)
+
+
+def test_flash_attention_keeps_no_probabilities_of_the_decoder_to_itself_alone() -> None:
+    spec = SPECS["bart"]
+    kept, flash = (spec.activation_floats_per_token(sequence_length=64, remat="none", flash=on) for on in (False, True))
+    # in three blocks of the decoder; half of all positions are those of targets
+    assert kept - flash == 3 * spec.heads * 64 // 2

@@ -80,3 +80,10 @@ def test_the_closed_form_of_an_encoder_is_its_pytree(family: type[TextEncoder], 
     names = jax.tree.leaves(models.leaf_names(real))
     shapes = {name: leaf.shape for name, leaf in zip(names, jax.tree.leaves(real), strict=True)}
     assert spec.leaf_shapes(vocab_size=31, sequence_length=16) == shapes
+
+
+def test_flops_of_modernbert_count_the_positions_that_each_layer_sees() -> None:
+    spec, length = ModernBert(layers=4, hidden=16, heads=2, window=8), 32
+    apart = np.abs(np.arange(length)[:, None] - np.arange(length))
+    pairs = sum(apart.size if layer % 3 == 0 else (apart <= 4).sum() for layer in range(4))
+    assert spec.attention_flops_per_token(sequence_length=length) == 4 * 16 * pairs // length
