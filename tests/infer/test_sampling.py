@@ -212,6 +212,7 @@ def test_a_search_with_beams_takes_from_a_config_what_counts_beside_beams(tmp_pa
     found, search = settle_search({"length_penalty": 1.0, "max_tokens": 5}, theirs, beams=3, max_tokens=100)
     assert (search, found.max_tokens) == (BeamSearch(3, 1.0, True), 5)
     assert settle_search({}, None, beams=2, max_tokens=9)[1] == BeamSearch(2)
+    assert settle({}, theirs.of_searcher(), max_tokens=9).notes[-1].endswith("num_beams = 4 (without --beams)")
 
 
 def test_what_a_search_with_beams_does_not_do_is_told_and_an_id_of_zero_asks_for_something(tmp_path: Path) -> None:

@@ -151,7 +151,10 @@ def settle_options(options: Options, trained: TrainedModel, *, max_tokens: int) 
     """Return the options, with the rest from the model's files, which is noted on stderr. Raises TrainkitError."""
     from trainkit.infer.settings import generation, settle
 
-    return _noted(settle(options.settings(), generation(trained.directories), max_tokens=max_tokens))
+    config = generation(trained.directories)
+    if config is not None and trained.spec.kind == "encoder-decoder":
+        config = config.of_searcher()
+    return _noted(settle(options.settings(), config, max_tokens=max_tokens))
 
 
 def settle_beams(

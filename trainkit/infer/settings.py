@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,11 @@ class Generation:
     """What it asks for and is not done, each as `key = value`."""
     search: Mapping[str, Any]
     """What it says of a search with beams, by its names."""
+
+    def of_searcher(self) -> Generation:
+        """Return the same for a model that can search with beams, but only where a person asks for it."""
+        unknown = (f"{one} (without --beams)" if one.startswith("num_beams ") else one for one in self.unknown)
+        return replace(self, unknown=tuple(unknown))
 
 
 def generation(directories: Iterable[Path]) -> Generation | None:
