@@ -2,7 +2,7 @@
 
 uv run python scripts/bench/dashboard.py make      # writes the run through the event log, with its index and without
 uv run python scripts/bench/dashboard.py open      # a process from its start to the whole run on the screen
-uv run python scripts/bench/dashboard.py refresh   # CPU time to take in a step and draw a page anew
+uv run python scripts/bench/dashboard.py refresh   # CPU time to take in a step and draw a page again
 uv run python scripts/bench/dashboard.py memory    # the most memory after a look at every page
 uv run python scripts/bench/dashboard.py live      # CPU time of `trainkit watch` in a terminal, at five steps a second
 uv run python scripts/bench/dashboard.py key       # from a key in that terminal to what it draws

@@ -162,7 +162,7 @@ def work(contender: str, directory: Path) -> None:
         case _:
             load = of_torch(directory, copied=contender == "copied")
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before, worked, started = _status("VmRSS"), time.process_time(), time.perf_counter()
     kept = load()
     seconds, worked = time.perf_counter() - started, time.process_time() - worked

@@ -18,7 +18,7 @@ TRAINKIT = [sys.executable, "-m", "trainkit"]
 def begin() -> None:
     """Print the day, the machine and the Python, and let bytecode be cached.
 
-    Without the cache every start would compile the modules of trainkit anew, which no user's does.
+    Without the cache every start would compile the modules of trainkit again, unlike the start of a user.
     """
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     python = sys.version.split()[0]

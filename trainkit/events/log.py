@@ -161,7 +161,7 @@ def file_of(status: os.stat_result) -> tuple[int, int]:
 
 def is_replaced(status: os.stat_result, file: tuple[int, int] | None, offset: int) -> bool:
     """Whether another log stands where `offset` bytes of `file` were read, None where that has never been opened:
-    one that is another file, or that has become shorter. It is to be read anew."""
+    one that is another file, or that has become shorter. Read it from the start."""
     return status.st_size < offset or file not in (None, file_of(status))
 
 

@@ -29,7 +29,7 @@ TAIL, SAMPLE, LONGEST_LINE, LINES = 1 << 18, 128, 1 << 24, 4096
 #: What is kept of a step.
 LOSS, SPEED = "train/loss", "throughput/tokens_per_second"
 _METRICS = (LOSS, SPEED, "time/step")
-#: Points of a curve, and seconds after which the size of a run that grows is measured anew.
+#: Points of a curve, and seconds after which the size of a run that grows is measured again.
 POINTS, MEASURE_EVERY = 16, 60.0
 #: The states of a run whose trainer has gone.
 ENDED: frozenset[State] = frozenset({"waiting", "crashed", "finished", "stopped", "interrupted", "failed"})

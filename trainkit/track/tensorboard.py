@@ -32,7 +32,7 @@ DIRECTORY = "tensorboard"
 
 
 class TensorBoard:
-    """An event file can only grow. So it is written anew each time: twice gives the same points, not twice as many."""
+    """An event file can only grow, so each start writes a new one: two starts write the same points once."""
 
     def __init__(self, run_directory: Path) -> None:
         directory = run_directory / DIRECTORY
