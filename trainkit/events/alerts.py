@@ -41,11 +41,11 @@ CALM = 50
 
 
 class Watch:
-    """Finds what is wrong in a stream of events, each in the order of the log, in constant time an event.
+    """Finds problems in a stream of events, given in the order of the log, in constant time per event.
 
-    The kinds are `loss-spike`, `gradient-explosion`, `data-starvation`, `learning-rate-zero`, `validation-rising` (each
-    set by itself) and `not-finite`. Each is raised once, when it begins, and again only after it was over for a while.
-    An attempt begins with empty windows; evaluations up to the step that it resumed from are remembered, if they were
+    The kinds are `loss-spike`, `gradient-explosion`, `data-starvation`, `learning-rate-zero`, `validation-rising` (for
+    each set separately) and `not-finite`. Each is raised once, when it begins, and again only after a while without it.
+    An attempt begins with empty windows. Evaluations up to the step that it resumed from are remembered, if they were
     fed.
     """
 
@@ -55,7 +55,8 @@ class Watch:
         self._forget_steps()
 
     def feed(self, event: Event) -> list[Alert]:
-        """Take the next event; the alerts that are due because of it, mostly none. `alert` events change nothing."""
+        """Take the next event, and return the alerts that it causes, usually none. Events of type `alert` change
+        nothing."""
         if (done := kept_until(event)) is not None:
             self._forget_steps()
             for evaluations in self._sets.values():
@@ -149,9 +150,10 @@ class Watch:
 
 
 def disk_alert(path: Path, needed_bytes: int) -> str | None:
-    """What to tell where the file system that `path` is or will be on has less than `needed_bytes` left for this user.
+    """Return a warning if the file system of `path`, which need not exist yet, has less than `needed_bytes` left for
+    this user.
 
-    Quotas are not looked at. Raises OSError where the file system does not answer.
+    Ignores quotas. Raises OSError if the file system does not answer.
     """
     there = path.absolute()
     while not there.exists():
@@ -163,13 +165,13 @@ def disk_alert(path: Path, needed_bytes: int) -> str | None:
 
 
 class _Episode:
-    """From when something goes wrong until it was normal `calm` times in a row."""
+    """Lasts from the first wrong value until `calm` values in a row were normal."""
 
     def __init__(self, calm: int) -> None:
         self._calm, self._normal, self._going_on = calm, 0, False
 
     def begins(self, *, wrong: bool, normal: bool) -> bool:
-        """Take the next look; whether an episode begins with it. Neither wrong nor normal begins and ends none."""
+        """Take the next value, and return whether an episode begins with it. If it is neither, nothing changes."""
         if not self._going_on:
             self._going_on, self._normal = wrong, 0
             return wrong
@@ -179,7 +181,7 @@ class _Episode:
 
 
 class _Window:
-    """The last `size` values, also in their order of size: O(log size) comparisons a value."""
+    """The last `size` values, also sorted: O(log size) comparisons per value."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -197,14 +199,14 @@ class _Window:
 
     @property
     def median(self) -> float:
-        """The upper one of two; 0 where there is no value."""
+        """Return the median, the upper one of two; 0 without values."""
         return self._sorted[len(self._sorted) // 2] if self._sorted else 0.0
 
     @property
     def mad(self) -> float:
-        """The median distance from the median, the upper one of two.
+        """Return the median distance from the median, the upper one of two.
 
-        The nearest values lie side by side in the order of size; the bisection finds where they begin.
+        The nearest values are neighbours in the sorted list; the bisection finds where they begin.
         """
         median, nearest = self.median, len(self._sorted) // 2 + 1
         low, high = 0, len(self._sorted) - nearest
@@ -225,7 +227,7 @@ class _Window:
 
 
 class _Evaluations:
-    """The losses of one set, of which those beyond a step can be forgotten again."""
+    """The losses of one set; those beyond a step can be removed again."""
 
     def __init__(self) -> None:
         #: (step, loss, the best loss so far)
@@ -237,7 +239,7 @@ class _Evaluations:
         return self._told[-1][2]
 
     def add(self, step: int, loss: float) -> bool:
-        """Take an evaluation; one of the same step replaces the one before. Whether an alert is due."""
+        """Take an evaluation, which replaces an earlier one of the same step, and return whether an alert is due."""
         self._drop(step - 1)
         self._told.append((step, loss, min(loss, self.best) if self._told else loss))
         limit = self.best + ABOVE * abs(self.best)
@@ -245,7 +247,7 @@ class _Evaluations:
         return self._episode.begins(wrong=rising, normal=loss <= limit)
 
     def cut(self, after: int) -> None:
-        """Forget what lies beyond step `after`, and that there was an alert."""
+        """Remove the evaluations beyond step `after`, and the alert."""
         self._drop(after)
         self._episode = _Episode(RISING)
 

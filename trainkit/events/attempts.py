@@ -36,7 +36,7 @@ def kept_until(event: Event) -> int | None:
 
 
 class CurrentEvents:
-    """Says of each event of a log, asked in order, whether it counts after all the attempts in `events`.
+    """Decides for each event of a log, in order, whether it counts after all the attempts in `events`.
 
     It remembers one number for each attempt, so that a log of any length can be read a second time and filtered.
     """

@@ -105,7 +105,7 @@ def _prompt(argument: object) -> str:
 def _factor(argument: object) -> float:
     try:
         factor = float(argument) if isinstance(argument, str | float | int) else math.nan
-        (rounded,) = struct.unpack("f", struct.pack("f", factor))  # as the step computes with it
+        (rounded,) = struct.unpack("f", struct.pack("f", factor))  # the precision of the step
     except (ValueError, OverflowError):
         rounded = math.nan
     if isinstance(argument, bool) or not 0 < rounded < math.inf:

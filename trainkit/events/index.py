@@ -1,12 +1,12 @@
-"""`events.index`: what long stretches of a log amount to, so that a log of gigabytes is seen without being parsed.
+"""`events.index`: summaries of long stretches of a log, so that a log of gigabytes is shown without being parsed.
 
-The writer of the log appends a record for every `STRETCH` step events, once their lines are there. What lies between
-two records is read as lines: the first `FINE` steps, the beginning of each attempt, and what the last record does not
-reach, after a crash too. So a log without an index, or with a part of one, is only slower to open.
+The writer of the log appends a record for every `STRETCH` step events, once their lines are written. Lines between two
+records are read as lines: the first `FINE` steps, the beginning of each attempt, and what the last record does not
+cover, after a crash too. So a log without an index, or with a part of one, only opens more slowly.
 
-A record is a magic number that tells the byte order, the length and the CRC-32 of what follows, the length of a head
-in JSON, the head, and the arrays of `Series`, metric by metric. A stretch holds step events of one attempt whose steps
-grow, and events of other kinds between them, which are kept by where their lines are.
+A record is a magic number that tells the byte order, the length and the CRC-32 of what follows, the length of a head in
+JSON, the head, and the arrays of `Series`, metric by metric. A stretch holds step events of one attempt whose steps
+grow, and events of other kinds between them, which are kept as the places of their lines.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from trainkit.events.series import Series
 from trainkit.events.view import Pace
 
 NAME, LOG = "events.index", "events.jsonl"
-#: Step events in a stretch, the step from which on there are any, and the most steps in a bucket.
+#: Step events in a stretch, the step of the first stretch, and the most steps in a bucket.
 STRETCH, FINE, COARSEST = 4096, 4096, 256
 #: The finest buckets hold `FINE` / 512 steps, and twice as many wherever a run has become twice as long.
 BUCKETS = 512
-#: Bytes of a stretch's first and of its last line by which it is known again: the time of day, the last values.
+#: Bytes of a stretch's first and last lines that identify it: they contain the time of day and the last values.
 KNOWN_BY = 48
 
 _MAGIC = b"tix<" if sys.byteorder == "little" else b"tix>"
@@ -38,23 +38,23 @@ _RECORD, _HEAD = struct.Struct("<4sII"), struct.Struct("<I")
 
 
 def stride(step: int) -> int:
-    """Steps in a bucket of a stretch that begins at `step`."""
+    """Return the steps per bucket of a stretch that begins at `step`."""
     return min(COARSEST, 1 << max(1, step // BUCKETS).bit_length() - 1)
 
 
 @dataclass(kw_only=True)
 class Stretch:
-    """What a part of the log amounts to.
+    """The summary of a part of the log.
 
     Attributes:
         begin, end: its bytes of the log, whole lines.
-        last: its last step; every one before it is smaller.
+        last: its last step; every earlier one is smaller.
         stride: step events in a bucket.
-        blocks: of each `stride` step events the last step, and the byte at which the line of the next one begins.
-        kept: where a line is that is no step's, and the step's just before it; the last step's too. (begin, length).
-        pace, timed: `Pace.seconds` and `Pace.last` after it.
-        series: of each metric of a step event.
-        lines: what is kept, from the log.
+        blocks: for each `stride` step events, the last step and the byte at which the line of the next one begins.
+        kept: (begin, length) of each line that is no step, of the step just before it, and of the last step.
+        pace, timed: `Pace.seconds` and `Pace.last` at its end.
+        series: every metric of the step events.
+        lines: the lines of `kept`, from the log.
     """
 
     begin: int
@@ -70,7 +70,7 @@ class Stretch:
 
 
 def stretches(run_directory: Path) -> Iterator[Stretch]:
-    """The stretches of a run's index in their order: whole records that the log still bears out."""
+    """Yield the stretches of a run's index in order: the complete records that still agree with the log."""
     try:
         index, log = (run_directory / NAME).open("rb"), (run_directory / LOG).open("rb")
     except OSError:
@@ -87,7 +87,7 @@ def stretches(run_directory: Path) -> Iterator[Stretch]:
 
 
 def _records(index: BinaryIO) -> Iterator[bytes]:
-    """The whole records from the first on; one that is not ends them, for where the next begins is not known then."""
+    """Yield the complete records up to the first damaged one, after which the beginning of the next is unknown."""
     while len(header := index.read(_RECORD.size)) == _RECORD.size:
         magic, length, crc = _RECORD.unpack(header)
         if magic != _MAGIC or len(record := index.read(length)) < length or zlib.crc32(record) != crc:
@@ -111,14 +111,14 @@ def _part(file: BinaryIO, begin: int, length: int) -> bytes:
 
 
 def _digest(log: BinaryIO, begin: int, end: int) -> int | None:
-    """What tells this part of the log from another; None where it is not there."""
+    """Return the hash that identifies this part of the log; None if the log does not have it."""
     first, last = _part(log, begin, KNOWN_BY), _part(log, end - KNOWN_BY, KNOWN_BY)
     return zlib.crc32(first + last) if len(last) == KNOWN_BY else None
 
 
 @dataclass(kw_only=True)
 class _Open:
-    """A stretch that is being written. `block` is its step events that are in no bucket yet."""
+    """A stretch that is being written. `block` holds the step events that are in no bucket yet."""
 
     begin: int
     stride: int
@@ -143,10 +143,9 @@ class _Open:
 
 
 class Writer:
-    """Describes the events of one attempt as they are appended to the log.
+    """Writes the index of one attempt while events are appended to the log.
 
-    An index is a convenience: where it cannot be written, or the events are not such as a stretch holds, it is given
-    up for this attempt.
+    An index is optional: if it cannot be written, or a stretch cannot hold the events, the attempt does without it.
     """
 
     def __init__(self, run_directory: Path) -> None:
@@ -159,7 +158,7 @@ class Writer:
         self._pace = Pace()
 
     def add(self, event: Event, begin: int, line: bytes) -> None:
-        """Take the event whose `line` has just been written, at byte `begin` of the log."""
+        """Take the event whose `line` was just written at byte `begin` of the log."""
         if self._given_up:
             return
         if event["type"] == "run_started":
@@ -175,7 +174,7 @@ class Writer:
             self._write()
 
     def close(self) -> None:
-        """Describe what has been written so far."""
+        """Write a record of what the last one does not cover."""
         self._write()
         if self._fd is not None:
             os.close(self._fd)
@@ -204,7 +203,7 @@ class Writer:
         end = sum(self._line)
         to.pack(end)
         if not to.others.isdisjoint(to.series):
-            self._give_up()  # buckets do not say which of two events had a metric last
+            self._give_up()  # a bucket cannot tell which of two events had a metric last
             return
         kept = [*to.kept, self._line] if self._stepped else to.kept
         stretch = Stretch(
@@ -228,7 +227,7 @@ class Writer:
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
             with open(self._fd, "rb", closefd=False) as index:
                 whole = sum(_RECORD.size + len(one) for one in _records(index))
-            os.truncate(self._fd, whole)  # what a crash tore would hide what follows
+            os.truncate(self._fd, whole)  # a record torn by a crash would hide the records after it
         while record:
             record = record[os.write(self._fd, record) :]
 

@@ -21,15 +21,18 @@ from trainkit.events.index import Writer
 from trainkit.events.schema import FIELDS, OPTIONAL, Event, well_formed
 
 NAME = "events.jsonl"
-#: How the lines begin that tell of a step, and no others: with what `EventLog.write` puts first.
+#: The beginning of the lines of step events, and of no others: `EventLog.write` puts this field first.
 STEP = b'{"type": "step"'
-#: Kinds of events that may be about an earlier step than the present one.
+#: Kinds of events that may be about a step before the present one.
 _OF_EARLIER_STEPS = ("checkpoint_saved", "exported", "cache_progress")
 
 
 class EventLog:
-    """The writer. `echo` is called with every event written, for projections in the same process; what `watch` finds in
-    one, as (kind, message), is written after it as alerts. An index of the log is kept beside it."""
+    """Appends events to a run's log, and keeps the log's index.
+
+    `echo` is called with every event written, for projections in the same process. The alerts that `watch` returns for
+    an event, as (kind, message), are written after it.
+    """
 
     def __init__(
         self,
@@ -40,11 +43,11 @@ class EventLog:
         watch: Callable[[Event], list[tuple[str, str]]] = lambda event: [],
     ) -> None:
         self.attempt = attempt
-        #: How far the attempt is. The end of a checkpoint or an export and the caching tell of an earlier step, and
-        #: change it not.
+        #: The attempt's present step. Events about earlier steps, such as the end of a checkpoint or an export, do not
+        #: change it.
         self.step = 0
         self._echo, self._watch = echo, watch
-        self._writing = threading.Lock()  # the cache is made, and tells of it, while training goes on
+        self._writing = threading.Lock()  # caching reports its progress while training continues
         self._path = run_directory / NAME
         self._torn = _ends_torn(self._path)
         self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -52,8 +55,11 @@ class EventLog:
         self._index = Writer(run_directory)
 
     def write(self, kind: str, /, *, step: int, **fields: Any) -> None:
-        """Append one event. `fields` are all that `schema.FIELDS` lists for this kind, and those of `schema.OPTIONAL`
-        that there are. Raises OSError."""
+        """Append one event. Raises OSError.
+
+        Args:
+            fields: all that `schema.FIELDS` lists for this kind, and any of `schema.OPTIONAL`.
+        """
         required = fields.keys() - OPTIONAL.get(kind, {}).keys()
         assert required == FIELDS[kind].keys(), f"{kind} has {sorted(FIELDS[kind])}, not {sorted(fields)}"
         if kind not in _OF_EARLIER_STEPS:
@@ -63,7 +69,7 @@ class EventLog:
             event["metrics"] = {name: as_logged(value) for name, value in event["metrics"].items()}
         assert well_formed(event), event
         with self._writing:
-            event["t"] = round(time.time(), 3)  # inside the lock, so that times rise from line to line
+            event["t"] = round(time.time(), 3)  # within the lock, so that times never decrease from line to line
             line = json.dumps(event, ensure_ascii=False, allow_nan=False).encode(errors="replace") + b"\n"
             self._index.add(event, self._append(line), line)
             if self._echo:
@@ -78,13 +84,13 @@ class EventLog:
         os.close(self._fd)
 
     def _append(self, line: bytes) -> int:
-        """Write a line, after one that was torn on a line of its own; the byte at which it begins.
+        """Write a line, and end a torn line before it; return the byte at which the line begins.
 
-        Raises OSError where the disk takes no more.
+        Raises OSError if the disk refuses.
         """
         left = b"\n" + line if self._torn else line
         self._torn = True
-        while left:  # a disk that is nearly full takes a part, and says why only when it is asked again
+        while left:  # a nearly full disk takes a part of the line, and reports the reason only at the next write
             written = os.write(self._fd, left)
             self._size += written
             left = left[written:]
@@ -93,7 +99,7 @@ class EventLog:
 
 
 class SilentLog(EventLog):
-    """The log of a process that is not the first of its run: nothing is written."""
+    """The log of a process other than the first of its run: it writes nothing."""
 
     def __init__(self, *, attempt: int) -> None:
         self.attempt, self.step = attempt, 0
@@ -112,23 +118,24 @@ class Tail:
         self._path = run_directory / NAME
         #: Bytes consumed; a later Tail that starts here continues without a gap.
         self.offset = offset
-        #: Whether the last poll found another log there, which must be read from its beginning.
+        #: Whether the last poll found that another log has replaced this one, which must be read from its beginning.
         self.replaced = False
-        #: Which file the log was when it was last read.
+        #: The identity of the log's file when it was last read.
         self._file: tuple[int, int] | None = None
 
     def poll(self, *, limit_bytes: int = 1 << 24) -> list[Event]:
-        """New events, of about `limit_bytes` of whole lines; empty where there are none or no log yet."""
+        """Return new events from about `limit_bytes` of whole lines; empty if nothing is new or the log does not exist
+        yet."""
         while True:
             begin = self.offset
             events = [event for _, event in self.placed(limit_bytes=limit_bytes)]
-            if events or self.offset == begin:  # lines that are no events are passed over
+            if events or self.offset == begin:  # skip lines that hold no event
                 return events
 
     def placed(self, *, limit_bytes: int) -> list[tuple[int, Event]]:
-        """As `poll`, each event with the byte at which its line begins. No line begins beyond the limit."""
+        """Return the events of `poll`, each with the byte at which its line begins. No line begins beyond the limit."""
         try:
-            # most looks find nothing new, and then open nothing
+            # most polls find nothing new, and then do not open the file
             if self._as_left(self._path.stat()):
                 self.replaced = False
                 return []
@@ -147,7 +154,7 @@ class Tail:
         return list(parse(chunk[:end], begin))
 
     def left(self) -> int:
-        """Bytes of the log that have not been consumed."""
+        """Return the bytes of the log that have not been consumed."""
         return max(0, _size(self._path) - self.offset)
 
     def _as_left(self, status: os.stat_result) -> bool:
@@ -155,18 +162,22 @@ class Tail:
 
 
 def file_of(status: os.stat_result) -> tuple[int, int]:
-    """Which file it is, whatever its name."""
+    """Return the identity of a file (device and inode), whatever its name."""
     return status.st_dev, status.st_ino
 
 
 def is_replaced(status: os.stat_result, file: tuple[int, int] | None, offset: int) -> bool:
-    """Whether another log stands where `offset` bytes of `file` were read, None where that has never been opened:
-    one that is another file, or that has become shorter. Read it from the start."""
+    """Return whether another log has replaced the one of which `offset` bytes were read, so that it must be read from
+    the start.
+
+    It has if it is another file than `file` (None: never opened), or has become shorter.
+    """
     return status.st_size < offset or file not in (None, file_of(status))
 
 
 def read(run_directory: Path) -> list[Event]:
-    """All events of a log, torn lines skipped; of what a resumed attempt did again, only the last telling is kept."""
+    """Return all events of a log that count, without torn lines; of steps that a resumed attempt repeated, only its
+    own."""
     tail, events = Tail(run_directory), []
     while batch := tail.poll():
         events.extend(batch)
@@ -174,7 +185,7 @@ def read(run_directory: Path) -> list[Event]:
 
 
 def of_kinds(run_directory: Path, *kinds: str) -> Iterator[Event]:
-    """All events of these kinds, of every attempt. Lines of other kinds, which may be millions, are not parsed."""
+    """Yield all events of these kinds, of every attempt. Lines of other kinds, possibly millions, are not parsed."""
     marks = [f'"{kind}"'.encode() for kind in kinds]
     try:
         with (run_directory / NAME).open("rb") as file:
@@ -186,26 +197,26 @@ def of_kinds(run_directory: Path, *kinds: str) -> Iterator[Event]:
 
 
 def last_attempt(run_directory: Path) -> int:
-    """Number of the attempt that wrote the newest event; 0 where there is none."""
+    """Return the number of the attempt that wrote the newest event; 0 without events."""
     return max((event["attempt"] for event in _newest(run_directory)), default=0)
 
 
 def last_step(run_directory: Path) -> int:
-    """Return the last step that the newest attempt has reached; 0 without an event."""
+    """Return the last step that the newest attempt has reached; 0 without events."""
     events = _newest(run_directory)
     return max((event["step"] for event in events if event["attempt"] == events[-1]["attempt"]), default=0)
 
 
 def last_end(run_directory: Path) -> str | None:
-    """How the newest attempt ended; None where it has not, or does not say so."""
+    """Return the status with which the newest attempt ended; None if it has not ended, or did not record it."""
     ends = [e for e in _newest(run_directory) if e["type"] in ("run_started", "run_finished")]
     return ends[-1].get("status") if ends else None
 
 
 def _newest(run_directory: Path) -> list[Event]:
-    """The last events, at least one where there is any."""
+    """Return the last events, at least one if there are any."""
     size, back = _size(run_directory / NAME), 1 << 16
-    while True:  # the last line alone may be longer than any number of bytes
+    while True:  # the last line alone may be longer than that
         events = Tail(run_directory, offset=max(0, size - back)).poll(limit_bytes=back)
         if events or back >= size:
             return events
@@ -213,17 +224,17 @@ def _newest(run_directory: Path) -> list[Event]:
 
 
 def number(value: float | int | str) -> float:
-    """A metric as it is read: the strings that stand for not finite numbers become those numbers."""
+    """Return a logged metric as a number: the strings "nan", "inf" and "-inf" become those numbers."""
     return float(value)
 
 
 def as_logged(value: float | int) -> float | int | str:
-    """Return a metric as JSON can hold it: `number` makes a number of it again."""
+    """Return a metric as JSON can hold it; `number` is the inverse."""
     return value if math.isfinite(value) else str(value)
 
 
 def parse(lines: bytes, begin: int = 0) -> Iterator[tuple[int, Event]]:
-    """The events of whole lines, each with the byte at which its line begins where the first one does at `begin`."""
+    """Yield the events of whole lines, each with the byte at which its line begins; the first begins at `begin`."""
     for line in lines.splitlines(keepends=True):
         place, begin = begin, begin + len(line)
         try:

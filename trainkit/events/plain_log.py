@@ -1,4 +1,4 @@
-"""The plain projection: events as lines that a person reads in a file, a pipe or a scheduler's log."""
+"""The log as plain lines that a person reads in a file, a pipe or a scheduler's log."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ PREDICTIONS = 5
 
 
 def as_json(event: Event) -> str:
-    """The event as its line of the log, in ASCII: nothing in it is obeyed by a terminal."""
+    """Return the event as its line of the log, in ASCII, so that a terminal cannot obey anything in it."""
     return json.dumps(event)
 
 
 def line(event: Event) -> str | None:
-    """One event as it is printed, with the time of day before it; None where a person need not read it."""
+    """Return an event as it is printed, after the time of day; None if a person need not read it."""
     words = text(event)
     return None if words is None else f"{_clock(event)}  {words}"
 
 
 def text(event: Event) -> str | None:
-    """One event in words, without the time; None where a person need not read it. Several lines for samples."""
+    """Return an event in words, without the time; None if a person need not read it. Samples have several lines."""
     match event["type"]:
         case "run_started":
             words = f"run {event['name']}, attempt {event['attempt']}, process {event['pid']} on {event['host']}"
@@ -78,7 +78,7 @@ def _clock(event: Event) -> str:
 
 
 class PlainLog:
-    """Chooses which events are printed: of the steps the first, the last, and one every `every` seconds."""
+    """Chooses the events to print: of the steps the first, the last, and one every `every` seconds."""
 
     def __init__(self, *, every: float = EVERY_SECONDS) -> None:
         self._every = every
@@ -90,7 +90,7 @@ class PlainLog:
         self._attempt: int | None = None
 
     def feed(self, event: Event) -> list[str]:
-        """The lines to print for one more event, in order; most steps give none."""
+        """Return the lines to print for the next event, in order; most steps give none."""
         self._pace.add(event)
         match event["type"]:
             case "step":
@@ -102,7 +102,7 @@ class PlainLog:
             case "run_started":
                 self._pace, self._held, self._printed = Pace(), None, -math.inf
                 again, self._attempt = event["attempt"] == self._attempt, event["attempt"]
-                if again:  # the attempt starts at another step than it announced: see `prepare.accept_start`
+                if again:  # the attempt continues from another step than it announced: see `prepare.accept_start`
                     return [f"{_clock(event)}  continuing from step {event['step']}"]
             case "planned":
                 self._total = event["total_steps"]
@@ -110,11 +110,11 @@ class PlainLog:
                 self._total = event.get("total_steps") or self._total
         held, self._held = (self._held, None) if event["type"] == "run_finished" else (None, self._held)
         told = line(event)
-        # lines have been printed since that step: it is printed with the time at which that happens
+        # lines have been printed since that step, so it gets the present time
         return ([self._tell({**held, "t": event["t"]})] if held else []) + ([told] if told is not None else [])
 
     def _step(self, event: Event) -> list[str]:
-        # a clock that was put back must not silence the log for as long
+        # a clock that is set back must not silence the log
         if 0 <= event["t"] - self._printed < self._every and event["step"] != self._total:
             self._held = event
             return []
@@ -178,9 +178,9 @@ def _cache(event: Event) -> str:
 
 
 def predictions(event: Event) -> list[tuple[str, float]]:
-    """What a `sampled` event says was predicted: labels (inert, on one line) and probabilities, the likeliest first.
+    """Return the predictions of a `sampled` event: labels (inert, on one line) and probabilities, the likeliest first.
 
-    Raises ValueError where they are not in pairs of a text and a number.
+    Raises ValueError if they are not pairs of a text and a number.
     """
     pairs = []
     for pair in event.get("predictions", ()):
@@ -193,7 +193,8 @@ def predictions(event: Event) -> list[tuple[str, float]]:
 
 
 def _seen(event: Event) -> str:
-    """Of a sample that is more than text: what was predicted, whether that is right, and where its image is."""
+    """Return the lines of a sample that is more than text: predictions, whether the first is right, and the image's
+    path."""
     parts = [f"{label} {probability:.1%}" for label, probability in predictions(event)[:PREDICTIONS]]
     if parts and "expected" in event:
         right = predictions(event)[0][0] == one_line(event["expected"])

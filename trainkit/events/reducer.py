@@ -1,4 +1,4 @@
-"""How an event changes the view of a run, and where in the log every single point of its steps can be read again."""
+"""How an event changes the view of a run, and where in the log its single points can be read again."""
 
 from __future__ import annotations
 
@@ -228,9 +228,9 @@ _FOLDS: dict[str, Callable[[View, Event], None]] = {
 
 
 class CurrentSteps:
-    """Marks where the current steps stand in a log: after each mark, from its byte on, the steps beyond its step.
+    """Knows where the current steps are in a log: after each mark, from its byte on, the steps beyond the mark's step.
 
-    Of the steps that a resumed attempt did again, only the last lines are current.
+    Of steps that a resumed attempt repeated, only the last lines are current.
     """
 
     def __init__(self, run_directory: Path) -> None:
@@ -239,11 +239,11 @@ class CurrentSteps:
 
     @property
     def marked(self) -> int:
-        """The byte of the last mark."""
+        """Return the byte of the last mark."""
         return self._marks[-1][1]
 
     def mark(self, step: float, offset: int) -> None:
-        """Mark that the steps beyond `step` stand from byte `offset` on, and no longer before."""
+        """Mark that the steps beyond `step` are from byte `offset` on, and not before it."""
         while self._marks and self._marks[-1][0] >= step:
             self._marks.pop()
         self._marks.append((step, offset))
@@ -270,8 +270,8 @@ class CurrentSteps:
 
 
 def _collect(points: dict[str, Series], log: BinaryIO, begin: int, end: int, *, low: float, high: float) -> None:
-    """Add the points of these steps from byte `begin` on, up to a step beyond them, byte `end`, or an attempt that is
-    not marked: in a replay of the log, it lies in the future."""
+    """Add the points of these steps from byte `begin` on, until a step beyond them, byte `end`, or an attempt without a
+    mark, which a replay has not reached yet."""
     log.seek(begin)
     first = begin
     for line in log:

@@ -1,18 +1,17 @@
 """The kinds of event and their fields. One event is one JSON object on one line of `events.jsonl`.
 
 Every event has `type`, `t` (Unix seconds), `step` (updates done when it happened) and `attempt` (from 1). The first
-event of an attempt is `run_started`, which also carries `schema`; it is written again where the attempt has to go on
-from further back than it meant to. Readers ignore kinds and fields that they do not know.
+event of an attempt is `run_started`, which also carries `schema`; it is written again if the attempt has to continue
+from further back than it announced. Readers ignore kinds and fields that they do not know.
 
 Metric names are paths, the same here, in the dashboard, in Aim and in the docs: `train/loss`, `validation/NAME/loss`,
 `validation/NAME/perplexity`, `validation/NAME/bits_per_byte`, `optimizer/learning_rate`, `gradients/norm`,
 `parameters/norm`, `updates/norm`, `throughput/tokens_per_second`, `throughput/samples_per_second`,
-`throughput/model_tflops` (10^12 analytic FLOP/s), `throughput/mfu` (their share of the devices' peak, where known),
-`time/step` and its parts `time/data_wait`, `time/dispatch`, `time/device`; of what came between the step before and
-this one `time/evaluation`, `time/checkpoint`; `memory/host` (bytes), `memory/device/0` (bytes, and the most so far
-`memory/device_peak/0`),
-`power/device/0` (watts), `temperature/device/0` (degrees Celsius), `utilization/device/0` (share of the time),
-`host/cpu` (cores in use by the trainer), `host/core/0` (share of the time, whoever uses it).
+`throughput/model_tflops` (10^12 analytic FLOP/s), `throughput/mfu` (their share of the devices' peak, if known),
+`time/step` and its parts `time/data_wait`, `time/dispatch`, `time/device`; between the previous step and this one
+`time/evaluation`, `time/checkpoint`; `memory/host` (bytes), `memory/device/0` (bytes; the peak so far is
+`memory/device_peak/0`), `power/device/0` (watts), `temperature/device/0` (degrees Celsius), `utilization/device/0`
+(share of the time), `host/cpu` (cores that the trainer uses), `host/core/0` (share of the time in use by anyone).
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ _NUMBER: Types = (int, float)
 _OBJECT: Types = (dict,)
 _LIST: Types = (list,)
 _MAYBE: Types = (NoneType,)
-#: Every number of a field is at least 0 and below this, within which a float is exact; a time is before the year 10000.
+#: Numbers in fields are at least 0 and below this, so that a float holds them exactly; times are before the year 10000.
 _LIMIT, _LAST_SECOND = 2**53, 253_402_300_800
 
-#: What every event has: its kind, Unix seconds, updates done when it happened, the attempt's number.
+#: The fields of every event: its kind, Unix seconds, updates done when it happened, the attempt's number.
 COMMON: dict[str, Types] = {"type": _TEXT, "t": _NUMBER, "step": _WHOLE, "attempt": _WHOLE}
-#: kind -> its own fields beside those, and what JSON may hold in each.
+#: kind -> its own fields besides those, and the JSON types of each.
 FIELDS: dict[str, dict[str, Types]] = {
     "run_started": {
         "schema": _WHOLE,
         "name": _TEXT,
         "pid": _WHOLE,
-        # Unix seconds, tells a living trainer from a reused pid
+        # Unix seconds; distinguishes a living trainer from a reused pid
         "process_started": _NUMBER + _MAYBE,
         "host": _TEXT,
         # fingerprint
@@ -115,14 +114,14 @@ OPTIONAL: dict[str, dict[str, Types]] = {
 }
 _OF_KIND = {kind: fields | OPTIONAL.get(kind, {}) for kind, fields in FIELDS.items()}
 
-#: What taking in an event may raise that is one by its fields, but none that a trainer wrote.
+#: The errors that an event may raise whose fields are well formed but which no trainer wrote.
 FOREIGN = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, AssertionError)
 
 
 def well_formed(event: object) -> bool:
-    """Whether it has what every event has, and nothing in a field that no version of this schema puts there.
+    """Return whether a value has the fields of every event, with types that some version of this schema allows.
 
-    An attempt must also say from where it begins: what readers make of all events before it depends on that.
+    A `run_started` must also say from which step it begins, because that decides which earlier events count.
     """
     if not isinstance(event, dict):
         return False

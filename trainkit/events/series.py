@@ -1,8 +1,8 @@
-"""A metric over steps in bounded memory: every point as it is, or, of a long run, what runs of neighbours amount to.
+"""A metric over steps in bounded memory: every point, or, in a long run, buckets of neighbouring points.
 
-Beyond `LIMIT` points, neighbours are put together two by two, then four by four, and so on. Such a bucket keeps its
-first and its last point, the lowest and the highest with their steps (what is drawn from these is what would be drawn
-from all points: the M4 aggregation of Jugel et al., VLDB 2014), their sum and number, and where one was not finite.
+Beyond `LIMIT` points, neighbours are merged two by two, then four by four, and so on. A bucket keeps its first and last
+points, the lowest and the highest with their steps (a line drawn through these looks like one through all points: the
+M4 aggregation of Jugel et al., VLDB 2014), their sum and number, and the first step that was not finite.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from math import inf, isfinite, isnan, nan
 from operator import add, ge, le
 from typing import NamedTuple
 
-#: Buckets at which pairs of them become one. A bucket is 88 bytes; a dot column of a wide screen has more than twenty.
+#: The number of buckets at which pairs are merged. A bucket has 88 bytes; a column of a wide screen has over twenty.
 LIMIT = 8192
 
 
@@ -28,16 +28,16 @@ class Extreme(NamedTuple):
 class Series:
     """One metric over steps, which only grow. `steps` and `values` are the last point of each bucket.
 
-    While `stride` is 1, every point is a bucket of its own and the other arrays are empty: they would say the same.
+    While `stride` is 1, every point is its own bucket and the other arrays are empty, because they would be equal.
     `np.frombuffer(series.values)` is a view without a copy; an array cannot grow while such a view lives.
 
     Attributes:
         first_steps, firsts: the first point of each bucket.
         lows, low_at, highs, high_at: the lowest and highest finite value, each with the first step that has it; the
-            values are infinite (+, -) where no point is finite.
+            values are infinite (+, -) if no point is finite.
         totals, counts: sum and number of the finite points.
-        broken: the step of the first point that is not finite, nan where all are.
-        stride: points that a bucket is to hold.
+        broken: the step of the first point that is not finite; nan if all are.
+        stride: the points in a full bucket.
         version: grows with every change, so that a drawing knows whether it is out of date.
     """
 
@@ -60,18 +60,18 @@ class Series:
     broken: array[float]
 
     def __init__(self, *, stride: int = 1, limit: int | None = LIMIT) -> None:
-        """Without a `limit` the stride stays what it is."""
+        """Without a `limit`, buckets are never merged."""
         for name in self.FIELDS:
             setattr(self, name, array("d"))
         self.stride, self._limit = stride, limit
-        self._room = 0  # points that the last bucket may still take
+        self._room = 0  # free places in the last bucket
         self.version = 0
 
     def __len__(self) -> int:
         return len(self.steps)
 
     def add(self, step: float, value: float) -> None:
-        """Append a value. A step that was added before replaces everything from it on."""
+        """Append a value. A step that is not beyond the last one replaces everything from it on."""
         if self.steps and step <= self.steps[-1]:
             self.cut(step - 1)
         self.version += 1
@@ -89,7 +89,7 @@ class Series:
             self.halve()
 
     def pack(self, steps: Sequence[float], values: Sequence[float]) -> None:
-        """Append a bucket of these points, all beyond those that are here: at once what `add` does one by one."""
+        """Append one bucket of these points, all beyond the present ones."""
         self._spread()
         finite = values if all(map(isfinite, values)) else [value for value in values if isfinite(value)]
         low, high = min(finite, default=inf), max(finite, default=-inf)
@@ -104,8 +104,8 @@ class Series:
         self.version += 1
 
     def cut(self, after: float) -> None:
-        """Forget the points beyond step `after`, and with them a bucket that holds points of both sides: a gap as short
-        as a bucket is honest, a mixture is not."""
+        """Remove the points beyond step `after`, with all of a bucket that has points on both sides: a short gap is
+        honest, a mixture is not."""
         keep = bisect_right(self.steps, after)
         for name in self.FIELDS:
             del getattr(self, name)[keep:]
@@ -113,13 +113,15 @@ class Series:
         self.version += 1
 
     def straddled(self, after: float) -> float | None:
-        """The first step of the bucket that `cut(after)` forgets though it begins before; None where there is none."""
+        """Return the first step of the bucket that `cut(after)` would remove although it begins at or before `after`;
+        None without one."""
         at = bisect_right(self.steps, after)
         begins = self.first_steps[at : at + 1]
         return begins[0] if begins and begins[0] <= after else None
 
     def extend(self, other: Series) -> None:
-        """Append the buckets of another series, instead of what is here from its first step on. It is used up."""
+        """Append the buckets of another series, replacing everything from its first step on. `other` must not be used
+        afterwards."""
         first = other.first_steps or other.steps
         if self.steps and first and first[0] <= self.steps[-1]:
             self.cut(first[0] - 1)
@@ -135,27 +137,28 @@ class Series:
 
     @property
     def last(self) -> float | None:
+        """Return the newest value; None without points."""
         return self.values[-1] if self.values else None
 
     @property
     def total(self) -> float:
-        """The sum of the finite points."""
+        """Return the sum of the finite points."""
         return sum(self.totals if self.stride > 1 else filter(isfinite, self.values))
 
     @property
     def lowest(self) -> Extreme | None:
-        """The lowest finite value and the first step that has it; None where there is none."""
+        """Return the lowest finite value and the first step that has it; None without one."""
         values, steps = (self.lows, self.low_at) if self.stride > 1 else (self.values, self.steps)
         return _extreme(min, values, steps)
 
     @property
     def highest(self) -> Extreme | None:
-        """The highest finite value and the first step that has it; None where there is none."""
+        """Return the highest finite value and the first step that has it; None without one."""
         values, steps = (self.highs, self.high_at) if self.stride > 1 else (self.values, self.steps)
         return _extreme(max, values, steps)
 
     def halve(self) -> None:
-        """Of every two buckets make one; a last one without a neighbour takes in what comes next."""
+        """Merge every two buckets into one. A last bucket without a neighbour takes the next points."""
         self._spread()
         odd = len(self.steps) % 2
         self._room += self.stride if odd else 0
@@ -178,7 +181,7 @@ class Series:
         self.version += 1
 
     def _spread(self) -> None:
-        """Fill all arrays, where only points are kept so far."""
+        """Fill the other arrays when a series that has kept single points begins to merge."""
         if self.stride > 1 or self.counts:
             return
         for name in ("first_steps", "low_at", "high_at"):
@@ -194,7 +197,7 @@ class Series:
                     getattr(self, name)[i] = part
 
     def _put(self, step: float, value: float) -> None:
-        """Take a point into the last bucket."""
+        """Add a point to the last bucket."""
         self.steps[-1], self.values[-1] = step, value
         if not isfinite(value):
             self.broken[-1] = step if isnan(self.broken[-1]) else self.broken[-1]
@@ -208,7 +211,7 @@ class Series:
 
 
 def _alone(step: float, value: float) -> tuple[float, ...]:
-    """A bucket of one point, but for its `steps` and `values`."""
+    """Return the arrays of a bucket with one point, except `steps` and `values`."""
     if isfinite(value):
         return step, value, value, step, value, step, value, 1.0, nan
     return step, value, inf, step, -inf, step, 0.0, 0.0, step

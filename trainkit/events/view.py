@@ -1,4 +1,4 @@
-"""What a run looks like: the event log reduced to one object, which everything that draws is drawn from."""
+"""The state of a run: the event log reduced to one object, from which every display is drawn."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ State = Literal[
     "waiting", "starting", "caching", "compiling", "running", "evaluating", "saving", "paused", "stopping",
     "stalled", "crashed", "finished", "stopped", "interrupted", "failed",
 ]  # fmt: skip
-#: How an attempt ends that records its end (`crashed` where it was refused after one that crashed), and the levels of
-#: lines of the log.
+#: The recorded ends of an attempt (`crashed` if it was refused after one that crashed), and the levels of log lines.
 End = Literal["finished", "stopped", "interrupted", "failed", "crashed"]
 ENDS: tuple[End, ...] = get_args(End)
 Level = Literal["info", "warning", "error"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 
-#: Seconds of silence after which a living trainer counts as stalled: at least, and while it does one long task.
+#: The fewest seconds of silence after which a living trainer counts as stalled, in general and during one long task.
 SILENCE, SILENCE_WORKING = 60.0, 900.0
 #: Steps that count as recent.
 RECENT = 101
 
 
 class Pace:
-    """Seconds per step as the median of the recent steps: a pause, an evaluation or a hiccup does not move it."""
+    """Seconds per step, as the median of recent steps, so that a pause, an evaluation or a hiccup does not move it."""
 
     def __init__(self, seconds: Iterable[float] = (), last: tuple[int, float] | None = None) -> None:
         """Continue from the `seconds` and `last` of another pace."""
         #: Seconds of each of the recent steps.
         self.seconds: deque[float] = deque(seconds, maxlen=RECENT)
-        #: Number and Unix seconds of the step just before, if the last event was one.
+        #: Number and Unix seconds of the last step, if the last event was a step.
         self.last = last
 
     def add(self, event: Event) -> None:
-        """Take any event. A step that does not say how long it took is timed from the step directly before it."""
+        """Take the next event of any kind. A step without a recorded duration is timed from the step directly before
+        it."""
         if event["type"] != "step":
             self.last = None
             return
@@ -58,7 +58,7 @@ class Pace:
 
     @property
     def step_seconds(self) -> float | None:
-        """The median seconds of a step; None before the first."""
+        """Return the median seconds of a step; None before the first."""
         return statistics.median(self.seconds) if self.seconds else None
 
     def remaining(self, step: int, total_steps: int | None) -> float | None:
@@ -70,7 +70,7 @@ class Pace:
 
 
 class Marker(NamedTuple):
-    """Something at a step: kind is "evaluation", "checkpoint", "resume", "alert" or "command"."""
+    """Something to mark at a step: "evaluation", "checkpoint", "resume", "alert" or "command"."""
 
     step: int
     kind: str
@@ -78,10 +78,9 @@ class Marker(NamedTuple):
 
 
 class SampleText(NamedTuple):
-    """All inert but `image`, which is a path within the run directory or empty, and may be hostile.
+    """One sample. All texts are inert, except `image`: a path within the run directory or empty, and possibly hostile.
 
-    `predictions` are (label, probability), the likeliest first; `expected` is the right label, empty where none is
-    known.
+    `predictions` are (label, probability), the likeliest first; `expected` is the right label, empty if unknown.
     """
 
     step: int
@@ -122,7 +121,7 @@ class CacheProgress(NamedTuple):
 
 @dataclass(kw_only=True)
 class View:
-    """The reduced state of one run, as of its last event. `state(view, …)` says what it is doing."""
+    """The state of one run as of its last event. `state(view, …)` says what it is doing."""
 
     name: str = ""
     attempt: int = 0
@@ -135,7 +134,7 @@ class View:
     #: Unix seconds of the first event of this attempt and of the last event.
     started: float | None = None
     last_event: float | None = None
-    #: Seconds that earlier attempts took, the time between them not counted.
+    #: Seconds that earlier attempts took, without the time between them.
     earlier: float = 0.0
     plan: dict[str, Any] = field(default_factory=dict)
     devices: list[str] = field(default_factory=list)
@@ -160,34 +159,38 @@ class View:
 
     @property
     def took(self) -> float | None:
-        """Seconds of all attempts up to the last event; None where there is none yet."""
+        """Return the seconds of all attempts up to the last event; None before the first event."""
         if self.started is None or self.last_event is None:
             return None
         return self.earlier + max(0.0, self.last_event - self.started)
 
     @property
     def eta(self) -> float | None:
-        """Seconds of training left, evaluations and checkpoints not counted; None where unknown or over."""
+        """Return the seconds of training left, without evaluations and checkpoints; None if unknown or over."""
         return None if self.finished else self.pace.remaining(self.step, self.total_steps)
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The median of the last steps; None where unknown."""
+        """Return the median of the recent steps; None if unknown."""
         series = self.series.get("throughput/tokens_per_second")
         return statistics.median(series.values[-21:]) if series else None
 
     def validation_sets(self) -> list[str]:
-        """The names of the sets that have been evaluated, in order of appearance."""
+        """Return the names of the sets that have been evaluated, in order of appearance."""
         return [n[len("validation/") : -len("/loss")] for n in self.series if _is_validation_loss(n)]
 
     def last(self, metric: str) -> float | None:
-        """The newest value of a metric, None where there is none."""
+        """Return the newest value of a metric; None without one."""
         return self.series[metric].last if metric in self.series else None
 
 
 def state(view: View, now: float, alive: bool, resuming: bool = False) -> State:
-    """What the run is doing at `now` (Unix seconds), honestly: `alive` says whether its process still lives, `resuming`
-    whether another one is about to take its place."""
+    """Return what the run is doing at `now` (Unix seconds).
+
+    Args:
+        alive: whether the process of its last attempt lives.
+        resuming: whether another process is about to replace it.
+    """
     if view.last_event is None:
         return "waiting"
     if resuming and (view.finished or not alive):
@@ -204,14 +207,15 @@ def state(view: View, now: float, alive: bool, resuming: bool = False) -> State:
 
 
 def alive(view: View) -> bool:
-    """Whether the process of the last attempt lives. Of another host's process nothing is known: it counts as alive."""
+    """Return whether the process of the last attempt lives; True if it is on another host, because that is unknown
+    here."""
     if view.pid is None:
         return False
     return view.host != socket.gethostname() or process_alive(view.pid, view.process_started)
 
 
 def resuming(view: View, run_directory: Path) -> bool:
-    """Whether a process of this host has started another attempt that is not in the log yet."""
+    """Return whether a process of this host has started another attempt that is not in the log yet."""
     holder = lock_holder(run_directory) if view.host == socket.gethostname() else None
     return holder is not None and holder != view.pid
 

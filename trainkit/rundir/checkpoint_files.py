@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from trainkit.text import format_bytes, format_time
 
 NAME = "keep"
-#: Beside the checkpoints of a run.
+#: The file in `checkpoints/` that names the best checkpoint.
 BEST = "best.json"
-#: Bytes of a manifest that are read at most; those of large models have a few hundred thousand.
+#: The most bytes of a manifest that are read; the manifests of large models have a few hundred thousand.
 MOST_BYTES = 1 << 24
 _LABELS = {
     "kind": "kind", "mesh": "mesh", "devices": "devices", "bytes": "size", "leaves": "arrays", "metrics": "metrics",
@@ -26,12 +26,13 @@ _LABELS = {
 
 
 def is_marked(checkpoint: Path) -> bool:
-    """Whether the checkpoint in this directory is to be kept."""
+    """Return whether a person has marked the checkpoint in this directory to be kept."""
     return os.path.lexists(checkpoint / NAME)
 
 
 def mark(checkpoint: Path, *, keep: bool) -> None:
-    """Have it kept, or no longer. Raises OSError; of a checkpoint that is gone, FileNotFoundError."""
+    """Set or remove a person's mark that keeps this checkpoint. Raises OSError: FileNotFoundError if the checkpoint is
+    gone."""
     if keep:
         os.close(os.open(checkpoint / NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
     else:
@@ -47,7 +48,7 @@ class BestMark(NamedTuple):
 
 
 def best(run_directory: Path) -> BestMark | None:
-    """Return the mark of a run's best checkpoint; None where it has none that can be read."""
+    """Return the mark of a run's best checkpoint; None if there is none that can be read."""
     try:
         found = json.loads((run_directory / "checkpoints" / BEST).read_text(encoding="utf-8"))
         return BestMark(int(found["step"]), str(found["metric"]), float(found["value"]))
@@ -70,7 +71,7 @@ def mark_best(run_directory: Path, mark: BestMark | None) -> None:
 
 
 def present(run_directory: Path) -> dict[int, bool] | None:
-    """The steps that have a directory, and whether there is a manifest in it; None where that cannot be seen."""
+    """Return the steps that have a directory, and whether each has a manifest; None if they cannot be listed."""
     try:
         with os.scandir(run_directory / "checkpoints") as found:
             return {int(e.name): os.path.exists(os.path.join(e.path, "manifest.json")) for e in found if _is_step(e)}
@@ -81,13 +82,14 @@ def present(run_directory: Path) -> dict[int, bool] | None:
 
 
 def kept(run_directory: Path) -> frozenset[int]:
-    """The steps whose checkpoints a person has marked to be kept."""
+    """Return the steps whose checkpoints a person has marked to be kept."""
     where = run_directory / "checkpoints"
     return frozenset(step for step in present(run_directory) or () if is_marked(where / str(step)))
 
 
 def manifest_facts(directory: Path) -> list[tuple[str, str]]:
-    """What a checkpoint's manifest says, as (label, text); one fact that says what is wrong where it cannot be read."""
+    """Return the content of a checkpoint's manifest as (label, text) pairs; one pair with the problem if it cannot be
+    read."""
     try:
         with (directory / "manifest.json").open("rb") as file:
             manifest = json.loads(file.read(MOST_BYTES))

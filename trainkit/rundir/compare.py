@@ -1,4 +1,4 @@
-"""Several runs beside each other: what came of them, and their curves over steps, tokens or time."""
+"""Several runs beside each other: their results, and their curves over steps, tokens or time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainkit.rundir import recipes
 from trainkit.rundir.follow import LogFollower
 from trainkit.text import format_count, format_quantity
 
-#: What a curve is drawn over. Time is the sum of the seconds of the steps that count, without pauses, evaluations,
+#: The horizontal axes of a curve. Time is the sum of the seconds of the steps that count, without pauses, evaluations,
 #: caching, and steps that a resumed attempt did again.
 Axis = Literal["steps", "tokens", "training time"]
 AXES: tuple[Axis, ...] = ("steps", "tokens", "training time")
@@ -25,14 +25,14 @@ SECONDS = "time/step"
 #: The arrays of a series that hold steps.
 _PLACES = ("steps", "first_steps", "low_at", "high_at", "broken")
 
-#: Seconds of a slice of reading a log.
+#: Seconds for which one call reads a log.
 SLICE = 0.03
 
 Floats = npt.NDArray[np.float64]
 
 
 class Other:
-    """Another run that is chosen: its log as it grows, and its recipe."""
+    """A run to compare with: its log, followed as it grows, and its recipe."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -42,20 +42,22 @@ class Other:
 
     @property
     def view(self) -> View:
+        """Return the view of the run as far as its log has been read."""
         return self._source.view
 
     @property
     def problem(self) -> str:
-        """What is wrong with its log; empty where nothing is."""
+        """Return what is wrong with its log; empty if nothing is."""
         return self._source.problem
 
     def advance(self) -> None:
-        """Read on, for a moment."""
+        """Read more of the log, for at most about `SLICE` seconds."""
         self.loading = self._source.advance(seconds=SLICE)
 
 
 def results(views: Sequence[View]) -> list[tuple[str, ...]]:
-    """Rows of text, a column for each run after the label: steps, losses (last and best), pace, time of training."""
+    """Return rows of text, with a column for each run after the label: steps, losses (last and best), pace, training
+    time."""
     rows: list[tuple[str, ...]] = [("step", *(f"{view.step}/{view.total_steps or '?'}" for view in views))]
     sets = list(dict.fromkeys(name for view in views for name in view.validation_sets()))
     for metric in ("train/loss", *(f"validation/{name}/loss" for name in sets)):
@@ -69,7 +71,8 @@ def results(views: Sequence[View]) -> list[tuple[str, ...]]:
 
 
 def along(series: Series, view: View, axis: Axis, *, seconds: float = 1.0) -> Series | None:
-    """A metric of `view` over another axis, in tokens or so many seconds; None where the run does not tell them."""
+    """Return a metric of `view` over another axis, in tokens or units of `seconds`; None if the run does not record
+    that axis."""
     if axis == "steps":
         return series
     if axis == "tokens":
@@ -85,9 +88,9 @@ def along(series: Series, view: View, axis: Axis, *, seconds: float = 1.0) -> Se
 
 
 def elapsed(times: Series) -> tuple[Floats, Floats]:
-    """Steps, and the seconds of training until each was done, of the seconds that each step took.
+    """Return (steps, seconds of training until each was done), summed from the seconds that each step took.
 
-    Steps that are not in the log count as the mean of the steps after them.
+    Steps that are missing from the log count as the mean of the steps after them.
     """
     last, values = np.array(times.steps), np.array(times.values)
     if times.stride > 1:
@@ -111,7 +114,7 @@ def time_unit(views: Sequence[View]) -> tuple[str, float]:
 
 
 def recipe_of(directory: Path) -> dict[str, str]:
-    """The values of a run's recipe by their keys; none where it cannot be read."""
+    """Return the values of a run's recipe by dotted key; empty if it cannot be read."""
     try:
         return recipes.values(directory)
     except TrainkitError:
@@ -119,7 +122,7 @@ def recipe_of(directory: Path) -> dict[str, str]:
 
 
 def _mapped(series: Series, place: Callable[[Floats], Floats]) -> Series:
-    """The same points at other places, which grow with the steps."""
+    """Return the same points at other places on the axis, which grow with the steps."""
     moved = Series(stride=series.stride, limit=None)
     moved.version = series.version
     for name in Series.FIELDS if series.stride > 1 else ("steps", "values"):

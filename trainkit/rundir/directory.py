@@ -1,4 +1,4 @@
-"""A run's directory: made whole or not at all, and trained in by one process at a time."""
+"""A run's directory: created whole or not at all, with one trainer at a time."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from trainkit.recipe.toml.load import Loaded, load_resolved
 from trainkit.recipe.toml.values import dumps
 
 RECIPE = "recipe.toml"
-#: Where exports are, each named by its step.
+#: The directory of exports within a run; each export is named by its step.
 EXPORTS = "exports"
-#: What a disk says that takes no more: it is full, read-only, or not ours.
+#: The errors of a disk that refuses to write: it is full, read-only, or belongs to somebody else.
 _REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 _MAKE_ROOM = "make room there or permit writing"
 
 
 def create(loaded: Loaded) -> Path:
-    """Make `DIRECTORY/NAME` with the resolved recipe in it.
+    """Create `DIRECTORY/NAME` with the resolved recipe, and return its path.
 
     Raises:
         TrainkitError: the run exists already, or cannot be written.
@@ -64,12 +64,12 @@ def create(loaded: Loaded) -> Path:
 
 
 def recipe_of(directory: Path, overrides: Sequence[str] = ()) -> Loaded:
-    """The recipe as the run's directory holds it, with `overrides` put over it. Raises TrainkitError."""
+    """Return the recipe in a run's directory, with `overrides` applied. Raises TrainkitError."""
     return load_resolved(directory / RECIPE, overrides)
 
 
 def replace_recipe(directory: Path, loaded: Loaded, *, attempt: int) -> None:
-    """Put a changed recipe in place; the one of the attempts before stays beside it as `recipe.before-ATTEMPT.toml`."""
+    """Write a changed recipe, and keep the one of the attempts so far as `recipe.before-ATTEMPT.toml`."""
     new = directory / f".{RECIPE}.new"
     new.write_text(dumps(loaded.recipe, loaded.origins, loaded.path), encoding="utf-8")
     shutil.copy2(directory / RECIPE, directory / _before(attempt))
@@ -77,7 +77,7 @@ def replace_recipe(directory: Path, loaded: Loaded, *, attempt: int) -> None:
 
 
 def restore_recipe(directory: Path, *, attempt: int) -> None:
-    """Put the recipe of the attempts up to `attempt` back, where `replace_recipe` put another in its place."""
+    """Restore the recipe that `replace_recipe` kept for `attempt`, if it kept one."""
     with suppress(FileNotFoundError):
         os.replace(directory / _before(attempt), directory / RECIPE)
 
@@ -87,16 +87,18 @@ def _before(attempt: int) -> str:
 
 
 def discard(directory: Path) -> None:
-    """Delete a run that could not begin, so that its name is free; one in which a step was trained is kept."""
+    """Delete a run that could not begin, so that its name is free. A run that has trained a step is kept."""
     if not any(event["type"] == "step" for event in read(directory)):
         shutil.rmtree(directory)
 
 
 @contextmanager
 def disk_errors(directory: Path, *, what: str = "the run", then: str | None = None) -> Iterator[None]:
-    """Turns what a disk says that takes no more into a TrainkitError. Other errors of the system are let through.
+    """Turn errors of a disk that refuses to write into a TrainkitError. Other errors pass through.
 
-    `what` cannot be written, and what to do `then`, once there is room; where None, to resume the run.
+    Args:
+        what: what cannot be written.
+        then: what to do once the disk accepts writes again; by default resume the run.
     """
     try:
         yield
@@ -113,7 +115,7 @@ def disk_errors(directory: Path, *, what: str = "the run", then: str | None = No
 
 @contextmanager
 def hold_lock(directory: Path) -> Iterator[None]:
-    """Hold the run's lock. The kernel lets go of it when the process ends, however it ends.
+    """Hold the run's lock within the block. The kernel releases it when the process ends, however it ends.
 
     Raises:
         TrainkitError: another process is training this run.
@@ -135,13 +137,13 @@ def hold_lock(directory: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            os.truncate(fd, 0)  # to viewers, the process that it names is at work on the run
+            os.truncate(fd, 0)  # a viewer takes the process named here for the trainer
     finally:
         os.close(fd)
 
 
 def as_typed(directory: Path) -> str:
-    """The path as a person would type it here."""
+    """Return the path as a person would type it in the working directory."""
     here = Path.cwd()
     return str(directory.relative_to(here) if directory.is_relative_to(here) else directory)
 

@@ -1,4 +1,4 @@
-"""Follow or replay the log of a run, in slices, so that the longest log opens without a freeze."""
+"""Follow or replay the log of a run in slices, so that even a very long log opens without a freeze."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from trainkit.events.view import Pace, State, View, alive, resuming, state
 
 #: Bytes parsed at once (a millisecond or two), and seconds between two looks at the trainer's process.
 SLICE_BYTES, LOOK_EVERY = 1 << 17, 1.0
-#: Seconds of the run in a second of a replay.
+#: The speeds of a replay: seconds of the run per second.
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
-#: Seconds without an event that are played at most: a night between two attempts is left out.
+#: The longest pause between two events, in seconds, that a replay plays in full: it skips a night between two attempts.
 LONGEST_GAP = 10.0
 
 
 class LogFollower:
-    """A view of a run that follows its log. What the log's index describes is not read line by line."""
+    """A view of a run that follows its log. Stretches that the log's index summarises are not read line by line."""
 
     def __init__(self, run_directory: Path) -> None:
         self._directory = run_directory
         self._alive, self._resuming, self._looked = True, False, 0.0
-        #: The attempt whose process was looked at.
+        #: The attempt whose process was checked last.
         self._looked_of = 0
-        #: When the event was written that was the last one at the last look at the process.
+        #: The time of the newest event when the process was last checked.
         self._heard: float | None = None
         self._rewind()
 
     def advance(self, *, seconds: float) -> bool:
-        """Fold what is new, for about `seconds` at most; whether there is more."""
+        """Read new events for at most about `seconds`, and return whether more are waiting."""
         until, left = time.monotonic() + seconds, 0
         while self._fold_stretch() or self._fold_lines():
             if time.monotonic() >= until:
@@ -46,26 +46,28 @@ class LogFollower:
 
     @property
     def read_share(self) -> float | None:
-        """How much of the log has been read, 0 to 1; None where the view is that of its end, or nearly."""
+        """Return how much of the log has been read, 0 to 1; None if the view is up to date, or nearly."""
         return self._tail.offset / (self._tail.offset + self._unread) if self._unread else None
 
     def detail(self, low: float, high: float) -> dict[str, Series]:
-        """Every point from step `low` to `high` of every metric, read from the log again, for a look closer than the
-        view's buckets; empty where that would be too many. Takes up to a second; any thread may call it."""
+        """Return every point of every metric from step `low` to `high`, read from the log again, to zoom in beyond the
+        view's buckets.
+
+        Empty if there would be too many points. Takes up to a second; any thread may call it.
+        """
         return self._course.points(max(low, 0), min(high, self.view.step))
 
     def now(self) -> float:
-        """The moment that is shown, in Unix seconds."""
+        """Return the moment that is shown, in Unix seconds."""
         return time.time()
 
     def state(self, now: float) -> State:
-        """What the run is doing at `now` (Unix seconds); "waiting" while the log is read, whose middle tells of an
-        earlier moment."""
+        """Return what the run is doing at `now` (Unix seconds); "waiting" until the log has been read to its end."""
         if self._unread:
             return "waiting"
         if self._looked_of != self.view.attempt or abs(now - self._looked) >= LOOK_EVERY:
             heard, self._heard = self._heard, self.view.last_event
-            # whoever has written since the last look was alive a moment ago
+            # a trainer that has written since the last check was alive a moment ago
             wrote = heard is not None and self._heard is not None and max(heard, now - 2 * LOOK_EVERY) < self._heard
             self._alive, self._looked, self._looked_of = wrote or alive(self.view), now, self.view.attempt
             over = self.view.finished or not self._alive
@@ -74,7 +76,7 @@ class LogFollower:
 
     @property
     def problem(self) -> str:
-        """What is wrong with the log, in a few words; empty where nothing is."""
+        """Return what is wrong with the log, in a few words; empty if nothing is."""
         if self._unreadable:
             return f"its log cannot be read: {self._unreadable}"
         if self._schema > SCHEMA:
@@ -85,10 +87,10 @@ class LogFollower:
         return f"{lines} of its log no trainkit wrote" if self._foreign else ""
 
     def _rewind(self) -> None:
-        """To before the first event."""
+        """Start again before the first event."""
         self._schema, self._foreign, self._unreadable = 0, 0, ""
         self.view = View()
-        #: Bytes that are yet to be read, where they are so many that the view is not that of the run as it is.
+        #: Bytes that are still to be read, if so many that the view is out of date; else 0.
         self._unread = 0
         self._caught_up: bool = False
         self._tail: Tail = Tail(self._directory)
@@ -97,7 +99,7 @@ class LogFollower:
         self._ahead: Stretch | None = next(self._stretches, None)
 
     def _read(self) -> list[tuple[int, Event]]:
-        """The next lines, up to where a stretch of the index begins, each with its byte of the log."""
+        """Return the next lines, up to the next stretch of the index, each with the byte at which it begins."""
         while self._ahead and self._ahead.begin <= self._tail.offset:
             self._ahead = next(self._stretches, None)
         limit = min(SLICE_BYTES, self._ahead.begin - self._tail.offset) if self._ahead else SLICE_BYTES
@@ -105,7 +107,7 @@ class LogFollower:
             lines, self._unreadable = self._tail.placed(limit_bytes=limit), ""
         except OSError as error:
             lines, self._unreadable = [], error.strerror or str(error)
-        if self._tail.replaced:  # the run was started again from nothing
+        if self._tail.replaced:  # another run has taken the directory
             self._rewind()
             return self._read()
         return lines
@@ -114,11 +116,11 @@ class LogFollower:
         tail, begin = self._tail, self._tail.offset
         for offset, event in self._read():
             self._fold(offset, event)
-        # lines that are no events are progress too
+        # lines that hold no event are progress too
         return self._tail is not tail or tail.offset > begin
 
     def _fold(self, offset: int, event: Event) -> None:
-        """Fold the event whose line begins at this byte of the log; one that nobody can is counted."""
+        """Apply the event whose line begins at this byte of the log; count an event that no trainer wrote."""
         try:
             self._take(offset, event)
         except FOREIGN:
@@ -141,14 +143,16 @@ class LogFollower:
                     series.add(step, value)
 
     def _lost(self, done: int) -> dict[str, Series]:
-        """The points up to step `done` that are near it. The view forgets a bucket that ends beyond `done` whole, and
-        the best value of the run may be in it."""
+        """Return the points just before step `done` that the view is about to forget.
+
+        The view drops a whole bucket that ends beyond `done`, and the best value of the run may be in it.
+        """
         begins = [series.straddled(done) for series in self.view.series.values()]
         low = min((begin for begin in begins if begin is not None), default=None)
         return {} if low is None else self._course.points(max(low, done - MOST), done)
 
     def _fold_stretch(self) -> bool:
-        """Fold the stretch that the index has of what comes next, if it has one."""
+        """Apply the index's summary of the next part of the log, if there is one, and return whether there was."""
         stretch = self._ahead
         if stretch is None or stretch.begin != self._tail.offset:
             return False
@@ -165,11 +169,11 @@ class LogFollower:
 
 
 class Replay(LogFollower):
-    """The same view as `LogFollower`, as of a moment of the run that moves on by itself.
+    """A `LogFollower` that shows an earlier moment of the run, and moves forward from it.
 
     Attributes:
-        playing: whether it moves on.
-        speed: seconds of the run in a second.
+        playing: whether it moves forward; False while paused.
+        speed: seconds of the run per second.
         over: whether the last event has been shown.
     """
 
@@ -195,12 +199,12 @@ class Replay(LogFollower):
         return state(self.view, now, alive=True)
 
     def faster(self, by: int) -> None:
-        """To the next higher (1) or lower (-1) speed."""
+        """Choose the next higher (1) or lower (-1) speed."""
         nearest = min(range(len(SPEEDS)), key=lambda i: abs(SPEEDS[i] - self.speed))
         self.speed = SPEEDS[min(max(0, nearest + by), len(SPEEDS) - 1)]
 
     def seek(self, step: int) -> None:
-        """To just after `step` was done, backwards too; to the end where there is no such step."""
+        """Move to just after `step`, forwards or backwards; to the end if the run has no such step."""
         if step <= self.view.step:
             self._rewind()
         while True:
@@ -219,11 +223,11 @@ class Replay(LogFollower):
         self._waiting: list[tuple[int, Event]] = []
 
     def _next(self) -> Event | None:
-        """The event that comes next; it stays the next one until it is taken from `_waiting`."""
+        """Return the next event; it stays the next one until it is popped from `_waiting`."""
         read = -1
-        while not self._waiting and read != self._tail.offset:  # lines that are no events are passed over
+        while not self._waiting and read != self._tail.offset:  # skip lines that hold no event
             read = self._tail.offset
-            # the newest last, so that the next one is popped from the end
+            # in reverse, so that the next one is popped from the end
             self._waiting = self._read()[::-1]
         self.over = not self._waiting
         return self._waiting[-1][1] if self._waiting else None

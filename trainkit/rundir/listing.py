@@ -1,4 +1,4 @@
-"""The runs of a directory: which there are, reading all of them, deleting one."""
+"""The runs of a directory: find them, read them, delete one."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from trainkit.rundir.summary import ENDED, SummaryReader, is_run
 
 
 class RunList:
-    """The runs of a directory, by name. `read` is for a thread; the rest may be asked for at the same time."""
+    """The runs of a directory, by name. Call `read` in a thread; any thread may use the rest meanwhile."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.summaries: dict[str, SummaryReader] = {}
-        #: How often all have been read.
+        #: How many times all runs have been read.
         self.passes = 0
 
     def read(self, *, stop: Callable[[], bool] = lambda: False) -> None:
-        """Find the runs and read what is new of each, the last written first."""
+        """Find the runs, and read what is new in each, the most recently written first."""
         names = _directories(self.directory)
         self.summaries = {name: self.summaries.get(name) or SummaryReader(self.directory / name) for name in names}
         for summary in self.summaries.values():
@@ -38,10 +38,10 @@ class RunList:
             summary.measure(stop=stop)
 
     def delete(self, name: str) -> None:
-        """Delete a run: of a link the link alone, of a directory all that is in it, nothing that links in it lead to.
+        """Delete a run's directory, or only the link if it is one. What links inside it point to is kept.
 
         Raises:
-            TrainkitError: it is being trained, it is not a run, or it cannot be deleted.
+            TrainkitError: the run is being trained, it is not a run, or it cannot be deleted.
         """
         run = self.directory / name
         assert name == run.name and name not in ("", ".", ".."), "a run lies directly in the directory"
@@ -59,7 +59,7 @@ class RunList:
             with _Lock(run) as free:
                 if not free:
                     raise _at_work(where, name)
-                # out of sight at once, so that no half of a run is ever seen
+                # hidden at once, so that nobody ever sees half a run
                 gone = run.rename(self.directory / f".trash-{name}-{os.getpid()}")
             shutil.rmtree(gone)
         except OSError as error:
@@ -71,7 +71,7 @@ class RunList:
 
 
 def neighbours(run_directory: Path) -> list[Path]:
-    """The other runs of the directory that a run lies in, the last written first."""
+    """Return the other runs in the directory of a run, the most recently written first."""
     absolute = run_directory.absolute()
     others = [absolute.parent / name for name in _directories(absolute.parent) if name != absolute.name]
     return [run for run in others if is_run(run)]
@@ -105,7 +105,7 @@ def _at_work(where: str, name: str) -> TrainkitError:
 
 
 def _directories(directory: Path) -> list[str]:
-    """Their names, the last written first; drafts, whose names begin with a dot, are none."""
+    """Return the names of the runs, the most recently written first, without drafts, whose names begin with a dot."""
     try:
         with os.scandir(directory) as entries:
             runs = [e for e in entries if not e.name.startswith(".") and (e.is_dir() or e.is_symlink())]

@@ -14,7 +14,7 @@ from trainkit.recipe.sections.outputs import Sample
 
 @dataclass(frozen=True, kw_only=True)
 class Owed:
-    """What an attempt that continues from a step has to do before the next step."""
+    """What was due at a step and is not done: an attempt that continues from the step does it first."""
 
     sets: frozenset[str] = frozenset()
     """Validation sets to evaluate."""

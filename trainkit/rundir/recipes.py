@@ -1,4 +1,4 @@
-"""Resolved recipes as their files say, valid or not (any more): values, where they were written, differences."""
+"""Resolved recipes as written, whether or not they are still valid: values, where each was set, differences."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ from typing import Any, NamedTuple
 from trainkit.errors import TrainkitError
 
 FILE, DEFAULT = "recipe.toml", "default"
-#: What every run has of its own: no difference.
+#: The key that differs between all runs, so that it is never reported as a difference.
 NAME = "run.name"
 
 
 class RecipeEntry(NamedTuple):
-    """One key: its value as TOML, where that was written (`recipes/x.toml:14`, `--set` or `default`), what it means."""
+    """One key of a recipe.
+
+    Attributes:
+        value: as TOML.
+        origin: where it was set: `recipes/x.toml:14`, `--set` or `default`.
+        meaning: the description of the key.
+    """
 
     key: str
     value: str
@@ -24,7 +30,7 @@ class RecipeEntry(NamedTuple):
 
 
 class RecipeChange(NamedTuple):
-    """One key that two recipes differ in: its entry before and after, None where a recipe has no such key."""
+    """A key in which two recipes differ, with its entry before and after; None where a recipe lacks the key."""
 
     key: str
     old: RecipeEntry | None
@@ -33,7 +39,13 @@ class RecipeChange(NamedTuple):
 
 @dataclass(frozen=True)
 class RecipeHistory:
-    """What a run's directory says of its recipes; `changes` are (attempt, what differs after it), the newest first."""
+    """The recipes of a run.
+
+    Attributes:
+        entries: those of the present recipe.
+        changes: (attempt, what changed after it), the newest first.
+        problem: why the recipe cannot be read; empty if it can.
+    """
 
     entries: tuple[RecipeEntry, ...] = ()
     changes: tuple[tuple[int, tuple[RecipeChange, ...]], ...] = ()
@@ -41,7 +53,7 @@ class RecipeHistory:
 
 
 def read(run_directory: Path) -> RecipeHistory:
-    """The run's recipe and how it changed."""
+    """Return the run's recipe and how it changed."""
     try:
         newer = entries(run_directory / FILE)
     except TrainkitError as error:
@@ -51,7 +63,7 @@ def read(run_directory: Path) -> RecipeHistory:
         try:
             older = entries(run_directory / f"recipe.before-{attempt}.toml")
         except TrainkitError:
-            continue  # one that cannot be read is one that was not kept
+            continue  # treated as if it had not been kept
         changes.append((attempt, between(older, newer)))
         newer = older
     return RecipeHistory(newest, tuple(changes))
@@ -82,7 +94,7 @@ def entries(path: Path) -> dict[str, RecipeEntry]:
 
 
 def values(run_directory: Path) -> dict[str, str]:
-    """Every value of a run's recipe, as TOML, by its dotted key. Raises TrainkitError as `entries` does."""
+    """Return every value of a run's recipe, as TOML, by its dotted key. Raises TrainkitError as `entries` does."""
     from trainkit.recipe.toml.positions import dotted
     from trainkit.recipe.toml.values import toml_value
 
@@ -90,14 +102,14 @@ def values(run_directory: Path) -> dict[str, str]:
 
 
 def between(old: Mapping[str, RecipeEntry], new: Mapping[str, RecipeEntry]) -> tuple[RecipeChange, ...]:
-    """The keys that differ, in the order of the new recipe; those that it lacks last."""
+    """Return the keys that differ, in the order of the new recipe, then those that the new recipe lacks."""
     keys = [*new, *(key for key in old if key not in new)]
     changes = [RecipeChange(key, old.get(key), new.get(key)) for key in keys]
     return tuple(c for c in changes if c.old is None or c.new is None or c.old.value != c.new.value)
 
 
 def differing(recipes: Sequence[Mapping[str, str]]) -> list[str]:
-    """The keys in which recipes differ, or that some lack, in their order; but for the runs' names."""
+    """Return the keys in which recipes differ or that some lack, in their order, except the run's name."""
     keys = dict.fromkeys(key for recipe in recipes for key in recipe)
     return [key for key in keys if key != NAME and len({recipe.get(key) for recipe in recipes}) > 1]
 
@@ -137,7 +149,8 @@ def _parsed(path: Path) -> tuple[str, dict[str, Any]]:
 
 
 def _leaves(value: Any, key: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """Tables and lists of tables are walked into, as `recipe.toml.values.flat` does."""
+    """Yield the values below `value` with their keys; walks into tables and lists of tables, as
+    `recipe.toml.values.flat`."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from _leaves(inner, (*key, name))

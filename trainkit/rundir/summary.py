@@ -1,7 +1,7 @@
-"""What is known of the runs of a directory, read cheaply: there may be hundreds, and the log of one may be a gigabyte.
+"""Cheap summaries of the runs of a directory: there may be hundreds, and one log may have gigabytes.
 
-Of a log, every line is read that is no step, and of the steps those at its end and a sample of those before. So state,
-step, last loss, pace and the best validation losses are exact; the curve of the training loss is a sample.
+All lines of a log that are not steps are read, and of the steps those at the end and a sample of the earlier ones. So
+state, step, last loss, pace and the best validation losses are exact; the curve of the training loss is a sample.
 """
 
 from __future__ import annotations
@@ -23,24 +23,28 @@ from trainkit.events.view import State, View, alive, resuming, state
 from trainkit.rundir import recipes
 from trainkit.rundir.checkpoint_files import kept
 
-#: Bytes at the end of a log that are read whole (more than a hundred steps of fifty metrics), steps before them that
-#: are, bytes that a line may have, and lines after which a reader asks whether it is to stop.
+#: Bytes at the end of a log that are read whole (over a hundred steps of fifty metrics), steps sampled before them,
+#: the most bytes of a line, and the number of lines after which a reader checks whether to stop.
 TAIL, SAMPLE, LONGEST_LINE, LINES = 1 << 18, 128, 1 << 24, 4096
-#: What is kept of a step.
+#: The metrics of a step that are kept.
 LOSS, SPEED = "train/loss", "throughput/tokens_per_second"
 _METRICS = (LOSS, SPEED, "time/step")
-#: Points of a curve, and seconds after which the size of a run that grows is measured again.
+#: Points of a curve, and seconds between two measurements of the size of a growing run.
 POINTS, MEASURE_EVERY = 16, 60.0
 #: The states of a run whose trainer has gone.
 ENDED: frozenset[State] = frozenset({"waiting", "crashed", "finished", "stopped", "interrupted", "failed"})
 
 
 class RunSummary(NamedTuple):
-    """A run at a glance; `state` is None where no event can be read, `problem` (inert) says why; it is `broken` where
-    there is no use in opening it.
+    """The state and results of a run, for a list of runs.
 
-    `curve` is the training loss over equal stretches of steps, the mean of the sampled steps of each, nan where none
-    was finite. `best` are the validation losses by set. `eta` is in seconds.
+    Attributes:
+        state: None if no event can be read.
+        problem: why; inert text.
+        broken: whether the run cannot be opened.
+        curve: the training loss over equal ranges of steps, each the mean of its sampled steps; nan if none is finite.
+        best: the lowest validation loss of each set.
+        eta: seconds of training left.
     """
 
     state: State | None = None
@@ -59,13 +63,13 @@ class RunSummary(NamedTuple):
 
 
 class SummaryReader:
-    """What is known of one run. A thread reads; what it leaves in the attributes below never changes afterwards.
+    """Reads and keeps the summary of one run. A thread reads; the objects in these attributes never change afterwards.
 
     Attributes:
         facts: None until the log has been read.
-        size: bytes on disk, None until they have been counted.
+        size: bytes on disk; None until they have been counted.
         kept: the steps of the checkpoints that are marked to be kept, in ascending order.
-        recipe: the values by their dotted keys, None where there is no recipe that can be read.
+        recipe: the values by their dotted keys; None if the recipe is missing or cannot be read.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -81,14 +85,14 @@ class SummaryReader:
         self._view, self._offset, self._foreign, self._newer = View(), 0, False, 0
         self._file: tuple[int, int] | None = None
         self._read_of: object = None
-        #: The log and the lock at the last reading, None where it could not be finished.
+        #: The state of the log's and the lock's file at the last complete reading; None if it was not completed.
         self._seen: object = None
 
     def read(self, *, stop: Callable[[], bool] = lambda: False) -> None:
         """Read what is new in the log, and check whether the trainer is alive.
 
-        A log that has not changed is not opened, and of a run that has ended nothing is worked out again until its log
-        or its lock changes: a list of hundreds of runs is read every second.
+        A list of hundreds of runs calls this every second. So a log that has not changed is not opened, and for a run
+        that has ended nothing is computed again until its log or its lock changes.
         """
         seen = _file_states(self.directory)
         unchanged = seen is not None and seen == self._seen
@@ -101,13 +105,13 @@ class SummaryReader:
                 self._fold(stop)
             facts = self._facts()
         except OSError as error:
-            facts, seen = _without_log(self.directory, error), None  # it may pass: the next reading tries again
+            facts, seen = _without_log(self.directory, error), None  # may be temporary: the next call tries again
         except FOREIGN:
             self._foreign = True
             facts = self._facts()
         if stop():
             return
-        # with how it ended, because an attempt that is refused puts the recipe before it back
+        # `finished` is part of the key because an attempt that is refused restores the recipe before it
         read_of = (self._view.attempt, self._view.started, self._view.finished)
         if read_of != self._read_of or self.facts is None:
             self._read_of, self.recipe = read_of, _recipe(self.directory)
@@ -115,7 +119,7 @@ class SummaryReader:
         self._seen = seen
 
     def measure(self, *, stop: Callable[[], bool] = lambda: False) -> None:
-        """Count the bytes on disk, where the run has grown since a while ago."""
+        """Count the bytes on disk if the run has grown since the last count, at most once in a while."""
         now = time.monotonic()
         if self._measured and (self._measured[0] == self._offset or now - self._measured[1] < MEASURE_EVERY):
             return
@@ -132,7 +136,7 @@ class SummaryReader:
             reduce(self._view, event)
 
     def _new(self, stop: Callable[[], bool]) -> Iterator[Event]:
-        """The events since the last call that are worth a look."""
+        """Yield the events since the last call that the summary needs."""
         with (self.directory / NAME).open("rb") as file:
             found = os.fstat(file.fileno())
             if is_replaced(found, self._file, self._offset):
@@ -186,12 +190,12 @@ class SummaryReader:
 
 
 def is_run(directory: Path) -> bool:
-    """Whether a directory holds a run: a recipe as resolved or an event log, however short."""
+    """Return whether a directory holds a run: a resolved recipe or an event log."""
     return (directory / NAME).is_file() or (directory / recipes.FILE).is_file()
 
 
 def curve(series: Series, points: int = POINTS) -> tuple[float, ...]:
-    """The mean of a series over so many equal stretches of steps; a stretch without a step is left out."""
+    """Return the mean of a series over equal ranges of steps, at most `points`; ranges without a step are left out."""
     if not series:
         return ()
     first, last = series.steps[0], series.steps[-1]
@@ -220,7 +224,7 @@ def _file_states(directory: Path) -> list[tuple[int, ...]] | None:
 
 
 def _event(line: bytes) -> Event | None:
-    """An event; None where the line is torn or says something else."""
+    """Return the event in a line; None if the line is torn or holds something else."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):
@@ -249,7 +253,7 @@ def _without_log(directory: Path, error: OSError) -> RunSummary:
 
 
 def _bytes(directory: Path, stop: Callable[[], bool]) -> Iterator[int]:
-    """What each thing below a directory takes; links are not followed, what goes away meanwhile takes nothing."""
+    """Yield the bytes of each entry below a directory. Links are not followed; entries that disappear count nothing."""
     waiting = [os.fspath(directory)]
     while waiting and not stop():
         try:
