@@ -9,7 +9,7 @@ import numpy as np
 
 from trainkit.data.batches.layout import Batch
 from trainkit.data.batches.packing import PackedSpans, PackingCounts
-from trainkit.data.batches.spans import DocumentSpan, SpanExamples
+from trainkit.data.batches.spans import SpanExamples
 from trainkit.data.cache.shards import LEARNED, SECOND
 from trainkit.data.cache.stream import Stream
 from trainkit.recipe.sections.data import Data, Pad
@@ -65,22 +65,9 @@ class Pairs(SpanExamples):
 
 
 class SourceTargets(Pairs):
-    """Example i has two spans: its source, which is not learned, and its target, which is.
-
-    A text that is cut off keeps its last token, as in transformers."""
+    """Example i has two spans: its source, which is not learned, and its target, which is."""
 
     learned = slice(1, 2)
-
-    def _fill(self, place: Batch, number: int, span: DocumentSpan) -> None:
-        super()._fill(place, number, span)
-        if span.length == self._length and self._spec.eos:
-            arrays = self._stream.arrays(span.section)
-            assert arrays.marks is not None
-            end = int(arrays.ends[np.searchsorted(arrays.ends, span.start, side="right")])
-            seconds = arrays.marks[span.start : end] & SECOND > 0
-            # a source ends where the target begins
-            last = span.start + int(seconds.argmax()) if not seconds[0] else end
-            place["tokens"][-1] = arrays.tokens[last - 1]
 
 
 def pair_spans(

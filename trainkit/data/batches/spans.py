@@ -14,7 +14,7 @@ from trainkit.data.batches.packing import PackedSpans
 from trainkit.data.cache.shards import LEARNED, SECOND
 from trainkit.data.cache.stream import SourceSpan, Stream
 from trainkit.data.documents.labels import labels_of, no_label
-from trainkit.recipe.sections.data import Encoding, Pack
+from trainkit.recipe.sections.data import Encoding, Pack, Pad
 from trainkit.recipe.sections.document_spec import DocumentSpec
 
 
@@ -45,6 +45,7 @@ class SpanExamples:
         self._stream, self._spec, self._length, self._cache = stream, spec, length, cache
         self._labels = labels_of(document)
         self._token_labels = self._labels is not None and self._labels.per == "token"
+        self._sequences = 1 if document is None else document.sequences
         self._shift = int(shifted)
         self._frames: list[PackedSpans] = []
         self._firsts = np.zeros(1, np.int64)
@@ -101,13 +102,15 @@ class SpanExamples:
 
     def _fill(self, place: Batch, number: int, span: DocumentSpan) -> None:
         """Write a span, the example's `number`-th from 1, into its positions (span.length,) of each array."""
-        arrays, shift = self._stream.arrays(span.section), self._shift
-        tokens = slice(span.start, span.start + span.length)
+        arrays, tokens = self._stream.arrays(span.section), self._tokens_of(span)
+        learned = tokens
         place["tokens"][:] = arrays.tokens[tokens]
-        if shift:
-            place["targets"][:] = arrays.tokens[span.start + 1 : span.start + span.length + 1]
-        counted = slice(span.start + shift + span.context, span.start + shift + span.length)
-        place["weights"][span.context :] = 1 if arrays.marks is None else arrays.marks[counted] & LEARNED
+        if self._shift:
+            learned = slice(span.start + 1, span.start + span.length + 1)
+            place["targets"][:] = arrays.tokens[learned]
+        place["weights"][span.context :] = (
+            1 if arrays.marks is None else arrays.marks[learned][span.context :] & LEARNED
+        )
         if "segments" in place:
             place["segments"][:] = number
             place["positions"][:] = np.arange(span.length)
@@ -115,6 +118,36 @@ class SpanExamples:
             place["second"][:] = (arrays.marks[tokens] & SECOND) // SECOND
         if self._token_labels and arrays.labels is not None:
             place["labels"][span.context :] = arrays.labels[tokens][span.context :]
+
+    def _tokens_of(self, span: DocumentSpan) -> slice | np.ndarray:
+        """Return which tokens of its section a span has: those from its start on, up to the end or where it is cut off.
+
+        Where targets are not the next tokens, a text that is cut off keeps its last token, which ends it, and of two
+        texts in one sequence the longer one is cut first, as with `truncation=True` in transformers.
+        """
+        tokens, spec = slice(span.start, span.start + span.length), self._spec
+        keeps_end = not self._shift and isinstance(spec, Pack | Pad) and spec.eos and spec.too_long == "truncate"
+        if not keeps_end or span.length < self._length:
+            return tokens
+        arrays = self._stream.arrays(span.section)
+        document = int(arrays.ends.searchsorted(arrays.ends.dtype.type(span.start), "right"))
+        if document == len(arrays.ends):  # it continues in the next shard
+            return tokens
+        end = border = int(arrays.ends[document])
+        if arrays.marks is not None:
+            is_first = arrays.marks[span.start : end] & SECOND == 0
+            border = span.start + int(is_first.sum()) if is_first[0] else end
+        if self._sequences > 1:
+            end = border
+        if end - span.start <= span.length:
+            return tokens
+        if border == end:
+            return np.append(np.arange(span.start, span.start + span.length - 1), end - 1)
+        before, between = span.start + int(self._stream.begins), border - self._stream.between
+        room = span.length - (before - span.start) - (border - between) - 1
+        first, second = longest_first(between - before, end - 1 - border, max(0, room))
+        parts = (span.start, before + first), (between, border + second), (end - 1, end)
+        return np.concatenate([np.arange(*part) for part in parts])[: span.length]
 
     def sizes(self) -> np.ndarray:
         self._frame()
@@ -145,3 +178,12 @@ class SpanExamples:
         return packing.load(
             self._cache, section.shard, self._spec, self._length, ends, section.tokens, shift=self._shift
         )
+
+
+def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
+    """Return how many tokens of two texts are kept where there is room for so many: the longer one is cut until both
+    are equally long, then both."""
+    if first + second <= room:
+        return first, second
+    short = min(first, second, room // 2)
+    return (short, room - short) if first <= second else (room - short, short)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,8 @@ from trainkit.data.sources.units import Unit
 class Streams:
     """The streams of a set in one split: `each` source by itself, and `all` sources one after the other."""
 
-    def __init__(self, cache: Path, dtype: str, sources: int, *, begins: bool) -> None:
-        self.each = [Stream(cache, dtype, begins=begins) for _ in range(sources)]
-        self.all = Stream(cache, dtype, begins=begins)
+    def __init__(self, streams: Iterator[Stream], sources: int) -> None:
+        self.all, *self.each = islice(streams, 1 + sources)
         self._waiting: list[list[Section]] = [[] for _ in range(sources)]
         self._complete = [False] * sources
         self._next = 0

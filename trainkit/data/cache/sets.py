@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -75,14 +75,15 @@ def _set(
     codec: LoadedTokenizer | None,
     held_out: float,
 ) -> Set:
-    encoding, cache = _encoding(recipe, codec, held_out), Path(recipe.data.cache)
-    streams = {s: Streams(cache, encoding.dtype, len(specs), begins=encoding.bos) for s in encoding.splits}
+    encoding = _encoding(recipe, codec, held_out)
+    empty = _empty_streams(recipe, encoding, codec)
+    streams = {split: Streams(empty, len(specs)) for split in encoding.splits}
     sources = []
     for number, (spec, its_files) in enumerate(zip(specs, files, strict=True)):
         units = tuple(units_of(load.resolve_readings(its_files, codec), listing.contents))
         sources.append(LiveSource(number, units, encoding, spec.limit, streams))
     weights = [spec.weight[0][1] if isinstance(spec.weight, tuple) else spec.weight or 1.0 for spec in specs]
-    apart = Stream(cache, encoding.dtype, begins=encoding.bos) if held_out else None
+    apart = next(empty) if held_out else None
     return Set(name, tuple(sources), streams, tuple(weights), apart)
 
 
@@ -92,7 +93,7 @@ def set_of_ledgers(recipe: Recipe, codec: LoadedTokenizer | None, names: Sequenc
     data, cache = recipe.data, Path(recipe.data.cache)
     encoding = _encoding(recipe, codec, data.held_out)
     split = encoding.splits[0]
-    streams = {split: Streams(cache, encoding.dtype, len(data.train), begins=encoding.bos)}
+    streams = {split: Streams(_empty_streams(recipe, encoding, codec), len(data.train))}
     sources = []
     for number, (spec, name) in enumerate(zip(data.train, names, strict=False)):
         stored, files = ledger.find(cache, name), ledger.files_of(cache, name)
@@ -122,6 +123,15 @@ def _encoding(recipe: Recipe, codec: LoadedTokenizer | None, held_out: float) ->
     assert codec is not None
     bos = load.begins(recipe, codec)
     return Encoding(codec.fingerprint, codec.dtype, held_out, bos, recipe.data.encoding.eos)
+
+
+def _empty_streams(recipe: Recipe, encoding: Encoding, codec: LoadedTokenizer | None) -> Iterator[Stream]:
+    """Yield streams of a recipe's documents, as many as are wanted."""
+    document = document_of(recipe.data.train[0])
+    is_pair = codec is not None and document is not None and document.is_pair and encoding.bos
+    between = len(codec.between) if is_pair and codec is not None else 0
+    while True:
+        yield Stream(Path(recipe.data.cache), encoding.dtype, begins=encoding.bos, between=between)
 
 
 def find_usable(source: LiveSource, directory: Path, on_error: str) -> Mapping[Split, Ledger] | None:

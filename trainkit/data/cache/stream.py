@@ -52,12 +52,13 @@ class Stream:
         tokens, documents, bytes: totals so far; end-of-text tokens count, bytes are those of the text in UTF-8.
         marked: whether some of the tokens so far may not be targets.
         begins: whether every document begins with the beginning-of-text token.
+        between: how many special tokens end the first text of a pair.
         complete: whether nothing more will be added.
         columns: arrays (examples, …) that were computed of its examples, by their names in a batch.
     """
 
-    def __init__(self, cache: Path, dtype: str, *, begins: bool = False) -> None:
-        self._cache, self.begins = cache, begins
+    def __init__(self, cache: Path, dtype: str, *, begins: bool = False, between: int = 0) -> None:
+        self._cache, self.begins, self.between = cache, begins, between
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self.sections: list[Section] = []
         self.tokens = self.documents = self.bytes = 0
