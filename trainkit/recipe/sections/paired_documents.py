@@ -8,10 +8,30 @@ from typing import ClassVar, Literal
 
 from trainkit.recipe.sections.document_spec import ChatDocument, DocumentSpec
 
-_MARGINS = "trainkit.data.documents.labels:MarginLabels"
+
+class Preferred(DocumentSpec):
+    """What documents with a chosen and a rejected answer have in common."""
+
+    margin: str | None = None
+    """Key of a number by which the chosen answer is better, for `[task] type = "reward"`. If absent, there are no
+    margins."""
+
+    implementation: ClassVar[str] = "trainkit.data.documents.preferences"
+    examples: ClassVar[str] = "trainkit.data.batches.pairs:pair_examples"
+    sequences: ClassVar[int] = 2
+    sequence_names: ClassVar[tuple[str, ...]] = ("chosen", "rejected")
+    later_keys: ClassVar[frozenset[str]] = frozenset({"margin"})
+
+    @property
+    def label_kind(self) -> str | None:
+        return None if self.margin is None else "trainkit.data.documents.labels:MarginLabels"
+
+    @property
+    def form(self) -> str:
+        return "preference" if self.margin is None else "preference with margins"
 
 
-class PreferencePair(DocumentSpec):
+class PreferencePair(Preferred):
     """A prompt and two answers to it, one of which is preferred. Only the answers are learned.
 
     Each answer is a sequence of its own, after the prompt. A row with an empty answer, or with two answers that are the
@@ -25,25 +45,9 @@ class PreferencePair(DocumentSpec):
     """Template of the better answer."""
     rejected: str = "{rejected}"
     """Template of the worse answer."""
-    margin: str | None = None
-    """Key of a number by which the chosen answer is better, for `[task] type = "reward"`. If absent, there are no
-    margins."""
 
-    implementation: ClassVar[str] = "trainkit.data.documents.preferences"
-    examples: ClassVar[str] = "trainkit.data.batches.pairs:pair_examples"
     learned_in_part: ClassVar[bool] = True
     marked: ClassVar[bool] = True
-    sequences: ClassVar[int] = 2
-    sequence_names: ClassVar[tuple[str, ...]] = ("chosen", "rejected")
-    later_keys: ClassVar[frozenset[str]] = frozenset({"margin"})
-
-    @property
-    def label_kind(self) -> str | None:
-        return None if self.margin is None else _MARGINS
-
-    @property
-    def form(self) -> str:
-        return "preference" if self.margin is None else "preference with margins"
 
     @property
     def templates(self) -> Mapping[str, str]:
@@ -54,7 +58,7 @@ class PreferencePair(DocumentSpec):
         return None if self.margin is None else (self.margin,)
 
 
-class PreferenceChat(ChatDocument):
+class PreferenceChat(ChatDocument, Preferred):
     """Two conversations, one of which is preferred, as lists of `{"role": …, "content": …}`. Only what follows their
     shared beginning is learned.
 
@@ -67,26 +71,30 @@ class PreferenceChat(ChatDocument):
     """Key of the better conversation, or of the better end of one."""
     rejected: str = "rejected"
     """Key of the worse one."""
-    margin: str | None = None
-    """Key of a number by which the chosen answer is better, for `[task] type = "reward"`. If absent, there are no
-    margins."""
 
-    implementation: ClassVar[str] = "trainkit.data.documents.preferences"
-    examples: ClassVar[str] = "trainkit.data.batches.pairs:pair_examples"
+
+class JudgedAnswer(DocumentSpec):
+    """What documents with one answer, which is good or bad, have in common."""
+
+    label: str = "label"
+    """Key of the judgement: true for a good answer, false for a bad one; or 1 and 0."""
+
+    implementation: ClassVar[str] = "trainkit.data.documents.judged"
+    examples: ClassVar[str] = "trainkit.data.batches.judged:judged_examples"
+    labelled: ClassVar[bool] = True
     sequences: ClassVar[int] = 2
-    sequence_names: ClassVar[tuple[str, ...]] = ("chosen", "rejected")
-    later_keys: ClassVar[frozenset[str]] = frozenset({"margin"})
-
-    @property
-    def label_kind(self) -> str | None:
-        return None if self.margin is None else _MARGINS
+    classes: ClassVar[tuple[str, ...]] = ("undesirable", "desirable")
 
     @property
     def form(self) -> str:
-        return "preference" if self.margin is None else "preference with margins"
+        return "judged"
+
+    @property
+    def number_keys(self) -> tuple[str, ...]:
+        return (self.label,)
 
 
-class Judged(DocumentSpec):
+class Judged(JudgedAnswer):
     """A prompt and an answer that is good or bad. Only the answer is learned."""
 
     type: Literal["judged"]
@@ -95,20 +103,9 @@ class Judged(DocumentSpec):
     space into the token of the next word."""
     answer: str = "{completion}"
     """Template of the answer."""
-    label: str = "label"
-    """Key of the judgement: true for a good answer, false for a bad one; or 1 and 0."""
 
-    implementation: ClassVar[str] = "trainkit.data.documents.judged"
-    examples: ClassVar[str] = "trainkit.data.batches.judged:judged_examples"
     learned_in_part: ClassVar[bool] = True
     marked: ClassVar[bool] = True
-    labelled: ClassVar[bool] = True
-    sequences: ClassVar[int] = 2
-    classes: ClassVar[tuple[str, ...]] = ("undesirable", "desirable")
-
-    @property
-    def form(self) -> str:
-        return "judged"
 
     @property
     def templates(self) -> Mapping[str, str]:
@@ -118,12 +115,8 @@ class Judged(DocumentSpec):
     def keys(self) -> tuple[str, ...]:
         return (self.label,)
 
-    @property
-    def number_keys(self) -> tuple[str, ...]:
-        return (self.label,)
 
-
-class JudgedChat(ChatDocument):
+class JudgedChat(ChatDocument, JudgedAnswer):
     """A conversation whose last answer is good or bad, as a list of `{"role": …, "content": …}`. Only the answer is
     learned."""
 
@@ -133,25 +126,24 @@ class JudgedChat(ChatDocument):
     is the answer."""
     answer: str = "completion"
     """Key of the answer's messages, or of the whole conversation."""
-    label: str = "label"
-    """Key of the judgement: true for a good answer, false for a bad one; or 1 and 0."""
 
-    implementation: ClassVar[str] = "trainkit.data.documents.judged"
-    examples: ClassVar[str] = "trainkit.data.batches.judged:judged_examples"
-    labelled: ClassVar[bool] = True
+
+class TwoTexts(DocumentSpec):
+    """What documents of two texts have in common: each is a sequence of its own."""
+
+    marked: ClassVar[bool] = True
     sequences: ClassVar[int] = 2
-    classes: ClassVar[tuple[str, ...]] = ("undesirable", "desirable")
 
     @property
     def form(self) -> str:
-        return "judged"
+        return self.type
 
     @property
-    def number_keys(self) -> tuple[str, ...]:
-        return (self.label,)
+    def templates(self) -> Mapping[str, str]:
+        return {name: getattr(self, name) for name in self.sequence_names}
 
 
-class PositivePair(DocumentSpec):
+class PositivePair(TwoTexts):
     """Two texts that belong together, such as a question and a passage that answers it, for `[task] type =
     "embedding"`.
 
@@ -166,20 +158,10 @@ class PositivePair(DocumentSpec):
 
     implementation: ClassVar[str] = "trainkit.data.documents.positive_pair"
     examples: ClassVar[str] = "trainkit.data.batches.pairs:pair_examples"
-    marked: ClassVar[bool] = True
-    sequences: ClassVar[int] = 2
     sequence_names: ClassVar[tuple[str, ...]] = ("query", "positive")
 
-    @property
-    def form(self) -> str:
-        return "positive-pair"
 
-    @property
-    def templates(self) -> Mapping[str, str]:
-        return {"query": self.query, "positive": self.positive}
-
-
-class SourceTarget(DocumentSpec):
+class SourceTarget(TwoTexts):
     """A text that is read, the source, and the text to write from it, the target; only the target is learned.
 
     The two are tokenised separately, each with the tokens that begin and end a document. A text that is too long loses
@@ -193,14 +175,4 @@ class SourceTarget(DocumentSpec):
 
     implementation: ClassVar[str] = "trainkit.data.documents.source_target"
     examples: ClassVar[str] = "trainkit.data.batches.pairs:source_target_examples"
-    marked: ClassVar[bool] = True
-    sequences: ClassVar[int] = 2
     sequence_names: ClassVar[tuple[str, ...]] = ("source", "target")
-
-    @property
-    def form(self) -> str:
-        return "source-target"
-
-    @property
-    def templates(self) -> Mapping[str, str]:
-        return {"source": self.source, "target": self.target}
