@@ -22,16 +22,30 @@ CLASSES, NUMBERS = frozenset({"label", "predicted"}), frozenset({"target", "pred
 SETS = frozenset({"labels", "predicted_labels"})
 
 
-class Accuracy(MetricSpec):
-    """The share of items whose predicted class is their label."""
+class ClassMetricSpec(MetricSpec):
+    """What metrics of items with one class have in common."""
 
-    type: Literal["accuracy"]
-
-    implementation: ClassVar[str] = "trainkit.tasks.class_metrics:AccuracyMetric"
     predictions: ClassVar[frozenset[str]] = CLASSES
 
 
-class ClassAverage(MetricSpec):
+class PerClassSpec(MetricSpec):
+    """What metrics with a number for each class have in common."""
+
+    per_class: bool = False
+    """Whether every class has a value too: `validation/SET/NAME/CLASS`."""
+
+    def names(self, classes: tuple[str, ...]) -> tuple[str, ...]:
+        return self.with_parts(classes if self.per_class else ())
+
+
+class Accuracy(ClassMetricSpec):
+    """The share of items whose predicted class is their label."""
+
+    type: Literal["accuracy"]
+    implementation: ClassVar[str] = "trainkit.tasks.class_metrics:AccuracyMetric"
+
+
+class ClassAverage(PerClassSpec):
     """What precision, recall and F1 have in common: a number for each class, and an average of them.
 
     A class for which the number is 0 / 0 has 0."""
@@ -41,17 +55,12 @@ class ClassAverage(MetricSpec):
     `"weighted"`: the mean weighted by how often each is the label. `"micro"`: of the counts of all classes together,
     which is the accuracy where each item has one class. `"binary"`: that of the second of two classes. `"samples"`: the
     mean over the items, which have sets of classes."""
-    per_class: bool = False
-    """Whether every class has a value too: `validation/SET/NAME/CLASS`."""
 
     predictions: ClassVar[frozenset[str]] = CLASSES
 
     @classmethod
     def fits(cls, predicted: frozenset[str]) -> bool:
         return predicted >= CLASSES or predicted >= SETS
-
-    def names(self, classes: tuple[str, ...]) -> tuple[str, ...]:
-        return (self.label, *(f"{self.label}/{name}" for name in classes if self.per_class))
 
     @model_validator(mode="after")
     def _items_have_no_classes_apart(self) -> ClassAverage:
@@ -90,22 +99,18 @@ class F1Score(ClassAverage):
     implementation: ClassVar[str] = "trainkit.tasks.class_metrics:F1Metric"
 
 
-class Mcc(MetricSpec):
+class Mcc(ClassMetricSpec):
     """The correlation of labels and predictions (Matthews 1975; of several classes, Gorodkin 2004)."""
 
     type: Literal["mcc"]
-
     implementation: ClassVar[str] = "trainkit.tasks.class_metrics:MccMetric"
-    predictions: ClassVar[frozenset[str]] = CLASSES
 
 
-class ConfusionMatrix(MetricSpec):
+class ConfusionMatrix(ClassMetricSpec):
     """How many items of each label were predicted as each class: `validation/SET/NAME/LABEL/PREDICTED`."""
 
     type: Literal["confusion-matrix"]
-
     implementation: ClassVar[str] = "trainkit.tasks.class_metrics:ConfusionMetric"
-    predictions: ClassVar[frozenset[str]] = CLASSES
 
     def names(self, classes: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(f"{self.label}/{label}/{predicted}" for label in classes for predicted in classes)
@@ -141,7 +146,6 @@ class SubsetAccuracy(MetricSpec):
     """The share of items whose predicted set of classes is exactly their label."""
 
     type: Literal["subset-accuracy"]
-
     implementation: ClassVar[str] = "trainkit.tasks.class_metrics:SubsetAccuracyMetric"
     predictions: ClassVar[frozenset[str]] = SETS
 
@@ -150,12 +154,11 @@ class HammingLoss(MetricSpec):
     """The share of wrong decisions, one for each item and class."""
 
     type: Literal["hamming-loss"]
-
     implementation: ClassVar[str] = "trainkit.tasks.class_metrics:HammingMetric"
     predictions: ClassVar[frozenset[str]] = SETS
 
 
-class Auroc(MetricSpec):
+class Auroc(PerClassSpec):
     """The area under the ROC curve: for each class, the probability that an item of the class scores higher than an
     item of another class. It is exact: the host compares all items.
 
@@ -165,8 +168,6 @@ class Auroc(MetricSpec):
     average: Literal["macro", "weighted", "micro"] = "macro"
     """`"macro"`: the mean over the classes that have a value; two classes have the same. `"weighted"`: the mean
     weighted by how often each is the label. `"micro"`: of all decisions of items with sets of classes together."""
-    per_class: bool = False
-    """Whether every class has a value too: `validation/SET/NAME/CLASS`."""
 
     implementation: ClassVar[str] = "trainkit.tasks.gathered_metrics:AurocMetric"
     predictions: ClassVar[frozenset[str]] = frozenset({"label", "scores"})
@@ -174,9 +175,6 @@ class Auroc(MetricSpec):
     @classmethod
     def fits(cls, predicted: frozenset[str]) -> bool:
         return "scores" in predicted and ("label" in predicted or "labels" in predicted)
-
-    def names(self, classes: tuple[str, ...]) -> tuple[str, ...]:
-        return (self.label, *(f"{self.label}/{name}" for name in classes if self.per_class))
 
     def check_predictions(self, predicted: frozenset[str]) -> None:
         if self.average == "micro" and "labels" not in predicted:
@@ -200,7 +198,7 @@ class SpanF1(MetricSpec):
     predictions: ClassVar[frozenset[str]] = CLASSES | {"begins"}
 
     def names(self, classes: tuple[str, ...]) -> tuple[str, ...]:
-        return (self.label, *(f"{self.label}/{name}" for name in types_of(classes) if self.per_type))
+        return self.with_parts(types_of(classes) if self.per_type else ())
 
     def check_classes(self, classes: tuple[str, ...]) -> None:
         for name in classes:
@@ -228,14 +226,13 @@ class NumberMetricSpec(MetricSpec):
     predictions: ClassVar[frozenset[str]] = NUMBERS
 
     def names(self, classes: tuple[str, ...]) -> tuple[str, ...]:
-        return (self.label, *(f"{self.label}/{name}" for name in classes))
+        return self.with_parts(classes)
 
 
 class MeanAbsoluteError(NumberMetricSpec):
     """The mean distance of prediction and target, in the unit of the target."""
 
     type: Literal["mean-absolute-error"]
-
     implementation: ClassVar[str] = "trainkit.tasks.number_metrics:AbsoluteErrorMetric"
 
 
@@ -243,7 +240,6 @@ class MeanSquaredError(NumberMetricSpec):
     """The mean squared distance of prediction and target."""
 
     type: Literal["mean-squared-error"]
-
     implementation: ClassVar[str] = "trainkit.tasks.number_metrics:SquaredErrorMetric"
 
 
@@ -251,7 +247,6 @@ class RSquared(NumberMetricSpec):
     """The share of the target's variance that the predictions explain; it has none where all targets are equal."""
 
     type: Literal["r-squared"]
-
     implementation: ClassVar[str] = "trainkit.tasks.number_metrics:RSquaredMetric"
 
 
@@ -259,7 +254,6 @@ class Pearson(NumberMetricSpec):
     """The linear correlation of predictions and targets; it has none where either are all equal."""
 
     type: Literal["pearson"]
-
     implementation: ClassVar[str] = "trainkit.tasks.number_metrics:PearsonMetric"
 
 
@@ -268,7 +262,6 @@ class Spearman(NumberMetricSpec):
     either are all equal. All items are ranked on the host."""
 
     type: Literal["spearman"]
-
     implementation: ClassVar[str] = "trainkit.tasks.gathered_metrics:SpearmanMetric"
 
 

@@ -38,6 +38,10 @@ class MetricSpec(Spec):
         """
         return (self.label,)
 
+    def with_parts(self, parts: Iterable[str]) -> tuple[str, ...]:
+        """Return the label and the names of values of these parts."""
+        return (self.label, *(f"{self.label}/{part}" for part in parts))
+
     def check_predictions(self, predicted: frozenset[str]) -> None:
         """Raise ValueError where its keys do not fit what a task predicts, which it can be computed from."""
 
