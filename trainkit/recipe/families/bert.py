@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from trainkit.recipe.families.encoder import Encoder
-from trainkit.recipe.families.encoder_checkpoints import DEFAULTS, FIXED, KEYS, body_names
-from trainkit.recipe.families.hugging_face import Family, HeadTable, TensorName, linear_names, mlp_width, norm_names
+from trainkit.recipe.families.encoder_checkpoints import DEFAULTS, FIXED, KEYS, TOKEN_HEAD, body_names, class_heads
+from trainkit.recipe.families.hugging_face import Family, mlp_width
 from trainkit.recipe.families.model import HeadKind, HeadLayers
 from trainkit.recipe.spec import Count, Positive
 
@@ -44,23 +44,8 @@ FAMILY = Family(
     defaults=DEFAULTS,
     fixed=FIXED,
     parts=(mlp_width("intermediate_size"),),
-    names=(
-        *body_names("bert"),
-        *linear_names("head", "cls.predictions.transform.dense", bias=True),
-        *norm_names("head_norm", "cls.predictions.transform.LayerNorm", bias=True),
-        TensorName("output", "cls.predictions.decoder.weight"),
-        TensorName("output_bias", "cls.predictions.bias"),
-    ),
-    heads={
-        "sequence": HeadTable(
-            "BertForSequenceClassification",
-            (
-                *linear_names("classifier.dense", "bert.pooler.dense", bias=True),
-                *linear_names("classifier.output", "classifier", bias=True),
-            ),
-        ),
-        "token": HeadTable("BertForTokenClassification", linear_names("classifier.output", "classifier", bias=True)),
-    },
+    names=(*body_names("bert"), *TOKEN_HEAD),
+    heads=class_heads("Bert", dense="bert.pooler.dense"),
     prefix="bert.",
     # what masked-token prediction does not use: the pooler, the head of BERT's second task, and copies of tied tensors
     ignored=r"(bert\.)?(pooler\..*|embeddings\.position_ids)|cls\.seq_relationship\..*|cls\.predictions\.decoder\.bias",

@@ -8,14 +8,13 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from trainkit.recipe.families.encoder import Encoder
+from trainkit.recipe.families.encoder_checkpoints import TOKEN_HEAD, block_names, class_heads
 from trainkit.recipe.families.hugging_face import (
     Config,
     Family,
-    HeadTable,
     Part,
     TensorName,
     Unsupported,
-    linear_names,
     mlp_width,
     norm_names,
 )
@@ -128,8 +127,6 @@ def _read_pooler(config: Config) -> dict[str, Any]:
     return {}
 
 
-_BLOCK = "deberta.encoder.layer.{layer}"
-
 FAMILY = Family(
     spec=Deberta,
     model_type="deberta-v2",
@@ -175,31 +172,10 @@ FAMILY = Family(
         *norm_names("embedding_norm", "deberta.embeddings.LayerNorm", bias=True),
         TensorName("relative_embedding", "deberta.encoder.rel_embeddings.weight"),
         *norm_names("relative_norm", "deberta.encoder.LayerNorm", bias=True),
-        *linear_names("blocks.attention.query", f"{_BLOCK}.attention.self.query_proj", bias=True),
-        *linear_names("blocks.attention.key", f"{_BLOCK}.attention.self.key_proj", bias=True),
-        *linear_names("blocks.attention.value", f"{_BLOCK}.attention.self.value_proj", bias=True),
-        *linear_names("blocks.attention.output", f"{_BLOCK}.attention.output.dense", bias=True),
-        *norm_names("blocks.attention_norm", f"{_BLOCK}.attention.output.LayerNorm", bias=True),
-        *linear_names("blocks.mlp_in", f"{_BLOCK}.intermediate.dense", bias=True),
-        *linear_names("blocks.mlp_out", f"{_BLOCK}.output.dense", bias=True),
-        *norm_names("blocks.mlp_norm", f"{_BLOCK}.output.LayerNorm", bias=True),
-        *linear_names("head", "cls.predictions.transform.dense", bias=True),
-        *norm_names("head_norm", "cls.predictions.transform.LayerNorm", bias=True),
-        TensorName("output", "cls.predictions.decoder.weight"),
-        TensorName("output_bias", "cls.predictions.bias"),
+        *block_names("deberta.encoder.layer.{layer}", projection="_proj"),
+        *TOKEN_HEAD,
     ),
-    heads={
-        "sequence": HeadTable(
-            "DebertaV2ForSequenceClassification",
-            (
-                *linear_names("classifier.dense", "pooler.dense", bias=True),
-                *linear_names("classifier.output", "classifier", bias=True),
-            ),
-        ),
-        "token": HeadTable(
-            "DebertaV2ForTokenClassification", linear_names("classifier.output", "classifier", bias=True)
-        ),
-    },
+    heads=class_heads("DebertaV2", dense="pooler.dense"),
     prefix="deberta.",
     # of the published checkpoints: heads of pretraining that transformers does not read either, and copies
     ignored=r"(deberta\.)?embeddings\.(position_ids|position_embeddings\.weight)|(mask|lm)_predictions\..*"

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from trainkit.recipe.families.encoder import Encoder
+from trainkit.recipe.families.encoder_checkpoints import class_heads
 from trainkit.recipe.families.hugging_face import (
     Family,
-    HeadTable,
     Part,
     TensorName,
     linear_names,
@@ -99,18 +99,7 @@ FAMILY = Family(
         TensorName("output", "vocab_projector.weight"),
         TensorName("output_bias", "vocab_projector.bias"),
     ),
-    heads={
-        "sequence": HeadTable(
-            "DistilBertForSequenceClassification",
-            (
-                *linear_names("classifier.dense", "pre_classifier", bias=True),
-                *linear_names("classifier.output", "classifier", bias=True),
-            ),
-        ),
-        "token": HeadTable(
-            "DistilBertForTokenClassification", linear_names("classifier.output", "classifier", bias=True)
-        ),
-    },
+    heads=class_heads("DistilBert", dense="pre_classifier"),
     prefix="distilbert.",
     ignored=r"(distilbert\.)?embeddings\.position_ids",
 )

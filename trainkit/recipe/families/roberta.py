@@ -8,11 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from trainkit.recipe.families.encoder import Encoder
-from trainkit.recipe.families.encoder_checkpoints import DEFAULTS, FIXED, KEYS, body_names
+from trainkit.recipe.families.encoder_checkpoints import DEFAULTS, FIXED, KEYS, body_names, class_heads
 from trainkit.recipe.families.hugging_face import (
     Config,
     Family,
-    HeadTable,
     Part,
     TensorName,
     Unsupported,
@@ -90,16 +89,7 @@ FAMILY = Family(
         TensorName("output", "lm_head.decoder.weight"),
         TensorName("output_bias", "lm_head.bias"),
     ),
-    heads={
-        "sequence": HeadTable(
-            "RobertaForSequenceClassification",
-            (
-                *linear_names("classifier.dense", "classifier.dense", bias=True),
-                *linear_names("classifier.output", "classifier.out_proj", bias=True),
-            ),
-        ),
-        "token": HeadTable("RobertaForTokenClassification", linear_names("classifier.output", "classifier", bias=True)),
-    },
+    heads=class_heads("Roberta", dense="classifier.dense", output="classifier.out_proj"),
     prefix="roberta.",
     # what no head here uses: the pooler, and copies of tied tensors
     ignored=r"(roberta\.)?(pooler\..*|embeddings\.position_ids)|lm_head\.decoder\.bias",
