@@ -23,7 +23,7 @@ from trainkit.events.log import EventLog, read
 from trainkit.parallel import mesh
 from trainkit.plan import BatchSplit
 from trainkit.tasks import Loss, Task
-from trainkit.tasks.statistics import Counts
+from trainkit.tasks.statistics import Ratio
 from trainkit.train.prefetch import Prefetch
 from trainkit.train.state import State, initial_live
 
@@ -50,14 +50,14 @@ class Rows:
 
 
 class CountRows(Task):
-    metrics = {"rows": Counts.zero()}  # noqa: RUF012
+    metrics = {"rows": Ratio.zero()}  # noqa: RUF012
 
     def loss(self, model, batch, *, key):
         rows = jnp.float32(batch["x"].size)
-        return Loss(batch["x"].sum(), rows, {"rows": Counts(rows)})
+        return Loss(batch["x"].sum(), rows, {"rows": Ratio(rows, rows)})
 
     def report(self, *, loss, metrics, targets, bytes):
-        return {"loss": loss, "rows": float(metrics["rows"].array)}
+        return {"loss": loss, "rows": float(metrics["rows"].sum)}
 
 
 def evaluation(directory: Path, number: int) -> dict[str, float]:

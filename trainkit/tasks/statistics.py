@@ -35,21 +35,6 @@ class Ratio(NamedTuple):
         return float(self.sum) / float(self.weight) if float(self.weight) else None
 
 
-class Counts(NamedTuple):
-    """How often each of several things was seen, such as the cells of a confusion matrix; of any shape.
-
-    It is no number by itself: the `report` of its task makes numbers of it."""
-
-    array: Array | np.ndarray
-
-    @staticmethod
-    def zero(*shape: int) -> Counts:
-        return Counts(np.zeros(shape, np.float32))
-
-    def value(self) -> float | None:
-        return None
-
-
 def values_of(metrics: Mapping[str, Statistic]) -> dict[str, float]:
     """Return the value of every statistic that has one."""
     found = {name: statistic.value() for name, statistic in metrics.items()}
