@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 from jaxtyping import PRNGKeyArray, PyTree
@@ -11,6 +11,18 @@ from trainkit.parallel.devices import AttentionName
 from trainkit.recipe.families.sizes import Remat
 from trainkit.recipe.sections.model import Model
 from trainkit.recipe.spec import implementation_of
+
+
+class BuildArguments(TypedDict):
+    """What the `build` of every family is called with, beside the spec."""
+
+    vocab_size: int
+    sequence_length: int
+    implementation: AttentionName
+    """Of attention."""
+    remat: Remat
+    fp8: bool
+    key: PRNGKeyArray
 
 
 def build(
@@ -27,8 +39,7 @@ def build(
 
     With `fp8`, the products of its linear layers are made of 8-bit operands: see `models/fp8.py`.
     """
-    return implementation_of(model).build(
-        model,
+    given = BuildArguments(
         vocab_size=vocab_size,
         sequence_length=sequence_length,
         implementation=implementation,
@@ -36,6 +47,7 @@ def build(
         fp8=fp8,
         key=key,
     )
+    return implementation_of(model).build(model, **given)
 
 
 def leaf_names(tree: PyTree) -> PyTree[str]:

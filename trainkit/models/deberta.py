@@ -5,7 +5,7 @@ Shapes as in `layers.py`; S positions looked at, R relative positions, of which 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import equinox as eqx
 import jax
@@ -13,15 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from trainkit.models.build import BuildArguments
 from trainkit.models.custom_vjps import exact_gelu
 from trainkit.models.dropout import Dropout, without_keys
 from trainkit.models.encoder import EncoderModel, encoder_norm, encoder_parts
 from trainkit.models.layers import LayerNorm, Linear
 from trainkit.models.master_weights import exact
 from trainkit.models.remat import block_input, rematerialise
-from trainkit.parallel.devices import AttentionName
 from trainkit.recipe.families.deberta_v3 import Deberta
-from trainkit.recipe.families.sizes import Remat
 
 
 def relative_rows(length: int, *, buckets: int, furthest: int) -> Int[np.ndarray, "T S"]:
@@ -143,27 +142,17 @@ def _scores(equation: str, left: Array, right: Array) -> Float[Array, ...]:
     return jnp.einsum(equation, left, right, preferred_element_type=jnp.float32)
 
 
-def build(
-    spec: Deberta,
-    *,
-    vocab_size: int,
-    sequence_length: int,
-    implementation: AttentionName,
-    remat: Remat,
-    fp8: bool,
-    key: PRNGKeyArray,
-) -> DebertaModel:
+def build(spec: Deberta, **given: Unpack[BuildArguments]) -> DebertaModel:
     """Return a fresh encoder, in float32. No kernel has its attention, so `implementation` changes nothing."""
 
     def block(key: PRNGKeyArray) -> DebertaBlock:
-        return DebertaBlock.init(spec, key, fp8=fp8)
+        return DebertaBlock.init(spec, key, fp8=given["fp8"])
 
-    sizes = {"vocab_size": vocab_size, "sequence_length": sequence_length}
     rows = (2 * spec.position_buckets, spec.hidden)
-    fields = encoder_parts(spec, block, **sizes, remat=remat, fp8=fp8, key=key)
+    fields = encoder_parts(spec, block, given)
     return DebertaModel(
         **fields,
-        relative_embedding=jax.random.normal(jax.random.fold_in(key, 0), rows) * spec.initializer_range,
+        relative_embedding=jax.random.normal(jax.random.fold_in(given["key"], 0), rows) * spec.initializer_range,
         relative_norm=encoder_norm(spec),
         furthest=spec.furthest_position or fields["context_length"],
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import equinox as eqx
 import jax
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from trainkit.models.attention import AttentionSpec, KeyValues, Window, attention
+from trainkit.models.build import BuildArguments
 from trainkit.models.custom_vjps import gated_silu, gelu
 from trainkit.models.dropout import Dropout
 from trainkit.models.layers import Linear, RmsNorm
@@ -21,7 +22,6 @@ from trainkit.parallel.devices import AttentionName
 from trainkit.recipe.families import decoder as recipe
 from trainkit.recipe.families.moe import Sparse
 from trainkit.recipe.families.rope import Rope
-from trainkit.recipe.families.sizes import Remat
 
 
 class LayerContext(NamedTuple):
@@ -185,28 +185,12 @@ class DecoderModel(LanguageModel):
     """Coefficient of `Routing.balance_loss`; 0 where there are no experts."""
 
     @staticmethod
-    def init(
-        spec: recipe.Decoder,
-        *,
-        vocab_size: int,
-        sequence_length: int,
-        implementation: AttentionName,
-        remat: Remat,
-        fp8: bool,
-        key: PRNGKeyArray,
-    ) -> DecoderModel:
+    def init(spec: recipe.Decoder, **given: Unpack[BuildArguments]) -> DecoderModel:
         def block(key: PRNGKeyArray) -> DecoderBlock:
-            return DecoderBlock.init(spec, key, implementation=implementation, fp8=fp8)
+            return DecoderBlock.init(spec, key, implementation=given["implementation"], fp8=given["fp8"])
 
-        tokens, blocks, output = jax.random.split(key, 3)
-        common = parts(
-            spec,
-            block,
-            vocab_size=vocab_size,
-            sequence_length=sequence_length,
-            remat=remat,
-            keys=(tokens, blocks, output),
-        )
+        tokens, blocks, output = jax.random.split(given["key"], 3)
+        common = parts(spec, block, given, keys=(tokens, blocks, output))
         return DecoderModel(
             **common,
             final_norm=_norm(spec, spec.hidden),

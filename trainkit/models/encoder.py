@@ -6,7 +6,7 @@ Shapes as in `layers.py`; P learned positions, Y token types.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import equinox as eqx
 import jax
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from trainkit.models.attention import AttentionSpec, causal_attention
+from trainkit.models.build import BuildArguments
 from trainkit.models.classifier import Classifier
 from trainkit.models.custom_vjps import exact_gelu
 from trainkit.models.dropout import Dropout
@@ -107,23 +108,13 @@ class EncoderModel(eqx.Module):
     remat: Remat = eqx.field(static=True)
 
     @staticmethod
-    def init(
-        spec: Encoder,
-        *,
-        vocab_size: int,
-        sequence_length: int,
-        implementation: AttentionName,
-        remat: Remat,
-        fp8: bool,
-        key: PRNGKeyArray,
-    ) -> EncoderModel:
+    def init(spec: Encoder, **given: Unpack[BuildArguments]) -> EncoderModel:
         """Return a fresh encoder, in float32."""
 
         def block(key: PRNGKeyArray) -> EncoderBlock:
-            return EncoderBlock.init(spec, key, implementation=implementation, fp8=fp8)
+            return EncoderBlock.init(spec, key, implementation=given["implementation"], fp8=given["fp8"])
 
-        sizes = {"vocab_size": vocab_size, "sequence_length": sequence_length}
-        return EncoderModel(**encoder_parts(spec, block, **sizes, remat=remat, fp8=fp8, key=key))
+        return EncoderModel(**encoder_parts(spec, block, given))
 
     def hidden(
         self,
@@ -191,38 +182,29 @@ class EncoderModel(eqx.Module):
         return jnp.einsum("...d,vd->...v", states, rounded_VD, preferred_element_type=jnp.float32)
 
 
-def encoder_parts(
-    spec: TextEncoder,
-    block: Callable[[PRNGKeyArray], Any],
-    *,
-    vocab_size: int,
-    sequence_length: int,
-    remat: Remat,
-    fp8: bool,
-    key: PRNGKeyArray,
-) -> dict[str, Any]:
+def encoder_parts(spec: TextEncoder, block: Callable[[PRNGKeyArray], Any], given: BuildArguments) -> dict[str, Any]:
     """Return the fields of a fresh `EncoderModel`, in float32; `block` makes a block from its key."""
     d, scale, predicts = spec.hidden, spec.initializer_range, spec.predicts_tokens
-    tokens, places, types, blocks, head = jax.random.split(key, 5)
-    length = spec.context_length or sequence_length
+    tokens, places, types, blocks, head = jax.random.split(given["key"], 5)
+    length = spec.context_length or given["sequence_length"]
 
     def table(key: PRNGKeyArray, rows: int) -> Float[Array, "rows D"]:
         return jax.random.normal(key, (rows, d)) * scale
 
     return {
-        "token_embedding": table(tokens, vocab_size),
+        "token_embedding": table(tokens, given["vocab_size"]),
         "position_embedding": table(places, spec.unused_positions + length) if spec.learned_positions else None,
         "type_embedding": table(types, spec.type_rows) if spec.type_rows else None,
         "embedding_norm": encoder_norm(spec),
         "embedding_dropout": Dropout(spec.embedding_rate),
         "blocks": jax.vmap(block)(jax.random.split(blocks, spec.layers)),
-        "head": Linear.init(head, d, d, scale=scale, bias=spec.biased, fp8=fp8) if predicts else None,
+        "head": Linear.init(head, d, d, scale=scale, bias=spec.biased, fp8=given["fp8"]) if predicts else None,
         "head_norm": encoder_norm(spec) if predicts else None,
-        "output_bias": jnp.zeros(vocab_size) if predicts else None,
+        "output_bias": jnp.zeros(given["vocab_size"]) if predicts else None,
         "classifier": Classifier.init(spec, head),
         "context_length": length,
         "unused_positions": spec.unused_positions,
-        "remat": remat,
+        "remat": given["remat"],
     }
 
 

@@ -6,19 +6,21 @@ distances.
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from trainkit.models.attention import KeyValues
+from trainkit.models.build import BuildArguments
 from trainkit.models.classifier import Classifier
 from trainkit.models.dropout import Dropout
 from trainkit.models.encoder_decoder_block import EncoderDecoderBlock, distance_bias, norm_of
 from trainkit.models.layers import LayerNorm, RmsNorm, logits
 from trainkit.models.master_weights import Weight, exact, lookup
 from trainkit.models.remat import block_input, rematerialise
-from trainkit.parallel.devices import AttentionName
 from trainkit.recipe.families.encoder_decoder import DistanceBuckets, EncoderDecoder
 from trainkit.recipe.families.sizes import Remat
 
@@ -101,44 +103,37 @@ class EncoderDecoderModel(eqx.Module):
     remat: Remat = eqx.field(static=True)
 
     @staticmethod
-    def init(
-        spec: EncoderDecoder,
-        *,
-        vocab_size: int,
-        sequence_length: int,
-        implementation: AttentionName,
-        remat: Remat,
-        fp8: bool,
-        key: PRNGKeyArray,
-    ) -> EncoderDecoderModel:
+    def init(spec: EncoderDecoder, **given: Unpack[BuildArguments]) -> EncoderDecoderModel:
         """Return a fresh model, in float32."""
-        tokens, source, target, encoder, decoder, output = jax.random.split(key, 6)
+        tokens, source, target, encoder, decoder, output = jax.random.split(given["key"], 6)
 
         def stack(key: PRNGKeyArray, layers: int, *, cross: bool) -> EncoderDecoderBlock:
             def block(key: PRNGKeyArray) -> EncoderDecoderBlock:
-                return EncoderDecoderBlock.init(spec, key, cross=cross, implementation=implementation, fp8=fp8)
+                return EncoderDecoderBlock.init(
+                    spec, key, cross=cross, implementation=given["implementation"], fp8=given["fp8"]
+                )
 
             blocks: EncoderDecoderBlock = jax.vmap(block)(jax.random.split(key, layers))
             return blocks
 
         def table(key: PRNGKeyArray) -> Float[Array, "V D"]:
-            return jax.random.normal(key, (vocab_size, spec.hidden)) * spec.initializer_range
+            return jax.random.normal(key, (given["vocab_size"], spec.hidden)) * spec.initializer_range
 
         return EncoderDecoderModel(
             token_embedding=table(tokens),
-            encoder=StackEnds.init(spec, sequence_length, source),
-            decoder=StackEnds.init(spec, sequence_length, target),
+            encoder=StackEnds.init(spec, given["sequence_length"], source),
+            decoder=StackEnds.init(spec, given["sequence_length"], target),
             blocks=Stacks(stack(encoder, spec.layers, cross=False), stack(decoder, spec.decoder_blocks, cross=True)),
             output=table(output) if spec.predicts_tokens and not spec.tied else None,
-            output_bias=jnp.zeros((1, vocab_size)) if spec.predicts_tokens and spec.output_biased else None,
+            output_bias=jnp.zeros((1, given["vocab_size"])) if spec.predicts_tokens and spec.output_biased else None,
             classifier=Classifier.init(spec, output),
             embedding_scale=spec.embedding_scale,
             output_scale=spec.output_scale,
             first_position=spec.first_position,
             distances=spec.distances,
             decoder_start=spec.decoder_start,
-            context_length=spec.context_length or sequence_length,
-            remat=remat,
+            context_length=spec.context_length or given["sequence_length"],
+            remat=given["remat"],
         )
 
     def encode(self, tokens_BS: Int[Array, "B S"], segments_BS: Int[Array, "B S"]) -> Float[Array, "B S D"]:

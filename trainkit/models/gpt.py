@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -9,13 +11,13 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from trainkit.models.attention import AttentionSpec, KeyValues, attention
+from trainkit.models.build import BuildArguments
 from trainkit.models.custom_vjps import exact_gelu, gelu
 from trainkit.models.dropout import Dropout
 from trainkit.models.layers import LayerNorm, Linear
 from trainkit.models.master_weights import add, lookup
 from trainkit.models.stack import LanguageModel, parts, positions, residual_scale
 from trainkit.parallel.devices import AttentionName
-from trainkit.recipe.families.sizes import Remat
 from trainkit.recipe.families.transformer import GptDecoder
 
 
@@ -127,30 +129,14 @@ class GptModel(LanguageModel):
     embedding_dropout: Dropout
 
     @staticmethod
-    def init(
-        spec: GptDecoder,
-        *,
-        vocab_size: int,
-        sequence_length: int,
-        implementation: AttentionName,
-        remat: Remat,
-        fp8: bool,
-        key: PRNGKeyArray,
-    ) -> GptModel:
+    def init(spec: GptDecoder, **given: Unpack[BuildArguments]) -> GptModel:
         # positions come second, and only where they are learned
-        tokens, *learned, blocks, output = jax.random.split(key, 4 if spec.learned_positions else 3)
+        tokens, *learned, blocks, output = jax.random.split(given["key"], 4 if spec.learned_positions else 3)
 
         def block(key: PRNGKeyArray) -> GptBlock:
-            return GptBlock.init(spec, key, implementation=implementation, fp8=fp8)
+            return GptBlock.init(spec, key, implementation=given["implementation"], fp8=given["fp8"])
 
-        common = parts(
-            spec,
-            block,
-            vocab_size=vocab_size,
-            sequence_length=sequence_length,
-            remat=remat,
-            keys=(tokens, blocks, output),
-        )
+        common = parts(spec, block, given, keys=(tokens, blocks, output))
         places = (common["context_length"], spec.hidden)
         return GptModel(
             **common,

@@ -6,7 +6,7 @@ Shapes as in `layers.py`.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import equinox as eqx
 import jax
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from trainkit.models.attention import AttentionSpec, Window, causal_attention
+from trainkit.models.build import BuildArguments
 from trainkit.models.custom_vjps import exact_gelu
 from trainkit.models.dropout import Dropout
 from trainkit.models.encoder import EncoderModel, encoder_norm, encoder_parts
@@ -24,7 +25,6 @@ from trainkit.models.stack import residual_scale
 from trainkit.parallel.devices import AttentionName
 from trainkit.recipe.families.modernbert import ModernBert
 from trainkit.recipe.families.rope import Rope
-from trainkit.recipe.families.sizes import Remat
 
 
 class EncoderContext(NamedTuple):
@@ -117,25 +117,15 @@ class ModernBertModel(EncoderModel):
         return self.final_norm(jax.lax.scan(rematerialise(layer, self.remat), x_BTD, each)[0])
 
 
-def build(
-    spec: ModernBert,
-    *,
-    vocab_size: int,
-    sequence_length: int,
-    implementation: AttentionName,
-    remat: Remat,
-    fp8: bool,
-    key: PRNGKeyArray,
-) -> ModernBertModel:
+def build(spec: ModernBert, **given: Unpack[BuildArguments]) -> ModernBertModel:
     """Return a fresh encoder, in float32."""
 
     def block(key: PRNGKeyArray) -> ModernBertBlock:
-        return ModernBertBlock.init(spec, key, implementation=implementation, fp8=fp8)
+        return ModernBertBlock.init(spec, key, implementation=given["implementation"], fp8=given["fp8"])
 
-    sizes = {"vocab_size": vocab_size, "sequence_length": sequence_length}
     norms = jax.tree.map(lambda leaf: jnp.tile(leaf, (spec.layers - 1, 1)), encoder_norm(spec))
     return ModernBertModel(
-        **encoder_parts(spec, block, **sizes, remat=remat, fp8=fp8, key=key),
+        **encoder_parts(spec, block, given),
         attention_norm=norms,
         final_norm=encoder_norm(spec),
         windows=spec.windows,

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from trainkit.models.attention import KeyValues
+from trainkit.models.build import BuildArguments
 from trainkit.models.classifier import Classifier
 from trainkit.models.dropout import EmbeddingNoise
 from trainkit.models.layers import logits
@@ -138,16 +139,14 @@ class LanguageModel(eqx.Module):
 def parts(
     spec: Transformer,
     block: Callable[[PRNGKeyArray], Block],
+    given: BuildArguments,
     *,
-    vocab_size: int,
-    sequence_length: int,
-    remat: Remat,
     keys: tuple[PRNGKeyArray, PRNGKeyArray, PRNGKeyArray],
 ) -> Parts:
     """Fresh ones, from keys for the embedding, the blocks and the output: embeddings of standard deviation
     `spec.initializer_range`, and `spec.layers` blocks, each made from a key of its own."""
     tokens, blocks, output = keys
-    embeddings = (vocab_size, spec.hidden)
+    embeddings = (given["vocab_size"], spec.hidden)
     return Parts(
         token_embedding=jax.random.normal(tokens, embeddings) * spec.initializer_range,
         blocks=jax.vmap(block)(jax.random.split(blocks, spec.layers)),
@@ -155,8 +154,8 @@ def parts(
         if spec.tied or not spec.predicts_tokens
         else jax.random.normal(output, embeddings) * spec.initializer_range,
         classifier=Classifier.init(spec, output),
-        context_length=spec.context_length or sequence_length,
-        remat=remat,
+        context_length=spec.context_length or given["sequence_length"],
+        remat=given["remat"],
         embedding_noise=EmbeddingNoise(),
     )
 
