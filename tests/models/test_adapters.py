@@ -23,6 +23,8 @@ from trainkit.hub.load import base_digest, check_same_base
 from trainkit.models.adapters import Adapted, merge, trainable
 from trainkit.models.layers import Linear
 from trainkit.models.nf4 import LEVELS, Nf4, nf4_product, quantise, without_sources
+from trainkit.recipe.optimizers.adam import AdamW
+from trainkit.recipe.optimizers.spec import Group
 from trainkit.recipe.sections.adapter import (
     Adapter,
     Lora,
@@ -32,7 +34,6 @@ from trainkit.recipe.sections.adapter import (
     quantised_parameters,
     targeted_layers,
 )
-from trainkit.recipe.sections.optimizer import AdamW, Group
 from trainkit.recipe.sections.task import CausalLM
 from trainkit.tasks import build as build_task
 from trainkit.train.state import State, init, without_frozen

@@ -22,8 +22,8 @@ from trainkit.recipe.families.gpt2 import Gpt2
 from trainkit.recipe.families.llama import Llama
 from trainkit.recipe.families.mixtral import Mixtral
 from trainkit.recipe.families.qwen2 import Qwen2
+from trainkit.recipe.optimizers.adam import AdamW
 from trainkit.recipe.sections.adapter import Adapter
-from trainkit.recipe.sections.optimizer import AdamW
 from trainkit.recipe.sections.schedule import Constant
 from trainkit.recipe.sections.task import CausalLM
 from trainkit.tasks import build as build_task

@@ -7,16 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import small
+from trajectories import SHAPES
 
 from trainkit import optim
-from trainkit.recipe.sections.optimizer import AdamW, Group, Muon, OptimizerSpec
+from trainkit.recipe.optimizers.adam import AdamW
+from trainkit.recipe.optimizers.matrix import Muon
+from trainkit.recipe.optimizers.spec import Group, OptimizerSpec
 
-SHAPES = {
-    "token_embedding": (12, 6),
-    "blocks.mlp_in.weight": (2, 6, 8),
-    "blocks.mlp_in.bias": (2, 8),
-    "output": (12, 6),
-}
 MUON = Muon(type="muon", learning_rate=0.02, adamw=AdamW(learning_rate=1e-3))
 RULES = {
     "adamw": AdamW(learning_rate=1e-2),

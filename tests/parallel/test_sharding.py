@@ -18,7 +18,7 @@ from trainkit.parallel import devices, mesh
 from trainkit.parallel.precision import random_bits
 from trainkit.plan import Devices, make_plan
 from trainkit.recipe import Recipe
-from trainkit.recipe.sections.optimizer import AdamW
+from trainkit.recipe.optimizers.adam import AdamW
 from trainkit.recipe.sections.schedule import Cosine
 from trainkit.recipe.sections.task import CausalLM
 from trainkit.tasks import build as build_task

@@ -33,7 +33,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from trainkit.recipe.sections.optimizer import OptimizerSpec, Shape
+from trainkit.recipe.optimizers.spec import OptimizerSpec, Shape
 from trainkit.recipe.sections.schedule import ScheduleSpec
 from trainkit.recipe.spec import Count
 
@@ -368,7 +368,7 @@ def test_a_wrong_plugin_ends_a_run_before_it_has_a_directory(tmp_path: Path) -> 
 INHERITING = """
 from typing import Literal
 from trainkit.recipe.families.gpt2 import Gpt2
-from trainkit.recipe.sections.optimizer import AdamW
+from trainkit.recipe.optimizers.adam import AdamW
 from trainkit.recipe.spec import Count
 
 class Small(Gpt2):

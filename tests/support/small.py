@@ -12,7 +12,7 @@ import numpy as np
 from trainkit import models, optim
 from trainkit.optim import LearningRate
 from trainkit.recipe.families.gpt2 import Gpt2
-from trainkit.recipe.sections.optimizer import AdamW
+from trainkit.recipe.optimizers.adam import AdamW
 from trainkit.recipe.sections.schedule import Cosine
 from trainkit.recipe.sections.task import CausalLM
 from trainkit.tasks import build as build_task

@@ -18,7 +18,8 @@ from trainkit.parallel.precision import (
     to_blocks,
     zero_blocks,
 )
-from trainkit.recipe.sections.optimizer import SMALLEST_COMPRESSED, AdamW, Moments
+from trainkit.recipe.optimizers.adam import AdamW
+from trainkit.recipe.optimizers.spec import SMALLEST_COMPRESSED, Moments
 
 
 def build(spec: AdamW) -> optax.GradientTransformationExtraArgs:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from inspect import isfunction
 from typing import Any, Protocol
 
 import jax
@@ -9,10 +11,11 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import ArrayLike, PyTree
 
+from trainkit.optim.decay import decayed
+from trainkit.recipe.optimizers.spec import OptimizerSpec
 from trainkit.recipe.sections.adapter import Adapter
-from trainkit.recipe.sections.optimizer import OptimizerSpec
 from trainkit.recipe.sections.schedule import NEVER, ScheduleSpec
-from trainkit.recipe.spec import implementation_of
+from trainkit.recipe.spec import implementation_of, import_named
 
 
 class LearningRate(Protocol):
@@ -30,8 +33,8 @@ def build(
 ) -> optax.GradientTransformationExtraArgs:
     """Return gradients → descent directions; the step multiplies them by the negative learning rate.
 
-    An update is given, as extra arguments: a fresh `key`; the mean loss as `value`; and `grad_fn(params) -> (value,
-    gradients)`, which evaluates the step's whole batch at other parameters.
+    An update is given, as extra arguments: a fresh `key`; the mean loss as `value`; the `learning_rate` of this step;
+    and `grad_fn(params) -> (value, gradients)`, which evaluates the step's whole batch at other parameters.
 
     Args:
         names: the trained parameters with every leaf replaced by its path.
@@ -47,18 +50,31 @@ def build(
         return spec.rate_factor_of(name, leaf.shape) * ratio
 
     factors = jax.tree.map(factor, names, shapes)
-    transforms = [_by_rule(rules)]
+    rule = _wrapped(_by_rule(rules, _transformation), spec, "rule")
+    transforms = [rule]
     if any(jax.tree.leaves(decays)):
-        transforms.append(
-            optax.stateless(lambda u, p: jax.tree.map(lambda u, p, d: u + d * p if d else u, u, p, decays))
-        )
+        transforms = [*decayed(rule, rules, decays)]
+    if any(rule.finish for rule in jax.tree.leaves(rules)):
+        transforms.append(_by_rule(rules, _finish))
     if any(factor != 1.0 for factor in jax.tree.leaves(factors)):
         transforms.append(optax.stateless(lambda u, _: jax.tree.map(lambda u, f: u * f, u, factors)))
-    return optax.with_extra_args_support(optax.chain(*transforms))
+    return _wrapped(optax.chain(*transforms), spec, "update")
 
 
-def _by_rule(rules: PyTree[OptimizerSpec]) -> optax.GradientTransformation:
-    """Return one transformation in which every parameter is updated by its own rule.
+def _wrapped(
+    inner: optax.GradientTransformation, spec: OptimizerSpec, around: str
+) -> optax.GradientTransformationExtraArgs:
+    wrapped = optax.with_extra_args_support(inner)
+    for wrapper in spec.wrappers:
+        if wrapper.around == around:
+            wrapped = implementation_of(wrapper).build(wrapper, wrapped)
+    return wrapped
+
+
+def _by_rule(
+    rules: PyTree[OptimizerSpec], transformation: Callable[[OptimizerSpec], optax.GradientTransformation]
+) -> optax.GradientTransformation:
+    """Return one transformation in which every parameter has the `transformation` of its own rule.
 
     Where all have the same rule the state is that rule's alone, so that its leaves have the same paths as ever.
     """
@@ -67,11 +83,16 @@ def _by_rule(rules: PyTree[OptimizerSpec]) -> optax.GradientTransformation:
         if rule not in distinct:
             distinct.append(rule)
     if len(distinct) == 1:
-        return _transformation(distinct[0])
+        return transformation(distinct[0])
     labels = [f"{number}-{rule.type}" for number, rule in enumerate(distinct)]
-    transforms = {label: _transformation(rule) for label, rule in zip(labels, distinct, strict=True)}
+    transforms = {label: transformation(rule) for label, rule in zip(labels, distinct, strict=True)}
     return optax.partition(transforms, jax.tree.map(lambda rule: labels[distinct.index(rule)], rules))
 
 
 def _transformation(rule: OptimizerSpec) -> optax.GradientTransformation:
-    return implementation_of(rule).build(rule)
+    found = implementation_of(rule)
+    return found(rule) if isfunction(found) else found.build(rule)
+
+
+def _finish(rule: OptimizerSpec) -> optax.GradientTransformation:
+    return import_named(rule.finish)(rule) if rule.finish else optax.identity()

@@ -10,7 +10,8 @@ import optax
 from jaxtyping import PyTree
 from optax import contrib
 
-from trainkit.recipe.sections.optimizer import Muon
+from trainkit.optim.moments import stored
+from trainkit.recipe.optimizers.matrix import Muon
 
 #: Root mean square of AdamW's updates, which `scale = "rms"` reproduces (Liu et al. 2025, section 2.2).
 ADAMW_RMS = 0.2
@@ -30,8 +31,9 @@ def build(spec: Muon) -> optax.GradientTransformation:
         mu_dtype=jnp.float32,
         weight_dimension_numbers=_last_two_axes,
     )
+    momentum = stored(orthogonal, spec.moments, {"mu": True})
     by_shape = optax.stateless(lambda updates, _: jax.tree.map(lambda u: u * _scale(spec, u.shape), updates))
-    return optax.chain(orthogonal, by_shape)
+    return optax.chain(momentum, by_shape)
 
 
 def _scale(spec: Muon, shape: tuple[int, ...]) -> float:

@@ -16,6 +16,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
+from trainkit import optim
 from trainkit.models.casting import cast
 from trainkit.models.dropout import has_dropout, with_keys
 from trainkit.models.master_weights import in_compute_dtype
@@ -107,7 +108,12 @@ def make_step(
             divisor = jnp.where(weight > 0, weight, 1)
             return total / divisor, jax.tree.map(lambda g: g / divisor, grads)
 
-        extras = {"key": _key_of(state, MOMENTS), "value": total / divisor, "grad_fn": grad_fn}
+        extras = {
+            "key": _key_of(state, MOMENTS),
+            "value": total / divisor,
+            "learning_rate": rate,
+            "grad_fn": grad_fn,
+        }
         directions, moments = optimizer.update(grads, state.optimizer, state.params, **extras)
         updates = jax.tree.map(lambda d: -rate * d, directions)
         params = _updated(updates, state.params, key=_key_of(state, PARAMETERS), rounding=rounding)
@@ -118,6 +124,7 @@ def make_step(
             "optimizer/learning_rate": rate,
             "gradients/norm": norm,
             "updates/norm": optax.tree.norm(updates),
+            **{f"optimizer/{name}": value for name, value in optim.metrics(moments).items()},
         }
         after = State(params, state.frozen, moments, state.step + 1, state.key, state.live)
         return _unless_skipped(state, after, metrics)

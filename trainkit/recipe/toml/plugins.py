@@ -25,12 +25,14 @@ from pydantic.errors import PydanticUserError
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 from trainkit.recipe.families.model import ModelSpec
+from trainkit.recipe.optimizers.spec import OptimizerSpec
+from trainkit.recipe.optimizers.wrappers import Wrapper, WrapperSpec
 from trainkit.recipe.sections.document import Document
 from trainkit.recipe.sections.document_spec import DocumentSpec
 from trainkit.recipe.sections.metric import Metric
 from trainkit.recipe.sections.metric_spec import MetricSpec
 from trainkit.recipe.sections.model import Model
-from trainkit.recipe.sections.optimizer import Optimizer, OptimizerSpec
+from trainkit.recipe.sections.optimizer import Optimizer
 from trainkit.recipe.sections.schedule import Schedule, ScheduleSpec
 from trainkit.recipe.sections.source import Source, SourceSpec
 from trainkit.recipe.sections.task import Task
@@ -61,6 +63,7 @@ EXTENSIBLE = (
     Extensible("source", SourceSpec, Source),
     Extensible("document", DocumentSpec, Document, "make"),
     Extensible("metric", MetricSpec, Metric),
+    Extensible("wrapper", WrapperSpec, Wrapper),
 )
 
 

@@ -1,0 +1,27 @@
+"""Cautious updates: only where direction and gradient agree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, PyTree
+
+from trainkit.recipe.optimizers.wrappers import Cautious
+
+
+def build(spec: Cautious, inner: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
+    """Return `inner` with its directions masked (Liang et al. 2024, algorithm 1)."""
+
+    def update(grads: PyTree, state: Any, params: PyTree | None = None, **extras: Any) -> tuple[PyTree, Any]:
+        directions, state = inner.update(grads, state, params, **extras)
+        return jax.tree.map(_masked, directions, grads), state
+
+    return optax.GradientTransformationExtraArgs(inner.init, update)
+
+
+def _masked(direction: Array, grad: Array) -> Array:
+    agrees = (direction * grad > 0).astype(direction.dtype)
+    return direction * agrees / jnp.maximum(agrees.mean(), 1e-3)

@@ -1,0 +1,200 @@
+"""What every optimizer has, and what the rest of trainkit asks of it: its state, its groups, its weight decay.
+
+The mathematics of a rule is in the module that its spec names as `implementation`; nothing outside that module and its
+spec knows a rule by name.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
+
+from pydantic import Field, model_validator
+
+from trainkit.recipe.optimizers.wrappers import Wrapper
+from trainkit.recipe.spec import NotNegative, Positive, Spec
+
+#: Dimensions of one parameter.
+Shape: TypeAlias = tuple[int, ...]
+Moments = Literal["float32", "bfloat16", "int8"]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+DecayType = Literal["decoupled", "coupled", "independent", "cautious"]
+if TYPE_CHECKING:
+    #: Any optimizer: the union, which `sections/optimizer.py` puts here once it has all of them.
+    Optimizer: TypeAlias = "OptimizerSpec"
+
+#: Moments of fewer numbers are not compressed: norms and biases take little memory, and rounding them does harm.
+SMALLEST_COMPRESSED = 4096
+
+
+class Group(Spec):
+    """Options for the parameters whose path matches; a later group overrides an earlier one."""
+
+    match: str
+    """A glob over parameter paths, such as `*.bias` or `blocks.*`. A glob that matches no parameter is an error."""
+    optimizer: Optimizer | None = None
+    """Another update rule for these parameters, such as `{ type = "adamw", learning_rate = 3e-4 }`; it has no groups of
+    its own."""
+    weight_decay: NotNegative | None = None
+    """Overrides the optimizer's weight decay; this is how norms, biases or embeddings are decayed."""
+    learning_rate_factor: NotNegative = 1.0
+    """Multiplies the learning rate; 0 freezes these parameters."""
+
+    @model_validator(mode="after")
+    def _has_nothing_inside(self) -> Group:
+        for key in ("groups", "wrappers"):
+            if self.optimizer is not None and getattr(self.optimizer, key):
+                raise ValueError(f"the optimizer of a group cannot have {key}: list them all in [[optimizer.{key}]]")
+        return self
+
+
+class OptimizerSpec(Spec):
+    """What every optimizer has, and what the rest of trainkit asks of it."""
+
+    type: str
+    learning_rate: Positive
+    """The peak; the schedule scales it at each step."""
+    weight_decay: NotNegative = 0.0
+    """Each step subtracts learning rate x weight decay x parameter, unless `decay_type` says otherwise. Norms, biases
+    and embeddings are not decayed unless a group gives them a weight decay."""
+    decay_type: DecayType = "decoupled"
+    """How parameters decay. `decoupled` subtracts learning rate x weight decay x parameter (Loshchilov & Hutter 2019);
+    `independent` does so with the schedule's share of the peak in place of the learning rate, so that the peak has no
+    influence (section 3 of the same paper); `cautious` is decoupled, but only where the update moves the parameter
+    towards zero (Chen et al. 2025); `coupled` adds weight decay x parameter to the gradient (L2)."""
+    groups: tuple[Group, ...] = ()
+    """Parameters with their own options: one `[[optimizer.groups]]` each."""
+    wrappers: tuple[Wrapper, ...] = ()
+    """What changes the updates of any optimizer, from the inside out: one `[[optimizer.wrappers]]` each."""
+
+    implementation: ClassVar[str]
+    """The module, or `module:function`, whose `build(spec)` returns the gradient transformation."""
+    finish: ClassVar[str | None] = None
+    """The `module:function` that returns, from the spec, the transformation after weight decay, if there is one: for
+    rules that scale, or average, what they and the weight decay do together."""
+    owns_rate: ClassVar[bool] = False
+    """Whether the rule's own formulas contain the learning rate, so that groups cannot scale it."""
+    state_keys: ClassVar[frozenset[str]] = frozenset({"type"})
+    """Keys whose change makes a saved optimizer state useless."""
+
+    @abstractmethod
+    def state_bytes(self, shape: Shape) -> int:
+        """Return the bytes of state kept for one parameter of this shape."""
+
+    def rule_of(self, name: str, shape: Shape) -> OptimizerSpec:
+        """Return the rule that updates a parameter where no group chooses one."""
+        return self
+
+    def owner(self, name: str, shape: Shape) -> OptimizerSpec:
+        """Return the rule that updates the parameter `name`: that of the last group that chooses one, or its own."""
+        chosen = [group.optimizer for group in self.groups_of(name) if group.optimizer is not None]
+        return chosen[-1].rule_of(name, shape) if chosen else self.rule_of(name, shape)
+
+    def groups_of(self, name: str) -> list[Group]:
+        """Return the groups that match a parameter, in their order."""
+        return [group for group in self.groups if fnmatchcase(name, group.match)]
+
+    def decay_of(self, name: str, shape: Shape) -> float:
+        """Return the weight decay of a parameter."""
+        decay = 0.0 if is_exempt_from_decay(name) else self.owner(name, shape).weight_decay
+        for group in self.groups_of(name):
+            decay = decay if group.weight_decay is None else group.weight_decay
+        return decay
+
+    def rate_factor_of(self, name: str, shape: Shape) -> float:
+        """Return the learning rate of a parameter as a multiple of `learning_rate`; the last matching group decides."""
+        factors = [group.learning_rate_factor for group in self.groups_of(name)]
+        own = self.owner(name, shape).learning_rate / self.learning_rate
+        return (factors[-1] if factors else 1.0) * own
+
+    def total_state_bytes(self, leaves: Mapping[str, Shape]) -> int:
+        """Return the bytes of state of parameters with these names and shapes."""
+        wrapped = sum(wrapper.state_bytes(shape) for wrapper in self.wrappers for shape in leaves.values())
+        return wrapped + sum(self.owner(name, shape).state_bytes(shape) for name, shape in leaves.items())
+
+    def smaller(self) -> Iterator[dict[str, Any]]:
+        """Yield changes of keys that make the state smaller, the mildest first."""
+        return iter(())
+
+    def check_groups(self, names: Iterable[str]) -> None:
+        """Check the groups against the names of the trained parameters.
+
+        Raises ValueError where a group matches none, two groups choose different optimizers for one parameter, or a
+        group scales the learning rate of an optimizer that has one for all parameters.
+        """
+        names = list(names)
+        for number, group in enumerate(self.groups):
+            if not any(fnmatchcase(name, group.match) for name in names):
+                raise ValueError(
+                    f"optimizer.groups.{number}: match = {group.match!r} matches no parameter;"
+                    f" the parameters are {', '.join(names)}"
+                )
+        for number, group in enumerate(self.groups):
+            if (group.optimizer or self).owns_rate and group.learning_rate_factor not in (0, 1):
+                kind = (group.optimizer or self).type
+                raise ValueError(
+                    f"optimizer.groups.{number}: learning_rate_factor = {group.learning_rate_factor:g} cannot scale"
+                    f' "{kind}", which has one learning rate for all parameters; only 0 (frozen) and 1 are possible'
+                )
+        for name in names:
+            rules = [group for group in self.groups_of(name) if group.optimizer is not None]
+            if any(group.optimizer != rules[0].optimizer for group in rules):
+                matches = " and ".join(repr(group.match) for group in rules)
+                raise ValueError(
+                    f"optimizer.groups: {matches} choose different optimizers for {name};"
+                    " make the globs disjoint or give both the same optimizer"
+                )
+
+    def state_key_values(self) -> dict[str, Any]:
+        """Return the values that determine the structure of the state, by dotted key within [optimizer]."""
+        values = {key: getattr(self, key) for key in sorted(self.state_keys)}
+        for number, group in enumerate(self.groups):
+            if group.optimizer is not None:
+                values[f"groups.{number}.match"] = group.match
+                inner = group.optimizer.state_key_values()
+                values |= {f"groups.{number}.optimizer.{key}": value for key, value in inner.items()}
+        for number, wrapper in enumerate(self.wrappers):
+            if wrapper.has_state:
+                values[f"wrappers.{number}.type"] = wrapper.type
+        return values
+
+
+class WithMoments(OptimizerSpec):
+    """An optimizer whose averages may be stored in fewer bits than they are computed in."""
+
+    moments: Moments = "float32"
+    """How averages are stored between steps; they are computed in float32. int8 is 8 bit on a logarithmic scale
+    in blocks of 32 (after Dettmers et al. 2022). Averages of fewer than 4096 numbers stay float32."""
+
+    averages: ClassVar[int]
+    """How many averages there are for each parameter, of its shape."""
+    state_keys: ClassVar[frozenset[str]] = frozenset({"type", "moments"})
+
+    def state_bytes(self, shape: Shape) -> int:
+        return self.averages * moment_bytes(shape, self.moments)
+
+    def smaller(self) -> Iterator[dict[str, Any]]:
+        kinds = ("float32", "bfloat16", "int8")
+        for kind in kinds[kinds.index(self.moments) + 1 :]:
+            yield {"moments": kind}
+
+
+def moment_bytes(shape: Shape, moments: Moments) -> int:
+    """Return the bytes of one average of a parameter; int8 has a byte of scale for each block of 32 numbers."""
+    size = math.prod(shape)
+    if moments == "float32" or size < SMALLEST_COMPRESSED:
+        return 4 * size
+    return 2 * size if moments == "bfloat16" else size + math.ceil(size / 32)
+
+
+def is_exempt_from_decay(name: str) -> bool:
+    """Whether a parameter is a norm, a bias, an embedding or a magnitude (DoRA), which are not decayed by default."""
+    *parents, last = name.split(".")
+    return (
+        last.endswith("bias")
+        or "embedding" in last
+        or any("norm" in parent or parent == "magnitude" for parent in parents)
+    )
