@@ -25,17 +25,17 @@ from trainkit.recipe.sections.adapter import Adapter, targeted_layers
 
 #: The purpose that the key of a fresh adapter is folded with.
 ADAPTER = 0x10A
-#: The trained leaves of an `Adapted`; the second of them learns faster where LoRA+ is asked for.
+#: The trained leaves of an `Adapted`; with LoRA+ the second learns faster.
 TRAINED = ("a", "b", "magnitude")
-#: Of the adapters of layers, by name within a block, what their trained leaves hold.
+#: The trained arrays of adapters, by the layer's name within a block and the leaf's name.
 Numbers: TypeAlias = Mapping[str, Mapping[str, np.ndarray | Array]]
 
 
 class Adapted(eqx.Module):
-    """x @ (base + scale x a @ b), + the base's bias; can stand wherever a `Linear` does.
+    """A linear layer with an adapter: x @ (base + scale x a @ b), plus the base's bias. It can replace any `Linear`.
 
-    With `magnitude` (DoRA: Liu et al. 2024, equation 5) each column of that matrix is scaled to the length in there. As
-    in their section 4.3, no gradient goes through the length that it had.
+    With `magnitude` (DoRA: Liu et al. 2024, equation 5) each column of that matrix is scaled to the length given there.
+    As in their section 4.3, no gradient flows through the column's own length.
     """
 
     base: Linear
@@ -49,7 +49,7 @@ class Adapted(eqx.Module):
 
     @property
     def weight(self) -> Float[Array, "*L in out"]:
-        """The matrix with which it multiplies, in the dtype of the base, float32 where that is in 4 bit."""
+        """Return the matrix that it multiplies with, in the dtype of the base; in float32 if the base is in 4 bit."""
         weight = self._sum()
         if self.magnitude is not None:
             weight = weight * (self.magnitude.value / _lengths(weight))[..., None, :]
@@ -57,6 +57,7 @@ class Adapted(eqx.Module):
 
     @property
     def bias(self) -> Float[Array, "*L out"] | None:
+        """Return the bias of the base; None if it has none."""
         return self.base.bias
 
     def __call__(self, x: Float[Array, "*n in"]) -> Float[Array, "*n out"]:
@@ -76,11 +77,11 @@ class Adapted(eqx.Module):
 
 
 def with_adapter(base: PyTree, spec: Adapter | None, *, key: PRNGKeyArray, numbers: Numbers | None = None) -> PyTree:
-    """Return the model as a recipe trains it: `base` itself where `spec` is None, or `base` with an adapter on it.
+    """Return the model that a recipe trains: `base`, with an adapter unless `spec` is None.
 
     Args:
-        key: the key that a random base is made from; the adapter's key derives from it.
-        numbers: the arrays of the adapter that the recipe begins with; None for a fresh adapter.
+        key: the key that a random base was drawn from; the adapter's key derives from it.
+        numbers: the adapter's initial arrays; None for a fresh adapter.
     """
     if spec is None:
         return base
@@ -89,26 +90,26 @@ def with_adapter(base: PyTree, spec: Adapter | None, *, key: PRNGKeyArray, numbe
 
 
 def adapt(model: PyTree, spec: Adapter, *, key: PRNGKeyArray) -> PyTree:
-    """The model with an adapter beside each target, which changes nothing yet, and its base as `spec` has it kept.
+    """Return the model with an adapter on each target, which changes nothing yet, and its base stored as `spec` says.
 
-    A head with classes is trained whole, and so is no part of the base. What is trained is float32, whatever the base
-    is: there is little of it. What of the base is in 4 bit already (see `packed_leaves`) stays as it is.
+    A head with classes is trained in full, so it is not part of the base. What is trained is float32 whatever the base
+    is, because it is small. Parts of the base that are in 4 bit already (see `packed_leaves`) stay as they are.
 
     Raises:
-        TrainkitError: a target is the name of no linear layer.
+        TrainkitError: a target names no linear layer.
     """
     chosen = targeted_layers(spec, _names(model))
 
     def adapted(name: str, linear: Linear) -> Linear | Adapted:
         base = linear
         if _is_packed(name, spec):
-            # stands where an array does: `x @ packed` is known
+            # can replace an array, because `x @ packed` is defined
             packed: Any = linear.weight if isinstance(linear.weight, Nf4) else quantise(linear.weight)
             base = Linear(packed, linear.bias)
         if name not in chosen:
             return base
         *lead, inputs, outputs = linear.weight.shape
-        bound = inputs**-0.5  # as the authors' own code has it; the paper says only that b begins at zero
+        bound = inputs**-0.5  # as in the authors' code; the paper says only that b begins at zero
         a = jax.random.uniform(
             jax.random.fold_in(key, chosen.index(name)), (*lead, inputs, spec.rank), minval=-bound, maxval=bound
         )
@@ -125,7 +126,7 @@ def adapt(model: PyTree, spec: Adapter, *, key: PRNGKeyArray) -> PyTree:
 def packed_leaves(model: PyTree, spec: Adapter | None) -> frozenset[str]:
     """Return the names (see `leaf_names`) of the leaves of a base that `adapt` keeps in 4 bit.
 
-    A caller that replaces each by its `nf4.quantise` first, one after the other, never has the base in full.
+    A caller that replaces them by `nf4.quantise` one after the other never holds the whole base in full precision.
     """
     if spec is None:
         return frozenset()
@@ -133,7 +134,7 @@ def packed_leaves(model: PyTree, spec: Adapter | None) -> frozenset[str]:
 
 
 def merge(model: PyTree) -> PyTree:
-    """Return the model with plain linear layers: adapters merged into their bases, and these in full."""
+    """Return the model with plain linear layers: adapters are merged into their bases, which become full precision."""
 
     def plain(_: str, linear: Linear | Adapted) -> Linear:
         base = linear.base if isinstance(linear, Adapted) else linear
@@ -148,8 +149,8 @@ def without_adapters(model: PyTree) -> PyTree:
 
 
 def trainable(model: PyTree) -> PyTree[bool]:
-    """Return which leaves are trained: all floats or, where there are adapters, theirs and those of a head with
-    classes."""
+    """Return which leaves are trained: all floats or, with adapters, those of the adapters and of a head
+    with classes."""
     if not any(isinstance(layer, Adapted) for layer in jax.tree.leaves(model, is_leaf=_is_linear)):
         return jax.tree.map(lambda leaf: jnp.issubdtype(leaf.dtype, jnp.inexact), model)
 
@@ -171,7 +172,7 @@ def adapted_layers(model: PyTree) -> dict[str, Adapted]:
 
 
 def with_numbers(model: PyTree, numbers: Numbers) -> PyTree:
-    """An adapted model whose adapters hold these numbers, of all of its adapted layers."""
+    """Return an adapted model whose adapters hold these arrays, which must cover all its adapted layers."""
 
     def filled(name: str, layer: Any) -> Any:
         if not isinstance(layer, Adapted):
@@ -184,7 +185,7 @@ def with_numbers(model: PyTree, numbers: Numbers) -> PyTree:
 
 
 def _replace_linears(model: PyTree, replaced: Callable[[str, Any], Any]) -> PyTree:
-    """The model with each linear layer of its blocks replaced by what `replaced` makes of its name and itself."""
+    """Return the model with each linear layer of its blocks replaced by `replaced(name, layer)`."""
 
     def one(path: Any, node: Any) -> Any:
         return replaced(_name(path), node) if _is_linear(node) and _is_of_blocks(path) else node

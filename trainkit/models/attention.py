@@ -29,7 +29,7 @@ class KeyValues(NamedTuple):
 
 
 class AttentionSpec(NamedTuple):
-    """Which positions attention looks at, and how it scores them."""
+    """Which positions attention sees, and how it scores them."""
 
     window: Window = None
     """How many positions each position sees, with its own (Beltagy et al. 2020), and as many ahead if attention is not
@@ -52,7 +52,7 @@ class AttentionSpec(NamedTuple):
         return blockwise_attention.Rule(scale, self.softcap, known if known and known > 0 else None), window
 
 
-#: Over all that came before.
+#: Attention to all earlier positions.
 CAUSAL = AttentionSpec()
 
 
@@ -67,7 +67,8 @@ def attention(
     implementation: AttentionName,
     spec: AttentionSpec,
 ) -> tuple[Float[Array, "B T H K"], KeyValues | None]:
-    """Of these positions to one another, or, with a cache, to all that it holds: the cache then has these as well."""
+    """Return attention of these positions to each other or, with a cache, to all of it after adding them; and the
+    cache."""
     if cache is None:
         return causal_attention(q_BTHK, k_BTGK, v_BTGK, segments_BT, implementation=implementation, spec=spec), None
     return cached_attention(q_BTHK, k_BTGK, v_BTGK, cache, positions_BT, spec=spec)
@@ -82,11 +83,12 @@ def causal_attention(
     implementation: AttentionName,
     spec: AttentionSpec = CAUSAL,
 ) -> Float[Array, "B T H K"]:
-    """Softmax attention over each position and those before it (Vaswani et al. 2017), of its own segment where given.
+    """Return softmax attention to each position and those before it (Vaswani et al. 2017), within its segment if there
+    are any.
 
-    Soft caps, slopes and arrays as windows are for `blockwise` alone, which is taken for them whatever `implementation`
-    says; probabilities are dropped only where all of them are made (`dropped_attention`). Padding is a segment like any
-    other here: every position sees at least itself, so that all numbers stay finite. The softmax is in float32.
+    Soft caps, slopes and windows that are arrays are supported only by `blockwise`, which replaces `implementation` for
+    them. Probabilities are dropped only where all of them are computed (`dropped_attention`). Padding is a segment like
+    any other: every position sees at least itself, so all numbers stay finite. The softmax is in float32.
     """
     if spec.dropout.is_on:
         return dropped_attention(q_BTHK, k_BTGK, v_BTGK, segments_BT, spec)
@@ -102,7 +104,7 @@ def causal_attention(
                 q_BTHK, k_BTGK, v_BTGK, segments_BT, window, spec.slopes_H, rule
             )
         case "xla" | "cudnn":
-            # no mask at all without segments: the kernels then know the triangle, and skip what it hides
+            # without segments no mask is passed, so that the kernels skip the upper triangle
             same_B1TT = None if segments_BT is None else (segments_BT[:, :, None] == segments_BT[:, None, :])[:, None]
             return jax.nn.dot_product_attention(
                 q_BTHK,
@@ -167,7 +169,8 @@ def cached_attention(
     *,
     spec: AttentionSpec = CAUSAL,
 ) -> tuple[Float[Array, "B T H K"], KeyValues]:
-    """Attention to all cached positions up to each query's own; stores the new keys and values at `positions_BT`."""
+    """Return attention to all cached positions up to each query's own, after storing the new keys and values at
+    `positions_BT`."""
     rows_B1 = jnp.arange(q_BTHK.shape[0])[:, None]
     cache = KeyValues(
         cache.k_BSGK.at[rows_B1, positions_BT].set(k_BTGK), cache.v_BSGK.at[rows_B1, positions_BT].set(v_BTGK)
@@ -181,7 +184,7 @@ def cached_attention(
         ).astype(q.dtype)
         return blockwise_attention.by_position(jnp.einsum("bgns,bsgk->bgnk", p_BGNS, v), q.shape[1]), cache
     visible_B1TS = blockwise_attention.visible(positions_BT, k.shape[1], None, rule.window, window)[:, 0]
-    if q.dtype == jnp.float16:  # of which XLA has no product summed in float32 on CPU, and jax asks for one
+    if q.dtype == jnp.float16:  # jax asks for a product summed in float32, which XLA lacks on CPUs for this dtype
         q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
     return jax.nn.dot_product_attention(q, k, v, mask=visible_B1TS, scale=spec.scale).astype(q_BTHK.dtype), cache
 
@@ -196,9 +199,10 @@ def splash_attention(
     scale: float,
     interpret: bool = False,
 ) -> Float[Array, "B T H K"]:
-    """The TPU's flash attention for sparse masks, from JAX's own Pallas kernels; one row of the batch after another.
+    """Return attention by the TPU's flash kernel for sparse masks, from JAX's own Pallas kernels, one row after
+    another.
 
-    With `interpret` the kernel runs anywhere, slowly. The positions must be a multiple of 128.
+    With `interpret` the kernel runs on any device, slowly. The positions must be a multiple of 128.
     """
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 

@@ -1,4 +1,4 @@
-"""Causal attention in plain matrix products, with whatever a family asks of it.
+"""Causal attention in plain matrix products, with every feature that a family needs.
 
 Shapes as in `attention.py`; R query heads of one group.
 """
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-#: Queries that `lean_attention` takes at once: what lies beyond the last of them is neither computed nor kept.
+#: Queries in a block: keys beyond the last of them are neither multiplied nor kept.
 LEAST_QUERIES, MOST_BLOCKS = 128, 8
 
 
@@ -38,12 +38,12 @@ def blockwise_attention(
     slopes_H: Array | None,
     rule: Rule,
 ) -> Float[Array, "B T H K"]:
-    """Attention in plain matrix products, with the backward pass written out.
+    """Return attention computed with plain matrix products, with a hand-written backward pass.
 
-    The probabilities are kept, in the dtype of the input, so that the backward pass needs neither mask nor softmax; and
-    the sum over each row of probabilities x their gradients is taken from the output instead (Dao et al. 2022,
-    appendix B.2). Queries go in blocks, each with the keys up to its last position only. Only under a soft cap are the
-    scores made again: its slope cannot be told from rounded probabilities.
+    The probabilities are kept in the dtype of the input, so that the backward pass needs neither mask nor softmax. The
+    sum over each row of probabilities x their gradients is computed from the output (Dao et al. 2022, appendix B.2).
+    Queries are taken in blocks, each with the keys up to its last position only. Only with a soft cap are the scores
+    computed again, because its slope does not follow from rounded probabilities.
     """
     return _blockwise_forward(q_BTHK, k_BTGK, v_BTGK, segments_BT, window, slopes_H, rule)[0]
 
@@ -97,7 +97,7 @@ blockwise_attention.defvjp(_blockwise_forward, _blockwise_backward)
 
 
 def _query_blocks(t: int) -> list[tuple[int, int]]:
-    """Where each block of queries begins and ends."""
+    """Return where each block of queries begins and ends."""
     size = max(LEAST_QUERIES, -(-t // MOST_BLOCKS))
     return [(first, min(first + size, t)) for first in range(0, t, size)]
 
@@ -113,7 +113,7 @@ def probabilities(
     *,
     causal: bool = True,
 ) -> Float[Array, "B G N S"]:
-    """Of the queries that stand at `places_BT` (B may be 1) for each of the first S positions."""
+    """Return the attention of the queries at `places_BT` (B may be 1) to each of the first S positions."""
     b, g, n, s = (*q_BGNK.shape[:3], k_BGSK.shape[2])
     scores_BGRTS = _scores(q_BGNK, k_BGSK, rule).reshape(b, g, -1, places_BT.shape[1], s)
     if slopes_H is not None:
@@ -139,9 +139,9 @@ def visible(
     *,
     causal: bool = True,
 ) -> Bool[Array, "#B 1 1 T S"]:
-    """Which of the first `s` positions each query sees; by numpy, so that it is a constant, where it can be.
+    """Return which of the first `s` positions each query sees; computed by numpy, as a constant, if possible.
 
-    Where attention is not causal, windows reach as far ahead as back.
+    If attention is not causal, windows reach as far forward as back.
     """
     distances_BTS = places_BT[:, :, None] - (np if window is None else jnp).arange(s)
     if not causal:
@@ -159,21 +159,24 @@ def _product(equation: str, left: Array, right: Array) -> Float[Array, ...]:
 
 
 def default_scale(q_BTHK: Array) -> float:
+    """Return the usual factor of scores, 1 / sqrt(K)."""
     return float(q_BTHK.shape[-1] ** -0.5)
 
 
 def by_group(x_BTHK: Array, groups: int) -> Float[Array, "B G N K"]:
+    """Return queries in the order (group, position within the group's heads): N = T x H / G."""
     b, t, h, k = x_BTHK.shape
     return x_BTHK.reshape(b, t, groups, h // groups, k).transpose(0, 2, 3, 1, 4).reshape(b, groups, -1, k)
 
 
 def by_position(x_BGNK: Array, t: int) -> Float[Array, "B T H K"]:
+    """Return the inverse of `by_group`, for `t` positions."""
     b, g, n, k = x_BGNK.shape
     return x_BGNK.reshape(b, g, n // t, t, k).transpose(0, 3, 1, 2, 4).reshape(b, t, -1, k)
 
 
 def _sum_of_prefixes(parts: list[Array]) -> Float[Array, "B S G K"]:
-    """The sum of arrays of which each has the first so many positions, the last all of them."""
+    """Return the sum of arrays that each cover the first positions, the last one all of them."""
     total = parts[-1]
     for part in parts[:-1]:
         total = total.at[:, : part.shape[1]].add(part)

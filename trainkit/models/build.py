@@ -1,4 +1,4 @@
-"""From spec to model, and what is done with every model."""
+"""Builds a model from its spec, and names its leaves."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def build(
 
 
 def leaf_names(tree: PyTree) -> PyTree[str]:
-    """The tree with every leaf replaced by its path, such as `blocks.attention.qkv.weight`."""
+    """Return the tree with every leaf replaced by its path, such as `blocks.attention.qkv.weight`."""
     return jax.tree_util.tree_map_with_path(
         lambda path, _: jax.tree_util.keystr(path, simple=True, separator="."), tree
     )

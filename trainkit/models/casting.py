@@ -11,13 +11,13 @@ from jaxtyping import Array, Float, PyTree
 
 
 class Exact(eqx.Module):
-    """Numbers that stay float32, whatever is computed in: there are few of them, and much depends on each."""
+    """Numbers that stay float32 whatever the compute dtype: there are few of them, and much depends on each."""
 
     value: Float[Array, ...]
 
 
 def cast(tree: PyTree, dtype: jnp.dtype) -> PyTree:
-    """Return the tree with floating-point arrays in `dtype`; all else, and what is `Exact`, stays as it is."""
+    """Return the tree with floating-point arrays in `dtype`; other leaves, and `Exact` ones, are unchanged."""
 
     def convert(leaf: Any) -> Any:
         return leaf.astype(dtype) if eqx.is_inexact_array(leaf) else leaf

@@ -22,7 +22,7 @@ _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"tanh": jnp.tanh, "relu": j
 
 
 class Classifier(eqx.Module):
-    """The layers that `HeadLayers` describes, computed in float32: there is little of them."""
+    """The layers that `HeadLayers` describes, computed in float32 because they are small."""
 
     first_dropout: Dropout
     dense: Linear | None

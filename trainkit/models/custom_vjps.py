@@ -1,7 +1,7 @@
-"""Norms and activations with the backward pass written out, so that it finds in memory as little as it needs.
+"""Norms and activations with a hand-written backward pass that keeps as little in memory as possible.
 
-Left to itself, differentiation keeps every intermediate result of these in float32: of the MLP of a GPT-2 block six
-arrays as wide as it is, where two are enough. All of it is computed in float32; what is kept has the input's dtype.
+Automatic differentiation would keep every intermediate result in float32: for the MLP of a GPT-2 block six arrays of
+its width, where two are enough. Everything is computed in float32; what is kept has the dtype of the input.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ ROOT = math.sqrt(2 / math.pi)
 
 @jax.custom_vjp
 def gelu(x: Float[Array, ...]) -> Float[Array, ...]:
-    """x times the normal distribution's cumulative function, by a hyperbolic tangent (Hendrycks and Gimpel 2016)."""
+    """Return x times the normal cumulative distribution, approximated by a hyperbolic tangent (Hendrycks and Gimpel
+    2016)."""
     return _gelu_and_slope(x)[0]
 
 
@@ -35,7 +36,7 @@ gelu.defvjp(_gelu_and_slope, lambda slope, dy: (dy * slope,))
 
 @jax.custom_vjp
 def exact_gelu(x: Float[Array, ...]) -> Float[Array, ...]:
-    """x times the normal distribution's cumulative function, by the error function (Hendrycks and Gimpel 2016)."""
+    """Return x times the normal cumulative distribution, by the error function (Hendrycks and Gimpel 2016)."""
     return _exact_gelu_and_slope(x)[0]
 
 
@@ -51,7 +52,7 @@ exact_gelu.defvjp(_exact_gelu_and_slope, lambda slope, dy: (dy * slope,))
 
 @jax.custom_vjp
 def gated_silu(gate: Float[Array, ...], up: Float[Array, ...]) -> Float[Array, ...]:
-    """silu(gate) * up, the gated unit of Shazeer 2020."""
+    """Return silu(gate) * up, the gated unit of Shazeer 2020."""
     return (jax.nn.silu(gate.astype(jnp.float32)) * up.astype(jnp.float32)).astype(gate.dtype)
 
 
@@ -69,7 +70,7 @@ gated_silu.defvjp(lambda gate, up: (gated_silu(gate, up), (gate, up)), _gated_si
 def layer_norm(
     x: Float[Array, "*n D"], weight: Float[Array, " D"], bias: Float[Array, " D"], epsilon: float
 ) -> Float[Array, "*n D"]:
-    """Layer normalisation over the last axis (Ba et al. 2016)."""
+    """Return `x` after layer normalisation over the last axis (Ba et al. 2016)."""
     return _layer_norm(x, weight, bias, epsilon)[0]
 
 
@@ -95,7 +96,7 @@ layer_norm.defvjp(_layer_norm, _layer_norm_backward)
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def rms_norm(x: Float[Array, "*n D"], weight: Float[Array, " D"], epsilon: float) -> Float[Array, "*n D"]:
-    """Scaling by the root of the mean square over the last axis (Zhang and Sennrich 2019)."""
+    """Return `x` scaled by the root of the mean square over the last axis (Zhang and Sennrich 2019)."""
     return _rms_norm(x, weight, epsilon)[0]
 
 
@@ -116,7 +117,7 @@ rms_norm.defvjp(_rms_norm, _rms_norm_backward)
 def _norm_backward(
     normal: Array, scale: Array, weight: Array, dy: Array, *, centred: bool
 ) -> tuple[Float[Array, "*n D"], Float[Array, " D"]]:
-    """Gradients of input and weight, from the input as normalised, what it was multiplied with, and the weight."""
+    """Return the gradients of input and weight, from the normalised input, its factor and the weight."""
     normal32, dy32 = normal.astype(jnp.float32), dy.astype(jnp.float32)
     dnormal = dy32 * weight.astype(jnp.float32)
     along = (dnormal * normal32).mean(-1, keepdims=True)

@@ -70,12 +70,12 @@ class DisentangledAttention(eqx.Module):
 
         q_BTHK, k_BSHK, v_BSHK = (heads(project(x_BTD)) for project in (self.query, self.key, self.value))
         table_RD = self.position_dropout(relative.table_RD.astype(x_BTD.dtype))
-        # the projections of content serve positions too; adapters drop by rows of the batch, and the table has none
+        # positions share the projections of content, without adapter dropout, which needs rows of the batch
         query, key = without_keys((self.query, self.key))
         of_query_RHK, of_key_RHK = heads(query(table_RD)), heads(key(table_RD))
         rows_11TS = jnp.asarray(relative.rows_TS)[None, None]
         to_positions_BHTS = jnp.take_along_axis(_scores("bthk,rhk->bhtr", q_BTHK, of_key_RHK), rows_11TS, axis=-1)
-        # of key and query the other way round, so that each key has a row of scores to choose from
+        # with key and query exchanged, so that each key has a row of scores to choose from
         from_positions_BHST = jnp.take_along_axis(
             _scores("bshk,rhk->bhsr", k_BSHK, of_query_RHK), rows_11TS.swapaxes(-1, -2), axis=-1
         )
@@ -120,6 +120,8 @@ class DebertaBlock(eqx.Module):
 
 
 class DebertaModel(EncoderModel):
+    """DeBERTa: see the module."""
+
     relative_embedding: Float[Array, "R D"]
     relative_norm: LayerNorm
     furthest: int = eqx.field(static=True)

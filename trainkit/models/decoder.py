@@ -1,4 +1,4 @@
-"""The rotary decoder that all of its families (`recipe/families/`) are. Shapes as in `attention.py`."""
+"""The rotary decoder shared by its families (`recipe/families/`). Shapes as in `attention.py`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trainkit.recipe.families.rope import Rope
 
 
 class LayerContext(NamedTuple):
-    """Where in its text every token stands, and how a layer looks at it."""
+    """The positions of the tokens in their texts, and what a layer's attention sees."""
 
     positions_BT: Int[Array, "B T"]
     segments_BT: Int[Array, "B T"] | None
@@ -36,6 +36,8 @@ class LayerContext(NamedTuple):
 
 
 class DecoderAttention(eqx.Module):
+    """Causal attention with rotary positions and grouped queries."""
+
     query: Linear
     key: Linear
     value: Linear
@@ -138,7 +140,7 @@ class Mlp(eqx.Module):
 
 
 class DecoderBlock(eqx.Module):
-    """Norms stand before attention and MLP, after them, or both; those that are None are omitted."""
+    """Attention and an MLP with norms before them, after them, or both; norms that are None are omitted."""
 
     attention_norm: RmsNorm | None
     attention: DecoderAttention
@@ -178,6 +180,8 @@ class DecoderBlock(eqx.Module):
 
 
 class DecoderModel(LanguageModel):
+    """A decoder with rotary positions, RMS norms and gated MLPs."""
+
     windows: tuple[int | None, ...] = eqx.field(static=True)
     ropes: tuple[Rope, ...] = eqx.field(static=True)
     embedding_scale: float | None = eqx.field(static=True)
@@ -241,7 +245,7 @@ class DecoderModel(LanguageModel):
         if counted_BT is None and segments_BT is not None:
             counted_BT = segments_BT > 0
         width = self.blocks.attention.key_width
-        # what is the same in all layers is a constant, for which fast attention is available; the rest is scanned over
+        # an attention rule shared by all layers is a constant, which fast attention supports; others are scanned over
         window_L = None if len(set(self.windows)) == 1 else jnp.asarray([w or 0 for w in self.windows], jnp.int32)
         rotary_L = (
             None if len(set(self.ropes)) == 1 else stack_tables([rotary_tables(rope, width) for rope in self.ropes])

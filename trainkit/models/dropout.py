@@ -1,9 +1,9 @@
-"""Dropout (Srivastava et al. 2014), which sets some outputs of a layer to 0 in training and scales up the others; and
+"""Dropout (Srivastava et al. 2014), which in training sets some outputs of a layer to 0 and scales up the others, and
 noise that is added to embeddings.
 
-Both do nothing until they have keys. Only the step gives keys, with `with_keys`, so that nothing is dropped in
-evaluation, in samples and by a frozen reference. Keys are those of the rows of a batch, so that what is dropped
-depends neither on the devices nor on the size of the micro-batch. B rows, L layers.
+Both do nothing until they have keys. Only the step gives keys, with `with_keys`, so nothing is dropped in evaluation,
+in samples or by a frozen reference. Each row of a batch has its own key, so that what is dropped depends neither on the
+devices nor on the size of the micro-batch. B rows, L layers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
-#: The part of a module's path which says that its arrays have a leading axis of layers.
+#: The part of a module's path that marks arrays with a leading axis of layers.
 STACKED = "blocks"
 
 
@@ -32,7 +32,7 @@ class Dropout(eqx.Module):
 
     @property
     def is_on(self) -> bool:
-        """Whether it drops anything."""
+        """Return whether it drops anything."""
         return self.keys_B is not None
 
     def __call__(self, x: Float[Array, "N ..."]) -> Float[Array, "N ..."]:
@@ -43,7 +43,7 @@ class Dropout(eqx.Module):
             return replace(self, of_rows=True)(x[None])[0]
         keys = _keys_for(self.keys_B, x.shape[0])
         kept = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - self.rate, x.shape[1:]))(keys)
-        # in float32: the share that is kept, rounded to 16 bit, would make all numbers a little too large
+        # in float32, because a kept share rounded to 16 bit would scale all numbers a little wrong
         larger = (x.astype(jnp.float32) / (1 - self.rate)).astype(x.dtype)
         return jnp.where(kept, larger, jnp.zeros((), x.dtype))
 
@@ -77,10 +77,10 @@ def has_dropout(model: PyTree) -> bool:
 
 
 def with_keys(model: PyTree, key: PRNGKeyArray, rows_B: Int[Array, " B"]) -> PyTree:
-    """Return a model with dropout and noise, which differ between places in the model, layers and rows.
+    """Return a model whose dropout and noise are on. They differ between modules, layers and rows.
 
     Args:
-        key: that of the step.
+        key: the key of the step.
         rows_B: the numbers of the rows within the whole batch of the step.
     """
     keys_B = jax.vmap(lambda row: jax.random.fold_in(key, row))(rows_B)

@@ -85,7 +85,7 @@ class EncoderBlock(eqx.Module):
 
 
 class EncoderModel(eqx.Module):
-    """An encoder with a head that predicts tokens at any position, or one that gives scores of classes."""
+    """An encoder with a head that predicts tokens at any position, or a head that scores classes."""
 
     token_embedding: Float[Array, "V D"]
     position_embedding: Float[Array, "P D"] | None
@@ -126,8 +126,10 @@ class EncoderModel(eqx.Module):
     ) -> Float[Array, "B T D"]:
         """Return the last hidden states.
 
-        Positions count from 0 where not given; every position attends to its own segment, or to all where none are
-        given; token types are 0 where not given, or where there is one type.
+        Args:
+            positions_BT: by default from 0.
+            segments_BT: every position attends to its own segment; by default to all positions.
+            types_BT: token types; by default 0.
         """
         at_BT = positions(tokens_BT) if positions_BT is None else positions_BT
         x_BTD = lookup(self.token_embedding, tokens_BT)
@@ -155,7 +157,8 @@ class EncoderModel(eqx.Module):
         counted_BT: Bool[Array, "B T"] | None = None,
         types_BT: Int[Array, "B T"] | None = None,
     ) -> tuple[Float[Array, "B T D"], Float[Array, ""]]:
-        """Return the last hidden states and, as language models do, what is added to the loss: 0."""
+        """Return the last hidden states, and 0 as the auxiliary loss, so that encoders can be called like language
+        models."""
         hidden_BTD = self.hidden(tokens_BT, positions_BT=positions_BT, segments_BT=segments_BT, types_BT=types_BT)
         return hidden_BTD, jnp.float32(0)
 
@@ -165,7 +168,8 @@ class EncoderModel(eqx.Module):
         return self.classifier(hidden_BTD, segments_BT)
 
     def prediction_states(self, hidden_BTD: Float[Array, "*n D"]) -> Float[Array, "*n D+1"]:
-        """Return what the rows of `unembedding` are multiplied with to give logits: the head's states and a 1."""
+        """Return the vectors whose products with the rows of `unembedding` are the logits: the head's states
+        and a 1."""
         assert self.head is not None and self.head_norm is not None, "the head of this model gives scores of classes"
         states = self.head_norm(exact_gelu(self.head(hidden_BTD)))
         return jnp.concatenate([states, jnp.ones_like(states[..., :1])], -1)

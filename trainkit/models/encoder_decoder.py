@@ -26,7 +26,7 @@ from trainkit.recipe.families.sizes import Remat
 
 
 class StackEnds(eqx.Module):
-    """What the encoder, or the decoder, has beside its blocks."""
+    """The parts of the encoder, or of the decoder, around its blocks."""
 
     position_embedding: Float[Array, "P D"] | None
     """None where positions are known by distances."""
@@ -58,14 +58,14 @@ class StackEnds(eqx.Module):
 
 
 class Stacks(eqx.Module):
-    """The blocks of both stacks, each all in one: every leaf has a leading axis of layers."""
+    """The blocks of both stacks: every leaf has a leading axis of layers."""
 
     encoder: EncoderDecoderBlock
     decoder: EncoderDecoderBlock
 
 
 class DecoderCache(eqx.Module):
-    """What the decoder has read, and what it sees of the source."""
+    """The keys and values of the tokens that the decoder has read, and of the source."""
 
     own: KeyValues
     """Room for C positions; the first `length` of them are in use."""
@@ -80,7 +80,7 @@ class DecoderCache(eqx.Module):
 
 
 class EncoderDecoderModel(eqx.Module):
-    """An encoder that reads a source, and a decoder that predicts a target, or reads the source too and scores it."""
+    """An encoder that reads a source, and a decoder that predicts its target, or reads the source again to score it."""
 
     token_embedding: Float[Array, "V D"]
     encoder: StackEnds
@@ -137,7 +137,7 @@ class EncoderDecoderModel(eqx.Module):
         )
 
     def encode(self, tokens_BS: Int[Array, "B S"], segments_BS: Int[Array, "B S"]) -> Float[Array, "B S D"]:
-        """Return what the decoder sees of sources. Every position sees its segment; 0 is padding."""
+        """Return the encoder's output for sources. Every position sees its segment; segment 0 is padding."""
         at_S = jnp.arange(tokens_BS.shape[1])
         same_BSS = segments_BS[:, :, None] == segments_BS[:, None, :]
         bias_HSS = self._bias(self.encoder, at_S, at_S, causal=False)
@@ -152,7 +152,8 @@ class EncoderDecoderModel(eqx.Module):
     def decode(
         self, tokens_BT: Int[Array, "B T"], memory_BSD: Float[Array, "B S D"], memory_segments_BS: Int[Array, "B S"]
     ) -> Float[Array, "B T D"]:
-        """Return the last hidden states of what the decoder reads: `decoder_start`, and a target but for its end.
+        """Return the last hidden states for the decoder's input: `decoder_start`, then the target without its last
+        token.
 
         A position sees those before it, and the positions of the source whose segment is above 0.
         """
@@ -183,8 +184,7 @@ class EncoderDecoderModel(eqx.Module):
         return DecoderCache(KeyValues(room, room), memory, memory_segments_BS > 0, jnp.int32(0))
 
     def step(self, tokens_BT: Int[Array, "B T"], cache: DecoderCache) -> tuple[Float[Array, "B V"], DecoderCache]:
-        """Return the logits after the last of these tokens, which follow those of the cache, and the cache with
-        them."""
+        """Return the logits that follow these tokens, which continue the cache's, and the cache with them added."""
         at_T = cache.length + jnp.arange(tokens_BT.shape[1])
         bias_HTC = self._bias(self.decoder, at_T, jnp.arange(cache.own.k_BSGK.shape[2]), causal=True)
 
@@ -206,8 +206,7 @@ class EncoderDecoderModel(eqx.Module):
         counted_BT: Bool[Array, "B T"] | None = None,
         types_BT: Int[Array, "B T"] | None = None,
     ) -> tuple[Float[Array, "B T D"], Float[Array, ""]]:
-        """Return the last hidden states of texts that encoder and decoder both read, and, as language models do, what
-        is added to the loss: 0.
+        """Return the last hidden states of texts that both encoder and decoder read, and 0 as the auxiliary loss.
 
         The decoder reads them shifted by one token, after `decoder_start`, as transformers does to score a text.
         """
@@ -224,12 +223,13 @@ class EncoderDecoderModel(eqx.Module):
         return self.classifier(hidden_BTD, segments_BT)
 
     def prediction_states(self, hidden_BTD: Float[Array, "*n D"]) -> Float[Array, "*n E"]:
-        """Return the vectors whose products with the rows of `unembedding` are the logits; a bias adds a 1."""
+        """Return the vectors whose products with the rows of `unembedding` are the logits; with a bias, a 1 is
+        appended."""
         states = self._scaled(hidden_BTD)
         return states if self.output_bias is None else jnp.concatenate([states, jnp.ones_like(states[..., :1])], -1)
 
     def unembedding(self) -> Float[Array, "V E"] | Weight:
-        """Return the output matrix, with the bias of the logits, if there is one, as a last column."""
+        """Return the output matrix, with the bias of the logits, if any, as a last column."""
         matrix_VD = self._output_matrix()
         if self.output_bias is None:
             return matrix_VD

@@ -75,7 +75,7 @@ class EncoderDecoderAttention(eqx.Module):
         bias_HTS: Float[Array, "H T S"] | None = None,
         causal: bool = False,
     ) -> Float[Array, "B T D"]:
-        """Return what these positions take from those of `over` that they see. The softmax is in float32."""
+        """Return the attention of these positions to those of `over` that they see. The softmax is in float32."""
         q_BTHK = self._by_head(self.query(x_BTD))
         if self.dropout.is_on:
             y_BTHK = self._dropped(q_BTHK, over, visible_BTS, bias_HTS, causal=causal)
@@ -115,7 +115,8 @@ class EncoderDecoderAttention(eqx.Module):
 
 
 class EncoderDecoderBlock(eqx.Module):
-    """Attention, in the decoder a second one to the source, and an MLP; each with a norm before it or after its sum."""
+    """Attention, in the decoder also attention to the source, and an MLP; each with a norm before it or
+    after its sum."""
 
     attention: EncoderDecoderAttention
     attention_norm: LayerNorm | RmsNorm
@@ -191,7 +192,7 @@ class EncoderDecoderBlock(eqx.Module):
     ) -> tuple[Float[Array, "B T D"], KeyValues]:
         """Return the positions of a target after this block, and their own keys and values.
 
-        With a `cache`, these positions stand at `at_T` in it, and the cache with them comes back.
+        With a `cache`, these positions are at `at_T` in it, and the cache with them is returned.
         """
         assert self.cross is not None and self.cross_norm is not None
         inner_BTD = self._before(self.attention_norm, x_BTD)
@@ -253,7 +254,7 @@ def buckets(distances: DistanceBuckets, *, causal: bool) -> Int[np.ndarray, " 2*
     """
     count, longest = distances.buckets if causal else distances.buckets // 2, distances.longest
     single, distance = count // 2, np.arange(longest + 1, dtype=np.float32)
-    # in float32, as in T5's training, where this decides on which side of a bound a distance falls
+    # in float32, as in T5's training, because rounding decides the bucket of distances near a bound
     parts = np.log(np.maximum(distance, 1) / np.float32(single)) / np.float32(math.log(longest / single))
     shared = np.minimum(single + (parts * np.float32(count - single)).astype(np.int32), count - 1)
     back = np.where(distance < single, distance, shared).astype(np.int32)

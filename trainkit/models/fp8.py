@@ -10,12 +10,12 @@ from jaxtyping import Array, Float
 
 from trainkit.models.master_weights import Weight
 
-#: More digits for what is multiplied on the way forward, more range for gradients (their section 3).
+#: More precision for operands of the forward pass, more range for gradients (their section 3).
 FORWARD, BACKWARD = jnp.float8_e4m3fn, jnp.float8_e5m2
 
 
 class Scaled(NamedTuple):
-    """`values * scale` is the array, as near as its dtype comes."""
+    """An array stored as `values * scale`, as exactly as the dtype of `values` allows."""
 
     values: Array
     scale: Float[Array, ""]

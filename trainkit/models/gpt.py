@@ -22,10 +22,12 @@ from trainkit.recipe.families.transformer import GptDecoder
 
 
 def slopes(heads: int) -> Float[np.ndarray, " H"]:
-    """What each head takes off a score for every position that it looks back (Press et al. 2022): 2^(-8 i / n).
+    """Return how much each head subtracts from a score per position of distance (ALiBi, Press et al. 2022): 2^(-8 i /
+    n), (H,).
 
-    For n heads, i counts them from 1. Where n is no power of two, these are of the next: first those of even i, then
-    those of odd i, as many as there are heads. (The paper would take all those of the power before it first.)
+    For n heads, i counts them from 1. If n is not a power of two, the slopes are those of the next power: first those
+    of even i, then those of odd i, as many as there are heads. (The paper would first take all slopes of the power
+    below.)
     """
     power = 1 << (heads - 1).bit_length()
     all_of_them = 2.0 ** (-8 / power * np.arange(1, power + 1))
@@ -35,6 +37,8 @@ def slopes(heads: int) -> Float[np.ndarray, " H"]:
 
 
 class GptAttention(eqx.Module):
+    """Causal attention whose queries, keys and values come from one matrix."""
+
     qkv: Linear
     output: Linear
     dropout: Dropout
@@ -73,6 +77,8 @@ class GptAttention(eqx.Module):
 
 
 class GptBlock(eqx.Module):
+    """Attention and an MLP with GELU, each after a layer norm."""
+
     attention_norm: LayerNorm
     attention: GptAttention
     attention_dropout: Dropout
@@ -124,13 +130,15 @@ class GptBlock(eqx.Module):
 
 
 class GptModel(LanguageModel):
+    """A GPT-like decoder: layer norms, and learned positions or ALiBi."""
+
     position_embedding: Float[Array, "P D"] | None
     """None where positions are known by ALiBi's slopes."""
     embedding_dropout: Dropout
 
     @staticmethod
     def init(spec: GptDecoder, **given: Unpack[BuildArguments]) -> GptModel:
-        # positions come second, and only where they are learned
+        # the key for positions is the second one, used only if they are learned
         tokens, *learned, blocks, output = jax.random.split(given["key"], 4 if spec.learned_positions else 3)
 
         def block(key: PRNGKeyArray) -> GptBlock:
@@ -161,7 +169,7 @@ class GptModel(LanguageModel):
         assert segments_BT is None or cache is None
         x_BTD = self.embedding_noise(lookup(self.token_embedding, tokens_BT))
         if self.position_embedding is not None:
-            # where positions count from 0, rows are cut off instead of looked up: their gradient needs no scatter
+            # positions from 0 are a slice instead of a lookup, so that their gradient needs no scatter
             if positions_BT is None:
                 x_BTD = add(x_BTD, jax.tree.map(lambda rows_PD: rows_PD[: tokens_BT.shape[1]], self.position_embedding))
             else:

@@ -18,7 +18,7 @@ from trainkit.models.master_weights import add, exact, product
 
 
 class Linear(eqx.Module):
-    """x @ weight, + bias where there is one."""
+    """x @ weight, plus bias if it has one."""
 
     weight: Float[Array, "in out"]
     bias: Float[Array, " out"] | None
@@ -47,6 +47,7 @@ class LayerNorm(eqx.Module):
 
     @staticmethod
     def init(width: int, *, epsilon: float, bias: bool = True) -> LayerNorm:
+        """Return a norm of weight 1 and, with `bias`, bias 0."""
         return LayerNorm(jnp.ones(width), jnp.zeros(width) if bias else None, epsilon)
 
     def __call__(self, x: Float[Array, "*n D"]) -> Float[Array, "*n D"]:
@@ -65,6 +66,7 @@ class RmsNorm(eqx.Module):
 
     @staticmethod
     def init(width: int, *, epsilon: float, offset: float = 0.0) -> RmsNorm:
+        """Return a norm of weight 1, `offset` included."""
         return RmsNorm(jnp.full(width, 1 - offset), epsilon, offset)
 
     def __call__(self, x: Float[Array, "*n D"]) -> Float[Array, "*n D"]:
@@ -75,6 +77,6 @@ class RmsNorm(eqx.Module):
 def logits(
     hidden_TD: Float[Array, "*n D"], unembedding_VD: Float[Array, "V D"], *, softcap: float | None = None
 ) -> Float[Array, "*n V"]:
-    """Of every entry of the vocabulary, in float32; with `softcap`, bent to stay below it (Gemma 2, section 2)."""
+    """Return the logits of every entry of the vocabulary, in float32; `softcap` bounds them (Gemma 2, section 2)."""
     logits_TV = jnp.einsum("...d,vd->...v", hidden_TD, unembedding_VD, preferred_element_type=jnp.float32)
     return logits_TV if softcap is None else softcap * jnp.tanh(logits_TV / softcap)

@@ -1,4 +1,4 @@
-"""Cross-entropy against a vocabulary, in blocks: the logits of all tokens are never there at once.
+"""Cross-entropy against a vocabulary, in blocks: the logits of all tokens never exist at once.
 
 Shapes: B batch, T positions, and those of `loss_blocks.py`.
 """
@@ -39,14 +39,16 @@ def blocked_cross_entropy(
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Return (sum of weight x negative log-likelihood of the target in nats, sum of weights), both float32.
 
-    With `z_loss` the gradient, and not the value, is that of the first sum plus z_loss x the sum of weight x log² Z,
-    where Z is the divisor of the softmax (Chowdhery et al. 2022, PaLM, section 5).
+    Logits and softmax are float32. Logits exist for at most `block` tokens and `entries` of the vocabulary at a time.
+    For gradients they are used in the forward pass, so that no logit is computed twice (cf. Wijmans et al. 2024). Each
+    device processes its own rows, and the gradient of the unembedding is summed over devices once, at the end.
 
-    Logits and softmax are float32; with `softcap`, a logit is softcap x tanh(product / softcap) (Gemma Team 2024).
-    There are logits of at most `block` tokens (None: `families.sizes.tokens_in_block`), made for `entries` of the
-    vocabulary at a time (None: chosen for the device). Where gradients are wanted they are made in the forward pass, so
-    that no logit is computed twice (cf. Wijmans et al. 2024). Each device goes through its own rows, and the gradient
-    of the unembedding is summed over the devices once, at the end.
+    Args:
+        block: None for `families.sizes.tokens_in_block`.
+        entries: None to choose for the device.
+        softcap: if given, a logit is softcap x tanh(product / softcap) (Gemma Team 2024).
+        z_loss: changes only the gradient: to that of the first sum plus z_loss x the sum of weight x log² Z, where Z is
+            the divisor of the softmax (Chowdhery et al. 2022, PaLM, section 5).
     """
     arrays = hidden_BTD, unembedding_VD, targets_BT, weights_BT
     total, weight, _ = _cross_entropy(
@@ -61,8 +63,11 @@ def blocked_cross_entropy_and_correct(
     targets_BT: Int[Array, "B T"],
     weights_BT: Float[Array, "B T"],
 ) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
-    """Return what `blocked_cross_entropy` does, and the sum of the weights of the targets that have the largest logit
-    (of several largest, the one with the lowest id), float32, from the same logits. This sum has no gradient."""
+    """Return the result of `blocked_cross_entropy`, and the sum of the weights of correctly predicted targets, float32.
+
+    A target is predicted correctly if its logit is the largest (of equal ones, the one with the lowest id). This sum
+    has no gradient.
+    """
     return _cross_entropy(
         hidden_BTD, unembedding_VD, targets_BT, weights_BT, block=None, entries=None, softcap=None, counts=True
     )
@@ -120,7 +125,7 @@ def _forward(
     hidden_TD: Array, unembedding_VD: Array, master_VD: Array, targets_T: Array, weights_T: Array, settings: LossBlocks
 ) -> tuple[tuple[Array, Array], tuple[Array, Array, Array]]:
     dtype = settings.dtype
-    # float16 has no room for gradients that have not been multiplied by the scale of the loss yet
+    # gradients that are not multiplied by the loss scale yet would underflow in float16
     kept = jnp.float32 if dtype == jnp.float16 else dtype
 
     def add(sums: tuple, start: Array, x_ND: Array, targets_N: Array, weights_N: Array) -> tuple:
@@ -173,11 +178,11 @@ def _add_unembedding(
     top_JN: Array,
     settings: LossBlocks,
 ) -> Array:
-    """The gradient of the unembedding, with that of these tokens' sums of exponentials added.
+    """Return the gradient of the unembedding after adding these tokens' sums of exponentials.
 
-    An exponential, which here has been multiplied with the slope of its logit, becomes a gradient by a factor for its
-    token. That stands with the hidden states: there are fewer of them. They are divided by the largest factor for the
-    product, for the sake of few bits.
+    An exponential, already multiplied by the slope of its logit, becomes a gradient by a factor of its token. The
+    factor is applied to the hidden states, which are fewer numbers, divided by the largest factor so that few bits
+    suffice.
     """
     starts = block_starts(dw_VD.shape[0], settings.entries)
     factors_JN = weights_N * jnp.exp(top_JN - softmax.top_N) / softmax.sum_N

@@ -14,21 +14,21 @@ from jaxtyping import Array, Float, Int
 
 Sums = TypeVar("Sums")
 
-#: Bytes of logits that a CPU makes at once: its caches then still hold them when they are used. Elsewhere products of
-#: whole blocks of tokens are faster.
+#: Bytes of logits that a CPU computes at once, so that they are still in its caches when used. Elsewhere products
+#: of whole blocks of tokens are faster.
 CACHED_BYTES = 2 << 20
 
 
 def entries_at_once(tokens: int, vocab: int) -> int:
-    """Return how many entries of the vocabulary to deal with at once.
+    """Return how many entries of the vocabulary to process at once.
 
-    On a CPU an odd multiple of 16: rows a power of two apart would share the same few lines of its caches.
+    On a CPU it is an odd multiple of 16, because rows a power of two apart would share few lines of its caches.
     """
     return 16 * (CACHED_BYTES // (4 * 16 * tokens) | 1) if jax.default_backend() == "cpu" else vocab
 
 
 class LossBlocks(NamedTuple):
-    """How many tokens, and how many entries of the vocabulary, are dealt with at once; and what bounds their logits."""
+    """How many tokens and entries of the vocabulary are processed at once, and the soft cap of their logits."""
 
     tokens: int
     entries: int
@@ -52,7 +52,8 @@ class LossBlocks(NamedTuple):
 
 
 class Softmax(NamedTuple):
-    """What the entries seen so far make of each token: the largest logit, and the sum of exp(logit - largest)."""
+    """The state of each token's softmax after the entries so far: the largest logit, and the sum of exp(logit -
+    largest)."""
 
     top_N: Array
     sum_N: Array
@@ -66,8 +67,8 @@ class Softmax(NamedTuple):
         return Softmax(jnp.full(tokens, -jnp.finfo(jnp.float32).max), jnp.zeros(tokens), entry_N)
 
     def add(self, logits_NU: Array, start: Array) -> tuple[Softmax, Array, Array]:
-        """Return (the softmax of these entries too, which begin at `start`; by what factor older exponentials shrink;
-        exp(logits - largest)) (Milakov et al. 2018)."""
+        """Return (the softmax with these entries, which begin at `start`; the factor by which older exponentials
+        shrink; exp(logits - largest)) (Milakov et al. 2018)."""
         top_N = jnp.maximum(self.top_N, logits_NU.max(-1))
         exp_NU = jnp.exp(logits_NU - top_N[:, None])
         shrink_N = jnp.exp(self.top_N - top_N)
@@ -149,7 +150,7 @@ def over_tokens(
 
 
 def scan_blocks(step: Callable, carry: Sums, over: object) -> tuple[Sums, tuple]:
-    """Do what `jax.lax.scan` does, without a loop if there is only one step."""
+    """Return the result of `jax.lax.scan`, without a loop if there is only one step."""
     if jax.tree.leaves(over)[0].shape[0] > 1:
         return jax.lax.scan(step, carry, over)
     carry, output = step(carry, jax.tree.map(lambda x: x[0], over))

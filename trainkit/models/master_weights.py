@@ -1,10 +1,10 @@
-"""Trained arrays, of which products are made in few bits and gradients are summed in float32.
+"""Trained arrays with products in few bits and gradients summed in float32.
 
-A sum in bfloat16 stops growing once it is 256 times as large as what is added to it. The gradient of every trained
-array is a sum over tokens, micro-batches and devices, so all of these sums are in float32. JAX gives a gradient the
-dtype of the array that it is of; a `Weight` therefore has two arrays, and gradients go to the float32 one.
+A sum in bfloat16 stops growing once it is 256 times as large as its addends. The gradient of every trained array is a
+sum over tokens, micro-batches and devices, so all of these sums are in float32. JAX gives a gradient the dtype of its
+array; a `Weight` therefore has two arrays, and gradients go to the float32 one.
 
-The functions here also take plain arrays: frozen models and those used for inference consist of them.
+The functions here also take plain arrays, which frozen models and models used for inference consist of.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trainkit.models.nf4 import Nf4
 
 
 class Weight(eqx.Module):
-    """A trained array, rounded to the dtype that is computed in, and the float32 array that its gradient is of."""
+    """A trained array rounded to the compute dtype, and the float32 array that receives its gradient."""
 
     rounded: Float[Array, ...]
     master: Float[Array, ...]
@@ -29,7 +29,8 @@ class Weight(eqx.Module):
 
     @staticmethod
     def of(array: Array | Weight) -> Weight:
-        """A plain array as a `Weight`: its gradient is summed in float32 and then has the dtype of the array."""
+        """Return a plain array as a `Weight`: its gradient is summed in float32, then converted to the
+        array's dtype."""
         if isinstance(array, Weight):
             return array
         return Weight(jax.lax.stop_gradient(array), array.astype(jnp.float32))
@@ -40,10 +41,10 @@ class Weight(eqx.Module):
 
 
 def in_compute_dtype(masters: PyTree, dtype: jnp.dtype) -> PyTree:
-    """Return the arrays of a model to compute with in `dtype`, each as a `Weight` unless that is float32.
+    """Return the arrays of a model in `dtype` for computing, each as a `Weight` unless `dtype` is float32.
 
     Args:
-        masters: what to differentiate by: all floating-point arrays are float32.
+        masters: the arrays to differentiate by; all floating-point ones are float32.
     """
 
     def pair(rounded: Array, master: Array) -> Array | Weight:
@@ -81,7 +82,7 @@ def _lookup(rounded: Array, master: Array, rows: Array) -> Array:
 
 
 def _lookup_backward(residuals: tuple[Array, Array], dy: Array) -> tuple[None, Array, None]:
-    # of a row of the table only the shape is needed
+    # only the shape of the table is needed
     rows, like = residuals
     return None, jnp.zeros(like.shape, jnp.float32).at[rows].add(dy.astype(jnp.float32)), None
 
@@ -93,7 +94,7 @@ def product(x: Float[Array, "*n in"], weight: Float[Array, "in out"] | Nf4 | Wei
     """Return x @ weight in the dtype of `x`; the gradient of the weight is summed in float32."""
     if isinstance(weight, Weight):
         return _product(x, weight.rounded, weight.master)
-    plain: Any = weight  # `x @ packed` is known too
+    plain: Any = weight  # `x @ packed` is defined too
     return x @ plain
 
 

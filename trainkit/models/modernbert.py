@@ -92,6 +92,8 @@ class ModernBertBlock(eqx.Module):
 
 
 class ModernBertModel(EncoderModel):
+    """ModernBERT: see the module."""
+
     attention_norm: LayerNorm
     """The norms before attention, (L - 1, D): the first layer has none, since the embeddings have one."""
     final_norm: LayerNorm

@@ -1,7 +1,7 @@
-"""Mixtures of experts without dropping: every token goes through all the experts that it was given.
+"""Mixtures of experts without dropping: every token goes through all of its experts.
 
-Shapes: B batch, T positions, N tokens, D hidden, E experts, F width inside one, C experts of a token, R = N x C rows,
-J blocks of M places each, P = J x M.
+Shapes: B batch, T positions, N tokens, D hidden, E experts, F width inside one, C experts of a token, R = N x C rows, J
+blocks of M places each, P = J x M.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainkit.models.master_weights import Weight, exact
 from trainkit.parallel.mesh import on_own_rows
 from trainkit.recipe.families.moe import Sparse
 
-#: Rows of a block: with fewer its expert's matrix is read for too little, with more too many places are left over.
+#: Rows of a block: fewer would not be worth reading an expert's matrix, more would leave too many places empty.
 LEAST_ROWS, MOST_ROWS = 8, 256
 
 
@@ -32,10 +32,11 @@ class Routing(NamedTuple):
     tokens: Float[Array, "*L"]
 
     def balance_loss(self) -> Float[Array, ""]:
-        """The number of experts x the sum over them of share of tokens x mean probability (Fedus et al. 2021, eq. 4).
+        """Return the number of experts x the sum over them of share of tokens x mean probability (Fedus et al. 2021,
+        eq. 4).
 
-        Experts as busy as each other make it as small as it gets: the number of experts of a token. All layers are
-        taken together, as `transformers` takes them.
+        It is smallest, the number of experts of a token, if all experts are equally busy. All layers are taken
+        together, as in `transformers`.
         """
         experts = self.chosen_E.shape[-1]
         chosen_E, probability_E = (x.reshape(-1, experts).sum(0) for x in (self.chosen_E, self.probability_E))
@@ -43,9 +44,9 @@ class Routing(NamedTuple):
 
 
 class Experts(eqx.Module):
-    """Gated MLPs, of which a router picks a few for each token (Shazeer et al. 2017; Jiang et al. 2024).
+    """Gated MLPs; a router chooses a few for each token (Shazeer et al. 2017; Jiang et al. 2024).
 
-    Their products are of the dtype of the input whatever the precision of the other layers is (no fp8).
+    Their products have the dtype of the input, never fp8.
     """
 
     router: Linear
@@ -73,7 +74,8 @@ class Experts(eqx.Module):
     def __call__(
         self, x_BTD: Float[Array, "B T D"], counted_BT: Bool[Array, "B T"] | None
     ) -> tuple[Float[Array, "B T D"], Routing]:
-        """The weighted sum of what a token's experts make of it; of the tokens in `counted_BT`, where they went."""
+        """Return the weighted sum of the outputs of each token's experts, and the routing of the tokens in
+        `counted_BT`."""
         logits_BTE = x_BTD.astype(jnp.float32) @ exact(self.router.weight)
         probability_BTE = jax.nn.softmax(logits_BTE)
         weight_BTC, chosen_BTC = jax.lax.top_k(probability_BTE, self.per_token)
@@ -133,7 +135,7 @@ class Places(NamedTuple):
         last_E = jnp.cumsum(blocks_E)
         rank_R = jnp.arange(rows) - (jnp.cumsum(rows_E) - rows_E)[sorted_R]
         place_R = (last_E - blocks_E)[sorted_R] * size + rank_R
-        count = rows // size + min(experts, rows)  # each expert has one block at most that is not full
+        count = rows // size + min(experts, rows)  # each expert has at most one block that is not full
         return Places(
             jnp.zeros(rows, jnp.int32).at[order_R].set(place_R.astype(jnp.int32)),
             (rows + jnp.arange(count * size)).at[place_R].set(order_R),
@@ -141,13 +143,13 @@ class Places(NamedTuple):
         )
 
     def product(self, x_PD: Float[Array, "P D"], weight_EDF: Float[Array, "E D F"] | Weight) -> Float[Array, "P F"]:
-        """Each block times the matrix of its expert."""
+        """Return each block times the matrix of its expert."""
         x_JMD = x_PD.reshape(self.expert_J.size, -1, x_PD.shape[-1])
         if not isinstance(weight_EDF, Weight) and jax.default_backend() != "tpu":
-            # rounded and master would be one array, and the backward pass of a scan over layers would keep a copy of it
+            # rounded and master would be the same array; the backward pass of a scan over layers would copy it
             return plain_blocked_product(x_JMD, weight_EDF, self.expert_J).reshape(len(x_PD), -1)
         weight = Weight.of(weight_EDF)
-        if jax.default_backend() == "tpu":  # elsewhere XLA has each row go through all experts for it
+        if jax.default_backend() == "tpu":  # on other devices XLA would multiply each row with all experts
             sizes_E = jnp.bincount(self.expert_J, length=weight.shape[0]) * (len(x_PD) // self.expert_J.size)
             return ragged_product(x_PD, weight.rounded, weight.master, sizes_E.astype(jnp.int32))
         return blocked_product(x_JMD, weight.rounded, weight.master, self.expert_J).reshape(len(x_PD), -1)
@@ -157,7 +159,7 @@ class Places(NamedTuple):
 def ragged_product(
     x_PD: Float[Array, "P D"], rounded_EDF: Array, master_EDF: Array, sizes_E: Int[Array, " E"]
 ) -> Float[Array, "P F"]:
-    """The first so many rows times the first matrix, the next ones times the second, and so on; see `Weight`."""
+    """Return the first rows times the first matrix, the next rows times the second, and so on; see `Weight`."""
     return jax.lax.ragged_dot(x_PD, rounded_EDF, sizes_E)
 
 
@@ -177,7 +179,8 @@ ragged_product.defvjp(
 def blocked_product(
     x_JMD: Float[Array, "J M D"], rounded_EDF: Array, master_EDF: Array, expert_J: Int[Array, " J"]
 ) -> Float[Array, "J M F"]:
-    """Block after block times its expert's matrix; so is the backward pass, which adds to one gradient in place."""
+    """Return each block times its expert's matrix. The backward pass goes block by block too, and adds to one gradient
+    in place."""
     return jax.lax.map(lambda block: block[0] @ rounded_EDF[block[1]], (x_JMD, expert_J))
 
 
@@ -203,7 +206,7 @@ blocked_product.defvjp(
 def plain_blocked_product(
     x_JMD: Float[Array, "J M D"], weight_EDF: Float[Array, "E D F"], expert_J: Int[Array, " J"]
 ) -> Float[Array, "J M F"]:
-    """Return the same of matrices that are computed with as they are kept."""
+    """Return the same for matrices that are computed with in the dtype in which they are stored."""
     return blocked_product(x_JMD, weight_EDF, weight_EDF, expert_J)
 
 

@@ -24,7 +24,8 @@ BLOCK, SCALES = 64, 256
 
 
 def _levels() -> np.ndarray:
-    """The 16 numbers from -1 to 1 (their appendix E): quantiles of the normal distribution, 8 above zero, 7 below."""
+    """Return the 16 numbers from -1 to 1 (their appendix E): quantiles of the normal distribution, 8 above zero, 7
+    below."""
     most = 1 - (1 / 30 + 1 / 32) / 2
     above, below = ([NormalDist().inv_cdf(p) for p in np.linspace(most, 0.5, n)[:-1]] for n in (9, 8))
     levels = np.array(sorted([*above, 0.0, *(-x for x in below)]))
@@ -35,7 +36,7 @@ LEVELS = _levels()
 
 
 class Nf4(eqx.Module):
-    """A matrix, or a stack of them: `x @ matrix` multiplies with it. It is never trained."""
+    """A matrix in 4 bit, or a stack of them, that is never trained; `x @ matrix` multiplies with it."""
 
     codes: UInt[Array, "*L B 32"]
     """Two to a byte, the first in the upper half."""
@@ -52,10 +53,11 @@ class Nf4(eqx.Module):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Return the shape of the matrices that it represents, (*L, in, out)."""
         return (*self.codes.shape[:-2], self.inputs, self.outputs)
 
     def dequantise(self, dtype: Any) -> Float[Array, "*L in out"]:
-        """Return the numbers that it stands for, in `dtype`."""
+        """Return the numbers that it represents, in `dtype`."""
         lead, blocks = self.codes.shape[:-2], self.codes.shape[-2]
         unit = jnp.repeat(self.unit.value, SCALES, axis=-1)[..., :blocks]
         largest = self.scales * unit + self.mean.value[..., None]
@@ -70,9 +72,9 @@ class Nf4(eqx.Module):
 
 
 def quantise(weight: Float[Array, "*L in out"]) -> Nf4:
-    """Return each number rounded to the nearest of 16 levels, which span the largest magnitude of its block.
+    """Return each number rounded to the nearest of 16 levels, scaled to the largest magnitude of its block.
 
-    One matrix is packed at a time: packing needs more memory than the matrix.
+    One matrix is packed at a time, because packing needs more memory than the matrix.
     """
     return replace(_round(weight), source=_source(weight))
 
@@ -85,7 +87,7 @@ def _round(weight: Float[Array, "*L in out"]) -> Nf4:
     largest = jnp.abs(blocks).max(-1)
     between = (LEVELS[1:] + LEVELS[:-1]) / 2
     shares = blocks / jnp.where(largest > 0, largest, 1)[:, None]
-    # how many they are above: this fuses, where a search keeps what it knows of each number in memory
+    # count the levels below each number: this fuses, whereas a search would keep its state for each number in memory
     codes = (shares[..., None] > between).sum(-1, dtype=jnp.uint8)
     mean = _mean(largest)
     above = largest - mean
@@ -104,12 +106,12 @@ def _source(weight: Float[Array, "*L in out"]) -> UInt[Array, "*L 2"]:
 
 
 def sources(tree: PyTree) -> PyTree:
-    """Return the tree with the fingerprint of its source in the place of each matrix in 4 bit."""
+    """Return the tree with each matrix in 4 bit replaced by the fingerprint of its source."""
     return _replace_packed(tree, lambda packed: packed.source)
 
 
 def without_sources(tree: PyTree) -> PyTree:
-    """Return the tree whose matrices in 4 bit have no fingerprint of their source."""
+    """Return the tree with the source fingerprints of matrices in 4 bit removed."""
     return _replace_packed(tree, lambda packed: replace(packed, source=None))
 
 
@@ -120,9 +122,10 @@ def _replace_packed(tree: PyTree, made: Callable[[Nf4], Any]) -> PyTree:
 
 
 def _mean(x: Float[Array, "*L B"]) -> Float[Array, "*L"]:
-    """Of what is not negative, to ten bits or so, summed in integers: the same however blocks are shared among devices.
+    """Return the mean of non-negative numbers to about ten bits, summed in integers, so that it does not depend on how
+    blocks are shared among devices.
 
-    A mean to the last bit would be another on another number of devices, and so would the model.
+    A mean to the last bit would differ with the number of devices, and so would the model.
     """
     levels = (1 << min(20, 31 - x.shape[-1].bit_length())) - 1
     most = x.max(-1)

@@ -1,4 +1,4 @@
-"""What of a block is kept for the backward pass, and what is computed again."""
+"""Which results of a block are kept for the backward pass, and which are computed again."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from trainkit.recipe.families.sizes import Remat
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
-#: The name of what `offload` moves to the host: see `block_input`.
+#: The name of the arrays that `offload` moves to the host: see `block_input`.
 BLOCK_INPUT = "block_input"
 
 
 def block_input(x: jax.Array) -> jax.Array:
-    """`x`, marked as the one thing that a block needs to be computed again."""
+    """Return `x`, marked as the one input from which a block can be computed again."""
     return checkpoint_name(x, BLOCK_INPUT)
 
 
 def rematerialise(block: Callable[Parameters, Result], policy: Remat) -> Callable[Parameters, Result]:
-    """`block`, a function that is scanned over, with the memory `policy` of its backward pass.
+    """Return `block`, a function that is scanned over, with the memory `policy` of its backward pass.
 
     `none` keeps all that is needed. `blocks` keeps the input of each block and runs it again (Chen et al. 2016). `dots`
-    keeps the results of the products with parameters as well, which are most of the work, but not attention's scores,
-    which are most of the memory: products of the batch with itself. `offload` is `blocks` with the inputs in the host's
+    also keeps the results of products with parameters, which are most of the work, but not attention's scores, which
+    are most of the memory: products of the batch with itself. `offload` is `blocks` with the inputs in the host's
     memory until they are needed.
     """
     # a scan's body stands alone, so nothing merges what is computed again with what was computed before

@@ -1,4 +1,4 @@
-"""Rotary positions (Su et al. 2021), as the checkpoints on the Hugging Face hub mean them.
+"""Rotary positions (Su et al. 2021), as in the checkpoints on the Hugging Face hub.
 
 Shapes: B batch, T positions, H heads, K width of a head, h = K / 2.
 """
@@ -64,7 +64,7 @@ def _blend(frequencies_h: np.ndarray, factor: float, *, kept: np.ndarray) -> np.
 
 
 def _ramp(scaling: Yarn, theta: float, width: int) -> np.ndarray:
-    """A ramp from 1 to 0 between the numbers of a head that turn `beta_fast` and `beta_slow` times in the original
+    """Return a ramp from 1 to 0 between the dimensions that turn `beta_fast` and `beta_slow` times in the original
     context (Peng et al. 2023, section 3.2), these rounded outwards."""
 
     def number(rounds: float) -> float:

@@ -23,8 +23,8 @@ def sequence_log_likelihoods(
 ) -> Float[Array, " B"]:
     """Return each row's sum of weight x log-likelihood of the target, in nats, float32.
 
-    Logits are made in the blocks of `blocked_cross_entropy`, never of all tokens at once. What a row's sum does to the
-    loss is known only after the forward pass, so the backward pass makes the logits again. `weights_BT` has no
+    Logits are computed in the blocks of `blocked_cross_entropy`, never for all tokens at once. The gradient of a row's
+    sum is known only after the forward pass, so the backward pass computes the logits again. `weights_BT` has no
     gradient.
     """
     weights_BT = jax.lax.stop_gradient(weights_BT.astype(jnp.float32))

@@ -1,4 +1,4 @@
-"""What every language model here is: an embedding, blocks of one shape, a norm, and a matrix for the logits.
+"""The parts that language models share: an embedding, blocks of one shape, a norm, and a matrix for the logits.
 
 Shapes as in `layers.py`.
 """
@@ -25,26 +25,32 @@ from trainkit.recipe.families.transformer import Transformer
 
 
 class Heads(Protocol):
-    """The attention of a block."""
+    """The heads of a block's attention."""
 
     @property
-    def kv_heads(self) -> int: ...
+    def kv_heads(self) -> int:
+        """Return the number of heads of keys and values."""
 
     @property
-    def key_width(self) -> int: ...
+    def key_width(self) -> int:
+        """Return the width of one head."""
 
 
 class Block(Protocol):
+    """A block of a stack, as far as the stack knows it."""
+
     @property
     def attention(self) -> Heads: ...
 
 
 class Norm(Protocol):
+    """A norm of hidden states."""
+
     def __call__(self, x: Float[Array, "*n D"]) -> Float[Array, "*n D"]: ...
 
 
 class Parts(TypedDict):
-    """The fields of every `LanguageModel`, but for its final norm and soft cap."""
+    """The fields of every `LanguageModel` except its final norm and soft cap."""
 
     token_embedding: Array
     blocks: Any
@@ -56,7 +62,7 @@ class Parts(TypedDict):
 
 
 class LanguageModel(eqx.Module):
-    """A language model."""
+    """A decoder-only language model, with a cache for generation."""
 
     token_embedding: Float[Array, "V D"]
     blocks: Block
@@ -83,10 +89,12 @@ class LanguageModel(eqx.Module):
         segments_BT: Int[Array, "B T"] | None = None,
         cache: KeyValues | None = None,
     ) -> tuple[Float[Array, "B T D"], KeyValues | None]:
-        """Final hidden states, and the cache with these positions in it where one was given.
+        """Return the final hidden states, and the cache with these positions added if one was given.
 
-        Positions count from 0 where not given. With a cache, `positions_BT` says where in it these tokens stand. With
-        `segments_BT`, a position attends to its own segment only; a cache holds one text, so it goes with no segments.
+        Args:
+            positions_BT: by default from 0; with a cache, where in it these tokens belong.
+            segments_BT: if given, a position attends only to its own segment. Not with a cache, which holds one text
+                per row.
         """
 
     def hidden_and_penalty(
@@ -98,20 +106,21 @@ class LanguageModel(eqx.Module):
         counted_BT: Bool[Array, "B T"] | None = None,
         types_BT: Int[Array, "B T"] | None = None,
     ) -> tuple[Float[Array, "B T D"], Float[Array, ""]]:
-        """Final hidden states, and what training is to make smaller beside the loss of a token; 0 for most families.
+        """Return the final hidden states, and the auxiliary loss per token that training adds; 0 in most families.
 
-        `counted_BT` says which tokens are no padding; where it is None, those of segments above 0, or all. `types_BT`,
-        which tell the texts of a pair apart, mean something to encoders only.
+        Args:
+            counted_BT: which tokens are not padding; by default those in segments above 0, or all.
+            types_BT: distinguish the texts of a pair; only encoders use them.
         """
         hidden_BTD, _ = self.hidden(tokens_BT, positions_BT=positions_BT, segments_BT=segments_BT)
         return hidden_BTD, jnp.float32(0)
 
     def unembedding(self) -> Float[Array, "V D"]:
-        """The matrix whose products with a hidden state are its logits, before `final_softcap`."""
+        """Return the matrix whose products with a hidden state are its logits, before `final_softcap`."""
         return self.token_embedding if self.output is None else self.output
 
     def logits(self, hidden_BTD: Float[Array, "*n D"]) -> Float[Array, "*n V"]:
-        """Of every entry of the vocabulary, in float32."""
+        """Return the logits of every entry of the vocabulary, in float32."""
         return logits(hidden_BTD, self.unembedding(), softcap=self.final_softcap)
 
     def scores(self, hidden_BTD: Float[Array, "B T D"], segments_BT: Int[Array, "B T"]) -> Float[Array, "B *T C"]:
@@ -120,7 +129,7 @@ class LanguageModel(eqx.Module):
         return self.classifier(hidden_BTD, segments_BT)
 
     def empty_cache(self, batch: int, length: int) -> KeyValues:
-        """Room for `length` positions of `batch` sequences, in the dtype of the embeddings."""
+        """Return a cache for `length` positions of `batch` sequences, in the dtype of the embeddings."""
         layers, attention = jax.tree.leaves(self.blocks)[0].shape[0], self.blocks.attention
         shape = (layers, batch, length, attention.kv_heads, attention.key_width)
         zeros = jnp.zeros(shape, self.token_embedding.dtype)
@@ -166,8 +175,8 @@ def positions(tokens_BT: Int[Array, "B T"]) -> Int[Array, "B T"]:
 
 
 def residual_scale(spec: Transformer) -> float:
-    """Standard deviation of the matrices whose result is added to the residual stream.
+    """Return the standard deviation of the matrices whose result is added to the residual stream.
 
-    It starts smaller the deeper the model (Radford et al. 2019), so that the stream does not grow with depth.
+    It is smaller the deeper the model (Radford et al. 2019), so that the stream does not grow with depth.
     """
     return spec.initializer_range / (2 * spec.layers) ** 0.5
