@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from itertools import combinations
 from pathlib import Path
 
 import data_room as room
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import likeness
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, pre_tokenizers, processors
@@ -21,6 +24,7 @@ from trainkit.data.batches.dataset import TrainSet
 from trainkit.data.batches.evaluation_set import EvalSet
 from trainkit.data.batches.layout import longest_layout
 from trainkit.data.cache import build as caches
+from trainkit.data.tokenizer import vocabulary
 from trainkit.errors import TrainkitError
 from trainkit.evaluation.evaluator import Evaluator
 from trainkit.events.log import EventLog, read
@@ -204,7 +208,6 @@ def rows(count: int, *, length: int = 32, seed: int = 0) -> dict[str, jax.Array]
 
 
 def test_words_are_told_apart_by_the_names_of_tokens_or_refused(tmp_path: Path) -> None:
-    from trainkit.data.tokenizer import vocabulary
     from trainkit.tasks.build import check_tokenizer
 
     for marks, continuing in ((("wor", "##d", "s"), {1}), (("Ġwor", "d", "s"), {1, 2}), (("wor", "d", "s"), None)):
@@ -269,6 +272,32 @@ def test_whole_words_are_chosen_and_spans_are_of_several_tokens_with_one_fate() 
     begins = (spans & ~np.pad(spans, ((0, 0), (1, 0)))[:, :-1]).sum()
     # the mean of the lengths is 3.8, and spans that touch are one
     assert 3.5 < spans.sum() / begins < 5.5
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-2"])
+def test_a_word_begins_after_white_space_also_at_the_beginning_of_a_line(name: str) -> None:
+    codec = vocabulary.LoadedTokenizer(Path("x"), likeness.FAMILIES[name]().content.encode())
+    text = "the cats\nfound another\n\n  cat\tsleeping, the end\nthen"
+    placed = codec.encode_placed(text)
+    task = MaskedLMTask(
+        MaskedLM(type="masked-lm", unit="word", probability=0.5),
+        codec.vocab_size,
+        mask=0,
+        continuing=codec.continuations,
+        white=codec.white,
+    )
+    keys = jax.random.split(jax.random.key(0), 200)
+    tokens = jnp.asarray(np.tile(placed.ids, (200, 1)))
+    found = np.asarray(task.choose(tokens, jnp.ones(tokens.shape), keys).weights_BT) > 0
+    words = [match.span() for match in re.finditer(r"\S+", text)]
+    spans = list(zip(placed.begins.tolist(), placed.ends.tolist(), strict=True))
+    word_of = [
+        next((n for n, word in enumerate(words) if begin < word[1] and word[0] < end), None) for begin, end in spans
+    ]
+    for one, other in combinations(range(len(word_of)), 2):
+        if None not in (word_of[one], word_of[other]):
+            same = word_of[one] == word_of[other]
+            assert (found[:, one] == found[:, other]).all() == same, (placed.ids[one], placed.ids[other])
 
 
 def test_static_targets_are_the_same_at_every_step() -> None:

@@ -45,6 +45,8 @@ class MaskedLMTask(Task):
     """Ids that are never chosen."""
     continuing: tuple[int, ...] = ()
     """Ids of tokens that continue a word, where whole words are chosen."""
+    white: tuple[int, ...] = ()
+    """Ids of tokens that end with white space: the next one begins a word all the same."""
 
     metrics: ClassVar[Mapping[str, Statistic]] = {"accuracy": Ratio.zero()}
 
@@ -65,8 +67,9 @@ class MaskedLMTask(Task):
 
         chance_BT, fate_BT, others_BT = jax.vmap(draw)(keys_B)
         if self.spec.unit == "word":
-            continues_BT = _is_among(self.continuing, tokens_BT)
-            chance_BT = _of_group(chance_BT, ~continues_BT)
+            # the first token of a row begins a group, also where the row begins within a word
+            after_white_BT = jnp.pad(_is_among(self.white, tokens_BT), ((0, 0), (1, 0)), constant_values=True)[:, :-1]
+            chance_BT = _of_group(chance_BT, after_white_BT | ~_is_among(self.continuing, tokens_BT))
         covered_BT = chance_BT < self.spec.probability
         if self.spec.unit == "span":
             covered_BT = _covered(chance_BT < span_rate(self.spec.probability), keys_B)
@@ -137,6 +140,6 @@ def build(spec: MaskedLM, tokenizer: LoadedTokenizer | None) -> MaskedLMTask:
         return MaskedLMTask(spec, vocab_size=1, mask=0)
     assert tokenizer.mask is not None, "checked before anything is tokenised: see `build.check_tokenizer`"
     special = {*tokenizer.special_tokens.values(), tokenizer.mask, tokenizer.end_of_text}
-    continuing = tokenizer.continuations if spec.needs_words else ()
+    continuing, white = (tokenizer.continuations, tokenizer.white) if spec.needs_words else ((), ())
     assert continuing is not None, "checked with the mask token"
-    return MaskedLMTask(spec, tokenizer.vocab_size, tokenizer.mask, tuple(sorted(special)), continuing)
+    return MaskedLMTask(spec, tokenizer.vocab_size, tokenizer.mask, tuple(sorted(special)), continuing, white)

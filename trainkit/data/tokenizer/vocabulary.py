@@ -26,6 +26,11 @@ from trainkit.data.tokenizer.special_tokens import (
 )
 from trainkit.errors import TrainkitError
 
+#: What stands for a space in the names of tokens, and for other white space: as it is, as byte-level tokenizers write
+#: it, and as a single byte.
+_SPACES = "Ġ", "▁"
+_WHITE = "\t", "\n", "\r", "ĉ", "Ċ", "č", "<0x09>", "<0x0A>", "<0x0D>"
+
 
 @dataclass(frozen=True)
 class PlacedTokens:
@@ -92,15 +97,30 @@ class LoadedTokenizer:
     @cached_property
     def continuations(self) -> tuple[int, ...] | None:
         """The ids that continue a word, by their names: WordPiece marks these with `##`, others mark tokens that begin
-        a word, with `Ġ` or `▁`. None where names do not say it."""
-        names = {id_: name for name, id_ in self._tokenizer.get_vocab(with_added_tokens=True).items()}
-        for name in self.special_tokens:
-            names.pop(self.special_tokens[name], None)
+        a word, with `Ġ` or `▁` for the space before it. None where names do not say it."""
+        names = self._ordinary_names
         if any(name.startswith("##") for name in names.values()):
-            return tuple(sorted(id_ for id_, name in names.items() if name.startswith("##")))
-        if any(name.startswith(("Ġ", "▁")) for name in names.values()):
-            return tuple(sorted(id_ for id_, name in names.items() if not name.startswith(("Ġ", "▁"))))
+            return tuple(id_ for id_, name in names.items() if name.startswith("##"))
+        if any(name.startswith(_SPACES) for name in names.values()):
+            return tuple(id_ for id_, name in names.items() if not name.startswith((*_SPACES, *_WHITE)))
         return None
+
+    @cached_property
+    def white(self) -> tuple[int, ...]:
+        """The ids that end with white space, such as a line's end: the next token begins a word, with or without a
+        mark. A space alone is a part of the word after it."""
+        return tuple(
+            id_
+            for id_, name in self._ordinary_names.items()
+            if name not in _SPACES and name.endswith((*_SPACES, *_WHITE))
+        )
+
+    @cached_property
+    def _ordinary_names(self) -> dict[int, str]:
+        """The names of tokens that are not special, by their ids, which rise."""
+        special = set(self.special_tokens.values())
+        names = self._tokenizer.get_vocab(with_added_tokens=True)
+        return {id_: name for name, id_ in sorted(names.items(), key=lambda pair: pair[1]) if id_ not in special}
 
     def __reduce__(self) -> tuple[type[LoadedTokenizer], tuple[Path, bytes, Beside]]:
         return LoadedTokenizer, (self.path, self._content, self._beside)
