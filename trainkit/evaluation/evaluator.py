@@ -30,21 +30,30 @@ from trainkit.train.step import EVALUATION, no_loss
 
 
 class EvaluationSet(Protocol):
-    """Batches in order, once it is `ready`, which waits so many seconds at most. `targets` and `bytes` are those of its
-    documents, `bytes` 0 where that says nothing."""
+    """The batches of a set, in order.
+
+    Attributes:
+        targets: how many tokens of its documents may be targets.
+        bytes: the bytes of its documents; 0 if unknown.
+    """
 
     @property
     def targets(self) -> int: ...
     @property
     def bytes(self) -> int: ...
-    def ready(self, seconds: float, /) -> bool: ...
+    def ready(self, seconds: float, /) -> bool:
+        """Return whether the set is complete, after waiting at most `seconds`."""
+
     def __len__(self) -> int: ...
-    def batch(self, index: int, /) -> HostBatch: ...
-    def places(self, index: int, /) -> Sequence[Sequence[SourceSpan]]: ...
+    def batch(self, index: int, /) -> HostBatch:
+        """Return the batch of this index."""
+
+    def places(self, index: int, /) -> Sequence[Sequence[SourceSpan]]:
+        """Return where each example of a batch comes from."""
 
 
 class Sums(NamedTuple):
-    """What was added up over a set."""
+    """The sums over a set."""
 
     loss: Loss
     metrics: Mapping[str, Any]
@@ -52,9 +61,10 @@ class Sums(NamedTuple):
 
 
 class EventWriter(Protocol):
-    """Where an evaluation says what it does: the log of a run."""
+    """Where an evaluation reports its progress and results: the log of a run."""
 
-    def write(self, kind: str, /, *, step: int, **fields: Any) -> None: ...
+    def write(self, kind: str, /, *, step: int, **fields: Any) -> None:
+        """Append one event; see `EventLog.write`."""
 
 
 class Evaluator:
@@ -85,7 +95,7 @@ class Evaluator:
         def add(
             sums: Sums, lost: Sums, state: State, batch: Mapping[str, Array], number: Array
         ) -> tuple[Sums, Sums, Mapping[str, Array], Mapping[str, Mapping[str, Array]]]:
-            # of the set alone: the same is drawn at every step, after a resume and on any devices
+            # depends on the set alone, so that the same is drawn at every step, after a resume and on any devices
             key = jax.random.fold_in(jax.random.fold_in(state.key, EVALUATION), number)
             model = eqx.combine(cast(state.params, compute), cast(state.frozen, compute))
             loss, predictions = task.predict(model, {name: array[0] for name, array in batch.items()}, key=key)
@@ -97,13 +107,15 @@ class Evaluator:
             }
             return *add_compensated(sums, lost, found), predictions if results is not None else {}, needed
 
-        # the sums lie there before as well: otherwise it would be compiled for where they begin and for where they end
+        # the initial sums have this sharding too; otherwise it would be compiled twice
         self._add = jax.jit(add, out_shardings=self._whole)
         self._rows, self._parts = batch_size, 1
 
     def __call__(self, state: State, step: int, only: Collection[str] | None = None) -> dict[str, dict[str, float]]:
-        """Evaluate all sets, or some, and return the metrics of each; returns early, without an event for the set at
-        hand, where the run is to end now."""
+        """Evaluate all sets, or some, and return the metrics of each.
+
+        If the run is to end now, return early, without an event for the unfinished set.
+        """
         evaluated: dict[str, dict[str, float]] = {}
         for name, data in self._sets.items():
             if only is not None and name not in only:
@@ -115,7 +127,7 @@ class Evaluator:
                     return evaluated
             number = np.uint32(crc32(name.encode()))
             found = self._summed(state, data, number)
-            while found is None:  # of what was computed nothing is left, and nothing is lost
+            while found is None:  # nothing of the failed computation is left, and nothing is lost
                 self._split(step)
                 found = self._summed(state, data, number)
             sums, predictions, items = found
@@ -159,7 +171,7 @@ class Evaluator:
                 for part in range(self._parts):
                     rows = {name: np.array_split(array, self._parts)[part] for name, array in batch.items()}
                     arrays = whole_to_device(rows, sharding=self._sharding)
-                    with jax.set_mesh(self._mesh):  # as in a step, by the mesh each device knows its rows
+                    with jax.set_mesh(self._mesh):  # as in a step, each device finds its rows by the mesh
                         sums, lost, predicted, needed = self._add(sums, lost, state, arrays, number)
                     if needed:
                         items.add(needed)
@@ -210,7 +222,7 @@ def add_compensated(sums: PyTree, lost: PyTree, more: PyTree) -> tuple[PyTree, P
             return total + part, error
         part = part - error
         after = total + part
-        # infinite sums have no error
+        # infinite sums have no rounding error
         return after, jnp.where(jnp.isfinite(after), (after - total) - part, 0)
 
     leaves, structure = jax.tree.flatten(sums)

@@ -144,6 +144,8 @@ def _file_name_of(name: str) -> str:
 
 
 class ResultWriter(Protocol):
+    """Keeps the results of evaluations as files."""
+
     def __call__(self, name: str, step: int, metrics: Mapping[str, float], predictions: PredictionTable, /) -> None:
         """Keep the metrics and the predictions of a set after a step."""
 

@@ -103,7 +103,7 @@ class TargetWriter:
                 return
             batch, places = data.batch(index), data.places(index)[:left]
             arrays = whole_to_device({name: batch[name] for name in ("tokens", "filled")}, sharding=sharding)
-            with jax.set_mesh(self._mesh):  # as in a step, by the mesh each device knows its rows
+            with jax.set_mesh(self._mesh):  # as in a step, each device finds its rows by the mesh
                 rows = np.asarray(self._write(state.params, state.frozen, arrays)).tolist()
             for number, spans in enumerate(places):
                 source, target = (

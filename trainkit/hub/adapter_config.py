@@ -56,10 +56,10 @@ _LAYERS = 'such as ["q_proj", "v_proj"], ends of names; or a pattern for whole n
 
 
 def read(directory: Path, spec: Transformer) -> Lora:
-    """Return the `[adapter]` that the adapter in a directory is on a model.
+    """Return the `[adapter]` that describes the adapter in a directory.
 
     Raises:
-        TrainkitError: there is none, it has something that there is not here (names all of it), or it is for another
+        TrainkitError: there is none, it uses features that are not supported (lists them all), or it is for another
             model.
     """
     config, where = read_object(directory / FILE), str(directory / FILE)
@@ -145,8 +145,10 @@ def write(directory: Path, layers: Iterable[str], spec: Transformer, adapter: Lo
 
 
 def look_up(pretrained: str, revision: str | None, *, tables: Mapping[str, Any]) -> PretrainedCheckpoint | None:
-    """What the adapter that a recipe begins with says of its `[adapter]`: targets in the recipe's words where they mean
-    the same layers. None where its `[model]` is not right, which that says itself.
+    """Return the `[adapter]` values of the adapter that a recipe begins with; None if `[model]` is wrong, which has its
+    own error.
+
+    Targets are in the recipe's words where they mean the same layers.
 
     Raises:
         TrainkitError: the adapter cannot be found, is not available, or the model begins with nothing.
@@ -249,7 +251,7 @@ def _not_adapted(spec: Transformer) -> list[str]:
 
 
 def _matcher(value: Any, key: str, where: str) -> Callable[[str], bool]:
-    """Whether a layer's whole name is meant, as PEFT decides it."""
+    """Return a function that decides, as PEFT does, whether a layer's whole name is matched."""
     if isinstance(value, str):
         if value.lower() == "all-linear":
             return lambda path: True

@@ -11,13 +11,13 @@ from trainkit.recipe.sections.adapter import Lora
 from trainkit.recipe.toml.load import Loaded
 from trainkit.recipe.toml.values import dumps
 
-#: In a URL of a file on this machine: there is no host between these slashes.
+#: The beginning of a URL of a local file, which names no host.
 NO_HOST = ":///"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Made:
-    """How what is exported was made."""
+    """How an exported model was made."""
 
     name: str
     step: int
@@ -32,7 +32,7 @@ class Made:
 
 
 def as_told(loaded: Loaded) -> str:
-    """Return a recipe as TOML. Paths are cut to their last part, which says nothing of the machine."""
+    """Return a recipe as TOML. Paths are shortened to their last part, so that they reveal nothing of the machine."""
 
     def show(text: str) -> str:
         return f"…/{PurePath(text).name}" if text.startswith("/") or NO_HOST in text else text
@@ -40,7 +40,7 @@ def as_told(loaded: Loaded) -> str:
     return dumps(loaded.recipe, loaded.origins, loaded.path, shown=show)
 
 
-#: By the kind of a model, or of its head with classes, the class that loads it and what the hub lists it under.
+#: kind of model or of head -> the class that loads it, and its task on the hub.
 _LOADED_BY = {
     "causal": ("AutoModelForCausalLM", "text-generation"),
     "encoder": ("AutoModelForMaskedLM", "fill-mask"),
@@ -51,7 +51,11 @@ _LOADED_BY = {
 
 
 def card(made: Made, *, family: str, parameters: int, kind: str = "causal") -> str:
-    """Return README.md of a model, in the hub's format; `kind` is that of the model, or of its head with classes."""
+    """Return the README.md of a model in the hub's format.
+
+    Args:
+        kind: the kind of the model or, if it has classes, of its head.
+    """
     loaded_by, pipeline = _LOADED_BY[kind]
     return _card(
         made,
@@ -72,8 +76,12 @@ def card(made: Made, *, family: str, parameters: int, kind: str = "causal") -> s
 def adapter_card(
     made: Made, adapter: Lora, *, family: str, parameters: int, tokenizer: bool, kind: str = "causal"
 ) -> str:
-    """Return README.md of an adapter alone, on a model of this kind; `tokenizer` says whether its tokenizer is exported
-    with it."""
+    """Return the README.md of an exported adapter.
+
+    Args:
+        tokenizer: whether its tokenizer is exported with it.
+        kind: as in `card`.
+    """
     base, (loaded_by, pipeline) = made.base or "BASE", _LOADED_BY[kind]
     packed = adapter.base == "nf4"
     return _card(
@@ -96,7 +104,7 @@ def adapter_card(
     )
 
 
-#: Of an adapter that was trained on a base in 4 bit.
+#: The paragraph for an adapter that was trained on a base in 4 bit.
 _NF4_CONFIG = (
     'nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)',
 )

@@ -38,7 +38,8 @@ def read_config(directory: Path) -> Config:
 
 
 def family_of(config: Config, *, where: str) -> Family:
-    """Return the family of a config.json. Raises TrainkitError where it is none of ours, with the names of ours."""
+    """Return the family of a config.json. Raises TrainkitError, which lists the supported families, if it is another
+    one."""
     architectures = _architectures(config, where)
     for family in FAMILIES:
         if config.get("model_type") == family.model_type:
@@ -57,7 +58,7 @@ def spec_values(config: Config, family: Family, *, where: str) -> dict[str, Any]
     """Return the keys of `[model]` that a config.json gives, `type` and `vocab_size` included.
 
     Raises:
-        TrainkitError: it asks for what is not available, or has keys that are not known; names all of them.
+        TrainkitError: it asks for unsupported features or has unknown keys; names all of them.
     """
     wrong = [
         f"{key} = {json.dumps(config[key])}: {why}"
@@ -135,7 +136,7 @@ def _without(theirs: str, ours: str, stated: Config, family: Family) -> str | No
 
 
 def config_of(model: Pretrained, *, vocab_size: int, sequence_length: int, dtype: str) -> Config:
-    """Return the config.json of a model, from which transformers builds the same; `dtype` is that of its weights.
+    """Return the config.json from which transformers builds the same model; `dtype` is that of its weights.
 
     Raises TrainkitError as `check_loads`.
     """
@@ -147,7 +148,7 @@ def config_of(model: Pretrained, *, vocab_size: int, sequence_length: int, dtype
     config: Config = {"architectures": [architecture], "model_type": family.model_type, "torch_dtype": dtype}
     config |= {theirs: values[ours] for theirs, ours in family.keys.items()}
     config |= {theirs: possible[0] for theirs, possible in family.fixed.items()}
-    # what was trained; absent, some libraries take 0.1
+    # as in training; some libraries use 0.1 if it is absent
     config |= {key: 0.0 for key in family.noise if "." not in key}
     for part in family.parts:
         config |= part.write(values)
@@ -157,7 +158,7 @@ def config_of(model: Pretrained, *, vocab_size: int, sequence_length: int, dtype
 
 
 def _classes_of(head: Head) -> Config:
-    """Return the keys of a head with classes, which are named by their numbers where they have no names."""
+    """Return the keys of a head with classes. Classes without names are named by their numbers."""
     if head.kind == "tokens":
         return {}
     names = head.names or tuple(f"LABEL_{number}" for number in range(head.width))
@@ -166,7 +167,7 @@ def _classes_of(head: Head) -> Config:
 
 
 def head_of(config: Config, family: Family) -> Head:
-    """Return the head that the checkpoint of a config.json has; one that predicts tokens where it does not say."""
+    """Return the head of a config.json's checkpoint: one that predicts tokens if the config does not say."""
     architectures = {name.lower() for name in config.get("architectures") or []}
     for kind, table in family.heads.items():
         if table.architecture.lower() in architectures:
@@ -178,7 +179,7 @@ def head_of(config: Config, family: Family) -> Head:
 
 
 def other_width(classes: int, wanted: int, where: str) -> TrainkitError:
-    """Return the error of a head that has other classes than the task."""
+    """Return the error for a head whose number of classes differs from the task's."""
     return TrainkitError(
         f"the head of the checkpoint has {classes} classes, and the task has {wanted}",
         where=where,
@@ -191,7 +192,7 @@ _WRITTEN_NULL = ("sliding_window", "attn_logit_softcapping", "final_logit_softca
 
 
 def check_loads(model: Pretrained) -> None:
-    """Raises TrainkitError where transformers loads no such model."""
+    """Raise TrainkitError if transformers cannot load such a model."""
     if model.not_in_transformers:
         raise TrainkitError(
             f"transformers loads no such model: {model.not_in_transformers}",
@@ -201,9 +202,10 @@ def check_loads(model: Pretrained) -> None:
 
 
 def family_of_spec(model: Pretrained) -> Family:
-    """Return the family of a spec. Raises TrainkitError where it has no Hugging Face table, as a plugin's may not."""
+    """Return the family of a spec. Raises TrainkitError if it has no Hugging Face table, as some plugins have none."""
     for family in FAMILIES:
-        if type_of(type(model)) == family.type:  # a plugin's may derive from one of these and compute something else
+        # a plugin's spec may derive from one of these and compute something else
+        if type_of(type(model)) == family.type:
             return family
     raise TrainkitError(
         f"models of this type have no Hugging Face format: {type(model).__name__}",

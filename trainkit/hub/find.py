@@ -51,9 +51,9 @@ def config(pretrained: str, revision: str | None, *, kind: Kind = MODEL) -> tupl
 
 
 def weights(pretrained: str, revision: str | None, *, kind: Kind = MODEL) -> Path:
-    """Return the directory with the whole checkpoint. Raises TrainkitError.
+    """Return the directory with the whole checkpoint. Raises TrainkitError if it is not available.
 
-    Only files of the kind are fetched from the hub: no pickles, no code, no weights for other libraries.
+    From the hub only files of the kind are fetched: no pickles, no code, no weights for other libraries.
     """
     if (directory := local(pretrained, kind=kind)) is not None:
         return directory

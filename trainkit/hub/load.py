@@ -68,17 +68,17 @@ def load_params(
     Each leaf is assembled in host memory, one part per device, and transferred before the next leaf is read.
 
     Args:
-        shapes: a pytree of arrays or `jax.ShapeDtypeStruct`, named as a model's leaves; what is no array stays.
+        shapes: a pytree of arrays or `jax.ShapeDtypeStruct`, named as a model's leaves; other leaves are unchanged.
         shardings: where each leaf goes; if None, as its shape says or else to the first device.
-        dtype: of all leaves; if None, as `shapes` says.
+        dtype: of all leaves; if None, as in `shapes`.
         resize: whether embeddings may have another number of rows than the checkpoint: missing rows are the mean of the
             others (Hewitt 2021).
-        owned: whether the arrays will be donated. If not, jax on a CPU takes over the host memory of a leaf without a
-            copy, and such memory cannot be donated.
-        made: returns what replaces a leaf, given its name and itself; called before the next leaf is read.
-        head: that of the model.
-        fresh_leaf: what a leaf of a head that the checkpoint does not have begins as, of its name and shape; where
-            None, it must be there.
+        owned: whether the arrays will be donated. If not, jax on a CPU uses the host memory of a leaf without a copy,
+            and such memory cannot be donated.
+        made: called with the name and value of each leaf before the next is read; returns its replacement.
+        head: the model's head.
+        fresh_leaf: called with the name and shape of a leaf of the head that the checkpoint lacks; returns its initial
+            values. If None, such a leaf is an error.
 
     Raises:
         TrainkitError: the checkpoint is damaged, of another family, or its tensors are not those of `shapes`.
@@ -124,13 +124,13 @@ def _arrays(shapes: PyTree) -> dict[str, Shape]:
 
 
 def load_base(recipe: Recipe, shapes: PyTree, *, on: Mesh) -> PyTree | None:
-    """Return the weights of `[model] pretrained`, laid out as `shapes` say; None where the model begins at random.
+    """Return the weights of `[model] pretrained`, laid out as in `shapes`; None if the model begins at random.
 
-    The caller owns the arrays and may donate them. What the adapter keeps in 4 bit is packed leaf by leaf, so that one
-    leaf at a time is in memory in full.
+    The caller owns the arrays and may donate them. Leaves that the adapter keeps in 4 bit are packed one by one, so
+    that only one leaf at a time is in memory in full.
 
     Args:
-        shapes: the model without its adapter; each array has the sharding that it shall have.
+        shapes: the model without its adapter; each array has its final sharding.
 
     Raises:
         TrainkitError: the weights cannot be found, fetched or read, or do not fit the recipe's model.
@@ -151,7 +151,7 @@ def load_base(recipe: Recipe, shapes: PyTree, *, on: Mesh) -> PyTree | None:
 
 
 def load_adapter(recipe: Recipe, shapes: PyTree) -> Numbers | None:
-    """Return the arrays of `[adapter] pretrained` on the host; None where the adapter begins afresh or there is none.
+    """Return the arrays of `[adapter] pretrained` on the host; None if there is no adapter or it begins afresh.
 
     Args:
         shapes: the model with its adapter.
@@ -195,11 +195,11 @@ def _fresh_leaf(name: str, shape: Shape, *, seed: int, scale: float) -> np.ndarr
 
 
 def base_digest(frozen: PyTree, recipe: Recipe) -> str | None:
-    """Return the digest by which a checkpoint of an adapter knows its base; None where the whole model is trained.
+    """Return the digest that identifies the base in a checkpoint of an adapter; None if the whole model is trained.
 
-    For arrays in 4 bit it is that of the arrays they were packed from, so that an adapter trained on a GPU can be used
-    without one. A random base is known by the packed arrays: its numbers are drawn again, and another program may round
-    them differently in the last bit.
+    For arrays in 4 bit it is the digest of the arrays that they were packed from, so that an adapter trained on a GPU
+    can be used without one. A random base is identified by its packed arrays, because its numbers are drawn again, and
+    another program may round their last bits differently.
     """
     return digest(without_sources(frozen) if recipe.base_checkpoint is None else sources(frozen))
 

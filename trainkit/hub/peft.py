@@ -48,10 +48,10 @@ def save(directory: Path, model: PyTree, spec: Transformer, adapter: Lora) -> li
 def read(directory: Path, shapes: PyTree, spec: Transformer) -> Numbers:
     """Return the numbers of the adapter in a directory, on the host, for `models.adapters.with_numbers`.
 
-    `shapes` is a model, or the shapes of one, that is adapted as `adapter_config.read` says.
+    `shapes` is a model, or its shapes, with the adapter that `adapter_config.read` describes.
 
     Raises:
-        TrainkitError: tensors are missing, not known, or of another shape; lists them.
+        TrainkitError: tensors are missing, unknown or of another shape; lists them.
     """
     tensors, names = _tensors(directory), adapter_config.names(spec)
     leaves = [(name, leaf, like) for name, layer in adapted_layers(shapes).items() for leaf, like in _leaves(layer)]

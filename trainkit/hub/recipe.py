@@ -18,13 +18,14 @@ from trainkit.text import neutralise
 
 
 def load(path: Path, overrides: Sequence[str] = (), *, mode: str = FULL) -> Loaded:
-    """Return the recipe as `recipe.toml.load.load` does, with the values that its checkpoints give.
+    """Return the recipe like `recipe.toml.load.load`, completed with the values of its checkpoints.
 
-    Those of `[model] pretrained` are in its config.json, those of `[adapter] pretrained` in its adapter_config.json.
+    Those of `[model] pretrained` come from its config.json, those of `[adapter] pretrained` from its
+    adapter_config.json.
 
     Raises:
-        TrainkitError: as there, and where the checkpoint cannot be found, asks for what is not supported, or has a head
-            that the task cannot begin with.
+        TrainkitError: as there; or the checkpoint cannot be found, uses unsupported features, or has a head that the
+            task cannot begin with.
     """
     loaded = recipes.load(path, overrides, mode=mode, look_up=look_up, look_up_adapter=look_up_adapter)
     check_head(loaded.recipe)
@@ -32,8 +33,8 @@ def load(path: Path, overrides: Sequence[str] = (), *, mode: str = FULL) -> Load
 
 
 def check_head(recipe: Recipe) -> None:
-    """Raise TrainkitError where the checkpoint that the model begins with has a head for another purpose, which would
-    be missing, or one for another number of classes."""
+    """Raise TrainkitError if the model's checkpoint has a head for another purpose, or for another number of
+    classes."""
     if (found := _config_of(recipe)) is None:
         return
     from trainkit.hub.config import head_of, other_width
@@ -75,7 +76,7 @@ def notes(recipe: Recipe) -> list[str]:
 
 
 def _notes_on_model(recipe: Recipe) -> list[str]:
-    """Return what the model's checkpoint asks of training and trainkit does not do."""
+    """Return what the model's checkpoint asks of training that trainkit does not do."""
     if (found := _config_of(recipe)) is None:
         return []
     from trainkit.hub.config import head_of, untrained

@@ -59,6 +59,7 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
+        """Return the bytes of its numbers."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -107,7 +108,8 @@ def open_directory(directory: Path) -> Tensors:
     """Return the tensors of a checkpoint's directory.
 
     Raises:
-        TrainkitError: it has none, shards are missing, a file is no such file or is cut off, or there are pickles only.
+        TrainkitError: it has no tensors, shards are missing, a file is not safetensors or is truncated, or it has only
+            pickles.
     """
     if (directory / INDEX).is_file():
         return Tensors(_read_sharded(directory))
@@ -136,7 +138,7 @@ def read_header(file: Path) -> dict[str, Tensor]:
     """Return the tensors of one file.
 
     Raises:
-        TrainkitError: it is cut off, no such file, or its tensors overlap or lie outside of it.
+        TrainkitError: it is truncated or not safetensors, or its tensors overlap or lie outside the file.
     """
     try:
         size = file.stat().st_size
@@ -214,6 +216,7 @@ class TensorEntry:
 
     @property
     def nbytes(self) -> int:
+        """Return the bytes of its numbers."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 

@@ -59,7 +59,7 @@ def save(
     config = config_of(spec, vocab_size=vocab_size, sequence_length=sequence_length, dtype=dtype)
     files = safetensors.write(directory, entries, shard_bytes=shard_bytes)
     written = directory / "config.json"
-    # what a part of the table says of a token has to do with shapes
+    # keys of the table that name a token depend on shapes
     parts = {key for part in family_of_spec(spec).parts for key in part.keys}
     others = {key: value for key, value in (tokens or {}).items() if key not in parts}
     written.write_text(as_json({**config, **others}), encoding="utf-8")

@@ -75,20 +75,20 @@ class TensorSource:
             self.called[embedding] = self.called[output]
 
     def begins_at_random(self, leaf: str) -> bool:
-        """Whether a leaf is of a layer of the classifier that the checkpoint has not, or that is to be a new one."""
+        """Return whether a leaf belongs to a classifier layer that the checkpoint lacks or that is to be replaced."""
         layer, is_output = leaf.rpartition(".")[0], leaf.startswith(f"{CLASSIFIER}.output.")
         if not leaf.startswith(f"{CLASSIFIER}."):
             return False
         return (is_output and self.head.new) or self.names[f"{layer}.weight"].theirs not in self.called
 
     def is_zero(self, leaf: str) -> bool:
-        """Whether a leaf is 0 because the checkpoint does not have it and need not."""
+        """Return whether a leaf is 0 because the checkpoint lacks it and may."""
         name = self.names[leaf]
         return name.optional and name.theirs not in self.called
 
     def check(self, leaves: Mapping[str, Shape], *, resize: bool) -> None:
-        """Raise TrainkitError if these leaves cannot be made from the tensors. Those of which `begins_at_random` or
-        `is_zero` is true need none."""
+        """Raise TrainkitError if these leaves cannot be made from the tensors, except those that begin at random or are
+        0."""
         if unknown := [leaf for leaf in leaves if leaf not in self.names]:
             raise TrainkitError(
                 f"a model of the family {self.family.type} has no {', '.join(unknown[:3])}",
@@ -118,7 +118,8 @@ class TensorSource:
                 raise TrainkitError(f"the tensor {name} is of {kind}: no numbers to train", where=self.where)
 
     def _check_classes(self, shapes: Mapping[str, Shape]) -> None:
-        """Raise TrainkitError where the checkpoint has a classifier of another width and no new one is asked for."""
+        """Raise TrainkitError if the checkpoint's classifier has another width and the recipe does not ask for a new
+        one."""
         name = self.names[f"{CLASSIFIER}.output.weight"].theirs
         if name in shapes and shapes[name][0] != self.head.width and not self.head.new:
             raise other_width(shapes[name][0], self.head.width, self.where)
@@ -276,7 +277,7 @@ def copy(given: np.ndarray, to: np.ndarray) -> None:
         return
     rows, columns = given.shape  # columns lie further apart in memory than rows
     block = np.empty((BLOCK, BLOCK + PADDING), to.dtype)[:, :BLOCK]
-    bits = np.dtype(f"u{to.dtype.itemsize}")  # numbers of other libraries are copied one by one
+    bits = np.dtype(f"u{to.dtype.itemsize}")  # dtypes of other libraries are copied number by number
     for left in range(0, columns, BLOCK):
         for top in range(0, rows, BLOCK):
             part = given[top : top + BLOCK, left : left + BLOCK].T

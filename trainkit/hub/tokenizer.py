@@ -1,4 +1,4 @@
-"""What an export says of its tokenizer: files that `transformers` reads, with the tokens of training in them."""
+"""The tokenizer files of an export, which `transformers` reads, with the special tokens of training."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
 from trainkit.hub.save import as_json
 
 TOKENIZER, CONFIG, GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
-#: Marks a generation_config.json that trainkit made to hold token ids, and that says nothing of how to sample.
+#: Marks a generation_config.json that trainkit wrote only to hold token ids, not settings for sampling.
 IDS_ONLY = "trainkit_ids_only"
 TEMPLATE, NAMES = "chat_template.jinja", "special_tokens_map.json"
 
 
 def put_around(path: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the special tokens that the tokenizer in a file puts before a text, and those that it puts after it."""
+    """Return the special tokens that the tokenizer in a file puts before and after a text."""
     own = Tokenizer.from_file(str(path))
     own.no_padding()
     own.no_truncation()
@@ -44,19 +44,19 @@ def write(
     after: Sequence[int] = (),
     start: int | None = None,
 ) -> dict[str, Any]:
-    """Write the tokenizer's files, and give back the token ids that config.json says as well.
+    """Write the tokenizer's files, and return the token ids for config.json.
 
     Args:
         source: the run's directory, with the files that came with its tokenizer.
-        begin: the tokens that training put before a text: so does, by itself, the tokenizer that is written.
+        begin: the tokens that training put before a text; the tokenizer that is written puts them there by itself.
         ends: the tokens that end a text, that of training first.
-        pad: the token that the exported config names for padding; where None, the tokenizer's own `pad_token`.
+        pad: the token that the exported config names for padding; None for the tokenizer's own `pad_token`.
         encoder: whether the model reads texts with the tokens that the tokenizer itself puts around them.
-        token_types: whether the model has embeddings that tell the texts of a pair apart.
-        name_pad: whether the tokenizer is to pad with `pad` where it has no such token itself.
-        after: the tokens that training put after a source: so does the tokenizer that is written.
-        start: the token that a decoder begins with, where it is one of sources.
-        template: the chat template that training wrote conversations with; where None, what `source` has.
+        token_types: whether the model has embeddings that distinguish the texts of a pair.
+        name_pad: whether the tokenizer pads with `pad` if it has no padding token itself.
+        after: the tokens that training put after a source; the tokenizer that is written does the same.
+        start: the token that a decoder of sources begins with.
+        template: the chat template of training; None for the one in `source`.
 
     Raises:
         TrainkitError: a file of `source` cannot be read.
@@ -66,7 +66,7 @@ def write(
     if template is None and (source / TEMPLATE).is_file():
         (out / TEMPLATE).write_bytes((source / TEMPLATE).read_bytes())
     config = {**_config(codec, context_length, encoder=encoder), **read_object(source / CONFIG, missing_ok=True)}
-    # code of anyone's is never asked for
+    # exports never refer to code
     config.pop("auto_map", None)
     if token_types:
         config.setdefault("model_input_names", ["input_ids", "token_type_ids", "attention_mask"])
@@ -74,7 +74,7 @@ def write(
         config.setdefault("pad_token", codec.name(pad))
     if template is not None:
         config["chat_template"] = template
-    # some of transformers' tokenizers go by these, whatever the tokenizer's own file says
+    # some tokenizers of transformers use these, whatever the tokenizer's own file says
     config |= {"add_bos_token": bool(begin), "add_eos_token": bool(after), **_named(config, codec, begin, ends)}
     (out / CONFIG).write_text(as_json(config), encoding="utf-8")
     if names := read_object(source / NAMES, missing_ok=True):
@@ -91,7 +91,7 @@ def write(
     generation.pop(IDS_ONLY, None)
     padded = {"pad_token_id": generation["pad_token_id"]} if generation.get("pad_token_id") is not None else {}
     (out / GENERATION).write_text(as_json({**generation, **known, **padded}), encoding="utf-8")
-    # where a token is missing, config.json says null: transformers would take a number of the family's own
+    # a missing token is null in config.json, because transformers would use a default of the family
     return tokens
 
 

@@ -28,7 +28,7 @@ from trainkit.recipe.families.transformer import Transformer
 
 
 def merge_adapter(info: Info, recipe: Recipe, *, vocab_size: int, on: Mesh, dtype: jnp.dtype) -> LanguageModel:
-    """Return the model that a checkpoint's adapter makes of its base, with plain layers, in `dtype`. Raises as
+    """Return the model of a checkpoint's adapter and its base, merged into plain layers, in `dtype`. Raises as
     `open_adapted`."""
     model = open_adapted(info, recipe, vocab_size=vocab_size, on=on)
 
@@ -44,7 +44,7 @@ def merging(directory: Path, spec: Transformer, shapes: PyTree) -> Callable[[Lan
     The result has the dtype of that model, whose arrays are donated.
 
     Raises:
-        TrainkitError: the adapter cannot be read, is for another model, or has something that there is not here.
+        TrainkitError: the adapter cannot be read, is for another model, or uses something that is not supported.
     """
     adapter = adapter_config.read(directory, spec)
     put_on = partial(adapt, spec=adapter, key=jax.random.key(0))
@@ -96,7 +96,7 @@ def open_adapted(info: Info, recipe: Recipe, *, vocab_size: int, on: Mesh) -> La
 
 
 def _base(recipe: Recipe, key: jax.Array, *, vocab_size: int) -> LanguageModel:
-    # how attention is computed is no part of the weights
+    # the implementation of attention does not affect the weights
     length = recipe.data.positions
     built = models.build(recipe.model, vocab_size=vocab_size, sequence_length=length, implementation="xla", key=key)
     return models.cast(built, jnp.dtype(recipe.precision.params))

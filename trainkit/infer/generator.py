@@ -31,7 +31,7 @@ from trainkit.infer.sampling import Sampling
 from trainkit.models.attention import KeyValues
 from trainkit.models.stack import LanguageModel
 
-#: Tokens between two looks of the host: after a stop string, at most this many were computed in vain.
+#: Tokens that are computed before the host looks at them: after a stop string, at most this many are wasted.
 CHUNK = 16
 
 Reason = Literal["end", "stop", "length"]
@@ -61,6 +61,7 @@ class Answer:
 
     @property
     def text(self) -> str:
+        """Return the text so far."""
         return self.transcript.text
 
 
@@ -83,7 +84,7 @@ class _Text:
 
 @dataclass
 class Generator:
-    """Continues prompts by a model. What it compiles, it keeps: a program for each bucket of lengths and of rows."""
+    """Continues prompts with a model. It keeps what it compiles: a program for each bucket of lengths and of rows."""
 
     model: LanguageModel
     codec: TextCodec
@@ -120,7 +121,7 @@ class Generator:
         """
         self.check([request.ids for request in requests])
         context = self.model.context_length
-        # of how many tokens each may become: a long prompt beside it makes no text shorter
+        # the final length of each text: a long prompt in the batch does not shorten another text
         most = [min(max_tokens, context - len(request.ids)) for request in requests]
         room = max(len(request.ids) + tokens for request, tokens in zip(requests, most, strict=True))
         answers = [Answer(Transcript(self.codec, request.ids, stop=stop)) for request in requests]
@@ -129,7 +130,7 @@ class Generator:
         made, held = 0, list(requests[0].ids)
         while left := [tokens - made for answer, tokens in zip(answers, most, strict=True) if answer.reason is None]:
             made += (limit := min(CHUNK, *left))
-            self._last = None  # its cache is given away
+            self._last = None  # its cache is donated
             with self._mesh_context():
                 tokens_NT, state = going(state, keys_N, jnp.int32(limit))
             rows = [[token for token in row if token != NOTHING] for row in np.asarray(tokens_NT).tolist()]
@@ -152,11 +153,11 @@ class Generator:
         return [answers[number] for number in range(len(requests))]
 
     def _begin(self, requests: Sequence[Request], room: int, sampling: Sampling) -> tuple[Decoding, jax.Array]:
-        # what fills the batch up has no tokens, and so has ended; a power of two, as with the lengths
+        # rows that fill up the batch have no tokens, so they have ended; the size is a power of two, as with lengths
         size = 1 << (len(requests) - 1).bit_length()
         ids, keys_N = [request.ids for request in requests] + [()] * (size - len(requests)), keys_of(requests, size)
         last, self._last = self._last, None
-        # the last token is always read: what follows it is asked for
+        # the last token is always read, because its successor is needed
         known = _common(last.ids, ids[0][:-1]) if last is not None and len(requests) == 1 else 0
         rests = [ids[0][known:]] if known else ids
         prompts_NP, lengths_N = pad_prompts(rests, bucket(max(map(len, rests)), most=room))
@@ -204,8 +205,10 @@ class Generator:
 
 
 def keys_of(requests: Sequence[Request], size: int) -> jax.Array:
-    """Return the key of each request, and of what fills them up to `size`: of its seed and its prompt, so that with the
-    same seed two prompts do not have the same luck."""
+    """Return a key for each request and each of the rows that fill up to `size`.
+
+    A key follows from the request's seed and prompt, so that two prompts with the same seed draw differently.
+    """
     filled = [*requests, *[Request(())] * (size - len(requests))]
     seeds = np.array([request.seed for request in filled], np.uint32)
     marks = np.array([zlib.crc32(np.array(request.ids, "<i4").tobytes()) for request in filled], np.uint32)

@@ -108,12 +108,12 @@ class Sampler:
         self._template, self._chat = template, spec.chat
         self._stop = closing(template, codec)[1] if template is not None else ()
         self._prompts = [self._written(prompt) for prompt in spec.prompts]
-        if spec.chat:  # so that none that is typed later fails
+        if spec.chat:  # so that a prompt typed later cannot fail
             self._written("")
         self._codec, self._begin, self._ends = codec, begin, ends
         self._mesh, self._log = mesh, log
         self._new_tokens = min(spec.max_tokens, context_length - 1)
-        # a continuation shares the context with its prompt, a target has one of its own
+        # a continuation shares the context with its prompt; a target has its own
         self._sources, self._room = sources, context_length - (0 if sources else self._new_tokens)
         sampling = Sampling(spec.temperature, spec.top_k, spec.top_p, spec.min_p, spec.repetition_penalty)
         new_tokens = self._new_tokens
@@ -140,7 +140,7 @@ class Sampler:
     def __call__(
         self, params: PyTree, frozen: PyTree, *, key: PRNGKeyArray, step: int, prompts: Sequence[str] | None = None
     ) -> None:
-        """Write what the model with these parameters makes of `prompts`, where None of the recipe's, at `step`."""
+        """Write what the model with these parameters generates from `prompts` (None: the recipe's) at `step`."""
         # a key for the purpose and then for the step, as in `train/step.py`: no two of them are the same
         key = jax.random.fold_in(jax.random.fold_in(key, SAMPLES), step)
         asked = self._prompts if prompts is None else [self._written(prompt) for prompt in prompts]
@@ -149,10 +149,10 @@ class Sampler:
             started = time.perf_counter()
             some = asked[first : first + size]
             ids = [self._ids(text) for text, _ in some]
-            # rows that are not asked for have no tokens, and have ended before they began
+            # unused rows have no tokens, so they have ended before they begin
             width = bucket(max(map(len, ids)), most=self._room)
             rows, lengths = pad_prompts([*ids, *[[]] * (size - len(some))], width)
-            with jax.set_mesh(self._mesh):  # as in a step, by the mesh each device knows its rows
+            with jax.set_mesh(self._mesh):  # as in a step, each device finds its rows by the mesh
                 tokens = np.asarray(self._continued(params, frozen, rows, lengths, key))
             seconds = round(time.perf_counter() - started, 3)
             for (text, stop), before, new in zip(some, ids, tokens.tolist(), strict=False):

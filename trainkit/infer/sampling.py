@@ -1,5 +1,5 @@
-"""The choice of the next token. Shapes: N sequences, V vocabulary, C candidates, of equals those of a lower id
-first."""
+"""The choice of the next token. Shapes: N sequences, V vocabulary, C candidates; of equal logits, lower ids
+come first."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from trainkit.errors import TrainkitError
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is drawn: in this order the penalty, the temperature, top-k, top-p and min-p have their say.
+    """How a token is drawn. The settings apply in this order: penalty, temperature, top-k, top-p, min-p.
 
-    Hashable: each is compiled for itself, so that what is not asked for costs nothing.
+    Hashable: each combination is compiled separately, so that unused settings cost nothing.
 
     Raises:
         TrainkitError: a value is out of its range.
@@ -47,6 +47,7 @@ class Sampling:
 
     @property
     def penalises(self) -> bool:
+        """Return whether tokens that were seen before become less likely."""
         return self.repetition_penalty != 1
 
 
@@ -88,7 +89,7 @@ def candidates(
     if sampling.top_p is not None:
         p_NC = jax.nn.softmax(logits, axis=-1)
         likelier_NC = jnp.cumsum(p_NC, axis=-1) - p_NC
-        # the first stays, whatever rounding says
+        # the first one always stays, despite rounding
         logits = jnp.where(likelier_NC < sampling.top_p, logits, -jnp.inf).at[:, 0].set(logits[:, 0])
     if sampling.min_p:
         least_N1 = logits.max(-1, keepdims=True) + jnp.log(sampling.min_p)

@@ -50,7 +50,7 @@ def continue_target(model: Any, token_N: Int[Array, " N"], state: Decoding) -> t
 
 
 def start_of(spec: ModelSpec, codec: TextCodec) -> int:
-    """Return the token before every target: the model's, or the tokenizer's end of text."""
+    """Return the token before every target: the model's, or else the tokenizer's end-of-text token."""
     start: int | None = getattr(spec, "decoder_start", None)
     return codec.end_of_text if start is None else start
 
@@ -75,8 +75,7 @@ def write_targets(
     search: BeamSearch,
     ends: tuple[int, ...],
 ) -> Int[Array, "N T"]:
-    """Return the target of each source, which follows the token `start`: up to `new_tokens` tokens, and `NOTHING`
-    after its end."""
+    """Return the target of each source, (N, T): up to `new_tokens` tokens after `start`, then `NOTHING`."""
     if search.beams > 1:
         sources = read_sources(model, sources_NS, lengths_N)
         return search_targets(model, *sources, start=start, new_tokens=new_tokens, search=search, ends=ends)

@@ -1,4 +1,4 @@
-"""Settings for generation: what a person gives, else what the model's files say, else defaults."""
+"""Settings for generation: those that a person gives, else those in the model's files, else defaults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainkit.hub.tokenizer import GENERATION, IDS_ONLY
 from trainkit.infer.beam_search import BeamSearch
 from trainkit.infer.sampling import Sampling
 
-#: Theirs → ours, which kind of number it is, and which of them switch it off.
+#: Their key → ours, the type of its number, and the values that switch it off.
 _KEYS: Mapping[str, tuple[str, type, tuple[float, ...]]] = {
     "temperature": ("temperature", float, ()),
     "top_k": ("top_k", int, (0, -1)),
@@ -23,8 +23,8 @@ _KEYS: Mapping[str, tuple[str, type, tuple[float, ...]]] = {
     "repetition_penalty": ("repetition_penalty", float, ()),
     "max_new_tokens": ("max_tokens", int, ()),
 }
-#: Keys that change no text here: tokens that are read elsewhere, what is kept in memory, what is given back, what
-#: counts beside beams only, and how long a text may be with its prompt, which is the model's context.
+#: Keys that change no text here: tokens that are read elsewhere, settings of memory and of the output, settings that
+#: matter only with beams, and the length of a text with its prompt, which is the model's context.
 _HARMLESS = frozenset(
     """
     bos_token_id eos_token_id pad_token_id decoder_start_token_id transformers_version _from_model_config
@@ -33,14 +33,14 @@ _HARMLESS = frozenset(
     compile_config disable_compile low_memory early_stopping length_penalty num_beam_groups diversity_penalty max_length
     """.split()  # noqa: SIM905
 )
-#: What transformers draws with where a file asks for drawing and does not say it.
+#: The values that transformers uses if a file asks for sampling without giving them.
 _DRAWN = {"temperature": 1.0, "top_k": 50}
-#: What a search with beams takes from a file, with what kind of value it is and what it is where absent.
+#: The keys of a file that a beam search uses, with their types and defaults.
 _SEARCH: Mapping[str, tuple[tuple[type, ...], Any]] = {
     "length_penalty": ((int, float), 1.0),
     "early_stopping": ((bool,), False),
 }
-#: Of other keys what asks for nothing, beside what is false, 0 or empty.
+#: Values of other keys that have no effect, besides false, 0 and empty ones.
 _OFF: Mapping[str, float] = {"num_beams": 1, "typical_p": 1, "encoder_repetition_penalty": 1, "guidance_scale": 1}
 
 
@@ -70,7 +70,7 @@ def generation(directories: Iterable[Path]) -> Generation | None:
     """Return the generation_config.json of the first of these directories that has one; None if none has.
 
     Raises:
-        TrainkitError: it cannot be read, or something in it is no number that must be one.
+        TrainkitError: it cannot be read, or a value that must be a number is not.
     """
     path = next((directory / GENERATION for directory in directories if (directory / GENERATION).is_file()), None)
     if path is None:
@@ -100,7 +100,7 @@ def generation(directories: Iterable[Path]) -> Generation | None:
 #: Defaults.
 OURS = Sampling(temperature=0.8)
 _SAMPLING = tuple(field.name for field in fields(Sampling))
-#: Of which any means that tokens are drawn.
+#: Options that imply drawing tokens.
 _DRAWING = {"temperature", "top_k", "top_p", "min_p"}
 
 
@@ -147,10 +147,10 @@ def settle(typed: Mapping[str, Any], config: Generation | None, *, max_tokens: i
 def settle_search(
     typed: Mapping[str, Any], config: Generation | None, *, beams: int, max_tokens: int
 ) -> tuple[GenerationSettings, BeamSearch]:
-    """Return the settings of a search with beams, which draws no token, and how it searches.
+    """Return the settings of a generation with beam search, which draws no token, and of the search.
 
     Args:
-        typed: what a person gave of `length_penalty` and `max_tokens`.
+        typed: the values of `length_penalty` and `max_tokens` that a person gave.
         max_tokens: the default.
 
     Raises:
@@ -165,7 +165,7 @@ def settle_search(
         theirs = {key: said[key] for key in ours if key in said and key not in typed and fits.get(key, True)}
         news = [f"{key.replace('_', '-')} {value}" for key, value in theirs.items() if value != ours[key]]
         notes += [f"as {config.path} says: {', '.join(news)}"] if news else []
-        # beams themselves are done, and typed; what changes the choice of a token is not done beside them
+        # the number of beams is typed; settings that change the choice of a token are not supported with beams
         undone: dict[str, Any] = {} if config.greedy else {"do_sample": True}
         undone |= {key: said[key] for key, fit in fits.items() if not fit and key not in typed}
         undone |= {key: said[key] for key in ("repetition_penalty",) if said.get(key, 1) != 1}

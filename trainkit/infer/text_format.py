@@ -20,7 +20,7 @@ from trainkit.recipe import Recipe
 from trainkit.recipe.sections.document_spec import ChatTemplateChoice
 from trainkit.recipe.sections.source import document_of
 
-#: What may have ids of special tokens beside a tokenizer, and those of them of which there is one.
+#: The files beside a tokenizer that may name special tokens, and the keys that hold a single token.
 CONFIGS = (GENERATION, "config.json")
 OTHERS = ("bos_token_id", "pad_token_id")
 
@@ -41,7 +41,7 @@ def text_format_of(recipe: Recipe, directory: Path, codec: LoadedTokenizer) -> T
     """Return the text format of the run in a directory, from the files in that directory alone.
 
     Raises:
-        TrainkitError: it has learned conversations, and their template is missing or cannot be used.
+        TrainkitError: the run was trained on conversations, and their template is missing or cannot be used.
     """
     chat, kept, begin = chat_of(recipe), (directory,), begin_of(recipe, codec)
     template = usable_template(None, kept) if chat is None else template_of(chat, kept)
@@ -52,26 +52,25 @@ def text_format_of(recipe: Recipe, directory: Path, codec: LoadedTokenizer) -> T
 
 
 def keep_tokenizer(codec: LoadedTokenizer, recipe: Recipe, directory: Path) -> None:
-    """Put it into the run, with what belongs to it: how it ends a text, and the chat template, as conversations were
-    written. A run that resumes has it already, and keeps what it has, whatever has become of where that is from.
+    """Copy the tokenizer into the run, with the files that say how a text ends, and the chat template of training.
 
-    What a config.json in the directory that the recipe names says of special tokens is in the run's
-    generation_config.json.
+    A resumed run has them already and keeps them, whatever has become of the originals. The special tokens of a
+    config.json in the directory that the recipe names are written to the run's generation_config.json.
     """
     if (directory / TOKENIZER).exists():
         return
     beside = {name: codec.path.with_name(name) for name in BESIDE}
     kept = {name: source.read_bytes() for name, source in beside.items() if source.is_file()}
-    # beside a file that is named by itself may lie the config.json of anything
+    # a config.json beside a single named file may belong to anything
     alone = Path(recipe.text_tokenizer.path or "").expanduser().is_file()
     if tokens := _special_ids(codec.path.parent, [GENERATION] if alone else CONFIGS):
         generation = read_object(beside[GENERATION], missing_ok=True)
-        # a file that the model's maker did not write says nothing of how to sample
+        # a file that does not come from the model's author does not say how to sample
         made = {} if generation else {IDS_ONLY: True}
         kept[GENERATION] = as_json({**made, **generation, **tokens}).encode()
     if (chat := chat_of(recipe)) is not None:
         kept[TEMPLATE] = resolve_template(chat, codec.path).text.encode()
-    # the tokenizer is the last: where it is, all is
+    # the tokenizer is copied last: if it exists, so do the others
     for name, content in (kept | {TOKENIZER: codec.path.read_bytes()}).items():
         draft = directory / f".{name}"
         draft.write_bytes(content)
@@ -79,10 +78,10 @@ def keep_tokenizer(codec: LoadedTokenizer, recipe: Recipe, directory: Path) -> N
 
 
 def check_texts(recipe: Recipe) -> None:
-    """Raise what the two above would, before it is too late to be of use, where the tokenizer is there already.
+    """Raise early the errors of `text_format_of` and `keep_tokenizer`, if the tokenizer exists already.
 
     Raises:
-        TrainkitError: what lies beside the tokenizer cannot be read, or its chat template cannot be used.
+        TrainkitError: a file beside the tokenizer cannot be read, or its chat template cannot be used.
     """
     if recipe.text_tokenizer.path is None or (codec := load.cached(recipe, (), {})) is None:
         return
@@ -110,8 +109,11 @@ def after_source(recipe: Recipe, codec: LoadedTokenizer) -> tuple[int, ...]:
 
 
 def pad_of(recipe: Recipe, codec: LoadedTokenizer) -> int | None:
-    """The token that the recipe's model says it is padded with; None where it says none, where it means it of another
-    tokenizer than the recipe's, and where the embedding has no such row, with which torch would not load it."""
+    """Return the padding token of the recipe's model.
+
+    None if the model names none, names it for another tokenizer than the recipe's, or has no such row in its embedding
+    (torch would not load it).
+    """
     model, pad = recipe.language_model, recipe.language_model.pad_token_id
     own = model.pretrained is None or recipe.text_tokenizer.path == model.pretrained
     rows = model.rows(codec.vocab_size)
@@ -147,13 +149,13 @@ def _end_ids(directory: Path, *files: str) -> list[int]:
 
 
 def template_of(chat: ChatTemplateChoice | None, directories: Sequence[Path]) -> ChatTemplate | None:
-    """Return the chat template beside the tokenizer, in the first of these directories that has one, else the recipe's.
+    """Return the chat template beside the tokenizer in the first of these directories that has one, else the recipe's.
 
     A run keeps the template of its training beside its tokenizer. It precedes a file that the recipe names, which may
     have been changed, moved or deleted since. None if there is none.
 
     Raises:
-        TrainkitError: it cannot be used, or `chat` says that there is one, and there is none.
+        TrainkitError: it cannot be used, or it is missing although `chat` requires it.
     """
     beside = next(filter(_has_template, directories), None)
     if beside is not None and not (chat is not None and _is_of_training(chat, directories[0])):
@@ -170,7 +172,7 @@ def usable_template(chat: ChatTemplateChoice | None, directories: Sequence[Path]
 
 
 def _is_of_training(chat: ChatTemplateChoice, run: Path) -> bool:
-    """Whether the recipe's own template is that of the training of the run: earlier versions kept no other one."""
+    """Return whether the recipe's own template is the one of training; earlier versions kept no other."""
     if chat.path is None:
         return chat.jinja is not None
     return not (run / TEMPLATE).is_file() and Path(chat.path).is_file()
@@ -185,7 +187,7 @@ def _with_beginning(template: ChatTemplate, codec: LoadedTokenizer, begin: tuple
     """Return the template's Jinja, extended where necessary by the tokens that training put before a conversation."""
     try:
         text = render(template, [{"role": "user", "content": "a"}])
-    except TrainkitError:  # of one message it writes nothing
+    except TrainkitError:  # it writes nothing for a single message
         return template.text
     (ids,) = codec.encode_batch([text], special_tokens=True)
     return template.text if tuple(ids[: len(begin)]) == begin else "{{ bos_token }}" + template.text
@@ -206,7 +208,7 @@ class ChatCodec(Protocol):
 
 @dataclass
 class Conversation:
-    """A conversation so far."""
+    """A conversation so far, and its tokens as training wrote them."""
 
     template: ChatTemplate
     codec: ChatCodec
@@ -218,13 +220,14 @@ class Conversation:
 
     @property
     def messages(self) -> list[dict[str, str]]:
+        """Return the messages so far, as `{"role": …, "content": …}`."""
         return [*([{"role": "system", "content": self.system}] if self.system else []), *self.turns]
 
     def prompt(self, question: str) -> list[int]:
         """Return the tokens of the conversation up to the answer to `question`. Raises TrainkitError if the template
         refuses.
 
-        As in training, the name of a special token becomes that token, also in what a person writes.
+        As in training, the name of a special token becomes that token, even in a person's text.
         """
         asked = [*self.messages, {"role": "user", "content": question}]
         text = render(self.template, asked, add_generation_prompt=True)
@@ -232,15 +235,16 @@ class Conversation:
         return ids if tuple(ids[: len(self.begin)]) == self.begin else [*self.begin, *ids]
 
     def add(self, question: str, answer: str) -> None:
+        """Add a question and its answer."""
         self.turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
 def closing(template: ChatTemplate, codec: ChatCodec) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """Return what ends an answer, (tokens, stop strings), from what the template writes before the next question.
 
-    A special token where no words stand before it, else the words; nothing where these are blank, or where the template
-    does not write such a conversation. Where no special token follows an answer that is followed by a question, it is
-    the one that follows the last answer, beside the words.
+    That is a special token if no words precede it, else the words. It is nothing if these are blank, or if the template
+    cannot write such a conversation. If no special token follows an answer before another question, the one after the
+    last answer counts too, beside the words.
     """
     question, answer = {"role": "user", "content": _ASKED}, {"role": "assistant", "content": _SAID}
     try:

@@ -62,9 +62,9 @@ class TrainedModel:
     """Tokens after every source that it has learned to read; none where it continues texts."""
 
     def generator(self, search: BeamSearch = GREEDY) -> Generator:
-        """Return what continues prompts or, with a model that reads sources, writes their targets.
+        """Return a generator that continues prompts or, if the model reads sources, writes their targets.
 
-        Raises TrainkitError where a search is asked for, and the model continues texts.
+        Raises TrainkitError if a search is requested for a model that continues texts.
         """
         if self.spec.kind != "encoder-decoder":
             if search.beams > 1:
@@ -87,8 +87,10 @@ class TrainedModel:
         )
 
     def prompt(self, text: str) -> list[int]:
-        """Return the tokens of a text to continue, or of a source to read. The name of a special token becomes that
-        token; an empty text becomes the token after which documents begin."""
+        """Return the tokens of a text to continue or of a source to read.
+
+        The name of a special token becomes that token. An empty text becomes the token that documents begin with.
+        """
         (ids,) = self.codec.encode_batch([text], special_tokens=True)
         ids = ids if tuple(ids[: len(self.begin)]) == self.begin else [*self.begin, *ids]
         ids = ids if self.after and tuple(ids[-len(self.after) :]) == self.after else [*ids, *self.after]
@@ -107,10 +109,10 @@ class TrainedModel:
 
 
 def open_run(directory: Path, step: int | None = None) -> TrainedModel:
-    """Return the model of a run as it was at `step`, None for the newest checkpoint.
+    """Return the model of a run as it was at `step` (None: the newest checkpoint).
 
     Raises:
-        TrainkitError: there is no such checkpoint, it is damaged, or it is not of the run's recipe.
+        TrainkitError: there is no such checkpoint, it is damaged, or it does not belong to the run's recipe.
     """
     recipe = recipe_of(directory).recipe
     check_generates(recipe.model, directory)
@@ -159,7 +161,7 @@ def restore_model(info: Info, recipe: Recipe, *, on: Mesh, dtype: jnp.dtype) -> 
     )
     named, wanted = named_leaves(template, under="params"), jax.tree.leaves(jax.eval_shape(_cast(dtype), template))
     if set(named) != {name for name in leaves if name.startswith("params.")}:
-        restore.restore(info.directory, template, under="params")  # which says all that does not fit
+        restore.restore(info.directory, template, under="params")  # this error lists everything that does not fit
     arrays = [
         restore.restore(info.directory, leaf, under=name).astype(cast.dtype)
         for (name, leaf), cast in zip(named.items(), wanted, strict=True)
@@ -168,16 +170,16 @@ def restore_model(info: Info, recipe: Recipe, *, on: Mesh, dtype: jnp.dtype) -> 
 
 
 def open_pretrained(directory: Path) -> TrainedModel:
-    """Return the Hugging Face checkpoint, or the PEFT adapter on its base, in a directory: in bfloat16, on a CPU in
+    """Return the Hugging Face checkpoint in a directory, or its PEFT adapter with the base; in bfloat16, on a CPU in
     float32.
 
     Raises:
-        TrainkitError: it is of a family that is not known, something in it cannot be used, or it is an adapter whose
-            base is not available, or has fewer rows than the tokenizer has entries.
+        TrainkitError: its family is unknown, something in it is not supported, or it is an adapter whose base is not
+            available or has fewer rows than the tokenizer has entries.
     """
     is_adapter = (directory / adapter_config.FILE).is_file()
     base = base_of(directory) if is_adapter else directory
-    # what lies beside an adapter is what it was trained with
+    # files beside an adapter are those that it was trained with
     directories = (directory, base) if is_adapter else (directory,)
     tokenizers = tuple(directory / TOKENIZER for directory in directories)
     there = all_devices("auto")
@@ -206,7 +208,7 @@ def open_pretrained(directory: Path) -> TrainedModel:
 
 
 def check_generates(spec: Model, where: Path) -> None:
-    """Raise TrainkitError where a model continues no text."""
+    """Raise TrainkitError if a model cannot continue texts."""
     width = spec.head.width
     if spec.head.kind != "tokens":
         raise TrainkitError(
@@ -239,7 +241,7 @@ def _shapes(recipe: Recipe, *, vocab_size: int) -> PyTree[jax.ShapeDtypeStruct]:
 
 
 def _build(spec: Any, key: jax.Array, *, vocab_size: int, length: int) -> LanguageModel:
-    # with a cache there is one way to compute attention
+    # with a cache there is only one implementation of attention
     return models.build(spec, vocab_size=vocab_size, sequence_length=length, implementation="xla", key=key)
 
 
@@ -254,9 +256,11 @@ def _compute(recipe: Recipe) -> jnp.dtype:
 
 
 def all_devices(platform: str, *, fsdp: int | None = None) -> Mesh:
-    """Return a mesh of all devices, of the CPU if the run used one; `fsdp` of them share the parameters if that divides
-    their number, else all."""
-    # what was trained on a GPU may be used without one
+    """Return a mesh of all devices; of the CPU if the run used the CPU.
+
+    `fsdp` of the devices share the parameters if that divides their number, else all of them.
+    """
+    # a model trained on a GPU can be used without one
     count = devices.local("cpu" if platform == "cpu" else "auto").count
     fsdp = fsdp if fsdp is not None and count % fsdp == 0 else count
     return mesh.make_mesh(data=count // fsdp, fsdp=fsdp)

@@ -1,4 +1,4 @@
-"""From spec to task, and what is checked before there is one."""
+"""Builds a task from its spec, and checks that its tokenizer fits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def build(spec: TaskSpec, tokenizer: LoadedTokenizer | None = None) -> Task:
 
 
 def check_tokenizer(spec: TaskSpec, tokenizer: LoadedTokenizer) -> None:
-    """Raise TrainkitError where the task needs a token that the tokenizer does not have."""
+    """Raise TrainkitError if the task needs a token that the tokenizer lacks."""
     if spec.masks and tokenizer.mask is None:
         raise TrainkitError(
             f"the task {spec.type} needs a mask token, and the tokenizer has none",

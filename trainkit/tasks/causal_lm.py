@@ -29,10 +29,10 @@ class CausalLMTask(Task):
     def loss(self, model: LanguageModel, batch: Mapping[str, Array], *, key: PRNGKeyArray | None = None) -> Loss:
         """See `Task.loss`; nothing is drawn. The batch has `tokens`, `targets` and `weights`, all (B, T).
 
-        Where it also has `segments` and `positions`, a document neither sees its neighbours in the row nor knows where
-        in the row it stands. What lies beyond `filled` is padding. A penalty of the model, such as of experts unevenly
-        busy, is added to the gradient: once for each token that counts, as `transformers` adds it to the mean loss.
-        Label smoothing and z-loss are added to the gradient too.
+        With `segments` and `positions`, a document neither sees its neighbours in the row nor knows its place in the
+        row. Positions beyond `filled` are padding. The model's auxiliary loss, such as the balance of experts, is added
+        to the gradient once for each token that counts, as `transformers` adds it to the mean loss. Label smoothing and
+        z-loss are added to the gradient too.
         """
         packed = "segments" in batch
         tokens_BT, targets_BT = (batch[name].astype(jnp.int32) for name in ("tokens", "targets"))
@@ -59,10 +59,9 @@ class CausalLMTask(Task):
     def report(
         self, *, loss: float, metrics: Mapping[str, Statistic] | None = None, targets: int, bytes: int
     ) -> dict[str, float]:
-        """Return the loss in nats per target, its exponential, and bits per byte of the set's UTF-8 text where that is
-        known.
+        """Return the loss in nats per target, its exponential, and, if known, bits per byte of the set's UTF-8 text.
 
-        Bits per byte compares models of different tokenizers (Gao et al. 2020, The Pile, section 3.1).
+        Bits per byte compares models with different tokenizers (Gao et al. 2020, The Pile, section 3.1).
         """
         report = {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
         return {**report, "bits_per_byte": loss / math.log(2) * targets / bytes} if bytes else report
@@ -71,10 +70,11 @@ class CausalLMTask(Task):
 def smoothing_difference(
     hidden_BTD: Float[Array, "B T D"], unembedding_VD: Array | Weight, targets_BT: Array, weights_BT: Array
 ) -> Float[Array, ""]:
-    """Return by how much the weighted sum of losses grows if every entry of the vocabulary is the target to the same
-    extent, in nats: a token's loss is log Z less the logit of the target, and then less the mean logit.
+    """Return how much the weighted sum of losses grows if every entry of the vocabulary is the target to the same
+    extent, in nats.
 
-    The mean logit is the product with the mean row of the unembedding, so that no logits are made.
+    A token's loss is log Z less the logit of the target, and with smoothing log Z less the mean logit. The mean logit
+    is the product with the mean row of the unembedding, so that no logits are computed.
     """
     targets_BTD, mean_D = lookup(unembedding_VD, targets_BT), exact(unembedding_VD).mean(0)
     of_targets_BT = jnp.einsum("btd,btd->bt", hidden_BTD, targets_BTD, preferred_element_type=jnp.float32)

@@ -22,7 +22,7 @@ from trainkit.tasks.metric import Metric, Predictions, count, counted_items
 
 
 class ClassCounts(NamedTuple):
-    """How often each class was seen; int32 (C,) each."""
+    """How often each class was seen: int32 arrays (C,)."""
 
     correct: Any
     """As label and prediction of one item."""
@@ -33,6 +33,7 @@ class ClassCounts(NamedTuple):
 
     @staticmethod
     def zero(classes: int) -> ClassCounts:
+        """Return the counts of no items."""
         return ClassCounts(*(np.zeros(classes, np.int32) for _ in range(4)))
 
     @staticmethod
@@ -65,7 +66,7 @@ def _ratio(part: Any, whole: Any) -> Any:
 
 
 class ShareMetric(Metric):
-    """The share of decisions that are of a kind: int32 (2,), how many are, and how many decisions there are."""
+    """The share of decisions that have a property: int32 (2,), the number that have it and the number of decisions."""
 
     zero = np.zeros(2, np.int32)
 
@@ -78,7 +79,7 @@ class ShareMetric(Metric):
 
     @abstractmethod
     def found(self, predictions: Predictions) -> Array:
-        """Return which decisions are, bool (N, …); those of padding are left out afterwards."""
+        """Return which decisions have the property, bool (N, …); those of padding are removed afterwards."""
 
     def statistics(self, predictions: Predictions) -> Array:
         found, counted_N = self.found(predictions), counted_items(predictions)
@@ -125,7 +126,7 @@ class HammingMetric(ShareMetric):
 
 @dataclass(frozen=True)
 class AveragedMetric(Metric):
-    """See `ClassAverage`: a number for each class, and an average of them."""
+    """See `ClassAverage`: a value for each class, and their average."""
 
     spec: ClassAverage
     classes: tuple[str, ...]
@@ -146,7 +147,7 @@ class AveragedMetric(Metric):
     @staticmethod
     @abstractmethod
     def score(counts: ClassCounts) -> Any:
-        """Return the number of each class, whose counts are float64; 0 where it is 0 / 0."""
+        """Return the value of each class from its float64 counts; 0 for 0 / 0."""
 
     def values(self, sums: ClassCounts) -> Mapping[str, float]:
         counts = ClassCounts(*(np.asarray(array, np.float64) for array in sums))
@@ -174,8 +175,8 @@ class AveragedMetric(Metric):
 
 @dataclass(frozen=True)
 class SampledMetric(Metric):
-    """The mean over items with sets of classes of a number of each: the sum of float32 numbers without rounding, and
-    how many there are."""
+    """The mean of a value of each item with sets of classes: the exact sum of float32 numbers, and the
+    number of items."""
 
     label: str
     score: Callable[[ClassCounts], Any]

@@ -28,6 +28,7 @@ class ExactSum(NamedTuple):
 
     @staticmethod
     def zero() -> ExactSum:
+        """Return the sum of no items."""
         return ExactSum(np.zeros(_DIGITS, np.int32), np.int32(0))
 
     def fraction(self) -> Fraction | None:

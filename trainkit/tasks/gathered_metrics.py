@@ -89,22 +89,25 @@ class AurocMetric(GatheredMetric):
 
 
 def log_odds(scores_NC: np.ndarray) -> np.ndarray:
-    """Return log p / (1 - p) of each class, whose order is that of its probability p; a probability near 1 that rounds
-    to it keeps its place."""
+    """Return log p / (1 - p) of each class, which orders like its probability p; probabilities that round to 1 stay
+    distinct."""
     above_NC = scores_NC - scores_NC.max(1, keepdims=True)
     exponentials_NC = np.exp(above_NC)
     best_N = scores_NC.argmax(1)
     others_NC = exponentials_NC.sum(1, keepdims=True) - exponentials_NC
     rows = np.arange(len(scores_NC))
     exponentials_NC[rows, best_N] = 0
-    others_NC[rows, best_N] = exponentials_NC.sum(1)  # a difference would lose it beside the largest
+    others_NC[rows, best_N] = exponentials_NC.sum(1)  # a difference would round it away beside the largest
     with np.errstate(divide="ignore"):
         return np.asarray(above_NC - np.log(others_NC))
 
 
 def area_under_roc(has_N: np.ndarray, scores_N: np.ndarray) -> float | None:
-    """Return the area of items that are of a class (bool) by their scores: the Mann-Whitney statistic (Hanley & McNeil
-    1982). None where all are of the class, or none is."""
+    """Return the area under the ROC curve by the scores of items in the class (bool) and of the others; None if either
+    is empty.
+
+    It is the Mann-Whitney statistic (Hanley & McNeil 1982).
+    """
     of, others = int(has_N.sum()), int((~has_N).sum())
     if not of or not others:
         return None

@@ -24,7 +24,7 @@ from trainkit.tasks.task import Loss, Task
 
 @dataclass(frozen=True)
 class KtoTask(Task):
-    """The loss of equation 7 of the paper, and what the model makes of good and of bad answers."""
+    """The loss of equation 7 of the paper, and the rewards of good and of bad answers."""
 
     spec: Kto
 

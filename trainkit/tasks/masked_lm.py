@@ -57,7 +57,7 @@ class MaskedLMTask(Task):
         return self.loss_of(model, batch, masked)
 
     def choose(self, tokens_BT: Array, weights_BT: Array, keys_B: PRNGKeyArray) -> MaskedTokens:
-        """Return the tokens with those hidden that the keys, one a row, choose."""
+        """Return the tokens after hiding those that the keys, one per row, choose."""
 
         def draw(key: PRNGKeyArray) -> tuple[Array, Array, Array]:
             length = tokens_BT.shape[1:]
@@ -99,7 +99,7 @@ class MaskedLMTask(Task):
 
 
 def span_rate(probability: float) -> float:
-    """Return how probable it is that a span begins at a token, so that this share of all tokens is in a span."""
+    """Return the probability that a span begins at a token, so that spans cover this share of all tokens."""
     longer = LONGER_THAN
     low, high = 0.0, 1.0
     for _ in range(60):
@@ -130,7 +130,7 @@ def _is_among(ids: tuple[int, ...], tokens_BT: Array) -> Bool[Array, "B T"]:
         return jnp.zeros(tokens_BT.shape, bool)
     table_V = np.zeros(max(ids) + 1, bool)
     table_V[list(ids)] = True
-    # ids beyond the table are none of them
+    # ids beyond the table are not among them
     return jnp.asarray(table_V).at[tokens_BT].get(mode="fill", fill_value=False)
 
 

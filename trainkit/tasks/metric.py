@@ -1,7 +1,7 @@
-"""Metrics of an evaluation: sums of its predictions, and the values that they come to.
+"""Metrics of an evaluation: sums over its predictions, and the values that follow from them.
 
 The sums of parts of the data add up leaf by leaf to those of the whole. Those of trainkit's own metrics are integers,
-so that they are the same in whatever order the parts come and on however many devices.
+so that they do not depend on the order of the parts or the number of devices.
 """
 
 from __future__ import annotations
@@ -24,58 +24,60 @@ Predictions = Mapping[str, Array]
 
 
 class Metric(ABC):
-    """What an evaluation computes of the predictions of a task."""
+    """What an evaluation computes from the predictions of a task."""
 
     @property
     @abstractmethod
     def zero(self) -> Any:
-        """The sums of no items: a pytree of numpy arrays."""
+        """Return the sums of no items: a pytree of numpy arrays."""
 
     @abstractmethod
     def statistics(self, predictions: Predictions) -> Any:
         """Return the sums of a batch, a pytree like `zero`; called with jax arrays, inside `jit`.
 
-        Items of padding have the weight 0, whatever else is predicted of them.
+        Items of padding have the weight 0, and their predictions are arbitrary.
         """
 
     @abstractmethod
     def values(self, sums: Any) -> Mapping[str, float]:
-        """Return the values that the sums of a set come to, on the host, by their full names: those that its spec's
-        `names` gives, or fewer where some are not defined."""
+        """Return the values of a set from its sums, on the host, by full name: those of its spec's `names`, without
+        undefined ones."""
 
 
 class GatheredMetric(Metric):
-    """A metric that follows from all items together, such as their ranks. They are gathered on the host."""
+    """A metric that follows from all items together, such as from their ranks. The items are gathered on the host."""
 
     zero = ()
 
     @abstractmethod
     def needed(self, predictions: Predictions) -> Mapping[str, Array]:
-        """Return the arrays (N, …) that its values follow from; called as `statistics` is."""
+        """Return the arrays (N, …) from which its values follow; called like `statistics`."""
 
     @abstractmethod
     def values(self, sums: Mapping[str, np.ndarray]) -> Mapping[str, float]:
-        """Return the values of a set from its items, in their order, that count: the arrays of `needed`; it is called
-        with at least one item."""
+        """Return the values of a set from the arrays of `needed`, which hold its items that count, in order; at least
+        one."""
 
     def statistics(self, predictions: Predictions) -> Any:
         return ()
 
 
 class GatheredItems:
-    """The items of a set on the host, as they come from the devices."""
+    """The items of a set on the host, in the order in which they arrive from the devices."""
 
     def __init__(self) -> None:
         self._parts: list[Any] = []
 
     def add(self, part: Mapping[str, Mapping[str, Array]]) -> None:
-        """Add what each metric needs of a batch, with its `weights`, by label. It is fetched when the next part comes,
-        so that nothing waits for it."""
+        """Add what each metric, by its label, needs of a batch, with its `weights`.
+
+        The arrays are fetched when the next part is added, so that nothing waits for them.
+        """
         self._fetch_last()
         self._parts.append(part)
 
     def of(self, label: str) -> dict[str, np.ndarray]:
-        """Return what a metric needs of the items that count, in their order; nothing where there are none."""
+        """Return what a metric needs of the items that count, in order; an empty dictionary without items."""
         self._fetch_last()
         parts = [part[label] for part in self._parts]
         kept = [part["weights"] > 0 for part in parts]
@@ -97,8 +99,11 @@ def counted_items(predictions: Predictions) -> Bool[Array, " N"]:
 
 
 def build_metrics(specs: Sequence[MetricSpec], classes: tuple[str, ...]) -> dict[str, Metric]:
-    """Return the metrics of a recipe by label; `classes` are the names of its task's classes. Those of generated texts
-    are in `text_metrics.py`."""
+    """Return the metrics of a recipe by label, except those of generated texts (`text_metrics.py`).
+
+    Args:
+        classes: the names of the task's classes.
+    """
     predicted = [spec for spec in specs if not isinstance(spec, TextMetricSpec)]
     return {spec.label: implementation_of(spec).build(spec, classes) for spec in predicted}
 

@@ -37,7 +37,7 @@ class NumberMetric(Metric):
 
     @abstractmethod
     def value(self, items: int, sums: list[Fraction]) -> float | None:
-        """Return the value of a number of items above 0, from their sums; None where it has none."""
+        """Return the value from the sums over at least one item; None if undefined."""
 
     @property
     def zero(self) -> Any:

@@ -22,7 +22,7 @@ from trainkit.tasks.task import Loss, Task
 
 
 class Likelihoods(NamedTuple):
-    """What the model makes of the answers of some pairs."""
+    """The log-likelihoods of the answers of some pairs."""
 
     sums_B2: Float[Array, "B 2"]
     """Log-likelihoods of the answers, in nats."""
@@ -140,7 +140,7 @@ def likelihoods(model: LanguageModel, batch: Mapping[str, Array]) -> Likelihoods
 def answer_log_likelihoods(
     model: LanguageModel, tokens_NT: Array, targets_NT: Array, weights_NT: Array, filled_N: Array
 ) -> tuple[Float[Array, " N"], Float[Array, ""]]:
-    """Return the log-likelihood of each row's answer in nats, and what the model wants smaller beside the loss."""
+    """Return the log-likelihood of each row's answer in nats, and the model's auxiliary loss."""
     counted_NT = jnp.arange(tokens_NT.shape[1]) < filled_N[:, None]
     hidden_NTD, penalty = model.hidden_and_penalty(tokens_NT.astype(jnp.int32), counted_BT=counted_NT)
     sums_N = sequence_log_likelihoods(
@@ -158,7 +158,7 @@ def log_1m_exp(x: Float[Array, "*n"]) -> Float[Array, "*n"]:
     """Return log(1 - exp(x)) for x < 0, without cancellation at either end (Mächler 2012)."""
     x = jnp.minimum(x, -1e-7)
     near = x > -0.6931472
-    # each branch gets a number that it can take, so that the one that is not chosen has no infinite gradient
+    # both branches get a number in their domain, because an infinite gradient of the other branch would become NaN
     close = jnp.log(-jnp.expm1(jnp.where(near, x, -1.0)))
     return jnp.where(near, close, jnp.log1p(-jnp.exp(jnp.where(near, -1.0, x))))
 

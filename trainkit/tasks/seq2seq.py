@@ -31,11 +31,10 @@ class Seq2SeqTask(Task):
     metrics: ClassVar[Mapping[str, Statistic]] = {"accuracy": Ratio.zero()}
 
     def loss(self, model: EncoderDecoderModel, batch: Mapping[str, Array], *, key: PRNGKeyArray | None = None) -> Loss:
-        """See `Task.loss`; nothing is drawn. The batch has `tokens` and `weights`, (B, 2, T), and `filled`, (B, 2): the
-        source and the target.
+        """See `Task.loss`; nothing is drawn.
 
-        The decoder reads the target one position later, after the token that it starts with, as the collator for
-        seq2seq of transformers writes it.
+        The batch has `tokens` and `weights`, (B, 2, T), and `filled`, (B, 2): the source and the target. The decoder
+        reads the target one position later, after its start token, as in transformers' collator for seq2seq.
         """
         source_BT, target_BT = (batch["tokens"][:, side].astype(jnp.int32) for side in (0, 1))
         inside_BT = jnp.arange(source_BT.shape[1]) < batch["filled"][:, :1]

@@ -113,11 +113,10 @@ def cross_entropy(
     class_weights: tuple[float, ...] = (),
     smoothing: float = 0.0,
 ) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
-    """Return the cross-entropy of each item, in nats, times how much it counts, and how much that is: the weight of its
-    class, 1 where there are no weights. Where a label is -1 both are those of class 0.
+    """Return the weighted cross-entropy of each item, in nats, and its weight: that of its class, or 1.
 
-    With `smoothing` that share of the target is spread evenly over all classes, each with its own weight, as torch's
-    `cross_entropy` has it.
+    If a label is -1, both are those of class 0. With `smoothing`, that share of the target is spread evenly over all
+    classes, each with its own weight, as in torch's `cross_entropy`.
     """
     labels, logs = jnp.maximum(labels, 0), jax.nn.log_softmax(scores)
     by_class = jnp.asarray(class_weights or (1.0,) * scores.shape[-1], jnp.float32)

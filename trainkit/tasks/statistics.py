@@ -1,6 +1,6 @@
-"""What a task measures beside its loss: statistics of parts of the data whose leaf-wise sum is that of the whole.
+"""What a task measures besides its loss: statistics of parts of the data whose leaf-wise sum is that of the whole.
 
-So micro-batches, devices and a last batch that is short reduce exactly, by one `jax.tree.map(jnp.add, …)`.
+So micro-batches, devices and a short last batch reduce exactly, by one `jax.tree.map(jnp.add, …)`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Statistic(Protocol):
     """A pytree of arrays in which 0 means that nothing was seen."""
 
     def value(self) -> float | None:
-        """Return the number that it comes to, on the host; None where nothing was seen, or where it is no number."""
+        """Return its value on the host; None if nothing was seen or it is not a single number."""
 
 
 class Ratio(NamedTuple):
@@ -29,9 +29,11 @@ class Ratio(NamedTuple):
 
     @staticmethod
     def zero() -> Ratio:
+        """Return the ratio of nothing."""
         return Ratio(np.float32(0), np.float32(0))
 
     def value(self) -> float | None:
+        """Return the mean on the host; None if the weight is 0."""
         return float(self.sum) / float(self.weight) if float(self.weight) else None
 
 

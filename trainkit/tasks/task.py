@@ -1,4 +1,4 @@
-"""What step, evaluator and loop ask of every task."""
+"""The interface of a task to the step, the evaluator and the loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Loss(NamedTuple):
 
 
 class Task(ABC):
-    """From a batch to its loss and metrics. A task knows no loop."""
+    """Turns a batch into its loss and metrics. A task does not know the loop."""
 
     metrics: ClassVar[Mapping[str, Statistic]] = {}
     """The statistics that `loss` returns, all zero. Those with a value are logged at each step as
@@ -34,38 +34,44 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, model: Any, batch: Mapping[str, Array], *, key: PRNGKeyArray) -> Loss:
-        """Return the sums of losses and weights of a batch, as `trainkit.data.batches.layout` describes it.
+        """Return the sums of losses and weights of a batch, whose arrays `trainkit.data.batches.layout` describes.
 
-        `key` is another one for each micro-batch of each step; of a validation set it is always the same, so that what
-        is drawn for a row must come from `row_keys`.
+        `key` differs between all micro-batches and steps, and is always the same for a validation set. So random
+        numbers for a row must come from `row_keys`.
         """
 
     def predict(self, model: Any, batch: Mapping[str, Array], *, key: PRNGKeyArray) -> tuple[Loss, Mapping[str, Array]]:
-        """Return what `loss` does, and the predictions by name: those that the spec's `predictions` gives.
+        """Return the result of `loss`, and the predictions by name: those that the spec's `predictions` lists.
 
-        Each is an array (N, …) of the items that are predicted, such as examples or tokens. Where there are any,
-        `weights`, float32 (N,), is among them: 0 for items of padding and without a label. An evaluation calls this
-        in place of `loss`, so that a task with predictions needs one forward pass for both.
+        Each is an array (N, …) of the predicted items, such as examples or tokens. `weights`, float32 (N,), is among
+        them: 0 for padding and items without a label. An evaluation calls this instead of `loss`, so that both need one
+        forward pass.
         """
         return self.loss(model, batch, key=key), {}
 
     def report(self, *, loss: float, metrics: Mapping[str, Statistic], targets: int, bytes: int) -> dict[str, float]:
-        """Return what an evaluation shows, by the last part of the metric's name.
+        """Return the values that an evaluation reports, by the last part of the metric's name.
 
-        `loss` is the weighted mean, and `metrics` are those of `loss` added up over the set; `targets` (tokens that
-        may be targets) and `bytes` are those of the set's documents, 0 where that says nothing.
+        Args:
+            loss: the weighted mean.
+            metrics: those of `loss`, added up over the set.
+            targets: how many tokens of the set's documents may be targets; 0 if unknown.
+            bytes: the bytes of the set's documents; 0 if unknown.
         """
         return {"loss": loss, **values_of(metrics)}
 
     def reference(self, model: Any, batch: Mapping[str, Array]) -> dict[str, Array]:
-        """Return what the frozen reference model says of a batch: float32 arrays (B, …), those of the spec's
-        `reference`. Batches then have them under these names."""
+        """Return what the frozen reference model computes for a batch: float32 arrays (B, …), as the spec's `reference`
+        lists.
+
+        Batches then contain them under these names.
+        """
         raise NotImplementedError(f"{type(self).__name__} compares with no reference")
 
     def count(self, batch: Mapping[str, np.ndarray]) -> dict[str, int]:
-        """Return how many `tokens` (0 where that says nothing) and `samples` a batch on the host has, for throughput.
+        """Return the `tokens` (0 if it has none) and `samples` of a batch on the host, for throughput.
 
-        Positions of padding are no tokens; rows of padding count as samples.
+        Padding does not count as tokens; rows of padding count as samples.
         """
         return {"tokens": tokens_in(batch), "samples": len(next(iter(batch.values())))}
 
@@ -78,9 +84,9 @@ def tokens_in(batch: Mapping[str, np.ndarray]) -> int:
 
 
 def row_keys(batch: Mapping[str, Array], key: PRNGKeyArray) -> PRNGKeyArray:
-    """Return a key for each row of a batch, (B,), that follows from `key` and the row's example alone.
+    """Return a key for each row of a batch, (B,), that depends only on `key` and the row's example.
 
-    So the same is drawn for an example whichever rows stand beside it, and on however many devices.
+    So the same is drawn for an example whatever the other rows and the number of devices are.
     """
     return jax.vmap(lambda example: jax.random.fold_in(key, example))(batch["example"])
 

@@ -21,18 +21,18 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class TextMetric(ABC):
-    """What an evaluation computes of the texts that it generates."""
+    """What an evaluation computes from generated texts."""
 
     @abstractmethod
     def values(self, generated: Sequence[str], targets: Sequence[str]) -> Mapping[str, float]:
-        """Return its values by their full names, those that its spec's `names` gives; there is at least one text."""
+        """Return its values by full name, as its spec's `names` lists them; there is at least one text."""
 
 
 def build_text_metrics(specs: Sequence[MetricSpec]) -> list[TextMetric]:
-    """Return the metrics of generated texts among those of a recipe.
+    """Return those of a recipe's metrics that compare generated texts.
 
     Raises:
-        TrainkitError: the library of one of them is not installed.
+        TrainkitError: the library that computes one of them is not installed.
     """
     return [implementation_of(spec).build(spec) for spec in specs if isinstance(spec, TextMetricSpec)]
 
