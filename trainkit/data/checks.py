@@ -29,14 +29,16 @@ UNKNOWN, CUT_OFF, DUPLICATES, SHARED = 0.001, 0.05, 0.01, 0.001
 LITTLE = 0.01
 #: Pairs that are compared at once.
 _READ_AT_ONCE = 1024
-#: The most documents whose hashes are compared; of more, those whose hashes begin with enough zeros.
+#: The most documents whose hashes are compared; if there are more, only those whose hashes begin with enough zeros.
 _COMPARED = 1 << 22
 
 
 @dataclass(frozen=True)
 class DataProblem:
-    """What a check found; an error means that training would learn nothing or break. `message` has counts and an
-    example."""
+    """A problem that a check found; an error means that training would learn nothing or break.
+
+    `message` has counts and an example.
+    """
 
     level: Literal["error", "warning", "info"]
     message: str
@@ -171,7 +173,7 @@ def _ends_of_turns(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
         if (learned & is_special).any():
             return
         followers = np.flatnonzero(learned[:-1] & ~learned[1:] & is_special[1:]) + 1
-        followers = followers[~np.isin(followers, arrays.ends)]  # there another document begins
+        followers = followers[~np.isin(followers, arrays.ends)]  # another document begins there
         if len(followers) and not found:
             at = int(followers[0])
             record = arrays.documents[int(np.searchsorted(arrays.ends, at, side="right"))]
@@ -186,7 +188,7 @@ def _ends_of_turns(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
 
 
 def _outside_classes(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
-    """Yield the first label that is none of the classes of the task, of each set."""
+    """Yield, for each set, the first label that is not among the task's classes."""
     width, labels = recipe.model.head.width, labels_of(document_of(recipe.data.train[0]))
     if not width or labels is None:
         return

@@ -97,7 +97,7 @@ def run(
                 limit = min(limit, index)
                 done.put(_Outcome(index, None, error))
 
-    # daemons: a job that is deep in Rust must not keep the process from ending
+    # daemons, so that a job that runs in Rust does not keep the process from ending
     threads = [threading.Thread(target=work, name="data", daemon=True) for _ in range(min(workers, len(jobs)))]
     results: dict[int, T] = {}
     wanted, failure = len(jobs), None

@@ -65,8 +65,10 @@ def keep(cache: Cache, run: Path) -> None:
 
 
 def with_own_tokenizer(recipe: Recipe, run: Path) -> Recipe:
-    """Return the recipe with the tokenizer that was trained for the run, where there is one: trained again, by another
-    version or on another sample of the same text, it would be another."""
+    """Return the recipe with the tokenizer that was trained for the run, if there is one.
+
+    Training again, with another version or on another sample of the same text, could give another tokenizer.
+    """
     path = run / "tokenizer.json"
     if recipe.tokenizer is None or recipe.tokenizer.train is None or not path.is_file():
         return recipe
@@ -91,8 +93,9 @@ def open_again(
     accept: Callable[[Cache], bool] = lambda cache: False,
     progress: Tell = None,
 ) -> Cache:
-    """Return the cache that a run was trained on, after tokenising what is missing as `begin` and `build` do. If
-    sources are gone but the cache is complete, it is used without them.
+    """Return the cache that a run was trained on, after tokenising what is missing as `begin` and `build` do.
+
+    If sources are gone but the cache is complete, it is used without them.
 
     Args:
         accept: whether to take a cache with another fingerprint than the recorded one.
@@ -179,7 +182,7 @@ def check_same_data(cache: Cache, recipe: Recipe, recorded: str, *, where: Path)
 
 
 def format_of(cache: Cache, recorded: str) -> int | None:
-    """Return the earlier format in which this data has the fingerprint `recorded`; None where it has it in none."""
+    """Return the earlier format in which this data has the fingerprint `recorded`; None if there is none."""
     earlier = (3, 2) if cache.tokenizer else ()  # an earlier format had no data without a tokenizer
     return next((format for format in earlier if recorded == _fingerprint(cache, format)), None)
 

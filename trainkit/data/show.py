@@ -22,8 +22,8 @@ from trainkit.recipe.sections.source import document_of
 class ShownPiece:
     """A part of a row: tokens `first` … `end - 1` of the document at `where`.
 
-    `runs` are (text, whether it is learned), in order; together all of it. Behind a token with a label the text has the
-    label in brackets.
+    `runs` are (text, whether it is learned), in order; together they are all of it. The label of a token follows its
+    text in brackets.
     """
 
     where: str
@@ -36,8 +36,11 @@ class ShownPiece:
 
 @dataclass(frozen=True)
 class ShownRow:
-    """A row of a batch; `label` is None if it has none: the name of a class, or its number where it has no name, a
-    number or several, or the names of classes."""
+    """A row of a batch.
+
+    Attributes:
+        label: None if it has none: the name of a class, or its number if it has no name; a number or several; or names.
+    """
 
     step: int
     row: int
@@ -109,8 +112,10 @@ def _label_names(batch: Batch, number: int, classes: Sequence[str] | None) -> li
 
 
 def _runs(cache: Cache, tokens: np.ndarray, learned: np.ndarray, labels: Sequence[str]) -> Iterator[tuple[str, bool]]:
-    """Yield the text of all tokens, cut where learned tokens begin or end and around tokens with a label. It is decoded
-    as a whole: of a part by itself many tokenizers leave out the first space."""
+    """Yield the text of all tokens, divided where learned tokens begin or end and around tokens with a label.
+
+    It is decoded as a whole, because many tokenizers omit the first space of a part.
+    """
     ids, begin, waiting = tokens.tolist(), 0, ""
     text = cache.text_tokenizer.decode(ids)
     cut = [learned[i] != learned[i - 1] or bool(labels[i] or labels[i - 1]) for i in range(1, len(ids))]

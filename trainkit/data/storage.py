@@ -77,7 +77,7 @@ def writing(path: Path) -> Iterator[BinaryIO]:
 
 
 class _Guarded:
-    """Has only `write`, which tells a refusal by the disk from an `OSError` of what is read meanwhile."""
+    """Has only `write`, which distinguishes a refusal by the disk from an `OSError` of what is read meanwhile."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self._file, self._path = file, path
@@ -145,7 +145,7 @@ def sweep(directory: Path) -> None:
 def claim(path: Path) -> Iterator[bool]:
     """Yield whether this thread of this process holds the lock `path` until the block ends. Never waits.
 
-    On a file system without locks everybody gets yes: work that is done twice is still correct.
+    On a file system without locks everybody gets True: work that is done twice is still correct.
     """
     with refusals(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -206,7 +206,7 @@ def _libc() -> Any:
     libc = ctypes.CDLL(None, use_errno=True)
     pointer, length = ctypes.c_void_p, ctypes.c_size_t
     libc.mmap.restype = pointer
-    # of an offset only 0 is used, so that its width does not matter
+    # the offset is always 0, so its width does not matter
     libc.mmap.argtypes = (pointer, length, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_ssize_t)
     libc.munmap.argtypes = (pointer, length)
     return libc

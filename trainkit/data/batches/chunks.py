@@ -14,8 +14,8 @@ from trainkit.recipe.sections.data import Concatenate
 
 
 class Chunks:
-    """Example i has the T tokens from i * T on. Where targets are the next tokens it has one more, the first of the
-    next example, so that every token but the first is a target once. The last example is padded."""
+    """Example i has the T tokens from i * T on. If targets are the next tokens it has one more, the first of the next
+    example, so that every token but the first is a target once. The last example is padded."""
 
     def __init__(self, stream: Stream, length: int, spec: Concatenate, *, shifted: bool = True) -> None:
         self._stream, self._length, self._spec = stream, length, spec
@@ -43,8 +43,11 @@ class Chunks:
         return np.full(self._count(), self._length)
 
     def targets(self) -> int:
-        """Of all that are there: every token but the first, or but the first of each document where documents are
-        separate and do not begin with the end of the one before. Every token where targets are not the next ones."""
+        """Return the number of targets in all tokens so far.
+
+        That is every token but the first or, if documents are separate and do not begin with the end of the one before,
+        every token but the first of each document. It is every token if targets are not the next tokens.
+        """
         tokens = self._stream.tokens
         if not self._shift:
             return tokens
@@ -97,7 +100,7 @@ class Chunks:
 
 @lru_cache(maxsize=4)
 def _ones(rows: int, length: int) -> np.ndarray:
-    """Made once: the batches of ordinary text have all the same weights."""
+    """Return ones. They are created once, because all batches of ordinary text have the same weights."""
     weights = np.ones((rows, length), np.float32)
     weights.flags.writeable = False
     return weights

@@ -75,22 +75,26 @@ class TrainSet:
 
     @property
     def examples(self) -> int:
-        """The number of examples in one epoch; waits for the whole cache. With weights it is that of all sources
-        together, though in that time some examples are seen more than once and some not at all. Raises TrainkitError if
-        a source has no example."""
+        """Return the number of examples in one epoch, after waiting for the whole cache.
+
+        With weights it is that of all sources together, although in that time some examples are seen more than once and
+        some not at all. Raises TrainkitError if a source has no example.
+        """
         return sum(source.count() for source in self._sources)
 
     @property
     def batches(self) -> int | None:
-        """The number of batches in one epoch with buckets; else None, as a batch may lie in two epochs."""
+        """Return the number of batches in one epoch with buckets; None without buckets, as a batch may be in two
+        epochs."""
         return self._bucketed().batches if len(self._lengths) > 1 else None
 
     def batch(self, step: int, rows: np.ndarray | None = None) -> Batch:
-        """Return the batch of the update from `step` to `step` + 1, with the arrays that `layout` lists. Its content
-        depends on nothing else.
+        """Return the batch of the update from `step` to `step` + 1, with the arrays that `layout` lists.
+
+        It depends on nothing but the recipe's seed, the tokens and the step.
 
         Args:
-            rows: rising; only these rows are read, as each of several hosts does.
+            rows: only these rows are read, in ascending order, as each of several hosts does.
 
         Raises:
             TrainkitError: a source has no example, or tokenising fails.
@@ -147,7 +151,8 @@ class TrainSet:
         return [(own.name, stream, own.spec) for own, stream in zip(self._sources, self._streams, strict=True)]
 
     def epochs(self, step: int) -> dict[str, float]:
-        """Return how often each source has been seen after `step` updates, if that is known already."""
+        """Return how often each source has been seen after `step` updates, without those for which that is
+        unknown yet."""
         drawn = self._mixture.drawn(step * self._batch_size).tolist() if self._mixture else [step * self._batch_size]
         if self._buckets:
             drawn = [step / self._buckets.batches * self._sources[0].count()]

@@ -23,10 +23,6 @@ class EvalSet:
 
     A set of more than `max_batches` batches is sampled. The sample depends only on the seed and the set: it is drawn
     from the whole set, and is the same at every step, after a resume and on any devices.
-
-    Attributes:
-        targets, bytes: of the whole set, even if `max_batches` leaves out some of it: their ratio turns a loss per
-            target into bits per byte. Both are 0 unless every token that can be a target is one once.
     """
 
     def __init__(
@@ -54,11 +50,17 @@ class EvalSet:
 
     @property
     def targets(self) -> int:
+        """Return how many tokens of the whole set are targets, even if `max_batches` leaves out some of it.
+
+        It is 0 unless every token that can be a target is one exactly once.
+        """
         examples = self._examples
         return examples.targets() if isinstance(examples, Chunks) and not self._stream.marked else 0
 
     @property
     def bytes(self) -> int:
+        """Return the bytes of the whole set's text: with `targets` they turn a loss per target into bits per byte. 0 if
+        `targets` is."""
         return self._stream.bytes if self.targets else 0
 
     def ready(self, seconds: float) -> bool:
@@ -71,16 +73,16 @@ class EvalSet:
         return len(self._plan())
 
     def batch(self, index: int, /) -> Batch:
-        """Return part 0 … len - 1; parts of one length have one shape."""
+        """Return the part with this index, from 0 to `len - 1`. Parts of one length have one shape."""
         which, length = self._plan()[index]
         return padded(self._examples, self._stream, which, self._at_once, length)
 
     def examples(self, index: int) -> np.ndarray:
-        """Return which examples, as stored, a part has; the rows behind them are padding."""
+        """Return which examples, as stored, a part has; the rows after them are padding."""
         return self._plan()[index][0]
 
     def places(self, index: int) -> list[list[SourceSpan]]:
-        """Return where each example of a part comes from: of a packed one, every document in it, in order."""
+        """Return where each example of a part comes from; for a packed one, every document in it, in order."""
         return [
             [place for places in self._examples.spans(int(which)) for place in places] for which in self.examples(index)
         ]

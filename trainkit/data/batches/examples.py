@@ -23,18 +23,24 @@ class Examples(Protocol):
     """The examples of a stream, in their order as stored."""
 
     def wait(self, count: int | None) -> int | None:
-        """Until so many can be read, or (also where it is None) all: how many there are in all, None while that is
-        not known. Raises what has ended the stream before that."""
+        """Wait until so many examples (None: all) can be read, and return how many there are in all; None while
+        unknown.
+
+        Raises the error that ended the stream before that.
+        """
 
     def read(self, which: np.ndarray, length: int) -> Batch:
-        """Some of them, (n,), each a row of `length` positions; the batch is as `layout` says."""
+        """Return some examples, (n,), each as a row of `length` positions; the batch is as `layout` describes it."""
 
     def sizes(self) -> np.ndarray:
-        """Positions that each takes, (examples,), once all are there; of two sequences those of both, (examples, 2)."""
+        """Return the positions that each example takes, (examples,), once all are there; for two sequences (examples,
+        2)."""
 
     def spans(self, which: int) -> Iterator[tuple[SourceSpan, ...]]:
-        """Where one comes from: for each of its spans the documents. A span of n tokens takes n positions, or n - 1
-        where targets are the next tokens."""
+        """Return where an example comes from: for each of its spans the documents.
+
+        A span of n tokens takes n positions, or n - 1 if targets are the next tokens.
+        """
 
 
 def examples_of(stream: Stream, source: Source, data: Data, cache: Path, *, shifted: bool = True) -> Examples:
@@ -120,5 +126,5 @@ def padded(examples: Examples, stream: Stream, which: np.ndarray, rows: int, len
 
 
 def lengths_of(spec: Encoding, length: int) -> tuple[int, ...]:
-    """The lengths that batches may have, rising."""
+    """Return the lengths that batches may have, in ascending order."""
     return tuple(sorted({*spec.buckets, length})) if isinstance(spec, Pad) else (length,)

@@ -55,7 +55,7 @@ Layout: TypeAlias = dict[str, tuple[tuple[int, ...], np.dtype]]
 
 
 def has_segments(encoding: Encoding) -> bool:
-    """Whether attention keeps within documents, of which a row may hold several."""
+    """Return whether attention stays within documents, several of which may be in a row."""
     return isinstance(encoding, Pack) or (isinstance(encoding, Concatenate) and encoding.separate)
 
 
@@ -67,9 +67,10 @@ def longest_layout(
     shifted: bool = True,
     reference: Mapping[str, tuple[int, ...]] = {},
 ) -> Layout:
-    """Return what the longest batches will look like, before anything is cached.
+    """Return the layout of the longest batches, before anything is cached.
 
-    `reference` is that of the task: what a frozen model says of an example.
+    Args:
+        reference: the arrays that a frozen reference model adds: see `TaskSpec.reference`.
     """
     real, whole = np.dtype(np.float32), np.dtype(np.int32)
     said: Layout = {name: ((batch_size, *of_one), real) for name, of_one in reference.items()}

@@ -16,7 +16,7 @@ from trainkit.recipe.sections.data import Window
 _ROUNDS = 8
 #: Consecutive indices that are permuted together and remembered: one by one costs as much as a thousand.
 _BLOCK = 4096
-#: Indices after which the shares of a mixture are exact, but for less than an example or two.
+#: Indices after which the shares of a mixture are exact, to within an example or two.
 MIXTURE_BLOCK = 1024
 
 

@@ -25,7 +25,7 @@ from trainkit.recipe.sections.data import Encoding, Pack, Pad, Windows
 
 #: Raise it when the same documents would give other spans than before.
 FORMAT = 1
-#: Documents that are packed together; a shard has seldom more.
+#: Documents that are packed together; few shards have more.
 _PACKED_TOGETHER = 1 << 16
 
 
@@ -59,7 +59,7 @@ class PackedSpans:
 
     @property
     def longest(self) -> np.ndarray:
-        """The number of positions that each example fills, (examples,)."""
+        """Return the number of positions that each example fills, (examples,)."""
         sums = np.concatenate([[0], np.cumsum(self.lengths)])
         return sums[self.offsets[1:]] - sums[self.offsets[:-1]]
 

@@ -52,7 +52,7 @@ class SpanExamples:
 
     def wait(self, count: int | None) -> int | None:
         while True:
-            # looked at before the sections: what is added meanwhile is taken in by the next round
+            # read before the sections: sections added meanwhile are taken by the next round
             complete, tokens = self._stream.complete, self._stream.tokens
             self._frame()
             if complete:
@@ -63,7 +63,7 @@ class SpanExamples:
 
     @property
     def counts(self) -> packing.PackingCounts:
-        """What became of the documents so far."""
+        """Return what became of the documents so far."""
         return packing.PackingCounts(*(sum(column) for column in zip(*(f.counts for f in self._frames), strict=True)))
 
     def read(self, which: np.ndarray, length: int) -> Batch:

@@ -6,7 +6,7 @@
     CACHE/shards/      tokens, by the hash of what they were made from
     CACHE/frames/      where in the shards examples begin and end
     CACHE/apart/       held-out shards without copies of training documents: see `sets.py`
-    CACHE/reference/   what frozen reference models say of examples: see `columns.py`
+    CACHE/reference/   numbers of frozen reference models for examples: see `columns.py`
     CACHE/ledgers/     which shards, in which order, make up a source
     CACHE/hub/         the commits at which datasets of the Hugging Face hub were first seen
     CACHE/rejected/    lists of the documents that could not be used
@@ -44,8 +44,10 @@ from trainkit.recipe.sections.data import Data, Pad
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Documents that are not in the cache: how many were refused as unreadable (`examples` are the first few of each
-    shard, as (where, why); `reasons` count them all), filtered by length, or empty."""
+    """Documents that are not in the cache, counted: unreadable ones, those filtered by length, and empty ones.
+
+    `examples` are the first few of each shard, as (where, why); `reasons` count all of them.
+    """
 
     refused: int
     examples: tuple[tuple[str, str], ...]
@@ -91,13 +93,13 @@ class Cache:
 
     @property
     def text_tokenizer(self) -> LoadedTokenizer:
-        """The tokenizer of documents that are text."""
+        """Return the tokenizer of documents that are text."""
         assert self.tokenizer is not None
         return self.tokenizer
 
     @property
     def vocab_size(self) -> int:
-        """Entries of the tokenizer; 0 if documents are not text."""
+        """Return the number of entries of the tokenizer; 0 if documents are not text."""
         return self.tokenizer.vocab_size if self.tokenizer else 0
 
     def wait(self) -> None:
@@ -121,7 +123,7 @@ class Cache:
 
     @property
     def shards(self) -> list[shards.Shard]:
-        """Every shard once."""
+        """Return every shard once."""
         shards_of = (shard for group in self._sets for source in group.sources for shard in source.shards)
         return list({shard.key: shard for shard in shards_of}.values())
 
@@ -139,7 +141,7 @@ class Cache:
 
     @property
     def copies(self) -> int:
-        """Documents that are no longer held out, because the training data has exact copies of them; 0 until that is
+        """Return how many documents are no longer held out, because the training data has exact copies; 0 until that is
         known."""
         trained, *_ = self._sets
         if trained.apart is None or not trained.apart.complete:
@@ -149,7 +151,7 @@ class Cache:
 
     @property
     def left_out(self) -> LeftOut:
-        """The documents left out so far."""
+        """Return the documents left out so far."""
         every = self.shards
         return LeftOut(
             refused=sum(shard.refused for shard in every),
@@ -214,8 +216,10 @@ def begin(recipe: Recipe, *, progress: Tell = None, check: Check | None = None) 
 
 
 def may_start_early(recipe: Recipe) -> bool:
-    """Return whether training can begin while its data is still being tokenised. Only the recipe decides, so the order
-    of the data is the same either way."""
+    """Return whether training can begin while its data is still being tokenised.
+
+    That depends on the recipe alone, so that the order of the data is the same either way.
+    """
     whole = recipe.data.shuffle == "full" or steps_need_data(recipe)
     return not whole and not (isinstance(recipe.data.encoding, Pad) and recipe.data.encoding.buckets)
 

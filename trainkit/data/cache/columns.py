@@ -56,7 +56,7 @@ def write_columns(path: Path, columns: Columns) -> None:
 
 
 def read_progress(path: Path, shapes: Shapes, *, examples: int, rows: int) -> tuple[Columns, int]:
-    """Return the columns as far as they are done, zero elsewhere, and the number of batches of `rows` examples done."""
+    """Return the columns so far, with zeros elsewhere, and the number of complete batches of `rows` examples."""
     try:
         with np.load(_partial(path)) as saved:
             columns = {name: saved[name] for name in shapes}
@@ -69,7 +69,8 @@ def read_progress(path: Path, shapes: Shapes, *, examples: int, rows: int) -> tu
 
 
 def write_progress(path: Path, columns: Columns, *, rows: int, batches: int) -> None:
-    """Write columns of which so many batches of `rows` examples are done. Raises TrainkitError if the disk refuses."""
+    """Write columns of which `batches` batches of `rows` examples are complete. Raises TrainkitError if the disk
+    refuses."""
     content, arrays = io.BytesIO(), {**columns, _PROGRESS: np.array([rows, batches])}
     np.savez(content, **arrays)  # type: ignore[arg-type]
     with writing(_partial(path)) as file:

@@ -217,7 +217,7 @@ class CacheWork:
 
 
 class Engine(Protocol):
-    """What tokenises units."""
+    """Tokenises units."""
 
     def __call__(
         self,
@@ -228,9 +228,12 @@ class Engine(Protocol):
         reporter: Reporter,
         stop: Stop,
     ) -> None:
-        """Do all of the work in about this order, and call `on_result` with the number and the result of each, in this
-        thread. Work that is no longer `wanted` when its turn comes has the result None. Calls `reporter.tick` now and
-        then. The first error ends the rest and is raised; `stop` raises `Stopped`."""
+        """Do all of the work in about this order, calling `on_result` with the number and result of each, in this
+        thread.
+
+        Work that is no longer `wanted` when its turn comes has the result None. Calls `reporter.tick` now and then. The
+        first error ends the rest and is raised; `stop` raises `Stopped`.
+        """
 
 
 def threads(workers: int | None = None) -> Engine:

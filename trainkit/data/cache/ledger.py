@@ -32,7 +32,7 @@ class Ledger:
 
 
 def name_of(units: Sequence[Unit], split: Split, encoding: Encoding, limit: int | None) -> str:
-    """Return the name of the ledger of some units, which is known before anything is tokenised."""
+    """Return the name of the ledger of some units, known before anything is tokenised."""
     return name_of_keys([shards.key_of(unit, split, encoding) for unit in units], limit)
 
 

@@ -84,7 +84,7 @@ class LiveSource:
 
     @property
     def shards(self) -> list[Shard]:
-        """The shards of all splits so far."""
+        """Return the shards of all splits so far."""
         return [shard for kept in self._kept.values() for shard, _ in kept]
 
     def find(self, cache: Path) -> dict[Split, Ledger] | None:

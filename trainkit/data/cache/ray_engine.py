@@ -37,9 +37,9 @@ _AHEAD = 2
 _FEWEST = 4
 #: How often a unit whose worker or host died is tried again.
 _RETRIES = 3
-#: Seconds between two looks at the size of the cluster, and until a CPU must appear.
+#: Seconds between two checks of the cluster's size, and until a CPU must appear.
 _LOOK, _PATIENCE = 5.0, 300.0
-#: Seconds for cancelled tasks to clean up, and until those that go on are cancelled again.
+#: Seconds for cancelled tasks to clean up, and until those that continue are cancelled again.
 _GRACE, _CANCEL_EVERY = 20.0, 2.0
 #: Seconds in which an address must answer.
 _ANSWER = 5.0

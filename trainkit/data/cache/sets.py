@@ -1,9 +1,9 @@
-"""The sets of a recipe: what is trained on, what is held out from it, and the validation sets of their own.
+"""The sets of a recipe: training data, documents held out from it, and validation sets of their own.
 
 Which documents are held out follows from their names and places, so copies of one text may be in both splits, and a
 score on a copy would measure memory. A shard of held-out documents that has exact copies of training documents is
-therefore written again without them, under a name of its own. Which shards these are is worked out once, when both
-splits are complete, and stored under the names of the ledgers that it follows from.
+therefore written again without them, under its own name. Which shards these are is computed once, when both splits are
+complete, and stored under the names of the ledgers that it follows from.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def _check_readable(data: Data, group: Set, source: LiveSource) -> None:
 
 
 def find_apart(cache: Path, group: Set) -> bool:
-    """Complete `group.apart` if it has been worked out before; return whether it has."""
+    """Complete `group.apart` if it was computed before; return whether it was."""
     assert group.apart is not None
     held_out = group.streams["held-out"].all
     try:

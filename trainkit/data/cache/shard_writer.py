@@ -130,7 +130,7 @@ class ShardWriter:
             for part in (before, ids, after):
                 row.add(part)
             if self._unit.marked:
-                # what goes around a document is learned where the token next to it is, but has no label
+                # tokens around a document are learned if the token next to them is, but have no label
                 same = len(learned) and labels is None
                 around = np.pad(learned, (len(before), len(after)), "edge" if same else "constant")
                 self._marks.append((around * LEARNED | piece.second * SECOND).astype(np.uint8))

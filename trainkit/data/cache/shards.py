@@ -33,13 +33,13 @@ from trainkit.data.storage import map_file, writing
 
 #: Raise it when the same files and tokenizer would give other shards than before.
 FORMAT = 4
-#: Formats whose files can be in one cache. Their names differ, so that none is taken for another.
+#: Formats whose files can share a cache, because their names differ.
 FORMATS = (2, 3, FORMAT)
-#: How many of the documents of a shard that could not be used are listed with place and reason.
+#: How many unusable documents of a shard are listed with place and reason.
 EXAMPLES = 20
 #: How many reasons for skipping documents are reported separately, and the name of all others.
 REASONS, OTHER = 16, "has another problem"
-#: Of each document: which file of the unit, which document of that file, a hash of its content, its label or -1.
+#: For each document: which file of the unit, which document of that file, a hash of its content, its label or -1.
 DOCUMENT = np.dtype([("file", "<u4"), ("index", "<u4"), ("hash", "<u8"), ("label", "<i4")])
 #: Bits of the marks.
 LEARNED, SECOND = 1, 2
@@ -47,7 +47,7 @@ LEARNED, SECOND = 1, 2
 
 @dataclass(frozen=True)
 class Encoding:
-    """What the tokens of a text depend on, apart from the text."""
+    """Everything that the tokens of a text depend on, apart from the text."""
 
     tokenizer: str
     dtype: str

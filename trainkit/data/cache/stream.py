@@ -18,8 +18,12 @@ from trainkit.errors import FAILED, TrainkitError
 
 @dataclass(frozen=True)
 class Section:
-    """A shard in a source, or only its first documents; `entries` as in the shard, `unit` is the number of the shard's
-    unit in its source."""
+    """A shard in a source, or only its first documents.
+
+    Attributes:
+        entries: as in the shard.
+        unit: the number of the shard's unit in its source.
+    """
 
     shard: Shard
     source: int
@@ -32,8 +36,12 @@ class Section:
 
 @dataclass(frozen=True)
 class SourceSpan:
-    """Where some tokens of a stream come from; `first` and `end` are offsets within the document's tokens (within this
-    shard), and `file` is a number within the unit."""
+    """The document that some tokens of a stream come from.
+
+    Attributes:
+        file: a number within the unit.
+        first, end: offsets within the document's tokens (within this shard).
+    """
 
     section: Section
     file: int
@@ -74,7 +82,7 @@ class Stream:
         self._firsts = self._lengths = np.zeros(0, np.int64)
 
     def extend(self, sections: Sequence[Section]) -> None:
-        """Add at the end."""
+        """Add sections at the end."""
         with self._changed:
             self.sections += [section for section in sections if section.tokens]
             self.marked |= any(section.shard.marked for section in sections)
@@ -111,7 +119,7 @@ class Stream:
         return int(self._firsts[number])
 
     def label_at(self, start: int) -> Any:
-        """Return the label of the document that the token `start` is of, which is one that labels documents have."""
+        """Return the label of the document that token `start` belongs to; the documents must have labels."""
         self._map()
         number = int(np.searchsorted(self._firsts, start, side="right")) - 1
         return self._arrays[number].label_at(start - int(self._firsts[number]))
@@ -122,9 +130,9 @@ class Stream:
         return self._arrays[number]
 
     def windows(self, starts: np.ndarray, width: int) -> np.ndarray:
-        """Return `width` tokens from each of `starts`, (n,), on: (n, width), with 0 behind the last; read-only.
+        """Return `width` tokens from each of `starts`, (n,): (n, width), with 0 after the last token; read-only.
 
-        Rows are gathered one by one, as bytes: with many shards nothing that numpy does at once is faster.
+        Rows are gathered one by one, as bytes: with many shards no numpy operation on all rows is faster.
         """
         self._map()
         item, size = self.dtype.itemsize, width * self.dtype.itemsize
@@ -169,7 +177,7 @@ class Stream:
         number = int(np.searchsorted(self._firsts, start, side="right")) - 1
         for section, offset, count in self._runs(number, start - int(self._firsts[number]), width):
             ends = self._arrays[section].ends
-            # as the type of the ends: they would be copied to be compared with another
+            # in the dtype of the ends, which would be copied to be compared with another
             low, high = ends.searchsorted(np.array([offset, offset + count], ends.dtype), "right")
             borders.append(ends[low:high].astype(np.int64) - offset + filled)
             filled += count

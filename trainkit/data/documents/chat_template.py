@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from jinja2 import Template as Jinja
     from jinja2.nodes import Template as Tree
 
-#: The time that templates get. A clock would make a text another one every day, and a cache that is made on
-#: two days would differ from itself. (It is the date that Llama 3.1's template writes where it has no clock.)
+#: The time that templates get. With a real clock texts would change every day, so that a cache made on two days would
+#: not be consistent. (It is the date that Llama 3.1's template writes without a clock.)
 _NOW = datetime(2024, 7, 26)
-#: Around what `{% generation %}` encloses: halves of surrogate pairs, which no text holds.
+#: Mark the blocks of `{% generation %}`: halves of surrogate pairs, which no text contains.
 BEGIN, END = "\udc00", "\udc01"
 #: Special tokens that a template may assume the tokenizer has.
 _TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")

@@ -18,10 +18,10 @@ def make(document: Labelled, row: Mapping[str, Any], index: int, context: RowCon
 
 
 def make_labelled(document: Labelled, row: Mapping[str, Any], index: int) -> list[Piece] | Problem:
-    """The pieces of a row's text or two texts; the first has the label.
+    """Return the pieces of a row's text or two texts; the first has the label.
 
     A pair is one document: the second text's pieces have `second`, and none of them is its first. An empty text has no
-    piece, unless there is nothing else. Raises UnicodeEncodeError where one is no text.
+    piece, unless there is nothing else. Raises UnicodeEncodeError if a text cannot be written as UTF-8.
     """
     texts: list[str] = []
     for key in document.texts:

@@ -33,7 +33,7 @@ def no_label(dtype: np.dtype) -> float:
 
 
 def labels_of(document: DocumentSpec | None) -> Labels | None:
-    """Return the labels of a type of document; None where it has none."""
+    """Return the labels of a type of document; None if it has none."""
     if document is None or document.label_kind is None:
         return None
     return _made(document)
@@ -65,7 +65,7 @@ class Labels(ABC):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one label: () of one number, (W,) of several."""
+        """Return the shape of one label: () for one number, (W,) for several."""
         return ()
 
     @abstractmethod
@@ -73,11 +73,11 @@ class Labels(ABC):
         """Return the label of a row, or what is wrong with it."""
 
     def shown(self, value: Any) -> Any:
-        """Return a label of a batch as JSON has it, for people; None where there is no label."""
+        """Return a label of a batch as JSON for people; None if there is no label."""
         return int(value) if value >= 0 else None
 
     def outside(self, values_N: np.ndarray, classes: int) -> np.ndarray:
-        """Return which of some stored labels are outside this many classes, bool (N,)."""
+        """Return which of some stored labels do not fit this many classes, bool (N,)."""
         return np.asarray(values_N >= classes)
 
 
@@ -90,8 +90,8 @@ class ClassLabels(Labels):
     def of_row(self, row: Mapping[str, Any]) -> Label | Problem:
         """Return the number of a row's class, counted from 0; -1 if the document has no labels.
 
-        A label is a whole number, one of `classes`, or a boolean: false is 0 and true is 1, as data sets of yes and no
-        have them. A number in quotes is none, and neither is 1.0.
+        A label is a whole number, one of `classes`, or a boolean: false is 0 and true is 1, as in data sets of yes and
+        no. A number in quotes is not accepted, nor is 1.0.
         """
         key = self.document.label
         if not key:

@@ -12,7 +12,7 @@ from trainkit.recipe.sections.labelled_documents import Tagged
 
 #: One past the highest label of a token that a shard can hold.
 _LABELS = 1 << 15
-#: What stands for no label, in tables and in data that was made for PyTorch's cross-entropy.
+#: Values that mean no label, in tables and in data for PyTorch's cross-entropy.
 _NONE = (None, -100)
 
 

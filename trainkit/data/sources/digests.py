@@ -248,7 +248,8 @@ def survey(cache: Path, sources: Sequence[Source], progress: Tell) -> Listing:
 
 
 def recall(cache: Path, sources: Sequence[Source]) -> Listing | None:
-    """Return the same without writing anything; None if there are files that were never read. Raises TrainkitError."""
+    """Return the result of `survey` without writing anything; None if some files were never read. Raises
+    TrainkitError."""
     files = tuple(list_files(source, cache) for source in sources)
     known: Contents = {}
     for group in files:

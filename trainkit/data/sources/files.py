@@ -57,7 +57,7 @@ def store_of(url: str, *, listings: bool = True) -> Iterator[tuple[Any, str]]:
         ) from error
     except FileNotFoundError as error:
         raise TrainkitError("no such file", where=url) from error
-    # every store has a library of its own, with errors of its own
+    # each store has its own library with its own errors
     except Exception as error:
         if scheme not in known_implementations:
             raise TrainkitError(
@@ -89,7 +89,7 @@ class _Watched(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         try:
             return int(self._file.readinto(buffer))
-        # every store has a library of its own, with errors of its own
+        # each store has its own library with its own errors
         except Exception as error:
             raise TrainkitError(f"cannot read it: {error}", where=self._path) from error
 

@@ -41,28 +41,28 @@ class SourceFile:
 
     @property
     def format(self) -> FileFormat:
-        """How its content is read."""
+        """Return the format of its content."""
         return FORMATS[self.kind]
 
     @property
     def key(self) -> str:
-        """A name that differs between formats: the format decides how a file can be divided, and the same file may be
-        read in two formats."""
+        """Return a name that differs between formats, because the same file may be read in two formats, which divide it
+        differently."""
         return f"{self.kind}:{self.path}"
 
     @property
     def size(self) -> int:
-        """Bytes as stored; 0 where unknown."""
+        """Return its bytes as stored; 0 if unknown."""
         return self.stat[0]
 
     @property
     def local(self) -> bool:
-        """Whether it is a file of this machine."""
+        """Return whether it is a file of this machine."""
         return self.format.is_file and not is_remote(self.path)
 
     @property
     def compressed(self) -> bool:
-        """Whether its bytes must be decompressed from the first on."""
+        """Return whether it must be decompressed from its first byte."""
         return self.format.is_file and bool(suffixes(self.path)[1])
 
 
@@ -81,7 +81,7 @@ Rows = Iterator[SourceRow]
 
 
 def refuse_damaged(error: Exception, place: str = "") -> Refused:
-    """Return that a file cannot be read from `place` on."""
+    """Return a refusal: the file cannot be read from `place` on."""
     return Refused(place, f"is damaged or cut off: {error}", "fetch the file again")
 
 

@@ -30,7 +30,7 @@ _BORDERS = (re.compile(r"\n(?=\S)"), re.compile(r"\n"), re.compile(r"[^ ](?= )")
 
 
 def shortest_divided(share: float) -> int:
-    """Return from how many characters on text files are held out in parts."""
+    """Return the number of characters from which on text files are held out in parts."""
     return min(PIECE // 2, max(STRETCH, round(SHORT_PART / min(share, 1 - share))))
 
 

@@ -16,7 +16,7 @@ from trainkit.data.documents.pieces import Span
 from trainkit.data.sources.digests import Content, Contents
 from trainkit.data.sources.source_file import SourceFile
 
-#: Bytes of the files of a unit: from how many on it may end, and with how many it must.
+#: The bytes of a unit's files after which it may end, and after which it must.
 SMALL, LARGE = 1 << 20, 8 << 20
 
 
@@ -33,14 +33,14 @@ class Unit:
 
     @property
     def size(self) -> int:
-        """About how many bytes of files it has; at least 1."""
+        """Return about how many bytes of files it has; at least 1."""
         if self.span and self.span.digest:
             return self.span.end - self.span.start
         return max(1, sum(file.size for file in self.files) // self.spans)
 
     @property
     def marked(self) -> bool:
-        """Whether some of its tokens may not be targets, or be in second texts."""
+        """Return whether some of its tokens may not be targets, or may be in second texts."""
         document = self.files[0].reading.document
         return (document is not None and document.marked) or (
             any(file.kind == "array" and file.path.endswith(".parquet") for file in self.files)
@@ -48,7 +48,7 @@ class Unit:
 
     @property
     def labels(self) -> Labels | None:
-        """The labels of its documents; None where they have none."""
+        """Return the labels of its documents; None without labels."""
         return labels_of(self.files[0].reading.document)
 
 

@@ -51,7 +51,8 @@ def for_files(
 
 
 def cached(recipe: Recipe, groups: Sequence[Sequence[SourceFile]], contents: Contents) -> LoadedTokenizer | None:
-    """Return the same without training or fetching; None if that would be needed. Raises TrainkitError."""
+    """Return the result of `for_files` without training or fetching; None if that would be needed. Raises
+    TrainkitError."""
     if not recipe.data.is_text:
         return None
     if (spec := recipe.text_tokenizer.train) is None:
@@ -155,7 +156,7 @@ def _load_named(recipe: Recipe) -> LoadedTokenizer:
         with writing(path) as out:
             out.write(content.encode())
     elif later := read_object(path.with_name(_LATER), missing_ok=True):
-        with contextlib.suppress(TrainkitError):  # still offline: the files are those of before
+        with contextlib.suppress(TrainkitError):  # still offline: the files have not changed
             _fetch_beside(name, later["revision"], later["files"], path.parent)
     return _open(recipe, path)
 

@@ -20,7 +20,7 @@ from trainkit.data.tokenizer.vocabulary import LoadedTokenizer, PlacedTokens
 JOINT, AFTER = 24_571, 8_191
 #: Characters of a pattern whose repetition cannot be cut: one token may hold several of shorter patterns.
 _PATTERN = 64
-#: So many tokens in the middle of a joint have to be the same at least.
+#: The fewest tokens in the middle of a joint that must be the same.
 _SAME = 3
 
 
@@ -44,7 +44,7 @@ class LongText:
 
     @property
     def is_open(self) -> bool:
-        """Whether the next piece belongs to the text so far."""
+        """Whether the next piece continues the present text."""
         return bool(self._text)
 
     @property

@@ -86,18 +86,22 @@ class LoadedTokenizer:
 
     @cached_property
     def between(self) -> tuple[int, ...]:
-        """The ids that it puts between the texts of a pair by itself."""
+        """Return the ids that it puts between the texts of a pair by itself."""
         return put_between(self._tokenizer)
 
     @cached_property
     def mask(self) -> int | None:
+        """Return the id that hides a token from a masked language model; None without one. Raises TrainkitError as
+        `special_tokens.id_of`."""
         # looked up only when it is needed: most tokenizers have none, and what files say about it may be wrong
         return id_of("mask", self._tokenizer, self._beside)
 
     @cached_property
     def continuations(self) -> tuple[int, ...] | None:
-        """The ids that continue a word, by their names: WordPiece marks these with `##`, others mark tokens that begin
-        a word, with `Ġ` or `▁` for the space before it. None where names do not say it."""
+        """Return the ids that continue a word, judged by their names; None if names do not show it.
+
+        WordPiece marks them with `##`; other tokenizers mark tokens that begin a word, with `Ġ` or `▁`.
+        """
         names = self._ordinary_names
         if any(name.startswith("##") for name in names.values()):
             return tuple(id_ for id_, name in names.items() if name.startswith("##"))
@@ -127,12 +131,12 @@ class LoadedTokenizer:
 
     @cached_property
     def content_digest(self) -> str:
-        """A digest of the file's content alone: the `fingerprint` of tokenizers in caches of format 2."""
+        """Return a digest of the file's content alone: the `fingerprint` of tokenizers in caches of format 2."""
         return hashlib.blake2b(self._content, digest_size=16).hexdigest()
 
     @property
     def dtype(self) -> str:
-        """The smallest type that holds its ids: "uint16" or "uint32"."""
+        """Return the smallest type that holds its ids: "uint16" or "uint32"."""
         return "uint16" if self.vocab_size <= 1 << 16 else "uint32"
 
     def encode(self, text: str) -> list[int]:
@@ -242,8 +246,10 @@ def _place(encoding: Encoding) -> PlacedTokens:
 
 
 def load(path: Path, *, config: bool = False) -> LoadedTokenizer:
-    """Return the tokenizer in a `tokenizer.json`. The files beside it name its special tokens; with `config`, so does a
-    model's config.json. Raises TrainkitError."""
+    """Return the tokenizer in a `tokenizer.json`. Raises TrainkitError.
+
+    The files beside it name its special tokens; with `config`, so does a model's config.json.
+    """
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -280,7 +286,7 @@ def _end_of_text(tokenizer: Tokenizer, beside: Beside, path: Path) -> int:
 
 def _unknown(tokenizer: Tokenizer, content: bytes) -> int | None:
     model = tokenizer.model
-    if isinstance(model, models.Unigram):  # whose binding does not tell
+    if isinstance(model, models.Unigram):  # the Python binding does not expose it
         unknown: int | None = json.loads(content)["model"]["unk_id"]
         return unknown
     return None if model.unk_token is None else tokenizer.token_to_id(model.unk_token)
