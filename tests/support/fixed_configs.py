@@ -192,51 +192,64 @@ FIXED: dict[str, Fixed] = {
     ),
 }
 
-#: Encoders, whose heads predict masked tokens; what they compute is compared where the reference is installed.
+#: Encoders, whose heads predict masked tokens.
 ENCODERS: dict[str, Config] = {
     "bert": {
-        "model_type": "bert", "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "model_type": "bert", "vocab_size": 41, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
         "intermediate_size": 48, "max_position_embeddings": 64, "layer_norm_eps": 1e-9,
     },
     "bert-three-types": {
-        "model_type": "bert", "vocab_size": 97, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3,
+        "model_type": "bert", "vocab_size": 41, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3,
         "intermediate_size": 40, "max_position_embeddings": 64, "type_vocab_size": 3,
     },
     "roberta": {
-        "model_type": "roberta", "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "model_type": "roberta", "vocab_size": 41, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
         "intermediate_size": 48, "max_position_embeddings": 66, "type_vocab_size": 1, "layer_norm_eps": 1e-5,
     },
     "deberta-v3": {
-        "model_type": "deberta-v2", "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2,
+        "model_type": "deberta-v2", "vocab_size": 41, "hidden_size": 32, "num_hidden_layers": 2,
         "num_attention_heads": 4, "intermediate_size": 48, "max_position_embeddings": 64, "type_vocab_size": 0,
         "relative_attention": True, "position_buckets": 8, "norm_rel_ebd": "layer_norm", "share_att_key": True,
         "pos_att_type": ["p2c", "c2p"], "position_biased_input": False,
     },
     "modernbert": {
-        "model_type": "modernbert", "vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 4,
+        "model_type": "modernbert", "vocab_size": 41, "hidden_size": 32, "num_hidden_layers": 4,
         "num_attention_heads": 4, "intermediate_size": 24, "max_position_embeddings": 64, "local_attention": 6,
         "pad_token_id": 0,
     },
     "distilbert": {
-        "model_type": "distilbert", "vocab_size": 97, "dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48,
+        "model_type": "distilbert", "vocab_size": 41, "dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48,
         "max_position_embeddings": 64,
     },
 }  # fmt: skip
 
-#: Encoder-decoders; what they compute is compared where the reference is installed.
+#: Encoder-decoders.
 ENCODER_DECODERS: dict[str, Config] = {
     "t5": {
-        "model_type": "t5", "vocab_size": 97, "d_model": 24, "num_layers": 2, "num_heads": 3, "d_kv": 8, "d_ff": 40,
+        "model_type": "t5", "vocab_size": 41, "d_model": 24, "num_layers": 2, "num_heads": 3, "d_kv": 8, "d_ff": 40,
         "relative_attention_num_buckets": 8, "relative_attention_max_distance": 20, "decoder_start_token_id": 0,
     },
     "t5-gated": {
-        "model_type": "t5", "vocab_size": 97, "d_model": 16, "num_layers": 2, "num_heads": 2, "d_kv": 6, "d_ff": 24,
+        "model_type": "t5", "vocab_size": 41, "d_model": 16, "num_layers": 2, "num_heads": 2, "d_kv": 6, "d_ff": 24,
         "num_decoder_layers": 3, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
         "decoder_start_token_id": 0,
     },
     "bart": {
-        "model_type": "bart", "vocab_size": 97, "d_model": 24, "encoder_layers": 2, "decoder_layers": 3,
+        "model_type": "bart", "vocab_size": 41, "d_model": 24, "encoder_layers": 2, "decoder_layers": 3,
         "encoder_attention_heads": 3, "decoder_attention_heads": 3, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40,
         "max_position_embeddings": 64, "scale_embedding": True, "decoder_start_token_id": 2,
     },
 }  # fmt: skip
+
+#: What of their families those with an encoder have, in words.
+OPTIONS = {
+    "bert": "two types of tokens",
+    "bert-three-types": "three types of tokens, 3 heads",
+    "roberta": "one type of tokens, positions after that of the padding",
+    "deberta-v3": "8 buckets of distances",
+    "modernbert": "every third of 4 layers global, windows of 6",
+    "distilbert": "no types of tokens",
+    "t5": "relu, tied, 8 buckets of distances",
+    "t5-gated": "a gated GELU, not tied, 3 blocks of the decoder, narrow heads",
+    "bart": "scaled embeddings, 3 blocks of the decoder",
+}

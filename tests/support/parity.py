@@ -12,18 +12,26 @@ import numpy as np
 from jaxtyping import Array
 
 from trainkit import models
+from trainkit.hub import safetensors
 from trainkit.hub.config import family_of, head_of, read_config
 from trainkit.hub.load import load_params, read_spec
+from trainkit.hub.save import save
 from trainkit.infer.generate import generate
 from trainkit.infer.sampling import Sampling
 from trainkit.models.loss import blocked_cross_entropy
+from trainkit.recipe.sections.task import MaskedLM
+from trainkit.tasks.masked_lm import MaskedLMTask, MaskedTokens
 
 Found = dict[str, np.ndarray]
-#: Largest difference over the largest number.
-NEAR = 1e-4
+#: Largest difference over the largest number: of logits; of loss and gradients, where logits are of rows alone.
+NEAR, NEAR_LOSS = 1e-4, 1e-5
 #: What the reference is asked, beside a seed and the size of the tokens: where late positions begin, how much of the
 #: first row is padding where it is padded, how many tokens are answered.
 ASKED = {"late": 150, "padded": 7, "greedy": 6}
+#: The same of models with an encoder: how much padding the first row has at its end, and the second at its beginning.
+ASKED_OF_ENCODERS = {"padded": 5}
+#: The arrays that the reference was given, which it returns beside what it makes of them.
+GIVEN = ("tokens", "mask", "sources", "labels")
 GRADIENT = "gradient/"
 #: These programs run once: without what makes them fast they are compiled in a quarter of the time.
 _compiled = eqx.filter_jit(compiler_options={"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False})
@@ -51,6 +59,94 @@ def ours(directory: Path, tokens: np.ndarray, *, late: int, padded: int, greedy:
         "loss": np.asarray(loss),
         **_as_tensors(directory, model, gradients),
     }
+
+
+def ours_of(directory: Path, given: Found, asked: dict[str, int]) -> Found:
+    """What the model in a directory, of any kind, makes of what the reference was given."""
+    kind = read_spec(directory).kind
+    if kind == "causal":
+        return ours(directory, given["tokens"], **asked)
+    return (_ours_of_encoder if kind == "encoder" else _ours_of_encoder_decoder)(directory, given)
+
+
+class _Typed(eqx.Module):
+    """An encoder that is told the types of tokens as the reference is, which batches of plain text do not have."""
+
+    model: Any
+    types_BT: Array | None
+
+    def hidden(self, tokens_BT: Array, **more: Any) -> Array:
+        hidden_BTD: Array = self.model.hidden(tokens_BT, types_BT=self.types_BT, **more)
+        return hidden_BTD
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+
+def _ours_of_encoder(directory: Path, given: Found) -> Found:
+    """Logits of real tokens, and the loss of every third of them by the task."""
+    spec, mask = read_spec(directory), given["mask"]
+    tokens, segments = (jnp.asarray(given[name], jnp.int32) for name in ("tokens", "mask"))
+    length = mask.shape[1]
+    # RoBERTa counts tokens that are no padding; the others count all, or know distances alone
+    counted = np.maximum(mask.cumsum(1) - 1, 0) if spec.type == "roberta" else np.arange(length)
+    batch = {"tokens": tokens, "segments": segments, "positions": jnp.asarray(np.broadcast_to(counted, mask.shape))}
+    weights = jnp.asarray((np.arange(length) % 3 == 0) * mask, jnp.float32)
+    types = jnp.broadcast_to(jnp.arange(length) * spec.type_rows // length, mask.shape) if spec.type_rows else None
+    task = MaskedLMTask(MaskedLM(type="masked-lm"), vocab_size=spec.vocab_size, mask=4)
+
+    @_compiled
+    @eqx.filter_value_and_grad(has_aux=True)
+    def trained(model: Any) -> tuple[Array, Array]:
+        typed = _Typed(model, types)
+        found = task.loss_of(typed, batch, MaskedTokens(tokens, weights))
+        hidden = typed.hidden(tokens, segments_BT=segments, positions_BT=batch["positions"])
+        return found.sum / found.weight, model.logits(hidden)
+
+    model = _read(directory)
+    (loss, logits), gradients = trained(model)
+    found = {"logits": np.asarray(logits)[mask > 0], "loss": np.asarray(loss)}
+    return found | _as_tensors(directory, model, gradients)
+
+
+def _ours_of_encoder_decoder(directory: Path, given: Found) -> Found:
+    """Logits and loss of targets that are no padding."""
+    spec, real = read_spec(directory), given["labels"] >= 0
+    sources, segments, labels = (jnp.asarray(given[name], jnp.int32) for name in ("sources", "mask", "labels"))
+    inputs = jnp.roll(jnp.maximum(labels, 0), 1, axis=1).at[:, 0].set(spec.decoder_start)
+
+    @_compiled
+    @eqx.filter_value_and_grad(has_aux=True)
+    def trained(model: Any) -> tuple[Array, Array]:
+        hidden = model.decode(inputs, model.encode(sources, segments), segments)
+        total, weight = blocked_cross_entropy(
+            model.prediction_states(hidden), model.unembedding(), jnp.maximum(labels, 0), labels >= 0
+        )
+        return total / weight, model.logits(hidden)
+
+    model = _read(directory)
+    (loss, logits), gradients = trained(model)
+    found = {"logits": np.asarray(logits)[real], "loss": np.asarray(loss)}
+    return found | _as_tensors(directory, model, gradients)
+
+
+def far_of(found: Found, expected: Found) -> dict[str, float]:
+    """What is not as the reference of a model with an encoder has it, and by how much."""
+    assert found.keys() == expected.keys() - set(GIVEN)
+    apart = differences(found, expected)
+    return {name: much for name, much in apart.items() if not much < (NEAR if name == "logits" else NEAR_LOSS)}
+
+
+def exported_again(directory: Path) -> Path:
+    """An export of the checkpoint in a directory, whose tensors are the same bit for bit; it lies within."""
+    out, spec = directory / "out", read_spec(directory)
+    out.mkdir()
+    save(out, _read(directory), spec, dtype="float32", sequence_length=64)
+    assert read_spec(out) == spec
+    written, kept = safetensors.open_directory(out), safetensors.open_directory(directory)
+    assert written.keys() == kept.keys()
+    assert all(written.view(name).tobytes() == kept.view(name).tobytes() for name in kept)
+    return out
 
 
 def differences(found: Found, expected: Found) -> dict[str, float]:

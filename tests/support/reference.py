@@ -52,7 +52,7 @@ class Reference:
         return dict(np.load(directory / "reference.npz"))
 
     def reads_as(self, directory: Path, made: Path) -> bool:
-        """Whether an export gives the logits of the encoder-decoder that it was made from: see `read_again`."""
+        """Whether an export gives the logits of the model that it was made from: see `read_again`."""
         return bool(self._ask(do="read_again", directory=str(directory), made=str(made))["same"])
 
     def write(self, directory: Path, **asked: Any) -> dict[str, Any]:

@@ -92,38 +92,53 @@ def look(model: Any, request: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def make_encoder(request: dict[str, Any]) -> dict[str, Any]:
-    """A masked language model of this configuration, and what it makes of pairs of texts, one padded at the end."""
-    seed, directory = request["seed"], Path(request["directory"])
+    """A masked language model of this configuration, and what it makes of texts, the first padded at the end and the
+    second at the beginning; where a model tells the texts of a pair apart, each is of as many as it has types.
+
+    `tokens` and `mask` are what it was given; logits are those of real tokens."""
+    seed, directory, padded = request["seed"], Path(request["directory"]), request["padded"]
     AutoModelForMaskedLM.from_config(AutoConfig.for_model(**request["config"])).save_pretrained(directory)
     shapes = {name: list(tensor.shape) for name, tensor in load_file(directory / WEIGHTS).items()}
     weights = {name: parity_rule.weight(seed, name, shape) for name, shape in shapes.items()}
     save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
     model = prepared(AutoModelForMaskedLM, directory, request)
     tokens = parity_rule.tokens(seed, request["size"], model.config.vocab_size)
-    ids, mask, types = (
-        torch.tensor(tokens),
-        torch.ones(tokens.shape, dtype=torch.long),
-        torch.zeros_like(torch.tensor(tokens)),
-    )
-    mask[0, -request["padded"] :], types[:, tokens.shape[1] // 2 :] = 0, 1
-    labels = torch.where(torch.arange(tokens.shape[1]) % 3 == 0, ids, -100)
-    labels[0, -request["padded"] :] = -100
-    paired = {"token_type_ids": types} if has_types(model) else {}
-    found = model(input_ids=ids, attention_mask=mask, labels=labels, **paired)
+    mask = np.ones_like(tokens)
+    mask[0, -padded:] = mask[1, :padded] = 0
+    tokens[mask == 0] = model.config.pad_token_id
+    labels = np.where((np.arange(tokens.shape[1]) % 3 == 0) & (mask > 0), tokens, -100)
+    kept = {"tokens": tokens, "mask": mask}
+    found = model(labels=torch.tensor(labels), **read_by(model, kept))
     found.loss.backward()
-    arrays = {"logits": found.logits.detach().numpy(), "loss": found.loss.detach().numpy(), "tokens": tokens}
-    np.savez(directory / "reference.npz", **arrays, **gradients(model))
+    arrays = {"logits": found.logits.detach().numpy()[mask > 0], "loss": found.loss.detach().numpy()}
+    np.savez(directory / "reference.npz", **kept, **arrays, **gradients(model))
     return {"tensors": shapes}
 
 
+def read_by(model: Any, kept: Any) -> dict[str, Any]:
+    """The arguments by which an encoder reads texts."""
+    given = {"input_ids": torch.tensor(kept["tokens"]), "attention_mask": torch.tensor(kept["mask"])}
+    if has_types(model):
+        length, types = kept["tokens"].shape[1], model.config.type_vocab_size
+        given["token_type_ids"] = (torch.arange(length) * types // length).expand(kept["tokens"].shape)
+    return given
+
+
 def read_again(request: dict[str, Any]) -> dict[str, Any]:
-    """Whether the encoder-decoder in a directory gives the logits, to the bit, that `make_encoder_decoder` kept."""
-    model, info = AutoModelForSeq2SeqLM.from_pretrained(request["directory"], output_loading_info=True)
-    assert not any(info.values()), info
+    """Whether the model in a directory gives the logits, to the bit, that `make_encoder`, or `make_encoder_decoder`,
+    kept."""
     kept = np.load(Path(request["made"]) / "reference.npz")
-    asked = {"input_ids": kept["sources"], "attention_mask": kept["mask"], "labels": kept["labels"]}
-    found = model.eval()(**{name: torch.tensor(array) for name, array in asked.items()})
-    return {"same": bool((found.logits.detach().numpy() == kept["logits"]).all())}
+    targets = "labels" in kept
+    kind = AutoModelForSeq2SeqLM if targets else AutoModelForMaskedLM
+    model, info = kind.from_pretrained(request["directory"], output_loading_info=True)
+    assert not any(info.values()), info
+    if targets:
+        asked = {"input_ids": kept["sources"], "attention_mask": kept["mask"], "labels": kept["labels"]}
+        given, counted = {name: torch.tensor(array) for name, array in asked.items()}, kept["labels"] >= 0
+    else:
+        given, counted = read_by(model, kept), kept["mask"] > 0
+    logits = model.eval()(**given).logits.detach().numpy()
+    return {"same": bool((logits[counted] == kept["logits"]).all())}
 
 
 def prepared(kind: Any, directory: Path, request: dict[str, Any]) -> Any:
@@ -144,7 +159,8 @@ def thin(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -
 
 def make_encoder_decoder(request: dict[str, Any]) -> dict[str, Any]:
     """An encoder-decoder of this configuration, and what it makes of sources, the first padded at the end and the
-    second at the beginning, and of targets, the first padded. `labels` are the targets, -100 in their padding."""
+    second at the beginning, and of targets, the first padded. `labels` are the targets, -100 in their padding; logits
+    are those of real targets."""
     seed, directory, padded = request["seed"], Path(request["directory"]), request["padded"]
     AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model(**request["config"])).save_pretrained(directory)
     shapes = {name: list(tensor.shape) for name, tensor in load_file(directory / WEIGHTS).items()}
@@ -160,7 +176,7 @@ def make_encoder_decoder(request: dict[str, Any]) -> dict[str, Any]:
     sources[mask == 0], labels[0, 1 - padded :] = pad, -100
     found = model(input_ids=torch.tensor(sources), attention_mask=torch.tensor(mask), labels=torch.tensor(labels))
     found.loss.backward()
-    arrays = {"logits": found.logits.detach().numpy(), "loss": found.loss.detach().numpy()}
+    arrays = {"logits": found.logits.detach().numpy()[labels >= 0], "loss": found.loss.detach().numpy()}
     np.savez(directory / "reference.npz", sources=sources, mask=mask, labels=labels, **arrays, **gradients(model))
     return {"tensors": shapes}
 
@@ -417,6 +433,8 @@ def gradients(model: Any) -> dict[str, np.ndarray]:
     with torch.no_grad(), tempfile.TemporaryDirectory() as directory:
         for parameter in model.parameters():
             parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+        for buffer in model.buffers():
+            buffer.zero_()
         model.save_pretrained(directory)
         return {f"gradient/{name}": numbers for name, numbers in load_file(Path(directory) / WEIGHTS).items()}
 
