@@ -34,7 +34,7 @@ OPTIONS = {
     "track": "--to --table",
     "verify": "",
     "doctor": "--json",
-    "eval": "--set --data --split --predictions --json",
+    "eval": "--set --data --split --predictions --lm-eval --lm-eval-path --limit --fewshot --chat --json",
     "generate": "--file --count --json --max-tokens --temperature --top-k --top-p --min-p --repetition-penalty --stop"
     " --seed --beams --length-penalty",
     "chat": "--system --raw --max-tokens --temperature --top-k --top-p --min-p --repetition-penalty --stop --seed",
@@ -44,7 +44,8 @@ OPTIONS = {
 VALUES = {
     "--profile": "1:2", "--name": "x", "--step": "1", "--first": "1", "--port": "8000", "--size": "80x24",
     "--workers": "1", "--engine": "local", "--address": "auto", "--show": "0", "--export": "out", "--to": "aim",
-    "--table": "t.csv", "--system": "be kind",
+    "--table": "t.csv", "--system": "be kind", "--lm-eval": "arc", "--lm-eval-path": "tasks", "--limit": "1",
+    "--fewshot": "1", "--data": "x", "--split": "test",
 }  # fmt: skip
 #: Arguments before the options.
 ARGUMENTS = {"export": ["run", "out"]}

@@ -506,7 +506,7 @@ def loads(request: dict[str, Any]) -> dict[str, Any]:
     model, ids = loaded(directory), torch.tensor(request["tokens"])
     mask = torch.ones_like(ids)
     mask[0, :2] = 0
-    continued(model, ids, mask, 2)
+    continued(model, ids[:, :-2], mask[:, :-2], 2)
     np.save(directory / "logits.npy", model(input_ids=ids).logits.detach().numpy())
     return {"config": json.loads(model.config.to_json_string(use_diff=False))}
 

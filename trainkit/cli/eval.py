@@ -5,13 +5,21 @@ from __future__ import annotations
 import json as json_format
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
 from typing import Annotated
 
 import typer
 
 from trainkit.cli.arguments import RunOrStep
 from trainkit.cli.cache_data import show_progress
+from trainkit.errors import TrainkitError
 from trainkit.text import format_quantity, neutralise
+
+EXCLUSIVE = [(option, "--lm-eval", "lm-eval has data of its own") for option in ("--data", "--split")] + [
+    ("--predictions", "--lm-eval", "predictions are of the recipe's task")
+]
+NEEDS = [(option, "--lm-eval") for option in ("--lm-eval-path", "--limit", "--fewshot", "--chat")]
 
 
 def eval(
@@ -38,9 +46,34 @@ def eval(
             "--set", metavar="KEY=VALUE", help="Override a key of [evaluate]; may be repeated.", show_default=False
         ),
     ] = None,
+    lm_eval: Annotated[
+        str | None,
+        typer.Option(
+            "--lm-eval",
+            metavar="TASK[,TASK]",
+            help="Evaluate on these tasks of lm-eval instead. Needs the extra lm-eval.",
+            show_default=False,
+        ),
+    ] = None,
+    lm_eval_path: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="With --lm-eval: a directory with YAML files of tasks.", show_default=False),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="With --lm-eval: documents of each task.", show_default=False)
+    ] = None,
+    fewshot: Annotated[
+        int | None,
+        typer.Option(min=0, help="With --lm-eval: examples before each question; by default, the task's number."),
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="With --lm-eval: write questions with the model's chat template.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the metrics as one JSON object.")] = False,
 ) -> Iterator[str]:
     """Evaluate a checkpoint on the validation sets or on other data.
+
+    With --lm-eval, evaluates a causal model on tasks of lm-eval.
 
     Writes the metrics to the run's results/SET-STEP.json.
     """
@@ -55,17 +88,22 @@ def eval(
     def warn(message: str) -> None:
         print(f"warning: {neutralise(message)}", file=sys.stderr)
 
-    with show_progress() as progress:
-        at, results = evaluate_run(
-            directory,
-            step,
-            data=data or [],
-            split=split,
-            predictions=predictions,
-            overrides=overrides or [],
-            progress=progress,
-            warn=warn,
-        )
+    if lm_eval is not None:
+        harness = _harness()
+        options = harness.HarnessOptions(tuple(lm_eval.split(",")), lm_eval_path, limit, fewshot, chat)
+        at, results = harness.evaluate_tasks(directory, step, options, overrides=overrides or [], warn=warn)
+    else:
+        with show_progress() as progress:
+            at, results = evaluate_run(
+                directory,
+                step,
+                data=data or [],
+                split=split,
+                predictions=predictions,
+                overrides=overrides or [],
+                progress=progress,
+                warn=warn,
+            )
     if json:
         metrics = {name: {key: as_logged(value) for key, value in found.items()} for name, found in results.items()}
         yield json_format.dumps({"step": at, "metrics": metrics})
@@ -76,3 +114,17 @@ def eval(
         for key, value in found.items():
             shown = f"{value:,.0f}" if value.is_integer() else format_quantity(value)  # counts are whole numbers
             yield f"  {key:<{width}}  {shown}"
+
+
+def _harness() -> ModuleType:
+    """Return the adapter of lm-eval. Raises TrainkitError if lm-eval is not installed."""
+    try:
+        from trainkit.evaluation import harness
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        raise TrainkitError(
+            f"tasks of lm-eval need {package}, which is not installed",
+            where="--lm-eval",
+            hint="uv sync --extra lm-eval   (or: pip install 'trainkit[lm-eval]')",
+        ) from None
+    return harness

@@ -35,7 +35,7 @@ class SetResult:
     name: str
     step: int
     metrics: Mapping[str, float]
-    """By name, without `validation/SET/`."""
+    """By name, without `validation/SET/` or, of a task of lm-eval, `lm-eval/TASK/`."""
     confused: Counter[tuple[str, str]] = field(default_factory=Counter)
     """The number of items by (label, predicted class); empty where the task has no classes."""
     worst: tuple[Worst, ...] = ()
@@ -68,7 +68,9 @@ def read_results(run_directory: Path, *, until: int | None = None) -> list[SetRe
 def _result(name: str, step: int, logged: Mapping[str, Any], path: Path) -> SetResult:
     before = f"validation/{name}/"
     metrics = {
-        key.removeprefix(before): float(value) for key, value in logged.items() if isinstance(value, int | float)
+        key.removeprefix(before).removeprefix(f"{name}/"): float(value)
+        for key, value in logged.items()
+        if isinstance(value, int | float)
     }
     table = _read_table(path.with_suffix(".parquet"))
     try:

@@ -2,4 +2,5 @@
 
 `evaluator.py` evaluates a state on sets: the training loop calls it, and so does `evaluate_run.py`, which is what
 `trainkit eval` does with a checkpoint. `results.py` writes metrics and predictions as files.
+`harness.py` evaluates on tasks of lm-eval, and `likelihoods.py` is how it scores texts.
 """

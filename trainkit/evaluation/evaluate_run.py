@@ -61,12 +61,7 @@ def evaluate_run(
     Raises:
         TrainkitError: there is no such checkpoint, or it cannot be evaluated on this data.
     """
-    for override in overrides:
-        if not override.startswith("evaluate."):
-            raise TrainkitError(
-                f"--set {override}: an evaluation changes nothing of a run", hint="set keys of [evaluate] alone"
-            )
-    recipe = recipe_of(directory, overrides).recipe
+    recipe = recipe_to_evaluate(directory, overrides)
     if predictions:
         if not recipe.evaluate.predicted(recipe.task):
             raise TrainkitError(
@@ -89,6 +84,16 @@ def evaluate_run(
         return info.step, results
 
     return read_checkpoint(directory, step, evaluate)
+
+
+def recipe_to_evaluate(directory: Path, overrides: Sequence[str]) -> Recipe:
+    """Return the recipe of a run with keys of `[evaluate]` overridden. Raises TrainkitError for other keys."""
+    for override in overrides:
+        if not override.startswith("evaluate."):
+            raise TrainkitError(
+                f"--set {override}: an evaluation changes nothing of a run", hint="set keys of [evaluate] alone"
+            )
+    return recipe_of(directory, overrides).recipe
 
 
 def _sources(recipe: Recipe, data: Sequence[str], split: str | None) -> list[Source]:

@@ -114,8 +114,11 @@ def write_results(
     step: int,
     metrics: Mapping[str, float],
     table: Mapping[str, Any] | None = None,
+    details: Mapping[str, Any] = {},
 ) -> Path:
     """Return the JSON file, after writing the metrics of a set at a step to it and any table of predictions beside it.
+
+    `details` says how the metrics were obtained, as JSON.
 
     Raises:
         TrainkitError: the files cannot be written.
@@ -130,7 +133,12 @@ def write_results(
         with writing(directory / f"{file_name}.parquet") as file:
             file.write(buffer.getvalue())
     path = directory / f"{file_name}.json"
-    record = {"set": name, "step": step, "metrics": {key: as_logged(value) for key, value in metrics.items()}}
+    record: dict[str, Any] = {
+        "set": name,
+        "step": step,
+        "metrics": {key: as_logged(value) for key, value in metrics.items()},
+    }
+    record |= details
     with writing(path) as file:
         file.write(json.dumps(record, indent=1).encode() + b"\n")
     return path

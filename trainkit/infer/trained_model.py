@@ -60,6 +60,8 @@ class TrainedModel:
     spec: Model
     after: tuple[int, ...] = ()
     """Tokens after every source that it has learned to read; none where it continues texts."""
+    step: int | None = None
+    """That of the checkpoint of a run; None for a checkpoint from elsewhere."""
 
     def generator(self, search: BeamSearch = GREEDY) -> Generator:
         """Return a generator that continues prompts or, if the model reads sources, writes their targets.
@@ -121,12 +123,13 @@ def open_run(directory: Path, step: int | None = None) -> TrainedModel:
     there = all_devices(recipe.parallel.platform, fsdp=recipe.parallel.fsdp)
     compute = _compute(recipe)
 
-    def read(info: Info) -> LanguageModel:
+    def read(info: Info) -> tuple[LanguageModel, int]:
         if recipe.adapter is None:
-            return restore_model(info, recipe, on=there, dtype=compute)
-        return merge_adapter(info, recipe, vocab_size=recipe.model.rows(codec.vocab_size), on=there, dtype=compute)
+            return restore_model(info, recipe, on=there, dtype=compute), info.step
+        rows = recipe.model.rows(codec.vocab_size)
+        return merge_adapter(info, recipe, vocab_size=rows, on=there, dtype=compute), info.step
 
-    model = read_checkpoint(directory, step, read)
+    model, found = read_checkpoint(directory, step, read)
     chat, directories = chat_of(recipe), (directory,)
     return TrainedModel(
         model=model,
@@ -139,6 +142,7 @@ def open_run(directory: Path, step: int | None = None) -> TrainedModel:
         directories=directories,
         spec=recipe.model,
         after=after_source(recipe, codec),
+        step=found,
     )
 
 

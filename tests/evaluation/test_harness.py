@@ -1,0 +1,150 @@
+"""Tasks of lm-eval on a trained model, beside transformers and by the command."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from reference import Reference
+from trainer import trainkit, workplace
+
+from trainkit.cli.eval import _harness
+from trainkit.errors import TrainkitError
+from trainkit.evaluation.likelihoods import Continuation
+from trainkit.infer.trained_model import open_run
+
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
+
+    from trainkit.evaluation.harness import HarnessModel
+
+TASK = """
+task: cats
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {place}/cats.jsonl}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: "{{{{choices}}}}"
+doc_to_target: "{{{{answer}}}}"
+metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
+"""
+ROWS = [
+    {"question": "the cat sat", "choices": ["on a mat", "xq zz"], "answer": 0},
+    {"question": "one dog", "choices": ["kk jj", "run far from"], "answer": 0},
+]
+LONG = "the cat sat on a mat and saw one dog run far from home while rain fell over all old roads near us " * 3
+PAIRS = [("the cat sat", " on a mat"), ("", "one dog"), ("the end of this is blank  ", "here"), (LONG, " run far")]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a short run, its export, and a task."""
+    place = workplace(tmp_path_factory.mktemp("harness"), documents=20)
+    short = ("train.steps=4", "sample.every=4", "evaluate.every=4", "schedule.warmup=0")
+    for words in (
+        ["run", "tiny.toml", "--plain", *(word for one in short for word in ("--set", one))],
+        ["export", "tiny", "out"],
+    ):
+        done = trainkit(place, *words)
+        assert done.returncode == 0, done.stderr
+    (place / "tasks").mkdir()
+    (place / "tasks" / "cats.yaml").write_text(TASK.format(place=place))
+    (place / "cats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return place
+
+
+@pytest.fixture(scope="module")
+def model(place: Path) -> HarnessModel:
+    from trainkit.evaluation.harness import HarnessModel  # importing lm-eval takes seconds
+
+    return HarnessModel(open_run(place / "runs" / "tiny"), rows=3, warn=pytest.fail)
+
+
+def asked(kind: str, *arguments: tuple[Any, ...]) -> list[Instance]:
+    from lm_eval.api.instance import Instance
+
+    return [Instance(kind, {}, given, index) for index, given in enumerate(arguments)]
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+def test_likelihoods_are_those_of_transformers(place: Path, model: HarnessModel, reference: Reference) -> None:
+    """A context of blanks, none, and one that is cut off at the left; a text in windows, each token once."""
+    from lm_eval.utils import get_rolling_token_windows
+
+    most, prefix = model.max_length, model.prefix_token_id
+    split = [([prefix], model.tok_encode(text)) if not context else model._encode_pair(context, text)
+             for context, text in PAIRS]  # fmt: skip
+    split += list(get_rolling_token_windows(model.tok_encode(LONG), prefix, most, context_len=1))
+    windows = [([*context, *text] if n < len(PAIRS) else [*context, text[-1]])[-most - 1 :]
+               for n, (context, text) in enumerate(split)]  # fmt: skip
+    padded = np.array([window + [0] * (most + 1 - len(window)) for window in windows])
+    logits, _ = reference.loads(place / "out", padded[:, :-1])
+    expected = []
+    for (_, text), window, row in zip(split, windows, log_softmax(logits.astype(np.float64)), strict=True):
+        places = np.arange(len(window) - 1 - len(text), len(window) - 1)
+        tokens = np.array(window)[places + 1]
+        expected.append((row[places, tokens].sum(), bool((row[places].argmax(-1) == tokens).all())))
+    found = model.loglikelihood(asked("loglikelihood", *PAIRS), disable_tqdm=True)
+    np.testing.assert_allclose([one[0] for one in found], [one[0] for one in expected[: len(PAIRS)]], rtol=1e-5)
+    assert [one[1] for one in found] == [one[1] for one in expected[: len(PAIRS)]]
+    (rolling,) = model.loglikelihood_rolling(asked("loglikelihood_rolling", (LONG,)))
+    assert len(expected) > len(PAIRS) + 2
+    np.testing.assert_allclose(rolling, sum(one[0] for one in expected[len(PAIRS) :]), rtol=1e-5)
+
+
+def test_the_likeliest_continuation_is_greedy_and_few_programs_are_compiled(model: HarnessModel) -> None:
+    how = {"until": [], "max_gen_toks": 4}
+    contexts = ["the cat", LONG, "", "one dog run far from"]
+    texts = model.generate_until(asked("generate_until", *((context, how) for context in contexts)))
+    ids = [model._context(context, 4) for context in contexts]
+    again = model._scorer.scores(
+        [Continuation(one, model._codec.encode(text)) for one, text in zip(ids, texts, strict=True)]
+    )
+    assert {index: one.is_greedy for index, one in again} == dict.fromkeys(range(4), True)
+    assert model._scorer._score._cache_size() <= 2  # 16 and 32 positions, always of as many rows
+    assert [model.generate_until(asked("generate_until", (context, how))) for context in contexts] == [
+        [t] for t in texts
+    ]
+
+
+def test_a_stop_string_ends_a_text_and_unknown_ways_to_generate_are_refused(model: HarnessModel) -> None:
+    from trainkit.evaluation.harness import _Generation
+
+    (whole,) = model.generate_until(asked("generate_until", ("the cat", {"max_gen_toks": 8})))
+    stop = whole[2:4]
+    (cut,) = model.generate_until(asked("generate_until", ("the cat", {"until": [stop], "max_gen_toks": 8})))
+    assert stop and cut == whole[: whole.index(stop)]
+    assert _Generation.of({"do_sample": True, "top_k": 3}).sampling.temperature == 1
+    assert _Generation.of({"do_sample": False, "temperature": 0.7}).sampling.temperature == 0
+    with pytest.raises(TrainkitError, match="what is not done here: num_beams"):
+        _Generation.of({"num_beams": 4})
+    with pytest.raises(TrainkitError, match="up to 256 tokens, and the model's context has 32"):
+        model.generate_until(asked("generate_until", ("the cat", {})))
+
+
+def test_the_command_writes_the_values_of_a_task_beside_the_other_results(place: Path) -> None:
+    done = trainkit(place, "eval", "tiny", "--lm-eval", "cats", "--lm-eval-path", "tasks", "--limit", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    record = json.loads((place / "runs/tiny/results/lm-eval%2Fcats-4.json").read_text())
+    printed = json.loads(done.stdout)
+    assert printed == {"step": 4, "metrics": {"lm-eval/cats": record["metrics"]}}
+    assert record["metrics"]["lm-eval/cats/acc"] == 0.5  # of two questions, one has the wrong answer
+    assert (record["set"], record["documents"], record["limit"], record["fewshot"]) == ("lm-eval/cats", 2, 2, 0)
+
+
+def test_a_missing_extra_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("trainkit.evaluation.harness", raising=False)
+    monkeypatch.delitem(sys.modules, "trainkit.evaluation.harness", raising=False)
+    monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)
+    with pytest.raises(TrainkitError, match="need lm_eval, which is not installed") as error:
+        _harness()
+    assert "uv sync --extra lm-eval" in error.value.hint
