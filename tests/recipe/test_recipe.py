@@ -9,6 +9,7 @@ import pytest
 import tomli
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from places import ROOT
 from sample_recipe import TEXT, changed, line_of, write
 
 from trainkit.errors import WRONG_INPUT, TrainkitError
@@ -305,7 +306,12 @@ def test_what_is_no_recipe_file_is_told_with_those_that_are(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     write(tmp_path)
     assert wrong(Path("simple.toml")) == "simple.toml: there is no such file\nhint: did you mean sample.toml?"
-    assert wrong(Path("x/y.toml")).startswith("x/y.toml: there is no such file")
+    own = ROOT / "recipes"
+    for name, hint in (
+        ("x/quickstar.toml", f"did you mean {own}/quickstart.toml?"),
+        ("x/y.toml", f"recipes in {own}: classify.toml, "),
+    ):
+        assert wrong(Path(name)).startswith(f"{name}: there is no such file\nhint: {hint}")
     Path("pyproject.toml").write_text("")  # is no recipe, and is not offered as one
     assert wrong(Path(".")).startswith(".: is a directory, not a recipe\nhint: recipes here: sample.toml")
     (tmp_path / "bytes.toml").write_bytes(b"schema = 1\nname = '\xff'\n")

@@ -74,8 +74,12 @@ def _unreadable(path: Path, error: OSError | UnicodeDecodeError, *, where: str) 
     if isinstance(error, IsADirectoryError):
         return TrainkitError("is a directory, not a recipe", where=where, hint=_recipes_in(path))
     if isinstance(error, FileNotFoundError | NotADirectoryError):
-        near = difflib.get_close_matches(path.name, [found.name for found in _tomls(path.parent)], n=1)
-        hint = f"did you mean {path.parent / near[0]}?" if near else _recipes_in(path.parent)
+        for directory in (path.parent, OWN_RECIPES):
+            if near := difflib.get_close_matches(path.stem, [found.stem for found in _tomls(directory)], n=1):
+                hint = f"did you mean {as_shown(directory / near[0])}.toml?"
+                break
+        else:
+            hint = _recipes_in(path.parent) or "`trainkit schema` prints what a recipe consists of"
         return TrainkitError("there is no such file", where=where, hint=hint)
     return TrainkitError(f"cannot be read: {error.strerror}", where=where)
 
@@ -125,10 +129,14 @@ def _tomls(directory: Path) -> list[Path]:
 
 
 def _recipes_in(directory: Path) -> str:
-    found = _tomls(directory) or _tomls(Path("recipes"))
-    return f"recipes here: {', '.join(map(str, found[:8]))}" if found else ""
+    if found := _tomls(directory) or _tomls(Path("recipes")):
+        return f"recipes here: {', '.join(map(str, found[:8]))}"
+    names = ", ".join(path.name for path in _tomls(OWN_RECIPES))
+    return f"recipes in {as_shown(OWN_RECIPES)}: {names}" if names else ""
 
 
+#: The recipes of the checkout that trainkit runs from; an installed trainkit has none.
+OWN_RECIPES = Path(__file__).parents[3] / "recipes"
 #: What a URL begins with.
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 S = TypeVar("S", bound=Spec)
