@@ -140,7 +140,7 @@ def test_eval_gives_what_the_run_s_own_evaluation_gave_and_evaluates_other_files
     assert table["row"] == [0, 1, 2] and table["target"] == [1.5, 4.5, 5.0]
     for wrong, told in (
         (("--set", "train.steps=3"), "set keys of [evaluate] alone"),
-        (("--split", "test"), "is for a run whose data is a Hugging Face data set"),
+        (("--split", "test"), "is for a run whose data is a data set with splits"),
         (("--data", "missing.csv"), "missing.csv"),
     ):
         refused = trainkit(directory, "eval", "table", *wrong)

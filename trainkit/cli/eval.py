@@ -35,7 +35,7 @@ def eval(
     ] = None,
     split: Annotated[
         str | None,
-        typer.Option(help="Evaluate on this split of the Hugging Face data set, such as test.", show_default=False),
+        typer.Option(help="Evaluate on this split of the data set, such as test.", show_default=False),
     ] = None,
     predictions: Annotated[
         bool, typer.Option("--predictions", help="Also write every prediction to the run's results/ as Parquet.")

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
+from pydantic import ValidationError
 
 from trainkit.checkpoint import restore
 from trainkit.checkpoint.store import Info, read_checkpoint
@@ -53,7 +54,7 @@ def evaluate_run(
         step: None for the newest checkpoint.
         data: paths of files, or one id of a Hugging Face data set, whose rows are like those of the first training
             source; empty for the validation sets of the recipe.
-        split: of the Hugging Face data set that the run was trained on, or of `data`.
+        split: of the data set that the run was trained on, or of `data`.
         predictions: whether to write every prediction beside the metrics.
         overrides: `evaluate.KEY=VALUE`.
         warn: called with what a person should know.
@@ -101,21 +102,35 @@ def _sources(recipe: Recipe, data: Sequence[str], split: str | None) -> list[Sou
     if not data and split is None:
         return []
     source = recipe.data.train[0]
+    if split is not None and not data and hasattr(source, "split"):
+        return [_split_of(source, split)]
     if isinstance(source, HuggingFace):
-        identities = data or [source.id]
         return [
             source.model_copy(update={"id": one, "split": split or source.split, "name": name})
-            for one, name in _names(identities, split, taken=()).items()
+            for one, name in _names(data, split, taken=()).items()
         ]
     if split is not None or not isinstance(source, Files):
         option = f"--split {split}" if split is not None else f"--data {data[0]}"
-        kind = "a Hugging Face data set" if split is not None else "files or a Hugging Face data set"
+        kind = "a data set with splits" if split is not None else "files or a Hugging Face data set"
         raise TrainkitError(
             f"{option} is for a run whose data is {kind}, and data.train.0.type is '{source.type}'",
             hint="name files with --data" if isinstance(source, Files) else "",
         )
     names = _names(data, None, taken=recipe.data.validation_names)
     return [source.model_copy(update={"path": str(Path(one).absolute()), "name": name}) for one, name in names.items()]
+
+
+def _split_of(source: Source, split: str) -> Source:
+    """Return the same source with another split, which is its name too."""
+    try:
+        return type(source).model_validate({**dict(source), "split": split, "name": split})
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        raise TrainkitError(
+            f"--split {split}: {wrong['msg']}",
+            where="data.train.0.split",
+            hint=f"the run was trained on {dict(source)['split']}",
+        ) from None
 
 
 def _names(data: Sequence[str], split: str | None, *, taken: Collection[str]) -> dict[str, str]:
