@@ -6,6 +6,7 @@ write a `path` instead: the comments of `ROWS` say what a row holds.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import io
 import keyword
@@ -13,9 +14,11 @@ import random
 import re
 import sys
 import sysconfig
+import textwrap
 import tokenize
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -27,19 +30,47 @@ Rows = Iterator[Mapping[str, Any]]
 
 #: Packages of the standard library, the classes of `modules`.
 PACKAGES = ("asyncio", "email", "multiprocessing", "unittest", "xml")
+#: Statements of several lines.
+BLOCKS = (ast.FunctionDef, ast.If, ast.For, ast.While, ast.With, ast.Try)
 #: Words of a row with tags.
 WORDS = 40
 WORDS_TO_REVERSE = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+#: English, German and the gender of nouns.
+NOUNS = (
+    ("dog", "Hund", "m"), ("man", "Mann", "m"), ("bird", "Vogel", "m"), ("tree", "Baum", "m"),
+    ("cat", "Katze", "f"), ("woman", "Frau", "f"), ("cow", "Kuh", "f"),
+    ("horse", "Pferd", "n"), ("child", "Kind", "n"), ("house", "Haus", "n"),
+)  # fmt: skip
+#: English, and German without an ending.
+ADJECTIVES = (
+    ("small", "klein"), ("big", "groß"), ("old", "alt"), ("young", "jung"),
+    ("red", "rot"), ("white", "weiß"), ("quick", "schnell"), ("new", "neu"),
+)  # fmt: skip
+#: English without an ending, the German present, and the participle.
+VERBS = (
+    ("paint", "malt", "gemalt"), ("follow", "verfolgt", "verfolgt"), ("visit", "besucht", "besucht"),
+    ("greet", "grüßt", "gegrüßt"), ("need", "braucht", "gebraucht"), ("clean", "putzt", "geputzt"),
+)  # fmt: skip
+#: The German article, and the ending of an adjective after it, by English article, case and gender.
+ARTICLES = {
+    ("the", "nominative"): {"m": ("der", "e"), "f": ("die", "e"), "n": ("das", "e")},
+    ("the", "accusative"): {"m": ("den", "en")},
+    ("a", "nominative"): {"m": ("ein", "er"), "f": ("eine", "e"), "n": ("ein", "es")},
+    ("a", "accusative"): {"m": ("einen", "en")},
+}
 
 
 class Toy(CustomRows):
-    """Rows of one of the toy tasks, divided by file into training and test data."""
+    """Rows of one of the toy tasks, divided by file into data to train on, to choose by and to report."""
 
     type: Literal["toy"]
-    rows_of: Literal["modules", "tags", "pairs", "shuffled", "judged", "neighbours", "calls", "reversed", "numbers"]
+    rows_of: Literal[
+        "modules", "tags", "pairs", "shuffled", "formed", "judged", "neighbours", "calls", "reversed", "translated",
+        "numbers",
+    ]  # fmt: skip
     """What the rows are."""
-    split: Literal["train", "test"] = "train"
-    """The training data, or files that are not in it."""
+    split: Literal["train", "dev", "test"] = "train"
+    """The training data, or data that is not in it: `dev` to choose settings by, `test` to report."""
     count: Count = 3000
     """The most rows to make."""
 
@@ -129,6 +160,37 @@ def exchange(text: str, count: int, generator: random.Random) -> str:
     return "".join(parts)
 
 
+def formed(split: str) -> Rows:
+    """Yield the first line of a function, a loop and so on, with the rest of it and with the rest without two of its
+    signs, which Python cannot parse."""
+    for path in files(split):
+        lines = source(path).splitlines()
+        for node in ast.walk(ast.parse("\n".join(lines))):
+            if not isinstance(node, BLOCKS) or not 2 <= (node.end_lineno or 0) - node.lineno <= 7:
+                continue
+            prompt, *rest = textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno])).splitlines()
+            chosen = "\n" + "\n".join(rest)
+            rejected = without_signs(chosen, 2, random.Random(f"{path.name}:{node.lineno}"))
+            if parses(prompt + chosen) and not parses(prompt + rejected):
+                yield {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+
+
+def without_signs(text: str, count: int, generator: random.Random) -> str:
+    """Return a text without `count` of its brackets, colons, quotes and so on."""
+    places = [place for place, character in enumerate(text) if character in "()[]{}:,'\"=."]
+    gone = generator.sample(places, min(count, len(places)))
+    return "".join(character for place, character in enumerate(text) if place not in gone)
+
+
+def parses(text: str) -> bool:
+    """Return whether a text is Python."""
+    try:
+        ast.parse(text)
+    except SyntaxError:
+        return False
+    return True
+
+
 def judged(split: str) -> Rows:
     """Yield lines of a file, each with a good answer, the lines after them, or a bad one, these in another order."""
     for number, row in enumerate(shuffled(split)):
@@ -156,11 +218,41 @@ def calls(split: str) -> Rows:
 
 
 def reversed_words(split: str) -> Rows:
-    """Yield words, drawn from a seed, and the same words backwards."""
+    """Yield words, drawn from a seed, and the same words backwards; no line is in two splits."""
     generator = random.Random(split)
     while True:
         words = [generator.choice(WORDS_TO_REVERSE) for _ in range(generator.randrange(4, 10))]
-        yield {"source": " ".join(words), "target": " ".join(reversed(words))}
+        if split_of(zlib.crc32(" ".join(words).encode())) == split:
+            yield {"source": " ".join(words), "target": " ".join(reversed(words))}
+
+
+def translated(split: str) -> Rows:
+    """Yield English sentences, drawn from a seed, and the same in German; no sentence is in two splits.
+
+    The article and the ending of an adjective depend on the gender of the noun and on its case, and the participle of
+    the perfect comes last.
+    """
+    generator = random.Random(split)
+    while True:
+        subject, direct = (noun_phrase(generator, case) for case in ("nominative", "accusative"))
+        english, present, participle = generator.choice(VERBS)
+        if generator.random() < 0.5:
+            verb, target = f"{english}s", f"{subject[1]} {present} {direct[1]}"
+        else:
+            verb, target = f"has {english}ed", f"{subject[1]} hat {direct[1]} {participle}"
+        text = f"{subject[0]} {verb} {direct[0]}"
+        if split_of(zlib.crc32(text.encode())) == split:
+            yield {"source": text, "target": target}
+
+
+def noun_phrase(generator: random.Random, case: str) -> tuple[str, str]:
+    """Return an article, perhaps an adjective, and a noun, in English and in German."""
+    article, (noun, german, gender) = generator.choice(("the", "a")), generator.choice(NOUNS)
+    theirs, ending = ARTICLES[article, case if gender == "m" else "nominative"][gender]
+    if generator.random() < 0.2:
+        return f"{article} {noun}", f"{theirs} {german}"
+    adjective, stem = generator.choice(ADJECTIVES)
+    return f"{article} {adjective} {noun}", f"{theirs} {stem}{ending} {german}"
 
 
 def numbers(split: str) -> Rows:
@@ -177,23 +269,33 @@ ROWS: dict[str, Callable[[str], Rows]] = {
     "tags": tags,  # words, tags
     "pairs": pairs,  # prompt, chosen, rejected
     "shuffled": shuffled,  # the same
+    "formed": formed,  # the same
     "judged": judged,  # prompt, completion, label
     "neighbours": neighbours,  # query, positive
     "calls": calls,  # text, brackets
     "reversed": reversed_words,  # source, target
+    "translated": translated,  # the same
     "numbers": numbers,  # x1, x2, x3, x4, y
 }
 
 
 def files(split: str, package: str = "") -> list[Path]:
-    """Return the Python files of the standard library, or of one package, in an order that mixes packages.
+    """Return the Python files of the standard library, or of one package, that a split consists of."""
+    return [path for number, path in enumerate(mixed_files(package)) if split_of(number) == split]
 
-    Every tenth file in the order of a hash of their names is a test file.
-    """
+
+@cache
+def mixed_files(package: str) -> list[Path]:
+    """Return the files of all splits in the order of a hash of their names, which mixes packages."""
     root = Path(sysconfig.get_path("stdlib"))
-    found = [path for path in (root / package).rglob("*.py") if not {"site-packages", "test", "tests"} & {*path.parts}]
-    drawn = sorted((zlib.crc32(path.relative_to(root).as_posix().encode()), path) for path in found)
-    return [path for number, path in drawn if (number % 10 == 0) == (split == "test")]
+    without = {"site-packages", "test", "tests", "encodings"}  # the files of encodings repeat each other
+    found = [path for path in (root / package).rglob("*.py") if not without & {*path.relative_to(root).parts}]
+    return sorted(found, key=lambda path: (zlib.crc32(path.relative_to(root).as_posix().encode()), path))
+
+
+def split_of(number: int) -> str:
+    """Return the split of the file, or of the text, with this number."""
+    return {0: "dev", 1: "test"}.get(number % 10, "train")
 
 
 def source(path: Path) -> str:

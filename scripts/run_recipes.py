@@ -5,13 +5,16 @@ uv run python scripts/run_recipes.py classify tag    # only these; docs/recipes.
 uv run python scripts/run_recipes.py --short         # all of them with `--mode sanity`; writes nothing
 
 A recipe is run if one of its first lines is `# result: METRIC above NUMBER` (or `below NUMBER`), with the name of a
-metric as in the log. In the last evaluation of a full run, the metric must be above (or below) that number.
+metric as in the log. After a full run, the metric must be above (or below) that number. A metric of `validation/test`
+is what `trainkit eval RUN --split test` says of the best checkpoint, or of the last one. Others are those of the last
+evaluation.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import os
 import platform
 import re
@@ -38,9 +41,12 @@ HEAD = """\
 # Recipes that need no network
 
 `scripts/run_recipes.py` ran each of these recipes in full and wrote this table. The data are the Python standard
-library, or `recipes/toy_data.py` makes them from a seed. The models start from random weights. *Time* is that of the
-whole command, including tokenising, compiling and evaluating. *Load* is the load average of the machine before the
+library, or `recipes/toy_data.py` makes them from a seed. The models start from random weights. *Time* is that of
+`trainkit run`, including tokenising, compiling and evaluating. *Load* is the load average of the machine before the
 first recipe: the number of processes of other programs that were running or waiting for a core.
+
+The settings were chosen on other data, the sets of `validation/dev`. Results of `validation/test` are those of the best
+checkpoint, or of the last where none is the best. `held-out` is what the recipe was chosen on: it has no other set.
 
 | recipe | task | model | parameters | steps | time | result | expected | date | machine |
 |---|---|---|---|---|---|---|---|---|---|
@@ -81,13 +87,21 @@ def train(recipe: Recipe, directory: Path, *, short: bool) -> Path:
     return directory / "runs" / recipe.path.stem
 
 
-def row(recipe: Recipe, run: Path, seconds: float) -> tuple[str, float]:
-    """Return the row of a run in the table, and its result. Raises ValueError where no evaluation has the metric."""
+def result(recipe: Recipe, run: Path) -> float:
+    """Return what a run reached. Raises CalledProcessError, and KeyError where no evaluation has the metric."""
+    if recipe.metric.startswith("validation/test/"):
+        best = "/best" if (run / "checkpoints" / "best.json").exists() else ""
+        command = [sys.executable, "-m", "trainkit", "eval", f"{run}{best}", "--split", "test", "--json"]
+        done = subprocess.run(command, cwd=run.parents[1], check=True, capture_output=True, text=True)
+        return float(json.loads(done.stdout)["metrics"]["test"][recipe.metric])
+    metrics = [event["metrics"] for event in read(run) if event["type"] == "evaluated"]
+    return float(metrics[-1][recipe.metric])
+
+
+def row(recipe: Recipe, run: Path, seconds: float, value: float) -> str:
+    """Return the row of a run in the table."""
     events = read(run)
     plan = next(event["plan"] for event in events if event["type"] == "planned")
-    values = [e["metrics"][recipe.metric] for e in events if e["type"] == "evaluated" and recipe.metric in e["metrics"]]
-    if not values:
-        raise ValueError(f"no evaluation has {recipe.metric}")
     resolved = tomli.loads((run / "recipe.toml").read_text())
     name = recipe.path.stem
     busy = f", load {LOAD:.0f}" if LOAD >= 1 else ""
@@ -98,12 +112,12 @@ def row(recipe: Recipe, run: Path, seconds: float) -> tuple[str, float]:
         format_count(plan["parameters"]),
         str(max(event["step"] for event in events)),
         format_duration(seconds),
-        f"`{recipe.metric}` {values[-1]:.3g}",
+        f"`{recipe.metric}` {value:.3g}",
         recipe.expected,
         datetime.date.today().isoformat(),
         f"{os.cpu_count()} cores {platform.machine()}, Python {platform.python_version()}{busy}",
     ]
-    return f"| {' | '.join(cells)} |", values[-1]
+    return f"| {' | '.join(cells)} |"
 
 
 def written(rows: dict[str, str]) -> str:
@@ -138,16 +152,17 @@ def main() -> int:
             start = time.monotonic()
             try:
                 run = train(recipe, Path(directory), short=options.short)
+                seconds = time.monotonic() - start
+                value = result(recipe, run)
             except subprocess.CalledProcessError as error:
-                wrong.append(f"{recipe.path.stem}: exit code {error.returncode}")
+                wrong.append(f"{recipe.path.stem}: exit code {error.returncode}: {error.stderr or ''}")
+                continue
+            except KeyError:
+                wrong.append(f"{recipe.path.stem}: no evaluation has {recipe.metric}")
                 continue
             if options.short:
                 continue
-            try:
-                line, value = row(recipe, run, time.monotonic() - start)
-            except ValueError as error:
-                wrong.append(f"{recipe.path.stem}: {error}")
-                continue
+            line = row(recipe, run, seconds, value)
             print(line)
             DOCUMENT.write_text(written({recipe.path.stem: line}))
             if not recipe.holds(value):

@@ -9,12 +9,15 @@ import pytest
 import trainer
 from places import ROOT
 
+from trainkit.data.documents.templates import RowReading, needed_keys
+from trainkit.errors import WRONG_INPUT
 from trainkit.hub.config import family_of, spec_values
 from trainkit.recipe.toml.load import load
 from trainkit.recipe.toml.modes import BUILT_IN, FULL
 from trainkit.recipe.toml.pretrained import PretrainedCheckpoint
 
 RECIPES = sorted(ROOT.glob("recipes/**/*.toml"))
+TOYS = [path for path in RECIPES if 'type = "toy"' in path.read_text()]
 CONFIGS = ROOT / "tests" / "fixtures" / "configs"
 #: Checkpoints that recipes begin with, and the published configuration of the same family.
 PUBLISHED = {
@@ -48,11 +51,23 @@ def test_every_recipe_is_right_in_every_mode_and_opens_with_its_command(path):
     assert f"trainkit run {path.relative_to(ROOT)}" in path.read_text()
 
 
-@pytest.mark.parametrize("name", ["classify", "prefer"])
-def test_a_recipe_that_needs_no_network_runs_shortened_from_any_directory(tmp_path, name):
-    path = ROOT / "recipes" / f"{name}.toml"
+def test_a_recipe_that_needs_no_network_runs_shortened_from_any_directory_and_reports_its_test_split(tmp_path):
+    path = ROOT / "recipes" / "classify.toml"
     metric = re.search(r"^# result: (\S+)", path.read_text(), re.MULTILINE)
-    result = trainer.trainkit(tmp_path, "run", str(path), "--mode", "sanity", "--json", *SMALL)
+    result = trainer.trainkit(tmp_path, "run", str(path), "--mode", "sanity", "--plain", *SMALL)
     assert result.returncode == 0, result.stderr
-    evaluated = [json.loads(line) for line in result.stdout.splitlines() if '"evaluated"' in line]
-    assert metric is not None and metric[1] in evaluated[-1]["metrics"]
+    small = ("--set", "evaluate.max_batches=1")
+    result = trainer.trainkit(tmp_path, "eval", "classify-sanity/best", "--split", "test", "--json", *small)
+    assert metric is not None and metric[1] in json.loads(result.stdout)["metrics"]["test"], result.stderr
+    result = trainer.trainkit(tmp_path, "eval", "classify-sanity", "--split", "tset")
+    assert result.returncode == WRONG_INPUT and "'train', 'dev' or 'test'" in result.stderr
+
+
+@pytest.mark.parametrize("path", TOYS, ids=lambda path: path.stem)
+def test_toy_rows_have_the_keys_that_the_recipe_names_and_no_row_of_training_is_in_another_split(path):
+    source = load(path).recipe.data.train[0]
+    train, *others = (
+        list(source.model_copy(update={"split": split, "count": 20}).rows()) for split in ("train", "dev", "test")
+    )
+    assert all(len(rows) == 20 and not [row for row in rows if row in train] for rows in others)
+    assert all(set(needed_keys(RowReading(document=source.document)) or ()) <= row.keys() for row in train)
