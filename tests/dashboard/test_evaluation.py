@@ -117,13 +117,13 @@ def test_results_after_the_last_step_and_columns_without_items_are_left_out(tmp_
     assert (result.step, result.worst) == (10, ())
 
 
-def test_a_run_without_samples_shows_its_newest_evaluation_and_how_long_it_waits(tmp_path, monkeypatch):
+def test_a_run_without_samples_shows_its_newest_evaluation_and_how_many_scheduled_ones_it_waits(tmp_path, monkeypatch):
     only(monkeypatch, SamplesPage)
     evaluated = {"type": "evaluated", "t": 1.7e9, "attempt": 1, "name": "dev", "seconds": 0.1}
-    events = [evaluated | {"step": step, "metrics": {"validation/dev/f1": 0.7}} for step in (10, 20, 30)]
+    events = [evaluated | {"step": step, "metrics": {"validation/dev/f1": 0.7}} for step in (10, 20, 25, 30)]
     run = fake_run.write(tmp_path / "run", [*fake_run.events(5, total=600)[:2], *events])
     write_result(run, 30, predictions(2))
-    (run / "recipe.toml").write_text("[evaluate]\npatience = 3\n")
+    (run / "recipe.toml").write_text("[evaluate]\nevery = 10\npatience = 3\n")
     (run / "checkpoints").mkdir(exist_ok=True)
     (run / "checkpoints" / "best.json").write_text(
         json.dumps({"step": 10, "metric": "validation/dev/f1", "value": 0.7})

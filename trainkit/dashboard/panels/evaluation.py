@@ -13,6 +13,7 @@ from trainkit.dashboard.panels.rows import cell
 from trainkit.dashboard.results import SetResult, read_results
 from trainkit.events.view import View
 from trainkit.rundir.checkpoint_files import BestMark, best
+from trainkit.rundir.owed import falls_on
 from trainkit.text import format_quantity, plural
 
 #: Cells of a bar, and of the name of a class; the smallest and the largest width of a column of the matrix.
@@ -38,6 +39,8 @@ class Evaluations:
         """The metric by which the recipe chooses the best checkpoint."""
         self.patience: int | None = None
         """How many evaluations in a row may be no better than the best one before the run ends."""
+        self.every: int | None = None
+        """Steps between the evaluations of the recipe: patience counts no others."""
         self.steps: list[int] = []
         """The steps of evaluations, in increasing order."""
 
@@ -53,11 +56,11 @@ class Evaluations:
         self.results, self.best = read_results(self._directory, until=self._step), best(self._directory)
         try:
             recipe = tomli.loads((self._directory / "recipe.toml").read_text(encoding="utf-8"))
-            patience = recipe.get("evaluate", {}).get("patience")
+            patience, every = (recipe.get("evaluate", {}).get(key) for key in ("patience", "every"))
             metric = recipe.get("checkpoint", {}).get("best", {}).get("metric")
         except (OSError, ValueError, AttributeError):
             return
-        self.patience = patience if isinstance(patience, int) else None
+        self.patience, self.every = (value if isinstance(value, int) else None for value in (patience, every))
         self.metric = metric if isinstance(metric, str) else None
 
 
@@ -82,7 +85,7 @@ def _best_lines(found: Evaluations) -> list[Content]:
         return [cell(f"no best checkpoint: {why}", theme.DIM)]
     lines = [cell(f"★ best checkpoint: step {mark.step:,}, {mark.metric} {format_quantity(mark.value)}", theme.GOOD)]
     if patience is not None:
-        since = sum(step > mark.step for step in found.steps)
+        since = sum(step > mark.step and falls_on(step, found.every) for step in found.steps)
         color = theme.WARN if 2 * since >= patience else theme.DIM
         lines.append(cell(f"  patience: {since} of {plural(patience, 'evaluation')} without a better one", color))
     return lines
