@@ -20,6 +20,7 @@ from trainkit.data.documents.labelled import make_labelled
 from trainkit.data.export import export
 from trainkit.data.show import show
 from trainkit.errors import TrainkitError
+from trainkit.recipe.sections.classification_tasks import SequenceClassification
 from trainkit.recipe.sections.labelled_documents import Labelled
 
 NAMES = ("a", "b", "c")
@@ -145,6 +146,22 @@ def test_labels_that_are_all_equal_teach_nothing_and_stop_the_run(tmp_path: Path
         recipe = recipe_of(tmp_path, [{"text": f"{n}", "label": label} for n in range(4)], document)
         (found,) = find_problems(caches.build(recipe), recipe)
         assert found.level == "error" and problem in found.message
+
+
+@pytest.mark.parametrize(
+    ("document", "labels", "absent"),
+    [
+        (SET, [["a"], [], ["a"]], "no document has 2 of the 3 classes, 'b', 'c'"),
+        (SET, [["a"], ["b", "c"]], ""),
+        ({"type": "labelled", "classes": NAMES}, ["a", "c", "a"], "no document has the class 'b'"),
+    ],
+    ids=["sets", "all", "single"],
+)
+def test_a_class_that_no_document_has_is_named(tmp_path: Path, document: Any, labels: list[Any], absent: str) -> None:
+    recipe = recipe_of(tmp_path, [{"text": f"text {n}", "label": label} for n, label in enumerate(labels)], document)
+    task = SequenceClassification(type="sequence-classification", classes=NAMES)
+    found = find_problems(caches.build(recipe), recipe.model_copy(update={"task": task}))
+    assert [absent in each.message and each.level for each in found] == ["warning"] * bool(absent)
 
 
 def test_a_number_that_is_none_stops_the_caching_with_file_and_row(tmp_path: Path) -> None:

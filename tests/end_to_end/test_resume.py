@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from trainer import Trainer, arrays, copied, losses, trainkit, workplace
 
-from trainkit.data.checks import DataProblem
+from trainkit.data.problems import DataProblem
 from trainkit.errors import TrainkitError
 from trainkit.events.log import last_attempt, read
 from trainkit.run.attempt import attempt

@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -17,9 +15,11 @@ from trainkit.data.batches.evaluation_set import validation_sources
 from trainkit.data.batches.examples import examples_of
 from trainkit.data.batches.pairs import Pairs
 from trainkit.data.cache.build import Cache
-from trainkit.data.cache.shards import LEARNED, Arrays
-from trainkit.data.cache.stream import Section, Stream
-from trainkit.data.documents.labels import Labels, labels_of
+from trainkit.data.cache.shards import LEARNED
+from trainkit.data.cache.stream import Stream
+from trainkit.data.label_checks import absent_classes, one_class, outside_classes
+from trainkit.data.problems import DataProblem
+from trainkit.data.show import place_of
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.source import document_of
 
@@ -33,35 +33,16 @@ _READ_AT_ONCE = 1024
 _COMPARED = 1 << 22
 
 
-@dataclass(frozen=True)
-class DataProblem:
-    """A problem that a check found; an error means that training would learn nothing or break.
-
-    `message` has counts and an example.
-    """
-
-    level: Literal["error", "warning", "info"]
-    message: str
-
-
 def find_problems(cache: Cache, recipe: Recipe) -> list[DataProblem]:
     """Return what the checks find in the cache so far; errors first."""
-    problems = [*_left_out(cache), *_learned(cache), *_unknown(cache), *_outside_classes(cache, recipe)]
+    problems = [*_left_out(cache), *_learned(cache), *_unknown(cache), *outside_classes(cache, recipe)]
     problems += _ends_of_turns(cache, recipe)
     if cache.train.complete:
-        problems += [*_cut_off(cache, recipe), *_duplicates(cache), *_one_class(cache, recipe)]
+        problems += [*_cut_off(cache, recipe), *_duplicates(cache), *one_class(cache, recipe)]
+        problems += absent_classes(cache, recipe)
         problems += _same_when_cut_off(cache, recipe)
     order = ("error", "warning", "info")
     return sorted(problems, key=lambda finding: order.index(finding.level))
-
-
-def place_of(cache: Cache, set_name: str, source: int, unit: int, file: int, index: int) -> str:
-    """Return where to find a document: its file, with the line or row if the file has several."""
-    its_file = cache.units[set_name][source][unit].files[file]
-    path = its_file.path.removeprefix(os.path.join(os.getcwd(), ""))
-    if its_file.format.one_document:
-        return path
-    return f"{path}:{index + 1}" if its_file.format.by_line else f"{path}:row {index}"
 
 
 def _left_out(cache: Cache) -> Iterator[DataProblem]:
@@ -185,52 +166,6 @@ def _ends_of_turns(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
             f"train: no answer learns to end its turn: {found}, and is masked there and everywhere: put it into the"
             " template's {% generation %} block, after the message",
         )
-
-
-def _outside_classes(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
-    """Yield, for each set, the first label that is not among the task's classes."""
-    width, labels = recipe.model.head.width, labels_of(document_of(recipe.data.train[0]))
-    if not width or labels is None:
-        return
-    for name, stream in _streams(cache):
-        for number, section in enumerate(stream.sections):
-            arrays = stream.arrays(number)
-            documents, values = arrays.documents[: section.entries], _label_values(arrays, section, labels)
-            outside = np.flatnonzero(labels.outside(values, width))
-            if not len(outside):
-                continue
-            at = int(outside[0])
-            row = int(np.searchsorted(arrays.ends, at, side="right")) if labels.per == "token" else at
-            place = place_of(
-                cache, name, section.source, section.unit, int(documents["file"][row]), int(documents["index"][row])
-            )
-            yield DataProblem(
-                "error", f"{name}: the label {values[at]} at {place} is none of the {width} classes, 0 to {width - 1}"
-            )
-            break
-
-
-def _one_class(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
-    document = document_of(recipe.data.train[0])
-    labels = labels_of(document)
-    if document is None or labels is None or not labels.predicted:
-        return
-    seen: np.ndarray | None = None
-    for number, section in enumerate(cache.train.sections):
-        values = _label_values(cache.train.arrays(number), section, labels)
-        found = np.unique(values if labels.dtype.kind == "f" or values.ndim > 1 else values[values >= 0], axis=0)
-        seen = found if seen is None else np.unique(np.concatenate([seen, found]), axis=0)
-        if len(seen) > 1:
-            return
-    if seen is not None and len(seen):
-        label, classes = labels.shown(seen[0]), document.label_names
-        name = f"{label} ({classes[label]})" if isinstance(label, int) and label < len(classes) else str(label)
-        yield DataProblem("error", f"train: every label is {name}: with one {labels.noun} there is nothing to learn")
-
-
-def _label_values(arrays: Arrays, section: Section, labels: Labels) -> np.ndarray:
-    """Return the labels of the documents, or of the tokens, of a section."""
-    return arrays.label_values[: section.tokens if labels.per == "token" else section.entries]
 
 
 def _duplicates(cache: Cache) -> Iterator[DataProblem]:

@@ -11,8 +11,8 @@ import numpy as np
 from trainkit.data.cache.build import Cache
 from trainkit.data.cache.shards import LEARNED, SECOND
 from trainkit.data.cache.stream import Stream
-from trainkit.data.checks import place_of
 from trainkit.data.documents.labels import Labels, labels_of
+from trainkit.data.show import place_of
 from trainkit.errors import TrainkitError
 from trainkit.recipe.sections.data import Data
 from trainkit.recipe.sections.source import document_of

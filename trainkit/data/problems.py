@@ -1,16 +1,28 @@
-"""What is wrong with a row, in words."""
+"""What is wrong with a row or with all of the data, in words."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 #: What is wrong with a row, and how to mend it.
 Problem = tuple[str, str]
 
 #: Of what text cannot be written as UTF-8: JSON may hold it.
 NO_TEXT = "has half of a surrogate pair, which is no text"
+
+
+@dataclass(frozen=True)
+class DataProblem:
+    """A problem that a check found; an error means that training would learn nothing or break.
+
+    `message` has counts and an example.
+    """
+
+    level: Literal["error", "warning", "info"]
+    message: str
 
 
 def missing_key(key: str, found: Iterable[str], setting: str, *, usual: Iterable[str] = ()) -> Problem:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -13,7 +14,6 @@ from trainkit.data.batches.dataset import BatchRow, TrainSet
 from trainkit.data.batches.layout import Batch
 from trainkit.data.cache.build import Cache
 from trainkit.data.cache.stream import SourceSpan
-from trainkit.data.checks import place_of
 from trainkit.data.documents.labels import labels_of
 from trainkit.recipe.sections.source import document_of
 
@@ -137,3 +137,12 @@ def _alike(text: str, other: str) -> int:
 def _where(cache: Cache, place: SourceSpan) -> str:
     section = place.section
     return place_of(cache, "train", section.source, section.unit, place.file, place.index)
+
+
+def place_of(cache: Cache, set_name: str, source: int, unit: int, file: int, index: int) -> str:
+    """Return where to find a document: its file, with the line or row if the file has several."""
+    its_file = cache.units[set_name][source][unit].files[file]
+    path = its_file.path.removeprefix(os.path.join(os.getcwd(), ""))
+    if its_file.format.one_document:
+        return path
+    return f"{path}:{index + 1}" if its_file.format.by_line else f"{path}:row {index}"
