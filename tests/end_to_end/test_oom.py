@@ -218,9 +218,8 @@ class SumTask(Task):
         return Loss(batch["x"].sum(), jnp.float32(batch["x"].size))
 
 
-@pytest.mark.parametrize(("most", "parts"), [(8, 1), (4, 2), (3, 4), (1, 8), (0, None)])
-def test_an_evaluation_without_memory_is_done_in_smaller_parts_with_the_same_result(tmp_path, most, parts):
-    log = EventLog(tmp_path, attempt=1)
+def evaluator_of(log: EventLog, *, most: int, compares: bool = False) -> Evaluator:
+    """An evaluator of 8 rows at once on a device that has memory for `most`."""
     evaluator = Evaluator(
         {"set": Set()},
         batch_size=8,
@@ -229,6 +228,7 @@ def test_an_evaluation_without_memory_is_done_in_smaller_parts_with_the_same_res
         mesh=make_mesh(data=1, fsdp=1),
         log=log,
         interrupted=lambda: False,
+        compares=compares,
     )
     add = evaluator._add
 
@@ -238,7 +238,22 @@ def test_an_evaluation_without_memory_is_done_in_smaller_parts_with_the_same_res
         return add(sums, lost, state, batch, key)
 
     evaluator._add = refuse  # type: ignore[assignment]
+    return evaluator
 
+
+def test_an_evaluation_that_compares_its_examples_is_refused_and_not_divided(tmp_path):
+    log = EventLog(tmp_path, attempt=1)
+    state = State(None, None, (), jnp.int32(3), jax.random.key(0), initial_live())
+    with pytest.raises(TrainkitError, match="no memory to evaluate 8 examples at once") as told:
+        evaluator_of(log, most=4, compares=True)(state, 3)
+    assert told.value.where == "evaluate.batch_size" and "less than 8" in told.value.hint
+    log.close()
+
+
+@pytest.mark.parametrize(("most", "parts"), [(8, 1), (4, 2), (3, 4), (1, 8), (0, None)])
+def test_an_evaluation_without_memory_is_done_in_smaller_parts_with_the_same_result(tmp_path, most, parts):
+    log = EventLog(tmp_path, attempt=1)
+    evaluator = evaluator_of(log, most=most)
     state = State(None, None, (), jnp.int32(3), jax.random.key(0), initial_live())
     if parts is None:
         with pytest.raises(TrainkitError, match="no memory to evaluate 1 sequences at once"):

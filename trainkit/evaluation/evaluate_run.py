@@ -180,6 +180,7 @@ def _evaluate(
             sets,
             batch_size=at_once,
             task=built.task,
+            compares=recipe.task.least_rows > 1,
             metrics=built.metrics,
             compute=built.compute,
             mesh=built.mesh,

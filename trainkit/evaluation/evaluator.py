@@ -80,14 +80,16 @@ class Evaluator:
         mesh: Mesh,
         log: EventWriter,
         interrupted: Callable[[], bool],
+        compares: bool = False,
         metrics: Mapping[str, Metric] = {},
         results: ResultWriter | None = None,
         targets: TargetWriter | None = None,
     ) -> None:
-        """`results` keeps predictions; None if they are not kept. `targets` writes the targets of sources and computes
+        """`compares` says whether the task compares the examples of a batch, so that fewer at once have other values.
+        `results` keeps predictions; None if they are not kept. `targets` writes the targets of sources and computes
         their metrics; None if there are none."""
         self._sets = sets
-        self._task, self._metrics = task, metrics
+        self._task, self._compares, self._metrics = task, compares, metrics
         self._mesh, self._sharding, self._whole = mesh, batch_sharding(mesh), replicated_sharding(mesh)
         self._log, self._results, self._targets = log, results, targets
         self._interrupted = interrupted
@@ -189,7 +191,16 @@ class Evaluator:
         return exact, predictions, items
 
     def _split(self, step: int) -> None:
-        """Take fewer rows at once from now on. Raises TrainkitError where one row per device is too much."""
+        """Take fewer rows at once from now on. Raises TrainkitError where one row per device is too much, or where the
+        values depend on the number of rows."""
+        if self._compares:
+            raise TrainkitError(
+                f"there is no memory to evaluate {self._rows} examples at once, which the task compares with each"
+                " other: with fewer, the values would mean something else",
+                where="evaluate.batch_size",
+                hint=f"set it to less than {self._rows}: evaluations with different sizes cannot be compared",
+                exit_code=FAILED,
+            )
         devices = self._mesh.size
         more = [n for n in divisors(self._rows) if n > self._parts and self._rows // n % devices == 0]
         if not more:

@@ -153,6 +153,7 @@ def _evaluator(attempt: Attempt, built: BuiltStep, plan: Plan, *, commands: Comm
         evaluation_sets(attempt.cache.directory, attempt.cache.validation, recipe, at_once=at_once),
         batch_size=at_once,
         task=built.task,
+        compares=recipe.task.least_rows > 1,
         metrics=built.metrics,
         compute=built.compute,
         mesh=built.mesh,

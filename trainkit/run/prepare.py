@@ -63,10 +63,12 @@ class Restart(NamedTuple):
     plan: Plan
     step: int
 
-    def report(self, *, first: int, log: EventLog) -> None:
-        """Write the alert. `first` is the step from which training continues."""
+    def report(self, *, first: int, compares: bool, log: EventLog) -> None:
+        """Write the alert. `first` is the step from which training continues; `compares` as for an `Evaluator`."""
         before, after = (f"micro-batch {p.batch.micro} x accumulation {p.batch.accumulation}" for p in self[:2])
         message = f"out of memory with {before}: continuing with {after} and the same batches"
+        if compares:
+            message += ", in which each example is compared with fewer others: losses and metrics mean something else"
         if first < self.step:
             message += f", again from step {first}, because the state after it was lost"
         log.write("alert", step=first, kind="out of memory", message=message)
@@ -120,7 +122,7 @@ def prepare_training(
         forgotten = missed_commands(start.issued if start.forget_commands else (), schedule, first=first)
         accept_start(directory, loaded, start, initial, forgotten=forgotten, log=log)
         if restart:
-            restart.report(first=first, log=log)
+            restart.report(first=first, compares=recipe.task.least_rows > 1, log=log)
         log_plan(plan, built, total_steps=schedule.total_steps, log=log)
         repeats = commands_to_repeat(start, schedule, first=first, log=log)
         if cache.tokenizer is not None and hosts.is_first():
