@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trainer import RECIPE, Trainer, arrays, copied, trainkit, workplace
+from trainer import RECIPE, Trainer, arrays, copied, ending, trainkit, workplace
 
 from trainkit.checkpoint import manifest as manifests
 from trainkit.checkpoint import restore, store
@@ -32,11 +32,6 @@ EARLY = (
     .replace("keep_every = 6\n", f'keep_every = 8\nkeep_last = 1\nbest = {{ metric = "{METRIC}", mode = "max" }}\n')
     .replace("every = 12\n", "")
 )
-
-
-def ending(run: Path) -> tuple[str, int, str]:
-    event = [event for event in read(run) if event["type"] == "run_finished"][-1]
-    return event["status"], event["step"], event["message"]
 
 
 @pytest.fixture(scope="module")

@@ -182,6 +182,12 @@ def losses(run: Path) -> dict[int, float]:
     return {event["step"]: event["metrics"]["train/loss"] for event in read(run) if event["type"] == "step"}
 
 
+def ending(run: Path) -> tuple[str, int, str]:
+    """Return status, step and message of the end of a run's newest attempt."""
+    event = [event for event in read(run) if event["type"] == "run_finished"][-1]
+    return event["status"], event["step"], event["message"]
+
+
 def arrays(run: Path, step: int) -> dict[str, bytes]:
     """Every file of a checkpoint but its manifest: equal where all of the state is equal, bit for bit."""
     root = run / "checkpoints" / str(step) / "arrays"
