@@ -36,7 +36,9 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 # process of a test is told the same, so that what is compared was computed alike.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 if importlib.metadata.version("jaxlib").startswith("0.10."):  # a flag that XLA does not know ends the process
-    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_use_fusion_emitters=false"
+    # one module of machine code takes less of the processor than the 32 that a program is divided into otherwise
+    quick_to_compile = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick_to_compile}"
 
 #: The functions whose tests took longer than this many seconds, of one worker of two cores, with what they took:
 #: `pytest --write-slow` writes it from a whole run. Such a test is `slow`, and files begin in the order of their sums.
