@@ -26,6 +26,17 @@ PUBLISHED = {
     "meta-llama/Llama-3.2-1B": "llama-3.2-1b",
     "HuggingFaceTB/SmolLM2-135M-Instruct": "smollm2-135m-instruct",
 }
+#: The columns of data sets that recipes name, as their cards list them.
+COLUMNS = {
+    "tatsu-lab/alpaca": {"instruction", "input", "output", "text"},
+    "eriktks/conll2003": {"id", "tokens", "pos_tags", "chunk_tags", "ner_tags"},
+    "allenai/c4": {"text", "timestamp", "url"},
+    "HuggingFaceFW/fineweb-edu": {"text", "id", "dump", "url", "file_path", "language", "score", "int_score"},
+    "stanfordnlp/sst2": {"idx", "sentence", "label"},
+    "HuggingFaceH4/ultrafeedback_binarized": {"prompt", "prompt_id", "chosen", "rejected", "messages"},
+    "Salesforce/wikitext": {"text"},
+    "EdinburghNLP/xsum": {"document", "summary", "id"},
+}
 #: Even less than the mode `sanity`: what is tested is that the parts fit.
 SMALL = [
     argument
@@ -61,6 +72,18 @@ def test_a_recipe_that_needs_no_network_runs_shortened_from_any_directory_and_re
     assert metric is not None and metric[1] in json.loads(result.stdout)["metrics"]["test"], result.stderr
     result = trainer.trainkit(tmp_path, "eval", "classify-sanity", "--split", "tset")
     assert result.returncode == WRONG_INPUT and "'train', 'dev' or 'test'" in result.stderr
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("recipes/hub/*.toml")), ids=lambda path: path.stem)
+def test_a_recipe_names_columns_that_its_data_set_has(path):
+    data = load(path, look_up=look_up).recipe.data
+    for source in (*data.train, *data.validation):
+        document = source.document
+        keys = needed_keys(RowReading(keys=(source.text_key,), document=document)) or (
+            document.chosen,
+            document.rejected,
+        )
+        assert set(keys) <= COLUMNS[source.id], source.id
 
 
 @pytest.mark.parametrize("path", TOYS, ids=lambda path: path.stem)
