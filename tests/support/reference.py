@@ -141,6 +141,11 @@ class Reference:
         """Return the mean of the hidden states of each text, its ids and their number: see `torch_worker.embed`."""
         return self._ask(do="embed", directory=str(directory), texts=list(texts))
 
+    def descend(self, directory: Path, optimizers: dict[str, Any]) -> dict[str, np.ndarray]:
+        """Return the parameters where torch's optimizers end: see `torch_optimizers.descend`."""
+        self._ask(do="descend", directory=str(directory), optimizers=optimizers)
+        return dict(np.load(directory / "descended.npz"))
+
     def has(self, package: str) -> bool:
         """Whether the reference's Python has a package."""
         return bool(self._ask(do="has", package=package)["found"])

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import parity_rule
 import torch
+import torch_optimizers
 import torch_rewards
 import torch_seq2seq
 import transformers
@@ -582,6 +583,7 @@ def main() -> None:
         "prefer": prefer,
         "smoothed": smoothed,
         "embed": embed,
+        "descend": torch_optimizers.descend,
         "write": torch_seq2seq.write,
         "learn": functools.partial(torch_seq2seq.learn, gradients=gradients),
         "reward": torch_rewards.reward,

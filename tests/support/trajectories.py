@@ -29,7 +29,7 @@ def start() -> dict[str, np.ndarray]:
     return {name: chance.normal(size=shape) for name, shape in SHAPES.items()}
 
 
-def _problem(steps: int) -> tuple[Params, Params, dict[str, np.ndarray]]:
+def problem(steps: int) -> tuple[Params, Params, dict[str, np.ndarray]]:
     """Return curvatures, minima and the noise of every step's gradient."""
     chance = np.random.default_rng(1)
     curvature = {name: chance.uniform(0.1, 2.0, size=shape) for name, shape in SHAPES.items()}
@@ -40,7 +40,7 @@ def _problem(steps: int) -> tuple[Params, Params, dict[str, np.ndarray]]:
 
 def gradient(params: Params, step: int, steps: int = 100) -> Params:
     """Return the gradient at `params` in a step, from 0, of a run of `steps`; float64 of numpy arrays."""
-    curvature, minimum, noise = _problem(steps)
+    curvature, minimum, noise = problem(steps)
     return {name: curvature[name] * (params[name] - minimum[name]) + noise[name][step] for name in params}
 
 
@@ -53,7 +53,7 @@ def trajectory(
         rate: the schedule's share of `learning_rate` at a step, from 0.
         at: the first parameters.
     """
-    curvature, minimum, noise = _problem(steps)
+    curvature, minimum, noise = problem(steps)
     params = {name: jnp.asarray(value, jnp.float32) for name, value in (at or start()).items()}
     rule = optim.build(spec, NAMES, params)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from inspect import isfunction
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ import optax
 from jaxtyping import ArrayLike, PyTree
 
 from trainkit.optim.decay import decayed
-from trainkit.recipe.optimizers.spec import OptimizerSpec
+from trainkit.recipe.optimizers.spec import OptimizerSpec, is_stacked
 from trainkit.recipe.sections.adapter import Adapter
 from trainkit.recipe.sections.schedule import NEVER, ScheduleSpec
 from trainkit.recipe.spec import implementation_of, import_named
@@ -50,12 +50,13 @@ def build(
         return spec.rate_factor_of(name, leaf.shape) * ratio
 
     factors = jax.tree.map(factor, names, shapes)
-    rule = _wrapped(_by_rule(rules, _transformation), spec, "rule")
+    parts = jax.tree.map(lambda name, rule: _Part(rule, rule.by_layer and is_stacked(name)), names, rules)
+    rule = _wrapped(_by_rule(parts, _transformation), spec, "rule")
     transforms = [rule]
     if any(jax.tree.leaves(decays)):
         transforms = [*decayed(rule, rules, decays)]
     if any(rule.finish for rule in jax.tree.leaves(rules)):
-        transforms.append(_by_rule(rules, _finish))
+        transforms.append(_by_rule(parts, _finish))
     if any(factor != 1.0 for factor in jax.tree.leaves(factors)):
         transforms.append(optax.stateless(lambda u, _: jax.tree.map(lambda u, f: u * f, u, factors)))
     return _wrapped(optax.chain(*transforms), spec, "update")
@@ -71,28 +72,44 @@ def _wrapped(
     return wrapped
 
 
-def _by_rule(
-    rules: PyTree[OptimizerSpec], transformation: Callable[[OptimizerSpec], optax.GradientTransformation]
-) -> optax.GradientTransformation:
-    """Return one transformation in which every parameter has the `transformation` of its own rule.
+class _Part(NamedTuple):
+    """Parameters that one transformation updates."""
 
-    Where all have the same rule the state is that rule's alone, so that its leaves have the same paths as ever.
+    rule: OptimizerSpec
+    stacked: bool
+    """Whether they are stacks of layers; False where the rule need not know."""
+
+
+def _by_rule(
+    parts: PyTree[_Part], transformation: Callable[[_Part], optax.GradientTransformation]
+) -> optax.GradientTransformation:
+    """Return one transformation in which every parameter has the `transformation` of its own part.
+
+    Where all are of one part the state is that transformation's alone, so that its leaves have the same paths as ever.
     """
-    distinct: list[OptimizerSpec] = []
-    for rule in jax.tree.leaves(rules):
-        if rule not in distinct:
-            distinct.append(rule)
+    distinct: list[_Part] = []
+    for part in jax.tree.leaves(parts, is_leaf=_is_part):
+        if part not in distinct:
+            distinct.append(part)
     if len(distinct) == 1:
         return transformation(distinct[0])
-    labels = [f"{number}-{rule.type}" for number, rule in enumerate(distinct)]
-    transforms = {label: transformation(rule) for label, rule in zip(labels, distinct, strict=True)}
-    return optax.partition(transforms, jax.tree.map(lambda rule: labels[distinct.index(rule)], rules))
+    labels = [f"{number}-{part.rule.type}" for number, part in enumerate(distinct)]
+    transforms = {label: transformation(part) for label, part in zip(labels, distinct, strict=True)}
+    return optax.partition(transforms, jax.tree.map(lambda part: labels[distinct.index(part)], parts, is_leaf=_is_part))
 
 
-def _transformation(rule: OptimizerSpec) -> optax.GradientTransformation:
-    found = implementation_of(rule)
-    return found(rule) if isfunction(found) else found.build(rule)
+def _is_part(node: Any) -> bool:
+    return isinstance(node, _Part)
 
 
-def _finish(rule: OptimizerSpec) -> optax.GradientTransformation:
-    return import_named(rule.finish)(rule) if rule.finish else optax.identity()
+def _transformation(part: _Part) -> optax.GradientTransformation:
+    found = implementation_of(part.rule)
+    return _call(found if isfunction(found) else found.build, part)
+
+
+def _finish(part: _Part) -> optax.GradientTransformation:
+    return _call(import_named(part.rule.finish), part) if part.rule.finish else optax.identity()
+
+
+def _call(build: Callable[..., optax.GradientTransformation], part: _Part) -> optax.GradientTransformation:
+    return build(part.rule, stacked=part.stacked) if part.rule.by_layer else build(part.rule)

@@ -17,26 +17,30 @@ from trainkit.recipe.optimizers.spec import SMALLEST_COMPRESSED, Moments
 def stored(
     inner: optax.GradientTransformation, moments: Moments, signed: Mapping[str, bool]
 ) -> optax.GradientTransformationExtraArgs:
-    """Return `inner` with its averages stored as `moments` says, rounded stochastically after each update.
+    """Return `inner` with a state in float32, but for averages, which are stored as `moments` says.
+
+    They are rounded stochastically after each update; float32 is not rounded. `inner` sees parameters in float32.
 
     Args:
         signed: the fields of the states of `inner` that hold averages, and whether they may be negative.
     """
     extended = optax.with_extra_args_support(inner)
-    if moments == "float32":
-        return extended
 
     def init(params: PyTree) -> Any:
-        return _pack(extended.init(params), moments, signed, jax.random.key(0))
+        return _pack(extended.init(_in_float32(params)), moments, signed, jax.random.key(0))
 
     def update(
         grads: PyTree, state: Any, params: PyTree | None = None, *, key: PRNGKeyArray, **extras: Any
     ) -> tuple[PyTree, Any]:
         full = jax.tree.map(_load, state, is_leaf=_is_blocks)
-        directions, after = extended.update(grads, full, params, key=key, **extras)
+        directions, after = extended.update(grads, full, _in_float32(params), key=key, **extras)
         return directions, _pack(after, moments, signed, key)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _in_float32(params: PyTree | None) -> PyTree | None:
+    return jax.tree.map(lambda p: p.astype(jnp.float32), params)
 
 
 def _is_blocks(node: Any) -> bool:
@@ -50,6 +54,8 @@ def _load(leaf: Any) -> Any:
 
 
 def _pack(state: Any, moments: Moments, signed: Mapping[str, bool], key: PRNGKeyArray) -> Any:
+    if moments == "float32":
+        return state
     structure: Any
     leaves, structure = jax.tree_util.tree_flatten_with_path(state)
     packed = []

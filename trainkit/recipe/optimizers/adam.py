@@ -1,11 +1,13 @@
-"""AdamW and what is derived from it."""
+"""Adam and what is derived from it: an average of gradients, divided by a root of the average of their squares."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from trainkit.recipe.optimizers.spec import Decay, WithMoments
-from trainkit.recipe.spec import NotNegative, Positive
+from pydantic import Field, model_validator
+
+from trainkit.recipe.optimizers.spec import Decay, DecayType, Shape, WithMoments, moment_bytes
+from trainkit.recipe.spec import Count, NotNegative, Positive
 
 
 class AdamW(WithMoments):
@@ -19,4 +21,183 @@ class AdamW(WithMoments):
     weight_decay: NotNegative = 0.1
 
     implementation: ClassVar[str] = "trainkit.optim.adamw"
+    averages: ClassVar[int] = 2
+
+
+class Adam(WithMoments):
+    """Adam (Kingma & Ba 2015) with every part of it a switch, for the study of what each of them does.
+
+    With neither `momentum` nor `preconditioner` it is gradient descent.
+    """
+
+    type: Literal["adam"]
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    """Decay of the averages of the gradients and of their squares."""
+    eps: Positive = 1e-8
+    """Added to the root of the second average."""
+    momentum: bool = True
+    """Whether the direction is the average of the gradients rather than the gradient."""
+    preconditioner: bool = True
+    """Whether the direction is divided by the root of the average of squares."""
+    debias: tuple[bool, bool] = (True, True)
+    """Whether each of the two averages is divided by 1 - beta^step, because it began at zero."""
+    nesterov: bool = False
+    """Look ahead by one step of momentum (Dozat 2016)."""
+    amsgrad: bool = False
+    """Divide by the greatest average of squares so far (Reddi et al. 2018)."""
+    decay_type: DecayType = "coupled"
+
+    implementation: ClassVar[str] = "trainkit.optim.adam:build_adam"
+    averages: ClassVar[int] = 2
+    state_keys: ClassVar[frozenset[str]] = frozenset({"type", "moments", "momentum", "preconditioner", "amsgrad"})
+
+    @model_validator(mode="after")
+    def _switches_fit(self) -> Adam:
+        if self.nesterov and not self.momentum:
+            raise ValueError("optimizer.nesterov = true needs optimizer.momentum = true, by which it looks ahead")
+        if self.amsgrad and not self.preconditioner:
+            raise ValueError("optimizer.amsgrad = true needs optimizer.preconditioner = true: it changes the divisor")
+        return self
+
+    def state_bytes(self, shape: Shape) -> int:
+        return (self.momentum + self.preconditioner + self.amsgrad) * moment_bytes(shape, self.moments)
+
+
+class NAdam(WithMoments):
+    """Adam with Nesterov's momentum, whose decay rises over the steps (Dozat 2016), as in torch."""
+
+    type: Literal["nadam"]
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    """Decay of the averages of the gradients and of their squares."""
+    eps: Positive = 1e-8
+    """Added to the root of the second average."""
+    momentum_decay: NotNegative = 4e-3
+    """How fast the decay of the momentum rises: at step t it is beta1 (1 - 0.96^(t x momentum_decay) / 2)."""
+    decay_type: DecayType = "coupled"
+
+    implementation: ClassVar[str] = "trainkit.optim.adam:build_nadam"
+    averages: ClassVar[int] = 2
+
+
+class NAdamW(WithMoments):
+    """AdamW that looks ahead by one step of momentum (Dozat 2016), as in optax."""
+
+    type: Literal["nadamw"]
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    """Decay of the averages of the gradients and of their squares."""
+    eps: Positive = 1e-8
+    """Added to the root of the second average."""
+    weight_decay: NotNegative = 0.1
+
+    implementation: ClassVar[str] = "trainkit.optim.adam:build_nadamw"
+    averages: ClassVar[int] = 2
+
+
+class Adamax(WithMoments):
+    """Adam with the greatest recent gradient in place of the root mean square (Kingma & Ba 2015, algorithm 2)."""
+
+    type: Literal["adamax"]
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    """Decay of the average of the gradients, and of the greatest gradient."""
+    eps: Positive = 1e-8
+    """The least that the greatest gradient is taken for."""
+    decay_type: DecayType = "coupled"
+
+    implementation: ClassVar[str] = "trainkit.optim.adam:build_adamax"
+    averages: ClassVar[int] = 2
+
+
+class Adan(WithMoments):
+    """Adaptive Nesterov momentum from differences of gradients (Xie et al. 2022, arXiv:2208.06677)."""
+
+    type: Literal["adan"]
+    betas: tuple[Decay, Decay, Decay] = (0.98, 0.92, 0.99)
+    """Decay of the averages of the gradients, of their differences, and of the squares."""
+    eps: Positive = 1e-8
+    """Added to the root of the third average."""
+
+    implementation: ClassVar[str] = "trainkit.optim.adam:build_adan"
+    averages: ClassVar[int] = 4
+
+    def state_bytes(self, shape: Shape) -> int:
+        # the last gradient is kept as it is: the difference of two roundings would be noise
+        return 3 * moment_bytes(shape, self.moments) + moment_bytes(shape, "float32")
+
+
+class AdEMAMix(WithMoments):
+    """AdamW with a second, much slower average of the gradients (Pagliardini et al. 2024, arXiv:2409.03137)."""
+
+    type: Literal["ademamix"]
+    betas: tuple[Decay, Decay, Decay] = (0.9, 0.999, 0.9999)
+    """Decay of the fast average, of the average of squares, and of the slow average."""
+    alpha: NotNegative = 5.0
+    """The weight of the slow average beside the fast one."""
+    ramp: Annotated[int, Field(ge=0)] = 0
+    """Steps in which `alpha` rises from 0 and the slow decay from that of the fast average, as the paper advises for
+    the start of training; 0 has both from the beginning."""
+    eps: Positive = 1e-8
+    """Added to the root of the average of squares."""
+    weight_decay: NotNegative = 0.1
+
+    implementation: ClassVar[str] = "trainkit.optim.adam:build_ademamix"
+    averages: ClassVar[int] = 3
+
+
+class Adopt(WithMoments):
+    """Adam that converges with any second decay: each gradient is divided before it is averaged, by the squares of
+    those before it (Taniguchi et al. 2024, arXiv:2411.02853)."""
+
+    type: Literal["adopt"]
+    betas: tuple[Decay, Decay] = (0.9, 0.9999)
+    """Decay of the average of divided gradients, and of the average of squares."""
+    eps: Positive = 1e-6
+    """The least that the root of the average of squares is taken for."""
+    clip: bool = True
+    """Whether divided gradients are clipped to step^(1/4), which the authors added later against bad first steps."""
+
+    implementation: ClassVar[str] = "trainkit.optim.adam:build_adopt"
+    averages: ClassVar[int] = 2
+
+
+class Lamb(WithMoments):
+    """Adam whose updates are, in each layer, as large as the parameters (You et al. 2020), for large batches."""
+
+    type: Literal["lamb"]
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
+    """Decay of the averages of the gradients and of their squares."""
+    eps: Positive = 1e-6
+    """Added to the root of the second average."""
+    weight_decay: NotNegative = 0.01
+
+    implementation: ClassVar[str] = "trainkit.optim.adam:build_lamb"
+    finish: ClassVar[str | None] = "trainkit.optim.norms:trust_ratio"
+    averages: ClassVar[int] = 2
+    trust: ClassVar[float] = 1.0
+
+    @property
+    def by_layer(self) -> bool:
+        return True
+
+
+class Sophia(WithMoments):
+    """Momentum divided by an estimate of the Hessian's diagonal, clipped (Liu et al. 2023, arXiv:2305.14342).
+
+    The diagonal is Hutchinson's estimate, from the difference of two gradients along a random direction; every `every`
+    steps it costs a further pass over the batch.
+    """
+
+    type: Literal["sophia"]
+    betas: tuple[Decay, Decay] = (0.965, 0.99)
+    """Decay of the averages of the gradients and of the diagonals."""
+    gamma: Positive = 0.01
+    """The diagonal is multiplied by it: the lower, the more of the update is clipped."""
+    clip: Positive = 1.0
+    """The greatest magnitude of a direction."""
+    eps: Positive = 1e-8
+    """The least that a diagonal is taken for."""
+    every: Count = 10
+    """Steps from one estimate of the diagonal to the next."""
+    weight_decay: NotNegative = 0.1
+
+    implementation: ClassVar[str] = "trainkit.optim.sophia"
     averages: ClassVar[int] = 2

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from trainkit.recipe.optimizers.adam import AdamW
-from trainkit.recipe.optimizers.spec import Decay, OptimizerSpec, Shape, WithMoments
+from trainkit.recipe.optimizers.spec import Decay, OptimizerSpec, Shape, WithMoments, is_stacked
 from trainkit.recipe.spec import NotNegative
 
 
@@ -62,7 +62,7 @@ def is_hidden_matrix(name: str, shape: Shape) -> bool:
 
     `blocks.*` have a leading axis of layers. Embeddings, the output matrix, routers and norms are no hidden matrices.
     """
-    own_axes = len(shape) - name.startswith("blocks.")
+    own_axes = len(shape) - is_stacked(name)
     parts = name.split(".")
     outside = any("embedding" in part or "norm" in part or part == "router" for part in parts)
     return own_axes >= 2 and name not in ("output", "output_bias", "classifier.output.weight") and not outside

@@ -80,6 +80,15 @@ class OptimizerSpec(Spec):
     state_keys: ClassVar[frozenset[str]] = frozenset({"type"})
     """Keys whose change makes a saved optimizer state useless."""
 
+    @property
+    def by_layer(self) -> bool:
+        """Whether the rule computes one number, such as a norm, for each layer's parameter.
+
+        Its `build` and `finish` then take `stacked` as well: whether the first axis of the parameters that they are
+        given is that of layers.
+        """
+        return False
+
     @abstractmethod
     def state_bytes(self, shape: Shape) -> int:
         """Return the bytes of state kept for one parameter of this shape."""
@@ -188,6 +197,11 @@ def moment_bytes(shape: Shape, moments: Moments) -> int:
     if moments == "float32" or size < SMALLEST_COMPRESSED:
         return 4 * size
     return 2 * size if moments == "bfloat16" else size + math.ceil(size / 32)
+
+
+def is_stacked(name: str) -> bool:
+    """Whether the first axis of a parameter is that of layers."""
+    return name.startswith("blocks.")
 
 
 def is_exempt_from_decay(name: str) -> bool:

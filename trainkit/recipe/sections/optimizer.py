@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias
 
 from trainkit.recipe.optimizers import spec
-from trainkit.recipe.optimizers.adam import AdamW
+from trainkit.recipe.optimizers.adam import Adam, Adamax, AdamW, Adan, AdEMAMix, Adopt, Lamb, NAdam, NAdamW, Sophia
+from trainkit.recipe.optimizers.first_order import Adafactor, Adagrad, Lars, Lion, NormalizedSgd, RmsProp, Sgd
 from trainkit.recipe.optimizers.matrix import Muon
 from trainkit.recipe.optimizers.spec import OptimizerSpec, Shape
 from trainkit.recipe.spec import union_of
@@ -14,7 +15,29 @@ from trainkit.recipe.spec import union_of
 __all__ = ["OPTIMIZERS", "Optimizer", "OptimizerSpec", "Shape"]
 
 #: Every optimizer of the recipe language.
-OPTIMIZERS = (AdamW, Muon)
+OPTIMIZERS = (
+    # adam.py
+    AdamW,
+    Adam,
+    NAdam,
+    NAdamW,
+    Adamax,
+    Adan,
+    AdEMAMix,
+    Adopt,
+    Lamb,
+    Sophia,
+    # first_order.py
+    Sgd,
+    NormalizedSgd,
+    Lars,
+    RmsProp,
+    Adagrad,
+    Adafactor,
+    Lion,
+    # matrix.py
+    Muon,
+)
 
 if TYPE_CHECKING:
     Optimizer: TypeAlias = OptimizerSpec

@@ -1,0 +1,31 @@
+"""What torch's optimizers make of the problem of `trajectories.py`, in float64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def descend(request: dict[str, Any]) -> dict[str, Any]:
+    """Write the parameters after all steps, for each of `optimizers`: a name in torch.optim with its options."""
+    directory = Path(request["directory"])
+    problem = dict(np.load(directory / "problem.npz"))
+    names = [key.removeprefix("start/") for key in problem if key.startswith("start/")]
+    found = {}
+    for label, (kind, options) in request["optimizers"].items():
+        params = {name: torch.tensor(problem[f"start/{name}"], dtype=torch.float64) for name in names}
+        optimizer = getattr(torch.optim, kind)(params.values(), **options)
+        peaks = [group["lr"] for group in optimizer.param_groups]
+        for step, share in enumerate(problem["shares"]):
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                group["lr"] = peak * float(share)
+            for name, param in params.items():
+                distance = param.numpy() - problem[f"minimum/{name}"]
+                param.grad = torch.tensor(problem[f"curvature/{name}"] * distance + problem[f"noise/{name}"][step])
+            optimizer.step()
+        found |= {f"{label}/{name}": param.numpy() for name, param in params.items()}
+    np.savez(directory / "descended.npz", **found)
+    return {}

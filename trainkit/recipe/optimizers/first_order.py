@@ -1,0 +1,170 @@
+"""Gradient descent and what scales or signs it."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from trainkit.recipe.optimizers.spec import Decay, DecayType, OptimizerSpec, Shape, WithMoments, moment_bytes
+from trainkit.recipe.spec import Count, Fraction, NotNegative, Positive
+
+
+class Sgd(WithMoments):
+    """Gradient descent, with momentum if asked, as in torch."""
+
+    type: Literal["sgd"]
+    momentum: Decay = 0.0
+    """The share of the last direction that is kept."""
+    nesterov: bool = False
+    """Look ahead by one step of momentum (Sutskever et al. 2013)."""
+    dampening: Fraction = 0.0
+    """The momentum takes 1 - dampening of each gradient, all of the first one."""
+    decay_type: DecayType = "coupled"
+
+    implementation: ClassVar[str] = "trainkit.optim.sgd:build_sgd"
+    averages: ClassVar[int] = 1
+    state_keys: ClassVar[frozenset[str]] = frozenset({"type", "moments", "has_momentum"})
+
+    @property
+    def has_momentum(self) -> bool:
+        """Whether there is a momentum to keep."""
+        return self.momentum > 0
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> Sgd:
+        if self.nesterov and not (self.momentum and not self.dampening):
+            found = f"momentum = {self.momentum:g}, dampening = {self.dampening:g}"
+            raise ValueError(f"optimizer.nesterov = true needs a momentum above 0 and no dampening, found {found}")
+        if self.dampening and not self.momentum:
+            raise ValueError("optimizer.dampening needs optimizer.momentum above 0, found momentum = 0")
+        return self
+
+    def state_bytes(self, shape: Shape) -> int:
+        return moment_bytes(shape, self.moments) if self.momentum else 0
+
+
+class NormalizedSgd(WithMoments):
+    """Momentum divided by its norm: steps of one length (Cutkosky & Mehta 2020)."""
+
+    type: Literal["normalized-sgd"]
+    momentum: Decay = 0.9
+    """Decay of the average of the gradients."""
+    norm: Literal["global", "layer"] = "global"
+    """Over what the norm is taken: all parameters together, or each parameter of each layer."""
+    eps: Positive = 1e-8
+    """Added to the norm."""
+
+    implementation: ClassVar[str] = "trainkit.optim.sgd:build_normalized_sgd"
+    averages: ClassVar[int] = 1
+
+    @property
+    def by_layer(self) -> bool:
+        return self.norm == "layer"
+
+
+class Lars(WithMoments):
+    """Momentum whose updates are, in each layer, a fixed share of the parameters (You et al. 2017)."""
+
+    type: Literal["lars"]
+    momentum: Decay = 0.9
+    """The share of the last direction that is kept."""
+    nesterov: bool = False
+    """Look ahead by one step of momentum."""
+    trust: Positive = 1e-3
+    """The size of an update as a share of the parameters, at a learning rate of 1."""
+    decay_type: DecayType = "coupled"
+
+    implementation: ClassVar[str] = "trainkit.optim.sgd:build_lars"
+    averages: ClassVar[int] = 1
+
+    @property
+    def by_layer(self) -> bool:
+        return True
+
+
+class RmsProp(WithMoments):
+    """Gradients divided by the root of their average square (Hinton 2012), as in torch."""
+
+    type: Literal["rmsprop"]
+    decay: Decay = 0.99
+    """Decay of the average of squares."""
+    eps: Positive = 1e-8
+    """Added to the root."""
+    centered: bool = False
+    """Divide by the deviation from the average gradient instead (Graves 2013)."""
+    momentum: Decay = 0.0
+    """The share of the last direction that is kept."""
+    decay_type: DecayType = "coupled"
+
+    implementation: ClassVar[str] = "trainkit.optim.adagrad:build_rmsprop"
+    averages: ClassVar[int] = 1
+    state_keys: ClassVar[frozenset[str]] = frozenset({"type", "moments", "centered", "has_momentum"})
+
+    @property
+    def has_momentum(self) -> bool:
+        """Whether there is a momentum to keep."""
+        return self.momentum > 0
+
+    def state_bytes(self, shape: Shape) -> int:
+        return (1 + self.centered + self.has_momentum) * moment_bytes(shape, self.moments)
+
+
+class Adagrad(OptimizerSpec):
+    """Gradients divided by the root of the sum of all their squares (Duchi et al. 2011)."""
+
+    type: Literal["adagrad"]
+    initial: NotNegative = 0.1
+    """What the sums begin with."""
+    eps: Positive = 1e-7
+    """Added to the sum below the root."""
+    decay_type: DecayType = "coupled"
+
+    implementation: ClassVar[str] = "trainkit.optim.adagrad:build_adagrad"
+
+    def state_bytes(self, shape: Shape) -> int:
+        return 4 * math.prod(shape)
+
+
+class Adafactor(OptimizerSpec):
+    """Adam in sublinear memory: of a matrix, averages of squares of rows and columns only (Shazeer & Stern 2018)."""
+
+    type: Literal["adafactor"]
+    least_factored: Count = 128
+    """Matrices with a side shorter than this keep all averages."""
+    decay_rate: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """The decay of the averages at step t is 1 - t^-decay_rate."""
+    clip: Positive = 1.0
+    """The greatest root mean square of an update of a parameter."""
+    relative: bool = True
+    """Whether updates are multiplied by the root mean square of the parameter, so that learning rates are relative."""
+    eps: Positive = 1e-30
+    """Added to squares."""
+
+    implementation: ClassVar[str] = "trainkit.optim.adagrad:build_adafactor"
+    state_keys: ClassVar[frozenset[str]] = frozenset({"type", "least_factored"})
+
+    def state_bytes(self, shape: Shape) -> int:
+        # the layers of a stack are matrices of their own; without a name, a third axis is taken for that of layers
+        sides = sorted(shape[-2:])
+        if len(shape) < 2 or sides[0] < self.least_factored:
+            return 4 * math.prod(shape)
+        return 4 * math.prod(shape[:-2]) * sum(shape[-2:])
+
+    @property
+    def by_layer(self) -> bool:
+        return True
+
+
+class Lion(WithMoments):
+    """The sign of a momentum (Chen et al. 2023, arXiv:2302.06675); it wants a learning rate 3 to 10 times lower than
+    Adam, and a weight decay as much higher."""
+
+    type: Literal["lion"]
+    betas: tuple[Decay, Decay] = (0.9, 0.99)
+    """The share of the average in the direction, and the decay of the average."""
+    weight_decay: NotNegative = 1.0
+
+    implementation: ClassVar[str] = "trainkit.optim.sgd:build_lion"
+    averages: ClassVar[int] = 1
