@@ -14,7 +14,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from trainkit.data import checks
 from trainkit.data.cache import build as caches
-from trainkit.data.checks import DataProblem, find_problems
+from trainkit.data.checks import find_problems
+from trainkit.data.problems import DataProblem
 from trainkit.errors import TrainkitError
 from trainkit.recipe import Recipe
 

@@ -73,6 +73,17 @@ class Reference:
         """Return what the checkpoint in `directory` makes of texts: see `torch_worker.classify`."""
         return self._ask(do="classify", directory=str(directory), texts=list(texts), head=head)
 
+    def make_answerer(self, directory: Path, config: dict[str, Any], **asked: Any) -> dict[str, np.ndarray]:
+        """As `make`, of a model that answers questions: see `torch_answers.make_answerer`."""
+        self._ask(do="make_answerer", directory=str(directory), config=config, **asked)
+        return dict(np.load(directory / "reference.npz"))
+
+    def find_answers(self, directory: Path, pairs: Sequence[tuple[str, str]], *, longest: int) -> list[dict[str, Any]]:
+        """Return the answers to questions about contexts: see `torch_answers.find_answers`."""
+        asked = {"directory": str(directory), "pairs": list(pairs), "longest": longest}
+        found: list[dict[str, Any]] = self._ask(do="find_answers", **asked)["found"]
+        return found
+
     def rescore(self, directory: Path, **asked: Any) -> dict[str, Any]:
         """Return scores and loss of the checkpoint in `directory`: see `torch_worker.rescore`."""
         return self._ask(do="rescore", directory=str(directory), **asked)

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import parity_rule
 import torch
+import torch_answers
 import torch_optimizers
 import torch_rewards
 import torch_seq2seq
@@ -586,6 +587,8 @@ def main() -> None:
         "descend": torch_optimizers.descend,
         "write": torch_seq2seq.write,
         "learn": functools.partial(torch_seq2seq.learn, gradients=gradients),
+        "make_answerer": functools.partial(torch_answers.make_answerer, prepared=prepared, gradients=gradients),
+        "find_answers": torch_answers.find_answers,
         "reward": torch_rewards.reward,
         "kto": torch_rewards.kto,
     }

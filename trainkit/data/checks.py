@@ -17,8 +17,10 @@ from trainkit.data.batches.pairs import Pairs
 from trainkit.data.cache.build import Cache
 from trainkit.data.cache.shards import LEARNED
 from trainkit.data.cache.stream import Stream
+from trainkit.data.documents.labels import labels_of
 from trainkit.data.label_checks import absent_classes, one_class, outside_classes
 from trainkit.data.problems import DataProblem
+from trainkit.data.question_checks import question_problems
 from trainkit.data.show import place_of
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.source import document_of
@@ -35,8 +37,9 @@ _COMPARED = 1 << 22
 
 def find_problems(cache: Cache, recipe: Recipe) -> list[DataProblem]:
     """Return what the checks find in the cache so far; errors first."""
-    problems = [*_left_out(cache), *_learned(cache), *_unknown(cache), *outside_classes(cache, recipe)]
+    problems = [*_left_out(cache), *_learned(cache, recipe), *_unknown(cache), *outside_classes(cache, recipe)]
     problems += _ends_of_turns(cache, recipe)
+    problems += question_problems(cache, recipe)
     if cache.train.complete:
         problems += [*_cut_off(cache, recipe), *_duplicates(cache), *one_class(cache, recipe)]
         problems += absent_classes(cache, recipe)
@@ -66,7 +69,10 @@ def _left_out(cache: Cache) -> Iterator[DataProblem]:
         yield DataProblem("info", f"{subject} left out")
 
 
-def _learned(cache: Cache) -> Iterator[DataProblem]:
+def _learned(cache: Cache, recipe: Recipe) -> Iterator[DataProblem]:
+    labels = labels_of(document_of(recipe.data.train[0]))
+    if labels is not None and not labels.named:  # few tokens of a text answer a question
+        return
     for name, stream in _streams(cache):
         learned = sum(section.shard.learned for section in stream.sections)
         if not stream.tokens or learned >= LITTLE * stream.tokens:

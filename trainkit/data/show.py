@@ -56,7 +56,8 @@ def show(cache: Cache, data: TrainSet, step: int) -> Iterator[ShownRow]:
     document = document_of(data.streams()[0][2])
     labels = labels_of(document)
     of_tokens = labels is not None and labels.per == "token"
-    classes = document.label_names if document is not None and of_tokens else None
+    named = labels is not None and labels.named
+    classes = document.label_names if document is not None and of_tokens and named else None
     for number, row in enumerate(data.rows(step)):
         is_text = "tokens" in batch
         pieces = tuple(_pieces(cache, row, batch, number, classes) if is_text else _record(cache, row, batch, number))

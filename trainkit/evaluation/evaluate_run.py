@@ -21,7 +21,7 @@ from trainkit.data.jobs import Tell
 from trainkit.errors import TrainkitError
 from trainkit.evaluation.evaluator import Evaluator
 from trainkit.evaluation.results import result_writer
-from trainkit.evaluation.targets import target_writer
+from trainkit.evaluation.targets import text_report
 from trainkit.hub.load import check_same_base, load_base
 from trainkit.recipe import Recipe
 from trainkit.recipe.sections.source import Files, HuggingFace, Source
@@ -187,7 +187,7 @@ def _evaluate(
             log=log,
             interrupted=lambda: False,
             results=result_writer(directory, recipe, cache, training_set=named),
-            targets=target_writer(
+            texts=text_report(
                 recipe,
                 directory,
                 cache.tokenizer,

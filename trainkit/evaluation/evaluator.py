@@ -17,7 +17,6 @@ from jaxtyping import Array, PyTree
 from trainkit.data.cache.stream import SourceSpan
 from trainkit.errors import FAILED, TrainkitError
 from trainkit.evaluation.results import PredictionTable, ResultWriter
-from trainkit.evaluation.targets import TargetWriter
 from trainkit.models.casting import cast
 from trainkit.parallel.mesh import batch_sharding, replicated_sharding
 from trainkit.plan import divisors
@@ -52,6 +51,16 @@ class EvaluationSet(Protocol):
         """Return where each example of a batch comes from."""
 
 
+class TextReport(Protocol):
+    """What makes texts of what a model says about a set, and returns the values of metrics of them."""
+
+    @property
+    def reads_predictions(self) -> bool:
+        """Whether the texts follow from the predictions in the table, which are then kept for it."""
+
+    def __call__(self, state: State, data: EvaluationSet, table: PredictionTable, /) -> dict[str, float]: ...
+
+
 class Sums(NamedTuple):
     """The sums over a set."""
 
@@ -83,15 +92,16 @@ class Evaluator:
         compares: bool = False,
         metrics: Mapping[str, Metric] = {},
         results: ResultWriter | None = None,
-        targets: TargetWriter | None = None,
+        texts: TextReport | None = None,
     ) -> None:
         """`compares` says whether the task compares the examples of a batch, so that fewer at once have other values.
-        `results` keeps predictions; None if they are not kept. `targets` writes the targets of sources and computes
-        their metrics; None if there are none."""
+        `results` keeps predictions; None if they are not kept. `texts` reports on texts that the model writes or
+        finds; None if there are none."""
         self._sets = sets
         self._task, self._compares, self._metrics = task, compares, metrics
         self._mesh, self._sharding, self._whole = mesh, batch_sharding(mesh), replicated_sharding(mesh)
-        self._log, self._results, self._targets = log, results, targets
+        self._log, self._results, self._texts = log, results, texts
+        kept = results is not None or (texts is not None and texts.reads_predictions)
         self._interrupted = interrupted
 
         def add(
@@ -107,7 +117,7 @@ class Evaluator:
                 for label, metric in metrics.items()
                 if isinstance(metric, GatheredMetric)
             }
-            return *add_compensated(sums, lost, found), predictions if results is not None else {}, needed
+            return *add_compensated(sums, lost, found), predictions if kept else {}, needed
 
         # the initial sums have this sharding too; otherwise it would be compiled twice
         self._add = jax.jit(add, out_shardings=self._whole)
@@ -133,7 +143,7 @@ class Evaluator:
                 self._split(step)
                 found = self._summed(state, data, number)
             sums, predictions, items = found
-            written = self._targets(state, data, predictions) if self._targets else {}
+            written = self._texts(state, data, predictions) if self._texts else {}
             if self._interrupted():
                 return evaluated
             report: dict[str, float] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
@@ -50,6 +50,14 @@ class PredictionTable:
         """
         self._fetch_last()
         self._parts.append((places, rows, predictions))
+
+    def take_rows(self) -> Iterator[tuple[Sequence[SourceSpan], dict[str, np.ndarray]]]:
+        """Remove all predictions, and yield those of each row that counts, with where it comes from."""
+        self._fetch_last()
+        parts, self._parts = self._parts, []
+        for places, _, predictions in parts:
+            for row in np.flatnonzero(predictions["weights"][: len(places)] > 0).tolist():
+                yield places[row], {name: array[row] for name, array in predictions.items()}
 
     def columns(self, origin: Callable[[SourceSpan], RowOrigin], classes: Sequence[str]) -> dict[str, list[Any]]:
         """Return a column for each prediction, and the columns `source` and `row`; for tokens also `token`, the token's

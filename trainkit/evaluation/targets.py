@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import equinox as eqx
 import jax
@@ -15,6 +15,7 @@ from jaxtyping import Array, PyTree
 
 from trainkit.data.cache.stream import SourceSpan
 from trainkit.data.tokenizer.vocabulary import LoadedTokenizer
+from trainkit.evaluation.evaluator import TextReport
 from trainkit.evaluation.results import PredictionTable
 from trainkit.infer.beam_search import BeamSearch
 from trainkit.infer.generate import NOTHING
@@ -24,6 +25,7 @@ from trainkit.infer.text_format import text_format_of
 from trainkit.models.casting import cast
 from trainkit.parallel.mesh import batch_sharding, replicated_sharding
 from trainkit.recipe import Recipe
+from trainkit.recipe.spec import import_named
 from trainkit.tasks.text_metrics import TextMetric, build_text_metrics
 from trainkit.train.prefetch import HostBatch, whole_to_device
 from trainkit.train.state import State
@@ -48,6 +50,8 @@ class WrittenTarget(NamedTuple):
 
 class TargetWriter:
     """Writes the targets of the first sources of a set, and returns the values of metrics."""
+
+    reads_predictions: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -117,7 +121,7 @@ class TargetWriter:
         return self._codec.decode([token for token in ids if token != NOTHING and token not in self._hidden])
 
 
-def target_writer(
+def text_report(
     recipe: Recipe,
     directory: Path,
     codec: LoadedTokenizer | None,
@@ -125,12 +129,16 @@ def target_writer(
     compute: jnp.dtype,
     mesh: Mesh,
     interrupted: Callable[[], bool],
-) -> TargetWriter | None:
-    """Return the writer of targets for the run in `directory`; None if the recipe has no `[evaluate.generate]`.
+) -> TextReport | None:
+    """Return what reports on texts for the run in `directory`: the task's own report, or the writer of targets; None if
+    the task has none and the recipe has no `[evaluate.generate]`.
 
     Raises:
         TrainkitError: a library that computes a metric is not installed.
     """
+    if recipe.task.text_report is not None:
+        report: TextReport = import_named(recipe.task.text_report)(recipe, codec)
+        return report
     if recipe.evaluate.generate is None:
         return None
     assert codec is not None, "sources and targets are texts"

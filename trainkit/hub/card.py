@@ -47,6 +47,7 @@ _LOADED_BY = {
     "encoder-decoder": ("AutoModelForSeq2SeqLM", "text2text-generation"),
     "sequence": ("AutoModelForSequenceClassification", "text-classification"),
     "token": ("AutoModelForTokenClassification", "token-classification"),
+    "span": ("AutoModelForQuestionAnswering", "question-answering"),
 }
 
 

@@ -159,7 +159,7 @@ def config_of(model: Pretrained, *, vocab_size: int, sequence_length: int, dtype
 
 def _classes_of(head: Head) -> Config:
     """Return the keys of a head with classes. Classes without names are named by their numbers."""
-    if head.kind == "tokens":
+    if head.kind in ("tokens", "span"):
         return {}
     names = head.names or tuple(f"LABEL_{number}" for number in range(head.width))
     said = {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}

@@ -14,7 +14,7 @@ from trainkit.data.batches.evaluation_set import evaluation_sets
 from trainkit.data.cache import build as caches
 from trainkit.evaluation.evaluator import Evaluator
 from trainkit.evaluation.results import result_writer
-from trainkit.evaluation.targets import target_writer
+from trainkit.evaluation.targets import text_report
 from trainkit.events.log import EventLog
 from trainkit.export.background import Exporting
 from trainkit.infer.sampler import build_sampler
@@ -160,7 +160,7 @@ def _evaluator(attempt: Attempt, built: BuiltStep, plan: Plan, *, commands: Comm
         log=attempt.log,
         interrupted=lambda: commands.interrupted,
         results=result_writer(attempt.directory, recipe, attempt.cache) if recipe.evaluate.predictions else None,
-        targets=target_writer(
+        texts=text_report(
             recipe,
             attempt.directory,
             attempt.cache.tokenizer,

@@ -26,6 +26,9 @@ documents it is two, the chosen answer and the rejected one, and of a source wit
 |             |              |                             | the document, 0 for others; -1 where there is none        |
 | `labels`    | (B, T)       | int32                       | of documents whose tokens have labels: that of the token  |
 |             |              |                             | in `tokens`, -1 where it has none                         |
+| `labels`    | (B, T)       | int32                       | of questions: bits, the first of the tokens of the        |
+|             |              |                             | target, the others of those of each answer; 0 in the rest |
+|             |              |                             | of the context, -1 elsewhere                              |
 | `second`    | (B, T)       | uint8                       | with `labels` of texts: 1 in the second text of a pair    |
 | `images`    | (B, H, W, 3) | uint8                       | of images, which have no tokens; RGB                      |
 | `features`  | (B, F)       | float32                     | of columns, which have no tokens: the numbers given       |

@@ -59,6 +59,8 @@ class Labels(ABC):
     """What a label is one of, or is."""
     predicted: ClassVar[bool] = True
     """Whether the model learns to predict the labels, so that labels that are all the same teach nothing."""
+    named: ClassVar[bool] = True
+    """Whether people see the label beside what it is of, or only that it is learned."""
 
     def __init__(self, document: Any) -> None:
         self.document = document

@@ -24,6 +24,7 @@ class Bert(Encoder):
     class_heads: ClassVar[Mapping[HeadKind, HeadLayers]] = {
         "sequence": HeadLayers("first", dense="tanh"),
         "token": HeadLayers("each"),
+        "span": HeadLayers("each"),
     }
 
     @property

@@ -41,6 +41,7 @@ class Deberta(Encoder):
     class_heads: ClassVar[Mapping[HeadKind, HeadLayers]] = {
         "sequence": HeadLayers("first", dense="gelu"),
         "token": HeadLayers("each"),
+        "span": HeadLayers("each"),
     }
 
     @model_validator(mode="after")
@@ -62,7 +63,7 @@ class Deberta(Encoder):
         return "scores of relative positions"
 
     def head_dropout(self, kind: HeadKind) -> float:
-        return super().head_dropout(kind) if kind == "sequence" else self.dropout
+        return self.dropout if kind == "token" else super().head_dropout(kind)
 
     def leaf_shapes(self, *, vocab_size: int, sequence_length: int) -> dict[str, Shape]:
         relative: dict[str, Shape] = {"relative_embedding": (2 * self.position_buckets, self.hidden)}

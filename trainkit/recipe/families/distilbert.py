@@ -26,11 +26,12 @@ class DistilBert(Encoder):
     class_heads: ClassVar[Mapping[HeadKind, HeadLayers]] = {
         "sequence": HeadLayers("first", dense="relu"),
         "token": HeadLayers("each"),
+        "span": HeadLayers("each"),
     }
     drops_attention_output: ClassVar[bool] = False
 
     def head_dropout(self, kind: HeadKind) -> float:
-        return super().head_dropout(kind) if kind == "sequence" else self.dropout
+        return self.dropout if kind == "token" else super().head_dropout(kind)
 
 
 def _classifier_dropout(values: dict[str, Any]) -> float:

@@ -108,6 +108,8 @@ class Encoder(TextEncoder):
         return self.dropout
 
     def head_dropout(self, kind: HeadKind) -> float:
+        if kind == "span":  # in transformers only DistilBERT has one, in a key of its own
+            return 0.0
         return self.dropout if self.classifier_dropout is None else self.classifier_dropout
 
     def leaf_shapes(self, *, vocab_size: int, sequence_length: int) -> dict[str, Shape]:

@@ -84,4 +84,5 @@ def class_heads(family: str, *, dense: str, output: str = "classifier") -> dict[
     return {
         "sequence": HeadTable(f"{family}ForSequenceClassification", sequence),
         "token": HeadTable(f"{family}ForTokenClassification", token),
+        "span": HeadTable(f"{family}ForQuestionAnswering", linear_names("classifier.output", "qa_outputs", bias=True)),
     }

@@ -20,8 +20,9 @@ from trainkit.recipe.spec import Spec
 Kind = Literal["causal", "encoder", "encoder-decoder", "vision", "vision-language", "plain"]
 #: Kinds whose models write text.
 WRITING: frozenset[Kind] = frozenset({"causal", "encoder-decoder"})
-#: What a head gives: logits of the vocabulary at every position, scores of classes for a sequence, or for each token.
-HeadKind = Literal["tokens", "sequence", "token"]
+#: What a head gives: logits of the vocabulary at every position; scores of classes for a sequence, or for each token;
+#: or two scores for each token, of whether a span begins and ends with it.
+HeadKind = Literal["tokens", "sequence", "token", "span"]
 
 
 class Head(NamedTuple):
@@ -29,7 +30,7 @@ class Head(NamedTuple):
 
     kind: HeadKind
     width: int
-    """Classes; 0 of `tokens`."""
+    """Classes; 0 of `tokens`, 2 of `span`."""
     names: tuple[str, ...] = ()
     """Of the classes, in the order of their numbers, where they are known."""
     new: bool = False

@@ -58,6 +58,7 @@ class ModernBert(TextEncoder):
     class_heads: ClassVar[Mapping[HeadKind, HeadLayers]] = {
         "sequence": HeadLayers("first", dense="gelu", dense_bias=False, norm=1e-5),
         "token": HeadLayers("each", dense="gelu", dense_bias=False, norm=1e-5),
+        "span": HeadLayers("each", dense="gelu", dense_bias=False, norm=1e-5),
     }
     changeable: ClassVar[frozenset[str]] = TextEncoder.changeable | {"pooling", "mlp_dropout"}
 
@@ -261,5 +262,6 @@ FAMILY = Family(
     heads={
         "sequence": _head("ModernBertForSequenceClassification"),
         "token": _head("ModernBertForTokenClassification"),
+        "span": _head("ModernBertForQuestionAnswering"),
     },
 )

@@ -38,6 +38,7 @@ class Roberta(Encoder):
     class_heads: ClassVar[Mapping[HeadKind, HeadLayers]] = {
         "sequence": HeadLayers("first", dense="tanh"),
         "token": HeadLayers("each"),
+        "span": HeadLayers("each"),
     }
     changeable: ClassVar[frozenset[str]] = Encoder.changeable - {"pad_token_id"}
 

@@ -132,6 +132,13 @@ class Data(Spec):
                 "each sequence of a document with several, such as two answers, is a row of its own that is cut off or"
                 ' dropped if it is too long: write data.encoding = { type = "pad" } (too_long = "truncate" or "drop")'
             )
+        document = document_of(self.train[0])
+        if document is not None and self.is_text and self.encoding.type not in document.encodings:
+            raise ValueError(
+                f'documents of type "{document.type}" are divided into examples by data.encoding.type ='
+                f" {' or '.join(f'{chr(34)}{one}{chr(34)}' for one in sorted(document.encodings))},"
+                f' and it is "{self.encoding.type}"'
+            )
         if self.has_token_labels and isinstance(self.encoding, Concatenate):
             raise ValueError(
                 "documents whose tokens have labels are examples by themselves, which data.encoding.type ="

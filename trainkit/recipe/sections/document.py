@@ -1,6 +1,6 @@
 """What a row of a source becomes: plain text, a template, a prompt with its answer, a conversation, a pair of answers,
-a judged answer, two texts that belong together, a source with its target, labelled text, labelled words, an image,
-columns of numbers.
+a judged answer, two texts that belong together, a source with its target, labelled text, labelled words, a question
+about a text, an image, columns of numbers.
 
 Documents with labels, and those of two sequences, have files of their own beside this one. Everything that differs
 between types of documents stands in its spec and in the module that the spec names as its `implementation`; nothing
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 from pydantic import model_validator
 
 from trainkit.recipe.sections.document_spec import ChatDocument, DocumentSpec
-from trainkit.recipe.sections.labelled_documents import Image, Keys, Labelled, Tagged
+from trainkit.recipe.sections.labelled_documents import Image, Keys, Labelled, QuestionInContext, Tagged
 from trainkit.recipe.sections.paired_documents import (
     Judged,
     JudgedChat,
@@ -118,6 +118,7 @@ DOCUMENTS = (
     SourceTarget,
     Labelled,
     Tagged,
+    QuestionInContext,
     Image,
     Columns,
 )

@@ -40,6 +40,8 @@ class DocumentSpec(Spec):
     """Whether it may have a label, which batches then hold as `labels`."""
     token_labels: ClassVar[bool] = False
     """Whether its tokens may have a label each, which batches then hold as `labels`."""
+    encodings: ClassVar[frozenset[str]] = frozenset({"concatenate", "windows", "pack", "pad"})
+    """The types of `data.encoding` that make examples of it."""
     later_keys: ClassVar[frozenset[str]] = frozenset()
     """Keys that did not exist at first: caches made before are used as long as these have their default."""
 

@@ -1,4 +1,4 @@
-"""Documents with labels: of a text or of two, of words, of an image."""
+"""Documents with labels: of a text or of two, of words, of an image; and questions with their answers in a text."""
 
 from __future__ import annotations
 
@@ -127,6 +127,54 @@ class Tagged(DocumentSpec):
     @property
     def keys(self) -> tuple[str, ...]:
         return (self.words, self.labels)
+
+
+class QuestionInContext(DocumentSpec):
+    """A question, a context, and the parts of the context that answer it, such as in SQuAD (Rajpurkar et al. 2016).
+
+    A context that is too long for an example becomes several windows, each after the question. The first answer is
+    learned, and an evaluation accepts every one."""
+
+    type: Literal["question"]
+    question: str = "question"
+    """Key of the question."""
+    context: str = "context"
+    """Key of the text that is searched for the answer."""
+    answers: str = "answers"
+    """Key of the answers: `{"text": [...], "answer_start": [...]}` or a list of `{"text": ..., "answer_start": ...}`.
+    With `start`, key of the text of the only answer."""
+    start: str | None = None
+    """Key of the first character of the answer in the context, counted from 0. If absent, `answers` holds it."""
+    unanswerable: bool = False
+    """Whether the context may hold no answer, as in SQuAD 2 (Rajpurkar et al. 2018): the target is then the first
+    token. If false, a row without an answer cannot be used."""
+
+    implementation: ClassVar[str] = "trainkit.data.documents.question"
+    examples: ClassVar[str] = "trainkit.data.batches.questions:question_examples"
+    learned_in_part: ClassVar[bool] = True
+    marked: ClassVar[bool] = True
+    token_labels: ClassVar[bool] = True
+    encodings: ClassVar[frozenset[str]] = frozenset({"windows"})
+
+    @property
+    def is_pair(self) -> bool:
+        return True
+
+    @property
+    def label_kind(self) -> str:
+        return "trainkit.data.documents.question:AnswerLabels"
+
+    @property
+    def form(self) -> str:
+        return "question"
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.question, self.context, self.answers, *([self.start] if self.start is not None else []))
+
+    @property
+    def number_keys(self) -> tuple[str, ...]:
+        return () if self.start is None else (self.start,)
 
 
 class Image(DocumentSpec):

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from trainkit.recipe.families.model import Kind, ModelSpec
+from trainkit.recipe.families.model import Head, Kind, ModelSpec
 from trainkit.recipe.sections.classification_tasks import SequenceClassification, TokenClassification
 from trainkit.recipe.sections.data import Concatenate, Data
 from trainkit.recipe.sections.embedding_task import Embedding
 from trainkit.recipe.sections.preference_tasks import Kto, Preference, Reward
 from trainkit.recipe.sections.source import Source, Tokens, document_of
 from trainkit.recipe.sections.task_spec import TEXTS, TaskSpec
-from trainkit.recipe.spec import Fraction, NotNegative, union_of
+from trainkit.recipe.spec import Count, Fraction, NotNegative, union_of
 
 
 class NextTokens(TaskSpec):
@@ -135,6 +135,34 @@ class Seq2Seq(TaskSpec):
     writes: ClassVar[bool] = True
 
 
+class QuestionAnswering(TaskSpec):
+    """Find the first and the last token of the answer to a question in a text (Devlin et al. 2019, section 4.2).
+
+    The loss is the mean of two cross-entropies over the tokens of a window, of where the answer begins and ends. The
+    target of a window that does not hold the whole answer is the first token."""
+
+    type: Literal["question-answering"]
+    max_answer_length: Count = 30
+    """Largest number of tokens of an answer that an evaluation finds."""
+    null_threshold: float = 0.0
+    """Where questions may be `unanswerable`: an evaluation gives an answer unless the scores of the first token are
+    higher by more than this."""
+    new_head: bool = False
+    """Whether the last layer of the head starts from random weights although `model.pretrained` has one."""
+
+    implementation: ClassVar[str] = "trainkit.tasks.question_answering"
+    documents: ClassVar[frozenset[str]] = frozenset({"question"})
+    models: ClassVar[frozenset[Kind]] = frozenset({"encoder"})
+    shifted: ClassVar[bool] = False
+    predictions: ClassVar[frozenset[str]] = frozenset({"tokens", "answers", "first", "last", "score", "null_score"})
+    text_report: ClassVar[str | None] = "trainkit.evaluation.answers:answer_report"
+    reports: ClassVar[frozenset[str]] = frozenset({"loss", "exact_match", "f1"})
+
+    def head(self, data: Data) -> Head:
+        """Return a head with two scores for each token."""
+        return Head("span", 2, new=self.new_head)
+
+
 #: Every task of the recipe language.
 TASKS = (
     CausalLM,
@@ -147,6 +175,7 @@ TASKS = (
     Seq2Seq,
     SequenceClassification,
     TokenClassification,
+    QuestionAnswering,
 )
 
 if TYPE_CHECKING:

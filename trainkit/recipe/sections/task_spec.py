@@ -40,6 +40,9 @@ class TaskSpec(Spec):
     (int32, -1 without a label) and `scores` (float32, one for each class); of sets of classes, `labels` and
     `predicted_labels` (int32, 1 or 0 for each class) and `scores`; of numbers, `target` and `predicted`,
     (N,) or (N, W). Of tokens also `begins`, whether it is the first with a label in its text."""
+    text_report: ClassVar[str | None] = None
+    """The function that returns what makes texts of its predictions, called as
+    `trainkit.evaluation.answers:answer_report` is; None where predictions are no texts."""
     reports: ClassVar[frozenset[str]] = frozenset({"loss"})
     """Names of the values that `Task.report` gives of each validation set."""
 
