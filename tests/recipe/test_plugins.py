@@ -121,7 +121,7 @@ def test_a_group_may_choose_a_plugin_s_optimizer_where_the_rest_has_another(tmp_
 def test_a_recipe_without_plugins_does_not_know_them(tmp_path: Path) -> None:
     load(place(tmp_path))
     error = refusal(write(tmp_path, TRAINED.replace('[plugins]\nfiles = ["mine/rules.py"]\n', "")))
-    assert 'optimizer.type = "sign": expected "adamw" or "muon"' in str(error)
+    assert 'optimizer.type = "sign": expected "adamw" or "adam" or' in str(error)
 
 
 def test_mistakes_in_a_plugin_s_keys_are_diagnosed_like_any_other(tmp_path: Path) -> None:
@@ -139,11 +139,11 @@ def test_explain_and_schema_know_a_plugin_s_keys_and_what_they_mean(
     path = place(tmp_path)
     write(tmp_path / "text", "", "one.txt")
     told = explain(path, "optimizer", [])
-    assert 'type = "adamw" or "muon" or "sign"' in told and "Decay of the average of the gradients." in told
+    assert 'type = "adamw" or "adam" or' in told and 'or "muon" or "sign"' in told and "Decay of the average of the gradients." in told
     assert told.startswith("[optimizer]\n  Steps of one size along the signs of the momentum")
     assert "(SHA-256 of plugins.files)" in explain(path, "plugins.digests", [])
     assert "visibly" in explain(path, "schedule.offset", [])
-    assert 'allowed: "adamw" or "muon" or "sign"' in explain(path, "optimizer.type", [])
+    assert 'or "muon" or "sign"' in explain(path, "optimizer.type", [])
     assert 'rules.py adds optimizer "sign", schedule "inverse-root"' in check(path)
     defined = {spec["title"]: spec for spec in json.loads(schema(path))["$defs"].values()}
     assert "SignDescent" in defined and "SignDescent" not in schema()
@@ -241,7 +241,7 @@ class Copy(TaskSpec):
         (
             'type: Literal["sign"]',
             'type: Literal["muon"]',
-            ['"muon" of SignDescent is taken by trainkit', '"adamw", "muon"'],
+            ['"muon" of SignDescent is taken by trainkit', '"lion", "muon"'],
         ),
         ("def state_bytes", "def bytes", ["SignDescent lacks state_bytes"]),
         ("def rate_after_warmup", "def rate_then", ["InverseRoot lacks rate_after_warmup"]),
