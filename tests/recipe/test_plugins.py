@@ -139,7 +139,11 @@ def test_explain_and_schema_know_a_plugin_s_keys_and_what_they_mean(
     path = place(tmp_path)
     write(tmp_path / "text", "", "one.txt")
     told = explain(path, "optimizer", [])
-    assert 'type = "adamw" or "adam" or' in told and 'or "muon" or "sign"' in told and "Decay of the average of the gradients." in told
+    assert (
+        'type = "adamw" or "adam" or' in told
+        and 'or "muon" or "sign"' in told
+        and "Decay of the average of the gradients." in told
+    )
     assert told.startswith("[optimizer]\n  Steps of one size along the signs of the momentum")
     assert "(SHA-256 of plugins.files)" in explain(path, "plugins.digests", [])
     assert "visibly" in explain(path, "schedule.offset", [])

@@ -13,6 +13,7 @@ from jaxtyping import ArrayLike, PyTree
 
 from trainkit.optim.decay import decayed
 from trainkit.recipe.optimizers.spec import OptimizerSpec, is_stacked
+from trainkit.recipe.optimizers.wrappers import Around
 from trainkit.recipe.sections.adapter import Adapter
 from trainkit.recipe.sections.schedule import NEVER, ScheduleSpec
 from trainkit.recipe.spec import implementation_of, import_named
@@ -50,8 +51,9 @@ def build(
         return spec.rate_factor_of(name, leaf.shape) * ratio
 
     factors = jax.tree.map(factor, names, shapes)
-    parts = jax.tree.map(lambda name, rule: _Part(rule, rule.by_layer and is_stacked(name)), names, rules)
-    rule = _wrapped(_by_rule(parts, _transformation), spec, "rule")
+    stacked = jax.tree.map(is_stacked, names)
+    parts = jax.tree.map(lambda layers, rule: _Part(rule, rule.by_layer and layers), stacked, rules)
+    rule = _wrapped(_by_rule(parts, _transformation), spec, "rule", stacked)
     transforms = [rule]
     if any(jax.tree.leaves(decays)):
         transforms = [*decayed(rule, rules, decays)]
@@ -59,16 +61,19 @@ def build(
         transforms.append(_by_rule(parts, _finish))
     if any(factor != 1.0 for factor in jax.tree.leaves(factors)):
         transforms.append(optax.stateless(lambda u, _: jax.tree.map(lambda u, f: u * f, u, factors)))
-    return _wrapped(optax.chain(*transforms), spec, "update")
+    return _wrapped(optax.chain(*transforms), spec, "update", stacked)
 
 
 def _wrapped(
-    inner: optax.GradientTransformation, spec: OptimizerSpec, around: str
+    inner: optax.GradientTransformation, spec: OptimizerSpec, around: Around, stacked: PyTree[bool]
 ) -> optax.GradientTransformationExtraArgs:
     wrapped = optax.with_extra_args_support(inner)
     for wrapper in spec.wrappers:
         if wrapper.around == around:
-            wrapped = implementation_of(wrapper).build(wrapper, wrapped)
+            found = implementation_of(wrapper)
+            build_wrapper = found if isfunction(found) else found.build
+            options = {"stacked": stacked} if wrapper.by_layer else {}
+            wrapped = build_wrapper(wrapper, wrapped, **options)
     return wrapped
 
 

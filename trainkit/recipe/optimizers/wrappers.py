@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+import math
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 
-from trainkit.recipe.spec import Spec, union_of
+from pydantic import Field
+
+from trainkit.recipe.spec import Count, Fraction, Positive, Spec, union_of
+
+Around = Literal["rule", "update"]
 
 
 class WrapperSpec(Spec):
@@ -14,9 +19,12 @@ class WrapperSpec(Spec):
 
     implementation: ClassVar[str]
     """The module, or `module:function`, whose `build(spec, inner)` returns the transformation `inner`, changed."""
-    around: ClassVar[Literal["rule", "update"]]
+    around: ClassVar[Around]
     """What it is given: the rule alone (from the gradients to the descent directions), or all of the update with weight
     decay and the factors of groups, so that parameters - learning rate x directions are the next parameters."""
+    by_layer: ClassVar[bool] = False
+    """Whether it computes one number for each layer's parameter. Its `build` then takes `stacked` as well: for each
+    parameter, whether its first axis is that of layers."""
     has_state: ClassVar[bool] = False
     """Whether it keeps a state of its own, so that a checkpoint without it does not fit."""
 
@@ -34,11 +42,138 @@ class Cautious(WrapperSpec):
     type: Literal["cautious"]
 
     implementation: ClassVar[str] = "trainkit.optim.cautious"
-    around: ClassVar[Literal["rule", "update"]] = "rule"
+    around: ClassVar[Around] = "rule"
+
+
+class ClipValue(WrapperSpec):
+    """Clip every number of the gradient, after the clipping by `train.max_grad_norm`."""
+
+    type: Literal["clip-value"]
+    limit: Positive
+    """The greatest magnitude of a number of the gradient."""
+
+    implementation: ClassVar[str] = "trainkit.optim.clipping:clip_value"
+    around: ClassVar[Around] = "rule"
+
+
+class ClipLeaf(WrapperSpec):
+    """Clip the norm of the gradient of each parameter by itself, layer by layer."""
+
+    type: Literal["clip-leaf"]
+    limit: Positive
+    """The greatest norm of a parameter's gradient."""
+
+    implementation: ClassVar[str] = "trainkit.optim.clipping:clip_leaf"
+    around: ClassVar[Around] = "rule"
+    by_layer: ClassVar[bool] = True
+
+
+class ClipAdaptive(WrapperSpec):
+    """Clip the gradient of each output of a matrix, as a share of the norm of its weights (Brock et al. 2021).
+
+    Of a vector, the whole is one unit.
+    """
+
+    type: Literal["clip-adaptive"]
+    limit: Positive = 0.01
+    """The greatest norm of a gradient, as a share of the norm of its weights."""
+    eps: Positive = 1e-3
+    """The least that the norm of weights is taken for."""
+
+    implementation: ClassVar[str] = "trainkit.optim.clipping:clip_adaptive"
+    around: ClassVar[Around] = "rule"
+    by_layer: ClassVar[bool] = True
+
+
+class ClipUpdate(WrapperSpec):
+    """Clip the norm of the whole update: that by which the parameters change in a step."""
+
+    type: Literal["clip-update"]
+    limit: Positive
+    """The greatest norm of learning rate x directions, over all parameters."""
+
+    implementation: ClassVar[str] = "trainkit.optim.clipping:clip_update"
+    around: ClassVar[Around] = "update"
+
+
+class SkipOutliers(WrapperSpec):
+    """Skip a step whose gradient is far greater than those before it, as bad data makes it.
+
+    It sees gradients after `train.max_grad_norm`: set that to 0, or above what is to be skipped. The log has the number
+    of skipped steps as `optimizer/skipped`.
+    """
+
+    type: Literal["skip-outliers"]
+    factor: Annotated[float, Field(gt=1)] = 10.0
+    """A step is skipped if the norm of its gradient is more than so many times the average norm."""
+    window: Count = 100
+    """Steps over which norms are averaged; the first ones are never skipped."""
+
+    implementation: ClassVar[str] = "trainkit.optim.skip_outliers"
+    around: ClassVar[Around] = "update"
+    has_state: ClassVar[bool] = True
+
+
+class Sam(WrapperSpec):
+    """Take the gradient where the loss is greatest nearby, which prefers flat minima (Foret et al. 2021).
+
+    It costs a second pass over the batch in each step.
+    """
+
+    type: Literal["sam"]
+    rho: Positive = 0.05
+    """How far away the gradient is taken."""
+    adaptive: bool = False
+    """Whether the distance is relative to each weight (ASAM, Kwon et al. 2021); `rho` is then about ten times that."""
+
+    implementation: ClassVar[str] = "trainkit.optim.sam"
+    around: ClassVar[Around] = "rule"
+
+
+class Lookahead(WrapperSpec):
+    """Every few steps, go back to a share of the way that they went (Zhang et al. 2019)."""
+
+    type: Literal["lookahead"]
+    every: Count = 5
+    """Steps from one return to the next."""
+    share: Fraction = 0.5
+    """The share of the way that stays."""
+
+    implementation: ClassVar[str] = "trainkit.optim.lookahead"
+    around: ClassVar[Around] = "update"
+    has_state: ClassVar[bool] = True
+
+    def state_bytes(self, shape: tuple[int, ...]) -> int:
+        return 4 * math.prod(shape)
+
+
+class Mars(WrapperSpec):
+    """Correct each gradient by how it changed since the last step (Yuan et al. 2024, arXiv:2411.10438).
+
+    The corrected gradient of each parameter, layer by layer, is clipped to norm 1. The paper's optimizers are MARS
+    around `adamw`, `lion` or `shampoo`.
+    """
+
+    type: Literal["mars"]
+    gamma: Positive = 0.025
+    """How strong the correction is."""
+    beta: Annotated[float, Field(gt=0, lt=1)] = 0.95
+    """The first of the rule's betas."""
+    exact: bool = False
+    """Whether the last gradient is computed again on this step's batch at the last parameters, a further pass; without,
+    it is that of the last batch."""
+
+    implementation: ClassVar[str] = "trainkit.optim.mars"
+    around: ClassVar[Around] = "rule"
+    by_layer: ClassVar[bool] = True
+    has_state: ClassVar[bool] = True
+
+    def state_bytes(self, shape: tuple[int, ...]) -> int:
+        return 4 * math.prod(shape)
 
 
 #: Every wrapper of the recipe language.
-WRAPPERS = (Cautious,)
+WRAPPERS = (Cautious, ClipValue, ClipLeaf, ClipAdaptive, ClipUpdate, SkipOutliers, Sam, Lookahead, Mars)
 
 if TYPE_CHECKING:
     Wrapper: TypeAlias = WrapperSpec

@@ -1,0 +1,145 @@
+"""What wraps an optimizer: each ends where its formula ends, in float64."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import trajectories
+from trajectories import SHAPES, trajectory
+
+from trainkit import optim
+from trainkit.recipe.optimizers.first_order import Sgd
+from trainkit.recipe.optimizers.wrappers import (
+    ClipAdaptive,
+    ClipLeaf,
+    ClipUpdate,
+    ClipValue,
+    Lookahead,
+    Mars,
+    Sam,
+    SkipOutliers,
+    WrapperSpec,
+)
+
+RATE, STEPS = 0.05, 60
+
+
+def norm(x: np.ndarray, name: str) -> np.ndarray:
+    """Return the norm of a parameter, or of each layer's in a stack."""
+    return np.sqrt((x**2).sum(tuple(range(name.startswith("blocks."), x.ndim)), keepdims=True))
+
+
+def descend(change, after=None) -> dict[str, np.ndarray]:
+    """Return the end of gradient descent with `change(t, gradients, params)` for gradients.
+
+    `after(t, before, params)` may then replace the parameters.
+    """
+    params = trajectories.start()
+    for t in range(STEPS):
+        grads = change(t, trajectories.gradient(params, t, STEPS), params)
+        before, params = params, {name: p - RATE * grads[name] for name, p in params.items()}
+        params = after(t, before, params) if after else params
+    return params
+
+
+def end(*wrappers: WrapperSpec) -> dict[str, np.ndarray]:
+    return trajectory(Sgd(type="sgd", learning_rate=RATE, wrappers=wrappers), steps=STEPS)[0]
+
+
+def test_every_number_of_the_gradient_is_clipped() -> None:
+    wanted = descend(lambda t, grads, _: {name: np.clip(g, -0.3, 0.3) for name, g in grads.items()})
+    trajectories.assert_equal(end(ClipValue(type="clip-value", limit=0.3)), wanted, within=2e-6)
+
+
+def test_the_gradient_of_each_parameter_of_each_layer_is_clipped() -> None:
+    wanted = descend(lambda t, grads, _: {n: g * np.minimum(1, 2.0 / norm(g, n)) for n, g in grads.items()})
+    trajectories.assert_equal(end(ClipLeaf(type="clip-leaf", limit=2.0)), wanted)
+
+
+def test_each_output_s_gradient_is_clipped_to_a_share_of_its_weights() -> None:
+    def change(t, grads, params):
+        clipped = {}
+        for name, g in grads.items():
+            axis = -2 if g.ndim - name.startswith("blocks.") >= 2 else -1
+            of_weights = np.maximum(np.linalg.norm(params[name], axis=axis, keepdims=True), 1e-3)
+            of_grad = np.linalg.norm(g, axis=axis, keepdims=True)
+            clipped[name] = g * np.minimum(1, 0.2 * of_weights / of_grad)
+        return clipped
+
+    trajectories.assert_equal(end(ClipAdaptive(type="clip-adaptive", limit=0.2)), descend(change))
+
+
+def test_the_norm_of_the_whole_update_is_clipped() -> None:
+    def change(t, grads, _):
+        whole = RATE * np.sqrt(sum((g**2).sum() for g in grads.values()))
+        return {name: g * min(1, 0.2 / whole) for name, g in grads.items()}
+
+    trajectories.assert_equal(end(ClipUpdate(type="clip-update", limit=0.2)), descend(change))
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_the_gradient_is_taken_where_the_loss_is_greatest_nearby(adaptive: bool) -> None:
+    def change(t, grads, params):
+        scaled = {name: g * np.abs(params[name]) if adaptive else g for name, g in grads.items()}
+        distance = 0.5 / np.sqrt(sum((s**2).sum() for s in scaled.values()))
+        there = {name: p + distance * scaled[name] * (np.abs(p) if adaptive else 1) for name, p in params.items()}
+        return trajectories.gradient(there, t, STEPS)
+
+    trajectories.assert_equal(end(Sam(type="sam", rho=0.5, adaptive=adaptive)), descend(change))
+
+
+def test_lookahead_returns_half_the_way_every_five_steps() -> None:
+    slow = trajectories.start()
+
+    def after(t, before, params):
+        if (t + 1) % 5:
+            return params
+        for name, p in params.items():
+            slow[name] = slow[name] + 0.5 * (p - slow[name])
+        return dict(slow)
+
+    wanted = descend(lambda t, grads, _: grads, after)
+    trajectories.assert_equal(end(Lookahead(type="lookahead")), wanted)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_mars_corrects_the_gradient_by_its_change(exact: bool) -> None:
+    last: dict[str, dict[str, np.ndarray]] = {}
+    strength = 0.1 * 0.9 / (1 - 0.9)
+
+    def change(t, grads, params):
+        before = last.get("grads", grads)
+        if exact and t:
+            before = trajectories.gradient(last["params"], t, STEPS)
+        last.update(grads=grads, params=params)
+        corrected = {name: g + strength * (g - before[name]) for name, g in grads.items()}
+        return {name: c / np.maximum(norm(c, name), 1) for name, c in corrected.items()}
+
+    wanted = descend(change)
+    trajectories.assert_equal(end(Mars(type="mars", gamma=0.1, beta=0.9, exact=exact)), wanted)
+
+
+@pytest.mark.parametrize("size", [50.0, np.nan])
+def test_a_step_with_an_outlier_changes_nothing_but_its_count(size: float) -> None:
+    spec = Sgd(type="sgd", learning_rate=RATE, momentum=0.9, wrappers=(SkipOutliers(type="skip-outliers", window=4),))
+    params = {name: jnp.asarray(value, jnp.float32) for name, value in trajectories.start().items()}
+    rule = optim.build(spec, trajectories.NAMES, params)
+    state, grads = rule.init(params), jax.tree.map(jnp.ones_like, params)
+    for _ in range(4):
+        directions, state = rule.update(grads, state, params, key=jax.random.key(0))
+    assert optim.metrics(state)["skipped"] == 0
+    directions, after = rule.update(jax.tree.map(lambda g: size * g, grads), state, params, key=jax.random.key(0))
+    assert all(not leaf.any() for leaf in jax.tree.leaves(directions)) and optim.metrics(after)["skipped"] == 1
+    assert all(map(np.array_equal, jax.tree.leaves(state.inner), jax.tree.leaves(after.inner)))
+    directions, after = rule.update(grads, after, params, key=jax.random.key(0))
+    assert all(leaf.all() for leaf in jax.tree.leaves(directions)) and optim.metrics(after)["skipped"] == 1
+
+
+def test_the_spec_of_a_wrapper_says_how_many_bytes_it_keeps() -> None:
+    for wrapper in (Lookahead(type="lookahead"), Mars(type="mars")):
+        spec = Sgd(type="sgd", learning_rate=RATE, wrappers=(wrapper,))
+        params = {name: jnp.zeros(shape) for name, shape in SHAPES.items()}
+        arrays = [leaf for leaf in jax.tree.leaves(optim.build(spec, trajectories.NAMES, params).init(params))]
+        assert sum(leaf.nbytes for leaf in arrays if leaf.ndim) == spec.total_state_bytes(SHAPES)
