@@ -7,22 +7,33 @@ import random
 from pathlib import Path
 
 from data_room import tokenizer_file, write_rows
-from trainer import RECIPE, WORDS, Trainer, arrays, losses, trainkit, workplace
+from trainer import BARE, RECIPE, WORDS, Trainer, arrays, losses, trainkit, workplace
 
 from trainkit.events.log import read
 
 GROWING = (
-    RECIPE.replace("held_out = 0.1", "shuffle = { window = 32 }")
-    .replace('path = "text/*.txt"', 'path = "large.jsonl"')
-    .replace("[evaluate]\nevery = 10\n", "")
+    BARE.replace('path = "text/*.txt"', 'path = "large.jsonl"')
+    .replace("sequence_length = 32", "sequence_length = 32\nshuffle = { window = 32 }")
+    .replace("train = { vocab_size = 300 }", 'path = "tokenizer-300.json"')
 )
-PROMPTS = RECIPE.replace(
+PROMPTS = BARE.replace(
     'path = "text/*.txt"', 'path = "qa.jsonl"\ndocument = { type = "prompt", prompt = "{q}? ", response = "{a}" }'
 )
+#: A trainer that never tokenises more than the first part of its data.
+FIRST_PART_ONLY = """
+import itertools, threading
+from trainkit import cli
+from trainkit.data.cache.encode import CacheWork
+
+do, parts = CacheWork.do, itertools.count()
+CacheWork.do = lambda *arguments: threading.Event().wait() if next(parts) else do(*arguments)
+cli.program()
+"""
 
 
 def large(directory: Path, megabytes: int) -> None:
-    """A file of lines that takes some seconds to tokenise."""
+    """A tokenizer, and a file of lines; one of more than 8 MiB is tokenised in several parts."""
+    tokenizer_file(directory)
     chance = random.Random(1)
     texts = [" ".join(chance.choices(WORDS, k=2000)) for _ in range(100)]
     with (directory / "large.jsonl").open("w") as out:
@@ -36,7 +47,7 @@ def test_a_run_begins_before_its_data_is_tokenised_and_killed_ends_as_if_all_had
     ready = workplace(tmp_path / "ready", GROWING, documents=0)
     fresh = workplace(tmp_path / "fresh", GROWING, documents=0)
     for directory in (ready, fresh):
-        large(directory, 40)
+        large(directory, 11)
     assert trainkit(ready, "cache-data", "tiny.toml").returncode == 0
     done = trainkit(ready, "run", "tiny.toml", "--plain")
     assert done.returncode == 0, done.stderr
@@ -44,10 +55,10 @@ def test_a_run_begins_before_its_data_is_tokenised_and_killed_ends_as_if_all_had
     def is_tokenised(run: Path) -> bool:
         return any(e["type"] == "cache_progress" and e["what"] == "train" and e["done"] for e in read(run))
 
-    with Trainer(fresh, "run", "tiny.toml", "--plain") as trainer:
+    with Trainer(fresh, "run", "tiny.toml", "--plain", program=FIRST_PART_ONLY) as trainer:
         assert trainer.until(lambda e: e["type"] == "step" and e["step"] >= 8), (fresh / "output.txt").read_text()
         trainer.kill()
-    assert not is_tokenised(fresh / "runs" / "tiny"), "the corpus is too small to show anything"
+    assert not is_tokenised(fresh / "runs" / "tiny")
     done = trainkit(fresh, "resume", "runs/tiny", "--plain")
     assert done.returncode == 0, done.stderr
     assert losses(fresh / "runs" / "tiny") == losses(ready / "runs" / "tiny")
@@ -56,12 +67,12 @@ def test_a_run_begins_before_its_data_is_tokenised_and_killed_ends_as_if_all_had
 
 def test_what_cannot_be_read_ends_a_run_that_has_begun_with_its_line(tmp_path: Path) -> None:
     workplace(tmp_path, GROWING.replace("steps = 24", "steps = 100000"), documents=0)
-    large(tmp_path, 20)
+    large(tmp_path, 2)
     with (tmp_path / "large.jsonl").open("a") as out:
         out.write("{not json\n")
     done = trainkit(tmp_path, "run", "tiny.toml", "--plain")
     assert done.returncode == 2, done.stderr
-    assert "large.jsonl:2001" in done.stderr and "is not JSON" in done.stderr and 'on_error = "skip"' in done.stderr
+    assert "large.jsonl:201" in done.stderr and "is not JSON" in done.stderr and 'on_error = "skip"' in done.stderr
 
 
 def test_packed_prompts_padded_prompts_and_windows_train_and_resume(tmp_path: Path) -> None:
@@ -80,6 +91,8 @@ def test_packed_prompts_padded_prompts_and_windows_train_and_resume(tmp_path: Pa
         assert whole.returncode == 0, whole.stderr
         by_step, at_the_end = losses(tmp_path / "runs" / name), arrays(tmp_path / "runs" / name, 24)
         assert by_step[24] < by_step[1] - 0.5
+        if name not in ("pack", "pad"):  # the others cut one stream of tokens, as runs of texts do
+            continue
         again = trainkit(tmp_path, "resume", f"{name}/12", "--plain")
         assert again.returncode == 0, again.stderr
         (finished,) = [event for event in read(tmp_path / "runs" / name) if event["type"] == "run_finished"]

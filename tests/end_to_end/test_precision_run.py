@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainer import RECIPE, arrays, losses, trainkit, workplace
+from trainer import BARE, arrays, losses, trainkit, workplace
 
 from trainkit.checkpoint import manifest
 from trainkit.events.log import read
 
-FEW = RECIPE.replace("steps = 24", "steps = 4").replace("[optimizer]", '[optimizer]\nmoments = "int8"')
+FEW = BARE.replace("steps = 24", "steps = 4").replace("[optimizer]", '[optimizer]\nmoments = "int8"')
 FEW += '[precision]\nparams = "bfloat16"\ncompute = "float16"\n'
 
 

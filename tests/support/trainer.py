@@ -58,6 +58,9 @@ max_tokens = 8
 [track]
 aim = false
 """
+#: The same without evaluations and samples, each of which a process would compile.
+BARE = RECIPE.replace("held_out = 0.1\n", "").replace("[evaluate]\nevery = 10\n", "")
+BARE = BARE.replace('[sample]\nevery = 12\nprompts = ["the cat"]\nmax_tokens = 8\n', "")
 
 
 def workplace(directory: Path, recipe: str = RECIPE, *, documents: int = 60) -> Path:
@@ -114,13 +117,21 @@ def trainkit(
 
 
 class Trainer:
-    """A trainer that can be watched through its log and killed. Always killed in the end."""
+    """A trainer that can be watched through its log and killed. Always killed in the end.
 
-    def __init__(self, directory: Path, *arguments: str, run: str = "tiny", optimised: bool = False) -> None:
+    It is started with another `program` where one is given, which sees the same arguments.
+    """
+
+    def __init__(
+        self, directory: Path, *arguments: str, run: str = "tiny", optimised: bool = False, program: str = ""
+    ) -> None:
         self.run = directory / "runs" / run
         self._tail = Tail(self.run, offset=self._size())
         self._output = (directory / "output.txt").open("a")
-        start = partial(subprocess.Popen, command(*arguments)) if optimised else partial(forked.Forked, arguments)
+        start: Callable[..., subprocess.Popen[bytes] | forked.Forked] = partial(forked.Forked, arguments)
+        if optimised or program:
+            words = [sys.executable, "-c", program, *arguments] if program else command(*arguments)
+            start = partial(subprocess.Popen, words)
         around = environment(optimised=optimised)
         self.process = start(cwd=directory, env=around, stdout=self._output, stderr=self._output)
 
