@@ -61,6 +61,7 @@ OTHER: dict[str, Any] = {
 READ_FOR_NOTHING = {
     ("qwen3_moe", "intermediate_size"): "the width of layers without experts, of which there are none",
     ("gpt2", "reorder_and_upcast_attn"): "the same but for rounding",
+    ("deberta-v2", "legacy"): "names of tensors of the same numbers",
     ("modernbert", "sparse_prediction"): "which logits are made; the loss is the same",
     ("mpt", "learned_pos_emb"): "there are none beside ALiBi, whatever it says",
 }

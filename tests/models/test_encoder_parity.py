@@ -13,14 +13,18 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from fixed_configs import ENCODERS
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from parity import ASKED_OF_ENCODERS, exported_again, far_of, ours_of
+from parity import ASKED_OF_ENCODERS, _read, exported_again, far_of, ours_of
 from reference import Reference
 
 from trainkit import models
+from trainkit.hub import safetensors
+from trainkit.hub.load import read_spec
+from trainkit.hub.save import save
 from trainkit.recipe.families.bert import Bert
-from trainkit.recipe.families.deberta_v3 import Deberta
+from trainkit.recipe.families.deberta_v3 import FAMILY, Deberta
 from trainkit.recipe.families.encoder import TextEncoder
 from trainkit.recipe.families.model import TOKENS, Head
 from trainkit.recipe.families.modernbert import ModernBert
@@ -109,6 +113,25 @@ def test_drawn_encoders_compute_what_the_reference_does(drawn: Any, reference: R
             assert reference.reads_as(exported_again(directory), directory)
 
     compared()
+
+
+def test_the_head_of_published_deberta_predicts_what_it_does_in_the_reference(
+    reference: Reference, tmp_path: Path
+) -> None:
+    config = ENCODERS["deberta-v3"] | {"legacy": False}
+    expected = reference.make_encoder(tmp_path, config, seed=1, size=(3, LENGTH), **ASKED_OF_ENCODERS)
+    theirs = safetensors.open_directory(tmp_path)
+    assert "lm_predictions.lm_head.dense.weight" in theirs
+    for other, ours in FAMILY.aliases.items():
+        expected = {name.replace(other, ours): numbers for name, numbers in expected.items()}
+    assert not far_of(ours_of(tmp_path, expected, ASKED_OF_ENCODERS), expected)
+    (out := tmp_path / "out").mkdir()
+    save(out, _read(tmp_path), read_spec(tmp_path), dtype="float32", sequence_length=64)
+    written = safetensors.open_directory(out)
+    for name in ("dense.weight", "LayerNorm.bias"):
+        head = theirs.view(f"lm_predictions.lm_head.{name}")
+        assert np.array_equal(written.view(f"cls.predictions.transform.{name}"), head)
+    assert np.array_equal(written.view("cls.predictions.bias"), theirs.view("lm_predictions.lm_head.bias"))
 
 
 @pytest.mark.parametrize("head", [TOKENS, Head("sequence", 3), Head("token", 3)], ids=lambda head: head.kind)

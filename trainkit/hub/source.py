@@ -70,6 +70,10 @@ class TensorSource:
         # TensorFlow's names of a norm in checkpoints from before 2020, which transformers renames as well
         for old, new in (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")):
             self.called = {name.replace(old, new): called for name, called in self.called.items()}
+        for other, ours in self.family.aliases.items():
+            for name in [name for name in self.called if name.startswith(other)]:
+                called = self.called.pop(name)
+                self.called.setdefault(ours + name.removeprefix(other), called)
         embedding, output = (self.names[leaf].theirs for leaf in EMBEDDINGS)
         if self.tied and embedding not in self.called and output in self.called:
             self.called[embedding] = self.called[output]

@@ -157,8 +157,8 @@ FAMILY = Family(
         "hidden_act": ("gelu",),
         "pooler_hidden_act": ("gelu",),
         "type_vocab_size": (0,),
-        # the head that predicts tokens has another form otherwise
-        "legacy": (True,),
+        # without it, the tensors of the head that predicts tokens have other names
+        "legacy": (True, False),
         "tie_word_embeddings": (True,),
         "conv_kernel_size": (0,),
     },
@@ -178,7 +178,12 @@ FAMILY = Family(
     ),
     heads=class_heads("DebertaV2", dense="pooler.dense"),
     prefix="deberta.",
-    # of the published checkpoints: heads of pretraining that transformers does not read either, and copies
-    ignored=r"(deberta\.)?embeddings\.(position_ids|position_embeddings\.weight)|(mask|lm)_predictions\..*"
+    # as in the published checkpoints, which transformers reads with `"legacy": false`
+    aliases={
+        "lm_predictions.lm_head.bias": "cls.predictions.bias",
+        "lm_predictions.lm_head": "cls.predictions.transform",
+    },
+    # the head of pretraining that tells replaced tokens, and copies
+    ignored=r"(deberta\.)?embeddings\.(position_ids|position_embeddings\.weight)|mask_predictions\..*"
     r"|cls\.predictions\.decoder\.bias",
 )

@@ -166,6 +166,8 @@ class Family:
     """Prefix of tensor names; a checkpoint may lack it."""
     tied: Callable[[Config], bool] | None = None
     """Return whether a config.json says that the output matrix is the embedding, where not by `tie_word_embeddings`."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other beginnings of tensor names, which checkpoints may have in place of those here."""
     ignored: str = r"(?!)"
     """A pattern of names of tensors that are not parameters, in older checkpoints."""
     notes: Callable[[Any, Config], list[str]] = lambda model, config: []
