@@ -262,13 +262,13 @@ def spoil(directory: Path) -> Iterator[tuple[str, str, bool]]:
         "empty-log": ("", "its log is empty", False),
         "torn": ('{"type": "run_sta', "its log is empty", False),
         "other-json": ("[1]\n{}\nnull\n", "its log holds no event", False),
-        "foreign": (json.dumps(step) + "\n", "its log has lines that no trainkit wrote", True),
-        "foreign-types": (json.dumps({**step, "step": "x", "metrics": {}}) + "\n", "no trainkit wrote", True),
-        "foreign-time": (json.dumps({**step, "t": None, "metrics": {}}) + "\n", "no trainkit wrote", True),
-        "foreign-attempt": (json.dumps({**step, "attempt": "x", "metrics": {}}) + "\n", "no trainkit wrote", True),
+        "foreign": (json.dumps(step) + "\n", "its log has lines that trainkit did not write", True),
+        "foreign-types": (json.dumps({**step, "step": "x", "metrics": {}}) + "\n", "trainkit did not write", True),
+        "foreign-time": (json.dumps({**step, "t": None, "metrics": {}}) + "\n", "trainkit did not write", True),
+        "foreign-attempt": (json.dumps({**step, "attempt": "x", "metrics": {}}) + "\n", "trainkit did not write", True),
         "foreign-total": (
             json.dumps({**step, "type": "planned", "total_steps": "x", "plan": {}, "devices": []}) + "\n",
-            "no trainkit wrote",
+            "trainkit did not write",
             True,
         ),
         "deep": ("[" * 100_000 + "\n", "its log holds no event", False),
@@ -290,7 +290,7 @@ def spoil(directory: Path) -> Iterator[tuple[str, str, bool]]:
     (directory / "log-is-a-directory" / fake_run.NAME).mkdir(parents=True)
     yield "log-is-a-directory", "its log cannot be read", True
     (directory / "nowhere").symlink_to(directory / "gone")
-    yield "nowhere", "a link to nowhere", True
+    yield "nowhere", "a broken link", True
 
 
 def test_what_is_no_run_or_a_broken_one_is_listed_with_what_is_wrong(tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def test_a_block_whose_text_is_changed_behind_it_is_refused(change):
         f"{{{{ x {change} }}}};{{% endfor %}}"
     )
     problem, _ = made(text, turns(" a ", " b "))
-    assert "behind a {% generation %} block" in problem
+    assert "after a {% generation %} block" in problem
 
 
 def test_a_template_whose_blocks_are_never_reached_is_refused():
@@ -367,7 +367,7 @@ def test_special_tokens_come_from_the_files_beside_the_tokenizer(tmp_path):
 
 def test_a_special_token_that_nothing_names_is_told_before_the_model_never_learns_to_stop(tmp_path):
     tokenizer = tmp_path / "tokenizer.json"
-    with pytest.raises(TrainkitError, match="writes bos_token, but the tokenizer's files do not say") as caught:
+    with pytest.raises(TrainkitError, match="writes bos_token, but the tokenizer's files do not define") as caught:
         resolve_template(chosen(template=MISTRAL), tokenizer)
     assert str(tmp_path / "special_tokens_map.json") in caught.value.hint
     for asking in ("{% if bos_token %}{{ bos_token }}{% endif %}", "{{ bos_token | default('') }}"):

@@ -197,9 +197,9 @@ def bomb(width: int, height: int) -> bytes:
 @pytest.mark.parametrize(
     ("found", "problem"),
     [
-        (b"", "the image in 'image' is of no format that PIL knows"),
-        (b"no image", "the image in 'image' is of no format that PIL knows"),
-        ({"bytes": b"no image", "path": "x/cat.png"}, "the image x/cat.png is of no format that PIL knows"),
+        (b"", "the image in 'image' has no format that PIL knows"),
+        (b"no image", "the image in 'image' has no format that PIL knows"),
+        ({"bytes": b"no image", "path": "x/cat.png"}, "the image x/cat.png has no format that PIL knows"),
         (encoded(picture(60, 40))[:-60], "cannot be decoded: "),
         (encoded(picture(60, 40), "JPEG")[:-60], "cannot be decoded: image file is truncated"),
         (bomb(10_000, 10_000), "cannot be decoded: Image size (100000000 pixels) exceeds limit"),
@@ -220,7 +220,7 @@ def test_what_is_no_image_is_refused_with_the_reason(found, problem):
 def test_an_image_that_is_not_there_is_told_with_its_path(tmp_path):
     problem, hint = imaged("cat.png", base=str(tmp_path))
     assert problem == f"cannot read the image {tmp_path / 'cat.png'}: No such file or directory"
-    assert hint == f"relative paths count from {tmp_path}"
+    assert hint == f"relative paths are relative to {tmp_path}"
     problem, hint = make(Image(type="image"), {"img": b"", "label": 0}, 0, RowContext())
     assert problem == "has no 'image'; found: 'img', 'label'"
     assert hint.startswith('did you mean "img"?')

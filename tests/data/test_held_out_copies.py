@@ -80,7 +80,7 @@ def test_copies_are_counted_once_as_a_fact_and_not_as_a_warning(tmp_path):
     (finding,) = about
     assert finding.level == "info"
     assert finding.message.startswith(f"held-out: {cache.copies} document")
-    assert finding.message.endswith("left out of what is evaluated")
+    assert finding.message.endswith("left out of the evaluation")
 
 
 def test_what_is_trained_on_is_the_same_as_before(tmp_path):

@@ -99,7 +99,7 @@ COUNTS = ChatTemplate("{{ messages | length }}{% for m in messages %}{{ m.conten
         ({"chosen": ROWS[0]["chosen"], "rejected": ROWS[0]["chosen"]}, TEMPLATE, "the same answer"),
         ({"chosen": ROWS[0]["chosen"], "rejected": ROWS[0]["chosen"][:1]}, TEMPLATE, "'rejected' has no answer of"),
         ({"chosen": [assistant("a")], "rejected": [assistant("b")]}, TEMPLATE, "no messages before the answers"),
-        (ROWS[0], COUNTS, "otherwise when an answer follows"),
+        (ROWS[0], COUNTS, "differently when an answer follows"),
     ],
 )
 def test_conversations_that_cannot_be_compared_are_refused(row: Any, template: ChatTemplate, problem: str) -> None:

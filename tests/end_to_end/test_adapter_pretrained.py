@@ -132,7 +132,7 @@ def test_what_the_recipe_says_too_may_be_said_in_its_own_words(here: Path) -> No
         (["adapter.alpha=32.0"], ["alpha = 32.0: the checkpoint has 60.0"]),
         (['adapter.pretrained="./nowhere"'], ["there is no directory", "adapter_model.safetensors"]),
         (['adapter.pretrained="base"'], ["there is no adapter_config.json", "adapter.pretrained"]),
-        (['adapter.revision="main"'], ["adapter.revision is for what is on the hub", "--set adapter.revision"]),
+        (['adapter.revision="main"'], ["adapter.revision is for hub ids", "--set adapter.revision"]),
         (["adapter.rang=4"], ["adapter.rang = 4: no such key", "rank"]),
     ],
     ids=["rank", "targets", "alpha", "nowhere", "no adapter", "revision", "no such key"],
@@ -160,7 +160,7 @@ def test_of_an_adapter_for_another_model_check_and_run_say_so(
 ) -> None:
     changed(here, "other", {"base_model_name_or_path": "them/\x1bother"})
     changed(here, "moved", {"base_model_name_or_path": "/elsewhere/base"})
-    note = f"note: the adapter says that it is for them/␛other; here it is put on {here / 'base'}"
+    note = f"note: the adapter was made for them/␛other; here it is applied to {here / 'base'}"
     assert check_recipe(Path("on.toml"), ['adapter.pretrained="other"']).splitlines()[1:] == [note]
     for own in ("adapter", "moved"):
         assert "note" not in check_recipe(Path("on.toml"), [f'adapter.pretrained="{own}"'])

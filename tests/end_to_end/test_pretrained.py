@@ -115,7 +115,7 @@ def test_what_no_shape_hangs_on_may_be_said_otherwise(place, monkeypatch):
         (FINE.replace('"base"', '"base/tokenizer.json"'), ["is a file"]),
         (FINE.replace('"base"', '"text"'), ["there is no config.json"]),
         (FINE.replace('"base"', '""'), ["it names nothing", "other.toml:6"]),
-        (FINE.replace('"base"', '"base"\nrevision = "main"'), ["model.revision is for what is on", "other.toml:7"]),
+        (FINE.replace('"base"', '"base"\nrevision = "main"'), ["model.revision is for hub ids", "other.toml:7"]),
         (FINE.replace('"base"', '"base"\nlayerz = 3'), ["model.layerz = 3: no such key", "layers"]),
         (RECIPE.replace("heads = 2", 'heads = 2\nrevision = "main"'), ["revision goes with pretrained"]),
         (RECIPE.replace("heads = 2", 'heads = 2\nmodel_name_or_path = "x"'), ["it is called pretrained here"]),
@@ -166,7 +166,7 @@ def test_the_positions_that_gpt2_has_learned_cannot_be_others(place, monkeypatch
     recipe = FINE.replace('"base"', '"gpt2"')
     with pytest.raises(TrainkitError, match="context_length = 512: the checkpoint has 1024"):
         here(place, monkeypatch, recipe, "model.context_length=512")
-    with pytest.raises(TrainkitError, match=r"what may differ: (?!.*context_length)"):
+    with pytest.raises(TrainkitError, match=r"these may differ: (?!.*context_length)"):
         here(place, monkeypatch, recipe, "model.layers=2")
 
 
@@ -312,7 +312,7 @@ def test_an_export_that_gives_other_logits_fails_loudly(place, run, monkeypatch)
         return save(directory, model, spec.model_copy(update={"rope_theta": 2e4}), **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(room, "save", wrong)
-    with pytest.raises(TrainkitError, match="does not give the model's logits") as caught:
+    with pytest.raises(TrainkitError, match="does not reproduce the model's logits") as caught:
         room.export(run, None, place / "wrong", dtype="float32")
     assert caught.value.exit_code == 1 and not (place / "wrong").exists()
 

@@ -139,7 +139,7 @@ def test_eval_gives_what_the_run_s_own_evaluation_gave_and_evaluates_other_files
     table = parquet.read_table(directory / "runs" / "table" / "results" / "other-40.parquet").to_pydict()
     assert table["row"] == [0, 1, 2] and table["target"] == [1.5, 4.5, 5.0]
     for wrong, told in (
-        (("--set", "train.steps=3"), "set keys of [evaluate] alone"),
+        (("--set", "train.steps=3"), "set only keys of [evaluate]"),
         (("--split", "test"), "is for a run whose data is a data set with splits"),
         (("--data", "missing.csv"), "missing.csv"),
     ):

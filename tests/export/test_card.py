@@ -49,7 +49,7 @@ def test_cards_of_models_and_of_adapters_tell_base_results_and_recipe() -> None:
 def test_the_card_of_an_adapter_that_was_trained_on_a_base_in_four_bit_says_which_base_it_is_right_on() -> None:
     card = adapter_card(MADE, Lora(base="nf4"), family="llama", parameters=1, tokenizer=False)
     assert 'BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4"' in card and "quantization_config=" in card
-    assert "on the base in full it answers differently" in card and "--format hf" in card
+    assert "on the unquantised base it answers differently" in card and "--format hf" in card
     assert "BitsAndBytes" not in adapter_card(MADE, Lora(), family="llama", parameters=1, tokenizer=False)
 
 

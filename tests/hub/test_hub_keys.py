@@ -242,6 +242,8 @@ def test_transformers_loads_what_an_export_writes_and_computes_the_same(
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3"])
 def test_what_transformers_refuses_to_load_is_not_written(name: str, tmp_path: Path) -> None:
     spec = SPECS[name].model_copy(update={"heads": 3, "kv_heads": 3, "head_width": 8})
-    with pytest.raises(TrainkitError, match="hidden = 32 with heads = 3: transformers takes multiples of heads only"):
+    with pytest.raises(
+        TrainkitError, match="hidden = 32 with heads = 3: transformers supports only multiples of heads"
+    ):
         save(tmp_path, model(spec), spec, dtype="float32", sequence_length=LENGTH)
     assert not list(tmp_path.iterdir())

@@ -146,7 +146,7 @@ def test_offline_weights_that_are_not_in_the_cache_are_not_said_to_be_nowhere(tm
     for missing in ("model.safetensors", "a.safetensors"):
         with pytest.raises(TrainkitError, match=f"{missing} is not in its client's cache, and HF_HUB_OFFLINE") as found:
             find.weights("them/base", None)
-        assert "look at the network" in (found.value.hint or "")
+        assert "check the network" in (found.value.hint or "")
         index = {"weight_map": {"x": "a.safetensors"}}
         (snapshot / "model.safetensors.index.json").write_text(json.dumps(index))
     (snapshot / "a.safetensors").touch()

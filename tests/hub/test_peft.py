@@ -132,7 +132,7 @@ def test_layers_are_those_that_peft_would_take(tmp_path: Path, changes: dict[str
         ({"target_modules": r".*\.(embed_tokens|q_proj)"}, "layers that trainkit does not adapt: model.embed_tokens"),
         ({"base_quantization": {"load_in_8bit": True}}, "base_quantization"),
         ({"target_modules": None}, "target_modules names no layers: null"),
-        ({"target_modules": "(q_proj"}, "is no pattern"),
+        ({"target_modules": "(q_proj"}, "is not a pattern"),
         ({"target_modules": r"model\.layers\.0\..*q_proj"}, "attention.query in 1 of the 2 blocks only"),
     ],
 )

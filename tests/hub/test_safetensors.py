@@ -88,15 +88,15 @@ def test_tensors_that_overlap_or_do_not_fit_their_bytes_are_refused(tmp_path):
     file_of(tmp_path, {"a": one, "b": {**one, "data_offsets": [4, 12]}}, bytes(12))
     assert "a and b overlap" in problem(tmp_path)
     file_of(tmp_path, {"a": {**one, "shape": [3]}}, bytes(8))
-    assert "takes 12 bytes, and has 8" in problem(tmp_path)
+    assert "takes 12 bytes, but has 8" in problem(tmp_path)
     file_of(tmp_path, {"a": {**one, "dtype": "Q4"}}, bytes(8))
     assert "dtype Q4" in problem(tmp_path)
     file_of(tmp_path, {"a": {**one, "data_offsets": [-8, 0]}}, bytes(8))
-    assert "neither dtype, shape nor place" in problem(tmp_path)
+    assert "no valid dtype, shape or place" in problem(tmp_path)
     file_of(tmp_path, [one], bytes(8))
-    assert "no JSON object" in problem(tmp_path)
+    assert "not a JSON object" in problem(tmp_path)
     (tmp_path / FILE).write_bytes(b"\xff" * 64)
-    assert "no safetensors file" in problem(tmp_path)
+    assert "not a safetensors file" in problem(tmp_path)
 
 
 def test_a_missing_shard_is_named_and_an_index_cannot_lead_elsewhere(tmp_path):
@@ -104,7 +104,7 @@ def test_a_missing_shard_is_named_and_an_index_cannot_lead_elsewhere(tmp_path):
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
     assert "shards are missing: model-00002-of-00002.safetensors" in problem(tmp_path)
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": "../elsewhere.safetensors"}}))
-    assert "no index of shards" in problem(tmp_path)
+    assert "not an index of shards" in problem(tmp_path)
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"z": "model-00001-of-00002.safetensors"}}))
     assert "not in the shards where the index says: z" in problem(tmp_path)
 

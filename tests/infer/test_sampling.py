@@ -239,4 +239,4 @@ def test_what_a_config_cannot_mean_names_the_file(tmp_path: Path, values: dict[s
     with pytest.raises(TrainkitError) as raised:
         settle({}, config(tmp_path, **values), max_tokens=100)
     assert str(raised.value).startswith(f"{tmp_path / 'generation_config.json'}: {problem}")
-    assert "type what is to count instead" in raised.value.hint or not values.keys() & {"top_p", "max_new_tokens"}
+    assert "override it with an option" in raised.value.hint or not values.keys() & {"top_p", "max_new_tokens"}

@@ -64,7 +64,7 @@ def test_what_only_the_hub_has_is_refused_of_a_dataset_in_a_directory(tmp_path, 
     if saved:
         (tmp_path / "set/state.json").touch()
     text = changed((SOURCE, f'type = "huggingface"\nid = "set"\n{key} = "main"'))
-    with pytest.raises(TrainkitError, match=f"data.train.0.{key} is for what is on the hub") as found:
+    with pytest.raises(TrainkitError, match=f"data.train.0.{key} is for hub ids") as found:
         load(write(tmp_path, text))
     assert found.value.where == f"sample.toml:{line_of(text, f'{key} = ')}"
 

@@ -116,7 +116,7 @@ def test_a_revision_goes_with_what_is_on_the_hub_alone(tmp_path):
     here = tmp_path / "tokenizer.json"
     here.touch()
     said = told(tmp_path, ("train = { vocab_size = 300 }", f'path = "{here}"\nrevision = "main"'))
-    assert f"tokenizer.revision is for what is on the hub, and {here} is on this machine" in said
+    assert f"tokenizer.revision is for hub ids, but {here} is on this machine" in said
     trained = ("train = { vocab_size = 300 }", 'train = { vocab_size = 300 }\nrevision = "main"')
     assert "revision goes with path" in told(tmp_path, trained)
 
@@ -424,7 +424,7 @@ def test_all_mistakes_are_told_at_once_each_with_its_line(tmp_path, monkeypatch)
             'data.train.0.document: type = "chat" needs a chat template, which tokenizer.train does not make',
         ),
         ([("seed = 3", "batch_size = 3")], "did you mean train.batch_size or evaluate.batch_size?"),
-        ([("seed = 3", "qwertz = 3")], "here may stand: name, seed, directory"),
+        ([("seed = 3", "qwertz = 3")], "allowed here: name, seed, directory"),
         ([("every = 10", "every = nan")], "expected a whole number of at least 1"),
         ([("aim = false", "aim = 1979-05-27")], "expected true or false, found a date or time"),
     ],

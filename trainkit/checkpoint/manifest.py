@@ -77,7 +77,7 @@ def read(directory: Path) -> Manifest:
         text = path.read_text(encoding="utf-8")
         manifest = Manifest.model_validate_json(text)
     except FileNotFoundError:
-        raise DamagedCheckpoint("there is no manifest.json in it", where=str(directory)) from None
+        raise DamagedCheckpoint("it has no manifest.json", where=str(directory)) from None
     except (OSError, UnicodeDecodeError) as error:
         raise DamagedCheckpoint(f"it cannot be read: {error}", where=str(path)) from error
     except ValidationError as error:

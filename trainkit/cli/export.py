@@ -40,7 +40,7 @@ def export(
         typer.Option(help="hf: a model for transformers, with the adapter, if any, merged; peft: the adapter alone."),
     ] = ExportFormat.HF,
     dtype: Annotated[
-        ExportDtype | None, typer.Option(help="Of the weights; by default that of training.", show_default=False)
+        ExportDtype | None, typer.Option(help="Dtype of the weights; by default that of training.", show_default=False)
     ] = None,
     push: Annotated[
         str | None,

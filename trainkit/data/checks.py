@@ -192,7 +192,7 @@ def _duplicates(cache: Cache) -> Iterator[DataProblem]:
     if copies := cache.copies:
         subject = f"{copies:,} document{'s are exact copies' if copies > 1 else ' is an exact copy'}"
         was = "were" if copies > 1 else "was"
-        yield DataProblem("info", f"held-out: {subject} of training documents and {was} left out of what is evaluated")
+        yield DataProblem("info", f"held-out: {subject} of training documents and {was} left out of the evaluation")
     for name, stream in cache.validation.items():
         if not stream.complete:
             continue

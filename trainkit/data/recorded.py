@@ -51,7 +51,7 @@ class _OtherData(TrainkitError):
         super().__init__(
             f"{problem}: this is not the data that the run was trained on",
             where=str(run),
-            hint="bring the source files and the tokenizer back as they were; trainkit inspect RECIPE shows other data",
+            hint="restore the original source files and tokenizer; to see other data: trainkit inspect RECIPE",
         )
         self.only_gone = only_gone
 

@@ -92,7 +92,7 @@ def recipe_to_evaluate(directory: Path, overrides: Sequence[str]) -> Recipe:
     for override in overrides:
         if not override.startswith("evaluate."):
             raise TrainkitError(
-                f"--set {override}: an evaluation changes nothing of a run", hint="set keys of [evaluate] alone"
+                f"--set {override}: an evaluation cannot change the run", hint="set only keys of [evaluate]"
             )
     return recipe_of(directory, overrides).recipe
 

@@ -105,7 +105,7 @@ class Watch:
         self._losses.add(loss)
         if not self._episodes["loss-spike"].begins(wrong=score > SPIKE, normal=score < NORMAL):
             return []
-        comparison = f"{format_quantity(loss)}, where the median of the last steps is {format_quantity(median)}"
+        comparison = f"{format_quantity(loss)}, and the median of the last steps is {format_quantity(median)}"
         return [("loss-spike", f"the loss of step {step} is {comparison} (robust z-score {score:.1f})")]
 
     def _norm(self, step: int, norm: float) -> list[Alert]:
@@ -132,7 +132,7 @@ class Watch:
         if not self._episodes["learning-rate-zero"].begins(wrong=rate == 0, normal=rate != 0):
             return []
         return [
-            ("learning-rate-zero", f"the learning rate of step {step} of {self._total_steps} is 0: nothing is learnt")
+            ("learning-rate-zero", f"the learning rate of step {step} of {self._total_steps} is 0: nothing is learned")
         ]
 
     def _evaluated(self, step: int, name: str, values: Mapping[str, float]) -> list[Alert]:

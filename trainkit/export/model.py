@@ -213,7 +213,7 @@ def _compare(out: Path, model: LanguageModel, *, on: Mesh, dtype: str) -> tuple[
     difference = _relative_difference(exported, expected)
     if not difference <= TOLERANCE:
         raise TrainkitError(
-            f"the export does not give the model's logits: they differ by {difference:.1e} of the largest",
+            f"the export does not reproduce the model's logits: they differ by {difference:.1e} of the largest",
             where=str(out),
             hint="this is a bug in trainkit; nothing was exported",
             exit_code=FAILED,

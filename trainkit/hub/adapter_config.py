@@ -50,7 +50,7 @@ _POSSIBLE: dict[str, tuple[Any, ...]] = {
 _UNUSED: tuple[Any, ...] = (None, False, {}, [], "")
 #: What to do with an adapter that is not supported.
 _MERGE = (
-    'merge it into its model with PEFT (merge_and_unload), and begin with what that saves: [model] pretrained = "…"'
+    'merge it into its model with PEFT (merge_and_unload), and begin with the merged model: [model] pretrained = "…"'
 )
 _LAYERS = 'such as ["q_proj", "v_proj"], ends of names; or a pattern for whole names: ".*[qv]_proj"; or "all-linear"'
 
@@ -67,13 +67,15 @@ def read(directory: Path, spec: Transformer) -> Lora:
     if config.get("use_rslora") and config.get("use_dora"):
         wrong.append("use_rslora and use_dora together")
     if wrong:
-        raise TrainkitError(f"the adapter needs what is not supported: {'; '.join(wrong)}", where=where, hint=_MERGE)
+        raise TrainkitError(
+            f"the adapter uses features that are not supported: {'; '.join(wrong)}", where=where, hint=_MERGE
+        )
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if not (type(rank) is int and rank > 0 and type(alpha) in (int, float) and cast(float, alpha) > 0):
         raise TrainkitError(
             f"r and lora_alpha are numbers above 0, found {json.dumps(rank)} and {json.dumps(alpha)}",
             where=where,
-            hint="take the file as PEFT wrote it: r is the rows of every lora_A, lora_alpha what it was trained with",
+            hint="restore the file that PEFT wrote: r is the rows of every lora_A, lora_alpha the value in training",
         )
     variant: Literal["lora", "rslora", "dora"]
     variant = "dora" if config.get("use_dora") else "rslora" if config.get("use_rslora") else "lora"
@@ -115,7 +117,7 @@ def base_of(directory: Path) -> tuple[str, str | None]:
         raise TrainkitError(
             "the adapter does not say which model it is for",
             where=str(directory / FILE),
-            hint='write it into this file: "base_model_name_or_path": a directory, or a hub id',
+            hint='set "base_model_name_or_path" in this file to a directory or a hub id',
         )
     return name, revision if isinstance(revision, str) else None
 
@@ -162,7 +164,7 @@ def look_up(pretrained: str, revision: str | None, *, tables: Mapping[str, Any])
         return None
     if spec.pretrained is None:
         raise TrainkitError(
-            "a trained adapter needs the model that it was trained on, and [model] begins at random",
+            "a trained adapter needs the model that it was trained on, but [model] begins at random",
             hint=f'[model] pretrained = "{read_object(directory / FILE).get("base_model_name_or_path") or "…"}"',
         )
     settings = read(directory, spec)
@@ -259,7 +261,7 @@ def _matcher(value: Any, key: str, where: str) -> Callable[[str], bool]:
             pattern = re.compile(value)
         except re.error as error:
             raise TrainkitError(
-                f"{key} = {json.dumps(value)} is no pattern: {error}", where=where, hint=_LAYERS
+                f"{key} = {json.dumps(value)} is not a pattern: {error}", where=where, hint=_LAYERS
             ) from error
         return lambda path: pattern.fullmatch(path) is not None
     if not (isinstance(value, list) and all(isinstance(end, str) for end in value)):

@@ -110,9 +110,9 @@ _NF4_CONFIG = (
     'nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)',
 )
 _ON_NF4 = (
-    "It was trained on its base in 4 bit (NF4 with quantised scales), and answers as it was trained on that base only:"
-    " on the base in full it answers differently. A model without quantisation that answers as in training is the"
-    " adapter merged into the dequantised base, which `trainkit export RUN OUT --format hf` writes.",
+    "It was trained on its base in 4 bit (NF4 with quantised scales), and answers as in training only on that base: on"
+    " the unquantised base it answers differently. For a model without quantisation that answers as in training, merge"
+    " the adapter into the dequantised base: `trainkit export RUN OUT --format hf`.",
     "",
 )
 

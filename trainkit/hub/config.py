@@ -24,7 +24,7 @@ from trainkit.recipe.spec import type_of, with_tuples
 
 #: Keys that are never supported, and why, unless the table of a family allows a value.
 NEVER = {
-    "auto_map": "it brings code of its own (trust_remote_code), which is never run",
+    "auto_map": "it comes with its own code (trust_remote_code), which trainkit never runs",
     "quantization_config": "its weights are quantised",
 }
 
@@ -71,7 +71,7 @@ def spec_values(config: Config, family: Family, *, where: str) -> dict[str, Any]
             wrong.append(f"{key} = {json.dumps(config[key])}: only {can} is supported")
     known = known_keys(family)
     wrong += [
-        f"{key} = {json.dumps(value)}: not known, and it may change what is computed"
+        f"{key} = {json.dumps(value)}: unknown, and it may change the results"
         for key, value in config.items()
         if not (key in known or means_nothing(key, value))
     ]
@@ -88,9 +88,10 @@ def spec_values(config: Config, family: Family, *, where: str) -> dict[str, Any]
             wrong.append(str(error))
     if wrong:
         raise TrainkitError(
-            "the checkpoint asks for what trainkit does not support:\n" + "\n".join(f"  {line}" for line in wrong),
+            "the checkpoint needs features that trainkit does not support:\n"
+            + "\n".join(f"  {line}" for line in wrong),
             where=where,
-            hint="take another checkpoint; a key that means nothing for the logits may be taken out of its config.json",
+            hint="use another checkpoint; you may remove keys that do not affect the logits from its config.json",
         )
     return {key: value for key, value in values.items() if value is not None}
 
@@ -123,7 +124,9 @@ def spec_of(config: Config, family: Family, *, where: str) -> Pretrained:
         lines = [
             f"  {'.'.join(map(str, problem['loc'])) or family.type}: {problem['msg']}" for problem in error.errors()
         ]
-        raise TrainkitError("what the checkpoint says is no model:\n" + "\n".join(lines), where=where) from error
+        raise TrainkitError(
+            "the values of the checkpoint make no valid model:\n" + "\n".join(lines), where=where
+        ) from error
 
 
 def _without(theirs: str, ours: str, stated: Config, family: Family) -> str | None:
@@ -132,7 +135,7 @@ def _without(theirs: str, ours: str, stated: Config, family: Family) -> str | No
     # the model of a checkpoint must have these two, which a recipe may omit
     if field.is_required() or ours in ("vocab_size", "context_length"):
         return f"{theirs} is missing"
-    return f"{theirs} = null: it must say something" if theirs in stated and field.default is not None else None
+    return f"{theirs} = null: it must have a value" if theirs in stated and field.default is not None else None
 
 
 def config_of(model: Pretrained, *, vocab_size: int, sequence_length: int, dtype: str) -> Config:
@@ -197,7 +200,7 @@ def check_loads(model: Pretrained) -> None:
         raise TrainkitError(
             f"transformers loads no such model: {model.not_in_transformers}",
             where="model",
-            hint="it can be used with trainkit, and not exported",
+            hint="it can be used with trainkit, but not exported",
         )
 
 
@@ -217,7 +220,7 @@ def family_of_spec(model: Pretrained) -> Family:
 def _architectures(config: Config, where: str) -> list[str]:
     architectures = config.get("architectures") or []
     if not (isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)):
-        raise TrainkitError(f"architectures = {json.dumps(architectures)} are no names", where=where)
+        raise TrainkitError(f"architectures = {json.dumps(architectures)} are not names", where=where)
     return architectures
 
 

@@ -122,5 +122,5 @@ def _fetch(pretrained: str, fetch: Callable[[], T], kind: Kind) -> T:
         raise TrainkitError(
             f"'{pretrained}' is not a directory, and could not be fetched from the Hugging Face hub: {lines[0]}",
             where=kind.key,
-            hint="give a local directory, or look at the network, the name, and your token (HF_TOKEN) for private ones",
+            hint="give a local directory, or check the network, the name, and your token (HF_TOKEN) for private ones",
         ) from error

@@ -213,7 +213,7 @@ def check_same_base(manifest: Manifest, frozen: PyTree, *, where: Path) -> None:
             "the adapter was trained on top of another model: its checkpoint records the base"
             f" {manifest.base or 'none'}, found {ours or 'none'}",
             where=str(where),
-            hint="bring the pretrained weights back as they were, or begin a new run",
+            hint="restore the original pretrained weights, or begin a new run",
         )
 
 

@@ -89,8 +89,10 @@ def _tensors(directory: Path) -> Tensors:
     file = directory / WEIGHTS
     if not file.is_file():
         pickled = (directory / "adapter_model.bin").is_file()
-        why = "its weights are pickled: such a file may run any code when it is read" if pickled else "there is none"
-        raise TrainkitError(f"no {WEIGHTS} to be read: {why}", where=str(directory))
+        why = (
+            "its weights are pickled: such a file may run any code when it is read" if pickled else "it does not exist"
+        )
+        raise TrainkitError(f"cannot read {WEIGHTS}: {why}", where=str(directory))
     leaves = read_header(file)
     # PEFT has written both names
     return Tensors({name.replace("magnitude_vector.weight", "magnitude_vector"): t for name, t in leaves.items()})

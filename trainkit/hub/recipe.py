@@ -86,9 +86,9 @@ def _notes_on_model(recipe: Recipe) -> list[str]:
     notes = [f"the checkpoint asks for {', '.join(noise)}; trainkit trains without it"] if noise else []
     head, wanted = head_of(config, family), recipe.model.head
     if wanted.kind != "tokens" and head.kind != wanted.kind:
-        named = ", ".join(config.get("architectures") or []) or "of no architecture that it names"
+        named = ", ".join(config.get("architectures") or []) or "of an unnamed architecture"
         notes.append(
-            f"the checkpoint is {named}: what it lacks of {family.architecture_of(wanted.kind)} begins at random"
+            f"the checkpoint is {named}: what {family.architecture_of(wanted.kind)} has beyond it begins at random"
         )
     elif wanted.new:
         notes.append(
@@ -106,11 +106,11 @@ def _notes_on_adapter(recipe: Recipe) -> list[str]:
     directory, _ = find.config(adapter.pretrained, adapter.revision, kind=find.ADAPTER)
     notes = []
     if other := adapter_config.other_base(directory, recipe.language_model):
-        notes.append(f"the adapter says that it is for {other}; here it is put on {recipe.base_checkpoint}")
+        notes.append(f"the adapter was made for {other}; here it is applied to {recipe.base_checkpoint}")
     if adapter.base == "none" and adapter_config.trained_on(directory) == "nf4":
         notes.append(
-            "the adapter was trained on its base in 4 bit; here it is put on the base in full, on which it answers"
-            ' differently: [adapter] base = "nf4"'
+            "the adapter was trained on its base in 4 bit; on the unquantised base it answers differently. To quantise"
+            ' the base: [adapter] base = "nf4"'
         )
     return notes
 

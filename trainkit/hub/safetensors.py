@@ -119,7 +119,7 @@ def open_directory(directory: Path) -> Tensors:
         return Tensors(read_header(files[0]))
     if files:
         raise _damaged(
-            f"there are {len(files)} files *.safetensors, and no {INDEX} that says which tensor is in which", directory
+            f"there are {len(files)} files *.safetensors, but no {INDEX} that says which tensor is in which", directory
         )
     pickles = sorted({path.name for pattern in PICKLES for path in directory.glob(pattern)})
     if pickles:
@@ -146,7 +146,7 @@ def read_header(file: Path) -> dict[str, Tensor]:
             head = opened.read(8)
             length = int.from_bytes(head, "little")
             if len(head) == 8 and length > MOST_HEADER_BYTES:
-                raise _damaged("it is no safetensors file: its header would be longer than any", file)
+                raise _damaged("it is not a safetensors file: its header would be longer than allowed", file)
             if len(head) < 8 or 8 + length > size:
                 raise _damaged(f"it is cut off within its header, after {size:,} bytes", file)
             text = opened.read(length)
@@ -156,7 +156,7 @@ def read_header(file: Path) -> dict[str, Tensor]:
         header = json.loads(text)
         assert isinstance(header, dict)
     except (ValueError, RecursionError, AssertionError) as error:
-        raise _damaged("it is no safetensors file: its header is no JSON object", file) from error
+        raise _damaged("it is not a safetensors file: its header is not a JSON object", file) from error
     header.pop("__metadata__", None)
     tensors = {name: _tensor(file, name, entry, 8 + length, size) for name, entry in header.items()}
     by_place = sorted((t.begin, t.begin + t.nbytes, name) for name, t in tensors.items())
@@ -173,13 +173,13 @@ def _tensor(file: Path, name: str, entry: Any, data: int, size: int) -> Tensor:
     except (KeyError, TypeError, ValueError):
         right = False
     if not right:
-        raise _damaged(f"the header says of the tensor {name} neither dtype, shape nor place as it should", file)
+        raise _damaged(f"the header has no valid dtype, shape or place for the tensor {name}", file)
     if dtype not in DTYPES:
-        raise _damaged(f"the tensor {name} has the dtype {dtype}, which is none of {', '.join(DTYPES)}", file)
+        raise _damaged(f"the tensor {name} has the dtype {dtype}, which is not one of {', '.join(DTYPES)}", file)
     tensor = Tensor(file, shape, DTYPES[dtype], data + begin)
     if tensor.nbytes != end - begin:
         raise _damaged(
-            f"the tensor {name}, {dtype}{list(shape)}, takes {tensor.nbytes:,} bytes, and has {end - begin:,}", file
+            f"the tensor {name}, {dtype}{list(shape)}, takes {tensor.nbytes:,} bytes, but has {end - begin:,}", file
         )
     if data + end > size:
         problem = f"it is cut off: the tensor {name} ends at byte {data + end:,}, the file at {size:,}"
@@ -195,7 +195,7 @@ def _read_sharded(directory: Path) -> dict[str, Tensor]:
         assert all(isinstance(file, str) and Path(file).name == file for file in files)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
         raise _damaged(
-            "it is no index of shards: a weight_map from names to files beside it is missing", index
+            "it is not an index of shards: it lacks a weight_map from names to files beside it", index
         ) from error
     if missing := [file for file in files if not (directory / file).is_file()]:
         raise _damaged(f"shards are missing: {', '.join(missing)}", directory, hint="copy or download them")

@@ -144,7 +144,7 @@ class TensorSource:
             raise TrainkitError(
                 f"config.json says that embeddings are tied, but {output} is not {embedding}",
                 where=self.where,
-                hint='where they are not tied, write "tie_word_embeddings": false into its config.json',
+                hint='if they are not tied, set "tie_word_embeddings": false in its config.json',
             )
         for name in (embedding, output):
             self.tensors.release(name)
@@ -206,9 +206,9 @@ class TensorSource:
 
 def _other_rows(rows: int, wanted: int, where: str) -> TrainkitError:
     return TrainkitError(
-        f"the embedding of the checkpoint has {rows:,} rows, and the model is to have {wanted:,}",
+        f"the embedding of the checkpoint has {rows:,} rows, but the model needs {wanted:,}",
         where=where,
-        hint="cut or widen it to the tokenizer: [model] resize_vocabulary = true",
+        hint="to resize it to the tokenizer: [model] resize_vocabulary = true",
     )
 
 
@@ -236,7 +236,7 @@ def compare(wanted: Mapping[str, Shape], shapes: Mapping[str, Shape], *, where: 
         raise TrainkitError(
             "the tensors of the checkpoint are not those of the model:\n" + "\n".join(lines),
             where=where,
-            hint="they must be those that its config.json speaks of, and [model] must not say otherwise",
+            hint="they must match its config.json, which [model] must not contradict",
         )
 
 

@@ -65,7 +65,7 @@ def base_of(directory: Path) -> Path:
         raise TrainkitError(
             f"the model that the adapter is for, {name}, is not available: {error.problem}",
             where=str(directory / adapter_config.FILE),
-            hint="base_model_name_or_path in this file says where it is: a directory, or a hub id",
+            hint="set base_model_name_or_path in this file to its directory or hub id",
         ) from error
 
 

@@ -167,7 +167,7 @@ class Sampler:
             return prompt, ()
         if self._template is None:
             raise TrainkitError(
-                "a sample is to be of a conversation, and there is no chat template",
+                "a sample prompt is a conversation, but there is no chat template",
                 where="sample.chat" if isinstance(prompt, str) else "sample.prompts",
                 hint="put a chat_template.jinja beside the tokenizer, or give prompts as text",
             )

@@ -133,7 +133,7 @@ def settle(typed: Mapping[str, Any], config: Generation | None, *, max_tokens: i
     try:
         _settings({**ours, **theirs})
     except TrainkitError as error:
-        hint = "correct it there, or type what is to count instead"
+        hint = "correct it there, or override it with an option"
         raise TrainkitError(error.problem, where=str(config.path), hint=hint) from None
     news = [f"{name.replace('_', '-')} {value}" for name, value in theirs.items() if value != ours[name]]
     if greedy and config.silent:

@@ -73,7 +73,7 @@ class TrainedModel:
                 raise TrainkitError(
                     f'model.type = "{self.spec.type}" ({self.spec.kind}) continues texts without beams',
                     where="--beams",
-                    hint="omit it: encoder-decoders alone search with beams",
+                    hint="omit it: only encoder-decoders search with beams",
                 )
             return Generator(self.model, self.codec, self.ends, self.mesh)
         start, context = start_of(self.spec, self.codec), getattr(self.spec, "context_length", None)
@@ -103,7 +103,7 @@ class TrainedModel:
         if (template := template_of(self.chat, self.directories)) is not None:
             return template
         raise TrainkitError(
-            "the model has no chat template, so how a conversation is written is not known",
+            "the model has no chat template, which says how to write a conversation",
             where=str(self.where),
             hint=f"put a {TEMPLATE} beside {as_typed((self.directories[0] / TOKENIZER).absolute())},"
             " or continue plain text with --raw",

@@ -84,7 +84,7 @@ class LogFollower:
         if self.view.last_event is None and self._tail.offset:
             return "its log holds no event"
         lines = "1 line" if self._foreign == 1 else f"{self._foreign:,} lines"
-        return f"{lines} of its log no trainkit wrote" if self._foreign else ""
+        return f"{lines} of its log not written by trainkit" if self._foreign else ""
 
     def _rewind(self) -> None:
         """Start again before the first event."""

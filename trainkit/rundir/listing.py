@@ -66,7 +66,7 @@ class RunList:
             raise TrainkitError(
                 f"it cannot be deleted: {error.strerror}",
                 where=str(error.filename or run),
-                hint="see that you may write there, and that the disk is not read-only; then delete it again",
+                hint="allow writing there, check that the disk is not read-only, then delete it again",
             ) from None
 
 

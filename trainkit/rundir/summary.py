@@ -164,7 +164,7 @@ class SummaryReader:
     def _facts(self) -> RunSummary:
         view, now = self._view, time.time()
         if self._foreign:
-            return RunSummary(problem="its log has lines that no trainkit wrote", broken=True)
+            return RunSummary(problem="its log has lines that trainkit did not write", broken=True)
         if view.last_event is None:
             return RunSummary(problem="its log holds no event" if self._offset else "its log is empty")
         doing = state(view, now, alive(view), resuming(view, self.directory))
@@ -249,7 +249,7 @@ def _without_log(directory: Path, error: OSError) -> RunSummary:
     if is_run(directory):
         return RunSummary(problem="no log yet")
     there = directory.is_dir()
-    return RunSummary(problem="no run: neither log nor recipe" if there else "a link to nowhere", broken=True)
+    return RunSummary(problem="no run: neither log nor recipe" if there else "a broken link", broken=True)
 
 
 def _bytes(directory: Path, stop: Callable[[], bool]) -> Iterator[int]:

@@ -57,7 +57,7 @@ class AimRun:
             raise TrainkitError(
                 f"the Aim repository cannot be opened: {type(error).__name__}: {error}",
                 where=str(directory / ".aim"),
-                hint="see that it is a directory that can be written and that no other process uses this run",
+                hint="check that it is a writable directory and that no other process uses this run",
                 exit_code=FAILED,
             ) from error
 
@@ -99,7 +99,7 @@ class AimRun:
             try:
                 picture = Image(str(path), caption=event["prompt"])
             except OSError as error:
-                raise ValueError(f"{image!r} is no picture: {error}") from error
+                raise ValueError(f"{image!r} is not an image: {error}") from error
             self._run.track(picture, name="images", **where)
 
     def _checkpoint(self, event: Event) -> None:

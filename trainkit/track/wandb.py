@@ -75,7 +75,7 @@ class WandBRun:
             raise TrainkitError(
                 f"the W&B run cannot be opened: {error}",
                 where=str(run_directory / DIRECTORY),
-                hint='see the project and that you are logged in (wandb login), or write files: mode = "offline"',
+                hint='check the project, and that you are logged in (wandb login), or write files: mode = "offline"',
                 exit_code=FAILED,
             ) from error
         self._run.define_metric("*", step_metric="step")

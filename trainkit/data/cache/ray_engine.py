@@ -124,7 +124,7 @@ def _knock(address: str) -> None:
             # the first frame is one of settings: type 4, after three bytes of length
             if os.environ.get("RAY_USE_TLS", "0") == "0" and connection.recv(4)[3:] != b"\4":
                 raise wrong(
-                    "no Ray cluster answers there, but something else",
+                    "something else than a Ray cluster answers there",
                     hint="`ray start --head` prints the cluster's address; its port is 6379 where not given",
                 )
     except (OSError, OverflowError) as error:
@@ -286,7 +286,7 @@ def _result(ray: Any, reference: Any, unit: Unit) -> Parts | None:
         raise TrainkitError(
             f"the Ray cluster could not tokenise it: {type(error).__name__}: {str(error).strip()}",
             where=f"{unit.files[0].path}{more}",
-            hint="what is finished is kept: run the same command again; with --workers N where memory ran out",
+            hint="what is finished is kept: run the same command again; with --workers N if memory ran out",
             exit_code=FAILED,
         ) from error
 

@@ -259,10 +259,10 @@ def _check(template: ChatTemplate, named: set[str], map_path: Path) -> None:
     for token in _TOKENS:
         if token in compiled.needs and token not in named:
             raise TrainkitError(
-                f"the chat template writes {token}, but the tokenizer's files do not say which it is",
+                f"the chat template writes {token}, but the tokenizer's files do not define it",
                 where=template.origin,
-                hint=f'name it in {map_path}: {{"{token}": "…"}} (null where there is none),'
-                " or write it out in a template of your own",
+                hint=f'name it in {map_path}: {{"{token}": "…"}} (null if there is none),'
+                " or spell it out in your own template",
             )
 
 

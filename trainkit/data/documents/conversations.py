@@ -235,9 +235,9 @@ def _enclosed(
             position += len(part)
     if depth or marked.replace(BEGIN, "").replace(END, "") != text:
         raise TrainkitError(
-            "the chat template changes its text behind a {% generation %} block (such as by a trim), so where the block"
+            "the chat template changes its text after a {% generation %} block (such as by a trim), so where the block"
             " is in the text is unknown",
-            hint=f"change it inside of the block; the template is {template.origin}",
+            hint=f"change it inside the block; the template is {template.origin}",
         )
     return spans
 

@@ -79,7 +79,7 @@ def _content(key: str, value: Any, base: str) -> tuple[bytes, str] | Problem:
     # a path from a row may also hold what no path can, such as a null character
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        return f"cannot read the image {path}: {reason}", f"relative paths count from {base}"
+        return f"cannot read the image {path}: {reason}", f"relative paths are relative to {base}"
 
 
 def _pixels(content: bytes, size: tuple[int, int]) -> np.ndarray | str:
@@ -99,7 +99,7 @@ def _pixels(content: bytes, size: tuple[int, int]) -> np.ndarray | str:
                 fitted = ImageOps.fit(upright, (width, height), images.Resampling.BICUBIC)
         return np.asarray(fitted, np.uint8)
     except images.UnidentifiedImageError:
-        return "is of no format that PIL knows"
+        return "has no format that PIL knows"
     # each of PIL's decoders raises what it likes for content that is damaged: SyntaxError, struct.error, EOFError …
     except Exception as error:
         return f"cannot be decoded: {str(error) or type(error).__name__}"

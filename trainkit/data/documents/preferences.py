@@ -79,11 +79,11 @@ def _conversations(
     for key, messages in ((document.chosen, chosen), (document.rejected, rejected)):
         if not any(message["role"] == "assistant" for message in messages[shared:]):
             return (
-                f"'{key}' has no answer of the assistant behind the messages that both conversations begin with",
+                f"'{key}' has no answer of the assistant after the messages that both conversations begin with",
                 'answers look like {"role": "assistant", "content": "…"}',
             )
     if not shared:
-        return "has no messages before the answers", "both conversations begin with what is asked"
+        return "has no messages before the answers", "both conversations begin with the same question"
     texts = [render_taken(template, messages, values)[1] for messages in (chosen, rejected)]
     begin = find_answer(template, chosen[:shared], texts, values)
     return pair(learned_in_part(index, text, [(begin, len(text))]) for text in texts)
@@ -98,7 +98,7 @@ def find_answer(template: ChatTemplate, prompt: list[Message], texts: Sequence[s
     begin = min(_count_same(asked, text) for text in texts)
     if begin < _count_same(asked, bare):
         raise TrainkitError(
-            "the chat template writes the messages before the answers otherwise when an answer follows",
+            "the chat template writes the messages before the answers differently when an answer follows",
             hint=f"so where the answers begin is unknown; the template is {template.origin}",
         )
     return begin

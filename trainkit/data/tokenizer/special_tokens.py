@@ -89,7 +89,7 @@ def id_of(role: Role, tokenizer: Tokenizer, beside: Beside) -> int | None:
                 raise TrainkitError(
                     f"names the token {said.token!r}, which the tokenizer does not have",
                     where=said.where,
-                    hint="name a token of tokenizer.json, or add it there; write null where there is none",
+                    hint="name a token of tokenizer.json, or add it there; write null if there is none",
                 )
             return id_
         if said.token is None:

@@ -242,7 +242,7 @@ class LateWindowed(Windowed):
             raise ValueError(f"layers_without_window = {first} goes with a window: window = 4096, or leave it out")
         if first >= self.layers:
             raise ValueError(
-                f"layers_without_window = {first} leaves the window to none of the layers = {self.layers}:"
+                f"layers_without_window = {first} leaves no window to any of the layers = {self.layers}:"
                 " make it smaller, or leave out both it and window"
             )
         return self
@@ -257,5 +257,5 @@ class Multiple(Decoder):
 
     @property
     def not_in_transformers(self) -> str | None:
-        reason = f"hidden = {self.hidden} with heads = {self.heads}: transformers takes multiples of heads only"
+        reason = f"hidden = {self.hidden} with heads = {self.heads}: transformers supports only multiples of heads"
         return reason if self.hidden % self.heads else None

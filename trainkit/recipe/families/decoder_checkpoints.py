@@ -228,6 +228,6 @@ def router_notes(model: Sparse, config: Config) -> list[str]:
     if model.router_loss or not coefficient or config["output_router_logits"]:
         return []
     return [
-        "training does not balance experts: the checkpoint has output_router_logits = false, with which"
-        f" transformers does not either; [model] router_loss = {coefficient} does"
+        "training does not balance experts, because the checkpoint has output_router_logits = false; to balance them:"
+        f" [model] router_loss = {coefficient}"
     ]

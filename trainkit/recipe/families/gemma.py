@@ -41,7 +41,7 @@ class Gemma(Multiple, Biased, Dense):
     @property
     def not_in_transformers(self) -> str | None:
         broken = self.query_scale is not None and self.query_scale != int(self.query_scale)
-        whole = f"query_scale = {self.query_scale}: transformers takes whole numbers"
+        whole = f"query_scale = {self.query_scale}: transformers supports only whole numbers"
         return whole if broken else super().not_in_transformers
 
     @property

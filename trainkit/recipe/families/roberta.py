@@ -61,7 +61,7 @@ class Roberta(Encoder):
 def _read_positions(config: Config) -> dict[str, Any]:
     padding = whole(config, "pad_token_id", 1, least=0)
     if config["max_position_embeddings"] is None:
-        raise Unsupported("max_position_embeddings", None, "it must say something")
+        raise Unsupported("max_position_embeddings", None, "it must have a value")
     rows = whole(config, "max_position_embeddings", 512, least=padding + 2)
     return {"context_length": rows - padding - 1, "first_position": padding + 1, "pad_token_id": padding}
 

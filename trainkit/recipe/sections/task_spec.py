@@ -121,11 +121,10 @@ def check_last_token(model: ModelSpec, data: Data) -> None:
     """Raise ValueError where a decoder would score another token of a text than transformers does."""
     if model.kind == "encoder-decoder" and not data.encoding.eos:
         raise ValueError(
-            "an encoder-decoder's scores are those of the token that ends a text:"
-            " leave eos = false out of data.encoding"
+            "an encoder-decoder scores a text at the token that ends it: leave eos = false out of data.encoding"
         )
     if model.kind == "causal" and data.encoding.eos:
         raise ValueError(
-            "a decoder's scores are those of the last token, which in transformers is the text's own:"
+            "a decoder scores a text at its last token, which in transformers is not the end-of-text token:"
             " write eos = false into data.encoding"
         )

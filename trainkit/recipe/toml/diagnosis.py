@@ -129,7 +129,7 @@ class _Search:
         said = f"{dotted(key)} = {short(value)}" if not isinstance(value, dict) else f"[{dotted(key)}]"
         problem = f"{said}: no such {'section' if isinstance(value, dict) else 'key'}"
         if not hint:
-            hint = f"here may stand: {', '.join(known)}" if known else "leave it out"
+            hint = f"allowed here: {', '.join(known)}" if known else "leave it out"
         self.found[key] = Mistake(self._where(key), problem, hint)
         _get(self.data, section).pop(name)
         if target and _place(self.data, target, value):

@@ -184,7 +184,7 @@ def _place(table: Any, part: str, where: str, at: Key) -> Any:
         if part.isdecimal() and int(part) < len(table):
             return int(part)
         found = f"{dotted(at)} is a list of {len(table)}"
-        raise TrainkitError(f"{found}; it has no place '{part}'", where=where, hint="places count from 0")
+        raise TrainkitError(f"{found}; it has no index '{part}'", where=where, hint="indices count from 0")
     raise TrainkitError(f"{dotted(at)} is a value and holds no '{part}'", where=where, hint=f"--set {dotted(at)}=…")
 
 

@@ -42,9 +42,9 @@ class PretrainedCheckpoint:
         ]
         if wrong:
             lines = [f"  {k} = {toml_value(given[k])}: the checkpoint has {toml_value(self.values[k])}" for k in wrong]
-            may = f"; what may differ: {', '.join(sorted(self.changeable))}" if self.changeable else ""
+            may = f"; these may differ: {', '.join(sorted(self.changeable))}" if self.changeable else ""
             raise TrainkitError(
-                f"[{self.section}] says otherwise than its checkpoint:\n" + "\n".join(lines),
+                f"[{self.section}] contradicts its checkpoint:\n" + "\n".join(lines),
                 hint=f"leave them out{may}",
             )
         values = dict(self.values)
@@ -102,7 +102,7 @@ def put_below(layer: Layer, section: str, look_up: Callable[[str, str | None], P
 def hub_only(key: Key, path: str | None, layer: Layer) -> TrainkitError:
     """Return the error of a key that only repositories on the hub have, beside a `path` on this machine."""
     return TrainkitError(
-        f"{dotted(key)} is for what is on the hub, and {path} is on this machine",
+        f"{dotted(key)} is for hub ids, but {path} is on this machine",
         where=str(layer.origin(key)),
-        hint="leave it out; the files here are used as they are",
+        hint="leave it out: local files are used as they are",
     )
