@@ -77,7 +77,7 @@ def test_fewer_layers_than_none_cannot_do_without_a_window() -> None:
 
 @pytest.mark.parametrize(
     ("values", "words"),
-    [({"layers_without_window": 1}, "goes with a window"), ({"layers_without_window": 2, "window": 8}, "no window to any")],
+    [({"layers_without_window": 1}, "goes with a window"), ({"layers_without_window": 2, "window": 8}, "no window to")],
     ids=["no window", "no layers"],
 )
 def test_layers_do_without_a_window_that_others_have(values: dict[str, Any], words: str) -> None:

@@ -20,6 +20,8 @@ from trainkit.recipe.spec import implementation_of, import_named
 
 
 class LearningRate(Protocol):
+    """The learning rate as a function of the step."""
+
     def __call__(self, step: ArrayLike, decay_start: ArrayLike = NEVER, /) -> ArrayLike:
         """Return the rate of the update after `step` others; `decay_start` is where a command began the decay."""
 

@@ -69,7 +69,7 @@ class Memory:
 
     @property
     def by_category(self) -> dict[str, int]:
-        """The bytes by category, for the log."""
+        """Return the bytes by category, for the log."""
         exact = {name: size for name, size in asdict(self).items() if name != "temporary"}
         if not self.frozen:
             del exact["frozen"]
@@ -77,13 +77,13 @@ class Memory:
 
     @property
     def peak(self) -> int:
-        """The sum of all categories: a checkpoint may be saved while a step runs."""
+        """Return the sum of all categories, because a checkpoint may be saved while a step runs."""
         return sum(self.by_category.values())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a run will do. Tokens do not include padding; before the data is counted, every position is a token.
+    """What a run will do. Tokens do not include padding; until the data is counted, every position counts as a token.
 
     `bytes` are estimates for one device. `parameters` (trained ones), `frozen`, `gradients` (always float32),
     `optimizer` and `snapshot` (the copy from which a checkpoint is written) are divided by the fsdp axis.
@@ -113,26 +113,27 @@ class Plan:
 
     @property
     def total_bytes(self) -> int:
-        """The estimate for one device, in all categories."""
+        """Return the estimated bytes of one device, in all categories."""
         return sum(self.bytes.values())
 
     @property
     def fits(self) -> bool | None:
-        """Whether the estimate is within the usable memory of a device; None if that is unknown."""
+        """Return whether the estimate is within the usable memory of a device; None if that is unknown."""
         return self.devices.have_room_for(self.total_bytes)
 
     @property
     def step_bytes(self) -> int:
-        """The estimate of what exists only within a step."""
+        """Return the estimated bytes that exist only within a step."""
         return sum(size for what, size in self.bytes.items() if what in WITHIN_STEP)
 
     @property
     def choice(self) -> Choice:
-        """The micro-batch and remat of the plan."""
+        """Return the micro-batch and remat of the plan."""
         return Choice(micro=self.batch.micro, remat=self.remat)
 
     @property
     def tokens_per_parameter(self) -> float:
+        """Return the run's tokens divided by its parameters (compare Hoffmann et al. 2022: about 20)."""
         return self.total_tokens / self.parameters
 
     def summary(self) -> dict[str, Any]:

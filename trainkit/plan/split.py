@@ -38,12 +38,12 @@ class Devices:
 
     @property
     def supposed(self) -> bool:
-        """Whether the plan is for devices that this machine does not have."""
+        """Return whether the plan is for devices that this machine does not have."""
         return self.kind == SUPPOSED
 
     @property
     def usable_bytes(self) -> int | None:
-        """The bytes of one device that a plan may use; None if its memory is unknown."""
+        """Return the bytes of one device that a plan may use; None if its memory is unknown."""
         return None if self.memory_bytes is None else int(USABLE * self.memory_bytes)
 
     def have_room_for(self, size: float) -> bool | None:

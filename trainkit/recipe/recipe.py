@@ -26,6 +26,8 @@ from trainkit.recipe.spec import MissingKey, Spec, members_at, type_of
 
 
 class Run(Spec):
+    """The run's name, seed and directory."""
+
     name: str | None = None
     """Name of the run and of its directory. If absent, it is the recipe file's name without `.toml`."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
@@ -57,6 +59,8 @@ class Plugins(Spec):
 
 
 class Recipe(Spec):
+    """A whole recipe: its tables as specs. Two equal recipes ask for the same training."""
+
     schema_: Annotated[Literal[1], Field(alias="schema")]
     """Version of the recipe language."""
     plugins: Plugins | None = None
@@ -133,7 +137,7 @@ class Recipe(Spec):
                 f'tokenizer.train makes a tokenizer without the mask token that task.type = "{self.task.type}" needs:'
                 " set tokenizer.train.mask = true"
             )
-        if "task" in self.model_fields_set:  # without the section, documents for another task can still be cached
+        if "task" in self.model_fields_set:  # without a [task] section, documents for another task can still be cached
             try:
                 self.task.check_documents(self.data.train)
             except TrainkitError as error:
@@ -221,19 +225,19 @@ class Recipe(Spec):
 
     @property
     def language_model(self) -> Transformer:
-        """The model of a recipe that has been checked to have one of text."""
+        """Return the model, which has been checked to be one of text."""
         assert isinstance(self.model, Transformer), self.model.type
         return self.model
 
     @property
     def text_tokenizer(self) -> Tokenizer:
-        """The tokenizer of a recipe whose documents are text."""
+        """Return the tokenizer of a recipe whose documents are text."""
         assert self.tokenizer is not None
         return self.tokenizer
 
     @property
     def base_checkpoint(self) -> str | None:
-        """The checkpoint that the model's weights begin with; None where they begin at random."""
+        """Return the checkpoint that the model's weights begin with; None if they begin at random."""
         return self.model.pretrained if isinstance(self.model, Pretrained) else None
 
     @property
@@ -245,7 +249,7 @@ class Recipe(Spec):
 
     def fingerprint(self) -> str:
         """Return a hash of every value; two recipes with the same fingerprint ask for the same training."""
-        import hashlib  # loads OpenSSL, which a recipe that is only checked has no use for
+        import hashlib  # loads OpenSSL, which `trainkit check` does not need
 
         text = json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]

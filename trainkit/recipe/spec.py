@@ -112,7 +112,7 @@ def plugin_digest(spec: Spec) -> str | None:
 
 
 def type_of(spec: type[Spec]) -> str:
-    """Return the value of `type` that stands for a spec in a recipe."""
+    """Return the value of `type` that selects a spec in a recipe."""
     annotation = spec.model_fields["type"].annotation
     (name,) = get_args(annotation)
     return str(name)

@@ -38,7 +38,7 @@ class LiveSchedule:
 
     @property
     def total_steps(self) -> int:
-        """The last step of the run, which a command may have moved."""
+        """Return the last step of the run, which a command may have moved."""
         return self._schedule.last_step(self._steps, decay_start=self._decay_start)
 
     def holds(self, command: Command, *, step: int) -> bool:
@@ -124,7 +124,7 @@ class Commands:
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal has asked the run to end: long work should be cut short."""
+        """Return whether a signal has asked the run to end, so that long work should be cut short."""
         return self._signal.received is not None
 
     def take(

@@ -29,6 +29,8 @@ from trainkit.train.step import Step
 
 
 class EvaluationReport(Protocol):
+    """Evaluates a state and logs the metrics."""
+
     def __call__(
         self, state: State, step: int, /, only: Collection[str] | None = None
     ) -> Mapping[str, Mapping[str, float]]:
@@ -36,11 +38,15 @@ class EvaluationReport(Protocol):
 
 
 class StateReport(Protocol):
+    """Logs statistics of a state."""
+
     def __call__(self, state: State, step: int, /) -> None:
         """Write the distributions of the parameters to the log."""
 
 
 class SampleReport(Protocol):
+    """Lets the model continue prompts and logs the texts."""
+
     def __call__(self, state: State, step: int, prompts: Sequence[str] | None = None, /) -> None:
         """Write the model's continuations of these prompts, or of those of the recipe, to the log."""
 

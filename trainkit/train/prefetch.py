@@ -24,6 +24,8 @@ DeviceBatch = dict[str, jax.Array]
 
 
 class Batches(Protocol):
+    """Gives the batch of any step."""
+
     def __call__(self, step: int, rows: np.ndarray | None = None, /) -> HostBatch:
         """Return the batch of a step, or only some rows of it, in ascending order."""
 

@@ -111,7 +111,8 @@ class ProgressLog(Protocol):
 
     step: int
 
-    def write(self, kind: str, /, *, step: int, **fields: Any) -> None: ...
+    def write(self, kind: str, /, *, step: int, **fields: Any) -> None:
+        """Append one event; see `EventLog.write`."""
 
 
 class Identity(NamedTuple):
@@ -135,7 +136,7 @@ class Reference:
 
     @cached_property
     def recorded(self) -> Identity | None:
-        """The identity in the run directory; None without one."""
+        """Return the identity in the run directory; None without one."""
         try:
             record = json.loads((self.directory / FILE).read_bytes())
             # FORMAT 1 kept no settings
@@ -164,14 +165,15 @@ class Reference:
 
     @cached_property
     def trained(self) -> bool:
-        """Whether this run has trained a step, so that its reference must not change."""
+        """Return whether this run has trained a step, so that its reference must not change."""
         return int(self.state.step) > 0
 
     @cached_property
     def model(self) -> PyTree:
-        """The model that the run began with, in the dtype of its parameters.
+        """Return the model that the run began with, in the dtype of its parameters.
 
-        Raises TrainkitError if its settings or pretrained weights are not those that the run began with."""
+        Raises TrainkitError if its settings or pretrained weights are not those that the run began with.
+        """
         params = self.state.params
         if self.recipe.adapter is None and self.trained:
             log_info(self.log, "making the parameters that the run began with again, for the reference")

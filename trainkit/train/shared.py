@@ -61,7 +61,7 @@ class SharedSignals:
 
     @property
     def received(self) -> int | None:
-        """The signal that any process received. All processes must read this equally often."""
+        """Return the signal that any process received. All processes must read this equally often."""
         if not hosts.is_first() and self._own.received and not self._passed_on:
             self._passed_on = True
             hosts.tell_first(str(self._own.received))
@@ -69,7 +69,7 @@ class SharedSignals:
 
     @property
     def count(self) -> int:
-        """The number of signals to this process."""
+        """Return the number of signals to this process."""
         return self._own.count
 
     def _of_any(self) -> int | None:

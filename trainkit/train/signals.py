@@ -35,7 +35,7 @@ class Signals:
 
     @property
     def exit_code(self) -> int:
-        """The exit code for the signal that was received."""
+        """Return the exit code for the signal that was received."""
         return INTERRUPTED if self.received == signal.SIGINT else STOPPED_EARLY
 
     def _receive(self, number: int, _: FrameType | None) -> None:

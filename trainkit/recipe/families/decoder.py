@@ -79,7 +79,7 @@ class Decoder(Transformer):
 
     @property
     def groups(self) -> int:
-        """Heads of keys and values."""
+        """Return the number of heads of keys and values."""
         return self.kv_heads or self.heads
 
     @property
@@ -88,27 +88,27 @@ class Decoder(Transformer):
 
     @property
     def query_width(self) -> int:
-        """Width of all queries of a position."""
+        """Return the width of all queries of a position."""
         return self.heads * self.key_width
 
     @property
     def kv_width(self) -> int:
-        """Width of all keys, or all values, of a position."""
+        """Return the width of all keys, or all values, of a position."""
         return self.groups * self.key_width
 
     @property
     def biased(self) -> tuple[Matrix, ...]:
-        """The matrices that have a bias."""
+        """Return the matrices that have a bias."""
         return ()
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """How many positions the attention of each layer sees, its own included; None means all earlier ones."""
+        """Return how many positions the attention of each layer sees, its own included; None for all earlier ones."""
         return (None,) * self.layers
 
     @property
     def ropes(self) -> tuple[Rope, ...]:
-        """The rotary positions of each layer."""
+        """Return the rotary positions of each layer."""
         return (Rope(self.rope_theta, self.rope_scaling),) * self.layers
 
     @property

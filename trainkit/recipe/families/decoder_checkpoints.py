@@ -34,7 +34,7 @@ KEYS = {
     "pad_token_id": "pad_token_id",
     "attention_dropout": "attention_dropout",
 }
-#: What transformers takes for keys that config.json lacks. (Gemma's differ.)
+#: The defaults of transformers for keys that config.json lacks. (Gemma's differ.)
 DEFAULTS = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "rope_theta": 10000.0, "attention_dropout": 0.0}
 SILU = {"hidden_act": ("silu", "swish")}
 

@@ -31,22 +31,22 @@ class TextEncoder(GeluTransformer):
 
     @property
     def type_rows(self) -> int:
-        """Rows of the embedding that distinguishes the texts of a pair; 0 if there is none."""
+        """Return the rows of the embedding that distinguishes the texts of a pair; 0 if there is none."""
         return 0
 
     @property
     @abstractmethod
     def norm_epsilon(self) -> float:
-        """Added to the variance in the norms."""
+        """Return the number added to the variance in the norms."""
 
     @property
     @abstractmethod
     def embedding_rate(self) -> float:
-        """Dropout of the embeddings."""
+        """Return the dropout of the embeddings."""
 
     @property
     def unused_positions(self) -> int:
-        """Rows of the embedding of positions before that of the first position."""
+        """Return the rows of the position embedding before that of the first position."""
         return 0
 
     @property

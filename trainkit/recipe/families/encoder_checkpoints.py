@@ -18,7 +18,7 @@ KEYS = {
     "attention_probs_dropout_prob": "attention_dropout",
     "classifier_dropout": "classifier_dropout",
 }
-#: What transformers takes for keys that config.json lacks.
+#: The defaults of transformers for keys that config.json lacks.
 DEFAULTS = {
     "max_position_embeddings": 512,
     "type_vocab_size": 2,

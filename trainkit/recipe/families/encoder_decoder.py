@@ -67,7 +67,7 @@ class EncoderDecoder(Transformer):
 
     @property
     def decoder_blocks(self) -> int:
-        """Blocks of the decoder."""
+        """Return the number of blocks of the decoder."""
         return self.decoder_layers or self.layers
 
     @property
@@ -76,12 +76,12 @@ class EncoderDecoder(Transformer):
 
     @property
     def probability_dropout(self) -> float:
-        """Share of attention's probabilities that training drops."""
+        """Return the share of attention probabilities that training drops."""
         return self.dropout
 
     @property
     def inner_dropout(self) -> float:
-        """Share of the numbers inside the MLP that training drops."""
+        """Return the share of the numbers inside the MLP that training drops."""
         return self.dropout
 
     def head_dropout(self, kind: HeadKind) -> float:
@@ -92,32 +92,32 @@ class EncoderDecoder(Transformer):
 
     @property
     def gated_mlp(self) -> bool:
-        """Whether the MLP multiplies the activation with another product of its input."""
+        """Return whether the MLP multiplies the activation by another product of its input."""
         return False
 
     @property
     def activation(self) -> Literal["relu", "gelu", "exact-gelu"]:
-        """Of the MLP; `gelu` is the approximation by a hyperbolic tangent."""
+        """Return the activation of the MLP; `gelu` is the approximation by a hyperbolic tangent."""
         return "exact-gelu"
 
     @property
     def norm_epsilon(self) -> float:
-        """Added to the variance, or the mean square, in the norms."""
+        """Return the number added to the variance, or the mean square, in the norms."""
         return 1e-5
 
     @property
     def distances(self) -> DistanceBuckets | None:
-        """The biases of scores, the same in all blocks of a stack; None where positions are known otherwise."""
+        """Return the biases of scores, the same in all blocks of a stack; None if the model has other positions."""
         return None
 
     @property
     def embedding_scale(self) -> float | None:
-        """The factor of token embeddings; None if they are used as they are."""
+        """Return the factor of token embeddings; None for 1."""
         return None
 
     @property
     def output_scale(self) -> float | None:
-        """The factor of hidden states before the output matrix; None if they are used as they are."""
+        """Return the factor of hidden states before the output matrix; None for 1."""
         return None
 
     def weight_scale(self, inputs: int) -> float:
@@ -126,7 +126,7 @@ class EncoderDecoder(Transformer):
 
     @property
     def query_scale(self) -> float:
-        """Standard deviation of the random matrices that make queries."""
+        """Return the standard deviation of the random matrices that make queries."""
         return self.weight_scale(self.hidden)
 
     @property

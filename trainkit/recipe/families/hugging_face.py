@@ -71,7 +71,7 @@ class TensorName:
 
     @property
     def stacked(self) -> int:
-        """Number of leading axes of the leaf that its tensors are numbered by."""
+        """Return how many leading axes of the leaf number its tensors."""
         return ("{layer}" in self.theirs) + ("{expert}" in self.theirs)
 
     def places(self, shape: Shape) -> Iterator[tuple[tuple[int, ...], str]]:

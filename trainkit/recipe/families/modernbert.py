@@ -85,13 +85,13 @@ class ModernBert(TextEncoder):
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """How many positions each layer sees in either direction, its own included; None means all."""
+        """Return how many positions each layer sees in either direction, its own included; None for all."""
         half = self.window // 2 + 1
         return tuple(None if layer % self.global_every == 0 else half for layer in range(self.layers))
 
     @property
     def ropes(self) -> tuple[Rope, ...]:
-        """The rotary positions of each layer."""
+        """Return the rotary positions of each layer."""
         return tuple(Rope(self.rope_theta if window is None else self.local_theta, None) for window in self.windows)
 
     def head_dropout(self, kind: HeadKind) -> float:

@@ -32,7 +32,7 @@ class Sparse(Decoder):
 
     @property
     def normalised(self) -> bool:
-        """Whether the weights of a token's experts are made to add up to 1."""
+        """Return whether the weights of a token's experts are scaled to add up to 1."""
         return True
 
     def _mlp_shapes(self) -> dict[str, Shape]:

@@ -73,11 +73,12 @@ class Pretrained(ModelSpec):
 
     @property
     def not_in_transformers(self) -> str | None:
-        """Why transformers cannot load the model, beginning with the key and its value; None where it can."""
+        """Return why transformers cannot load the model, beginning with the key and its value; None if it can."""
         return None
 
     def rows(self, tokens: int) -> int:
-        """Return the rows of the embedding for a tokenizer of so many entries. Raises TrainkitError if it has fewer."""
+        """Return the rows of the embedding for a tokenizer of so many entries. Raises TrainkitError if the embedding
+        has fewer."""
         if self.vocab_size is None or tokens <= self.vocab_size:
             return self.vocab_size or tokens
         if self.pretrained is None:
@@ -113,11 +114,11 @@ class Transformer(Pretrained):
 
     @property
     def predicts_tokens(self) -> bool:
-        """Whether its head gives logits of the vocabulary, and not scores of classes."""
+        """Return whether its head gives logits of the vocabulary, not scores of classes."""
         return self.head.kind == "tokens"
 
     def head_shapes(self) -> dict[str, Shape]:
-        """Return the parameters of a head with classes by path; none where the head predicts tokens."""
+        """Return the parameters of a head with classes by path; empty if the head predicts tokens."""
         if self.predicts_tokens:
             return {}
         layers, d = self.head_layers(self.head.kind), self.hidden
@@ -139,12 +140,12 @@ class Transformer(Pretrained):
     @property
     @abstractmethod
     def key_width(self) -> int:
-        """Width of one head."""
+        """Return the width of one head."""
 
     @property
     @abstractmethod
     def mlp_width(self) -> int:
-        """Width inside the MLP, or inside one expert."""
+        """Return the width inside the MLP, or inside one expert."""
 
     def head_dropout(self, kind: HeadKind) -> float:
         """Return the dropout before the last layer of a head with classes."""
@@ -156,18 +157,18 @@ class Transformer(Pretrained):
 
     @property
     def head_range(self) -> float:
-        """Standard deviation of the random weights of a head with classes."""
+        """Return the standard deviation of the random weights of a head with classes."""
         return self.initializer_range
 
     @property
     def score_scale(self) -> float | None:
-        """Factor of the scores; None means 1 / sqrt(`key_width`)."""
+        """Return the factor of the scores; None for 1 / sqrt(`key_width`)."""
         return None
 
     @property
     @abstractmethod
     def special_attention(self) -> str | None:
-        """What flash attention does not support of its attention, in the plural; None where it supports all."""
+        """Return the features of its attention that flash attention lacks, in the plural; None if it supports all."""
 
 
 class GeluTransformer(Transformer):
@@ -229,12 +230,13 @@ class GptDecoder(GeluTransformer):
 
     @property
     def norm_epsilon(self) -> float:
-        """Added to the variance in the norms."""
+        """Return the number added to the variance in the norms."""
         return 1e-5
 
     @property
     def clip(self) -> float | None:
-        """Largest absolute value of queries, keys and values, which are clipped to it; None means no clipping."""
+        """Return the largest absolute value of queries, keys and values, to which they are clipped; None for no
+        clipping."""
         return None
 
     @property

@@ -53,7 +53,7 @@ class Lora(Spec):
 
     @property
     def scale(self) -> float:
-        """Factor of the product of the two matrices."""
+        """Return the factor of the product of the two matrices."""
         return self.alpha / (self.rank**0.5 if self.variant == "rslora" else self.rank)
 
 
@@ -72,8 +72,11 @@ _FOREIGN = {
 
 
 def linear_shapes(model: Model) -> dict[str, tuple[int, int, int]]:
-    """Return (blocks, inputs, outputs) of the linear layers of blocks, without those of experts, by name within the
-    block; in a model of two stacks, by stack and name."""
+    """Return (blocks, inputs, outputs) of the linear layers of blocks, except those of experts, by name within the
+    block.
+
+    In a model of two stacks the name begins with the stack.
+    """
     shapes = model.leaf_shapes(vocab_size=1, sequence_length=1)
     layers = {name: shape for name, shape in shapes.items() if name.startswith("blocks.") and name.endswith(".weight")}
     return {
@@ -136,8 +139,10 @@ def adapter_parameters(adapter: Adapter, model: Model) -> int:
 
 
 def trained_shapes(model: Model, adapter: Adapter | None, *, vocab_size: int, sequence_length: int) -> dict[str, Shape]:
-    """Return the shape of every trained parameter by its path: the model's or, where there is an adapter, those of the
-    adapter and of a head with classes."""
+    """Return the shape of every trained parameter by its path.
+
+    These are the model's or, with an adapter, those of the adapter and of a head with classes.
+    """
     if adapter is not None:
         head = model.head_shapes() if isinstance(model, Transformer) else {}
         return adapter_shapes(adapter, model) | head
@@ -150,7 +155,8 @@ def quantised_parameters(model: Model) -> int:
 
 
 def quantised_bytes(model: Model) -> int:
-    """Return their bytes: half a byte each, one per block of 64, four per 256 blocks, twelve per matrix."""
+    """Return the bytes of these parameters: half a byte each, one per block of 64, four per 256 blocks, twelve per
+    matrix."""
     total = 0
     for blocks, inputs, outputs in linear_shapes(model).values():
         count = math.ceil(inputs * outputs / 64)

@@ -34,13 +34,15 @@ class Classification(TaskSpec):
     reports: ClassVar[frozenset[str]] = frozenset({"loss", "accuracy"})
 
     def class_names(self, data: Data) -> tuple[str, ...]:
-        """Return the names of the classes; their numbers where they have no names."""
+        """Return the names of the classes, or their numbers if they have no names."""
         count, names = self.known_classes(data)
         return names or tuple(map(str, range(count)))
 
     def known_classes(self, data: Data) -> tuple[int, tuple[str, ...]]:
-        """Return how many classes there are, and their names if they have any. Raises ValueError where that is not
-        known, or where the documents say otherwise."""
+        """Return how many classes there are, and their names if they have any.
+
+        Raises ValueError if that is unknown, or if the documents contradict the task.
+        """
         sources = (*data.train, *data.validation)
         named = dict.fromkeys(document.label_names if (document := document_of(one)) else () for one in sources)
         if len(named) > 1:
@@ -67,7 +69,7 @@ class Classification(TaskSpec):
         return count, names
 
 
-#: By the problem, the types of labels that it learns from, and what transformers calls it.
+#: problem -> the types of labels that it learns from, and its name in transformers.
 _PROBLEMS = {
     "multi-class": (("class",), "single_label_classification"),
     "multi-label": (("classes", "flags"), "multi_label_classification"),
@@ -92,7 +94,7 @@ class SequenceClassification(Classification):
 
     @property
     def predicted(self) -> frozenset[str]:
-        """What it predicts: classes, sets of classes or numbers."""
+        """Return what it predicts: classes, sets of classes or numbers."""
         names = {
             "multi-class": ("label", "predicted", "scores"),
             "multi-label": ("labels", "predicted_labels", "scores"),
@@ -101,7 +103,7 @@ class SequenceClassification(Classification):
         return frozenset(names[self.problem])
 
     def reports_on(self, sources: Iterable[Source], data: Data) -> frozenset[str]:
-        """Return the names of its values: the accuracy is of one class for each text."""
+        """Return the names of its values; it reports the accuracy only if each text has one class."""
         return self.reports if self.problem == "multi-class" else frozenset({"loss"})
 
     def head(self, data: Data) -> Head:
@@ -110,7 +112,7 @@ class SequenceClassification(Classification):
         return Head("sequence", count, names, self.new_head, _PROBLEMS[self.problem][1])
 
     def class_names(self, data: Data) -> tuple[str, ...]:
-        """Return the names of the classes, or of several numbers; none of one number."""
+        """Return the names of the classes, or of several numbers; empty for one number."""
         names = super().class_names(data)
         return names if self.problem != "regression" or len(names) > 1 else ()
 
@@ -157,8 +159,8 @@ class SequenceClassification(Classification):
                 )
 
     def check_sizes(self, model: ModelSpec, data: Data) -> None:
-        """Raise ValueError where the labels are of another type, a row of a batch may hold several texts, or a decoder
-        would not be scored where transformers scores it."""
+        """Raise ValueError if the labels have another type, a row of a batch may hold several texts, or a decoder would
+        be scored at another token than in transformers."""
         self._check_labels(data)
         if not isinstance(data.encoding, Pad):
             raise ValueError(

@@ -63,8 +63,10 @@ class Pad(EncodingSpec):
 
 
 def is_padded(encoding: EncodingSpec) -> bool:
-    """Return whether examples may have positions without a token. (Of concatenated documents only the last example may,
-    which does not count.)"""
+    """Return whether examples may have positions without a token.
+
+    The last example of concatenated documents may, but does not count.
+    """
     return not isinstance(encoding, Concatenate)
 
 
@@ -88,6 +90,8 @@ class Window(Spec):
 
 
 class Data(Spec):
+    """Where documents come from, how they become examples, and in which order."""
+
     sequence_length: Count | None = None
     """Positions in an example; needed if documents are text."""
     encoding: Encoding = Concatenate.model_construct()
@@ -175,30 +179,30 @@ class Data(Spec):
 
     @property
     def is_text(self) -> bool:
-        """Whether the documents become tokens; documents of other kinds are examples themselves."""
+        """Return whether the documents become tokens; documents of other kinds are examples themselves."""
         documents = [document_of(source) for source in (*self.train, *self.validation)]
         return any(document is None or document.is_text for document in documents)
 
     @property
     def positions(self) -> int:
-        """Positions in a sequence; 1 if documents are not text."""
+        """Return the positions in a sequence; 1 if documents are not text."""
         return self.sequence_length or 1
 
     @property
     def sequences(self) -> int:
-        """Sequences of `sequence_length` in an example."""
+        """Return how many sequences of `sequence_length` an example has."""
         document = document_of(self.train[0])
         return 1 if document is None else document.sequences
 
     @property
     def has_token_labels(self) -> bool:
-        """Whether the tokens of the documents may have labels."""
+        """Return whether the tokens of the documents may have labels."""
         document = document_of(self.train[0])
         return document is not None and document.token_labels
 
     @property
     def validation_names(self) -> list[str]:
-        """Names of the validation sets, in order; the held-out part of the training data is `held-out`."""
+        """Return the names of the validation sets, in order; the held-out part of the training data is `held-out`."""
         names = [source.name or f"validation-{i}" for i, source in enumerate(self.validation)]
         if len(self.validation) == 1 and self.validation[0].name is None:
             names = ["validation"]
@@ -206,7 +210,7 @@ class Data(Spec):
 
     @property
     def validation_sources(self) -> dict[str, tuple[Source, ...]]:
-        """The sources of each validation set, by its name."""
+        """Return the sources of each validation set, by its name."""
         sources = [*((source,) for source in self.validation), *([self.train] if self.held_out else [])]
         return dict(zip(self.validation_names, sources, strict=True))
 

@@ -1,4 +1,4 @@
-"""What every type of document says about itself: what it is made of, how it is stored, and what is learned of it."""
+"""The interface of document types: what a document is made of, how it is stored, and which part of it is learned."""
 
 from __future__ import annotations
 
@@ -47,54 +47,55 @@ class DocumentSpec(Spec):
 
     @property
     def is_pair(self) -> bool:
-        """Whether two texts are one sequence, with the tokens between them that the tokenizer puts there."""
+        """Return whether two texts are one sequence, joined by the tokens that the tokenizer puts between them."""
         return False
 
     @property
     def label_kind(self) -> str | None:
-        """The class in `trainkit.data.documents.labels` that knows its labels; None where it has none."""
+        """Return the name of the class in `trainkit.data.documents.labels` that handles its labels; None without
+        labels."""
         if self.token_labels:
             return "trainkit.data.documents.labels:TokenLabels"
         return "trainkit.data.documents.labels:ClassLabels" if self.labelled else None
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """The names of the classes, or of the numbers that a label has, in their order; none where they have none."""
+        """Return the names of the classes, or of the numbers in a label, in order; empty if they have none."""
         return getattr(self, "classes", ())
 
     @property
     def is_text(self) -> bool:
-        """Whether a tokenizer makes tokens of the documents."""
+        """Return whether a tokenizer turns the documents into tokens."""
         return self.stored_as == "tokens"
 
     @property
     def form(self) -> str:
-        """What the documents of all sources must agree on."""
+        """Return what must be the same in the documents of all sources."""
         return "text"
 
     @property
     def keys(self) -> tuple[str, ...] | None:
-        """The keys of a row that the document is made of; None where they follow from a template, or may be any."""
+        """Return the keys of a row that the document is made of; None if they follow from a template, or may be any."""
         return None
 
     @property
     def templates(self) -> Mapping[str, str]:
-        """Its templates, by the name of their setting."""
+        """Return its templates, by the name of their setting."""
         return {}
 
     @property
     def number_keys(self) -> tuple[str, ...]:
-        """Keys that hold whole numbers, which CSV writes as text."""
+        """Return its keys that hold whole numbers, which CSV stores as text."""
         return ()
 
     @property
     def chat_template(self) -> ChatTemplateChoice | None:
-        """The chat template that its rows are written with; None where they are not."""
+        """Return the chat template that writes its rows; None if no template does."""
         return None
 
     @property
     def path_keys(self) -> tuple[str, ...]:
-        """Its keys that hold a path, which becomes absolute in the recipe of a run."""
+        """Return its keys that hold a path, which becomes absolute in the recipe of a run."""
         return ()
 
 

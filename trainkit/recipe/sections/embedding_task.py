@@ -52,8 +52,8 @@ class Embedding(TaskSpec):
         return self
 
     def check_sizes(self, model: ModelSpec, data: Data) -> None:
-        """Raise ValueError where vectors are shorter than asked, or a decoder's would say nothing or differ from those
-        in transformers."""
+        """Raise ValueError if vectors are shorter than requested, or a decoder's would mean nothing or differ from
+        transformers'."""
         hidden = getattr(model, "hidden", None)
         if hidden is not None and any(size > hidden for size in self.dimensions):
             raise ValueError(

@@ -77,7 +77,7 @@ class Evaluate(Spec):
         return metrics
 
     def check_metrics(self, task: TaskSpec, data: Data) -> None:
-        """Raise ValueError where a metric needs what the task does not predict, or has a name that the task reports."""
+        """Raise ValueError if a metric needs what the task does not predict, or has a name that the task reports."""
         if self.generate is not None and not task.writes:
             raise ValueError(f'[evaluate.generate] writes targets, and task.type = "{task.type}" has none: omit it')
         predicted = self.predicted(task)

@@ -92,7 +92,7 @@ class Labelled(DocumentSpec):
 
     @property
     def numbers_in_label(self) -> int:
-        """How many numbers a batch has of each label."""
+        """Return how many numbers a batch has for each label."""
         if self.label_type == "number":
             return max(len(self._label_keys), self.label_width)
         return 1 if self.label_type == "class" else len(self.label_names)

@@ -1,4 +1,4 @@
-"""What every metric says about itself."""
+"""The interface of metrics."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ class MetricSpec(Spec):
 
     @property
     def label(self) -> str:
-        """The name that its value is reported under."""
+        """Return the name under which its value is reported."""
         return self.type.replace("-", "_") if self.name is None else self.name
 
     def names(self, classes: tuple[str, ...]) -> tuple[str, ...]:
         """Return the names of its values: its label, or `LABEL/PART` for each of several parts.
 
-        `classes` are the names of the task's classes, empty where it has none.
+        Args:
+            classes: the names of the task's classes; empty if it has none.
         """
         return (self.label,)
 
@@ -43,10 +44,10 @@ class MetricSpec(Spec):
         return (self.label, *(f"{self.label}/{part}" for part in parts))
 
     def check_predictions(self, predicted: frozenset[str]) -> None:
-        """Raise ValueError where its keys do not fit what a task predicts, which it can be computed from."""
+        """Raise ValueError if its keys do not fit the predictions of the task, from which it can be computed."""
 
     def check_documents(self, documents: Iterable[DocumentSpec | None]) -> None:
-        """Raise ValueError where it does not fit what the labels of documents are."""
+        """Raise ValueError if it does not fit the labels of the documents."""
 
     def check_classes(self, classes: tuple[str, ...]) -> None:
-        """Raise ValueError where it does not fit the classes."""
+        """Raise ValueError if it does not fit the classes."""

@@ -33,6 +33,8 @@ class Checkpoint(Spec):
 
 
 class ChatMessage(Spec):
+    """A message of a conversation."""
+
     role: str
     """Who speaks: `"user"`, `"system"`, `"assistant"` or another role that the chat template knows."""
     content: str
@@ -66,7 +68,7 @@ class Sample(Spec):
 
     @property
     def has_conversations(self) -> bool:
-        """Whether a chat template is needed to write its prompts."""
+        """Return whether a chat template is needed to write its prompts."""
         return self.chat or not all(isinstance(prompt, str) for prompt in self.prompts)
 
 
@@ -93,6 +95,8 @@ class Statistics(Spec):
 
 
 class WandB(Spec):
+    """Settings of the tracker W&B."""
+
     mode: Literal["offline", "online"] = "offline"
     """`"offline"` writes files into the run's directory, for `wandb sync`; `"online"` sends them during training."""
     project: str = "trainkit"

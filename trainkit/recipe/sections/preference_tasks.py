@@ -55,11 +55,11 @@ class Preference(TaskSpec):
 
     @property
     def reference(self) -> Mapping[str, tuple[int, ...]]:
-        """The log-likelihood of each answer, of the losses that compare with a reference."""
+        """Return the shape of the reference's log-likelihoods of the answers; empty for losses without a reference."""
         return {"reference": (2,)} if self.loss in ("dpo", "robust", "ipo") else {}
 
     def check_sizes(self, model: ModelSpec, data: Data) -> None:
-        """Raise ValueError where the documents have margins, which only rewards use."""
+        """Raise ValueError if the documents have margins, which only rewards use."""
         for number, source in enumerate(data.train):
             if getattr(document_of(source), "margin", None) is not None:
                 raise ValueError(
@@ -108,7 +108,7 @@ class Reward(TaskSpec):
         return Head("sequence", 1, (), self.new_head)
 
     def check_sizes(self, model: ModelSpec, data: Data) -> None:
-        """Raise ValueError where a decoder would not be scored where transformers scores it."""
+        """Raise ValueError if a decoder would be scored at another token than in transformers."""
         check_last_token(model, data)
 
 
@@ -145,5 +145,5 @@ class Kto(TaskSpec):
 
     @property
     def reference(self) -> Mapping[str, tuple[int, ...]]:
-        """The log-likelihoods of the answer and of the other answer."""
+        """Return the shape of the reference's log-likelihoods of the answer and of the other answer."""
         return {"reference": (2,)}

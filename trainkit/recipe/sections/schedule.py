@@ -13,7 +13,7 @@ from trainkit.recipe.spec import Count, Fraction, Spec, union_of
 Span = Annotated[int, Field(ge=0)] | Fraction
 """An integer is steps, a float a fraction of the run."""
 
-#: The start of a decay that nobody has ordered: later than any step.
+#: The start of a decay that nobody has requested: later than any step.
 NEVER = 2**31 - 1
 
 
@@ -32,11 +32,15 @@ class ScheduleSpec(Spec):
         return min(_counted(self.warmup, steps), steps)
 
     def last_step(self, steps: int, *, decay_start: int) -> int:
-        """Return the last step of a run of `steps` whose decay was ordered to begin after `decay_start` steps."""
+        """Return the last step of a run of `steps` whose decay was requested to begin after `decay_start` steps."""
         return steps
 
     def decay_start(self, steps: int, *, ordered: int) -> int | None:
-        """Return how many updates precede the decay; None if a decay cannot be ordered."""
+        """Return how many updates precede the decay; None if a decay cannot be requested.
+
+        Args:
+            ordered: where the decay was requested to begin; `NEVER` if it was not.
+        """
         return None
 
     def rate(self, step: Any, *, peak: float, steps: int, decay_start: Any, xp: Any) -> Any:
@@ -60,14 +64,14 @@ class ScheduleSpec(Spec):
 
     @abstractmethod
     def rate_after_warmup(self, step: Any, *, peak: float, steps: int, decay_start: Any, xp: Any) -> Any:
-        """Return the same as `rate`, which calls this, for steps from the end of the warm-up on.
+        """Return the result of `rate`, which calls this, for steps after the warm-up.
 
         It is also evaluated at earlier steps, where its value has no effect but must be finite.
         """
 
     def after_warmup(self, step: Any, steps: int, xp: Any) -> tuple[Any, int]:
-        """Return (updates since the warm-up, updates after the warm-up in a run of `steps`); the first is at most the
-        second."""
+        """Return (updates since the warm-up, updates after the warm-up in a run of `steps`); the first never exceeds
+        the second."""
         warmup = self.warmup_steps(steps)
         rest = max(steps - warmup, 1)
         return xp.clip(step - warmup, 0, rest), rest

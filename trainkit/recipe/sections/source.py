@@ -206,7 +206,7 @@ class PythonStdlib(SourceSpec):
 
 
 def document_of(source: SourceSpec) -> DocumentSpec | None:
-    """Return what the rows of a source become; None where they are plain texts, or it has no rows."""
+    """Return the document that rows of the source become; None for plain texts, or if it has no rows."""
     return source.document if isinstance(source, RowSource) else None
 
 

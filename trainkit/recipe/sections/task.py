@@ -39,18 +39,18 @@ class NextTokens(TaskSpec):
     reports: ClassVar[frozenset[str]] = frozenset({"loss", "perplexity", "bits_per_byte"})
 
     def reports_on(self, sources: Iterable[Source], data: Data) -> frozenset[str]:
-        """Return the names of its values, with `bits_per_byte` only where every byte of a text is predicted."""
+        """Return the names of its values; `bits_per_byte` only if every byte of a text is predicted."""
         documents = [document_of(source) for source in sources if not isinstance(source, Tokens)]
         whole = isinstance(data.encoding, Concatenate) and documents and not any(d and d.marked for d in documents)
         return self.reports if whole else self.reports - {"bits_per_byte"}
 
     @property
     def noise(self) -> float:
-        """`embedding_noise`."""
+        """Return `embedding_noise`."""
         return self.embedding_noise
 
     def check_sizes(self, model: ModelSpec, data: Data) -> None:
-        """Raise ValueError where labels cannot be smoothed without making all logits."""
+        """Raise ValueError if labels cannot be smoothed without computing all logits."""
         if self.label_smoothing and getattr(model, "softcap_of_logits", None) is not None:
             raise ValueError(
                 f'task.label_smoothing does not work with model.type = "{model.type}", whose logits are capped:'
@@ -104,7 +104,7 @@ class MaskedLM(TaskSpec):
 
     @property
     def needs_words(self) -> bool:
-        """Whether the tokenizer must say where words begin."""
+        """Return whether the tokenizer must show where words begin."""
         return self.unit == "word"
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""What every task is asked, so that the rest of trainkit knows no task by name."""
+"""The interface of tasks in a recipe, so that the rest of trainkit knows no task by name."""
 
 from __future__ import annotations
 
@@ -48,43 +48,46 @@ class TaskSpec(Spec):
 
     @property
     def predicted(self) -> frozenset[str]:
-        """What it predicts with its keys as they are."""
+        """Return the arrays that it predicts with its present keys."""
         return self.predictions
 
     def reports_on(self, sources: Iterable[Source], data: Data) -> frozenset[str]:
-        """Return the names of the values that `Task.report` gives of a validation set with these sources."""
+        """Return the names of the values that `Task.report` gives for a validation set with these sources."""
         return self.reports
 
     @property
     def noise(self) -> float:
-        """The alpha of the noise that embeddings of tokens have in training; 0 where they have none."""
+        """Return the alpha of the noise on token embeddings in training (NEFTune); 0 for none."""
         return 0.0
 
     @property
     def needs_words(self) -> bool:
-        """Whether it needs a tokenizer whose tokens say where words begin."""
+        """Return whether it needs a tokenizer whose tokens show where words begin."""
         return False
 
     @property
     def reference(self) -> Mapping[str, tuple[int, ...]]:
-        """What a frozen reference model says of each example, float32: its shape, by the name that it has in a batch.
+        """Return the arrays that a frozen reference model gives for each example, float32: name in a batch -> shape.
 
-        It is computed once, before the first step, with the parameters that the run begins with, by `Task.reference`,
-        and kept in the cache; see `train/reference.py`."""
+        `Task.reference` computes them once, before the first step, with the parameters that the run begins with. They
+        are kept in the cache; see `train/reference.py`.
+        """
         return {}
 
     def head(self, data: Data) -> Head:
-        """Return the outputs that it needs of the model. Raises ValueError where the recipe does not say how many."""
+        """Return the head that the model needs. Raises ValueError if the recipe does not say how many
+        outputs it has."""
         return TOKENS
 
     def class_names(self, data: Data) -> tuple[str, ...]:
-        """Return the names of the classes that it predicts, in the order of their numbers; none where it has none."""
+        """Return the names of the classes that it predicts, in the order of their numbers; empty if it has none."""
         return ()
 
     def check_model(self, model: str, kind: Kind, kinds: Mapping[str, Kind]) -> None:
-        """Raise ValueError where it does not train models of this type and kind.
+        """Raise ValueError if it does not train models of this type and kind.
 
-        `kinds` are those of all models, by type: the error names those that fit.
+        Args:
+            kinds: those of all models, by type, so that the error can name those that fit.
         """
         if kind not in self.models:
             fitting = ", ".join(name for name, its in kinds.items() if its in self.models)
@@ -94,7 +97,7 @@ class TaskSpec(Spec):
             )
 
     def check_sizes(self, model: ModelSpec, data: Data) -> None:
-        """Raise ValueError where the sizes of the model do not fit the documents, which a task may know."""
+        """Raise ValueError if the sizes of the model do not fit the documents."""
 
     @classmethod
     def learns_from(cls, source: Source) -> bool:
@@ -105,7 +108,7 @@ class TaskSpec(Spec):
         return document.type in cls.documents or (document.form == "text" and "text" in cls.documents)
 
     def check_documents(self, sources: Iterable[Source]) -> None:
-        """Raise TrainkitError where it does not learn from the documents of a training source."""
+        """Raise TrainkitError if it does not learn from the documents of a training source."""
         for number, source in enumerate(sources):
             if not self.learns_from(source):
                 document = document_of(source)
@@ -118,7 +121,7 @@ class TaskSpec(Spec):
 
 
 def check_last_token(model: ModelSpec, data: Data) -> None:
-    """Raise ValueError where a decoder would score another token of a text than transformers does."""
+    """Raise ValueError if a decoder would be scored at another token of a text than in transformers."""
     if model.kind == "encoder-decoder" and not data.encoding.eos:
         raise ValueError(
             "an encoder-decoder scores a text at the token that ends it: leave eos = false out of data.encoding"

@@ -11,6 +11,8 @@ from trainkit.recipe.spec import Count, NotNegative, Positive, Spec
 
 
 class Train(Spec):
+    """How long the run trains, and in what batches."""
+
     steps: Count | None = None
     """Length of the run in steps (optimiser updates)."""
     epochs: Positive | None = None
@@ -39,6 +41,8 @@ class Train(Spec):
 
 
 class Precision(Spec):
+    """The dtypes of parameters and of matrix products."""
+
     params: Literal["float32", "bfloat16"] = "float32"
     """Dtype in which parameters are stored."""
     rounding: Literal["stochastic", "nearest"] = "stochastic"
@@ -51,6 +55,8 @@ class Precision(Spec):
 
 
 class Parallel(Spec):
+    """The devices that train, and how they share the batch and the state."""
+
     platform: Literal["auto", "cpu", "gpu", "tpu"] = "auto"
     """Devices to train on. `auto` takes the fastest kind found; any other value is an error if it is missing."""
     data: Count | Literal["auto"] = "auto"

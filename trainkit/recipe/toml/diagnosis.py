@@ -41,6 +41,8 @@ LOOKS = 8
 
 @dataclass(frozen=True)
 class Mistake:
+    """One mistake of a recipe, with its place and hint."""
+
     where: Origin
     problem: str
     hint: str = ""

@@ -47,15 +47,15 @@ def load(
     look_up: LookUp | None = None,
     look_up_adapter: LookUpAdapter | None = None,
 ) -> Loaded:
-    """Read `path`, put one of its modes and then `overrides` (`"train.steps=10"`) over it, and check the result.
+    """Return the recipe in `path` with one of its modes and then `overrides` (`"train.steps=10"`) applied, fully
+    checked.
 
-    The other modes are checked too, so that a mistake in one is found before somebody needs that mode.
-
-    Relative paths in it are made absolute against the working directory, so that a run can be resumed from anywhere.
+    The other modes are checked too, so that a mistake in one is found before somebody needs it. Relative paths become
+    absolute against the working directory, so that a run can be resumed from anywhere.
 
     Args:
         look_up: reads the config of the checkpoint that `[model] pretrained` names. Without it, the recipe itself must
-            hold everything that the config would give, as the recipe in a run's directory does.
+            hold everything that the config would give, like the recipe in a run's directory.
         look_up_adapter: the same for `[adapter] pretrained`.
 
     Raises:
@@ -135,7 +135,7 @@ def _check(
 def _language(layer: Layer) -> tuple[type[Recipe], tuple[Plugin, ...]]:
     """Return the class of recipes with what the layer's plugins add, and the plugins. Raises TrainkitError."""
     files = table_at(layer.table, "plugins").get("files")
-    if not are_texts(files) or not files:  # a wrong value is for the diagnosis
+    if not are_texts(files) or not files:  # the diagnosis reports a wrong value
         return Recipe, ()
     from trainkit.recipe.toml import plugins
 
@@ -176,7 +176,7 @@ def _completed(recipe: Recipe, path: Path, plugins: tuple[Plugin, ...]) -> Recip
 
 
 def load_resolved(path: Path, overrides: Sequence[str] = ()) -> Loaded:
-    """Read a recipe that `values.dumps` wrote. The origins are those in its comments, not the lines of this file.
+    """Return a recipe that `values.dumps` wrote. Its origins are those in its comments, not the lines of this file.
 
     Raises:
         TrainkitError: the file is missing, or is not a valid recipe for this version.

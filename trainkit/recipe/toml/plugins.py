@@ -82,11 +82,13 @@ class Plugin:
 
 
 def load_plugins(files: Sequence[str], where: Callable[[int], str]) -> tuple[Plugin, ...]:
-    """Import the plugins with these absolute paths; `where(n)` tells where the recipe names the n-th.
+    """Return the plugins in these files (absolute paths) after importing them.
+
+    Args:
+        where: returns the place where the recipe names the n-th file.
 
     Raises:
-        TrainkitError: a plugin does not exist, does not import, defines no complete spec, or takes a type that is
-            taken.
+        TrainkitError: a plugin does not exist, does not import, defines no complete spec, or uses a type that is taken.
     """
     taken = {(name, type_of(spec)): "trainkit" for name, _, union, _ in EXTENSIBLE for spec in members_of(union)}
     found: list[Plugin] = []
