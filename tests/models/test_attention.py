@@ -66,29 +66,17 @@ def value_and_gradients(attend: object, q: jax.Array, k: jax.Array, v: jax.Array
     return [np.asarray(x, np.float32) for x in (y, *grads)]
 
 
-cases = st.tuples(
-    st.integers(0, 2**31),
-    st.integers(1, 19),
-    st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 1)]),
-    st.booleans(),
-    st.none() | st.integers(1, 20),
+@pytest.mark.parametrize(
+    ("length", "packed", "heads", "groups", "window"),
+    [
+        (128, False, 4, 4, None),
+        (301, True, 4, 4, None),
+        (301, False, 4, 2, 50),
+        (128, True, 4, 2, 50),
+        (128, False, 4, 1, None),
+        (301, True, 4, 1, None),
+    ],
 )
-
-
-@settings(max_examples=20, deadline=None)
-@given(cases)
-def test_lean_attention_is_what_the_definition_says(case: tuple) -> None:
-    seed, length, (heads, groups), packed, window = case
-    q, k, v, _ = inputs(seed, length=length, heads=heads, groups=groups)
-    segments = segments_of(seed, length=length) if packed else None
-    y = causal_attention(q, k, v, segments, implementation="blockwise", spec=AttentionSpec(window))
-    numpy_segments = None if segments is None else np.asarray(segments)
-    np.testing.assert_allclose(y, written_out(q, k, v, numpy_segments, window), atol=2e-6)
-
-
-@pytest.mark.parametrize("length", [128, 301])
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize(("heads", "groups", "window"), [(4, 4, None), (4, 2, 50), (4, 1, None)])
 def test_lean_equals_jax_attention_in_values_and_gradients(
     length: int, packed: bool, heads: int, groups: int, window: int | None
 ) -> None:
@@ -131,7 +119,7 @@ def options(draw: st.DrawFn, heads: int, length: int) -> dict:
 
 @st.composite
 def cases_with_options(draw: st.DrawFn) -> tuple:
-    heads, groups = draw(st.sampled_from([(1, 1), (4, 2), (6, 1)]))
+    heads, groups = draw(st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 1)]))
     length = draw(st.sampled_from([1, 6, 11]))
     return draw(st.integers(0, 2**31)), length, heads, groups, draw(st.booleans()), draw(options(heads, length))
 
@@ -155,28 +143,31 @@ def test_with_caps_slopes_scales_and_windows_it_is_what_the_definition_says(
         implementation = "blockwise" if implementation in ("cudnn", "splash") else implementation
     q, k, v, _ = inputs(seed, length=length, heads=heads, groups=groups)
     segments = segments_of(seed, length=length) if packed else None
-    y = causal_attention(q, k, v, segments, implementation=implementation, spec=as_arrays(asked, traced=traced))
+    attend = partial(causal_attention, implementation=implementation, spec=as_arrays(asked, traced=traced))
+    y = jax.jit(attend)(q, k, v, segments)
     numpy_segments = None if segments is None else np.asarray(segments)
     np.testing.assert_allclose(y, written_out(q, k, v, numpy_segments, **asked), atol=3e-6)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(cases_with_options(), st.booleans(), st.data())
 def test_a_text_in_pieces_with_a_cache_is_as_the_text_at_once(case: tuple, traced: bool, data: st.DataObject) -> None:
     seed, length, heads, groups, _, asked = case
     q, k, v, _ = inputs(seed, length=length, heads=heads, groups=groups)
-    rubbish = jnp.full((2, length + 3, groups, q.shape[-1]), 1e3)
+    rubbish = np.full((2, length + 3, groups, q.shape[-1]), 1e3, np.float32)
     cache, done, pieces = KeyValues(rubbish, rubbish), 0, []
+    attend = jax.jit(
+        lambda q, k, v, positions, cache: attention(
+            q, k, v, positions, None, cache, implementation="blockwise", spec=as_arrays(asked, traced=traced)
+        )
+    )
     while done < length:
         end = data.draw(st.sampled_from([done + 1, length]))
-        positions = jnp.broadcast_to(jnp.arange(done, end), (2, end - done))
-        y, cache = attention(
-            *(x[:, done:end] for x in (q, k, v)), positions, None, cache, implementation="blockwise",
-            spec=as_arrays(asked, traced=traced),
-        )  # fmt: skip
-        pieces.append(y)
+        positions = np.broadcast_to(np.arange(done, end, dtype=np.int32), (2, end - done))
+        y, cache = attend(*(np.asarray(x)[:, done:end] for x in (q, k, v)), positions, cache)
+        pieces.append(np.asarray(y))
         done = end
-    np.testing.assert_allclose(jnp.concatenate(pieces, 1), written_out(q, k, v, None, **asked), atol=3e-6)
+    np.testing.assert_allclose(np.concatenate(pieces, 1), written_out(q, k, v, None, **asked), atol=3e-6)
 
 
 @pytest.mark.parametrize("route", ["blockwise", "xla", "cache"])
@@ -209,7 +200,7 @@ def differentiable(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array
     return jnp.einsum("bhts,bshk->bthk", jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1), v)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(cases_with_options(), st.booleans())
 def test_its_gradients_are_those_of_the_definition_in_float64(case: tuple, traced: bool) -> None:
     seed, length, heads, groups, packed, asked = case

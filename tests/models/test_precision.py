@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import equinox as eqx
@@ -206,12 +206,9 @@ def test_an_update_is_done_in_place_and_holds_no_second_copy_of_all_moments(mome
     assert memory.temp_size_in_bytes < {"float32": 0.01, "bfloat16": 0.01, "int8": 0.6}[moments] * leaves * float32
 
 
-def low_state(seed: int = 0, *, moments: str = "float32", rate: float = 1e-2, rounding: str = "stochastic", **kinds):
-    """(state, step) of the small model in bfloat16."""
-    spec = AdamW(learning_rate=rate, moments=moments)
-    optimizer = small.optimizer(spec)
-
-    compute, params = (jnp.dtype(kinds.get(name, jnp.bfloat16)) for name in ("compute", "params"))
+@cache
+def low_program(moments: str, rate: float, rounding: str, compute: jnp.dtype, params: jnp.dtype):
+    """(initial state of a key, step), compiled once for all tests."""
 
     def model(key):
         size = {"vocab_size": small.VOCAB, "sequence_length": small.LENGTH}
@@ -219,7 +216,6 @@ def low_state(seed: int = 0, *, moments: str = "float32", rate: float = 1e-2, ro
 
     trainable = jax.eval_shape(lambda key: eqx.filter(model(key), eqx.is_inexact_array), jax.random.key(0))
     optimizer = optim.build(AdamW(learning_rate=rate, moments=moments), models.leaf_names(trainable), trainable)
-    state = jax.jit(partial(init, model=model, optimizer=optimizer, compute=compute))(jax.random.key(seed))
     step = make_step(
         task=build_task(CausalLM()),
         optimizer=optimizer,
@@ -228,7 +224,15 @@ def low_state(seed: int = 0, *, moments: str = "float32", rate: float = 1e-2, ro
         max_grad_norm=1.0,
         rounding=rounding,
     )
-    return state, jax.jit(step, donate_argnums=0)
+    initial = partial(init, model=model, optimizer=optimizer, compute=compute)
+    return jax.jit(initial), jax.jit(step, donate_argnums=0)
+
+
+def low_state(seed: int = 0, *, moments: str = "float32", rate: float = 1e-2, rounding: str = "stochastic", **kinds):
+    """(state, step) of the small model in bfloat16."""
+    compute, params = (jnp.dtype(kinds.get(name, jnp.bfloat16)) for name in ("compute", "params"))
+    initial, step = low_program(moments, rate, rounding, compute, params)
+    return initial(jax.random.key(seed)), step
 
 
 def test_updates_too_small_for_bfloat16_count_on_average_where_it_rounds_stochastically() -> None:
@@ -391,7 +395,8 @@ def test_fp8_is_bfloat16_outside_of_linear_layers() -> None:
 def test_updates_take_a_key_of_their_own_so_that_no_two_steps_round_alike() -> None:
     optimizer = small.optimizer(AdamW(learning_rate=1.0, moments="int8"))
     grads = jax.tree.map(lambda p: jax.random.normal(jax.random.key(0), p.shape), small.state().params)
-    rounded = [optimizer.update(grads, optimizer.init(grads), grads, key=jax.random.key(i))[1][0] for i in range(2)]
+    update = jax.jit(lambda key: optimizer.update(grads, optimizer.init(grads), grads, key=key)[1][0])
+    rounded = [update(jax.random.key(i)) for i in range(2)]
     weights = [moments.mu.blocks.attention.qkv.weight.codes for moments in rounded]
     assert (weights[0] != weights[1]).mean() > 0.05
     assert isinstance(rounded[0], optax.ScaleByAdamState)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import equinox as eqx
@@ -24,6 +25,7 @@ MIXTRAL = Mixtral(layers=2, hidden=32, heads=4, kv_heads=2, intermediate=48, exp
 TOKENS = np.random.default_rng(0).integers(0, VOCAB, (3, LENGTH))
 
 
+@cache
 def model(spec: Any, key: int = 0) -> Any:
     return models.build(spec, vocab_size=VOCAB, sequence_length=LENGTH, implementation="xla", key=jax.random.key(key))
 
